@@ -1,0 +1,49 @@
+"""Every failure that a user can cause, each with the exit code that the command line returns for it.
+
+The text of an error is one line: what was found, in which file, what to do. `clean` keeps it one line
+whatever the file contained. Exit codes 130 and 143 (signals) and 7 (partial batch) belong to the command line.
+"""
+
+from __future__ import annotations
+
+
+class QwenimgError(Exception):
+    """Base of all errors that are shown as one line."""
+
+    exit_code = 1
+
+
+class UsageError(QwenimgError, ValueError):
+    """A wrong option or argument, or an output that exists or cannot be written."""
+
+    exit_code = 2
+
+
+class BackendMissing(QwenimgError):
+    """The backend that was asked for is not installed or has no device here."""
+
+    exit_code = 3
+
+
+class DoesNotFit(QwenimgError, MemoryError):
+    """Memory or disk would not hold, or did not hold, what was asked for."""
+
+    exit_code = 4
+
+
+class ModelError(QwenimgError, ValueError):
+    """A model or input file that is missing, unreadable, broken or unsupported."""
+
+    exit_code = 5
+
+
+class NumericsError(QwenimgError, ArithmeticError):
+    """A non-finite value, or a numeric check that failed."""
+
+    exit_code = 6
+
+
+def clean(text: object, limit: int = 200) -> str:
+    """`text` in printable characters only and at most `limit` long, so that a file cannot write to the terminal."""
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
