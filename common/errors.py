@@ -45,5 +45,5 @@ class NumericsError(QwenimgError, ArithmeticError):
 
 def clean(text: object, limit: int = 200) -> str:
     """`text` in printable characters only and at most `limit` long, so that a file cannot write to the terminal."""
-    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text)[: limit + 1])
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"

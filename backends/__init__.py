@@ -1,0 +1,67 @@
+"""The only place that names the backends. `load` is a call: importing this module imports no framework."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from qwenimg.common.errors import BackendMissing, UsageError
+
+if TYPE_CHECKING:
+    from qwenimg.common.backend import Engine
+
+NAMES = ("auto", "mlx", "cuda", "cpu")
+_PACKAGES = {"mlx": "mlx", "cuda": "torch", "cpu": "torch"}
+
+
+def installed(name: str) -> bool:
+    """Whether the package behind backend `name` can be imported. Imports nothing."""
+    return importlib.util.find_spec(_PACKAGES[name]) is not None
+
+
+def load(name: str = "auto") -> Engine:
+    """The engine of backend `name`.
+
+    `mlx` is MLX's default device (Metal, its CUDA build, else the CPU); `cuda` is torch on an NVIDIA GPU; `cpu` is
+    torch on the CPU; `auto` is mlx on Metal, else cuda, else cpu, else mlx on the CPU. Raises BackendMissing where
+    the package or the device is missing: never a silent change.
+    """
+    if name not in NAMES:
+        raise UsageError(f"backend {name!r} is not one of {', '.join(NAMES)}")
+    if name == "auto":
+        name = _choose()
+    if not installed(name):
+        extra = "mlx" if name == "mlx" else "torch"
+        raise BackendMissing(f"--backend {name} needs {_PACKAGES[name]}: pip install 'qwenimg[{extra}]'")
+    if name == "mlx":
+        # MLX reads this once per process: fp32 must mean fp32 even where a faster, coarser mode is its default.
+        os.environ.setdefault("MLX_ENABLE_TF32", "0")
+        from qwenimg.backends.mlx import MLXEngine
+
+        return MLXEngine()
+    from qwenimg.backends.torch import TorchEngine
+
+    return TorchEngine(name)
+
+
+def available() -> dict[str, str]:
+    """Of each backend, what it would run on here, or why it cannot. Imports the frameworks."""
+    found = {}
+    for name in NAMES[1:]:
+        try:
+            found[name] = load(name).device
+        except BackendMissing as error:
+            found[name] = f"not available: {error}"
+    return found
+
+
+def _choose() -> str:
+    if sys.platform == "darwin" and installed("mlx") and load("mlx").on_gpu:
+        return "mlx"
+    if installed("cuda"):
+        from qwenimg.backends.torch import has_cuda
+
+        return "cuda" if has_cuda() else "cpu"
+    return "mlx" if installed("mlx") else "cpu"

@@ -1,0 +1,228 @@
+"""The operations of the torch models. Every cast of the backend is here or in `load.py`.
+
+A linear layer or a convolution computes in the dtype of its weight, which `load.py` chose from the precision policy:
+its input is cast to that dtype. What the policy calls an FP32 place is float32 *at least*: float64 passes through.
+
+Shapes: B batch, L tokens, H heads, D head dim, C channels. Images are [B C h w].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
+SCORE_BYTES = 2**28  # attention runs over chunks of queries whose scores take at most this much
+
+_observers: list[Callable[[str, str, Tensor], None]] = []
+
+
+@contextmanager
+def observe(observer: Callable[[str, str, Tensor], None]) -> Iterator[None]:
+    """Calls observer(operation, parameter path, result) after every operation below, for probes and traces."""
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)
+
+
+def _seen(operation: str, path: str, result: Tensor) -> Tensor:
+    for observer in _observers:
+        observer(operation, path, result)
+    return result
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def table(values: np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers that were made in numpy, float32 on the device, or float64 where that is the component's dtype."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    return torch.from_numpy(values).to(device=device, dtype=wide)
+
+
+# Layers
+
+
+class Linear(torch.nn.Linear):
+    path = ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[... in] -> [... out] in the weight's dtype."""
+        return _seen("linear", self.path, F.linear(x.to(self.weight.dtype), self.weight, self.bias))
+
+
+class Embedding(torch.nn.Embedding):
+    path = ""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return _seen("embedding", self.path, F.embedding(ids, self.weight))
+
+
+class RMSNorm(torch.nn.Module):
+    path = ""
+
+    def __init__(self, width: int, eps: float):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x / rms(x) * weight over the last axis, in float32, and float32 out."""
+        x = at_least_float32(x)
+        return _seen("rms_norm", self.path, F.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), self.eps))
+
+
+class Conv2d(torch.nn.Conv2d):
+    path = ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B in h w] -> [B out h' w'] in the weight's dtype, padded by half the kernel unless strided."""
+        x = x.to(self.weight.dtype)
+        return _seen("conv2d", self.path, F.conv2d(x, self.weight, self.bias, self.stride, self.padding))
+
+
+class ChannelNorm(torch.nn.Module):
+    path = ""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.gamma = torch.nn.Parameter(torch.empty(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x / |x| * sqrt(C) * gamma with |x| the length over channels at each pixel, in float32; x's dtype out."""
+        wide = at_least_float32(x)
+        scale = wide.square().sum(1, keepdim=True).clamp_min(1e-24).rsqrt() * x.shape[1] ** 0.5
+        gamma = self.gamma.to(wide.dtype)[:, None, None]
+        return _seen("channel_norm", self.path, (wide * scale * gamma).to(x.dtype))
+
+
+# Functions
+
+
+def pad_tokens(x: Tensor, length: int) -> Tensor:
+    """[B S C] -> [B length C] with zeros at the end."""
+    return F.pad(x, (0, 0, 0, length - x.shape[1]))
+
+
+def stream(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The start of a residual stream in the dtype that the policy gives it."""
+    return x.to(dtype)
+
+
+def norm_modulate(x: Tensor, shift: Tensor, scale: Tensor, dtype: torch.dtype, eps: float) -> Tensor:
+    """LayerNorm(x) * (1 + scale) + shift for x [B L C], in the wider dtype of stream and modulation, cast to `dtype`
+    once at the end."""
+    normed = F.layer_norm(x, x.shape[-1:], eps=eps)
+    return _seen("norm_modulate", "", torch.addcmul(shift, normed, 1 + scale).to(dtype))
+
+
+def gated(x: Tensor, gate: Tensor, update: Tensor) -> Tensor:
+    """x + gate * update in x's dtype."""
+    return _seen("gated", "", torch.addcmul(x, gate.to(x.dtype), update.to(x.dtype)))
+
+
+def add(x: Tensor, update: Tensor) -> Tensor:
+    """x + update in x's dtype."""
+    return _seen("add", "", x + update.to(x.dtype))
+
+
+def chunks(modulation: Tensor, count: int, index: Tensor | None) -> tuple[Tensor, ...]:
+    """`count` vectors out of modulation rows [R count*C]: each [1 1 C], or [1 L C] when `index` [L] gives each
+    token its row."""
+    parts = modulation.chunk(count, dim=-1)
+    return tuple(part[None] if index is None else part[index][None] for part in parts)
+
+
+def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RoPE on adjacent pairs: x [B L H D], tables [L D/2]; float32 in and out."""
+    even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+
+
+def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RoPE on the two halves of the head: x [B L H D], tables [L D/2]; in float32, and float32 out."""
+    low, high = at_least_float32(x).chunk(2, dim=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    """softmax(q k^T / sqrt(D)) v for q [B L H D] and k, v [B S Hk D] -> [B L H*D] in v's dtype.
+
+    torch's kernels keep scores and softmax in float32. `mask` [B 1 1 S] is True where a key counts. Fewer key heads
+    than query heads are shared.
+    """
+    q, k, v = (x.to(v.dtype).transpose(1, 2) for x in (q, k, v))
+    shared = k.shape[1] != q.shape[1]
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=shared)
+    return _seen("attention", "", out.transpose(1, 2).flatten(-2))
+
+
+def spatial_attention(qkv: Tensor) -> Tensor:
+    """Single-head attention over all pixels: [B 3C h w] -> [B C h w], in chunks of queries so that the scores of all
+    pairs are never in memory."""
+    B, _, h, w = qkv.shape
+    q, k, v = qkv.flatten(2).transpose(1, 2)[:, None].chunk(3, dim=-1)  # [B 1 L C]
+    rows = max(1, SCORE_BYTES // (4 * h * w))
+    parts = [F.scaled_dot_product_attention(chunk.contiguous(), k, v) for chunk in q.split(rows, dim=2)]
+    out = torch.cat(parts, dim=2)[:, 0].transpose(1, 2)
+    return _seen("attention", "", out.reshape(B, -1, h, w))
+
+
+def silu(x: Tensor) -> Tensor:
+    return F.silu(x)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """GELU by its tanh approximation."""
+    return F.gelu(x, approximate="tanh")
+
+
+def upsample(x: Tensor) -> Tensor:
+    """Each pixel four times: [B C h w] -> [B C 2h 2w]."""
+    return F.interpolate(x, scale_factor=2.0, mode="nearest-exact")
+
+
+def pad_right_bottom(x: Tensor) -> Tensor:
+    """One row and one column of zeros, below and to the right."""
+    return F.pad(x, (0, 1, 0, 1))
+
+
+def window(x: Tensor, rows: slice, columns: slice) -> Tensor:
+    """A rectangle of an image [B C h w]."""
+    return x[:, :, rows, columns]
+
+
+def join(grid: list[list[Tensor]]) -> Tensor:
+    """An image from rows of tiles."""
+    return torch.cat([torch.cat(row, dim=3) for row in grid], dim=2)
+
+
+def submit(x: Tensor) -> Tensor:
+    """Nothing here; MLX hands what led to x to the device."""
+    return x
+
+
+def settle(x: Tensor) -> Tensor:
+    """Nothing here; MLX evaluates, so that what led to x can be freed."""
+    return x
+
+
+def guide(conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:
+    """u + scale (c - u), each token [C] rescaled to the length of c, in float32."""
+    c, u = at_least_float32(conditional), at_least_float32(unconditional)
+    combined = u + scale * (c - u)
+    return combined * (_length(c) / _length(combined))
+
+
+def _length(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True)

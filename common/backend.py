@@ -1,0 +1,112 @@
+"""What a backend offers: the protocol between the pipeline, which knows no framework, and the two engines.
+
+Arrays that stay on the backend are `Array`; everything that crosses is numpy in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from qwenimg.common.checkpoint import LoadPlan
+from qwenimg.common.models.qwen_dit import QwenDiTConfig
+from qwenimg.common.models.qwen_vae import QwenVAEConfig
+from qwenimg.common.models.qwen_vl import QwenVLConfig
+from qwenimg.common.precision import Precision
+
+# An array of the backend: supports + - * with itself and with Python floats. Its type is the framework's own.
+Array: TypeAlias = Any
+NumpyArray: TypeAlias = "np.ndarray[Any, Any]"
+# What depends on the prompt and the size but on neither step nor latent: text stream, RoPE tables, mask.
+Condition: TypeAlias = Any
+# Every shift, scale and gate of a whole schedule.
+Modulation: TypeAlias = Any
+# Called with the operation, the parameter path ("" for an operation without one) and its result.
+Observer: TypeAlias = Callable[[str, str, Array], None]
+
+
+class TextEncoder(Protocol):
+    def encode(self, ids: Sequence[int]) -> Array:
+        """Last hidden states after the final norm, [1, S, C], evaluated."""
+        ...
+
+
+class Transformer(Protocol):
+    def modulate(self, features: NumpyArray, addition: int = 0) -> Modulation:
+        """All modulation for timestep sinusoids [T, 256]; their weights are read block by block and freed."""
+        ...
+
+    def condition(self, texts: Sequence[Array], shapes: Sequence[tuple[int, int, int]]) -> Condition:
+        """Prepares a batch of texts, each [1, S_i, C], for images of `shapes` (frames, rows, columns in tokens)."""
+        ...
+
+    def predict(self, latents: Array, condition: Condition, modulation: Modulation, step: int) -> Array:
+        """The velocity [B, L, C] in float32 for packed latents [1 or B, L, C] at the schedule's `step`."""
+        ...
+
+
+class VAE(Protocol):
+    def decode(self, latents: NumpyArray, tile: int | None = None) -> NumpyArray:
+        """Pixels [N, 3, 8h, 8w], about -1 to 1, of latents [N, z, h, w] in the VAE's own statistics.
+
+        With `tile` the up blocks run over tiles of at most that many latents a side."""
+        ...
+
+    def encode(self, pixels: NumpyArray) -> NumpyArray:
+        """The mean [N, z, h, w] of the latents' distribution, in the VAE's own statistics, for pixels [N, 3, H, W]."""
+        ...
+
+
+class Engine(Protocol):
+    name: str  # as in --backend
+    device: str  # for people: "Apple M4 Max", "NVIDIA H200", "CPU (torch, 8 threads)"
+    on_gpu: bool
+
+    def text_encoder(self, config: QwenVLConfig, plan: LoadPlan, precision: Precision) -> TextEncoder: ...
+
+    def transformer(self, config: QwenDiTConfig, plan: LoadPlan, precision: Precision) -> Transformer: ...
+
+    def vae(self, config: QwenVAEConfig, plan: LoadPlan, precision: Precision) -> VAE: ...
+
+    def array(self, values: NumpyArray) -> Array:
+        """A float32 array on the device."""
+        ...
+
+    def numpy(self, array: Array) -> NumpyArray:
+        """The values as float32 (float64 for a float64 array), evaluated."""
+        ...
+
+    def finite(self, array: Array) -> bool:
+        """Whether every value is finite. Evaluates."""
+        ...
+
+    def guide(self, conditional: Array, unconditional: Array, scale: float) -> Array:
+        """Classifier-free guidance with the norm of each token rescaled to the conditional prediction's."""
+        ...
+
+    def split(self, batch: Array) -> list[Array]:
+        """The rows of a batch, each with a batch axis of 1."""
+        ...
+
+    def free_memory(self) -> int:
+        """Bytes that could still be allocated on the device."""
+        ...
+
+    def release(self) -> None:
+        """Gives freed memory back to the system."""
+        ...
+
+    def observe(self, observer: Observer) -> AbstractContextManager[None]:
+        """Calls `observer` after every operation of the models while the context is open."""
+        ...
+
+    def check_fp32(self) -> float:
+        """The relative error of a 256^3 float32 matrix product against float64."""
+        ...
+
+    def versions(self) -> dict[str, str]:
+        """Of the framework and what it stands on, for the recipe."""
+        ...

@@ -1,0 +1,130 @@
+"""The weight files of one component: a single file, or shards and their index.
+
+A folder in diffusers or transformers layout holds `<stem>.safetensors`, or shards named like
+`<stem>-00001-of-00004.safetensors` with `<stem>.safetensors.index.json`. A variant (fp16) adds its name.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from qwenimg.common.untrusted import bad, open_regular, short, strict_json
+
+STEMS = ("diffusion_pytorch_model", "model")
+_STEM = rf"(?:{'|'.join(STEMS)})"
+PLAIN = re.compile(rf"{_STEM}\.safetensors(\.index\.json)?")
+VARIANT = re.compile(rf"{_STEM}\.\w+\.safetensors(\.index\.json)?|{_STEM}\.safetensors\.index\.\w+\.json", re.ASCII)
+SHARD = re.compile(rf"({_STEM}(?:\.\w+)?)-\d+-of-\d+\.safetensors", re.ASCII)
+SHARD_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}\.safetensors")
+PICKLES = (".bin", ".ckpt", ".pt", ".pth")
+
+MAX_INDEX = 32 << 20  # bytes
+MAX_KEYS = 100_000
+MAX_SHARDS = 100  # all are held open, and macOS gives a process 256 descriptors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The files to read; `weight_map` is {tensor: file name} of the index, when there is one."""
+
+    files: tuple[Path, ...]
+    index: Path | None = None
+    weight_map: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def source(self) -> Path:
+        """The one file to name for a tensor that is in none."""
+        return self.index or self.files[0]
+
+
+def find_files(folder: Path) -> Found:
+    """The weight files in `folder`, or `folder` itself when it is a file. Raises ModelError.
+
+    Plain names come before variants. Two candidates of the same rank are an error, never a guess.
+    """
+    try:
+        names = sorted(entry.name for entry in folder.iterdir())
+    except NotADirectoryError:
+        return Found(files=(folder,))
+    except FileNotFoundError:
+        raise bad(folder, "does not exist: check the path or download the model") from None
+    except (OSError, ValueError) as error:
+        raise bad(folder, f"cannot be listed: {error}") from None
+    for pattern in (PLAIN, VARIANT):
+        candidates = [name for name in names if pattern.fullmatch(name)]
+        if len(candidates) > 1:
+            raise bad(folder, f"holds {_listed(candidates)}: keep the one to use and move the others away")
+        if candidates:
+            return _found(folder / candidates[0])
+    raise bad(folder, _why_nothing(names))
+
+
+def _found(path: Path) -> Found:
+    if path.suffix != ".json":
+        return Found(files=(path,))
+    weight_map = _read_weight_map(path)
+    shards = sorted(set(weight_map.values()))
+    if not 1 <= len(shards) <= MAX_SHARDS:
+        raise bad(path, f"names {len(shards)} shards; 1 to {MAX_SHARDS} are allowed")
+    for shard in shards:
+        if not SHARD_NAME.fullmatch(shard):
+            raise bad(path, f"names shard '{short(shard, 80)}', which is not a plain file name *.safetensors")
+        _check_inside(path.with_name(shard))
+    return Found(files=tuple(path.with_name(shard) for shard in shards), index=path, weight_map=weight_map)
+
+
+def _read_weight_map(path: Path) -> dict[str, str]:
+    file = open_regular(path)
+    try:
+        if file.size > MAX_INDEX:
+            raise bad(path, f"has {file.size} bytes; an index has at most {MAX_INDEX}")
+        data = strict_json(file.read(0, file.size), path, depth=8, values=5 * MAX_KEYS)
+    finally:
+        file.close()
+    weight_map = data.get("weight_map") if isinstance(data, dict) else None
+    if not isinstance(weight_map, dict):
+        raise bad(path, "is not an index of shards: it has no table weight_map; download it again")
+    for key, shard in weight_map.items():
+        if not isinstance(shard, str):
+            raise bad(path, f"gives tensor '{short(key, 80)}' the shard {short(shard, 40)}, which is not a name")
+    return weight_map
+
+
+def _check_inside(shard: Path) -> None:
+    """An index comes with the model, so what it names must not be a link out of the model.
+
+    In the Hugging Face cache, models--org--name/snapshots/<commit>/ holds links to models--org--name/blobs/.
+    """
+    try:
+        folder, target = shard.parent.resolve(strict=True), shard.resolve(strict=True)
+    except (OSError, RuntimeError):
+        return  # missing or circular: opening it says which
+    allowed = [folder]
+    for parent in folder.parents:
+        if parent.name == "snapshots" and parent.parent.name.startswith("models--"):
+            allowed.append(parent.with_name("blobs"))
+    if not any(target.is_relative_to(place) for place in allowed):
+        raise bad(shard, "is a link to a file outside the model: copy the file there, or link the whole folder")
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(short(name, 50) for name in names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+def _why_nothing(names: list[str]) -> str:
+    for name in names:
+        if match := SHARD.fullmatch(name):
+            return f"holds shards but not {match[1]}.safetensors.index.json: download that file"
+    others = [name for name in names if name.endswith(".safetensors")]
+    if others:
+        expected = " or ".join(f"{stem}.safetensors" for stem in STEMS)
+        return f"holds {_listed(others)}, but no {expected}: give the file's own path"
+    pickles = [name for name in names if name.endswith(PICKLES)]
+    if pickles:
+        return (
+            f"holds only {short(pickles[0], 60)}: pickles are not read because they can run code; "
+            "use the model's safetensors files or convert it"
+        )
+    return "holds no safetensors file: download the model again"

@@ -1,0 +1,339 @@
+"""Files that we write, complete or not at all; the names that we give them; and latents on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import itertools
+import os
+import re
+import shutil
+import stat
+import time
+import unicodedata
+import warnings
+from collections.abc import Sequence
+from datetime import datetime
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qwenimg.common.errors import DoesNotFit, NumericsError, QwenimgError, UsageError, clean
+from qwenimg.common.safetensors_header import read_header
+from qwenimg.common.untrusted import OpenFile, bad, open_regular, short
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Float32 = npt.NDArray[np.float32]
+
+FIELDS = ("seed", "index", "prompt", "date")
+STALE = 24 * 3600  # seconds after which a temporary file of a dead process is swept
+MAX_LATENTS = 1 << 30  # bytes
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_OUR_TEMP = re.compile(r"\..+\.(\d{1,9})(-\d+)?\.qwenimg\.part", re.DOTALL)
+_WINDOWS_DEVICE = re.compile(r"con|prn|aux|nul|(com|lpt)[0-9]")
+
+
+# Writing
+
+
+def check_output(path: Path, *, overwrite: bool) -> None:
+    """Refuses, before any work is done, what `write_atomic` would refuse. Raises UsageError."""
+    shown = _shown(path)
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        mode = None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{shown}: cannot be written: {_reason(error)}; choose another name") from None
+    if mode is not None and not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+        raise UsageError(f"{shown}: exists and is not a regular file; choose another name")
+    if mode is not None and not overwrite:
+        raise _exists(path)
+    if not path.parent.is_dir():
+        raise UsageError(f"{shown}: its folder does not exist; create it or choose another")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{shown}: no permission to write in its folder; choose another")
+
+
+def write_atomic(path: Path, data: bytes, *, overwrite: bool) -> None:
+    """Writes `data` as `path`: at any moment, kill -9 included, `path` is the old file or the whole new one.
+
+    A temporary file in the same folder is written, synced and then renamed; without `overwrite` it is linked,
+    which never replaces a file, not even one that another process made meanwhile. A symbolic link is replaced,
+    not followed. Raises UsageError (exists, no permission, no folder, bad name) and DoesNotFit (disk, quota or
+    size limit)."""
+    check_output(path, overwrite=overwrite)
+    temp = None
+    try:
+        if len(data) > shutil.disk_usage(path.parent).free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fd, temp = _open_temp(path)
+        with io.FileIO(fd, "w") as file:
+            left = memoryview(data)
+            while left:
+                left = left[file.write(left) :]
+            os.fsync(fd)
+        _publish(temp, path, overwrite)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise _failure(path, len(data), error) from None
+    finally:
+        if temp is not None:
+            temp.unlink(missing_ok=True)
+
+
+def _open_temp(path: Path) -> tuple[int, Path]:
+    """A new file `.<name>.<pid>.qwenimg.part` by `path`; threads and reused pids get `<pid>-1` and so on."""
+    name = os.fsencode(path.name)[:200].decode(errors="ignore")  # a name has at most 255 bytes
+    for attempt in itertools.count():
+        owner = f"{os.getpid()}-{attempt}" if attempt else str(os.getpid())
+        temp = path.with_name(f".{name}.{owner}.qwenimg.part")
+        with contextlib.suppress(FileExistsError):
+            return os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), temp
+    raise AssertionError
+
+
+def _publish(temp: Path, path: Path, overwrite: bool) -> None:
+    if overwrite:
+        temp.replace(path)
+        return
+    try:
+        os.link(temp, path)
+    except FileExistsError:
+        raise
+    except OSError:  # exFAT, SMB and others have no hard links: claim the name, then rename over our own claim
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        try:
+            temp.replace(path)
+        except BaseException:
+            path.unlink()
+            raise
+
+
+def _sync_folder(folder: Path) -> None:
+    # The file is published by now, and some file systems cannot sync a folder.
+    with contextlib.suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _shown(path: Path) -> str:
+    """One printable line that keeps the end of a long path."""
+    text = clean(path, 4096)
+    return text if len(text) <= 120 else "…" + text[-119:]
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return clean(getattr(error, "strerror", None) or error, 80)
+
+
+def _failure(path: Path, size: int, error: OSError) -> QwenimgError:
+    shown = _shown(path)
+    if error.errno in _NO_SPACE:
+        free = shutil.disk_usage(path.parent).free
+        return DoesNotFit(f"{shown}: {_reason(error)}: {size:,} bytes needed, {free:,} free; choose another disk")
+    if error.errno == errno.EEXIST:
+        return _exists(path)
+    return UsageError(f"{shown}: cannot be written: {_reason(error)}; choose another place")
+
+
+def _exists(path: Path) -> UsageError:
+    return UsageError(f"{_shown(path)}: exists already; choose another name or pass --overwrite")
+
+
+def sweep(folder: Path) -> None:
+    """Removes what a killed `write_atomic` left in `folder`: our temporary files, a day old, process dead."""
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            match = _OUR_TEMP.fullmatch(entry.name)
+            if match and not _is_alive(int(match[1])):
+                info = entry.stat(follow_symlinks=False)
+                old = info.st_mtime < time.time() - STALE
+                if old and stat.S_ISREG(info.st_mode) and info.st_uid == os.getuid():
+                    Path(entry.path).unlink(missing_ok=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+# Names
+
+
+def slug(text: str, limit: int = 80) -> str:
+    """A part of a file name from a prompt: at most `limit` of a-z, 0-9 and inner hyphens, `image` if none is left.
+
+    Accents are dropped (Unicode NFKD), what has no ASCII form is left out. No name that Windows reserves."""
+    ascii_only = unicodedata.normalize("NFKD", text[: 20 * limit]).encode("ascii", "ignore").decode().lower()
+    name = re.sub(r"[^a-z0-9]+", "-", ascii_only).strip("-")
+    if len(name) > limit:
+        whole_words = name[: limit + 1].rpartition("-")[0]
+        name = whole_words if len(whole_words) > limit // 2 else name[:limit]
+    if _WINDOWS_DEVICE.fullmatch(name):
+        name = f"image-{name}"
+    return (name or "image")[:limit].strip("-")
+
+
+def output_path(pattern: str | None, *, seed: int, index: int, prompt: str, now: datetime, several: bool) -> Path:
+    """The file for one picture, from what was given to `-o`; `index` counts from 1.
+
+    None: `qwenimg-<date>-<time>-s<seed>.png` here. A folder, or a name that ends in a slash: that, in there.
+    Else a file name in which {seed} {index} {prompt} {date} are filled in; .png is added if it has no suffix.
+    When `several` pictures are made, `-<index>` goes before the suffix of a name that has neither {seed} nor
+    {index}, and of the default name: seeds differ between the pictures of one prompt, not between prompts.
+    Raises UsageError for an unknown field, a stray brace or another format than PNG."""
+    assert index >= 1, index
+    date = now.strftime("%Y%m%d-%H%M%S")
+    fields = {"seed": str(seed), "index": str(index), "prompt": slug(prompt), "date": date}
+    name = "./" if pattern is None else _filled(pattern, fields)
+    if name.endswith("/") or os.path.isdir(name):  # noqa: PTH112 (Path.is_dir raises for a name that is too long)
+        name = os.path.join(name, f"qwenimg-{date}-s{seed}")  # noqa: PTH118
+        numbered = several
+    else:
+        numbered = several and "{seed}" not in (pattern or "") and "{index}" not in (pattern or "")
+    path = Path(name)
+    if path.suffix.lower() not in ("", ".png"):
+        raise UsageError(f"-o {clean(name, 120)}: PNG only for now; let the name end in .png")
+    stem, suffix = (path.stem, path.suffix) if path.suffix else (path.name, ".png")
+    return path.with_name(f"{stem}-{index}{suffix}" if numbered else f"{stem}{suffix}")
+
+
+def _filled(pattern: str, fields: dict[str, str]) -> str:
+    if not pattern:
+        raise UsageError("-o: the name is empty")
+    parts = re.split(r"\{([^{}]*)\}", pattern)  # text, field, text, field, ..., text
+    if any(c in text for text in parts[::2] for c in "{}") or any(field not in fields for field in parts[1::2]):
+        known = " ".join(f"{{{field}}}" for field in FIELDS)
+        raise UsageError(f"-o {clean(pattern, 120)}: braces hold one of {known} and nothing else")
+    return "".join(fields[part] if i % 2 else part for i, part in enumerate(parts))
+
+
+def check_distinct(paths: Sequence[Path]) -> None:
+    """Refuses a run in which two pictures would have one name. Raises UsageError naming it."""
+    seen: set[Path] = set()
+    for path in paths:
+        if path in seen:
+            raise UsageError(f"{_shown(path)}: more than one picture would have this name; put {{index}} in -o")
+        seen.add(path)
+
+
+# Latents
+
+
+def write_latents(path: Path, array: npt.NDArray[Any], *, overwrite: bool) -> None:
+    """Writes latents [N, C, h, w] as float32: an array in .npy, the tensor `latents` in .safetensors.
+
+    Raises UsageError for another suffix, NumericsError if a value is not finite, and as `write_atomic` does."""
+    import numpy as np
+
+    assert array.ndim == 4, array.shape
+    kind = _latents_kind(path)
+    values = np.ascontiguousarray(array, dtype=np.float32)
+    if not np.isfinite(values).all():
+        raise NumericsError(f"{_shown(path)}: not written, the latents have values that are not finite")
+    if kind == ".npy":
+        out = io.BytesIO()
+        np.lib.format.write_array(out, values, allow_pickle=False)
+        data = out.getvalue()
+    else:
+        from safetensors.numpy import save
+
+        data = save({"latents": values})
+    write_atomic(path, data, overwrite=overwrite)
+
+
+def read_latents(path: Path) -> Float32:
+    """Latents [N, C, h, w], C-contiguous float32, from a file as `write_latents` writes it, or of another float.
+
+    Raises UsageError for another suffix, and ModelError for a file that is not exactly that, has more than
+    1 GiB, or has values that are not finite in float32. Nothing is unpickled; sizes are checked before reading."""
+    import numpy as np
+
+    array = _read_npy(path) if _latents_kind(path) == ".npy" else _read_safetensors(path)
+    with np.errstate(over="ignore"):
+        values = np.ascontiguousarray(array, dtype=np.float32)
+    if not np.isfinite(values).all():
+        raise bad(path, "has values that are not finite in float32")
+    return values
+
+
+def _latents_kind(path: Path) -> str:
+    kind = path.suffix.lower()
+    if kind not in (".npy", ".safetensors"):
+        raise UsageError(f"{_shown(path)}: latents are stored as .npy or .safetensors; choose such a name")
+    return kind
+
+
+def _read_npy(path: Path) -> npt.NDArray[Any]:
+    with contextlib.closing(open_regular(path)) as file:
+        head = io.BytesIO(file.read(0, min(file.size, 1 << 16)))
+        try:
+            shape, fortran, dtype = _npy_header(head)
+        # numpy evaluates the header as a Python literal, which fails in many ways; the file is at fault in each.
+        except Exception as error:
+            raise bad(path, f"is not a .npy file that can be read: {short(error, 80)}") from None
+        if dtype.kind != "f" or dtype.itemsize not in (2, 4, 8):
+            raise bad(path, f"has dtype {short(dtype, 40)}; expected float16, float32 or float64")
+        flat = _read_values(file, shape, head.tell(), file.size, dtype)
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def _npy_header(head: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    from numpy.lib import format as npy
+
+    readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+    version = npy.read_magic(head)
+    if version not in readers:
+        raise ValueError(f"format version {version}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return readers[version](head)
+
+
+def _read_safetensors(path: Path) -> npt.NDArray[Any]:
+    import numpy as np
+
+    header = read_header(path)
+    with contextlib.closing(header.file) as file:
+        tensor = header.tensors.get("latents")
+        if tensor is None:
+            raise bad(path, f"has no tensor `latents`, but {short(', '.join(header.tensors) or 'none', 80)}")
+        if tensor.dtype not in ("F32", "F16", "BF16"):
+            raise bad(path, f"tensor latents is {tensor.dtype}; expected F32, F16 or BF16")
+        dtype = np.dtype({"F32": "<f4", "F16": "<f2", "BF16": "<u2"}[tensor.dtype])
+        flat = _read_values(file, tensor.shape, tensor.begin, tensor.end, dtype)
+    if tensor.dtype == "BF16":  # the upper half of a float32
+        flat = (flat.astype(np.uint32) << 16).view(np.float32)
+    return flat.reshape(tensor.shape)
+
+
+def _read_values(
+    file: OpenFile, shape: tuple[int, ...], begin: int, end: int, dtype: np.dtype[Any]
+) -> npt.NDArray[Any]:
+    """The bytes `begin` to `end`, if they are what [N, C, h, w] of `dtype` takes, as a flat array."""
+    import numpy as np
+
+    if len(shape) != 4 or min(shape) < 1:
+        raise bad(file.path, f"has shape {short(shape, 60)}; expected [N, C, h, w]")
+    size = prod(shape) * dtype.itemsize
+    if size > MAX_LATENTS:
+        raise bad(file.path, f"has {short(size, 40)} bytes of latents; at most {MAX_LATENTS:,} are read")
+    if size != end - begin:
+        raise bad(file.path, f"is cut short or has more: {size:,} bytes of latents expected, {end - begin:,} found")
+    buffer = bytearray(size)
+    file.fill(memoryview(buffer), begin)
+    file.check_unchanged()
+    return np.frombuffer(buffer, dtype)

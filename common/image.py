@@ -1,0 +1,94 @@
+"""Decoded pixels -> 8 bit -> PNG bytes, and the text of a PNG back. Pillow is imported when it is needed."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qwenimg.common.errors import NumericsError
+from qwenimg.common.untrusted import bad, open_regular, short
+
+Uint8 = npt.NDArray[np.uint8]
+
+BLANK_STD = 1.0  # of 255: below it the picture is one colour to the eye
+BLANK_CLIPPED = 0.99  # share of values at exactly 0 or 255
+TEXT_LIMIT = 32 << 20  # bytes of a PNG that are read in search of its text: two 3 MB prompts, escaped, fit
+ZLIB_LEVEL = 4  # on a smooth 1328x1328 picture as small as level 6 in half the time
+
+
+def to_uint8(pixels: npt.NDArray[Any]) -> Uint8:
+    """Pixels [C, H, W] in -1..1, C 3 or 4, as [H, W, C] in 0..255, rounded half to even, clamped.
+
+    The arithmetic of diffusers' VaeImageProcessor, in float32. Raises NumericsError if a value is not finite."""
+    assert pixels.ndim == 3 and pixels.shape[0] in (3, 4), pixels.shape
+    broken = pixels.size - int(np.isfinite(pixels).sum())
+    if broken:
+        raise NumericsError(
+            f"the decoded picture has {broken:,} of {pixels.size:,} values that are not finite; "
+            "no file was written, try --precision fp32"
+        )
+    unit = np.clip(pixels.astype(np.float32) * 0.5 + 0.5, 0.0, 1.0)
+    return np.ascontiguousarray((unit * 255.0).round().astype(np.uint8).transpose(1, 2, 0))
+
+
+def crop(pixels: Uint8, width: int, height: int) -> Uint8:
+    """The top left `width` x `height` of [H, W, C]: what was rendered in excess goes, right and bottom."""
+    assert 0 < height <= pixels.shape[0] and 0 < width <= pixels.shape[1], (pixels.shape, width, height)
+    return np.ascontiguousarray(pixels[:height, :width])
+
+
+def blank_warning(pixels: Uint8) -> str | None:
+    """A warning if [H, W, C] looks like a failure: one flat colour, or nearly all clipped. Alpha is ignored."""
+    colour = pixels[..., :3]
+    std = float(colour.std())
+    if std < BLANK_STD:
+        return f"the picture is blank: the standard deviation of its values is {std / 255:.5f} (full scale 1)"
+    clipped = float(((colour == 0) | (colour == 255)).mean())
+    if clipped >= BLANK_CLIPPED:
+        return f"the picture is clipped: {clipped:.1%} of its values are exactly 0 or 255"
+    return None
+
+
+def encode_png(pixels: Uint8, text: Mapping[str, str], xmp: str | None) -> bytes:
+    """[H, W, C], C 3 or 4, as the bytes of a PNG: the same for the same input and the same Pillow and zlib.
+
+    Each item of `text` becomes tEXt if it is Latin-1, else iTXt in UTF-8. What PNG text cannot hold, NUL and
+    lone surrogates, is stored as its escape (`\\x00`, `\\udcff`)."""
+    from PIL import Image, PngImagePlugin
+
+    chunks = PngImagePlugin.PngInfo()
+    for key, value in text.items():
+        chunks.add_text(key, _storable(value))
+    if xmp is not None:
+        chunks.add_itxt("XML:com.adobe.xmp", xmp)
+    out = io.BytesIO()
+    picture = Image.fromarray(np.ascontiguousarray(pixels))
+    picture.save(out, format="PNG", pnginfo=chunks, compress_level=ZLIB_LEVEL)
+    return out.getvalue()
+
+
+def _storable(text: str) -> str:
+    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def read_text(path: Path) -> dict[str, str]:
+    """The text chunks (tEXt, zTXt, iTXt) before the pixels of the PNG at `path`; the pixels are not decoded.
+
+    Only the first 32 MiB are looked at. Raises ModelError if it is no regular file or no readable PNG."""
+    from PIL import Image, UnidentifiedImageError
+
+    with closing(open_regular(path)) as file:
+        head = file.read(0, min(file.size, TEXT_LIMIT))
+    try:
+        with Image.open(io.BytesIO(head), formats=("PNG",)) as picture:
+            return {str(k): str(v) for k, v in picture.info.items() if isinstance(v, str)}
+    # Pillow's parser raises whatever its many chunk readers raise; in every case the file is at fault.
+    except Exception as error:
+        reason = "it does not start as one" if isinstance(error, UnidentifiedImageError) else short(error, 80)
+        raise bad(path, f"cannot be read as a PNG: {reason}") from None

@@ -1,0 +1,206 @@
+"""The recipe that every picture carries: JSON for us, A1111 text for other tools, and an AI mark in XMP.
+
+A recipe is read back only from our own JSON. The A1111 text is for people and other programs: there, a prompt
+that contains "Steps: 1, Seed: 2" cannot be told from the fields.
+"""
+
+# No `from __future__ import annotations`: with it, Recipe.__required_keys__ would not know NotRequired.
+
+import json
+import re
+import unicodedata
+from datetime import datetime
+from pathlib import Path, PurePath
+from typing import NotRequired, TypedDict, cast
+
+from qwenimg.common.image import read_text
+from qwenimg.common.untrusted import bad, short, strict_json
+
+FORMAT = 1
+MAX_PROMPT = 200_000  # characters
+MAX_TEXT = 2_000  # characters of any other text
+MAX_ITEMS = 200  # of a list or a table
+MAX_JSON = 5_000_000  # characters; two prompts of the largest size, \u-escaped, fit
+
+
+class Recipe(TypedDict):
+    """All that made a picture. Plain JSON. A key more or less, or another meaning, is another `format`."""
+
+    format: int  # 1
+    version: str  # of qwenimg
+    model: str  # a hub id or the last name of a folder or file, see `model_label`
+    backend: str  # mlx, torch
+    device: str  # for people
+    precision: dict[str, str]  # component -> dtype, and FP32 place -> dtype
+    versions: dict[str, str]  # python, numpy, torch or mlx, ...
+    rng: str  # where the noise came from: torch-cpu
+    prompt: str
+    negative_prompt: str
+    seed: int
+    width: int  # pixels, as asked for
+    height: int
+    steps: int
+    guidance: float
+    sampler: str  # euler
+    sigmas_sha256: str  # of the schedule, float32 little-endian
+    noise_sha256: str  # of the initial noise, float32 little-endian
+    tf32: bool  # whether float32 products could be rounded to TF32
+    warnings: list[str]
+    created: NotRequired[str]  # ISO 8601, UTC
+
+
+# key -> the longest text allowed; and key -> the least and greatest number allowed.
+_TEXTS = dict.fromkeys(
+    ("version", "model", "backend", "device", "rng", "sampler", "created"), MAX_TEXT
+) | dict.fromkeys(("prompt", "negative_prompt"), MAX_PROMPT)
+_NUMBERS = {"seed": (0, 2**64 - 1), "width": (1, 16_384), "height": (1, 16_384), "steps": (1, 10_000)}
+_TABLES = ("precision", "versions")
+_HASHES = ("sigmas_sha256", "noise_sha256")
+_MAX_GUIDANCE = 1_000.0
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+# https://iptc.org/std/photometadata, "Digital Source Type"
+XMP = """\
+<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
+<x:xmpmeta xmlns:x="adobe:ns:meta/">
+  <rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">
+    <rdf:Description rdf:about=""
+        xmlns:Iptc4xmpExt="http://iptc.org/std/Iptc4xmpExt/2008-02-29/"
+        xmlns:xmp="http://ns.adobe.com/xap/1.0/">
+      <Iptc4xmpExt:DigitalSourceType>http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia</Iptc4xmpExt:DigitalSourceType>
+      <xmp:CreatorTool>qwenimg</xmp:CreatorTool>
+    </rdf:Description>
+  </rdf:RDF>
+</x:xmpmeta>
+<?xpacket end="r"?>
+"""
+
+
+def model_label(given: str) -> str:
+    """`given` if it is a name or a hub id (`owner/name`), else the last name of the path that it is."""
+    is_path = given.startswith(("/", "~", ".")) or given.count("/") > 1 or given.endswith("/") or "\\" in given
+    return PurePath(given.replace("\\", "/")).name if is_path else given
+
+
+# Writing
+
+
+def a1111_parameters(recipe: Recipe) -> str:
+    """The recipe in the grammar of AUTOMATIC1111's PNG info, which many tools and viewers read."""
+    rng = recipe["rng"]
+    fields = {
+        "Steps": str(recipe["steps"]),
+        "Sampler": recipe["sampler"].capitalize(),
+        "CFG scale": f"{recipe['guidance']:.12g}",
+        "Seed": str(recipe["seed"]),
+        "Size": f"{recipe['width']}x{recipe['height']}",
+        "Model": model_label(recipe["model"]),
+        "RNG": "CPU" if rng == "torch-cpu" else rng,
+        "Version": f"qwenimg {recipe['version']}",
+    }
+    negative = recipe["negative_prompt"].strip()
+    lines = [recipe["prompt"], *([f"Negative prompt: {negative}"] if negative else [])]
+    return "\n".join([*lines, ", ".join(f"{name}: {_quoted(value)}" for name, value in fields.items())])
+
+
+def _quoted(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False) if re.search(r"[,:\n]", value) else value
+
+
+def png_text(recipe: Recipe) -> dict[str, str]:
+    """The text of a picture: `parameters` for other tools, and `qwenimg`, ASCII JSON that keeps any text exactly.
+
+    No absolute path goes in by `model`; `warnings` and the rest are stored as they are."""
+    told = {**recipe, "model": model_label(recipe["model"])}
+    return {"parameters": a1111_parameters(recipe), "qwenimg": json.dumps(told, allow_nan=False)}
+
+
+# Reading
+
+
+def recipe_from_png(path: Path) -> Recipe:
+    """The recipe in the PNG at `path`. Raises ModelError if it has none, a newer one, or one not ours."""
+    text = read_text(path).get("qwenimg")
+    if text is None:
+        raise bad(path, "has no recipe; only a PNG that qwenimg wrote with its metadata has one")
+    if len(text) > MAX_JSON:
+        raise bad(path, f"its recipe has {len(text):,} characters; at most {MAX_JSON:,} are read")
+    return check_recipe(strict_json(text.encode(), path, depth=2, values=4 * MAX_ITEMS), path)
+
+
+def check_recipe(value: object, path: Path) -> Recipe:
+    """`value` if it is a recipe with every key, type and bound right. Raises ModelError naming `path`."""
+    if not isinstance(value, dict) or type(value.get("format")) is not int:
+        raise bad(path, "its recipe is not an object with an integer `format`")
+    if value["format"] > FORMAT:
+        raise bad(
+            path,
+            f"made by a newer version of qwenimg (recipe format {value['format']}, "
+            f"this one reads {FORMAT}); update qwenimg",
+        )
+    missing = sorted(Recipe.__required_keys__ - value.keys())
+    unknown = sorted(value.keys() - Recipe.__annotations__.keys())
+    if value["format"] != FORMAT or missing or unknown:
+        keys = short(", ".join([*(f"no {k}" for k in missing), *(f"unknown {k}" for k in unknown)]), 100)
+        raise bad(path, f"its recipe is not of format {FORMAT} ({keys or value['format']})")
+    for key, item in value.items():
+        fault = _fault(key, item)
+        if fault:
+            raise bad(path, f"its recipe has a bad {key}: expected {fault}")
+    return cast(Recipe, {**value, "guidance": float(value["guidance"])})
+
+
+def _fault(key: str, value: object) -> str | None:
+    """What `value` should have been, or None if it is right."""
+    if key in _TEXTS and not _is_text(value, _TEXTS[key]):
+        return f"a text of at most {_TEXTS[key]:,} characters"
+    if key in _NUMBERS:
+        least, most = _NUMBERS[key]
+        return None if type(value) is int and least <= value <= most else f"an integer from {least} to {most}"
+    if key == "guidance":
+        right = type(value) in (int, float) and 0.0 <= cast(float, value) <= _MAX_GUIDANCE
+        return None if right else f"a number from 0 to {_MAX_GUIDANCE:g}"
+    if key == "tf32":
+        return None if isinstance(value, bool) else "true or false"
+    if key in _HASHES:
+        return None if isinstance(value, str) and _SHA256.fullmatch(value) else "64 hexadecimal digits"
+    if key in _TABLES:
+        return None if isinstance(value, dict) and _are_texts([*value, *value.values()]) else "an object of short texts"
+    if key == "warnings":
+        return None if isinstance(value, list) and _are_texts(value) else "a list of short texts"
+    return "a time in ISO 8601" if key == "created" and not _is_time(cast(str, value)) else None
+
+
+def _is_text(value: object, limit: int) -> bool:
+    return isinstance(value, str) and len(value) <= limit
+
+
+def _are_texts(values: list[object]) -> bool:
+    return len(values) <= MAX_ITEMS and all(_is_text(value, MAX_TEXT) for value in values)
+
+
+def _is_time(text: str) -> bool:
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
+# Printing
+
+_JOINERS = "\u200c\u200d"  # zero width (non-)joiner: Persian, Indic scripts and emoji need them
+
+
+def printable(text: str) -> str:
+    """`text` for a terminal, lines kept: control characters (ESC, NUL, tab, direction, ...) become escapes."""
+    return "".join(c if _is_safe(c) else repr(c)[1:-1] for c in text)
+
+
+def _is_safe(c: str) -> bool:
+    # Cc Cf Cs Co Cn: control, format, surrogate, private, unassigned. Zl Zp: line breaks that are not "\n".
+    return (
+        c == "\n"
+        or c in _JOINERS
+        or (unicodedata.category(c)[0] != "C" and unicodedata.category(c) not in ("Zl", "Zp"))
+    )

@@ -1,0 +1,138 @@
+"""A Qwen-Image folder in diffusers layout: its configurations and load plans, all checked before a weight is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from qwenimg.common import checkpoint
+from qwenimg.common.checkpoint import LoadPlan
+from qwenimg.common.config_file import parse, read_json
+from qwenimg.common.errors import ModelError, clean
+from qwenimg.common.models import qwen_dit, qwen_vae, qwen_vl
+from qwenimg.common.models.qwen_dit import QwenDiTConfig
+from qwenimg.common.models.qwen_vae import QwenVAEConfig
+from qwenimg.common.models.qwen_vl import QwenVLConfig
+
+if TYPE_CHECKING:
+    from qwenimg.common.samplers import FlowMatchConfig
+
+PIPELINE = "QwenImagePipeline"
+_OTHERS = (
+    ("QwenImage21", "is a Qwen-Image-2.1 model, another architecture, which this version does not support"),
+    ("QwenImageLayered", "is a Qwen-Image-Layered model, which makes layers of an image: not supported yet"),
+    ("QwenImageEdit", "is a Qwen-Image-Edit model, which edits images: this version makes images from text only"),
+    ("StableDiffusion", "is a Stable Diffusion model: not supported yet"),
+)
+_SCHEDULER_IGNORED = frozenset({"steps_offset", "max_sigma"})
+
+Config = TypeVar("Config")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """An opened folder. The plans hold their files open until `close`."""
+
+    folder: Path
+    transformer_config: QwenDiTConfig
+    text_config: QwenVLConfig
+    vae_config: QwenVAEConfig
+    transformer: LoadPlan
+    text: LoadPlan
+    vae: LoadPlan
+
+    def schedule_config(self) -> FlowMatchConfig:
+        """Of scheduler/scheduler_config.json. Raises ModelError."""
+        from qwenimg.common.samplers import FlowMatchConfig
+
+        return _config(FlowMatchConfig, self.folder / "scheduler" / "scheduler_config.json")
+
+    def close(self) -> None:
+        for plan in (self.transformer, self.text, self.vae):
+            plan.close()
+
+
+def open_model(folder: Path) -> Model:
+    """Reads every configuration and header of `folder` and holds them against the manifests. Raises ModelError."""
+    check_class(folder)
+    dit_config = _config(QwenDiTConfig, folder / "transformer" / "config.json", qwen_dit.IGNORED_CONFIG)
+    vae_config = _config(QwenVAEConfig, folder / "vae" / "config.json", qwen_vae.IGNORED_CONFIG)
+    text_config = _text_config(folder / "text_encoder" / "config.json")
+    _check_fit(folder, dit_config, text_config, vae_config)
+    stored = qwen_vae.manifest(vae_config)
+    plan = checkpoint.plan
+    return Model(
+        folder=folder,
+        transformer_config=dit_config,
+        text_config=text_config,
+        vae_config=vae_config,
+        transformer=plan(folder / "transformer", "transformer", qwen_dit.manifest(dit_config)),
+        text=plan(folder / "text_encoder", "text_encoder", qwen_vl.manifest(text_config), rename=qwen_vl.rename),
+        vae=plan(folder / "vae", "vae", stored, wanted=qwen_vae.still(stored)),
+    )
+
+
+def check_class(folder: Path) -> None:
+    """Raises ModelError unless model_index.json is that of a pipeline that makes images from text with Qwen-Image."""
+    index = folder / "model_index.json"
+    if not index.exists():
+        raise ModelError(
+            f"{clean(folder)}: no model_index.json here; expected a Qwen-Image folder in diffusers layout "
+            f"(transformer/, text_encoder/, vae/, tokenizer/, scheduler/)"
+        )
+    name = str(read_json(index).get("_class_name"))
+    if name == PIPELINE:
+        return
+    for start, reason in _OTHERS:
+        if name.startswith(start):
+            raise ModelError(f"{clean(folder)}: {reason}")
+    raise ModelError(f"{clean(index)}: pipeline {clean(name)!r} is not supported; expected {PIPELINE!r}")
+
+
+def describe(path: Path) -> str:
+    """Several lines about a model folder, for people: layout, sizes, dtypes. Raises ModelError where it is broken."""
+    model = open_model(path)
+    try:
+        lines = ["layout: diffusers (Qwen-Image), complete: no missing, extra or mis-shaped tensor"]
+        for plan in (model.transformer, model.text, model.vae):
+            dtypes = ", ".join(f"{count} {dtype}" for dtype, count in sorted(plan.dtypes.items()))
+            size = f"{plan.parameters / 1e6:,.1f} M parameters, {plan.nbytes / 1e9:.2f} GB used"
+            lines.append(f"{plan.component}: {len(plan.entries)} tensors used ({dtypes}), {size}")
+        dit = model.transformer_config
+        lines.append(
+            f"transformer: {dit.num_layers} blocks, {dit.num_attention_heads} heads x {dit.attention_head_dim}"
+        )
+        return "\n".join(lines)
+    finally:
+        model.close()
+
+
+def _config(cls: type[Config], path: Path, ignored: frozenset[str] = _SCHEDULER_IGNORED) -> Config:
+    data = read_json(path)
+    name = data.get("_class_name")
+    if isinstance(name, str) and name.startswith("QwenImage") and "21" in name:
+        raise ModelError(f"{clean(path)}: {_OTHERS[0][1]}")
+    return parse(cls, data, source=path, ignored=ignored)
+
+
+def _text_config(path: Path) -> QwenVLConfig:
+    try:
+        fields = qwen_vl.language_fields(read_json(path))
+    except ModelError as error:
+        raise error if str(path) in str(error) else ModelError(f"{clean(path)}: {error}") from None
+    return parse(QwenVLConfig, fields, source=path)
+
+
+def _check_fit(folder: Path, dit: QwenDiTConfig, text: QwenVLConfig, vae: QwenVAEConfig) -> None:
+    """Raises ModelError where the components of a folder do not belong together."""
+    if dit.joint_attention_dim != text.hidden_size:
+        raise ModelError(
+            f"{clean(folder)}: the transformer wants text states of {dit.joint_attention_dim} channels, "
+            f"the text encoder makes {text.hidden_size}"
+        )
+    if dit.in_channels != vae.z_dim * dit.patch_size**2 or dit.out_features != dit.in_channels:
+        raise ModelError(
+            f"{clean(folder)}: the transformer takes {dit.in_channels} and makes {dit.out_features} channels, "
+            f"the VAE's latents have {vae.z_dim} in patches of {dit.patch_size} x {dit.patch_size}"
+        )

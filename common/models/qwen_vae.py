@@ -1,0 +1,188 @@
+"""Qwen-Image's VAE (AutoencoderKLQwenImage, Wan's video VAE): configuration, manifest, and the 2-D network inside it.
+
+What is unusual about it:
+- it is a causal video VAE. A still image is one frame, in front of which every causal convolution sees zeros: only the
+  last temporal tap of each kernel counts, and the `time_conv`s never run. So a 2-D network is loaded and run, with
+  about a third of the stored parameters;
+- its norm divides by the length over channels at each pixel: no statistics over space, so everything but the mid
+  block's attention is local and can be tiled exactly;
+- an upsampler halves the channels, so the next block starts narrower than the last one ended;
+- latents are standardised with a mean and deviation per channel, which are part of the configuration.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from qwenimg.common import params
+from qwenimg.common.errors import ModelError
+from qwenimg.common.params import Manifest, Shape
+
+CLASS_NAME = "AutoencoderKLQwenImage"
+IGNORED_CONFIG = frozenset({"dropout"})
+
+_MEAN: tuple[float, ...] = (-0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508)
+_MEAN += (0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921)
+_STD: tuple[float, ...] = (2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743)
+_STD += (3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QwenVAEConfig:
+    """The fields of `vae/config.json`; the defaults are the published model's."""
+
+    base_dim: int = field(default=96, metadata={"max": 4096})
+    z_dim: int = field(default=16, metadata={"max": 1024})
+    dim_mult: tuple[int, ...] = (1, 2, 4, 4)
+    num_res_blocks: int = field(default=2, metadata={"max": 64})
+    attn_scales: tuple[float, ...] = ()
+    temperal_downsample: tuple[bool, ...] = (False, True, True)
+    input_channels: int = field(default=3, metadata={"max": 64})
+    latents_mean: tuple[float, ...] = _MEAN
+    latents_std: tuple[float, ...] = _STD
+
+    def __post_init__(self) -> None:
+        if self.attn_scales:
+            raise ModelError(f"attn_scales {list(self.attn_scales)}: attention outside the mid block is not supported")
+        if len(self.temperal_downsample) != len(self.dim_mult) - 1:
+            raise ModelError(
+                f"temperal_downsample has {len(self.temperal_downsample)} entries, "
+                f"dim_mult {len(self.dim_mult)}: expected one fewer"
+            )
+        if {len(self.latents_mean), len(self.latents_std)} != {self.z_dim}:
+            raise ModelError(f"latents_mean and latents_std must have z_dim = {self.z_dim} entries")
+        if any(not deviation > 0 for deviation in self.latents_std):
+            raise ModelError("latents_std must be positive")
+        if any(self.base_dim * mult > 65536 for mult in self.dim_mult):
+            raise ModelError(f"base_dim {self.base_dim} times dim_mult {list(self.dim_mult)} is wider than 65536")
+        if any(self.base_dim * mult % 2 for mult in self.dim_mult[1:]):
+            raise ModelError("every width that is upsampled must be even, since the upsampler halves it")
+
+    @property
+    def scale(self) -> int:
+        """Pixels per latent along each side."""
+        return 1 << (len(self.dim_mult) - 1)
+
+    @property
+    def encoder_dims(self) -> tuple[int, ...]:
+        return (self.base_dim, *(self.base_dim * mult for mult in self.dim_mult))
+
+    @property
+    def decoder_dims(self) -> tuple[int, ...]:
+        widths = tuple(self.base_dim * mult for mult in reversed(self.dim_mult))
+        return (widths[0], *widths)
+
+    @property
+    def up_blocks(self) -> tuple[tuple[int, int, bool], ...]:
+        """Of each of the decoder's up blocks: channels in, channels out, and whether it ends in an upsampler."""
+        dims, last = self.decoder_dims, len(self.dim_mult) - 1
+        return tuple((dims[i] // 2 if i else dims[i], dims[i + 1], i != last) for i in range(last + 1))
+
+    @property
+    def down_layers(self) -> tuple[tuple[str, int, int], ...]:
+        """The encoder's flat list of layers: ("residual" or "down", channels in, channels out)."""
+        layers: list[tuple[str, int, int]] = []
+        for i, (inputs, outputs) in enumerate(zip(self.encoder_dims[:-1], self.encoder_dims[1:], strict=True)):
+            layers += [("residual", inputs if j == 0 else outputs, outputs) for j in range(self.num_res_blocks)]
+            if i != len(self.dim_mult) - 1:
+                layers.append(("down", outputs, outputs))
+        return tuple(layers)
+
+
+def manifest(config: QwenVAEConfig) -> Manifest:
+    """Every tensor of the checkpoint as it is stored, temporal taps and `time_conv`s included."""
+    z = config.z_dim
+    return params.merge(
+        params.under("encoder", _encoder(config)),
+        params.conv("quant_conv", 2 * z, 2 * z, 1, 1, 1),
+        params.conv("post_quant_conv", z, z, 1, 1, 1),
+        params.under("decoder", _decoder(config)),
+    )
+
+
+def still(stored: Manifest) -> Manifest:
+    """What a still image needs of `stored`, in the shapes of the 2-D network: [O, I, t, h, w] -> [O, I, h, w] (the
+    last temporal tap), gains [C, 1, 1(, 1)] -> [C], and no `time_conv`."""
+    return {key: _flat(key, shape) for key, shape in stored.items() if ".time_conv." not in key}
+
+
+def decoder_only(key: str) -> bool:
+    """Whether decoding needs `key`."""
+    return key.startswith(("decoder.", "post_quant_conv."))
+
+
+def halo(config: QwenVAEConfig) -> int:
+    """Latent positions on each side that one output pixel of the up blocks sees: their receptive field's radius.
+
+    Each 3x3 convolution adds one position at its own resolution. The sum, in latents, is rounded up; one more covers
+    the half position by which nearest-neighbour upsampling is off centre.
+    """
+    reach = 0.0
+    for level, (_, _, upsampled) in enumerate(config.up_blocks):
+        reach += 2 * (config.num_res_blocks + 1) / 2**level
+        reach += 1 / 2 ** (level + 1) if upsampled else 1 / 2**level  # the upsampler's convolution, or conv_out
+    return math.ceil(reach) + 1
+
+
+def _flat(key: str, shape: Shape) -> Shape:
+    if key.endswith(".gamma"):
+        return shape[:1]
+    return (*shape[:2], *shape[3:]) if len(shape) == 5 else shape
+
+
+def _gain(name: str, width: int, axes: int = 3) -> Manifest:
+    return {f"{name}.gamma": (width, *(1,) * axes)}
+
+
+def _residual(inputs: int, outputs: int) -> Manifest:
+    return params.merge(
+        _gain("norm1", inputs),
+        params.conv("conv1", outputs, inputs, 3, 3, 3),
+        _gain("norm2", outputs),
+        params.conv("conv2", outputs, outputs, 3, 3, 3),
+        params.conv("conv_shortcut", outputs, inputs, 1, 1, 1) if inputs != outputs else {},
+    )
+
+
+def _mid(width: int) -> Manifest:
+    attention = params.merge(
+        _gain("norm", width, axes=2),
+        params.conv("to_qkv", 3 * width, width, 1, 1),
+        params.conv("proj", width, width, 1, 1),
+    )
+    return params.repeat("resnets", 2, _residual(width, width)) | params.under("attentions.0", attention)
+
+
+def _encoder(config: QwenVAEConfig) -> Manifest:
+    parts = [params.conv("conv_in", config.base_dim, config.input_channels, 3, 3, 3)]
+    downs = iter(config.temperal_downsample)
+    for index, (kind, inputs, outputs) in enumerate(config.down_layers):
+        layer = _residual(inputs, outputs)
+        if kind == "down":
+            layer = params.conv("resample.1", outputs, outputs, 3, 3)
+            layer |= params.conv("time_conv", outputs, outputs, 3, 1, 1) if next(downs) else {}
+        parts.append(params.under(f"down_blocks.{index}", layer))
+    top = config.encoder_dims[-1]
+    parts += [
+        params.under("mid_block", _mid(top)),
+        _gain("norm_out", top),
+        params.conv("conv_out", 2 * config.z_dim, top, 3, 3, 3),
+    ]
+    return params.merge(*parts)
+
+
+def _decoder(config: QwenVAEConfig) -> Manifest:
+    top, last = config.decoder_dims[0], config.decoder_dims[-1]
+    parts = [params.conv("conv_in", top, config.z_dim, 3, 3, 3), params.under("mid_block", _mid(top))]
+    temporal = config.temperal_downsample[::-1]
+    for index, (inputs, outputs, upsampled) in enumerate(config.up_blocks):
+        resnets = [_residual(inputs if j == 0 else outputs, outputs) for j in range(config.num_res_blocks + 1)]
+        block = params.merge(*(params.under(f"resnets.{j}", part) for j, part in enumerate(resnets)))
+        if upsampled:
+            up = params.conv("resample.1", outputs // 2, outputs, 3, 3)
+            up |= params.conv("time_conv", 2 * outputs, outputs, 3, 1, 1) if temporal[index] else {}
+            block |= params.under("upsamplers.0", up)
+        parts.append(params.under(f"up_blocks.{index}", block))
+    parts += [_gain("norm_out", last), params.conv("conv_out", config.input_channels, last, 3, 3, 3)]
+    return params.merge(*parts)

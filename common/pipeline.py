@@ -1,0 +1,416 @@
+"""From a prompt to a picture: the only denoise loop of the project, for every backend.
+
+Text is encoded and its encoder freed before the transformer is loaded, so the peak of memory is the largest component
+and not the sum. What depends on neither step nor latent is made once per run, the modulation once per schedule.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwenimg.common import conditioning, geometry, image, memory, noise, tokenizers
+from qwenimg.common.backend import VAE, Array, Condition, Engine, Modulation, TextEncoder, Transformer
+from qwenimg.common.errors import DoesNotFit, NumericsError, UsageError
+from qwenimg.common.metadata import FORMAT, Recipe
+from qwenimg.common.model import Model
+from qwenimg.common.models import qwen_dit
+from qwenimg.common.precision import BYTES, Precision
+from qwenimg.common.probes import first_non_finite
+from qwenimg.common.result import Result, Step
+from qwenimg.common.samplers import Schedule, euler_step, flow_schedule
+
+MULTIPLE = 16  # pixels: sizes are rendered at the next multiple and cropped
+TEXT_TOKENS = 512  # of a prompt that the transformer sees, as in the reference
+BATCHED_TOKENS = 1024  # images of at most this many tokens leave a GPU idle: both branches of guidance go in one batch
+
+Notify = Callable[[str, str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is asked for; checked on construction. Raises UsageError."""
+
+    prompt: str
+    negative_prompt: str = " "
+    width: int = 1024  # pixels
+    height: int = 1024
+    steps: int = 50
+    guidance: float = 4.0
+    seed: int = 0
+    latents: NDArray[np.float32] | None = None  # [1, C, H/8, W/8], standard normal, instead of the seed's noise
+
+    def __post_init__(self) -> None:
+        geometry.render_size(self.width, self.height, MULTIPLE)
+        noise.check_seed(self.seed)
+        for text in (self.prompt, self.negative_prompt):
+            tokenizers.check_prompt(text)
+        if not 1 <= self.steps <= 1000:
+            raise UsageError(f"steps is {self.steps}; choose 1 to 1000")
+        if not 0 <= self.guidance <= 100:
+            raise UsageError(f"guidance is {self.guidance}; choose 0 to 100")
+
+    @property
+    def guided(self) -> bool:
+        """Whether a second, negative branch runs."""
+        return self.guidance > 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defaults:
+    """What holds where a call does not say: the recipe's values, or those for a model without one."""
+
+    width: int = 1024
+    height: int = 1024
+    steps: int = 50
+    guidance: float = 4.0
+    negative_prompt: str = " "
+
+
+class Pipeline:
+    """A model on a backend. Call it for a picture, or `stream` it for the steps as well. Not thread-safe."""
+
+    batch_guidance: bool | None = None  # both branches in one batch: always, never, or (None) where it pays
+
+    def __init__(
+        self,
+        engine: Engine,
+        model: Model,
+        precision: Precision,
+        *,
+        name: str,
+        defaults: Defaults | None = None,
+        notify: Notify | None = None,
+    ):
+        self.engine, self.model, self.precision = engine, model, precision
+        self.backend, self.device, self.model_name = engine.name, engine.device, name
+        self.defaults = defaults or Defaults()
+        self.notify = notify or _ignore
+        self.tokenizer = tokenizers.load(model.folder / "tokenizer")
+        self.tokenizer.check_vocabulary(model.text_config.vocab_size)
+        self.schedule_config = model.schedule_config()
+        self._texts: dict[str, Array] = {}
+        self._transformer: Transformer | None = None
+        self._vae: VAE | None = None
+        self._modulation: tuple[tuple[float, ...], Modulation] | None = None
+        self._timing: dict[str, float] = {}
+
+    # For users
+
+    def __call__(
+        self,
+        prompt: str,
+        *,
+        negative_prompt: str | None = None,
+        width: int | None = None,
+        height: int | None = None,
+        steps: int | None = None,
+        guidance: float | None = None,
+        seed: int | None = None,
+        latents: NDArray[np.float32] | None = None,
+    ) -> Result:
+        """A picture of `prompt`. What is None takes the model's default; the seed, 0. Raises QwenimgError."""
+        for event in self.stream(
+            prompt,
+            negative_prompt=negative_prompt,
+            width=width,
+            height=height,
+            steps=steps,
+            guidance=guidance,
+            seed=seed,
+            latents=latents,
+        ):
+            if isinstance(event, Result):
+                return event
+        raise AssertionError("the stream ended without a result")
+
+    def stream(
+        self,
+        prompt: str,
+        *,
+        negative_prompt: str | None = None,
+        width: int | None = None,
+        height: int | None = None,
+        steps: int | None = None,
+        guidance: float | None = None,
+        seed: int | None = None,
+        latents: NDArray[np.float32] | None = None,
+    ) -> Iterator[Step | Result]:
+        """The same, yielding each `Step` when it is done and the `Result` last."""
+        d = self.defaults
+        request = Request(
+            prompt=prompt,
+            negative_prompt=d.negative_prompt if negative_prompt is None else negative_prompt,
+            width=d.width if width is None else width,
+            height=d.height if height is None else height,
+            steps=d.steps if steps is None else steps,
+            guidance=d.guidance if guidance is None else guidance,
+            seed=0 if seed is None else seed,
+            latents=latents,
+        )
+        unused = negative_prompt is not None and not request.guided
+        warnings = [f"the negative prompt has no effect at guidance {request.guidance:g}"] if unused else []
+        return self._generate(request, warnings)
+
+    def prepare(self, prompts: Sequence[str]) -> None:
+        """Encodes `prompts` now, in one go, so that the text encoder is loaded once and before the transformer."""
+        new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._texts]
+        if not new:
+            return
+        ids = [tokenizers.prompt_ids(self.tokenizer, prompt).ids for prompt in new]
+        encoder = self._load_text_encoder()
+        with self._timed("encode"):
+            for prompt, tokens in zip(new, ids, strict=True):
+                self._texts[prompt] = self._encode(encoder, tokens)
+        del encoder
+        self.engine.release()
+
+    def headline(self) -> str:
+        """One line: backend, device, precision map and model."""
+        return f"{self.backend} on {self.device} · {self.precision.summary()} · {self.model_name}"
+
+    def free_transformer(self) -> None:
+        """Frees the transformer, some two thirds of all memory; the next picture loads it again."""
+        self._transformer = self._modulation = None
+        self.engine.release()
+
+    # The run
+
+    def _generate(self, request: Request, warnings: list[str]) -> Iterator[Step | Result]:
+        self._timing = {}
+        width, height = geometry.render_size(request.width, request.height, MULTIPLE)
+        scale = self.model.vae_config.scale
+        rows, columns = height // scale, width // scale
+        patch = self.model.transformer_config.patch_size
+        grid = (1, rows // patch, columns // patch)
+        schedule = flow_schedule(self.schedule_config, request.steps, grid[1] * grid[2])
+        initial = self._initial(request, rows, columns)
+        warnings += self._warnings(request)
+        for warning in warnings:
+            self.notify("warning", warning)
+
+        prompts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
+        self.prepare(prompts)
+        texts = [self._texts[prompt] for prompt in prompts]
+        transformer = self._load_transformer()
+        modulation = self._modulate(transformer, schedule)
+        conditions = [
+            transformer.condition(batch, [grid]) for batch in self._batches(texts, grid[1] * grid[2], transformer)
+        ]
+        x = self.engine.array(geometry.pack(initial))
+        for i, sigma in enumerate(schedule.sigmas[:-1]):
+            start = time.perf_counter()
+            before, x = x, self._step(transformer, x, conditions, modulation, schedule, i, request.guidance)
+            if not self.engine.finite(x):
+                self._fail_at(transformer, before, conditions, modulation, i)
+            yield Step(index=i + 1, total=request.steps, sigma=sigma, seconds=time.perf_counter() - start)
+            self._timing["steps"] = self._timing.get("steps", 0.0) + time.perf_counter() - start
+        latents = geometry.unpack(self.engine.numpy(x), rows, columns).astype(np.float32)
+        del x, conditions, transformer
+
+        pixels = image.crop(image.to_uint8(self._decode(latents)[0]), request.width, request.height)
+        blank = image.blank_warning(pixels)
+        if blank:
+            self.notify("warning", blank)
+        warnings += [blank] if blank else []
+        yield Result(
+            pixels=pixels,
+            latents=latents,
+            recipe=self._recipe(request, schedule, initial, warnings),
+            timing=dict(self._timing),
+            shapes=_shapes(texts, initial, grid, pixels),
+            warnings=warnings,
+        )
+
+    def _step(
+        self,
+        transformer: Transformer,
+        x: Array,
+        conditions: Sequence[Condition],
+        modulation: Modulation,
+        schedule: Schedule,
+        i: int,
+        guidance: float,
+    ) -> Array:
+        """x after step i: one prediction for each branch, guidance, and Euler's step."""
+        velocities = [transformer.predict(x, condition, modulation, i) for condition in conditions]
+        if len(velocities) == 1 and guidance > 1:
+            velocities = self.engine.split(velocities[0])
+        velocity = velocities[0] if len(velocities) == 1 else self.engine.guide(velocities[0], velocities[1], guidance)
+        return euler_step(x, velocity, schedule.sigmas[i], schedule.sigmas[i + 1])
+
+    def _batches(self, texts: list[Array], tokens: int, transformer: Transformer) -> list[list[Array]]:
+        """The branches of guidance, in one batch or in turn.
+
+        Small images leave a GPU idle between kernels, so there both go together if memory allows; large ones gain
+        nothing, and texts of different length would need a mask that keeps attention from its fastest kernel.
+        """
+        together = self.batch_guidance
+        if together is None:
+            need = memory.step_peak(self.model.transformer_config, len(texts), tokens + TEXT_TOKENS)
+            together = self.engine.on_gpu and tokens <= BATCHED_TOKENS and need < self.engine.free_memory() // 2
+        return [texts] if together else [[text] for text in texts]
+
+    def _initial(self, request: Request, rows: int, columns: int) -> NDArray[np.float32]:
+        """The initial latents [1, C, h, w]: the seed's noise, or what was given. Raises UsageError."""
+        shape = (1, self.model.vae_config.z_dim, rows, columns)
+        if request.latents is None:
+            return noise.normal(shape, request.seed)
+        given = np.asarray(request.latents)
+        if given.shape != shape:
+            raise UsageError(
+                f"latents of shape {list(given.shape)} do not fit: {request.width}x{request.height} needs {list(shape)}"
+            )
+        if not np.isfinite(given).all():
+            raise NumericsError("the latents have non-finite values")
+        return given.astype(np.float32)
+
+    def _warnings(self, request: Request) -> list[str]:
+        found = []
+        if request.latents is None and (warning := noise.low_bits_warning(request.seed)):
+            found.append(warning)
+        for prompt in (request.prompt, *([request.negative_prompt] if request.guided else [])):
+            count = len(tokenizers.prompt_ids(self.tokenizer, prompt).ids) - tokenizers.DROPPED
+            if count > TEXT_TOKENS:
+                found.append(f"the prompt has {count} or more tokens; the model sees the first {TEXT_TOKENS}")
+        return found
+
+    def _encode(self, encoder: TextEncoder, ids: Sequence[int]) -> Array:
+        states = encoder.encode(ids)
+        if not self.engine.finite(states):
+            where = first_non_finite(self.engine, lambda: encoder.encode(ids))
+            raise NumericsError(f"text encoder: non-finite value at {where}; use --precision bf16 or fp32")
+        return states[:, tokenizers.DROPPED : tokenizers.DROPPED + TEXT_TOKENS]
+
+    def _modulate(self, transformer: Transformer, schedule: Schedule) -> Modulation:
+        """Once per schedule; the next picture with the same one uses it again."""
+        if self._modulation is None or self._modulation[0] != schedule.timesteps:
+            features = conditioning.time_rows(
+                self.model.transformer_config, schedule.timesteps, self.precision.time_dtype()
+            )
+            self.notify("stage", "computing modulation")
+            with self._timed("modulate"):
+                self._modulation = (schedule.timesteps, transformer.modulate(features))
+        return self._modulation[1]
+
+    def _decode(self, latents: NDArray[np.float32]) -> NDArray[Any]:
+        """Pixels [1, 3, H, W], about -1 to 1, all finite."""
+        config = self.model.vae_config
+        mean, std = (np.asarray(v, np.float32)[:, None, None] for v in (config.latents_mean, config.latents_std))
+        standard = latents * std + mean
+        vae = self._load_vae()
+        itemsize = BYTES[self.precision.compute_dtype("vae")]
+        h, w = latents.shape[2:]
+        tile = memory.decode_tile(config, h, w, itemsize, self.engine.free_memory())
+        self.notify("stage", "decoding" if tile is None else f"decoding in tiles of {tile * config.scale} pixels")
+        with self._timed("decode"):
+            pixels = vae.decode(standard, tile)
+        if not np.isfinite(pixels).all():
+            where = first_non_finite(self.engine, lambda: self.engine.array(vae.decode(standard, tile)))
+            raise NumericsError(f"vae: non-finite value at {where}; use --precision {self.precision.name},vae=fp32")
+        return pixels
+
+    def _fail_at(
+        self, transformer: Transformer, x: Array, conditions: Sequence[Condition], modulation: Modulation, i: int
+    ) -> None:
+        """Runs step i again with probes and raises NumericsError that names component, block and operation."""
+        for condition in conditions:
+            where = first_non_finite(self.engine, lambda c=condition: transformer.predict(x, c, modulation, i))  # type: ignore[misc]
+            if where:
+                raise NumericsError(
+                    f"transformer, step {i + 1}: non-finite value at {where}; use --precision bf16 or fp32"
+                )
+        raise NumericsError(f"step {i + 1}: non-finite latents after guidance; lower --guidance")
+
+    # Components
+
+    def _load_text_encoder(self) -> TextEncoder:
+        plan, config = self.model.text, self.model.text_config
+        need = memory.weight_bytes(plan, self.precision, "text")
+        with self._loading("text encoder", need):
+            return self.engine.text_encoder(config, plan, self.precision)
+
+    def _load_transformer(self) -> Transformer:
+        if self._transformer is None:
+            plan, config = self.model.transformer, self.model.transformer_config
+            resident = plan.only(lambda name: not qwen_dit.timestep_only(name))
+            need = memory.weight_bytes(resident, self.precision, "transformer")
+            with self._loading("transformer", need):
+                self._transformer = self.engine.transformer(config, plan, self.precision)
+        return self._transformer
+
+    def _load_vae(self) -> VAE:
+        if self._vae is None:
+            self._vae = self.engine.vae(self.model.vae_config, self.model.vae, self.precision)
+        return self._vae
+
+    @contextmanager
+    def _loading(self, component: str, need: int) -> Iterator[None]:
+        """Tells, checks that `need` bytes are free, and times."""
+        self.notify("stage", f"loading {component} ({need / 1e9:.1f} GB)")
+        free = self.engine.free_memory()
+        if need > free:
+            raise DoesNotFit(
+                f"the {component} takes {need / 1e9:.1f} GB in {self.precision.name}, {free / 1e9:.1f} GB are free on "
+                f"{self.device}; close other programs, or use --precision bf16 if this is fp32"
+            )
+        with self._timed(f"load {component}"):
+            yield
+
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._timing[stage] = self._timing.get(stage, 0.0) + time.perf_counter() - start
+
+    def _recipe(
+        self, request: Request, schedule: Schedule, initial: NDArray[np.float32], warnings: list[str]
+    ) -> Recipe:
+        from qwenimg import __version__
+
+        components = {name: self.precision.compute_dtype(name) for name in ("text", "transformer", "vae")}
+        return Recipe(
+            format=FORMAT,
+            version=__version__,
+            model=self.model_name,
+            backend=self.backend,
+            device=self.device,
+            precision={"name": self.precision.name} | components | self.precision.places(),
+            versions=self.engine.versions() | {"numpy": np.__version__},
+            rng="torch-cpu" if request.latents is None else "given",
+            prompt=request.prompt,
+            negative_prompt=request.negative_prompt if request.guided else "",
+            seed=request.seed,
+            width=request.width,
+            height=request.height,
+            steps=request.steps,
+            guidance=request.guidance,
+            sampler="euler",
+            sigmas_sha256=noise.sha256(np.asarray(schedule.sigmas, np.float32)),
+            noise_sha256=noise.sha256(initial),
+            tf32=False,
+            warnings=list(warnings),
+            created=datetime.now(UTC).replace(microsecond=0).isoformat(),
+        )
+
+
+def _shapes(
+    texts: Sequence[Array], initial: NDArray[np.float32], grid: tuple[int, int, int], pixels: NDArray[np.uint8]
+) -> dict[str, str]:
+    return {
+        "text": ", ".join(str(list(text.shape)) for text in texts),
+        "latents": str(list(initial.shape)),
+        "tokens": f"{grid[1]} x {grid[2]} = {grid[1] * grid[2]}",
+        "pixels": str(list(pixels.shape)),
+    }
+
+
+def _ignore(kind: str, text: str) -> None:
+    """Where nobody listens."""

@@ -1,0 +1,148 @@
+"""The flow-match Euler sampler: a schedule as plain numbers, and a step that works on any backend's arrays.
+
+A flow-match model sees x(sigma) = (1 - sigma) image + sigma noise and predicts the velocity
+dx/dsigma = noise - image. Sampling integrates from sigma = 1 (noise) to sigma = 0 (image).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwenimg.common.errors import ModelError, UsageError, clean
+
+MAX_STEPS = 1000
+_LARGEST_SHIFT = 100.0
+_LARGEST_MU = 80.0  # exp(mu) stays below the largest float32
+_UNSUPPORTED = (
+    "invert_sigmas",
+    "use_karras_sigmas",
+    "use_exponential_sigmas",
+    "use_beta_sigmas",
+    "stochastic_sampling",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowMatchConfig:
+    """`scheduler_config.json` of a flow-match Euler schedule, in its own field names and defaults."""
+
+    num_train_timesteps: int = 1000
+    shift: float = 1.0
+    use_dynamic_shifting: bool = False
+    base_shift: float = 0.5
+    max_shift: float = 1.15
+    base_image_seq_len: int = 256
+    max_image_seq_len: int = 4096
+    shift_terminal: float | None = None
+    time_shift_type: str = "exponential"
+    invert_sigmas: bool = False
+    use_karras_sigmas: bool = False
+    use_exponential_sigmas: bool = False
+    use_beta_sigmas: bool = False
+    stochastic_sampling: bool = False
+
+    def __post_init__(self) -> None:
+        for name in _UNSUPPORTED:
+            if getattr(self, name):
+                raise ModelError(f"scheduler: {name} is true; only false is supported")
+        if self.time_shift_type not in ("exponential", "linear"):
+            found = clean(self.time_shift_type, 40)
+            raise ModelError(f"scheduler: time_shift_type is {found!r}, expected 'exponential' or 'linear'")
+        terminal = 0.0 if self.shift_terminal is None else self.shift_terminal
+        self._check(self.num_train_timesteps >= 1, "num_train_timesteps", "1 or more")
+        self._check(0 < self.shift <= _LARGEST_SHIFT, "shift", f"above 0, at most {_LARGEST_SHIFT}")
+        self._check(abs(self.base_shift) <= _LARGEST_SHIFT, "base_shift", f"within +-{_LARGEST_SHIFT}")
+        self._check(abs(self.max_shift) <= _LARGEST_SHIFT, "max_shift", f"within +-{_LARGEST_SHIFT}")
+        self._check(0 <= terminal < 1, "shift_terminal", "0 or more, below 1")
+        if self.use_dynamic_shifting:
+            base = self.base_image_seq_len
+            self._check(base < self.max_image_seq_len, "max_image_seq_len", f"above base_image_seq_len {base}")
+
+    def _check(self, good: bool, name: str, expected: str) -> None:
+        if not good:
+            raise ModelError(f"scheduler: {name} is {getattr(self, name)}, expected {expected}")
+
+    def mu(self, tokens: int) -> float:
+        """The shift for an image of `tokens` latent tokens: on the line through the two trained sizes."""
+        slope = (self.max_shift - self.base_shift) / (self.max_image_seq_len - self.base_image_seq_len)
+        return tokens * slope + (self.base_shift - slope * self.base_image_seq_len)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Noise levels and model times of a sampling run; every number is exactly a float32 value."""
+
+    sigmas: tuple[float, ...]
+    """steps + 1 noise levels, from 1 down to 0."""
+    timesteps: tuple[float, ...]
+    """steps model times in 0 .. num_train_timesteps."""
+
+
+def flow_schedule(config: FlowMatchConfig, steps: int, tokens: int) -> Schedule:
+    """The flow-match Euler schedule for an image of `tokens` latent tokens (width/16 * height/16).
+
+    Evenly spaced noise levels 1 .. 1/steps, shifted towards 1 (P. Esser et al., "Scaling Rectified Flow
+    Transformers for High-Resolution Image Synthesis", 2024), then stretched so that the last one is
+    `shift_terminal`. Computed in float32 as diffusers does and equal to it bit for bit, with one exception: a
+    single step with a terminal starts at 1, where diffusers divides 0 by 0. Raises UsageError for steps
+    outside 1 .. 1000, and for a size so far from the trained ones that float32 holds no schedule.
+    """
+    if not 1 <= steps <= MAX_STEPS:
+        raise UsageError(f"steps is {steps}; choose 1 to {MAX_STEPS}")
+    if tokens < 1:
+        raise ValueError(f"an image of {tokens} tokens has no schedule")
+    with np.errstate(all="ignore"):
+        sigmas = _shifted(config, np.linspace(1.0, 1.0 / steps, steps).astype(np.float32), tokens)
+        if config.shift_terminal and steps > 1:
+            sigmas = _stretched(sigmas, config.shift_terminal)
+    # Written so that a NaN fails it. A static shift may round the first level to just above 1.
+    if not (sigmas[0] < 1.001 and sigmas[-1] > 0 and np.all(sigmas[1:] <= sigmas[:-1])):
+        raise UsageError(f"{steps} steps have no schedule for {tokens} image tokens; choose another size")
+    timesteps = sigmas * np.float32(config.num_train_timesteps)
+    return Schedule(sigmas=(*map(float, sigmas), 0.0), timesteps=tuple(map(float, timesteps)))
+
+
+def _shifted(config: FlowMatchConfig, sigmas: NDArray[np.float32], tokens: int) -> NDArray[np.float32]:
+    one = np.float32(1)
+    if not config.use_dynamic_shifting:
+        shift, extra = np.float32(config.shift), np.float32(config.shift - 1)
+        return shift * sigmas / (one + extra * sigmas)
+    mu = config.mu(tokens)
+    if not abs(mu) <= _LARGEST_MU:
+        raise UsageError(f"{tokens} image tokens are too many for this model's schedule; choose a smaller size")
+    weight = np.float32(math.exp(mu) if config.time_shift_type == "exponential" else mu)
+    shifted: NDArray[np.float32] = weight / (weight + (one / sigmas - one))
+    return shifted
+
+
+def _stretched(sigmas: NDArray[np.float32], terminal: float) -> NDArray[np.float32]:
+    one = np.float32(1)
+    remaining = one - sigmas
+    stretched: NDArray[np.float32] = one - remaining / (remaining[-1] / np.float32(1 - terminal))
+    return stretched
+
+
+class Vector(Protocol):
+    """What NumPy, torch and MLX arrays have in common here."""
+
+    def __add__(self, other: Any, /) -> Any: ...
+    def __rmul__(self, other: Any, /) -> Any: ...
+
+
+Array = TypeVar("Array", bound=Vector)
+
+
+def euler_step(x: Array, velocity: Array, sigma: float, sigma_next: float) -> Array:
+    """x at `sigma_next` from x and its velocity at `sigma`, arrays of one shape in float32: Euler's method.
+
+    The difference of two float32 numbers in Python's float64, rounded once to float32, is the difference that
+    float32 arithmetic gives; as a Python float it leaves the array's type alone on every backend.
+    """
+    step = float(np.float32(sigma_next - sigma))
+    moved: Array = x + step * velocity
+    return moved

@@ -1,0 +1,212 @@
+"""The Qwen2 vocabulary of a model folder, read and checked as data.
+
+A tokenizer.json is a program: its normalizers, regexes, templates and padding run as written, and 500 bytes
+of them can take all memory or abort the process. So only vocabulary, merges and added tokens are taken from
+the files, and every other part must have the form that the published Qwen2 tokenizers have.
+
+Which file counts is transformers' order: tokenizer.json before vocab.json with merges.txt.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from qwenimg.common.untrusted import bad, open_regular, short, strict_json
+
+REGEX = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+MAX_BYTES = {  # Qwen's largest: 11.4 MB, 2.8 MB, 1.7 MB, 1 kB, 10 kB
+    "tokenizer.json": 64 << 20,
+    "vocab.json": 32 << 20,
+    "merges.txt": 32 << 20,
+    "added_tokens.json": 1 << 20,
+    "tokenizer_config.json": 4 << 20,
+}
+MAX_ID = 2**20  # Qwen's largest is 151,664
+MAX_VALUES = 4 * MAX_ID  # an id and a merge of two for each token
+MAX_DEPTH = 64
+NO_LENGTH_LIMIT = b"1000000000000000019884624838656"  # how transformers writes model_max_length = int(1e30)
+
+_PRE_TOKENIZERS = [
+    {
+        "type": "Sequence",
+        "pretokenizers": [
+            {"type": "Split", "pattern": {"Regex": REGEX}, "behavior": "Isolated", "invert": False},
+            {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": trim, "use_regex": False},
+        ],
+    }
+    for trim in (False, True)
+]
+
+
+def _has(part: Any, key: str, value: object) -> bool:
+    return isinstance(part, dict) and bool(part.get(key) == value)
+
+
+def _adds_no_token(part: Any) -> bool:
+    """Whether a post-processor leaves the ids alone: none, ByteLevel (offsets), or a template of the text."""
+    if _has(part, "type", "TemplateProcessing"):
+        text_alone = [{"Sequence": {"id": "A", "type_id": 0}}]
+        return _has(part, "single", text_alone) and _has(part, "special_tokens", {})
+    return part is None or _has(part, "type", "ByteLevel")
+
+
+# What a part of tokenizer.json may be. Padding and truncation are not used: transformers writes those of its
+# last call into the file, so a pipeline saved after use has both. Those that would change ids are refused.
+_PARTS: dict[str, Callable[[Any], bool]] = {
+    "version": lambda part: part in (None, "1.0"),
+    "truncation": lambda part: part is None or _has(part, "direction", "Right"),
+    "padding": lambda part: part is None or _has(part, "strategy", "BatchLongest"),
+    "added_tokens": lambda part: isinstance(part, list),
+    "normalizer": lambda part: part == {"type": "NFC"},
+    "pre_tokenizer": lambda part: part in _PRE_TOKENIZERS,
+    "post_processor": _adds_no_token,
+    "decoder": lambda part: part is None or _has(part, "type", "ByteLevel"),
+    "model": lambda part: isinstance(part, dict),
+}
+_MODEL: dict[str, tuple[object, ...]] = {
+    "type": ("BPE",),
+    "dropout": (None,),
+    "unk_token": (None,),
+    "continuing_subword_prefix": (None, ""),
+    "end_of_word_suffix": (None, ""),
+    "fuse_unk": (None, False),
+    "byte_fallback": (None, False),
+    "ignore_merges": (None, False),
+}
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A checked byte-level BPE, and the entries of tokenizer.json's added tokens, which are not checked yet."""
+
+    file: Path  # the one to name in errors
+    ids: dict[str, int]
+    merges: list[tuple[str, str]]
+    added_entries: list[Any]
+
+
+def read_vocabulary(folder: Path) -> Vocabulary:
+    """The vocabulary in `folder`; ModelError if it is missing, broken, or not of the published Qwen2 form."""
+    file = folder / "tokenizer.json"
+    if os.path.lexists(file):
+        found = _tokenizer_json(file)
+    else:
+        file = folder / "vocab.json"
+        found = Vocabulary(file, json_object(file), _merges_txt(folder / "merges.txt"), [])
+    check_ids(file, found.ids)
+    absent = set(byte_symbols()) - found.ids.keys()
+    if absent:
+        refuse(file, f"has no token for {len(absent)} of the 256 bytes, so parts of a prompt would vanish")
+    _check_merges(found)
+    return found
+
+
+def refuse(file: Path, reason: str) -> NoReturn:
+    """Raise ModelError with the file, the reason and what to do."""
+    raise bad(file, f"{reason}; use the unchanged tokenizer folder of a Qwen-Image model") from None
+
+
+def refuse_value(file: Path, name: str, value: Any) -> NoReturn:
+    """Raise ModelError for a part that would make other ids than Qwen's tokenizer."""
+    refuse(file, f"{name} is not that of a Qwen2 tokenizer ({shown(value)})")
+
+
+def shown(value: Any) -> str:
+    """A short name for an untrusted value, without walking through it."""
+    if isinstance(value, dict):
+        return f"an object of type {shown(value.get('type'))}"
+    return f"a list of {len(value)}" if isinstance(value, list) else f"'{short(value, 40)}'"
+
+
+# Files
+
+
+def _read(file: Path) -> bytes:
+    opened = open_regular(file)
+    try:
+        if opened.size > MAX_BYTES[file.name]:
+            refuse(file, f"has {opened.size} bytes, at most {MAX_BYTES[file.name]} are read")
+        data = opened.read(0, opened.size)
+        opened.check_unchanged()
+    finally:
+        opened.close()
+    return data
+
+
+def json_object(file: Path) -> dict[str, Any]:
+    """The object in a JSON file within MAX_BYTES; ModelError otherwise."""
+    raw = _read(file).replace(NO_LENGTH_LIMIT, b"null")
+    value = strict_json(raw, file, depth=MAX_DEPTH, values=MAX_VALUES)
+    if not isinstance(value, dict):
+        refuse(file, f"must hold a JSON object, not {shown(value)}")
+    return value
+
+
+def _tokenizer_json(file: Path) -> Vocabulary:
+    parts = json_object(file)
+    for name, allowed in _PARTS.items():
+        if not allowed(parts.get(name)):
+            refuse_value(file, name, parts.get(name))
+    model = parts["model"]
+    for name, values in _MODEL.items():
+        if model.get(name) not in values:
+            refuse_value(file, f"model.{name}", model.get(name))
+    unknown = [*(parts.keys() - _PARTS.keys()), *(model.keys() - _MODEL.keys() - {"vocab", "merges"})]
+    if unknown:
+        refuse(file, f"has a part that is not known, '{short(unknown[0], 40)}'")
+    if not isinstance(model.get("vocab"), dict) or not isinstance(model.get("merges"), list):
+        refuse(file, "must have model.vocab, an object, and model.merges, a list")
+    merges = [_pair(file, merge) for merge in model["merges"]]
+    return Vocabulary(file, model["vocab"], merges, parts["added_tokens"])
+
+
+def _merges_txt(file: Path) -> list[tuple[str, str]]:
+    try:
+        lines = _read(file).decode("utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        refuse(file, f"is not UTF-8 at byte {error.start}")
+    return [_pair(file, line.removesuffix("\r")) for line in lines if not line.startswith("#version")]
+
+
+def _pair(file: Path, merge: Any) -> tuple[str, str]:
+    parts = merge.split(" ", 2) if isinstance(merge, str) else merge
+    if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(part, str) for part in parts):
+        refuse(file, f"has a merge that is not of two tokens ({shown(merge)})")
+    return parts[0], parts[1]
+
+
+# Vocabulary
+
+
+def byte_symbols() -> list[str]:
+    """The characters that stand for the 256 bytes in a byte-level vocabulary, in the order of the bytes.
+
+    GPT-2's table: a printable byte of Latin-1 stands for itself, the others for U+0100 and up.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+def check_ids(file: Path, ids: Mapping[str, Any]) -> None:
+    """ModelError unless the ids are different integers from 0 to MAX_ID - 1."""
+    for token, i in ids.items():
+        if type(i) is not int or not 0 <= i < MAX_ID:
+            refuse(file, f"gives '{short(token, 40)}' the id {shown(i)}, not an integer below {MAX_ID}")
+    if len(set(ids.values())) != len(ids):
+        refuse(file, "gives two tokens the same id")
+
+
+def _check_merges(found: Vocabulary) -> None:
+    for left, right in found.merges:
+        if left not in found.ids or right not in found.ids or left + right not in found.ids:
+            merge = f"'{short(left, 40)}' with '{short(right, 40)}'"
+            refuse(found.file, f"has a merge of {merge}, for which the vocabulary lacks a token")

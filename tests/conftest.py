@@ -1,0 +1,44 @@
+"""Before any test: fp32 means fp32, MLX compiles nothing on the CPU, and MLX finds a fast BLAS."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
+os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+
+import filelock
+import pytest
+import torch
+
+# MLX's Linux wheel carries a reference BLAS. With torch's own library loaded globally first, MLX's float32 matrix
+# products resolve to that one: over a hundred times faster when wide, and less error. Tests only.
+_TORCH_CPU = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+if _TORCH_CPU.exists():
+    ctypes.CDLL(str(_TORCH_CPU), mode=ctypes.RTLD_GLOBAL)
+torch.set_num_threads(1)  # several threads on few cores stall tiny models
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all workers of this run."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(shared_folder: Path) -> Iterator[Path]:
+    """A tiny Qwen-Image folder written by diffusers itself; see `tiny_model`."""
+    folder = shared_folder / "tiny-qwen-image"
+    with filelock.FileLock(f"{folder}.lock"):
+        if not (folder / "model_index.json").exists():
+            from tiny_model import write_tiny_model
+
+            write_tiny_model(folder)
+    yield folder

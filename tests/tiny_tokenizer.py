@@ -1,0 +1,135 @@
+"""A tokenizer of 541 tokens in the files of a published Qwen2 tokenizer, made in 0.1 s.
+
+Its merges are learned from the words below until each is one token. So Qwen's prompt template has 34 tokens before
+the prompt, as with Qwen's own vocabulary, and prompts about coloured shapes are short. The files are written by
+hand, because importing transformers takes seconds; `test_tokenizers.py` compares them with transformers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+from qwenimg.common.tokenizer_files import REGEX
+
+Pair = tuple[str, str]
+
+WORDS = (
+    "system Describe user assistant a the by of and on in is to with left right above below picture draw top bottom"
+    " Ġthe Ġimage Ġby Ġdetailing Ġcolor Ġshape Ġsize Ġtexture Ġquantity Ġtext Ġspatial Ġrelationships Ġof Ġobjects"
+    " Ġand Ġbackground Ġa Ġan Ġon Ġin Ġis Ġto Ġwith Ġleft Ġright Ġabove Ġbelow Ġpicture Ġtop Ġbottom Ġcenter"
+    " Ġcircle Ġsquare Ġtriangle Ġstar Ġdiamond Ġcross Ġring Ġheart Ġred Ġgreen Ġblue Ġyellow Ġorange Ġpurple"
+    " Ġpink Ġbrown Ġblack Ġwhite Ġgray Ġsmall Ġbig Ġlarge 一个 红色 绿色 蓝色 黄色 的 圆 方形 三角形 星 心 在 左边"
+    " 右边 上面 下面 背景"
+)
+SPECIAL_NAMES = (
+    "endoftext im_start im_end object_ref_start object_ref_end box_start box_end quad_start quad_end"
+    " vision_start vision_end vision_pad image_pad video_pad"
+)
+SPECIAL = tuple(f"<|{name}|>" for name in SPECIAL_NAMES.split())
+BYTES = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]  # those that stand for themselves
+OTHERS = [byte for byte in range(256) if byte not in BYTES]
+SYMBOL = {byte: chr(byte) for byte in BYTES} | {byte: chr(0x100 + i) for i, byte in enumerate(OTHERS)}
+
+
+@cache
+def tiny_vocabulary() -> tuple[dict[str, int], list[Pair]]:
+    """({token: id} without the special tokens, merges): 256 bytes, then one token for each merge."""
+    words = [[SYMBOL[byte] for byte in word.replace("Ġ", " ").encode()] for word in WORDS.split()]
+    merges: list[Pair] = []
+    while counts := Counter(pair for word in words for pair in pairwise(word)):
+        best = min(counts, key=lambda pair: (-counts[pair], pair))
+        merges.append(best)
+        words = [_merged(word, best) for word in words]
+    tokens = [*SYMBOL.values(), *("".join(pair) for pair in merges)]
+    return {token: i for i, token in enumerate(tokens)}, merges
+
+
+def _merged(word: list[str], pair: Pair) -> list[str]:
+    result: list[str] = []
+    for symbol in word:
+        if result and (result[-1], symbol) == pair:
+            result[-1] += symbol
+        else:
+            result.append(symbol)
+    return result
+
+
+def tiny_special_ids() -> dict[str, int]:
+    """The ids of the special tokens, which follow the vocabulary."""
+    return {token: len(tiny_vocabulary()[0]) + i for i, token in enumerate(SPECIAL)}
+
+
+def write_tiny_tokenizer(folder: Path, style: Literal["json", "vocab+merges", "both"] = "both") -> None:
+    """Write the tokenizer into `folder`: tokenizer.json, or vocab.json with merges.txt, or both, and its config."""
+    folder.mkdir(parents=True, exist_ok=True)
+    vocab, merges = tiny_vocabulary()
+    _write(folder / "tokenizer_config.json", tokenizer_config())
+    if style != "vocab+merges":
+        _write(folder / "tokenizer.json", tokenizer_json())
+    if style != "json":
+        _write(folder / "vocab.json", vocab)
+        _write(folder / "added_tokens.json", tiny_special_ids())
+        lines = ["#version: 0.2", *(" ".join(pair) for pair in merges)]
+        (folder / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _write(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+
+def _options(token: str) -> dict[str, Any]:
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {"content": token, **flags}
+
+
+def tokenizer_config() -> dict[str, Any]:
+    """tokenizer_config.json."""
+    return {
+        "add_bos_token": False,
+        "add_prefix_space": False,
+        "added_tokens_decoder": {str(i): _options(token) for token, i in tiny_special_ids().items()},
+        "additional_special_tokens": list(SPECIAL[1:]),
+        "bos_token": None,
+        "clean_up_tokenization_spaces": False,
+        "eos_token": "<|im_end|>",
+        "errors": "replace",
+        "model_max_length": 131072,
+        "pad_token": "<|endoftext|>",
+        "split_special_tokens": False,
+        "tokenizer_class": "Qwen2Tokenizer",
+        "unk_token": None,
+    }
+
+
+def tokenizer_json() -> dict[str, Any]:
+    """tokenizer.json, in the form of the published files."""
+    vocab, merges = tiny_vocabulary()
+    split = {"type": "Split", "pattern": {"Regex": REGEX}, "behavior": "Isolated", "invert": False}
+    as_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": i, **_options(token)} for token, i in tiny_special_ids().items()],
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, as_bytes]},
+        "post_processor": as_bytes,
+        "decoder": as_bytes,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": "",
+            "end_of_word_suffix": "",
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": vocab,
+            "merges": [list(pair) for pair in merges],
+        },
+    }
