@@ -26,6 +26,7 @@ from qwenimg.common.precision import BYTES, Precision
 from qwenimg.common.probes import first_non_finite
 from qwenimg.common.result import Result, Step
 from qwenimg.common.samplers import Schedule, euler_step, flow_schedule
+from qwenimg.common.version import __version__
 
 MULTIPLE = 16  # pixels: sizes are rendered at the next multiple and cropped
 TEXT_TOKENS = 512  # of a prompt that the transformer sees, as in the reference
@@ -373,8 +374,6 @@ class Pipeline:
     def _recipe(
         self, request: Request, schedule: Schedule, initial: NDArray[np.float32], warnings: list[str]
     ) -> Recipe:
-        from qwenimg import __version__
-
         components = {name: self.precision.compute_dtype(name) for name in ("text", "transformer", "vae")}
         return Recipe(
             format=FORMAT,

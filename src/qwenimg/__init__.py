@@ -13,11 +13,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qwenimg.common.version import __version__
+
 if TYPE_CHECKING:
     from qwenimg.common.pipeline import Pipeline
     from qwenimg.common.result import Result, Step
 
-__version__ = "0.1.0"
 __all__ = ["Pipeline", "Result", "Step", "__version__", "load"]
 
 MAX_FP32_ERROR = 1e-5
