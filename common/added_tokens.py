@@ -14,7 +14,7 @@ from typing import Any
 from qwenimg.common.tokenizer_files import Vocabulary, check_ids, json_object, refuse, refuse_value, shown
 from qwenimg.common.untrusted import short
 
-MAX_ADDED = 4096
+MAX_ADDED = 1024
 MAX_LENGTH = 256  # characters
 
 # The entries of tokenizer_config.json that would change ids, with the values that do not.

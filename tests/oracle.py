@@ -1,0 +1,62 @@
+"""diffusers as the reference for the whole pipeline, with its known defects worked around in this one place.
+
+- One prompt and one image at a time: with several it orders masks and embeddings differently.
+- It runs in the dtype that it is loaded in and rounds the timestep to it; `dtype` chooses.
+- One torch thread (conftest): tiny models stall on several, and results differ between thread counts.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from qwenimg.common.geometry import pack, unpack
+
+
+@cache
+def pipeline(folder: Path, dtype: torch.dtype = torch.float32):
+    import diffusers
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    diffusers.utils.logging.set_verbosity_error()
+    pipe = diffusers.QwenImagePipeline.from_pretrained(folder, torch_dtype=dtype)
+    pipe.set_progress_bar_config(disable=True)
+    pipe.vae.to(torch.float32)  # our policy keeps the VAE in float32; the reference decodes in its dtype
+    return pipe
+
+
+def generate(
+    folder: Path,
+    prompt: str,
+    latents: np.ndarray,
+    *,
+    negative_prompt: str | None = " ",
+    steps: int = 5,
+    guidance: float = 4.0,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[np.ndarray, np.ndarray]:
+    """diffusers' final latents [1, C, h, w] and pixels [H, W, 3] as uint8 values in float64."""
+    pipe = pipeline(folder, dtype)
+    height, width = latents.shape[2] * 8, latents.shape[3] * 8
+    final = pipe(
+        prompt=prompt,
+        negative_prompt=negative_prompt,
+        true_cfg_scale=guidance,
+        width=width,
+        height=height,
+        num_inference_steps=steps,
+        latents=torch.from_numpy(pack(latents)).to(dtype),
+        output_type="latent",
+    ).images
+    final = unpack(final.float().numpy(), *latents.shape[2:])
+    config = pipe.vae.config
+    mean, std = (torch.tensor(v)[None, :, None, None] for v in (config.latents_mean, config.latents_std))
+    with torch.no_grad():
+        z = torch.from_numpy(final) / (1.0 / std) + mean
+        pixels = pipe.vae.decode(z[:, :, None], return_dict=False)[0][:, :, 0]
+    image = pipe.image_processor.postprocess(pixels, output_type="np")[0]
+    return final, (image * 255).round().astype(np.float64)
