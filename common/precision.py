@@ -24,7 +24,7 @@ BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 PLACES: Mapping[str, str] = {
     "final_norm": "norm_out, its modulation and proj_out; the prediction stays float32 for the sampler (switchable)",
     "modulation": "the timestep embedding and every block's shift, scale and gate",
-    "residual": "the residual streams of the transformer and the text encoder",
+    "residual": "the residual streams of transformer and text encoder, from img_in and txt_in on, which start them",
     "timestep": "the timestep and its sinusoid (switchable: `rounded` is what diffusers does in half precision)",
     "rope": "RoPE tables, made in float64, and the rotation",
     "softmax": "attention scores and their softmax",
@@ -34,6 +34,7 @@ PLACES: Mapping[str, str] = {
 }
 
 _FINAL_NORM = re.compile(r"(norm_out|proj_out)\.")
+_STREAM_START = re.compile(r"(img_in|txt_in)\.")
 _MODULATION = re.compile(r"time_text_embed\.|transformer_blocks\.\d+\.(img|txt)_mod\.")
 _ALIASES = {
     "f32": "fp32", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "f16": "fp16",
@@ -72,6 +73,8 @@ class Precision:
         """The dtype that the tensor `key` of `component` is loaded in, hence that its layer computes in."""
         dtype = self.compute_dtype(component)
         if component == "transformer" and self.final_norm and _FINAL_NORM.match(key):
+            return at_least_float32(dtype)
+        if component == "transformer" and self.residual and _STREAM_START.match(key):
             return at_least_float32(dtype)
         if component == "transformer" and self.modulation and _MODULATION.match(key):
             return at_least_float32(dtype)
