@@ -90,24 +90,6 @@ def check_class(folder: Path) -> None:
     raise ModelError(f"{clean(index)}: pipeline {clean(name)!r} is not supported; expected {PIPELINE!r}")
 
 
-def describe(path: Path) -> str:
-    """Several lines about a model folder, for people: layout, sizes, dtypes. Raises ModelError where it is broken."""
-    model = open_model(path)
-    try:
-        lines = ["layout: diffusers (Qwen-Image), complete: no missing, extra or mis-shaped tensor"]
-        for plan in (model.transformer, model.text, model.vae):
-            dtypes = ", ".join(f"{count} {dtype}" for dtype, count in sorted(plan.dtypes.items()))
-            size = f"{plan.parameters / 1e6:,.1f} M parameters, {plan.nbytes / 1e9:.2f} GB used"
-            lines.append(f"{plan.component}: {len(plan.entries)} tensors used ({dtypes}), {size}")
-        dit = model.transformer_config
-        lines.append(
-            f"transformer: {dit.num_layers} blocks, {dit.num_attention_heads} heads x {dit.attention_head_dim}"
-        )
-        return "\n".join(lines)
-    finally:
-        model.close()
-
-
 def _config(cls: type[Config], path: Path, ignored: frozenset[str] = _SCHEDULER_IGNORED) -> Config:
     data = read_json(path)
     name = data.get("_class_name")

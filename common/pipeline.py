@@ -185,7 +185,6 @@ class Pipeline:
     # The run
 
     def _generate(self, request: Request, warnings: list[str]) -> Iterator[Step | Result]:
-        self._timing = {}
         width, height = geometry.render_size(request.width, request.height, MULTIPLE)
         scale = self.model.vae_config.scale
         rows, columns = height // scale, width // scale
@@ -221,11 +220,12 @@ class Pipeline:
         if blank:
             self.notify("warning", blank)
         warnings += [blank] if blank else []
+        timing, self._timing = self._timing, {}
         yield Result(
             pixels=pixels,
             latents=latents,
             recipe=self._recipe(request, schedule, initial, warnings),
-            timing=dict(self._timing),
+            timing=timing,
             shapes=_shapes(texts, initial, grid, pixels),
             warnings=warnings,
         )

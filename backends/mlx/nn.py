@@ -176,10 +176,10 @@ def add(x: Array, update: Array) -> Array:
 
 
 def chunks(modulation: Array, count: int, index: Array | None) -> tuple[Array, ...]:
-    """`count` vectors out of modulation rows [R count*C]: each [1 1 C], or [1 L C] when `index` [L] gives each
-    token its row."""
+    """`count` vectors out of modulation rows [R count*C]: each [R 1 C] (R is 1, or the batch), or [1 L C] when
+    `index` [L] gives each token its row."""
     parts = mx.split(modulation, count, axis=-1)
-    return tuple(part[None] if index is None else part[index][None] for part in parts)
+    return tuple(part[:, None] if index is None else part[index][None] for part in parts)
 
 
 @_fused

@@ -135,10 +135,10 @@ def add(x: Tensor, update: Tensor) -> Tensor:
 
 
 def chunks(modulation: Tensor, count: int, index: Tensor | None) -> tuple[Tensor, ...]:
-    """`count` vectors out of modulation rows [R count*C]: each [1 1 C], or [1 L C] when `index` [L] gives each
-    token its row."""
+    """`count` vectors out of modulation rows [R count*C]: each [R 1 C] (R is 1, or the batch), or [1 L C] when
+    `index` [L] gives each token its row."""
     parts = modulation.chunk(count, dim=-1)
-    return tuple(part[None] if index is None else part[index][None] for part in parts)
+    return tuple(part[:, None] if index is None else part[index][None] for part in parts)
 
 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,0 +1,150 @@
+"""What is in a model's folder or file, for people: from configurations and headers alone, broken or not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+
+from qwenimg.common.component_files import find_files
+from qwenimg.common.config_file import parse, read_json
+from qwenimg.common.errors import ModelError, clean
+from qwenimg.common.model import check_class
+from qwenimg.common.models import qwen_dit, qwen_vae, qwen_vl
+from qwenimg.common.models.qwen_dit import QwenDiTConfig
+from qwenimg.common.models.qwen_vae import QwenVAEConfig
+from qwenimg.common.models.qwen_vl import QwenVLConfig
+from qwenimg.common.params import Manifest, Shape
+from qwenimg.common.safetensors_header import Stored, read_header
+
+SHOWN = 5  # names of a kind
+COMPONENTS = ("transformer", "text_encoder", "vae")
+
+# Layouts by a key that only they have; the first match counts.
+_LAYOUTS = (
+    ("lora_", "LoRA (not supported yet)"),
+    ("model.diffusion_model.transformer_blocks.", "Qwen-Image transformer, ComfyUI prefix (not supported yet)"),
+    ("model.diffusion_model.input_blocks.", "Stable Diffusion, single file (not supported yet)"),
+    ("transformer_blocks.0.img_mod.1.weight", "Qwen-Image transformer, diffusers names"),
+    ("decoder.up_blocks.0.resnets.0.norm1.gamma", "Qwen-Image VAE, diffusers names"),
+    ("visual.", "Qwen2.5-VL, transformers names"),
+    ("down_blocks.", "a UNet or VAE, diffusers names (not supported yet)"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """Lines for people, and whether everything fits together."""
+
+    lines: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+
+def describe(path: Path) -> Description:
+    """Of a folder in diffusers layout, one component's folder, or one safetensors file. Raises ModelError where nothing
+    can be said at all."""
+    if path.is_dir() and (path / "model_index.json").exists():
+        return _folder(path)
+    if path.is_dir() and (path / "config.json").exists():
+        return _component(path)
+    return _file(path)
+
+
+def _folder(folder: Path) -> Description:
+    whole = Description(lines=["layout: diffusers folder"])
+    try:
+        check_class(folder)
+        whole.lines.append("pipeline: Qwen-Image, text to image")
+    except ModelError as error:
+        whole.faults.append(str(error))
+        return whole
+    for name in COMPONENTS:
+        try:
+            part = _component(folder / name)
+        except ModelError as error:
+            whole.faults.append(str(error))
+            continue
+        whole.lines.extend(part.lines)
+        whole.faults.extend(part.faults)
+    return whole
+
+
+def _component(folder: Path) -> Description:
+    """One component against the manifest of its configuration."""
+    manifest, rename = _expected(folder)
+    tensors = _tensors(find_files(folder).files)
+    named: dict[str, Stored] = {}
+    unused = 0
+    for key, stored in tensors.items():
+        name = rename(key)
+        unused += name is None
+        if name is not None:
+            named[name] = stored
+    part = Description(lines=[_summary(folder.name, named)])
+    if unused:
+        part.lines.append(f"{folder.name}: {unused} tensors are known and not needed")
+    shapes = {name: stored.shape for name, stored in named.items()}
+    for kind, names in _differences(shapes, manifest):
+        part.faults.append(f"{folder.name}: {len(names)} {kind}: {_listed(names)}")
+    return part
+
+
+def _expected(folder: Path) -> tuple[Manifest, Callable[[str], str | None]]:
+    """The manifest of the component in `folder`, by its configuration, and the renaming of its keys."""
+    path = folder / "config.json"
+    data = read_json(path)
+    name = str(data.get("_class_name"))
+    if name == qwen_dit.CLASS_NAME:
+        return qwen_dit.manifest(parse(QwenDiTConfig, data, source=path, ignored=qwen_dit.IGNORED_CONFIG)), _same
+    if name == qwen_vae.CLASS_NAME:
+        return qwen_vae.manifest(parse(QwenVAEConfig, data, source=path, ignored=qwen_vae.IGNORED_CONFIG)), _same
+    if data.get("model_type") == "qwen2_5_vl":
+        fields = qwen_vl.language_fields(data)
+        return qwen_vl.manifest(parse(QwenVLConfig, fields, source=path)), qwen_vl.rename
+    kind = name if "_class_name" in data else data.get("model_type")
+    raise ModelError(f"{clean(path)}: a {clean(kind, 60)!r} is not a component that this version knows")
+
+
+def _file(path: Path) -> Description:
+    tensors = _tensors(find_files(path).files)
+    layout = next((text for key, text in _LAYOUTS if any(key in name for name in tensors)), "unknown")
+    return Description(lines=[f"layout: {layout}", _summary("file", tensors), f"first tensors: {_listed(tensors)}"])
+
+
+def _tensors(files: Iterable[Path]) -> dict[str, Stored]:
+    found: dict[str, Stored] = {}
+    for path in files:
+        header = read_header(path)
+        header.file.close()
+        found.update(header.tensors)
+    return found
+
+
+def _summary(name: str, tensors: Mapping[str, Stored]) -> str:
+    dtypes = Counter(stored.dtype for stored in tensors.values())
+    parameters = sum(prod(stored.shape) for stored in tensors.values())
+    size = sum(stored.end - stored.begin for stored in tensors.values())
+    kinds = ", ".join(f"{count} {dtype}" for dtype, count in sorted(dtypes.items()))
+    return f"{name}: {len(tensors)} tensors ({kinds}), {parameters / 1e6:,.1f} M parameters, {size / 1e9:.2f} GB"
+
+
+def _differences(found: Mapping[str, Shape], expected: Mapping[str, Shape]) -> list[tuple[str, list[str]]]:
+    common = found.keys() & expected.keys()
+    kinds = (
+        ("missing", sorted(expected.keys() - found.keys())),
+        ("extra", sorted(found.keys() - expected.keys())),
+        ("of another shape", sorted(name for name in common if tuple(found[name]) != expected[name])),
+    )
+    return [(kind, names) for kind, names in kinds if names]
+
+
+def _listed(names: Iterable[str]) -> str:
+    every = list(names)
+    more = f" and {len(every) - SHOWN} more" if len(every) > SHOWN else ""
+    return ", ".join(clean(name, 80) for name in every[:SHOWN]) + more
+
+
+def _same(key: str) -> str | None:
+    return key

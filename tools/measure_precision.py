@@ -1,0 +1,120 @@
+"""What each precision policy costs, on two full-width blocks of Qwen-Image against float64, on both backends.
+
+    python tools/measure_precision.py            # measures (about 4 minutes, 8 GB) and writes docs/precision.md
+    python tools/measure_precision.py --tables   # writes the tables again from docs/results/precision.json
+
+The weights are random in bfloat16, 64 image and 24 text tokens. NMSE is |a - r|^2 / |r|^2 of the predicted velocity, r
+from the torch twin in float64, which tests hold against diffusers in double.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import tempfile
+from pathlib import Path
+
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
+os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
+
+import numpy as np
+import torch
+from doc_tables import DOCS, table, write
+from safetensors.torch import save_file
+
+from qwenimg import backends
+from qwenimg.common import checkpoint, conditioning, precision
+from qwenimg.common.models import qwen_dit
+from qwenimg.common.precision import FP64, PLACES, Precision
+
+POLICIES = ("fp32", "bf16", "bf16,final_norm=off", "bf16-plain", "fp16-plain")
+CONFIG = qwen_dit.QwenDiTConfig(num_layers=2)
+RESULT = DOCS / "results" / "precision.json"
+COMMAND = "python tools/measure_precision.py"
+
+
+def write_weights(folder: Path) -> None:
+    """Random bfloat16 weights by the manifest, with gains about 1 and small biases."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = {}
+    for key, shape in qwen_dit.manifest(CONFIG).items():
+        value = torch.randn(shape, generator=generator) * 0.02
+        tensors[key] = (value * 5 + 1 if "norm" in key and len(shape) == 1 else value).bfloat16()
+    save_file(tensors, folder / "diffusion_pytorch_model.safetensors")
+
+
+def velocity(backend: str, policy: Precision, plan: checkpoint.LoadPlan) -> np.ndarray:
+    """One prediction [1, 64, 64]."""
+    random = np.random.default_rng(0)
+    latents = random.standard_normal((1, 64, 64)).astype(np.float32)
+    text = random.standard_normal((1, 24, 3584)).astype(np.float32)
+    engine = backends.load(backend)
+    transformer = engine.transformer(CONFIG, plan, policy)
+    modulation = transformer.modulate(conditioning.time_rows(CONFIG, [713.2], policy.time_dtype()))
+    array = (lambda x: torch.from_numpy(x).double()) if policy is FP64 else engine.array
+    condition = transformer.condition([array(text)], [(1, 8, 8)])
+    return engine.numpy(transformer.predict(array(latents), condition, modulation, 0)).astype(np.float64)
+
+
+def error(a: np.ndarray, reference: np.ndarray) -> float:
+    return float(np.sum((a - reference) ** 2) / np.sum(reference**2))
+
+
+def measure() -> dict[str, object]:
+    rows = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        write_weights(Path(temporary))
+        plan = checkpoint.plan(Path(temporary), "transformer", qwen_dit.manifest(CONFIG))
+        reference = velocity("cpu", FP64, plan)
+        for name in POLICIES:
+            policy = precision.parse(name, on_gpu=False)
+            ours = {backend: velocity(backend, policy, plan) for backend in ("cpu", "mlx")}
+            rows[name] = {backend: error(value, reference) for backend, value in ours.items()}
+            rows[name]["mutual"] = error(ours["cpu"], ours["mlx"])
+            print(name, rows[name], flush=True)
+        plan.close()
+    versions = backends.load("cpu").versions() | backends.load("mlx").versions()
+    return {"command": COMMAND, "versions": versions, "nmse": rows}
+
+
+def write_tables(result: dict[str, dict[str, dict[str, float]]]) -> None:
+    rows = [[f"`{name}`", *(f"{row[k]:.1e}" for k in ("cpu", "mlx", "mutual"))] for name, row in result["nmse"].items()]
+    write(
+        "precision.md",
+        "cost",
+        table(["policy", "torch against float64", "MLX against float64", "MLX against torch"], rows),
+    )
+    bases = [precision.parse(name, on_gpu=False) for name in precision.BASES]
+    components = [
+        [
+            f"`{p.name}`",
+            p.text,
+            p.transformer,
+            p.vae,
+            p.places()["final_norm"],
+            p.places()["modulation"],
+            p.places()["residual"],
+        ]
+        for p in bases
+    ]
+    heads = ["policy", "text encoder", "transformer", "VAE", "final_norm", "modulation", "residual"]
+    write("precision.md", "policies", table(heads, components))
+    write("precision.md", "places", table(["place", "what is in it"], [[f"`{k}`", v] for k, v in PLACES.items()]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", action="store_true", help="only write the tables again")
+    if not parser.parse_args().tables:
+        library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+        if library.exists():  # a fast BLAS for MLX's Linux wheel, whose own is a hundred times slower
+            ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+        RESULT.parent.mkdir(exist_ok=True)
+        RESULT.write_text(json.dumps(measure(), indent=1) + "\n")
+    write_tables(json.loads(RESULT.read_text()))
+
+
+if __name__ == "__main__":
+    main()
