@@ -101,7 +101,7 @@ def _identity(status: os.stat_result) -> tuple[int, int, int]:
 def _why_not(path: Path, error: OSError | ValueError) -> str:
     if isinstance(error, FileNotFoundError):
         link = path.is_symlink()
-        return "is a link to a file that does not exist" if link else "does not exist: download the model again"
+        return "is a link to a file that does not exist" if link else "does not exist"
     if isinstance(error, OSError):
         return f"cannot be opened: {error.strerror}"
     return "cannot be opened: its name holds a null byte"

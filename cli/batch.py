@@ -1,0 +1,193 @@
+"""From flags, a recipe and a prompt file to the list of pictures to make, all checked before a model is opened."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, cast
+
+from qwenimg.cli.options import MAX_PICTURES, Fields, check, seeds, sides
+from qwenimg.common.errors import ModelError, UsageError
+from qwenimg.common.untrusted import bad, open_regular, short, strict_json
+
+MAX_PROMPT_FILE = 64 << 20  # bytes
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "prompt": ((str,), "a text"),
+    "negative_prompt": ((str,), "a text"),
+    "width": ((int,), "a whole number"),
+    "height": ((int,), "a whole number"),
+    "size": ((str,), "a text"),
+    "aspect": ((str,), "a text"),
+    "steps": ((int,), "a whole number"),
+    "guidance": ((int, float), "a number"),
+    "seed": ((int, str), "a whole number or a text"),
+    "num_images": ((int,), "a whole number"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """One picture to make. What is None is left to the model."""
+
+    index: int  # from 1
+    prompt: str
+    negative_prompt: str | None
+    width: int | None
+    height: int | None
+    steps: int | None
+    guidance: float | None
+    seed: int
+    path: Path | None  # absolute; None for standard output
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """What a picture's own recipe says about how to make it again."""
+
+    fields: Fields
+    model: str
+    precision: str
+    noise_given: bool  # its noise came from --latents, so that its seed says nothing
+    noise_sha256: str
+
+
+def read_replay(path: Path) -> Replay:
+    """The recipe in the PNG at `path`. Raises ModelError."""
+    from qwenimg.common.metadata import recipe_from_png
+
+    recipe = recipe_from_png(path)
+    fields = Fields(
+        prompt=recipe["prompt"],
+        width=recipe["width"],
+        height=recipe["height"],
+        steps=recipe["steps"],
+        guidance=recipe["guidance"],
+        seed=str(recipe["seed"]),
+    )
+    if recipe["guidance"] > 1:  # else it was not used, and is not recorded
+        fields["negative_prompt"] = recipe["negative_prompt"]
+    return Replay(
+        fields=fields,
+        model=recipe["model"],
+        precision=recipe["precision"].get("name", "auto"),
+        noise_given=recipe["rng"] == "given",
+        noise_sha256=recipe["noise_sha256"],
+    )
+
+
+def read_prompts(source: str) -> list[tuple[str, Fields]]:
+    """Of each line of a prompt file (`-`: standard input) that is not blank, where it is and what it says.
+
+    A line that starts with { is a JSON object, any other a prompt. Raises ModelError naming file and line."""
+    name, raw = ("standard input", _read_input()) if source == "-" else (source, _read_file(Path(source)))
+    found: list[tuple[str, Fields]] = []
+    for number, line in enumerate(raw.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+        where = f"{name}:{number}"
+        if len(found) > MAX_PICTURES:
+            raise bad(where, f"more than {MAX_PICTURES} prompts; split the file")
+        if line.strip().startswith(b"{"):
+            found.append((where, _object(line.strip(), where)))
+        elif line.strip():
+            try:
+                found.append((where, Fields(prompt=line.decode("utf-8").strip())))
+            except UnicodeDecodeError as error:
+                raise bad(where, f"is not UTF-8 (byte {error.start})") from None
+    if not found:
+        raise bad(name, "has no prompts; give one on each line")
+    return found
+
+
+def pictures(
+    base: Fields, lines: Sequence[tuple[str, Fields]] | None, output: str | None, *, overwrite: bool
+) -> list[Picture]:
+    """Every prompt with every seed, and the file of each. `lines` override `base`. Raises UsageError, ModelError."""
+    from qwenimg.common import files
+
+    # So far below 2^32 that counting up from it stays there.
+    chance = secrets.randbelow(2**32 - MAX_PICTURES)
+    check(base)
+    seeds(base, chance)
+    wanted: list[tuple[Fields, int]] = []
+    for where, line in lines if lines is not None else [("", Fields())]:
+        merged = cast(Fields, {**base, **line})
+        try:
+            if "prompt" not in merged:
+                raise UsageError("no prompt")
+            check(merged)
+            wanted += [(merged, seed) for seed in seeds(merged, chance)]
+        except UsageError as error:
+            raise bad(where, str(error)) if where else error from None
+        if len(wanted) > MAX_PICTURES:
+            raise UsageError(f"more than {MAX_PICTURES} pictures; run several times")
+    now = datetime.now()
+    made = [_picture(fields, seed, i, len(wanted) > 1, output, now) for i, (fields, seed) in enumerate(wanted, 1)]
+    paths = [picture.path for picture in made if picture.path is not None]
+    files.check_distinct(paths)
+    for path in paths:
+        files.check_output(path, overwrite=overwrite)
+    return made
+
+
+def _picture(fields: Fields, seed: int, index: int, several: bool, output: str | None, now: datetime) -> Picture:
+    from qwenimg.common import files
+
+    path = None
+    if output != "-":
+        path = files.output_path(output, seed=seed, index=index, prompt=fields["prompt"], now=now, several=several)
+        path = Path(os.path.abspath(path))  # noqa: PTH100 (resolve would follow a link that is to be replaced)
+    return Picture(
+        index=index,
+        prompt=fields["prompt"],
+        negative_prompt=fields.get("negative_prompt"),
+        width=fields.get("width"),
+        height=fields.get("height"),
+        steps=fields.get("steps"),
+        guidance=fields.get("guidance"),
+        seed=seed,
+        path=path,
+    )
+
+
+def _object(line: bytes, where: str) -> Fields:
+    data = strict_json(line, where, depth=1, values=100)
+    if not isinstance(data, dict):
+        raise bad(where, "is not a JSON object")
+    for key, value in data.items():
+        if key not in _TYPES:
+            raise bad(where, f"unknown field {short(key, 40)!r}; known are {', '.join(_TYPES)}")
+        types, expected = _TYPES[key]
+        if not isinstance(value, types) or isinstance(value, bool):
+            raise bad(where, f"{key} is {short(value, 40)!r}; expected {expected}")
+    return _fields(data, where)
+
+
+def _fields(data: dict[str, Any], where: str) -> Fields:
+    size = {key: data.pop(key, None) for key in ("width", "height", "size", "aspect")}
+    if "seed" in data:
+        data["seed"] = str(data["seed"])
+    try:
+        return cast(Fields, {**data, **sides(**size)})
+    except UsageError as error:
+        raise bad(where, str(error)) from None
+
+
+def _read_file(path: Path) -> bytes:
+    with contextlib.closing(open_regular(path)) as file:
+        if file.size > MAX_PROMPT_FILE:
+            raise bad(path, f"has {file.size:,} bytes; a prompt file has at most {MAX_PROMPT_FILE:,}")
+        return file.read(0, file.size)
+
+
+def _read_input() -> bytes:
+    if sys.stdin is None:
+        raise ModelError("--prompt-file -: there is no standard input")
+    raw = sys.stdin.buffer.read(MAX_PROMPT_FILE + 1)
+    if len(raw) > MAX_PROMPT_FILE:
+        raise ModelError(f"standard input: more than {MAX_PROMPT_FILE:,} bytes of prompts")
+    return raw

@@ -1,0 +1,250 @@
+"""Checks what was asked for, opens the model, makes each picture and writes it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import qwenimg
+from qwenimg.cli import failures, streams
+from qwenimg.cli.batch import Picture, Replay, pictures, read_prompts, read_replay
+from qwenimg.cli.options import Fields, parse_debug, sides
+from qwenimg.cli.progress import Report
+from qwenimg.cli.signals import Stop
+from qwenimg.common import files
+from qwenimg.common.errors import DoesNotFit, ModelError, NumericsError, UsageError, clean
+
+if TYPE_CHECKING:
+    from qwenimg import Pipeline, Result
+
+LATENTS = (".npy", ".safetensors")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    """The options, by click's names for them. What was not given is None."""
+
+    words: tuple[str, ...]
+    prompt: str | None
+    negative_prompt: str | None
+    prompt_file: str | None
+    replay: Path | None
+    size: str | None
+    aspect: str | None
+    width: int | None
+    height: int | None
+    steps: int | None
+    guidance: float | None
+    seed: str | None
+    num_images: int | None
+    model: str | None
+    backend: str
+    precision: str | None
+    offline: bool
+    latents: Path | None
+    output: str | None
+    overwrite: bool
+    save_latents: Path | None
+    no_metadata: bool
+    json: bool
+    quiet: bool
+    debug: str | None
+
+
+def draw(flags: Flags, stop: Stop) -> int:
+    """The whole run; its exit code. Raises QwenimgError, before any model is opened where that is possible."""
+    report = Report(as_json=flags.json, quiet=flags.quiet, debug=parse_debug(flags.debug))
+    replay = None if flags.replay is None else read_replay(flags.replay)
+    wanted = _wanted(flags, replay)
+    _check_files(flags, replay, wanted)
+    noise = None if flags.latents is None else files.read_latents(flags.latents)
+    for folder in {picture.path.parent for picture in wanted if picture.path is not None}:
+        files.sweep(folder)
+    try:
+        pipe = _open(flags, replay, report)
+        report.headline(pipe.headline())
+        wanted = [_completed(picture, pipe) for picture in wanted]
+        report.plan(pipe, wanted)
+        pipe.prepare(_texts(wanted, pipe))
+        return _draw_all(pipe, wanted, noise, flags, replay, report, stop)
+    finally:
+        report.give_up()
+
+
+# Before the model is opened
+
+
+def _wanted(flags: Flags, replay: Replay | None) -> list[Picture]:
+    prompt = _prompt(flags)
+    if prompt is not None and flags.prompt_file is not None:
+        raise UsageError("a prompt and --prompt-file; give one of them")
+    base = Fields() if replay is None else replay.fields.copy()
+    base.update(sides(flags.width, flags.height, flags.size, flags.aspect))
+    if prompt is not None:
+        base["prompt"] = prompt
+    if flags.negative_prompt is not None:
+        base["negative_prompt"] = flags.negative_prompt
+    if flags.steps is not None:
+        base["steps"] = flags.steps
+    if flags.guidance is not None:
+        base["guidance"] = flags.guidance
+    if flags.seed is not None:
+        base["seed"] = flags.seed
+    if flags.num_images is not None:
+        base["num_images"] = flags.num_images
+    lines = None if flags.prompt_file is None else read_prompts(flags.prompt_file)
+    return pictures(base, lines, flags.output, overwrite=flags.overwrite)
+
+
+def _prompt(flags: Flags) -> str | None:
+    """The one prompt of the command line. Raises UsageError if there are two."""
+    if len(flags.words) > 1:
+        shown = clean(" ".join(flags.words), 80)
+        raise UsageError(f'{len(flags.words)} words where one prompt is expected; quote the prompt: "{shown}"')
+    if flags.words and flags.prompt is not None:
+        raise UsageError(f"two prompts: {clean(flags.words[0], 60)!r} and that of -p; give one")
+    return flags.words[0] if flags.words else flags.prompt
+
+
+def _check_files(flags: Flags, replay: Replay | None, wanted: Sequence[Picture]) -> None:
+    """What can be refused about files and precision without a model. Raises UsageError."""
+    from qwenimg.common import precision
+
+    precision.parse(flags.precision or "auto", on_gpu=False)
+    if flags.output == "-":
+        if len(wanted) > 1:
+            raise UsageError(f"-o -: standard output takes one picture, this run makes {len(wanted)}")
+        if flags.json:
+            raise UsageError("-o - and --json both write to standard output; give one of them")
+        if sys.stdout is not None and sys.stdout.isatty():
+            raise UsageError("-o -: a terminal cannot take a PNG; send the output to a file or a program")
+    if flags.latents is not None and len({picture.prompt for picture in wanted}) < len(wanted):
+        raise UsageError("--latents takes the place of the seed: several seeds would make one picture; give one")
+    if replay is not None and replay.noise_given and flags.latents is None and flags.seed is None:
+        raise UsageError("--from: the noise of that picture was given with --latents; give the same file, or a seed")
+    if flags.save_latents is not None:
+        if len(wanted) > 1:
+            raise UsageError(f"--save-latents: one file takes one picture's, this run makes {len(wanted)}")
+        if flags.save_latents.suffix.lower() not in LATENTS:
+            raise UsageError(
+                f"--save-latents {clean(flags.save_latents, 120)}: let the name end in .npy or .safetensors"
+            )
+        files.check_output(flags.save_latents, overwrite=flags.overwrite)
+
+
+def _open(flags: Flags, replay: Replay | None, report: Report) -> Pipeline:
+    model, precision = flags.model, flags.precision
+    if replay is not None:
+        model, precision = model or replay.model, precision or replay.precision
+    try:
+        return qwenimg.load(model, flags.backend, precision or "auto", offline=flags.offline, notify=report.notify)
+    except ModelError as error:
+        if flags.model is None and replay is not None:
+            raise ModelError(
+                f"{error} (the model that {clean(flags.replay, 60)} names; give another with -m)"
+            ) from None
+        raise
+
+
+# With it
+
+
+def _completed(picture: Picture, pipe: Pipeline) -> Picture:
+    """`picture` with the model's defaults where nothing was said, but for the negative prompt."""
+    d = pipe.defaults
+    return replace(
+        picture,
+        width=d.width if picture.width is None else picture.width,
+        height=d.height if picture.height is None else picture.height,
+        steps=d.steps if picture.steps is None else picture.steps,
+        guidance=d.guidance if picture.guidance is None else picture.guidance,
+    )
+
+
+def _texts(wanted: Sequence[Picture], pipe: Pipeline) -> list[str]:
+    """Every text to encode, once."""
+    texts: dict[str, None] = {}
+    for picture in wanted:
+        texts[picture.prompt] = None
+        if picture.guidance is not None and picture.guidance > 1:
+            negative = picture.negative_prompt
+            texts[pipe.defaults.negative_prompt if negative is None else negative] = None
+    return list(texts)
+
+
+def _draw_all(
+    pipe: Pipeline,
+    wanted: Sequence[Picture],
+    noise: Any,
+    flags: Flags,
+    replay: Replay | None,
+    report: Report,
+    stop: Stop,
+) -> int:
+    made, failed = 0, list[int]()
+    for picture in wanted:
+        report.begin(picture)
+        start = time.monotonic()
+        try:
+            result = _draw_one(pipe, picture, noise, report, stop)
+        except Exception as error:
+            if not _spares_the_rest(error, made):
+                raise
+            failed.append(report.failure(picture, error))
+            continue
+        _compare_noise(result, picture, replay, report)
+        _write(picture, result, flags)
+        report.image(picture, result, time.monotonic() - start)
+        made += 1
+    code = 0 if not failed else failures.PARTIAL if made else failed[0]
+    report.done(made, len(failed), code)
+    return code
+
+
+def _draw_one(pipe: Pipeline, picture: Picture, noise: Any, report: Report, stop: Stop) -> Result:
+    events = pipe.stream(
+        picture.prompt,
+        negative_prompt=picture.negative_prompt,
+        width=picture.width,
+        height=picture.height,
+        steps=picture.steps,
+        guidance=picture.guidance,
+        seed=picture.seed,
+        latents=noise,
+    )
+    for event in events:
+        stop.check()
+        if isinstance(event, qwenimg.Result):
+            return event
+        report.step(picture, event)
+    raise AssertionError("the stream ended without a picture")
+
+
+def _spares_the_rest(error: Exception, made: int) -> bool:
+    """Whether the next picture may succeed after `error`. Memory that never sufficed will not suffice then."""
+    if isinstance(error, DoesNotFit) or failures.out_of_memory(error):
+        return made > 0
+    return isinstance(error, (UsageError, NumericsError))
+
+
+def _compare_noise(result: Result, picture: Picture, replay: Replay | None, report: Report) -> None:
+    """Warns where a picture that is made again starts from other noise, so that it must come out different."""
+    if replay is None or replay.fields.get("seed") != str(picture.seed):
+        return
+    same_size = (replay.fields.get("width"), replay.fields.get("height")) == (picture.width, picture.height)
+    if same_size and result.recipe["noise_sha256"] != replay.noise_sha256:
+        report.notify("warning", "the noise is not that of the picture given to --from")
+
+
+def _write(picture: Picture, result: Result, flags: Flags) -> None:
+    png = result.png(metadata=not flags.no_metadata)
+    if picture.path is None:
+        streams.put(png)
+    else:
+        files.write_atomic(picture.path, png, overwrite=flags.overwrite)
+    if flags.save_latents is not None:
+        files.write_latents(flags.save_latents, result.latents, overwrite=flags.overwrite)

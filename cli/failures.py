@@ -1,0 +1,69 @@
+"""From an exception to an exit code and one line."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import traceback
+
+import click
+
+from qwenimg.cli import streams
+from qwenimg.common.errors import QwenimgError
+
+SCHEMA = 1  # of the events of --json
+PARTIAL = 7
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def explain(error: BaseException) -> tuple[int, str]:
+    """Exit code and text for `error`; 0 where a reader of our output has gone."""
+    if isinstance(error, QwenimgError):
+        return error.exit_code, str(error)
+    if isinstance(error, click.ClickException):
+        return 2, _usage(error)
+    if out_of_memory(error):
+        return 4, "out of memory: close other programs, or choose a smaller --size"
+    if isinstance(error, BrokenPipeError):
+        return 0, ""
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return 4, f"output cannot be written: {error.strerror}"
+    hint = "" if _wants_traceback() else "; QWENIMG_TRACEBACK=1 shows where"
+    return 1, f"this is a bug in qwenimg: {type(error).__name__}: {str(error)[:150]}{hint}"
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Also for torch's own error, which is known by its name so that torch need not be imported."""
+    names = [cls.__name__ for cls in type(error).__mro__]
+    return "OutOfMemoryError" in names or isinstance(error, MemoryError)
+
+
+def tell(error: BaseException, where: str = "") -> tuple[int, str]:
+    """Prints the line for `error`, and its traceback where that is asked for; its exit code and text."""
+    code, text = explain(error)
+    if _wants_traceback():
+        traceback.print_exception(error)
+    if code:
+        streams.say(f"qwenimg: error: {where}{text}")
+    else:
+        streams.silence(sys.stdout)
+    return code, text
+
+
+def event(code: int, text: str, index: int | None = None) -> bytes:
+    """The `error` event of --json; `index` is that of a picture, null where the run has failed."""
+    fields = {"schema": SCHEMA, "event": "error", "index": index, "exit": code, "message": text}
+    return json.dumps(fields).encode() + b"\n"
+
+
+def _usage(error: click.ClickException) -> str:
+    text = " ".join(error.format_message().split())
+    if isinstance(error, click.NoSuchOption) and not error.option_name.startswith("--"):
+        text += " A prompt that starts with - goes after -p."
+    return text
+
+
+def _wants_traceback() -> bool:
+    return os.environ.get("QWENIMG_TRACEBACK", "") not in ("", "0")

@@ -1,0 +1,109 @@
+"""The command that makes pictures. It runs when the first word of the command line is no other command's name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from qwenimg.backends import NAMES
+from qwenimg.cli import options, streams
+from qwenimg.cli.help import Sectioned, complete_prompt, show_version
+from qwenimg.cli.signals import Stop
+from qwenimg.common.errors import UsageError
+
+_FILE = click.Path(path_type=Path)
+_SETTINGS = {
+    "auto_envvar_prefix": "QWENIMG",
+    "token_normalize_func": options.known_name,
+    "max_content_width": 110,
+}
+
+
+def _reserved(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    if value is None or ctx.resilient_parsing:
+        return
+    if param.name == "quantize":
+        raise UsageError("-q is reserved for quantising, which is not built yet; for less output use --quiet")
+    raise UsageError(
+        "--scheduler means two things: the solver will be --sampler and the noise levels --schedule; "
+        "neither is built yet, this version takes Euler steps"
+    )
+
+
+@click.command("generate", cls=Sectioned, context_settings=_SETTINGS)
+@click.argument("words", nargs=-1, metavar="PROMPT", shell_complete=complete_prompt)
+# Prompt
+@click.option("-p", "--prompt", metavar="TEXT", help="The prompt, whatever it looks like.")
+@click.option("-n", "--negative-prompt", metavar="TEXT", help="What to steer away from; needs guidance above 1.")
+@click.option("--prompt-file", metavar="FILE|-", help="On each line a prompt, or a JSON object whose fields override.")
+@click.option("--from", "replay", type=_FILE, metavar="IMAGE", help="Make IMAGE again; other options override.")
+# Picture
+@click.option("--size", metavar="WxH", help="Width and height in pixels, such as 1664x928.")
+@click.option("--aspect", metavar="W:H", help="The trained size of 1:1, 16:9, 9:16, 4:3, 3:4, 3:2 or 2:3.")
+@click.option("-W", "--width", type=int, metavar="PIXELS", help="Width; the model's unless given.")
+@click.option("-H", "--height", type=int, metavar="PIXELS", help="Height; the model's unless given.")
+@click.option("--steps", type=int, metavar="N", help="1 to 1000; the model's unless given.")
+@click.option(
+    "--guidance", "--cfg", "--cfg-scale", type=float, metavar="X", help="0 to 100; 1: one pass, no negative prompt."
+)
+@click.option("-s", "--seed", metavar="SEEDS", help="7, a list 1,2,3 or a range 1-4; -1, the default: random.")
+@click.option("-N", "--num-images", type=int, metavar="N", help="N pictures, counting up from the seed.")
+# Model
+@click.option("-m", "--model", metavar="MODEL", help="A folder, a name, or a hub id that was pulled.")
+@click.option("--backend", type=click.Choice(NAMES), default="auto", metavar="|".join(NAMES), help="Default auto.")
+@click.option("--precision", metavar="POLICY", help="auto, bf16, fp32, or parts: bf16,vae=bf16. Default auto.")
+@click.option("--offline", is_flag=True, help="Use no network.")
+@click.option("--latents", type=_FILE, metavar="FILE", help="Noise from .npy or .safetensors, not from the seed.")
+# Output
+@click.option("-o", "--output", metavar="PATH", help="File, folder/, name with {seed} {index} {prompt} {date}, or -.")
+@click.option("--overwrite", is_flag=True, help="Replace files that exist.")
+@click.option("--save-latents", type=_FILE, metavar="FILE", help="Also write the latents that are decoded.")
+@click.option("--no-metadata", is_flag=True, help="Write no recipe into the PNG.")
+@click.option("--json", is_flag=True, help="Print events, a JSON object a line, instead of paths.")
+@click.option("--quiet", is_flag=True, help="Print warnings and errors only, besides paths.")
+@click.option("--debug", metavar="WHAT", help="Print timing, shapes or timing,shapes.")
+# Other
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    allow_from_autoenv=False,
+    callback=show_version,
+    help="Show the version.",
+)
+@click.option(
+    "-q",
+    "quantize",
+    is_flag=False,
+    flag_value="",
+    default=None,
+    hidden=True,
+    is_eager=True,
+    expose_value=False,
+    allow_from_autoenv=False,
+    callback=_reserved,
+)
+@click.option(
+    "--scheduler",
+    is_flag=False,
+    flag_value="",
+    default=None,
+    hidden=True,
+    is_eager=True,
+    expose_value=False,
+    allow_from_autoenv=False,
+    callback=_reserved,
+)
+@click.pass_context
+def generate(ctx: click.Context, /, **given: Any) -> int:
+    """Makes pictures from text and prints their paths."""
+    from qwenimg.cli.drawing import Flags, draw
+
+    flags = Flags(**given)
+    if not flags.words and flags.prompt is None and flags.prompt_file is None and flags.replay is None:
+        streams.show(ctx.get_help())
+        raise UsageError('no prompt; give one, as in: qwenimg "a red circle"')
+    return draw(flags, ctx.obj if isinstance(ctx.obj, Stop) else Stop())

@@ -1,0 +1,71 @@
+"""The help of the command that makes pictures, in sections; and what completes its first word."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import CompletionItem
+
+COMMANDS = {
+    "generate": "make pictures, whatever the prompt's first word is",
+    "info": "what a picture or a model is made of",
+    "devices": "which backends run here, and on what",
+    "pull": "download a model",
+    "completion": "print the completion script for bash, zsh or fish",
+}
+# Names that later versions will use: a prompt of one word that a new version would run would be a trap.
+RESERVED = (
+    "doctor", "train", "selftest", "samplers", "presets", "precision", "parity", "plan", "bench", "convert", "serve",
+)  # fmt: skip
+
+SECTIONS = {
+    "Prompt": ("prompt", "negative_prompt", "prompt_file", "replay"),
+    "Picture": ("size", "aspect", "width", "height", "steps", "guidance", "seed", "num_images"),
+    "Model": ("model", "backend", "precision", "offline", "latents"),
+    "Output": ("output", "overwrite", "save_latents", "no_metadata", "json", "quiet", "debug"),
+}
+EXAMPLES = """\
+qwenimg "a red circle"
+qwenimg "a lighthouse at dusk" --aspect 16:9 -s 1-4 -o out/
+qwenimg --prompt-file prompts.txt -o "{index}-{prompt}.png"
+qwenimg --from picture.png --steps 50"""
+EXIT_CODES = """\
+0 done   1 a bug in qwenimg   2 wrong usage, or an output that exists or cannot be written
+3 backend missing   4 would not fit: memory or disk   5 model or input missing, broken or unsupported
+6 a value that is not finite   7 some pictures failed   130, 143 stopped by a signal"""
+
+
+class Sectioned(click.Command):
+    """A command whose help has sections, the other commands, examples and exit codes."""
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write("Usage: qwenimg [OPTIONS] PROMPT\n       qwenimg COMMAND [OPTIONS]\n")
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        records = {option.name: option.get_help_record(ctx) for option in options}
+        other = records.keys() - {name for names in SECTIONS.values() for name in names}
+        for title, names in {**SECTIONS, "Other": sorted(other, key=str, reverse=True)}.items():
+            with formatter.section(title):
+                formatter.write_dl([record for name in names if (record := records[name])], col_max=34)
+        with formatter.section("Commands (`qwenimg COMMAND --help`)"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, text in (("Examples", EXAMPLES), ("Exit codes", EXIT_CODES)):
+            with formatter.section(title):
+                formatter.write("".join(f"  {line}\n" for line in text.splitlines()))
+
+
+def show_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from qwenimg import __version__
+
+        click.echo(f"qwenimg {__version__}")
+        ctx.exit()
+
+
+def complete_prompt(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The commands, while the first word is being typed."""
+    if ctx.params.get("words") or not ctx.meta.get("qwenimg.implied"):
+        return []
+    return [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]

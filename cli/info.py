@@ -1,0 +1,73 @@
+"""What a picture or a model is made of."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import click
+
+from qwenimg.common.errors import ModelError
+
+MAX_TEXT = 2_000  # characters of one text that are printed
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@click.command("info")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def info(file: Path, as_json: bool) -> None:
+    """Prints the recipe in a PNG, or what is in a model's folder or .safetensors file."""
+    if _is_png(file):
+        _show_picture(file, as_json)
+        return
+    _show_model(file, as_json)
+
+
+def _show_model(path: Path, as_json: bool) -> None:
+    """What is there and what does not fit; ends with the exit code of a broken model where something does not."""
+    from qwenimg.common.describe import describe
+
+    found = describe(path)
+    if as_json:
+        click.echo(json.dumps({"kind": "model", "lines": found.lines, "faults": found.faults}))
+    else:
+        click.echo("\n".join([*found.lines, *(f"fault: {fault}" for fault in found.faults)]))
+    if found.faults:
+        raise click.exceptions.Exit(ModelError.exit_code)
+
+
+def _is_png(path: Path) -> bool:
+    from qwenimg.common.untrusted import open_regular
+
+    if path.is_dir():
+        return False
+    with contextlib.closing(open_regular(path)) as file:
+        return file.size >= len(_PNG) and file.read(0, len(_PNG)) == _PNG
+
+
+def _show_picture(path: Path, as_json: bool) -> None:
+    from qwenimg.common.image import read_text
+    from qwenimg.common.metadata import recipe_from_png
+
+    texts = read_text(path)
+    recipe = dict(recipe_from_png(path)) if texts.pop("qwenimg", None) is not None else None
+    if as_json:
+        click.echo(json.dumps({"kind": "picture", "recipe": recipe, "text": texts}))
+        return
+    for key, value in (recipe or {}).items():
+        click.echo(_shown(key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)))
+    if recipe is None:
+        click.echo("no recipe of qwenimg")
+    for key, value in texts.items():
+        click.echo(_shown(f"text {key}", value))
+
+
+def _shown(key: str, value: str) -> str:
+    """`key: value` with control characters escaped; further lines are indented, so none can pass for a key."""
+    from qwenimg.common.metadata import printable
+
+    more = f" ... ({len(value):,} characters)" if len(value) > MAX_TEXT else ""
+    lines = printable(value[:MAX_TEXT] + more).split("\n")
+    return f"{printable(key)}: " + "\n    ".join(lines)

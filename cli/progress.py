@@ -1,0 +1,152 @@
+"""What a run tells while it goes: a bar or lines on standard error, and events or paths on standard output.
+
+Standard output carries the absolute path of each picture as it is done, one per line, or with --json one object per
+line: `plan`, then for each picture `step` (many) and `image` or `error`, then `done`. Each has `schema` and `event`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from qwenimg.cli import failures, streams
+from qwenimg.cli.batch import Picture
+
+if TYPE_CHECKING:
+    from qwenimg import Pipeline, Result, Step
+
+
+class Report:
+    """One run's telling. `quiet` leaves warnings and errors on standard error, and nothing else."""
+
+    def __init__(self, *, as_json: bool, quiet: bool, debug: Sequence[str]) -> None:
+        self.as_json, self.quiet, self.debug = as_json, quiet, debug
+        self.start = time.monotonic()
+        self.total = 0
+        self._held: list[str] | None = []  # lines that wait for the headline, which comes first
+        self._warned: set[str] = set()
+        self._bar: Any = None
+
+    # Before the pictures
+
+    def notify(self, kind: str, text: str) -> None:
+        """For the library to call: a `stage` that begins, or a `warning`, told once however often it comes."""
+        if kind != "warning":
+            self._line(text)
+        elif text not in self._warned:
+            self._warned.add(text)
+            self._line(f"qwenimg: warning: {text}", always=True)
+
+    def headline(self, text: str) -> None:
+        held, self._held = self._held or [], None
+        self._line(text)
+        for line in held:
+            streams.say(line)
+
+    def give_up(self) -> None:
+        """Tells what still waits for a headline that will not come, and takes the bar away."""
+        held, self._held = self._held or [], None
+        for line in held:
+            streams.say(line)
+        self._close_bar()
+
+    def plan(self, pipe: Pipeline, pictures: Sequence[Picture]) -> None:
+        self.total = len(pictures)
+        images = [{**asdict(p), "path": None if p.path is None else str(p.path)} for p in pictures]
+        about = {"backend": pipe.backend, "device": pipe.device, "model": pipe.model_name}
+        self._event("plan", **about, precision=pipe.precision.summary(), images=images)
+
+    # Each picture
+
+    def begin(self, picture: Picture) -> None:
+        size = f"{picture.width}x{picture.height}"
+        self._line(
+            f"picture {picture.index} of {self.total}: seed {picture.seed}, {size}, "
+            f"{picture.steps} steps, guidance {picture.guidance:g}"
+        )
+
+    def step(self, picture: Picture, step: Step) -> None:
+        self._event(
+            "step", index=picture.index, step=step.index, total=step.total, sigma=step.sigma, seconds=step.seconds
+        )
+        if self.as_json or self.quiet:
+            return
+        if sys.stderr is None or not sys.stderr.isatty():
+            self._line(f"step {step.index}/{step.total}, {step.seconds:.2f} s")
+            return
+        with contextlib.suppress(OSError, ValueError):
+            self._show_bar(step)
+
+    def image(self, picture: Picture, result: Result, seconds: float) -> None:
+        for warning in result.warnings:
+            self.notify("warning", warning)
+        if "timing" in self.debug:
+            self._line("timing: " + ", ".join(f"{k} {v:.3f} s" for k, v in result.timing.items()), always=True)
+        if "shapes" in self.debug:
+            self._line("shapes: " + "; ".join(f"{k} {v}" for k, v in result.shapes.items()), always=True)
+        if self.as_json:
+            self._event(
+                "image",
+                index=picture.index,
+                path=str(picture.path),
+                seed=picture.seed,
+                seconds=seconds,
+                warnings=result.warnings,
+                timing=result.timing,
+                recipe=result.recipe,
+            )
+        elif picture.path is not None:
+            streams.put(os.fsencode(picture.path) + b"\n")
+
+    def failure(self, picture: Picture, error: Exception) -> int:
+        """Tells of a picture that was not made, and returns the exit code of its error."""
+        self._close_bar()
+        where = f"picture {picture.index} (seed {picture.seed}): " if self.total > 1 else ""
+        code, text = failures.tell(error, where)
+        if self.as_json:
+            streams.put(failures.event(code, text, picture.index))
+        return code
+
+    def done(self, made: int, failed: int, code: int) -> None:
+        self._event("done", made=made, failed=failed, exit=code, seconds=time.monotonic() - self.start)
+
+    # How
+
+    def _line(self, text: str, *, always: bool = False) -> None:
+        if self.quiet and not always:
+            return
+        self._close_bar()
+        if self._held is not None:
+            self._held.append(text)
+        else:
+            streams.say(text)
+
+    def _event(self, name: str, **fields: object) -> None:
+        if self.as_json:
+            streams.put(json.dumps({"schema": failures.SCHEMA, "event": name, **fields}).encode() + b"\n")
+
+    def _show_bar(self, step: Step) -> None:
+        if self._bar is None:
+            from tqdm import tqdm
+
+            tqdm.monitor_interval = 0  # no thread of its own
+            width = os.get_terminal_size(sys.stderr.fileno()).columns or 80  # a terminal without a size says 0 x 0
+            self._bar = tqdm(
+                total=step.total, unit="step", file=sys.stderr, leave=False, smoothing=0, ncols=width, nrows=24
+            )
+            self._bar.start_t -= step.seconds  # it appears when the first step is done, and counts that one too
+        self._bar.update(1)
+        if step.index == step.total:
+            self._close_bar()
+
+    def _close_bar(self) -> None:
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            with contextlib.suppress(OSError, ValueError):
+                bar.close()

@@ -1,0 +1,75 @@
+"""`qwenimg pull`: a model from the hub into the cache. The only command that uses the network."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from typing import Any
+
+import click
+
+from qwenimg.cli import streams
+
+EVERY = 10.0  # seconds between two lines where there is no terminal
+
+
+class Bar:
+    """A bar on a terminal, else a line now and then; nothing when `quiet`."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self.quiet = quiet
+        self._bar: Any = None
+        self._told = time.monotonic()
+
+    def line(self, text: str) -> None:
+        if self.quiet:
+            return
+        with contextlib.suppress(OSError, ValueError):
+            if self._bar is not None:
+                self._bar.clear()
+        streams.say(text)
+
+    def update(self, path: str, done: int, total: int) -> None:
+        if self.quiet or sys.stderr is None:
+            return
+        with contextlib.suppress(OSError, ValueError):
+            if sys.stderr.isatty():
+                self._draw(path, done, total)
+            elif time.monotonic() - self._told >= EVERY:
+                self._told = time.monotonic()
+                streams.say(f"{done / 1e9:.2f} of {total / 1e9:.2f} GB ({done / max(total, 1):.0%}), {path}")
+
+    def close(self) -> None:
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            with contextlib.suppress(OSError, ValueError):
+                bar.close()
+
+    def _draw(self, path: str, done: int, total: int) -> None:
+        if self._bar is None:
+            from tqdm import tqdm
+
+            tqdm.monitor_interval = 0  # no thread of its own
+            self._bar = tqdm(total=total, initial=done, unit="B", unit_scale=True, file=sys.stderr, leave=False)
+        self._bar.set_description_str(path[-40:], refresh=False)
+        self._bar.update(done - self._bar.n)
+
+
+@click.command("pull")
+@click.argument("name", metavar="NAME")
+@click.option("--quiet", is_flag=True, help="Only errors on standard error.")
+def pull(name: str, quiet: bool) -> None:
+    """Download the model NAME, for example qwen-image or OWNER/NAME on the hub, and print its folder.
+
+    What is there is not fetched again; what was interrupted is continued where it stopped; every file is checked
+    against its hash. HF_HOME, HF_HUB_CACHE, HF_ENDPOINT and HF_TOKEN are those of the Hugging Face tools."""
+    from qwenimg.common.pull import pull as fetch_model
+
+    bar = Bar(quiet=quiet)
+    try:
+        folder = fetch_model(name, echo=bar.line, progress=bar.update)
+    finally:
+        bar.close()
+    streams.put(os.fsencode(folder) + b"\n")

@@ -1,0 +1,858 @@
+"""The command line, in process and with a stand-in for the models: grammar, files, events, exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_pipeline import FakePipeline
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+import qwenimg
+from qwenimg import Result
+from qwenimg.cli import options
+from qwenimg.cli.generate import generate
+from qwenimg.cli.help import COMMANDS, RESERVED, SECTIONS
+from qwenimg.cli.main import command_place, run
+from qwenimg.common import files
+from qwenimg.common.errors import BackendMissing, DoesNotFit, ModelError, NumericsError, QwenimgError, UsageError
+from qwenimg.common.metadata import recipe_from_png
+
+MAX_LINE = 300  # characters of an error
+
+
+@dataclass
+class Ran:
+    code: int
+    out: bytes
+    err: str
+
+    @property
+    def paths(self) -> list[Path]:
+        return [Path(line) for line in self.out.decode().splitlines()]
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    def refused(self, code: int, *words: str) -> None:
+        """Asserts a clean failure: `code`, one printable line that has `words`, and no output."""
+        assert self.code == code, self
+        lines = self.err.splitlines()
+        assert len(lines) == 1 and lines[0].startswith("qwenimg: error: "), self.err
+        assert len(lines[0]) <= MAX_LINE and lines[0].isprintable() and "Traceback" not in self.err
+        assert all(word in lines[0] for word in words), self.err
+        assert self.out == b""
+
+
+def cli(*args: str, stdin: bytes = b"") -> Ran:
+    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        code = run(args)
+        out.flush()
+        err.flush()
+    return Ran(code, out.buffer.getvalue(), err.buffer.getvalue().decode())  # type: ignore[attr-defined]
+
+
+@dataclass
+class Library:
+    """What `qwenimg.load` was called with, and what it gave."""
+
+    faults: dict[int, BaseException] = field(default_factory=dict)
+    fails: BaseException | None = None
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    pipes: list[FakePipeline] = field(default_factory=list)
+
+    def load(
+        self,
+        model: str | None = None,
+        backend: str = "auto",
+        precision: str = "auto",
+        *,
+        offline: bool = False,
+        notify: Callable[[str, str], None] | None = None,
+    ) -> FakePipeline:
+        assert notify is not None
+        notify("warning", "the built-in model draws shapes")
+        if self.fails is not None:
+            raise self.fails
+        self.calls.append({"model": model, "backend": backend, "precision": precision, "offline": offline})
+        pipe = FakePipeline(model=model, backend=backend, precision=precision, notify=notify, faults=self.faults)
+        self.pipes.append(pipe)
+        return pipe
+
+    @property
+    def asked(self) -> list[dict[str, Any]]:
+        return self.pipes[-1].asked
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Library:
+    found = Library()
+    monkeypatch.setattr(qwenimg, "load", found.load)
+    monkeypatch.chdir(tmp_path)
+    return found
+
+
+# Grammar
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["a red circle", "--steps", "4"],
+        ["--steps", "4", "a red circle"],
+        ["--steps=4", "a red circle"],
+        ["-p", "a red circle", "--steps", "4"],
+        ["generate", "a red circle", "--steps", "4"],
+        ["--steps", "4", "generate", "a red circle"],
+        ["--steps", "4", "--", "a red circle"],
+        ["--num-inference-steps", "4", "a red circle"],
+        ["--num_inference_steps=4", "a red circle"],
+    ],
+)
+def test_options_stand_before_or_after_the_prompt(library: Library, args: list[str]) -> None:
+    assert cli(*args).code == 0
+    assert [(a["prompt"], a["steps"]) for a in library.asked] == [("a red circle", 4)]
+
+
+@pytest.mark.parametrize(
+    ("args", "prompt"),
+    [
+        (["-p", "info"], "info"),
+        (["generate", "info"], "info"),
+        (["--", "info"], "info"),
+        (["-p", "train"], "train"),
+        (["-p", "-5 degrees"], "-5 degrees"),
+        (["--", "-5 degrees"], "-5 degrees"),
+        (["-"], "-"),
+        (["info "], "info "),
+        (["Info"], "Info"),
+        (["@file"], "@file"),
+        (["\x1b[31mred\x07\n夜 👩‍🚀 \u202eabc"], "\x1b[31mred\x07\n夜 👩‍🚀 \u202eabc"),
+    ],
+)
+def test_what_is_a_prompt(library: Library, args: list[str], prompt: str) -> None:
+    ran = cli(*args)
+    assert ran.code == 0, ran.err
+    assert library.asked[0]["prompt"] == prompt and len(ran.paths) == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "place"),
+    [
+        (["info", "x.png"], 0),
+        (["--json", "info", "x.png"], 1),
+        (["--steps", "info", "devices"], 2),
+        (["-sinfo", "devices"], 1),
+        (["-o", "--", "devices"], None),
+        (["--", "devices"], None),
+        (["--nonsense", "devices"], None),
+        (["x", "devices"], None),
+        (["train"], 0),
+        ([], None),
+    ],
+)
+def test_only_the_first_word_decides(args: list[str], place: int | None) -> None:
+    assert command_place(args) == place
+
+
+@pytest.mark.parametrize("name", RESERVED)
+def test_reserved_names_are_refused(library: Library, name: str) -> None:
+    cli(name).refused(2, "not built yet", f"-p {name}")
+    cli("--steps", "4", name, "--foo").refused(2, "not built yet")
+
+
+def test_two_words_ask_for_quotes(library: Library) -> None:
+    cli("a", "red", "circle").refused(2, "quote the prompt", "a red circle")
+    cli("generate", "a", "b").refused(2, "quote the prompt")
+    cli("-p", "a", "b").refused(2, "two prompts")
+    cli("a\x1b[2J", "b").refused(2, r"\x1b")
+
+
+def test_no_prompt_shows_the_help(library: Library) -> None:
+    for args in ([], ["generate"], ["--steps", "4"]):
+        ran = cli(*args)
+        assert ran.code == 2 and ran.out == b""
+        assert "Usage: qwenimg" in ran.err and ran.err.splitlines()[-1].startswith("qwenimg: error: no prompt")
+    for empty in ("", "   ", "\n"):
+        cli(empty).refused(2, "empty")
+
+
+def test_help_names_every_option_once() -> None:
+    ran = cli("--help")
+    assert ran.code == 0 and ran.err == ""
+    text = ran.out.decode()
+    shown = [p for p in generate.params if not getattr(p, "hidden", False) and p.name != "words"]
+    for option in shown:
+        lines = [
+            line for line in text.splitlines() if line.startswith("  -") and f"{option.opts[-1]}" in line.split("  ")[1]
+        ]
+        assert lines, option.opts
+    named = [name for names in SECTIONS.values() for name in names]
+    assert len(named) == len(set(named)) and set(named) <= {p.name for p in shown}
+    assert all(f"\n  {name} " in text for name in COMMANDS)
+    assert "Examples" in text and "Exit codes" in text and "--num-inference-steps" not in text
+    assert cli("generate", "--help").out == ran.out
+    assert b"info" in cli("--help", "info").out and b"PROMPT" not in cli("info", "--help").out
+
+
+def test_version() -> None:
+    assert cli("--version").out.decode() == f"qwenimg {qwenimg.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["x", "-q"], ["-q is reserved", "--quiet"]),
+        (["-q", "8", "x"], ["-q is reserved"]),
+        (["-q8", "x"], ["-q is reserved"]),
+        (["x", "--scheduler", "euler"], ["--sampler", "--schedule"]),
+        (["x", "--scheduler=euler"], ["--sampler", "--schedule"]),
+        (["x", "--lora", "y"], ["--lora"]),
+        (["x", "--sampler", "y"], ["--sampler"]),
+        (["x", "-i", "y"], ["-i"]),
+        (["-rf"], ["-r", "-p"]),
+        (["x", "--steps"], ["--steps"]),
+        (["x", "--steps", "four"], ["--steps", "four"]),
+        (["x", "--backend", "tpu"], ["--backend", "tpu"]),
+        (["x", "--precision", "int3"], ["--precision", "int3"]),
+        (["x", "--debug", "all"], ["--debug", "timing"]),
+        (["x", "--debug", ""], ["--debug"]),
+    ],
+)
+def test_options_that_are_refused(library: Library, args: list[str], words: list[str]) -> None:
+    cli(*args).refused(2, *words)
+    assert not library.calls
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--steps", "0"],
+        ["--steps", "1001"],
+        ["--steps", "9" * 400],
+        ["--guidance", "nan"],
+        ["--guidance", "inf"],
+        ["--guidance", "-0.1"],
+        ["--guidance", "100.1"],
+        ["-N", "0"],
+        ["-N", "10001"],
+        ["-W", "0"],
+        ["-H", "16385"],
+        ["-W", "-8"],
+        ["--size", "7"],
+        ["--size", "0x8"],
+        ["--size", "1000000000x8"],
+        ["--size", "64x64", "-W", "8"],
+        ["--size", "64x64", "--aspect", "1:1"],
+        ["--aspect", "1:1", "-H", "8"],
+        ["--aspect", "0:1"],
+        ["-s", "x"],
+        ["-s", "-2"],
+        ["-s", ""],
+        ["-s", "1,,2"],
+        ["-s", "4-1"],
+        ["-s", "18446744073709551616"],
+        ["-s", "0-18446744073709551615"],
+        ["-s", "1,2", "-N", "2"],
+        ["-s", "1-2", "-N", "1"],
+        ["-s", "18446744073709551615", "-N", "2"],
+        ["-s", "-1,2"],
+        ["-s", "１"],
+        ["-n", "\udcff"],
+    ],
+)
+def test_values_out_of_range(library: Library, args: list[str]) -> None:
+    cli("x", *args).refused(2)
+    assert not library.calls and not list(Path.cwd().iterdir())
+
+
+def test_prompts_that_are_no_text_or_too_long(library: Library) -> None:
+    cli("a \udcff").refused(2, r"\udcff")
+    cli("a" * 1_000_000).refused(2, "1000000")
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(st.characters(codec=None), max_size=60), st.sampled_from([["-p"], ["--"], []]))
+def test_any_text_makes_a_picture_or_one_line(text: str, before: list[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        library = Library()
+        patch.setattr(qwenimg, "load", library.load)
+        patch.setattr(files, "write_atomic", lambda path, data, *, overwrite: None)
+        ran = cli(*before, text)
+    if ran.code == 0 and library.calls:
+        assert library.asked[0]["prompt"] == text and len(ran.paths) == 1
+    elif ran.code == 2:
+        assert ran.err.splitlines()[-1].startswith("qwenimg: error: ")
+    else:
+        assert ran.code in (0, 5) and not before  # a command, or a FILE of `info` that is not there
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.sampled_from(["-p", "x", "info", "--", "--json", "-s", "1", "-N", "-q", "--from", "-o", "--quiet", ""]))
+)
+def test_any_words_end_without_a_bug(args: list[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(qwenimg, "load", Library().load)
+        patch.setattr(files, "write_atomic", lambda path, data, *, overwrite: None)
+        ran = cli(*args)
+    assert ran.code in (0, 2, 5) and "Traceback" not in ran.err, ran
+
+
+# Seeds and sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("7", (7,)),
+        ("0", (0,)),
+        ("18446744073709551615", (2**64 - 1,)),
+        ("1,2,3", (1, 2, 3)),
+        ("1-4", (1, 2, 3, 4)),
+        (" 9 , 5-6", (9, 5, 6)),
+        ("-1", None),
+    ],
+)
+def test_seeds(text: str, expected: tuple[int, ...] | None) -> None:
+    assert options.parse_seeds(text) == expected
+
+
+def test_number_of_images_counts_up(library: Library) -> None:
+    assert cli("x", "-s", "40", "-N", "3").code == 0
+    assert [a["seed"] for a in library.asked] == [40, 41, 42]
+    assert cli("x", "-s", "50", "--batch-count", "2").code == 0
+    assert [a["seed"] for a in library.asked] == [50, 51]
+
+
+def test_a_random_seed_is_told_stored_and_not_the_same_twice(library: Library) -> None:
+    seeds = set()
+    for args in ([], ["-s", "-1"], ["--seed=-1"]):
+        ran = cli("x", *args, "-o", f"{len(seeds)}.png")
+        seed = library.asked[0]["seed"]
+        assert 0 <= seed < 2**32 and f"seed {seed}" in ran.err
+        assert recipe_from_png(ran.paths[0])["seed"] == seed
+        seeds.add(seed)
+    assert len(seeds) == 3
+
+
+@pytest.mark.parametrize(
+    ("args", "size"),
+    [
+        ([], (20, 12)),
+        (["--size", "33x17"], (33, 17)),
+        (["--aspect", "16:9"], (1664, 928)),
+        (["-W", "33"], (33, 12)),
+        (["-H", "9", "-W", "7"], (7, 9)),
+    ],
+)
+def test_size(library: Library, args: list[str], size: tuple[int, int]) -> None:
+    ran = cli("x", *args)
+    assert (library.asked[0]["width"], library.asked[0]["height"]) == size
+    assert Image.open(ran.paths[0]).size == size
+
+
+def test_flags_reach_the_library(library: Library) -> None:
+    ran = cli(
+        "x", "-n", "y", "--cfg", "2.5", "--steps", "2", "-s", "3", "-m", "some/model", "--backend", "mlx",
+        "--precision", "bf16,vae=bf16", "--offline",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert library.calls == [{"model": "some/model", "backend": "mlx", "precision": "bf16,vae=bf16", "offline": True}]
+    assert library.asked[0] == {
+        "prompt": "x", "negative_prompt": "y", "width": 20, "height": 12, "steps": 2, "guidance": 2.5, "seed": 3,
+        "latents": None,
+    }  # fmt: skip
+    assert library.pipes[0].prepared == ["x", "y"]
+
+
+def test_only_texts_that_are_used_are_encoded_and_once(library: Library) -> None:
+    cli("x", "-s", "1-2")
+    assert library.pipes[-1].prepared == ["x", " "]
+    cli("x", "-s", "1-2", "--guidance", "1", "-n", "unused", "-o", "a")
+    assert library.pipes[-1].prepared == ["x"]
+
+
+def test_environment(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"MODEL": "m", "STEPS": "2", "VERSION": "1", "HELP": "1", "Q": "1", "SCHEDULER": "1"}.items():
+        monkeypatch.setenv(f"QWENIMG_{name}", value)
+    ran = cli("x")
+    assert ran.code == 0 and library.calls[0]["model"] == "m" and library.asked[0]["steps"] == 2, ran
+    cli("x", "--steps", "5")
+    assert library.asked[0]["steps"] == 5
+
+
+# Prompt files
+
+
+def test_prompt_file(library: Library, tmp_path: Path) -> None:
+    lines = [
+        "\ufeff a cat",
+        "",
+        "ein Hund 夜\r",
+        '{"prompt": "a {b}", "seed": "8,9", "size": "5x6", "steps": 1}',
+        "{"[1:],
+    ]
+    Path("p.txt").write_bytes("\n".join(lines).encode())
+    ran = cli("--prompt-file", "p.txt", "-s", "1-2", "-W", "40", "--guidance", "2")
+    assert ran.code == 0, ran.err
+    rows = [(a["prompt"], a["seed"], a["width"], a["height"], a["steps"], a["guidance"]) for a in library.asked]
+    assert rows == [
+        ("a cat", 1, 40, 12, 3, 2.0),
+        ("a cat", 2, 40, 12, 3, 2.0),
+        ("ein Hund 夜", 1, 40, 12, 3, 2.0),
+        ("ein Hund 夜", 2, 40, 12, 3, 2.0),
+        ("a {b}", 8, 5, 6, 1, 2.0),
+        ("a {b}", 9, 5, 6, 1, 2.0),
+    ]
+    assert len(library.calls) == 1 and len(set(ran.paths)) == 6 and all(p.is_file() for p in ran.paths)
+
+
+def test_every_field_of_a_line(library: Library) -> None:
+    line = {"prompt": "p", "negative_prompt": "n", "width": 8, "height": 9, "guidance": 3, "seed": 5, "num_images": 2}
+    assert cli("--prompt-file", "-", stdin=json.dumps(line).encode()).code == 0
+    assert [a["seed"] for a in library.asked] == [5, 6]
+    first = library.asked[0]
+    assert (first["negative_prompt"], first["width"], first["height"], first["guidance"]) == ("n", 8, 9, 3)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b'{"prompt": "x"', []),
+        (b'{"prompt": "x", "prompt": "y"}', []),
+        (b'{"prompt": "x", "lora": 1}', ["lora"]),
+        (b'{"prompt": 1}', ["prompt"]),
+        (b'{"prompt": "x", "steps": true}', ["steps"]),
+        (b'{"prompt": "x", "steps": 0}', ["steps"]),
+        (b'{"prompt": "x", "steps": 1.5}', ["steps"]),
+        (b'{"prompt": "x", "guidance": NaN}', []),
+        (b'{"prompt": "x", "seed": "a"}', ["seed"]),
+        (b'{"prompt": "x", "seed": -2}', ["seed"]),
+        (b'{"prompt": "x", "seed": "1,2", "num_images": 2}', ["num-images"]),
+        (b'{"prompt": "x", "size": "0x1"}', ["size"]),
+        (b'{"prompt": "x", "size": "1x1", "width": 3}', ["twice"]),
+        (b'{"prompt": "\\udcff"}', []),
+        (b'{"prompt": " "}', ["empty"]),
+        (b'{"steps": 3}', ["no prompt"]),
+        (b"\xff", ["UTF-8"]),
+        (b"{" * 100_000, []),
+        (b'{"a\x1b[2J": 1}', []),
+    ],
+)
+def test_bad_lines_name_file_and_line(library: Library, line: bytes, words: list[str]) -> None:
+    Path("p.jsonl").write_bytes(b"fine\n\n" + line + b"\n")
+    cli("--prompt-file", "p.jsonl").refused(5, "p.jsonl:3", *words)
+    cli("--prompt-file", "-", stdin=b"fine\n\n" + line).refused(5, "standard input:3", *words)
+    assert not library.calls
+
+
+def test_bad_prompt_files(library: Library) -> None:
+    cli("--prompt-file", "none.txt").refused(5, "none.txt")
+    cli("--prompt-file", ".").refused(5)
+    Path("empty").write_bytes(b"\n \n")
+    cli("--prompt-file", "empty").refused(5, "no prompts")
+    os.mkfifo("fifo")
+    cli("--prompt-file", "fifo").refused(5, "fifo")
+    Path("many").write_text("x\n" * 10_002)
+    cli("--prompt-file", "many").refused(5, "10000")
+    Path("p").write_text("x\ny\n")
+    cli("--prompt-file", "p", "-N", "6000").refused(2, "10000")
+    cli("z", "--prompt-file", "p").refused(2, "one of them")
+    cli("--prompt-file", "p", "--steps", "0").refused(2, "steps")
+
+
+# Outputs
+
+
+def test_default_names(library: Library, tmp_path: Path) -> None:
+    one = cli("x", "-s", "3").paths
+    assert len(one) == 1 and one[0].parent == tmp_path and one[0].is_absolute()
+    assert one[0].name.startswith("qwenimg-") and one[0].name.endswith("-s3.png")
+    assert len(set(cli("x", "-s", "7", "-N", "2").paths)) == 2
+
+
+@pytest.mark.parametrize(
+    ("output", "args", "names"),
+    [
+        ("a.png", [], ["a.png"]),
+        ("a", [], ["a.png"]),
+        ("a.png", ["-N", "2"], ["a-1.png", "a-2.png"]),
+        ("{seed}", ["-N", "2"], ["5.png", "6.png"]),
+        ("{index}-{prompt}.png", ["-N", "2"], ["1-red-cat.png", "2-red-cat.png"]),
+    ],
+)
+def test_output(library: Library, tmp_path: Path, output: str, args: list[str], names: list[str]) -> None:
+    ran = cli("Red/cat", "-s", "5", "-o", output, *args)
+    assert ran.paths == [tmp_path / name for name in names]
+    assert all(Image.open(path).format == "PNG" for path in ran.paths)
+
+
+def test_a_folder_as_output(library: Library, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    assert cli("x", "-o", "out").paths[0].parent == tmp_path / "out"
+    assert cli("x", "-o", "out/").paths[0].parent == tmp_path / "out"
+
+
+def test_outputs_are_checked_before_the_model_is_loaded(library: Library, tmp_path: Path) -> None:
+    Path("taken.png").write_bytes(b"mine")
+    Path("sub.png").mkdir()
+    Path("sealed").mkdir()
+    cli("x", "-o", "taken.png").refused(2, "taken.png", "--overwrite")
+    cli("x", "-o", "no/such/a.png").refused(2, "folder")
+    cli("x", "-o", "{sed}.png").refused(2)
+    cli("x", "-o", "{seed.png").refused(2)
+    cli("x", "-o", "a.jpg").refused(2, "PNG")
+    cli("x", "-o", "a\0b.png").refused(2)
+    cli("x", "-o", "a" * 300).refused(2)
+    cli("x", "-o", "taken.png/a.png").refused(2)
+    cli("x", "-o", "taken-{seed}.png", "-s", "1,1").refused(2, "more than one")
+    cli("x", "--save-latents", "l.txt").refused(2, ".npy")
+    cli("x", "--save-latents", "l.npy", "-N", "2").refused(2, "2")
+    cli("x", "-o", "-", "-N", "2").refused(2, "2")
+    assert cli("x", "-o", "-", "--json").code == 2
+    assert not library.calls and Path("taken.png").read_bytes() == b"mine"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["sealed", "sub.png", "taken.png"]
+    assert cli("x", "-o", "taken.png", "--overwrite").code == 0
+    assert Image.open("taken.png").size == (20, 12)
+
+
+def test_a_file_that_appears_meanwhile_is_kept(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stream(self: FakePipeline, prompt: str, **_: object) -> Any:
+        Path("a.png").write_bytes(b"theirs")
+        return original(self, prompt, **_)  # type: ignore[arg-type]
+
+    original = FakePipeline.stream
+    monkeypatch.setattr(FakePipeline, "stream", stream)
+    ran = cli("x", "-o", "a.png")
+    assert ran.code == 2 and ran.out == b"" and Path("a.png").read_bytes() == b"theirs"
+
+
+def test_png_to_standard_output(library: Library, tmp_path: Path) -> None:
+    ran = cli("x", "-o", "-", "-s", "3")
+    assert ran.code == 0 and Image.open(io.BytesIO(ran.out)).size == (20, 12)
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_metadata(library: Library) -> None:
+    assert "qwenimg" in Image.open(cli("x", "-o", "a").paths[0]).info
+    for i, name in enumerate(("--no-metadata", "--disable-metadata", "--disable-image-metadata")):
+        assert not Image.open(cli("x", "-o", f"b{i}", name).paths[0]).info
+
+
+def test_latents(library: Library) -> None:
+    assert cli("x", "-s", "4", "--save-latents", "l.safetensors").code == 0
+    saved = files.read_latents(Path("l.safetensors"))
+    assert saved.shape == (1, 4, 2, 2) and saved.dtype == np.float32 and (saved == 4).all()
+    assert cli("x", "--latents", "l.safetensors", "-o", "a").code == 0
+    np.testing.assert_array_equal(library.asked[0]["latents"], saved)
+    cli("x", "--latents", "l.safetensors", "-N", "2").refused(2, "--latents")
+    cli("x", "--latents", "none.npy").refused(5, "none.npy")
+    cli("x", "--save-latents", "l.safetensors").refused(2, "--overwrite")
+    cli("--from", "a.png").refused(2, "--latents")
+    assert cli("--from", "a.png", "--latents", "l.safetensors", "-o", "b").code == 0
+    assert cli("--from", "a.png", "-s", "1", "-o", "c").code == 0
+
+
+# Replay
+
+
+def test_from_makes_the_same_pixels(library: Library) -> None:
+    args = ["夜\nSteps: 1, Seed: 2", "-n", "n", "-s", "77", "--size", "9x7", "--steps", "2", "--guidance", "3"]
+    first = cli(*args, "-m", "a/b", "--precision", "bf16,vae=bf16", "-o", "a").paths[0]
+    before = library.asked
+    second = cli("--from", "a.png", "-o", "b")
+    assert second.code == 0 and library.asked == before
+    assert library.calls[1] == {**library.calls[0], "offline": False}
+    np.testing.assert_array_equal(np.asarray(Image.open(first)), np.asarray(Image.open(second.paths[0])))
+
+
+def test_flags_override_a_recipe(library: Library) -> None:
+    cli("old", "-s", "77", "--size", "9x7", "--guidance", "1", "-o", "a")
+    assert cli("new", "--from", "a.png", "-W", "11", "-N", "2", "--guidance", "5", "-m", "m", "-o", "b").code == 0
+    row = library.asked[1]
+    assert (row["prompt"], row["seed"], row["width"], row["height"], row["guidance"]) == ("new", 78, 11, 7, 5.0)
+    assert row["negative_prompt"] is None and library.calls[1]["model"] == "m"
+    Path("p").write_text("one\ntwo\n")
+    assert cli("--from", "a.png", "--prompt-file", "p").code == 0
+    assert [(a["prompt"], a["seed"]) for a in library.asked] == [("one", 77), ("two", 77)]
+
+
+def test_other_noise_than_the_recipes_is_told(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli("x", "-s", "1", "-o", "a")
+    assert "noise" not in cli("--from", "a.png", "-o", "b").err
+    original = FakePipeline._recipe
+    monkeypatch.setattr(FakePipeline, "_recipe", lambda *args: {**original(*args), "noise_sha256": "f" * 64})
+    assert "the noise is not that" in cli("--from", "a.png", "-o", "c").err
+    assert "the noise is not that" not in cli("--from", "a.png", "-s", "2", "-o", "d").err
+
+
+def test_pictures_without_a_recipe(library: Library) -> None:
+    Image.new("RGB", (3, 4)).save("plain.png")
+    cli("--from", "plain.png").refused(5, "plain.png", "no recipe")
+    cli("--from", "none.png").refused(5, "none.png")
+    cli("x", "-o", "a", "-m", "gone")
+    library.fails = ModelError("gone: not in the cache")
+    ran = cli("--from", "a.png")
+    assert ran.code == 5 and "-m" in ran.err.splitlines()[-1]
+
+
+# What is told
+
+
+def test_the_headline_comes_first_and_warnings_once(library: Library) -> None:
+    ran = cli("x", "-s", "1-2", "-W", "9")
+    lines = ran.err.splitlines()
+    assert lines[0] == library.pipes[0].headline()
+    assert lines[1] == "qwenimg: warning: the built-in model draws shapes"
+    assert ran.err.count("width 9 is odd") == 1
+    assert "picture 2 of 2: seed 2, 9x12, 3 steps, guidance 4" in lines and "step 3/3, 0.25 s" in lines
+    assert len(ran.paths) == 2
+
+
+def test_quiet(library: Library) -> None:
+    ran = cli("x", "--quiet")
+    assert ran.err == "qwenimg: warning: the built-in model draws shapes\n" and len(ran.paths) == 1
+
+
+def test_debug(library: Library) -> None:
+    ran = cli("x", "--debug", "timing,shapes", "--quiet")
+    assert "timing: steps 0.750 s\n" in ran.err and "shapes: pixels [12, 20, 3]\n" in ran.err
+    assert "shapes:" not in cli("x", "--debug", "timing", "-o", "a").err
+
+
+def test_events(library: Library, tmp_path: Path) -> None:
+    library.faults[6] = NumericsError("step 3: non-finite \x1b")
+    ran = cli("x", "--json", "-s", "5-7", "--steps", "2", "-o", "{seed}")
+    assert ran.code == 7
+    events = ran.events
+    assert {e["schema"] for e in events} == {1}
+    kinds = [e["event"] for e in events]
+    assert kinds == ["plan", "step", "step", "image", "step", "step", "error", "step", "step", "image", "done"]
+    plan, image, error, done = events[0], events[3], events[6], events[-1]
+    assert set(plan) == {"schema", "event", "backend", "device", "model", "precision", "images"}
+    assert plan["images"][1] == {
+        "index": 2, "prompt": "x", "negative_prompt": None, "width": 20, "height": 12, "steps": 2, "guidance": 4.0,
+        "seed": 6, "path": str(tmp_path / "6.png"),
+    }  # fmt: skip
+    assert events[2] == {
+        "schema": 1, "event": "step", "index": 1, "step": 2, "total": 2, "sigma": 0.5, "seconds": 0.25
+    }  # fmt: skip
+    assert image["path"] == str(tmp_path / "5.png") and image["seed"] == 5 and image["recipe"]["seed"] == 5
+    assert error == {"schema": 1, "event": "error", "index": 2, "exit": 6, "message": "step 3: non-finite \x1b"}
+    assert (done["made"], done["failed"], done["exit"]) == (2, 1, 7)
+    assert "step 1/2" not in ran.err and ran.err.splitlines()[0] == library.pipes[0].headline()
+
+
+def test_errors_are_events_too(library: Library) -> None:
+    for args, code in ((["x", "--json", "--steps", "0"], 2), (["--json", "x", "--nonsense"], 2), (["--json"], 2)):
+        ran = cli(*args)
+        assert ran.code == code and [(e["event"], e["index"], e["exit"]) for e in ran.events] == [("error", None, code)]
+
+
+# Failures
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named as torch's own."""
+
+
+ERRORS = [
+    (QwenimgError("x"), 1),
+    (UsageError("x"), 2),
+    (BackendMissing("x"), 3),
+    (DoesNotFit("x"), 4),
+    (MemoryError(), 4),
+    (OutOfMemoryError("CUDA out of memory. Tried to allocate"), 4),
+    (OSError(28, "No space left on device"), 4),
+    (ModelError("x\n\x1b[2J" + "y" * 1000), 5),
+    (NumericsError("x"), 6),
+    (RuntimeError("x\ny"), 1),
+    (KeyError("x"), 1),
+    (RecursionError(), 1),
+]
+
+
+@pytest.mark.parametrize(("error", "code"), ERRORS, ids=lambda v: type(v).__name__)
+def test_exit_codes(library: Library, tmp_path: Path, error: Exception, code: int) -> None:
+    library.faults[1] = error
+    ran = cli("x", "-s", "1", "--quiet")
+    assert ran.code == code and ran.out == b"" and not list(tmp_path.iterdir())
+    lines = ran.err.splitlines()
+    assert len(lines) == 2 and len(lines[1]) <= MAX_LINE and lines[1].isprintable(), ran.err
+    is_bug = code == 1 and type(error) is not QwenimgError
+    assert ("this is a bug in qwenimg" in lines[1] and "QWENIMG_TRACEBACK" in lines[1]) == is_bug
+    library.fails = error
+    assert cli("x", "-s", "1").code == code
+
+
+def test_traceback_where_asked_for(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    library.faults[1] = KeyError("x")
+    monkeypatch.setenv("QWENIMG_TRACEBACK", "1")
+    assert "Traceback (most recent call last)" in cli("x", "-s", "1").err
+    monkeypatch.setenv("QWENIMG_TRACEBACK", "0")
+    assert "Traceback (most recent call last)" not in cli("x", "-s", "1").err
+
+
+@pytest.mark.parametrize("error", [NumericsError("x"), UsageError("x"), DoesNotFit("x"), OutOfMemoryError("x")])
+def test_one_picture_that_fails_does_not_end_the_others(library: Library, error: Exception) -> None:
+    library.faults[2] = error
+    ran = cli("x", "-s", "1-3", "-o", "{seed}")
+    assert ran.code == 7 and [path.name for path in ran.paths] == ["1.png", "3.png"]
+    assert "qwenimg: error: picture 2 (seed 2): " in ran.err and not Path("2.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "asked"), [(ModelError("x"), 5, 2), (BackendMissing("x"), 3, 2), (KeyError("x"), 1, 2)]
+)
+def test_what_ends_a_batch(library: Library, error: Exception, code: int, asked: int) -> None:
+    library.faults[2] = error
+    ran = cli("x", "-s", "1-3", "-o", "{seed}")
+    assert ran.code == code and len(ran.paths) == 1 and len(library.asked) == asked
+
+
+def test_a_batch_of_failures_has_their_code_and_memory_ends_it_at_once(library: Library) -> None:
+    library.faults = {1: NumericsError("x"), 2: NumericsError("x")}
+    assert cli("x", "-s", "1-2").code == 6 and len(library.asked) == 2
+    library.faults = {1: DoesNotFit("x"), 2: DoesNotFit("x")}
+    assert cli("x", "-s", "1-2").code == 4 and len(library.asked) == 1
+
+
+def test_a_full_disk_ends_a_batch(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes, *, overwrite: bool) -> None:
+        raise DoesNotFit(f"{path}: no space")
+
+    monkeypatch.setattr(files, "write_atomic", full)
+    ran = cli("x", "-s", "1-3")
+    assert ran.code == 4 and len(library.asked) == 1
+
+
+# Other commands
+
+
+def test_info_of_a_picture(library: Library) -> None:
+    cli("夜\nseed: 666\x1b[2J", "-s", "3", "-o", "a")
+    ran = cli("info", "a.png")
+    lines = ran.out.decode().splitlines()
+    assert ran.code == 0 and "seed: 3" in lines and "seed: 666" not in lines and "prompt: 夜" in lines
+    assert "\x1b" not in ran.out.decode() and "    seed: 666\\x1b[2J" in lines
+    data = json.loads(cli("--json", "info", "a.png").out)
+    assert data["recipe"]["seed"] == 3 and "parameters" in data["text"]
+
+
+def test_info_of_a_foreign_picture(library: Library) -> None:
+    from PIL.PngImagePlugin import PngInfo
+
+    texts = PngInfo()
+    texts.add_text("prompt", "\x1b]0;x\x07" + "y" * 5000)
+    Image.new("RGB", (3, 4)).save("plain.png", pnginfo=texts)
+    ran = cli("info", "plain.png")
+    assert ran.code == 0 and b"no recipe" in ran.out and b"\x1b" not in ran.out and len(ran.out) < 3000
+    assert json.loads(cli("info", "plain.png", "--json").out)["recipe"] is None
+
+
+def test_info_of_a_model(tiny_folder: Path) -> None:
+    ran = cli("info", str(tiny_folder))
+    assert ran.code == 0 and b"transformer" in ran.out, ran.err
+    data = json.loads(cli("info", str(tiny_folder), "--json").out)
+    assert data["kind"] == "model" and data["faults"] == [] and data["lines"] == ran.out.decode().splitlines()
+
+
+def test_info_of_a_broken_model(tiny_folder: Path, library: Library) -> None:
+    shutil.copytree(tiny_folder, "broken")
+    shutil.rmtree("broken/vae")
+    ran = cli("info", "broken")
+    assert ran.code == 5 and b"fault: " in ran.out and ran.err == ""
+    assert json.loads(cli("info", "broken", "--json").out)["faults"]
+
+
+def test_info_of_what_is_neither(library: Library) -> None:
+    Path("x.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken")
+    Path("y").write_bytes(b"")
+    os.mkfifo("fifo")
+    for name in ("x.png", "y", "fifo", "none", "."):
+        cli("info", name).refused(5)
+
+
+def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(qwenimg.backends, "available", lambda: {"mlx": "M9\x1b", "cuda": "not available: no card"})
+    assert cli("devices").out.decode() == "mlx   M9\\x1b\ncuda  not available: no card\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(shell: str) -> None:
+    assert b"_QWENIMG_COMPLETE" in cli("completion", shell).out
+    cli("completion", "cmd").refused(2)
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("qwenimg in", {"info"}),
+        ("qwenimg --st", {"--steps"}),
+        ("qwenimg cat --backend ", {"auto", "mlx", "cuda", "cpu"}),
+        ("qwenimg cat in", set()),
+        ("qwenimg generate in", set()),
+        ("qwenimg info --j", {"--json"}),
+        ("qwenimg completion z", {"zsh"}),
+        ("qwenimg --steps 4 comp", {"completion"}),
+    ],
+)
+def test_completion(monkeypatch: pytest.MonkeyPatch, words: str, offered: set[str]) -> None:
+    monkeypatch.setenv("_QWENIMG_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split(" ")) - 1))
+    found = {line.partition(",")[2] for line in cli().out.decode().split()}
+    assert found == offered
+
+
+def test_the_stand_in_gives_what_the_library_gives() -> None:
+    assert isinstance(list(FakePipeline().stream("x", width=3, height=4, steps=1, guidance=1.0, seed=1))[-1], Result)
+
+
+# With the real library
+
+
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+def test_a_real_picture_and_its_replay(
+    backend: str, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ["-m", str(tiny_folder), "--backend", backend]
+    first = cli("a red circle", *options, "--size", "50x34", "--steps", "2", "-s", "5,4294967301", "-o", "a{seed}")
+    assert first.code == 0, first.err
+    assert first.err.splitlines()[0].startswith(f"{backend} on ") and first.paths[0].name == "a5.png"
+    again = cli("--from", "a5.png", *options, "-o", "b", "--quiet")
+    assert again.code == 0 and again.err == ""
+    ours, theirs = (np.asarray(Image.open(path)) for path in (first.paths[0], again.paths[0]))
+    assert ours.shape == (34, 50, 3) and ours.std() > 1
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def test_real_refusals(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = ["-m", str(tiny_folder), "--backend", "cpu"]
+    cli("x", "-m", str(tmp_path / "none")).refused(5, "none")
+    cli("x", "-m", "no-such-name").refused(5, "no-such-name")
+    np.save("l.npy", np.zeros((1, 16, 4, 4), np.float32))
+    ran = cli("x", *model, "--latents", "l.npy", "--size", "64x64", "--quiet")
+    assert ran.code == 2 and "[1, 16, 4, 4]" in ran.err and [p.name for p in tmp_path.iterdir()] == ["l.npy"]
+
+
+def test_pull_is_there() -> None:
+    assert cli("pull", "--help").code == 0
+    cli("pull").refused(2, "NAME")
