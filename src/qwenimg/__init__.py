@@ -54,13 +54,15 @@ def load(
     from qwenimg.common.pipeline import Defaults, Pipeline
 
     recipe = resolved.recipe
-    defaults = recipe and Defaults(
-        width=recipe.width,
-        height=recipe.height,
-        steps=recipe.steps,
-        guidance=recipe.guidance,
-        negative_prompt=recipe.negative_prompt,
-    )
+    defaults = Defaults()
+    if recipe is not None:
+        defaults = Defaults(
+            width=recipe.width,
+            height=recipe.height,
+            steps=recipe.steps,
+            guidance=recipe.guidance,
+            negative_prompt=recipe.negative_prompt,
+        )
     return Pipeline(engine, opened, policy, name=resolved.name, defaults=defaults, notify=notify)
 
 

@@ -1,0 +1,162 @@
+"""One file of a hub: resumed where an earlier process stopped, and verified before it gets its name.
+
+What was received stays in `<blob>.qwenimg.part` with a note of what it is a part of, so that not even kill -9 costs
+more than the bytes in flight.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import http.client
+import io
+import json
+import os
+import re
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from qwenimg.common.errors import DoesNotFit, ModelError, QwenimgError, UsageError
+from qwenimg.common.hub_http import Echo, Interrupted, Server, number, open_url, persist, pieces
+from qwenimg.common.untrusted import CHUNK, short
+
+PROGRESS = 1 << 20  # bytes that one connection must bring for its end not to count as a failure in a row
+PART, NOTE = ".qwenimg.part", ".qwenimg.part.json"
+
+_RANGE = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """A file of a repository. `digest` is the SHA-256 of what LFS holds, else git's SHA-1 of a blob, in hexadecimal:
+    it is also the hub's etag and the name of the blob in the cache."""
+
+    path: str
+    size: int  # bytes
+    digest: str
+
+
+def bytes_kept(wanted: Wanted, blob: Path) -> int:
+    """How many bytes of `wanted` an earlier process has left beside `blob`."""
+    try:
+        note = json.loads(_beside(blob, NOTE).read_bytes())
+        size = _beside(blob, PART).stat().st_size
+    except (OSError, ValueError, RecursionError):
+        return 0
+    fits = isinstance(note, dict) and note.get("etag") == wanted.digest and note.get("size") == wanted.size
+    return size if fits and size <= wanted.size else 0
+
+
+def fetch(
+    server: Server, url: str, wanted: Wanted, blob: Path, *, commit: str, echo: Echo, progress: Callable[[int], None]
+) -> None:
+    """Downloads `url` to `blob`, from where an earlier call stopped. `progress` gets the bytes had so far.
+
+    `blob` appears complete and verified, or not at all. Only one process at a time may write beside `blob`.
+    Raises ModelError (server or hash at fault), DoesNotFit (disk full) and UsageError (no permission)."""
+    part, note = _beside(blob, PART), _beside(blob, NOTE)
+    kept = bytes_kept(wanted, blob)
+    try:
+        if not kept:
+            part.unlink(missing_ok=True)
+            note.write_text(json.dumps({"etag": wanted.digest, "commit": commit, "size": wanted.size}))
+        _fill(server, url, wanted, part, echo, progress)
+        if _digest(part, wanted) == wanted.digest:
+            part.replace(blob)
+            note.unlink(missing_ok=True)
+            return
+        part.unlink()
+    except OSError as error:
+        raise _disk_error(wanted, blob, error) from None
+    if not kept:
+        raise ModelError(
+            f"{wanted.path}: what came has another hash than the hub lists, and was deleted; "
+            f"pull again, and if it stays so, check HF_ENDPOINT and the proxy"
+        )
+    echo(f"{wanted.path}: the part from an earlier run is damaged; starting over")
+    fetch(server, url, wanted, blob, commit=commit, echo=echo, progress=progress)
+
+
+def _fill(server: Server, url: str, wanted: Wanted, part: Path, echo: Echo, progress: Callable[[int], None]) -> None:
+    """Appends to `part` until it has all bytes, and syncs it."""
+    with part.open("ab", buffering=0) as file:
+
+        def attempt() -> None:
+            before = file.tell()
+            progress(before)
+            try:
+                if before < wanted.size:
+                    _append(server, url, wanted, file, progress)
+            except Interrupted as error:
+                error.moved = file.tell() - before >= PROGRESS
+                raise
+
+        persist(attempt, wanted.path, echo)
+        os.fsync(file.fileno())
+
+
+def _append(server: Server, url: str, wanted: Wanted, file: io.FileIO, progress: Callable[[int], None]) -> None:
+    """What one connection brings. A server that sends from an earlier byte than asked costs time, no byte we have."""
+    have = file.tell()
+    response, etag = open_url(server, url, wanted.path, first=have)
+    with closing(response):
+        _check_etag(etag, wanted)
+        skip = have - _first_byte(response, wanted)
+        if skip < 0:
+            raise Interrupted("the server sent another range than asked")
+        for piece in pieces(response, skip + wanted.size - have):
+            rest = memoryview(piece)[skip:]
+            skip -= len(piece) - len(rest)
+            while rest:
+                rest = rest[file.write(rest) :]
+            progress(file.tell())
+    if file.tell() < wanted.size:
+        raise Interrupted(f"cut at {file.tell():,} of {wanted.size:,} bytes")
+
+
+def _first_byte(response: http.client.HTTPResponse, wanted: Wanted) -> int:
+    """Where in the file the answer begins; its size must be the one listed. Raises ModelError."""
+    start, total = 0, number(response.headers.get("Content-Length"))
+    if response.status == 206:
+        match = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        if match is None:
+            raise Interrupted("the server sent a part without saying which")
+        start, total = int(match[1]), number(match[2])
+    if total is not None and total != wanted.size:
+        raise ModelError(f"{wanted.path}: the server has {total:,} bytes, the hub lists {wanted.size:,}; pull again")
+    return start
+
+
+def _check_etag(etag: str | None, wanted: Wanted) -> None:
+    if etag is not None and etag != wanted.digest:
+        theirs, listed = short(etag, 12), wanted.digest[:12]
+        raise ModelError(
+            f"{wanted.path}: the server has another file ({theirs}) than the hub lists ({listed}); "
+            f"pull again later, or check HF_ENDPOINT"
+        )
+
+
+def _digest(part: Path, wanted: Wanted) -> str:
+    """Of the file as it is on disk, by the method that made `wanted.digest`."""
+    if len(wanted.digest) == 64:
+        digest = hashlib.sha256()
+    else:
+        digest = hashlib.sha1(b"blob %d\0" % wanted.size, usedforsecurity=False)
+    with part.open("rb", buffering=0) as file:
+        while piece := file.read(CHUNK):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _beside(blob: Path, suffix: str) -> Path:
+    return blob.with_name(blob.name + suffix)
+
+
+def _disk_error(wanted: Wanted, blob: Path, error: OSError) -> QwenimgError:
+    where, reason = short(blob.parent, 120), short(error.strerror or error, 60)
+    if error.errno in _FULL:
+        return DoesNotFit(f"{wanted.path}: {reason} in {where}; what came is kept: free space and pull again")
+    return UsageError(f"{wanted.path}: cannot be written in {where}: {reason}")

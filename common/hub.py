@@ -1,0 +1,175 @@
+"""From what a user calls a model to a folder on this machine: a path, or a snapshot in the Hugging Face cache.
+
+Nothing here touches the network; only `pull` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from qwenimg.common import recipes
+from qwenimg.common.component_files import STEMS, find_files
+from qwenimg.common.errors import ModelError
+from qwenimg.common.recipes import Recipe
+from qwenimg.common.untrusted import short
+
+COMPONENTS = ("transformer", "text_encoder", "vae")
+REQUIRED = ("model_index.json", "scheduler/scheduler_config.json", *(f"{c}/config.json" for c in COMPONENTS))
+
+# A dot within the name of a weight file marks a variant (fp16), which is not used.
+_NEEDED = re.compile(
+    r"model_index\.json|scheduler/scheduler_config\.json"
+    r"|tokenizer/(tokenizer|vocab|tokenizer_config|added_tokens|special_tokens_map)\.json|tokenizer/merges\.txt"
+    rf"|({'|'.join(COMPONENTS)})/(config\.json|[A-Za-z0-9_-]{{1,100}}\.safetensors(\.index\.json)?)"
+)
+_HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """A model on this machine. `name` is for people and metadata: a recipe's name, a hub id or a folder's last name,
+    never a path. `revision` is the commit of a folder in the cache."""
+
+    folder: Path
+    name: str
+    recipe: Recipe | None = None
+    revision: str | None = None
+
+
+def needed(filename: str) -> bool:
+    """Whether the program uses the file `filename` of a repository: no variant, no pickle, no Python."""
+    return _NEEDED.fullmatch(filename) is not None
+
+
+# On this machine
+
+
+def resolve(model: str | None, *, offline: bool = False) -> Resolved:
+    """The folder of `model`: an existing path, else a recipe's name, else a hub id; None is the default recipe.
+
+    A name is looked for in the Hugging Face cache only. Raises ModelError for what is not there, is there in part,
+    or is known and not supported; `offline` changes only the wording."""
+    given = recipes.DEFAULT if model is None else model
+    if model is not None and os.path.lexists(path := os.path.expanduser(model)):  # noqa: PTH111
+        return _from_path(model, Path(path))
+    repo, recipe = find_repo(given)
+    name = recipe.name if recipe else repo
+    folders = _snapshots(storage_folder(repo))
+    if not folders:
+        raise ModelError(_absent(name, repo, recipe, offline))
+    for folder in folders:
+        if lacks(folder) is None:
+            return Resolved(folder=folder, name=name, recipe=recipe, revision=folder.name)
+    raise ModelError(
+        f"{name}: the copy in {short(cache_folder(), 100)} is incomplete, it lacks {lacks(folders[0])}; "
+        f"`qwenimg pull {name}` resumes"
+    )
+
+
+def _from_path(given: str, path: Path) -> Resolved:
+    if not path.exists():
+        raise ModelError(f"{short(given, 120)}: is a link that leads nowhere")
+    if not path.is_dir():
+        raise ModelError(
+            f"{short(given, 120)}: is a file; single files are not supported yet: give a folder in diffusers layout"
+        )
+    whole = Path(os.path.abspath(path))  # noqa: PTH100 (links must stay, they say which snapshot it is)
+    storage = whole.parent.parent.name
+    if whole.parent.name == "snapshots" and storage.count("--") == 2 and _COMMIT.fullmatch(whole.name):
+        repo = storage.removeprefix("models--").replace("--", "/")
+        recipe = recipes.find(repo)
+        return Resolved(folder=path, name=recipe.name if recipe else repo, recipe=recipe, revision=whole.name)
+    return Resolved(folder=path, name=short(whole.name or "model", 100))
+
+
+def find_repo(given: str) -> tuple[str, Recipe | None]:
+    """The hub id that the name or id `given` stands for, and its recipe. Raises ModelError."""
+    shown = short(given, 120)
+    if given.startswith((".", "~", os.sep)) or given.count(os.sep) > 1 or given.endswith(os.sep):
+        raise ModelError(f"{shown}: no such folder")
+    reason = recipes.refusal(given)
+    if reason:
+        raise ModelError(f"{shown}: {reason}")
+    recipe = recipes.find(given)
+    if recipe or _HUB_ID.fullmatch(given):
+        return (recipe.repo if recipe else given), recipe
+    raise ModelError(
+        f"'{shown}': no such folder or model; known models are {', '.join(recipes.RECIPES)}; "
+        f"others by folder or by hub id (owner/name)"
+    )
+
+
+def _absent(name: str, repo: str, recipe: Recipe | None, offline: bool) -> str:
+    about = f"{repo}, {size_text(recipe.bytes)}," if recipe else "the model"
+    when = " with the network on" if offline or is_offline() else ""
+    return f"{name}: {about} is not in the cache {short(cache_folder(), 100)}; get it{when} by: qwenimg pull {name}"
+
+
+def lacks(folder: Path) -> str | None:
+    """A file that `folder` needs and does not have. Raises ModelError for an index of shards that is broken."""
+    for name in REQUIRED:
+        if not (folder / name).is_file():
+            return name
+    if not (folder / "tokenizer" / "tokenizer.json").is_file():
+        for name in ("tokenizer/vocab.json", "tokenizer/merges.txt"):
+            if not (folder / name).is_file():
+                return name
+    for component in COMPONENTS:
+        missing = _lacks_weights(folder / component)
+        if missing:
+            return f"{component}/{missing}"
+    return None
+
+
+def _lacks_weights(folder: Path) -> str | None:
+    try:
+        files = find_files(folder).files
+    except ModelError:
+        if any((folder / f"{stem}.safetensors{end}").is_file() for stem in STEMS for end in ("", ".index.json")):
+            raise
+        return "*.safetensors"
+    return next((file.name for file in files if not file.is_file()), None)
+
+
+def _snapshots(storage: Path) -> list[Path]:
+    """The folders of the revisions in the cache: that of `main` first, then the newest."""
+    main = ""
+    with contextlib.suppress(OSError, ValueError):
+        main = (storage / "refs" / "main").read_text().strip()
+    try:
+        folders = [f for f in (storage / "snapshots").iterdir() if _COMMIT.fullmatch(f.name) and f.is_dir()]
+        return sorted(folders, key=lambda f: (f.name != main, -f.stat().st_mtime))
+    except OSError:
+        return []
+
+
+def storage_folder(repo: str) -> Path:
+    """Where the cache keeps `repo`: its blobs, snapshots and refs."""
+    return cache_folder() / f"models--{repo.replace('/', '--')}"
+
+
+def cache_folder() -> Path:
+    """Of the Hugging Face libraries: HF_HUB_CACHE, else in HF_HOME, else in ~/.cache."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def is_offline() -> bool:
+    """Whether HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE forbids the network."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def size_text(count: int) -> str:
+    """`count` bytes for people, in decimal units."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if count >= unit:
+            return f"{count / unit:.1f} {name}"
+    return f"{count} bytes"

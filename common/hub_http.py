@@ -1,0 +1,211 @@
+"""GET requests to a hub: redirects, proxies, certificates, stalls, and trying again.
+
+Redirects are followed here and not by urllib, which would send the token to the next host. A connection that is
+refused, cut, silent or too slow raises `Interrupted`, and `persist` tries again a few times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import re
+import ssl
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NoReturn, TypeVar
+from urllib.error import URLError
+from urllib.parse import urljoin, urlsplit
+
+from qwenimg.common.errors import ModelError
+from qwenimg.common.untrusted import short, strict_json
+from qwenimg.common.version import __version__
+
+RETRIES = 6  # in a row; a connection that brought much starts the count anew
+BACKOFF = 1.0  # seconds before the first retry; each further one waits twice as long
+MAX_WAIT = 300.0  # seconds, when a server asks us to wait
+TIMEOUT = 30.0  # seconds in which a connection must be made, answer, and bring SLOW bytes for each of them
+SLOW = 1024  # bytes per second
+CHUNK = 1 << 20  # bytes
+REDIRECTS = 10
+MAX_JSON = 16 << 20  # bytes
+
+Echo = Callable[[str], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """A hub, and the token that only it may see."""
+
+    endpoint: str
+    token: str | None = field(default=None, repr=False)
+
+    def owns(self, url: str) -> bool:
+        """Whether `url` is on the hub itself: same scheme, host and port."""
+        here, there = urlsplit(self.endpoint), urlsplit(url)
+        return (here.scheme, here.netloc.lower()) == (there.scheme, there.netloc.lower())
+
+
+class Interrupted(Exception):
+    """Worth another try, after `wait` seconds. `moved`: much had come, so it is not another failure in a row."""
+
+    def __init__(self, reason: str, *, wait: float = 0.0) -> None:
+        super().__init__(reason)
+        self.wait, self.moved = wait, False
+
+
+def get_json(server: Server, url: str, what: str, echo: Echo) -> object:
+    """The JSON at `url`; `what` it is about is named in errors. Raises ModelError."""
+
+    def attempt() -> bytes:
+        response, _ = open_url(server, url, what)
+        with closing(response):
+            body = b"".join(pieces(response, MAX_JSON + 1))
+            length = number(response.headers.get("Content-Length"))
+        if len(body) > MAX_JSON:
+            raise ModelError(f"{what}: the server's answer has more than {MAX_JSON:,} bytes")
+        if length is not None and len(body) < length:
+            raise Interrupted("the answer was cut")
+        return body
+
+    raw = persist(attempt, what, echo, retries=min(RETRIES, 2))
+    return strict_json(raw, f"{server.endpoint}: {what}", depth=32, values=1_000_000)
+
+
+def persist(attempt: Callable[[], T], what: str, echo: Echo, *, retries: int | None = None) -> T:
+    """`attempt()`, again after a while as long as it raises Interrupted; ModelError when that does not end."""
+    failures = 0
+    most = RETRIES if retries is None else retries
+    while True:
+        try:
+            return attempt()
+        except Interrupted as error:
+            failures = 1 if error.moved else failures + 1
+            if failures > most:
+                raise ModelError(f"{what}: {error}, {failures} times in a row; pull again goes on from here") from None
+            wait = max(BACKOFF * 2 ** (failures - 1), min(error.wait, MAX_WAIT))
+            echo(f"{what}: {error}; trying again in {wait:.3g} s")
+            time.sleep(wait)
+
+
+class _AsIs(urllib.request.HTTPErrorProcessor):
+    """Redirects and errors come back as they are."""
+
+    def http_response(self, request: object, response: Any) -> Any:
+        return response
+
+    https_response = http_response
+
+
+def open_url(
+    server: Server, url: str, what: str, *, first: int | None = None
+) -> tuple[http.client.HTTPResponse, str | None]:
+    """The answer for `url`, after redirects, from byte `first` on if the server can, and the etag that the hub
+    gives for the file, if it does.
+
+    Raises ModelError for what another try would not change."""
+    # From byte 0 a range is asked for too: hubs refuse to send very large files otherwise.
+    headers = {} if first is None else {"Range": f"bytes={first}-"}
+    etag = None
+    for _ in range(REDIRECTS):
+        response = _request(server, url, headers)
+        if server.owns(url):  # the host of the data has etags of its own, which say nothing about the bytes
+            etag = response.headers.get("X-Linked-Etag", "").removeprefix("W/").strip('"') or etag
+        if response.status in (200, 206):
+            return response, etag
+        response.close()
+        if response.status in (301, 302, 303, 307, 308):
+            url = _next(url, response.headers.get("Location"), what)
+        elif response.status == 416 and headers:
+            headers = {}
+        else:
+            _refuse(response, what, on_hub=server.owns(url))
+    raise ModelError(f"{what}: the server redirects more than {REDIRECTS} times")
+
+
+def _request(server: Server, url: str, headers: dict[str, str]) -> http.client.HTTPResponse:
+    headers = headers | {"User-Agent": f"qwenimg/{__version__}", "Accept-Encoding": "identity"}
+    if server.token and server.owns(url):
+        headers["Authorization"] = f"Bearer {server.token}"
+    host = short(urlsplit(url).hostname, 60)
+    try:
+        response = _opener().open(urllib.request.Request(url, headers=headers), timeout=TIMEOUT)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = error.reason if isinstance(error, URLError) else error
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            raise ModelError(
+                f"{host}: its certificate cannot be verified; set SSL_CERT_FILE to the right ones"
+            ) from None
+        raise Interrupted(f"no answer from {host}: {_reason(reason)}") from None
+    assert isinstance(response, http.client.HTTPResponse), response
+    return response
+
+
+@cache
+def _opener() -> urllib.request.OpenerDirector:
+    """With the proxies of the environment, and certificates from certifi where Python came without any."""
+    paths = ssl.get_default_verify_paths()
+    bundle = None
+    if not paths.cafile and not paths.capath:
+        with contextlib.suppress(ImportError):
+            import certifi
+
+            bundle = certifi.where()
+    context = ssl.create_default_context(cafile=bundle)
+    return urllib.request.build_opener(_AsIs, urllib.request.HTTPSHandler(context=context))
+
+
+def pieces(response: http.client.HTTPResponse, count: int) -> Iterator[bytes]:
+    """At most `count` bytes of the body, as they come."""
+    since, brought = time.monotonic(), 0
+    while count > 0:
+        try:
+            piece = response.read1(min(CHUNK, count))
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise Interrupted(f"the connection broke: {_reason(error)}") from None
+        if not piece:
+            return
+        yield piece
+        count, brought = count - len(piece), brought + len(piece)
+        if (seconds := time.monotonic() - since) > TIMEOUT:
+            if brought < SLOW * seconds:
+                raise Interrupted(f"too slow: {brought / seconds:.0f} bytes per second")
+            since, brought = time.monotonic(), 0
+
+
+def _next(url: str, location: str | None, what: str) -> str:
+    """The address of a redirect: HTTP or HTTPS, and never from HTTPS to HTTP. Raises ModelError."""
+    target = urljoin(url, location or "")
+    allowed = ("https",) if urlsplit(url).scheme == "https" else ("http", "https")
+    if not location or urlsplit(target).scheme not in allowed:
+        raise ModelError(f"{what}: the server redirects to '{short(location, 80)}', which is not followed")
+    return target
+
+
+def _refuse(response: http.client.HTTPResponse, what: str, *, on_hub: bool) -> NoReturn:
+    status, wait = response.status, number(response.headers.get("Retry-After"))
+    # Links to the host of the data expire; the hub gives a new one.
+    if status in (408, 429) or status >= 500 or (status in (400, 401, 403) and not on_hub):
+        raise Interrupted(f"HTTP {status} {short(response.reason, 40)}".rstrip(), wait=float(wait or 0))
+    if status == 403 or response.headers.get("X-Error-Code") == "GatedRepo":
+        raise ModelError(f"{what}: access is not granted: accept its terms on the hub's page, and set HF_TOKEN")
+    if status == 401:
+        raise ModelError(f"{what}: does not exist or is private: check the name, or set HF_TOKEN")
+    if status in (404, 410):
+        raise ModelError(f"{what}: is not on the hub (HTTP {status}): check the name and HF_ENDPOINT")
+    raise ModelError(f"{what}: the server answers HTTP {status} {short(response.reason, 40)}")
+
+
+def _reason(error: object) -> str:
+    if isinstance(error, TimeoutError):
+        return f"nothing for {TIMEOUT:g} s"
+    return short(getattr(error, "strerror", None) or error or type(error).__name__, 80)
+
+
+def number(text: str | None) -> int | None:
+    """The number in a header; None where there is none."""
+    return int(text) if text and re.fullmatch(r"[0-9]{1,18}", text) else None

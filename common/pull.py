@@ -1,0 +1,214 @@
+"""A model from the hub into the Hugging Face cache, in its layout, so that other programs share the files.
+
+The layout: blobs/<hash> holds the bytes, snapshots/<commit>/<path> links to them, refs/main holds the commit. A file
+gets its name when it is complete and verified, and refs/main is written last, so an update that stops half way leaves
+the revision of before in use.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import functools
+import os
+import re
+import shutil
+import urllib.parse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from qwenimg.common import hub
+from qwenimg.common.download import NOTE, PART, Wanted, bytes_kept, fetch
+from qwenimg.common.errors import DoesNotFit, ModelError, UsageError
+from qwenimg.common.hub_http import Echo, Server, get_json
+from qwenimg.common.model import check_class
+from qwenimg.common.untrusted import short
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
+
+Progress = Callable[[str, int, int], None]
+
+
+def pull(name: str, *, echo: Echo, progress: Progress) -> Path:
+    """Downloads what is used of the model `name`, a recipe's name or a hub id, and returns its folder in the cache.
+
+    What is there is not fetched again, and what an earlier call left unfinished is continued. `echo` gets lines for
+    people; `progress` gets the file, the bytes that are here and the bytes that this call set out for. Raises
+    ModelError (offline, not there, server or hash at fault, not a supported model), DoesNotFit and UsageError (no
+    permission)."""
+    from huggingface_hub import constants, get_token
+
+    repo, _ = hub.find_repo(name)
+    if hub.is_offline():
+        raise ModelError(f"{repo}: cannot be pulled offline; unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE")
+    token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
+    server = Server(endpoint=constants.ENDPOINT.rstrip("/"), token=token)
+    commit, files = _listing(server, repo, echo)
+    work = _Work(server=server, repo=repo, commit=commit, storage=hub.storage_folder(repo), echo=echo)
+    try:
+        with _lock(work):
+            _download(work, files, progress)
+            _finish(work)
+    except OSError as error:
+        where, reason = short(work.storage, 120), short(error.strerror or error, 60)
+        raise UsageError(f"{repo}: cannot be written in {where}: {reason}") from None
+    return work.snapshot
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """One commit of one repository, and where it goes."""
+
+    server: Server
+    repo: str
+    commit: str
+    storage: Path
+    echo: Echo
+
+    @property
+    def snapshot(self) -> Path:
+        return self.storage / "snapshots" / self.commit
+
+    def blob(self, wanted: Wanted) -> Path:
+        return self.storage / "blobs" / wanted.digest
+
+    def pointer(self, wanted: Wanted) -> Path:
+        return self.snapshot / wanted.path
+
+    def url(self, wanted: Wanted) -> str:
+        return f"{self.server.endpoint}/{self.repo}/resolve/{self.commit}/{urllib.parse.quote(wanted.path)}"
+
+
+# What the hub has
+
+
+def _listing(server: Server, repo: str, echo: Echo) -> tuple[str, list[Wanted]]:
+    """The commit of `main` and the files of it that are used, the small ones first. Raises ModelError."""
+    data = get_json(server, f"{server.endpoint}/api/models/{repo}/revision/main?blobs=true", repo, echo)
+    commit = data.get("sha") if isinstance(data, dict) else None
+    entries = data.get("siblings") if isinstance(data, dict) else None
+    if not isinstance(commit, str) or not _COMMIT.fullmatch(commit) or not isinstance(entries, list):
+        raise ModelError(f"{repo}: {short(server.endpoint, 80)} does not answer as a hub does: check HF_ENDPOINT")
+    names = {e["rfilename"]: e for e in entries if isinstance(e, dict) and isinstance(e.get("rfilename"), str)}
+    files = [_wanted(repo, path, entry) for path, entry in names.items() if hub.needed(path)]
+    absent = [path for path in hub.REQUIRED if path not in names]
+    if absent:
+        raise ModelError(f"{repo}: has no {absent[0]}: not a Qwen-Image model in diffusers layout")
+    return commit, sorted(files, key=lambda f: (f.path != "model_index.json", f.size, f.path))
+
+
+def _wanted(repo: str, path: str, entry: dict[str, object]) -> Wanted:
+    lfs = entry.get("lfs")
+    if isinstance(lfs, dict):
+        size, digest = lfs.get("size"), lfs.get("sha256")
+    else:
+        size, digest = entry.get("size"), entry.get("blobId")
+    if type(size) is not int or not 0 <= size < 2**50 or not isinstance(digest, str) or not _HASH.fullmatch(digest):
+        raise ModelError(f"{repo}: the hub lists no size and hash for {path}: check HF_ENDPOINT")
+    return Wanted(path=path, size=size, digest=digest)
+
+
+# Downloading
+
+
+def _download(work: _Work, files: list[Wanted], progress: Progress) -> None:
+    """Brings every file into the snapshot, with the lock held."""
+    absent = {f.digest: f for f in files if not _is_here(work, f)}
+    total = sum(f.size for f in absent.values())
+    kept = sum(bytes_kept(f, work.blob(f)) for f in absent.values())
+    _tell(work, len(absent), total, kept)
+    work.blob(files[0]).parent.mkdir(parents=True, exist_ok=True)
+    done = 0  # bytes of the files that are complete
+    ahead = kept  # bytes kept of the files that are not begun
+    for wanted in files:
+        if wanted.digest in absent and not _is_here(work, wanted):
+            blob = work.blob(wanted)
+            ahead -= bytes_kept(wanted, blob)
+            tell = functools.partial(_report, progress, wanted.path, done + ahead, total)
+            fetch(work.server, work.url(wanted), wanted, blob, commit=work.commit, echo=work.echo, progress=tell)
+            done += wanted.size
+        _link(work, wanted)
+        if wanted.path == "model_index.json":
+            check_class(work.snapshot)  # before the gigabytes
+
+
+def _report(progress: Progress, path: str, before: int, total: int, had: int) -> None:
+    progress(path, before + had, total)
+
+
+def _is_here(work: _Work, wanted: Wanted) -> bool:
+    return wanted.size in (_size(work.pointer(wanted)), _size(work.blob(wanted)))
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _tell(work: _Work, count: int, total: int, kept: int) -> None:
+    """Says what will be fetched. Raises DoesNotFit when the disk cannot take what is still to come."""
+    head = f"{work.repo} at commit {work.commit[:12]}"
+    if not count:
+        work.echo(f"{head} is complete in the cache already")
+        return
+    free = shutil.disk_usage(work.storage).free
+    have = f", {hub.size_text(kept)} of them kept from before" if kept else ""
+    if total - kept > free:
+        raise DoesNotFit(
+            f"{head}: {hub.size_text(total - kept)} to fetch, {hub.size_text(free)} free in "
+            f"{short(work.storage.parent, 100)}: free some, or set HF_HUB_CACHE to a folder on another disk"
+        )
+    files = "1 file" if count == 1 else f"{count} files"
+    work.echo(f"{head}: {files}, {hub.size_text(total)}{have}; {hub.size_text(free)} free")
+
+
+def _link(work: _Work, wanted: Wanted) -> None:
+    """The name in the snapshot: a relative link to the blob, or the blob itself where there are no links."""
+    blob, pointer = work.blob(wanted), work.pointer(wanted)
+    if _size(pointer) == wanted.size:
+        return
+    pointer.parent.mkdir(parents=True, exist_ok=True)
+    pointer.unlink(missing_ok=True)
+    try:
+        pointer.symlink_to(os.path.relpath(blob, pointer.parent))
+    except OSError:
+        blob.replace(pointer)
+
+
+def _finish(work: _Work) -> None:
+    """Names the commit as `main`, and removes what was kept of files that `main` no longer has."""
+    lack = hub.lacks(work.snapshot)
+    if lack:
+        raise ModelError(f"{work.repo}: has no {lack}: not a Qwen-Image model in diffusers layout")
+    refs = work.storage / "refs"
+    refs.mkdir(exist_ok=True)
+    temp = refs / f".main.{os.getpid()}"
+    temp.write_text(work.commit)
+    temp.replace(refs / "main")
+    for suffix in (PART, NOTE):
+        for leftover in (work.storage / "blobs").glob(f"*{suffix}"):
+            leftover.unlink(missing_ok=True)
+
+
+@contextmanager
+def _lock(work: _Work) -> Iterator[None]:
+    """One `pull` of a repository at a time; a second waits. The system lets go of the lock of a process that dies."""
+    work.storage.mkdir(parents=True, exist_ok=True)
+    locks = work.storage.parent / ".locks" / work.storage.name
+    locks.mkdir(parents=True, exist_ok=True)
+    with (locks / "qwenimg.lock").open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            work.echo(f"{work.repo}: another process is pulling it; waiting")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:  # some network disks have none
+                raise
+        yield
