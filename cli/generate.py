@@ -100,8 +100,10 @@ def _reserved(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 @click.pass_context
 def generate(ctx: click.Context, /, **given: Any) -> int:
     """Makes pictures from text and prints their paths."""
+    from qwenimg.cli import config
     from qwenimg.cli.drawing import Flags, draw
 
+    config.forget(ctx, given, asked=given["replay"] is not None)
     flags = Flags(**given)
     if not flags.words and flags.prompt is None and flags.prompt_file is None and flags.replay is None:
         streams.show(ctx.get_help())

@@ -13,7 +13,7 @@ from importlib import import_module
 
 import click
 
-from qwenimg.cli import failures, signals, streams
+from qwenimg.cli import config, failures, signals, streams
 from qwenimg.cli.generate import generate
 from qwenimg.cli.help import COMMANDS, RESERVED
 from qwenimg.common.errors import UsageError
@@ -35,6 +35,8 @@ class Words(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         place = command_place(args)
+        if (place is None or args[place] == "generate") and not ctx.resilient_parsing:
+            ctx.default_map = {"generate": config.defaults()}
         if place is None:
             ctx.meta["qwenimg.implied"] = True
             return super().parse_args(ctx, ["generate", *args])

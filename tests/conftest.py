@@ -8,6 +8,7 @@ os.environ.setdefault("MLX_ENABLE_TF32", "0")
 os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["XDG_CONFIG_HOME"] = os.devnull  # nobody's own configuration
 
 import ctypes
 from collections.abc import Iterator

@@ -1,0 +1,85 @@
+"""The user's own defaults, and what comes before them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fake_pipeline import FakePipeline
+
+import qwenimg
+from qwenimg.cli import config
+from qwenimg.cli.main import run
+from qwenimg.common.errors import UsageError
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    made = tmp_path / "config.toml"
+    monkeypatch.setattr(config, "path", lambda: made)
+    return made
+
+
+def test_no_file_no_defaults(file: Path) -> None:
+    assert config.defaults() == {}
+
+
+def test_reads_options_by_either_spelling(file: Path) -> None:
+    file.write_text('model = "a"\nnegative-prompt = "b"\nsteps = 3\nguidance = 2\noffline = true\n')
+    expected = {"model": "a", "negative_prompt": "b", "steps": 3, "guidance": 2, "offline": True}
+    assert config.defaults() == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("seed = 3", "seed"),
+        ("steps = '3'", "steps"),
+        ("steps = true", "steps"),
+        ("steps = ", "TOML"),
+        ("[model]\nname = 'x'", "model"),
+        ("\x1b[31m = 1", "TOML"),
+        ("x = [" * 5000, "TOML"),
+    ],
+)
+def test_bad_files_are_one_line(file: Path, text: str, named: str) -> None:
+    file.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        config.defaults()
+    assert named in str(caught.value) and "config.toml" in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+def test_it_is_where_the_platform_keeps_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert config.path().parts[-2:] == ("qwenimg", "config.toml")
+
+
+def test_flags_and_environment_come_first(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text('model = "from-file"\nsteps = 7\nguidance = 3.5\nsize = "64x32"\n')
+    monkeypatch.chdir(tmp_path)
+    made: list[FakePipeline] = []
+
+    def load(model, backend, precision, *, offline, notify):
+        made.append(FakePipeline(model=model, backend=backend, precision=precision, notify=notify))
+        return made[-1]
+
+    monkeypatch.setattr(qwenimg, "load", load)
+    assert run(["a ring", "-o", "a.png"]) == 0
+    assert run(["a ring", "--steps", "2", "-m", "flag", "-W", "16", "-H", "48", "-o", "b.png"]) == 0
+    assert run(["--from", "b.png", "-o", "d.png"]) == 0
+    monkeypatch.setenv("QWENIMG_STEPS", "5")
+    assert run(["a ring", "-o", "c.png"]) == 0
+    assert [pipe.model_name for pipe in made] == ["from-file", "flag", "flag", "from-file"]
+    asked = [pipe.asked[0] for pipe in made]
+    assert [request["steps"] for request in asked] == [7, 2, 2, 5]
+    assert [(request["width"], request["height"]) for request in asked] == [(64, 32), (16, 48), (16, 48), (64, 32)]
+
+
+def test_a_broken_file_is_exit_2_for_pictures_and_nothing_to_info(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text("steps = 'x'")
+    assert run(["a ring"]) == 2
+    assert "config.toml" in capsys.readouterr().err
+    assert run(["devices", "--help"]) == 0

@@ -1,0 +1,150 @@
+"""What is shipped: the wheel and the sdist against the tree, the version, and the dependencies against the imports."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+import rules
+from rules import ROOT, sources
+
+from qwenimg.common.version import __version__
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+FOLDERS = ("backends", "common", "cli")
+# The most that a core install may bring; each must be imported somewhere.
+AGREED = {"click", "huggingface_hub", "numpy", "pillow", "platformdirs", "safetensors", "tokenizers", "tqdm"}
+MODULES = {"pillow": "PIL"}  # where the module has another name
+OPTIONAL = {"certifi": "certificates for a Python without any; huggingface_hub brings it along"}
+FRAMEWORKS = {"mlx", "torch"}
+
+
+def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "PIP_NO_INDEX": "1", **variables}
+    result = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def build(kind: str, tree: Path, out: Path) -> Path:
+    """hatchling itself, without an isolated environment, so without network."""
+    run(sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", out, cwd=tree)
+    [made] = out.iterdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("wheel", ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+def names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def tree_names() -> set[str]:
+    """What the tree says that the wheel must hold, apart from its metadata."""
+    found = {"qwenimg/__init__.py", "qwenimg/py.typed"}
+    for folder in FOLDERS:
+        files = (path.relative_to(ROOT) for path in (ROOT / folder).rglob("*") if path.is_file())
+        found |= {f"qwenimg/{path.as_posix()}" for path in files if "__pycache__" not in path.parts}
+    return found
+
+
+def test_the_wheel_is_the_tree(wheel):
+    inside = names(wheel)
+    info = {name for name in inside if name.startswith(f"qwenimg-{__version__}.dist-info/")}
+    print(f"{wheel.name}: {len(inside)} files, {wheel.stat().st_size / 1e3:.0f} kB, {len(info)} of metadata")
+    assert inside - info == tree_names()
+    assert {name.rpartition("/")[2] for name in info} == {
+        "METADATA",
+        "WHEEL",
+        "RECORD",
+        "LICENSE",
+        "entry_points.txt",
+    }
+    assert any(name.startswith("qwenimg/common/data/") for name in inside)
+    assert len(inside) > 40
+    assert wheel.stat().st_size < 100e6
+
+
+def test_a_wheel_from_the_sdist_is_the_same(wheel, tmp_path):
+    sdist = build("sdist", ROOT, tmp_path / "sdist")
+    with tarfile.open(sdist) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+        archive.extractall(tmp_path / "tree", filter="data")
+    print(f"{sdist.name}: {len(inside)} files, {sdist.stat().st_size / 1e3:.0f} kB")
+    [tree] = (tmp_path / "tree").iterdir()
+    assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "tests/conftest.py", "Makefile"} <= inside
+    outside = ("src/qwenimg/common", "src/qwenimg/backends", "src/qwenimg/cli", ".venv", "demo", ".git/", "build")
+    assert [name for name in inside if name.startswith(outside)] == []
+    again = build("wheel", tree, tmp_path / "again")
+    assert names(again) == names(wheel)
+
+
+def test_the_wheel_installs_and_runs(wheel, tmp_path):
+    """From its files alone: not the tree, whose editable install is on the same path behind it."""
+    target = tmp_path / "site"
+    run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", target, wheel)
+    installed = {path.name for path in target.iterdir()}
+    assert installed - {"bin"} == {"qwenimg", f"qwenimg-{__version__}.dist-info"}
+    code = "import qwenimg, qwenimg.backends, qwenimg.common.pipeline, qwenimg.cli; print(qwenimg.__file__)"
+    where = Path(run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(target)).strip())
+    assert where.is_relative_to(target)
+    shown = run(sys.executable, target / "bin" / "qwenimg", "--version", cwd=tmp_path, PYTHONPATH=str(target))
+    print(shown.strip())
+    assert __version__ in shown
+
+
+def test_one_version():
+    assert PROJECT["version"] == __version__
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.search(r"^## (\S+)", changes, re.MULTILINE)[1] == __version__
+
+
+# Dependencies
+
+
+def requirement(text: str) -> str:
+    return re.match(r"[A-Za-z0-9_.-]+", text)[0]
+
+
+def imports(*folders: str) -> set[str]:
+    """The top-level packages that the files of these folders import, wherever in them."""
+    texts = [path.read_text(encoding="utf-8") for path in sources(*folders)]
+    found = {name for text in texts for _, node in rules.within(rules.ast.parse(text)) for name in rules.imported(node)}
+    return found - sys.stdlib_module_names - {"qwenimg", "__future__", ""}
+
+
+def test_every_core_dependency_is_used_and_every_import_declared():
+    declared = {requirement(text) for text in PROJECT["dependencies"]}
+    used = imports("src", "common", "cli")
+    print(f"declared {sorted(declared)}, imported {sorted(used)}")
+    assert declared <= AGREED
+    assert {MODULES.get(name, name) for name in declared} == used - OPTIONAL.keys()
+    assert OPTIONAL.keys() <= used - declared
+
+
+def test_frameworks_and_references_are_extras():
+    extras = {name: {requirement(text) for text in texts} for name, texts in PROJECT["optional-dependencies"].items()}
+    core = {requirement(text) for text in PROJECT["dependencies"]}
+    assert (extras["mlx"], extras["torch"]) == ({"mlx"}, {"torch"})
+    assert {"diffusers", "transformers"} <= extras["dev"]
+    assert not extras["dev"] & FRAMEWORKS
+    assert not core & (FRAMEWORKS | extras["dev"])
+    assert imports("backends/torch") - core == {"torch"}
+    assert imports("backends/mlx") - core == {"mlx"}
+    assert not imports("src", "common", "cli", "backends") & {"diffusers", "transformers"}
+
+
+def test_the_tests_use_a_torch_that_is_pinned():
+    pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").split()
+    assert pinned == ["torch==2.13.0"]
