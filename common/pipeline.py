@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,55 +23,15 @@ from qwenimg.common.model import Model
 from qwenimg.common.models import qwen_dit
 from qwenimg.common.precision import BYTES, Precision
 from qwenimg.common.probes import first_non_finite
+from qwenimg.common.request import MULTIPLE, Defaults, Request
 from qwenimg.common.result import Result, Step
 from qwenimg.common.samplers import Schedule, euler_step, flow_schedule
 from qwenimg.common.version import __version__
 
-MULTIPLE = 16  # pixels: sizes are rendered at the next multiple and cropped
 TEXT_TOKENS = 512  # of a prompt that the transformer sees, as in the reference
 BATCHED_TOKENS = 1024  # images of at most this many tokens leave a GPU idle: both branches of guidance go in one batch
 
 Notify = Callable[[str, str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What is asked for; checked on construction. Raises UsageError."""
-
-    prompt: str
-    negative_prompt: str = " "
-    width: int = 1024  # pixels
-    height: int = 1024
-    steps: int = 50
-    guidance: float = 4.0
-    seed: int = 0
-    latents: NDArray[np.float32] | None = None  # [1, C, H/8, W/8], standard normal, instead of the seed's noise
-
-    def __post_init__(self) -> None:
-        geometry.render_size(self.width, self.height, MULTIPLE)
-        noise.check_seed(self.seed)
-        for text in (self.prompt, self.negative_prompt):
-            tokenizers.check_prompt(text)
-        if not 1 <= self.steps <= 1000:
-            raise UsageError(f"steps is {self.steps}; choose 1 to 1000")
-        if not 0 <= self.guidance <= 100:
-            raise UsageError(f"guidance is {self.guidance}; choose 0 to 100")
-
-    @property
-    def guided(self) -> bool:
-        """Whether a second, negative branch runs."""
-        return self.guidance > 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Defaults:
-    """What holds where a call does not say: the recipe's values, or those for a model without one."""
-
-    width: int = 1024
-    height: int = 1024
-    steps: int = 50
-    guidance: float = 4.0
-    negative_prompt: str = " "
 
 
 class Pipeline:
@@ -335,6 +294,9 @@ class Pipeline:
     def _load_text_encoder(self) -> TextEncoder:
         plan, config = self.model.text, self.model.text_config
         need = memory.weight_bytes(plan, self.precision, "text")
+        if self._transformer is not None and need > self.engine.free_memory():
+            self.notify("stage", "freeing the transformer, since the text encoder does not fit beside it")
+            self.free_transformer()
         with self._loading("text encoder", need):
             return self.engine.text_encoder(config, plan, self.precision)
 

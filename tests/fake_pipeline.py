@@ -11,7 +11,7 @@ import numpy as np
 from qwenimg import Result, Step
 from qwenimg.common import precision as policies
 from qwenimg.common.metadata import Recipe
-from qwenimg.common.pipeline import Defaults
+from qwenimg.common.request import Defaults
 
 Notify = Callable[[str, str], None]
 

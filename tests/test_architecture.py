@@ -21,7 +21,7 @@ from rules import ROOT, name_of, sources
 FILE_LINES = 400
 FUNCTION_LINES = 60
 # Larger than the limits. They may shrink; a number here never grows.
-LONG_FILES = {"common/pipeline.py": 415}
+LONG_FILES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {}
 
 LAYERS = ["backends/torch/nn.py", "backends/mlx/nn.py"]

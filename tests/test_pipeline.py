@@ -18,7 +18,7 @@ from tiny_model import LIGHTNING
 import qwenimg
 from qwenimg import backends
 from qwenimg.common import geometry, noise
-from qwenimg.common.errors import ModelError, NumericsError, UsageError
+from qwenimg.common.errors import DoesNotFit, ModelError, NumericsError, UsageError
 from qwenimg.common.metadata import png_text, recipe_from_png
 from qwenimg.common.pipeline import Pipeline
 from qwenimg.common.result import Result, Step
@@ -346,3 +346,71 @@ def test_other_models_are_refused_by_name(tmp_path: Path, name: str, message: st
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": name}))
     with pytest.raises(ModelError, match=message):
         qwenimg.load(tmp_path)
+
+
+# Layouts and memory
+
+
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
+def test_every_key_style_and_the_flat_configuration_are_the_same_encoder(
+    tiny_folder: Path, backend: str, prefix: str, tmp_path: Path
+) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    folder = shutil.copytree(tiny_folder, tmp_path / "other-style")
+    encoder = folder / "text_encoder"
+    tensors = {k: v for file in encoder.glob("*.safetensors") for k, v in load_file(file).items()}
+    renamed = {
+        k.replace("visual.", "model.visual.") if k.startswith("visual.") else k.replace("model.", prefix, 1): v
+        for k, v in tensors.items()
+    }
+    assert renamed.keys() != tensors.keys()
+    for file in (*encoder.glob("*.safetensors"), encoder / "model.safetensors.index.json"):
+        file.unlink()
+    save_file(renamed, encoder / "model.safetensors")
+    config = json.loads((encoder / "config.json").read_text())
+    text = config.pop("text_config")
+    rope = text.pop("rope_parameters")
+    flat = (
+        config
+        | text
+        | {"rope_theta": rope["rope_theta"], "rope_scaling": {"type": "mrope", "mrope_section": [1, 2, 2]}}
+    )
+    (encoder / "config.json").write_text(json.dumps(flat))
+    ours, expected = (load(f, backend)("a ring", width=32, height=32, steps=1) for f in (folder, tiny_folder))
+    assert ours.latents.tobytes() == expected.latents.tobytes()
+
+
+def test_the_transformer_makes_room_for_the_text_encoder(
+    tiny_folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    pipe = load(tiny_folder, backend, notify=lambda kind, text: told.append(text))
+    first = pipe("a ring", width=32, height=32, steps=1)
+    before = pipe._transformer
+    assert before is not None
+    free = pipe.engine.free_memory
+    monkeypatch.setattr(pipe.engine, "free_memory", lambda: 10_000 if pipe._transformer is not None else free())
+    again = pipe("a star", width=32, height=32, steps=1)
+    assert any("freeing the transformer" in text for text in told)
+    assert pipe._transformer is not before and first.recipe["seed"] == again.recipe["seed"]
+
+
+def test_what_does_not_fit_is_refused_with_the_figures(
+    tiny_folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = load(tiny_folder, backend)
+    monkeypatch.setattr(pipe.engine, "free_memory", lambda: 1000)
+    with pytest.raises(DoesNotFit, match=r"text encoder takes .* GB in fp32, 0\.0 GB are free"):
+        pipe("a ring", width=32, height=32, steps=1)
+
+
+def test_metal_convolves_3x3_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    import mlx.core as mx
+
+    from qwenimg.backends.mlx import nn
+
+    small, large = mx.zeros((2, 1, 1, 2), mx.bfloat16), mx.zeros((2, 3, 3, 2), mx.bfloat16)
+    assert (nn._conv_dtype(small), nn._conv_dtype(large)) == (mx.bfloat16, mx.bfloat16)
+    monkeypatch.setattr(nn, "on_gpu", lambda: True)
+    assert (nn._conv_dtype(small), nn._conv_dtype(large)) == (mx.bfloat16, mx.float32)

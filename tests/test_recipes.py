@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from qwenimg.common import recipes
-from qwenimg.common.pipeline import Defaults
+from qwenimg.common.request import Defaults
 
 TOTAL = 57.7e9  # bytes: 40.9 GB of transformer, 16.6 GB of text encoder, 0.25 GB of VAE
 

@@ -30,6 +30,7 @@ def fill(model: mlx.nn.Module, plan: LoadPlan, dtype_of: Callable[[str], str]) -
     for name, entry in plan.entries.items():
         _put(model, name, tensor(entry, DTYPES[dtype_of(name)]))
         model.filled.add(name)
+    mx.clear_cache()  # else the buffers that files were read into stay allocated beside the weights
 
 
 def drop(model: mlx.nn.Module, names: Iterable[str]) -> None:
@@ -53,7 +54,8 @@ def tensor(entry: Entry, dtype: mx.Dtype) -> mx.array:
     if len(entry.shape) == 4:
         stored = stored.transpose(0, 2, 3, 1)
     made = mx.contiguous(stored.astype(dtype))
-    if not mx.all(mx.isfinite(made)).item():
+    extremes = mx.stack((mx.min(made), mx.max(made)))  # NaN where there is one; unlike isfinite it takes no memory
+    if not mx.all(mx.isfinite(extremes)).item():
         raise ModelError(_not_finite(entry, stored, dtype))
     return made
 

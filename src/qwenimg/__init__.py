@@ -51,7 +51,8 @@ def load(
     policy = policies.parse(precision, on_gpu=engine.on_gpu)
     _check_fp32(engine.check_fp32(), policy.name, engine.device)
 
-    from qwenimg.common.pipeline import Defaults, Pipeline
+    from qwenimg.common.pipeline import Pipeline
+    from qwenimg.common.request import Defaults
 
     recipe = resolved.recipe
     defaults = Defaults()
