@@ -1,0 +1,278 @@
+"""Whether backends are right and equal: each is measured against a float64 reference, in units of its dtype's roundoff.
+
+Two backends are not held against each other, since their difference cannot tell which of them is wrong, hides errors
+that they share, and shrinks when both round alike. The reference runs in float64 on weights and inputs that were
+rounded to the tested dtype first, so that what is measured is the arithmetic and not the storage.
+
+The law behind the limits: relative error = K * u * sqrt(blocks), with u the unit roundoff. A transformer block's output
+measures K = 1.4 to 2.0 in float32 and 0.64 in bfloat16 and float16; the limits give three times that. In float32 they
+test correctness. In 16 bits most faults hide below the rounding, so there the limits and the ratio of the backends'
+errors test the precision policy: a forgotten float32 accumulation doubles the ratio.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwenimg.common.backend import Array, Engine
+
+UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+LIMIT = {"float32": 6.0, "bfloat16": 2.0, "float16": 2.0}  # K of the relative error
+MARGIN = 3.0  # between a recorded K and the limit
+LARGEST = 5.0  # times the limit: K of the largest error over the largest value, since single elements scatter further
+RATIO = 2.0  # of the backends' errors in 16 bits, either way
+NOTHING = 0.05  # u: errors far below one rounding say nothing about the policy, so they are not compared
+STORED = 1.0  # u of a residual stream per block: two additions, each rounding by 0.42 u rms and 1 u at most
+CENTRED = 4.0  # u32 per mean / deviation of what a LayerNorm sees: it subtracts a rounded mean (measured 2.5 at most)
+GROWTH = 1.5  # times the recorded K: more is a change for the worse, to be explained
+
+# The larger K of both backends on normal inputs of unit variance: in float32, and in bfloat16 with the default policy
+# (bf16-plain where that keeps the component in float32, vae=bf16 for the VAE). Torch 2.13 and MLX 0.32 on x86-64 CPUs.
+RECORDED: Mapping[str, tuple[float, float]] = {
+    "dit.block": (6.45, 0.92),
+    "dit.head": (4.16, 0.89),
+    "dit.time": (3.88, 0.83),
+    "dit.modulation": (1.73, 0.52),
+    "dit.img_in": (2.43, 0.43),
+    "dit.context": (2.89, 0.59),
+    "dit.model": (3.27, 0.18),
+    "dit.batch": (3.37, 0.18),
+    "text.layer": (7.16, 1.26),
+    "text.model": (4.29, 0.75),
+    "vae.residual": (6.14, 1.44),
+    "vae.shortcut": (5.72, 0.92),
+    "vae.attention": (6.28, 1.58),
+    "vae.mid": (3.77, 1.01),
+    "vae.up": (3.22, 0.68),
+    "vae.down": (4.45, 0.62),
+    "vae.encoder": (3.21, 0.73),
+    "vae.decoder": (3.99, 0.77),
+}
+
+# Components whose float32 limit is MARGIN times their recorded K, since `LIMIT` does not hold for them.
+# Blocks measured on their update: it is about a third of their output here, and the law was measured on outputs (there
+# they have K = 2 as well). Convolutions of weak inputs (std 0.03: 10.8 and 6.7 u): torch starts the sum with the bias,
+# so that every addition rounds at the bias's size; MLX adds it last and has 5.9 and 0.7 u.
+UPDATES = frozenset({"dit.block", "text.layer", "vae.residual", "vae.attention"})
+BIAS_FIRST = frozenset({"vae.shortcut", "vae.down"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """What a backend returned: its values, and the name of the dtype that they had there."""
+
+    values: NDArray[Any]
+    dtype: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is judged, and in which terms."""
+
+    component: str
+    dtype: str  # the one under test; its unit roundoff is the measure
+    returned: str  # the dtype that the output must have
+    blocks: int = 1
+    offset: float = 0.0  # mean / deviation of what a LayerNorm in it sees
+
+    @property
+    def unit(self) -> float:
+        return UNIT[self.dtype]
+
+    @property
+    def allowed(self) -> float:
+        """The largest relative error that passes, before what a stream's own rounding adds."""
+        k = LIMIT[self.dtype]
+        if self.dtype == "float32" and self.component in UPDATES | BIAS_FIRST:
+            k = MARGIN * RECORDED[self.component][0]
+        return k * self.unit * math.sqrt(self.blocks) + CENTRED * self.offset * UNIT["float32"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """One backend against the reference. Both errors are NaN where they cannot be told."""
+
+    relative: float = math.nan  # |y - r| / |r|, the square root of the normalised mean square error
+    largest: float = math.nan  # max |y - r| / max |r|
+    non_finite: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The figures of every backend and what is wrong with them; nothing wrong means that they pass."""
+
+    case: Case
+    figures: Mapping[str, Figures]
+    allowed: float
+    allowed_largest: float
+    mutual: float
+    failures: tuple[str, ...] = field(default=())
+
+    @property
+    def ok(self) -> bool:
+        return not self.failures
+
+    @property
+    def worst(self) -> float:
+        """The largest relative error in units of what is allowed; NaN where one cannot be told."""
+        errors = [figures.relative for figures in self.figures.values()]
+        return math.nan if any(map(math.isnan, errors)) else max(errors, default=math.nan) / self.allowed
+
+    def k(self, backend: str) -> float:
+        """The backend's constant of the law above."""
+        return self.figures[backend].relative / (self.case.unit * math.sqrt(self.case.blocks))
+
+    def row(self, label: str = "") -> str:
+        """One line of a table: every error in units of roundoff."""
+        unit = self.case.unit
+        sides = "  ".join(
+            f"{name} {f.relative / unit:8.3g} u (max {f.largest / unit:8.3g} u)" for name, f in self.figures.items()
+        )
+        limit = f"limit {self.allowed / unit:.3g} u (max {self.allowed_largest / unit:.3g} u)"
+        verdict = "ok" if self.ok else "FAILED: " + "; ".join(self.failures)
+        what = f"{self.case.component:<22} {label:<26} {self.case.dtype:<8}"
+        return f"{what} {sides}  mutual {self.mutual / unit:8.3g} u  {limit}  {verdict}"
+
+
+def judge(
+    case: Case, reference: NDArray[Any], outputs: Mapping[str, Output], stream: NDArray[Any] | None = None
+) -> Verdict:
+    """Holds every backend's output against `reference`, float64 of the same shape.
+
+    With `stream`, the input of a residual block, the error is that of its update (output - input), relative to the
+    update: on a large stream the output hides every fault. What the stream's own dtype rounds is allowed on top.
+    """
+    reference = np.asarray(reference, np.float64)
+    update = reference if stream is None else reference - np.asarray(stream, np.float64)
+    carried = 0.0 if stream is None else STORED * UNIT[case.returned] * math.sqrt(case.blocks)
+    allowed = case.allowed + carried * _ratio(_length(reference), _length(update))
+    largest = LARGEST * case.allowed + LARGEST * carried * _ratio(_peak(reference), _peak(update))
+
+    figures = {name: _measure(output, reference, update) for name, output in outputs.items()}
+    failures = [f"reference: {why}" for why in _reference_faults(reference, update)]
+    for name, output in outputs.items():
+        failures += [f"{name}: {why}" for why in _faults(case, output, reference.shape, figures[name])]
+        failures += [f"{name}: {why}" for why in _excess(figures[name], case.unit, allowed, largest)]
+    failures += _uneven(case, figures)
+    return Verdict(
+        case=case,
+        figures=figures,
+        allowed=allowed,
+        allowed_largest=largest,
+        mutual=_mutual(list(outputs.values()), update),
+        failures=tuple(failures),
+    )
+
+
+def identical(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """Whether data that was only moved is the same: shape, dtype and every bit, and all of it finite."""
+    return a.shape == b.shape and a.dtype == b.dtype and bool(np.isfinite(a).all()) and a.tobytes() == b.tobytes()
+
+
+# Traces
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One operation of a model as its engine ran it."""
+
+    name: str
+    path: str  # of its parameters; "" for an operation without
+    dtype: str  # of its result
+
+
+def trace(engine: Engine, run: Callable[[], object]) -> list[Operation]:
+    """Every operation of `run` in order, with the dtype of its result."""
+    seen: list[Operation] = []
+
+    def look(name: str, path: str, result: Array) -> None:
+        seen.append(Operation(name=name, path=path, dtype=dtype_name(result)))
+
+    with engine.observe(look):
+        run()
+    return seen
+
+
+def dtype_name(array: Array) -> str:
+    """`bfloat16` for an array of any framework."""
+    return str(array.dtype).rpartition(".")[2]
+
+
+# Figures
+
+
+def _measure(output: Output, reference: NDArray[np.float64], update: NDArray[np.float64]) -> Figures:
+    values = np.asarray(output.values, np.float64)
+    bad = int(np.count_nonzero(~np.isfinite(values)))
+    if values.shape != reference.shape or bad:
+        return Figures(non_finite=bad)
+    error = values - reference
+    relative = _ratio(_length(error), _length(update))
+    return Figures(relative=relative, largest=_ratio(_peak(error), _peak(update)))
+
+
+def _mutual(outputs: list[Output], update: NDArray[np.float64]) -> float:
+    """The difference of the first two, relative to the reference: for information."""
+    if len(outputs) < 2 or outputs[0].values.shape != outputs[1].values.shape:
+        return math.nan
+    a, b = (np.asarray(output.values, np.float64) for output in outputs[:2])
+    return _ratio(_length(a - b), _length(update))
+
+
+def _length(x: NDArray[np.float64]) -> float:
+    return float(np.linalg.norm(x.ravel()))
+
+
+def _peak(x: NDArray[np.float64]) -> float:
+    return float(np.abs(x).max(initial=0.0))
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else math.nan
+
+
+# Faults: every comparison is written so that a NaN fails it
+
+
+def _reference_faults(reference: NDArray[np.float64], update: NDArray[np.float64]) -> list[str]:
+    if not np.isfinite(reference).all():
+        return ["has non-finite values"]
+    return [] if update.any() else ["is zero, so nothing can be held against it"]
+
+
+def _faults(case: Case, output: Output, shape: tuple[int, ...], figures: Figures) -> list[str]:
+    faults = []
+    if output.values.shape != shape:
+        faults.append(f"shape {list(output.values.shape)}, expected {list(shape)}")
+    if output.dtype != case.returned:
+        faults.append(f"dtype {output.dtype}, expected {case.returned}")
+    if figures.non_finite:
+        faults.append(f"{figures.non_finite} non-finite values")
+    return faults
+
+
+def _excess(figures: Figures, unit: float, allowed: float, largest: float) -> list[str]:
+    faults = []
+    if not figures.relative <= allowed:
+        faults.append(f"error {figures.relative / unit:.3g} u, at most {allowed / unit:.3g} u")
+    if not figures.largest <= largest:
+        faults.append(f"largest error {figures.largest / unit:.3g} u, at most {largest / unit:.3g} u")
+    return faults
+
+
+def _uneven(case: Case, figures: Mapping[str, Figures]) -> list[str]:
+    """In 16 bits, whether one backend's error is more than `RATIO` times another's."""
+    if case.dtype not in ("bfloat16", "float16"):
+        return []
+    floor = NOTHING * case.unit
+    errors = {name: f.relative + floor for name, f in figures.items() if not math.isnan(f.relative)}
+    if not errors or max(errors.values()) <= RATIO * min(errors.values()):
+        return []
+    worst, best = max(errors, key=errors.__getitem__), min(errors, key=errors.__getitem__)
+    return [f"{worst}'s error is {errors[worst] / errors[best]:.2f} times {best}'s, at most {RATIO:g}"]

@@ -1,0 +1,172 @@
+"""At +-50 million, where the real model's residual streams go: bfloat16 holds, float16 overflows and says where."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from hot_model import OUTLIERS, heat
+from parity_bench import NO_HEAD
+from parity_cases import MLX, TORCH, Twin, rounded, twins
+from tiny_model import DIT, tiny_dit
+
+import qwenimg
+from qwenimg.common import checkpoint, conditioning, parity
+from qwenimg.common.errors import NumericsError
+from qwenimg.common.models import qwen_dit
+from qwenimg.common.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, FP64, Precision
+from qwenimg.common.probes import first_non_finite
+
+PEAK = (2e7, 2e8)  # of the streams
+SHAPES = [(1, 5, 7)]
+CONFIG = qwen_dit.QwenDiTConfig(**DIT)
+FEATURES = conditioning.time_rows(CONFIG, (913.7, 200.5), "float32")
+BLOCKS = DIT["num_layers"] + 1  # and the head
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The hot transformer, stored in each dtype."""
+    made = {}
+    weights = heat(tiny_dit().state_dict(), DIT["num_layers"])
+    for dtype in ("float32", "bfloat16", "float16"):
+        made[dtype] = tmp_path_factory.mktemp(f"hot-{dtype}")
+        stored = {key: value.to(getattr(torch, dtype)).contiguous() for key, value in weights.items()}
+        assert all(value.isfinite().all() for value in stored.values())
+        safetensors.torch.save_file(stored, made[dtype] / "diffusion_pytorch_model.safetensors")
+    return made
+
+
+def transformer(twin: Twin, folder: Path, precision: Precision):
+    plan = checkpoint.plan(folder, "transformer", qwen_dit.manifest(CONFIG))
+    return twin.engine.transformer(CONFIG, plan, precision)
+
+
+def inputs(twin: Twin, wide: str) -> tuple:
+    """Latents and text states of numbers that every dtype holds."""
+    rng = np.random.default_rng(3)
+    values = [rounded(rng.standard_normal(shape), "bfloat16") for shape in ((1, 35, 64), (1, 9, 60))]
+    latents, text = (twin.array(v, wide) for v in values)
+    return latents, text
+
+
+def predict(twin: Twin, folder: Path, precision: Precision):
+    """The velocity, and the streams' largest value, inside and outside of the outlier channels."""
+    model = transformer(twin, folder, precision)
+    latents, text = inputs(twin, "float64" if precision is FP64 else "float32")
+    peaks = [0.0, 0.0]
+
+    def look(operation: str, path: str, result) -> None:
+        if operation == "gated":
+            values = np.abs(twin.engine.numpy(result))
+            peaks[0] = max(peaks[0], float(values[..., list(OUTLIERS)].max()))
+            peaks[1] = max(peaks[1], float(np.delete(values, OUTLIERS, axis=-1).max()))
+
+    with twin.engine.observe(look):
+        velocity = model.predict(latents, model.condition([text], SHAPES), model.modulate(FEATURES), 0)
+    return velocity, peaks
+
+
+POLICIES = (FP32, BF16, NO_HEAD, BF16_PLAIN, replace(BF16, name="bf16 with a bf16 stream", residual=False))
+
+
+def test_errors_of_the_policies(folders: dict[str, Path]) -> None:
+    """Each policy that is finite, on both backends, by the criterion; and the FP32 places are worth having."""
+    errors = {}
+    for policy in POLICIES:
+        stored = policy.transformer
+        exact, peaks = predict(TORCH(), folders[stored], FP64)
+        assert PEAK[0] < peaks[0] < PEAK[1] and peaks[1] > 2e4, peaks
+        reference = exact.double().numpy()
+        outputs = {name: twin.output(predict(twin, folders[stored], policy)[0]) for name, twin in twins().items()}
+        case = parity.Case(component="dit.model", dtype=stored, returned="float32", blocks=BLOCKS)
+        verdict = parity.judge(case, reference, outputs)
+        print(f"streams to {peaks[0]:.2g} in three channels, {peaks[1]:.2g} elsewhere;", verdict.row(policy.name))
+        assert verdict.ok, verdict.failures
+        errors[policy.name] = {name: figures.relative for name, figures in verdict.figures.items()}
+    for name in twins():
+        assert errors["bf16"][name] < errors["bf16,final_norm=off"][name] < errors["bf16-plain"][name]
+
+
+def test_blocks_on_the_hot_stream(folders: dict[str, Path]) -> None:
+    """The last block, fed the reference's own streams, judged on what it adds to them."""
+    for policy in (FP32, BF16, BF16_PLAIN):
+        stored = policy.transformer
+        model = transformer(TORCH(), folders[stored], FP64)
+        latents, text = inputs(TORCH(), "float64")
+        condition, mods = model.condition([text], SHAPES), model.modulate(FEATURES).at(0, False)[0]
+        with torch.inference_mode():
+            img, txt = model.model.img_in(latents), condition.txt
+            for block, rows in zip(model.model.transformer_blocks[:-1], mods, strict=False):
+                img, txt = block(img, txt, rows, condition.rope, None, None)
+            img, txt = (x.to(getattr(torch, stored)).double() for x in (img, txt))
+            exact = model.model.transformer_blocks[-1](img, txt, mods[-1], condition.rope, None, None)
+        made = {name: _block(twin, folders[stored], policy, img.numpy(), txt.numpy()) for name, twin in twins().items()}
+        for i, stream in enumerate((img, txt)):
+            case = parity.Case(component="dit.block", dtype=stored, returned=policy.residual_dtype("transformer"))
+            outputs = {name: output[i] for name, output in made.items()}
+            verdict = parity.judge(case, exact[i].numpy(), outputs, stream.numpy())
+            print(f"stream to {float(stream.abs().max()):.2g};", verdict.row(f"{policy.name} {('img', 'txt')[i]}"))
+            assert verdict.ok, verdict.failures
+
+
+def _block(twin: Twin, folder: Path, policy: Precision, img: np.ndarray, txt: np.ndarray) -> list[parity.Output]:
+    model, stream = transformer(twin, folder, policy), policy.residual_dtype("transformer")
+    condition = model.condition([inputs(twin, "float32")[1]], SHAPES)
+    mods = model.modulate(FEATURES).at(0, False)[0]
+    with torch.inference_mode():
+        arrays = (twin.array(img, stream), twin.array(txt, stream))
+        return [
+            twin.output(x) for x in model.model.transformer_blocks[-1](*arrays, mods[-1], condition.rope, None, None)
+        ]
+
+
+# float16
+
+
+@pytest.mark.parametrize("twin", [TORCH, MLX], ids=["torch", "mlx"])
+def test_float16_overflows_and_the_probe_names_the_block(folders: dict[str, Path], twin) -> None:
+    side = twin()
+    velocity, _ = predict(side, folders["float16"], FP16_PLAIN)
+    assert not side.engine.finite(velocity)
+    found = first_non_finite(side.engine, lambda: predict(side, folders["float16"], FP16_PLAIN)[0])
+    print(f"{side.name}: {found}")
+    assert found == "transformer_blocks.1, operation gated, float16"
+    assert first_non_finite(side.engine, lambda: predict(side, folders["bfloat16"], BF16)[0]) is None
+
+
+@pytest.fixture(scope="module")
+def hot_folder(tiny_folder: Path, folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model's folder with the hot transformer in it."""
+    folder = tmp_path_factory.mktemp("hot") / "model"
+    shutil.copytree(tiny_folder, folder)
+    for old in (folder / "transformer").glob("*.safetensors*"):
+        old.unlink()
+    shutil.copy(folders["float32"] / "diffusion_pytorch_model.safetensors", folder / "transformer")
+    return folder
+
+
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+def test_the_pipeline_refuses_to_make_a_picture_of_it(hot_folder: Path, backend: str) -> None:
+    events = []
+    pipe = qwenimg.load(hot_folder, backend=backend, precision="fp16-plain")
+    with pytest.raises(NumericsError) as caught:
+        events.extend(pipe.stream("a ring", width=80, height=48, steps=3))
+    print(f"{backend}: {caught.value}")
+    assert caught.value.exit_code == 6 and events == []
+    message = str(caught.value)
+    for part in ("transformer, step 1", "transformer_blocks.1", "operation gated", "float16", "--precision bf16"):
+        assert part in message
+    assert message.isprintable()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-plain"])
+def test_the_pipeline_makes_a_picture_of_it(hot_folder: Path, backend: str, precision: str) -> None:
+    result = qwenimg.load(hot_folder, backend=backend, precision=precision)("a ring", width=80, height=48, steps=2)
+    assert np.isfinite(result.latents).all() and result.pixels.std() > 5

@@ -1,0 +1,213 @@
+"""The precision policy: what `--precision` accepts, what it refuses, and what each policy says of every place."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qwenimg.common import precision
+from qwenimg.common.errors import QwenimgError, UsageError
+from qwenimg.common.models import qwen_dit, qwen_vae, qwen_vl
+from qwenimg.common.precision import BASES, BF16, BF16_PLAIN, FP16_PLAIN, FP32, FP64, PLACES, Precision, parse
+
+DIT = qwen_dit.manifest(qwen_dit.QwenDiTConfig(num_layers=2, use_additional_t_cond=True))
+
+# Written out by hand: text, transformer, vae, then the parts of the transformer that may stay float32.
+EXPECTED = {
+    # name: text, transformer, vae, head, modulation, stream
+    "fp32": ("float32", "float32", "float32", "float32", "float32", "float32"),
+    "bf16": ("bfloat16", "bfloat16", "float32", "float32", "float32", "float32"),
+    "bf16-plain": ("bfloat16", "bfloat16", "float32", "bfloat16", "bfloat16", "bfloat16"),
+    "fp16-plain": ("float16", "float16", "float32", "float16", "float16", "float16"),
+    "bf16,final_norm=off": ("bfloat16", "bfloat16", "float32", "bfloat16", "float32", "float32"),
+    "bf16,vae=bf16": ("bfloat16", "bfloat16", "bfloat16", "float32", "float32", "float32"),
+    "bf16,text=fp32": ("float32", "bfloat16", "float32", "float32", "float32", "float32"),
+    "bf16-plain,final_norm=fp32": ("bfloat16", "bfloat16", "float32", "float32", "bfloat16", "bfloat16"),
+    "fp32,transformer=bf16": ("float32", "bfloat16", "float32", "float32", "float32", "float32"),
+    "fp16-plain,text=bf16,vae=fp16": ("bfloat16", "float16", "float16", "float16", "float16", "float16"),
+}
+
+
+def described(policy: Precision) -> tuple[str, ...]:
+    def of(key: str) -> str:
+        return policy.weight_dtype("transformer", key)
+
+    parts = tuple(policy.compute_dtype(part) for part in ("text", "transformer", "vae"))
+    return (*parts, of("proj_out.weight"), of("transformer_blocks.0.img_mod.1.weight"), of("img_in.weight"))
+
+
+@pytest.mark.parametrize("text", EXPECTED)
+def test_parse(text: str) -> None:
+    policy = parse(text, on_gpu=False)
+    assert described(policy) == EXPECTED[text]
+    assert policy.name == text
+    assert policy == parse(text, on_gpu=True), "only auto asks where it runs"
+
+
+@pytest.mark.parametrize(("on_gpu", "name"), [(True, "bf16"), (False, "fp32")])
+def test_auto(on_gpu: bool, name: str) -> None:
+    assert parse("auto", on_gpu=on_gpu) == BASES[name]
+    assert parse("auto,vae=bf16", on_gpu=on_gpu).name == f"{name},vae=bf16"
+
+
+@pytest.mark.parametrize(
+    ("alias", "text"),
+    [
+        ("f32", "fp32"),
+        ("float32", "fp32"),
+        ("bfloat16", "bf16"),
+        (" BF16 ", "bf16"),
+        ("Bf16-Plain", "bf16-plain"),
+        ("bf16, VAE=bfloat16 ,final_norm=off", "bf16,vae=bf16,final_norm=off"),
+        ("bf16,text=f32", "bf16,text=fp32"),
+        ("bf16,text=float32", "bf16,text=fp32"),
+        ("fp32,vae=float16", "fp32,vae=fp16"),
+        ("fp32,vae=f16", "fp32,vae=fp16"),
+        ("bf16-plain,final_norm=float32", "bf16-plain,final_norm=fp32"),
+        ("bf16,timestep=float32", "bf16,timestep=fp32"),
+    ],
+)
+def test_aliases(alias: str, text: str) -> None:
+    a, b = parse(alias, on_gpu=False), parse(text, on_gpu=False)
+    assert all(getattr(a, f.name) == getattr(b, f.name) for f in fields(a) if f.name != "name")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["fp16", "float16", "f16", "fp16,vae=fp32", "FP16"],
+)
+def test_fp16_is_refused_and_says_what_to_do(text: str) -> None:
+    with pytest.raises(UsageError, match="fp16-plain") as caught:
+        parse(text, on_gpu=True)
+    assert caught.value.exit_code == 2 and "use bf16" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ",",
+        "bf17",
+        "fp8",
+        "fp64",
+        "bf16-plain-x",
+        "bf16,",
+        "bf16,,vae=fp32",
+        "bf16,vae",
+        "bf16,vae=",
+        "bf16,vae=fp8",
+        "bf16,vae=fp64",
+        "bf16,vae=off",
+        "bf16,unet=fp32",
+        "bf16,final_norm=bf16",
+        "bf16,final_norm=on",
+        "bf16,timestep=bf16",
+        "bf16,timestep=off",
+        "bf16,residual=off",
+        "bf16;vae=fp32",
+        "vae=fp32",
+        "bf16=fp32",
+        "bf16,vae=fp32=fp32",
+        "bf16,fp32",
+    ],
+)
+def test_what_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(text, on_gpu=False)
+    message = str(caught.value)
+    assert caught.value.exit_code == 2
+    assert "--precision" in message and precision.SYNTAX in message and message.isprintable()
+
+
+def test_later_overrides_win_and_are_independent_of_order_otherwise() -> None:
+    assert parse("bf16,vae=bf16,vae=fp32", on_gpu=False).vae == "float32"
+    assert parse("bf16,final_norm=off,final_norm=fp32", on_gpu=False).final_norm is True
+    a, b = parse("bf16,vae=bf16,text=fp32", on_gpu=False), parse("bf16,text=fp32,vae=bf16", on_gpu=False)
+    assert described(a) == described(b) and a.name != b.name
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        policy = parse(text, on_gpu=False)
+    except QwenimgError as error:
+        assert error.exit_code == 2 and str(error).isprintable()
+    else:
+        assert policy.name.startswith(tuple(BASES))
+
+
+# Places
+
+
+@pytest.mark.parametrize("policy", [*BASES.values(), FP64], ids=lambda policy: policy.name)
+def test_places_say_what_the_policy_does(policy: Precision) -> None:
+    places = policy.places()
+    assert places.keys() == PLACES.keys()
+    assert places["final_norm"] == policy.weight_dtype("transformer", "norm_out.linear.weight")
+    assert places["modulation"] == policy.weight_dtype("transformer", "time_text_embed.timestep_embedder.linear_1.bias")
+    assert places["residual"] == policy.residual_dtype("transformer")
+    assert places["timestep"] == "float32", "a float64 run gets the times of every other run"
+    for place in ("rope", "softmax", "rms_norm", "guidance", "scheduler"):
+        assert places[place] == ("float64" if policy is FP64 else "float32")
+
+
+def test_a_place_is_float32_at_least() -> None:
+    for key in DIT:
+        assert FP64.weight_dtype("transformer", key) == "float64"
+        assert FP32.weight_dtype("transformer", key) == "float32"
+    assert {FP64.residual_dtype(part) for part in precision.COMPONENTS} == {"float64"}
+
+
+def test_every_weight_of_the_transformer_has_its_dtype() -> None:
+    """Of the whole manifest: in bf16 a weight is float32 exactly if it belongs to a place."""
+    wide = {key for key in DIT if BF16.weight_dtype("transformer", key) == "float32"}
+    tops = {"time_text_embed", "img_in", "txt_in", "norm_out", "proj_out"}
+    assert wide == {key for key in DIT if key.split(".")[0] in tops or "_mod." in key}
+    for plain in (BF16_PLAIN, FP16_PLAIN):
+        assert {plain.weight_dtype("transformer", key) for key in DIT} == {plain.transformer}
+
+
+def test_places_are_the_transformers_alone() -> None:
+    text, vae = qwen_vl.manifest(qwen_vl.QwenVLConfig()), qwen_vae.manifest(qwen_vae.QwenVAEConfig())
+    assert {BF16.weight_dtype("text", key) for key in text} == {"bfloat16"}
+    assert {parse("bf16,vae=bf16", on_gpu=False).weight_dtype("vae", key) for key in vae} == {"bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype", "place"),
+    [
+        ("fp32", "float32", "float32"),
+        ("bf16", "float32", "float32"),
+        ("bf16,timestep=rounded", "bfloat16", "rounded to bfloat16"),
+        ("fp16-plain,timestep=rounded", "float16", "rounded to float16"),
+        ("fp32,timestep=rounded", "float32", "rounded to float32"),
+    ],
+)
+def test_what_a_timestep_is_rounded_to(text: str, dtype: str, place: str) -> None:
+    policy = parse(text, on_gpu=False)
+    assert policy.time_dtype() == dtype
+    assert policy.places()["timestep"] == place
+
+
+@pytest.mark.parametrize(
+    ("text", "summary"),
+    [
+        ("fp32", "fp32 (text fp32, transformer fp32, vae fp32)"),
+        ("bf16", "bf16 (text bf16, transformer bf16, vae fp32; fp32: final_norm modulation residual)"),
+        ("bf16-plain", "bf16-plain (text bf16, transformer bf16, vae fp32)"),
+        ("fp16-plain", "fp16-plain (text fp16, transformer fp16, vae fp32)"),
+        (
+            "bf16,final_norm=off",
+            "bf16,final_norm=off (text bf16, transformer bf16, vae fp32; fp32: modulation residual)",
+        ),
+        (
+            "bf16-plain,timestep=rounded",
+            "bf16-plain,timestep=rounded (text bf16, transformer bf16, vae fp32; timestep rounded)",
+        ),
+    ],
+)
+def test_summary(text: str, summary: str) -> None:
+    assert parse(text, on_gpu=False).summary() == summary
