@@ -1,0 +1,45 @@
+"""Writes the table of docs/parity.md: every kind of block on both backends against float64.
+
+python tools/measure_parity.py      # a minute, on the blocks of tests/parity_blocks.py
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+import conftest  # noqa: F401  (the environment of the tests, before a framework is imported)
+from doc_tables import table, write
+from parity_bench import POLICIES, Bench
+from parity_blocks import BLOCKS
+
+from qwenimg.common.precision import BF16, FP32
+
+
+def rows() -> list[list[str]]:
+    """Per block and policy: each backend's error and their mutual one, in units of roundoff, and the limit."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder))
+        for block in BLOCKS:
+            low = POLICIES["vae"][1] if block.part == "vae" else BF16
+            for precision in (FP32, low):
+                for verdict in bench.judge(block, precision):
+                    errors = {name: figures.relative / verdict.case.unit for name, figures in verdict.figures.items()}
+                    found.append(
+                        [
+                            f"`{block.name}`",
+                            f"`{precision.name}`",
+                            *(f"{errors[name]:.2f}" for name in ("torch", "MLX")),
+                            f"{verdict.mutual / verdict.case.unit:.2f}",
+                            f"{verdict.allowed / verdict.case.unit:.1f}",
+                        ]
+                    )
+    return found
+
+
+if __name__ == "__main__":
+    write("parity.md", "blocks", table(["block", "policy", "torch", "MLX", "mutual", "limit"], rows()))
