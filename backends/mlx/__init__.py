@@ -64,9 +64,9 @@ class Modulation:
 
     def at(self, step: int, with_zero: bool) -> tuple[list[Pair], Array]:
         """One step's rows; with_zero adds the row of timestep 0, the last one, to the image stream's."""
-        rows = mx.array([step, -1] if with_zero else [step])
         one = slice(step, step + 1)
-        return [(img[rows], txt[one]) for img, txt in self.blocks], self.final[one]
+        rows = [(mx.concatenate((img[one], img[-1:])) if with_zero else img[one], txt[one]) for img, txt in self.blocks]
+        return rows, self.final[one]
 
 
 class Transformer:
