@@ -7,10 +7,11 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from qwenimg.common.errors import BackendMissing, UsageError
+from qwenimg.common.errors import BackendMissing, UsageError, clean
 
 if TYPE_CHECKING:
     from qwenimg.common.backend import Engine
+    from qwenimg.common.training import Train
 
 NAMES = ("auto", "mlx", "cuda", "cpu")
 _PACKAGES = {"mlx": "mlx", "cuda": "torch", "cpu": "torch"}
@@ -38,12 +39,38 @@ def load(name: str = "auto") -> Engine:
     if name == "mlx":
         # MLX reads this once per process: fp32 must mean fp32 even where a faster, coarser mode is its default.
         os.environ.setdefault("MLX_ENABLE_TF32", "0")
-        from qwenimg.backends.mlx import MLXEngine
+    try:
+        if name == "mlx":
+            from qwenimg.backends.mlx import MLXEngine
 
-        return MLXEngine()
-    from qwenimg.backends.torch import TorchEngine
-
+            return MLXEngine()
+        from qwenimg.backends.torch import TorchEngine
+    except (ImportError, OSError) as error:
+        package = _PACKAGES[name]
+        raise BackendMissing(
+            f"--backend {name}: {package} is installed but does not load ({clean(error, 80)}); install it again"
+        ) from None
     return TorchEngine(name)
+
+
+def trainer(name: str = "auto") -> Train:
+    """What trains the built-in model. Raises BackendMissing where that is not torch: only torch trains."""
+    if name not in NAMES:
+        raise UsageError(f"backend {name!r} is not one of {', '.join(NAMES)}")
+    if name == "mlx":
+        raise BackendMissing(
+            "--backend mlx: training is built on torch, and a trained model runs on both; use --backend cpu or cuda"
+        )
+    if not installed("cpu"):
+        raise BackendMissing("training needs torch: pip install 'qwenimg[torch]'")
+    from functools import partial
+
+    from qwenimg.backends.torch import has_cuda
+    from qwenimg.backends.torch.train import train
+
+    if name == "cuda" and not has_cuda():
+        raise BackendMissing("--backend cuda: torch sees no NVIDIA GPU here; use --backend cpu")
+    return partial(train, device="cuda" if name == "cuda" or (name == "auto" and has_cuda()) else "cpu")
 
 
 def available() -> dict[str, str]:

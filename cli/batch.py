@@ -126,20 +126,37 @@ def pictures(
         if len(wanted) > MAX_PICTURES:
             raise UsageError(f"more than {MAX_PICTURES} pictures; run several times")
     now = datetime.now()
-    made = [_picture(fields, seed, i, len(wanted) > 1, output, now) for i, (fields, seed) in enumerate(wanted, 1)]
+    same_seeds = len({seed for _, seed in wanted}) < len(wanted)
+    several = len(wanted) > 1
+    made = [_picture(*pair, i, several, same_seeds, output, now) for i, pair in enumerate(wanted, 1)]
     paths = [picture.path for picture in made if picture.path is not None]
     files.check_distinct(paths)
     for path in paths:
-        files.check_output(path, overwrite=overwrite)
+        files.check_output(path, overwrite=overwrite, new_folder=makes_folder(output))
     return made
 
 
-def _picture(fields: Fields, seed: int, index: int, several: bool, output: str | None, now: datetime) -> Picture:
+def makes_folder(output: str | None) -> bool:
+    """Whether `-o` names a folder that is made if it is missing: it ends in a slash."""
+    return output is not None and output.endswith("/")
+
+
+def _picture(
+    fields: Fields, seed: int, index: int, several: bool, same_seeds: bool, output: str | None, now: datetime
+) -> Picture:
     from qwenimg.common import files
 
     path = None
     if output != "-":
-        path = files.output_path(output, seed=seed, index=index, prompt=fields["prompt"], now=now, several=several)
+        path = files.output_path(
+            output,
+            seed=seed,
+            index=index,
+            prompt=fields["prompt"],
+            now=now,
+            several=several,
+            same_seeds=same_seeds,
+        )
         path = Path(os.path.abspath(path))  # noqa: PTH100 (resolve would follow a link that is to be replaced)
     return Picture(
         index=index,
@@ -178,10 +195,19 @@ def _fields(data: dict[str, Any], where: str) -> Fields:
 
 
 def _read_file(path: Path) -> bytes:
+    if _is_pipe(path):  # as `<(command)` gives
+        raise bad(path, "is a pipe; send the prompts to standard input, with `command | qwenimg --prompt-file -`")
     with contextlib.closing(open_regular(path)) as file:
         if file.size > MAX_PROMPT_FILE:
             raise bad(path, f"has {file.size:,} bytes; a prompt file has at most {MAX_PROMPT_FILE:,}")
         return file.read(0, file.size)
+
+
+def _is_pipe(path: Path) -> bool:
+    try:
+        return path.is_fifo()
+    except OSError:
+        return False
 
 
 def _read_input() -> bytes:

@@ -11,7 +11,8 @@ def completion(shell: str) -> None:
     """Prints the completion script for SHELL; put its output into your shell's start-up file."""
     from click.shell_completion import get_completion_class
 
-    from qwenimg.cli.main import COMPLETE_VAR, cli
+    from qwenimg.cli.main import COMPLETE_VAR
+    from qwenimg.cli.words import cli
 
     script = get_completion_class(shell)
     assert script is not None, shell

@@ -1,15 +1,18 @@
-"""The user's own defaults: `config.toml` in the user's configuration folder. Flags and the environment come before it."""
+"""The user's own defaults: `config.toml` in the user's configuration folder. Flags and the environment come first."""
 
 from __future__ import annotations
 
 import contextlib
 import tomllib
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
+from qwenimg.cli import options
 from qwenimg.common.errors import UsageError, clean
 
 MAX_BYTES = 64 << 10
@@ -28,6 +31,9 @@ KEYS: Mapping[str, tuple[type, ...]] = {
     "no_metadata": (bool,),
     "quiet": (bool,),
 }
+SIZES = {"size", "aspect", "width", "height"}
+PROMPTS = {"words", "prompt", "prompt_file"}
+RECIPE = {"model", "precision", "negative_prompt", "steps", "guidance", *SIZES}  # what a replayed picture says
 
 
 def path() -> Path:
@@ -37,7 +43,7 @@ def path() -> Path:
     return user_config_path("qwenimg", appauthor=False) / "config.toml"
 
 
-def defaults() -> dict[str, object]:
+def defaults() -> dict[str, Any]:
     """What the file says, by click's names of the options; nothing where there is none. Raises UsageError."""
     file = path()
     if not file.exists():
@@ -46,7 +52,7 @@ def defaults() -> dict[str, object]:
         data = tomllib.loads(_read(file).decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{clean(file)}: is not TOML: {clean(error, 80)}") from None
-    found: dict[str, object] = {}
+    found: dict[str, Any] = {}
     for key, value in data.items():
         name = key.replace("-", "_")
         if name not in KEYS:
@@ -55,19 +61,61 @@ def defaults() -> dict[str, object]:
             kinds = " or ".join(kind.__name__ for kind in KEYS[name])
             raise UsageError(f"{clean(file)}: {name} is {clean(value, 40)!r}; expected {kinds}")
         found[name] = value
+    try:
+        _check(found)
+    except UsageError as error:
+        raise UsageError(f"{clean(file)}: {error}") from None
     return found
 
 
-def forget(ctx: click.Context, given: dict[str, object], asked: bool) -> None:
-    """Takes back defaults of the file that what was `asked` for on this run replaces: a size by another way of giving
-    one, and everything that a replayed recipe says."""
-    from_file = {name for name in given if ctx.get_parameter_source(name) is ParameterSource.DEFAULT_MAP}
-    sizes = {"size", "aspect", "width", "height"}
-    other_size = any(given.get(name) is not None for name in sizes - from_file)
-    for name in from_file:
-        replayed = asked and name in ("model", "precision", "negative_prompt", "steps", "guidance", *sizes)
-        if replayed or (other_size and name in sizes):
+def _check(found: Mapping[str, Any]) -> None:
+    """Raises UsageError for a value that the option of that name would refuse."""
+    from qwenimg.backends import NAMES
+
+    backend = found.get("backend", "auto")
+    if backend not in NAMES:
+        raise UsageError(f"backend is {clean(backend, 40)!r}; choose one of {', '.join(NAMES)}")
+    fields = options.sides(size=found.get("size"), aspect=found.get("aspect"))
+    for name in ("negative_prompt", "steps", "guidance"):
+        if name in found:
+            fields[name] = found[name]
+    options.check(fields)
+    if "precision" in found:
+        from qwenimg.common import precision
+
+        precision.parse(found["precision"], on_gpu=False)
+    if "output" in found:
+        from qwenimg.common.files import output_path
+
+        now = datetime.now()
+        output_path(found["output"], seed=0, index=1, prompt="", now=now, several=False, same_seeds=False)
+
+
+def settle(ctx: click.Context, given: dict[str, Any]) -> None:
+    """Adds the file's values to those `given`, and takes back what a stronger source replaces by another option.
+
+    The command line comes before the environment, that before a replayed recipe, and that before the file. Raises
+    UsageError for a file that is broken."""
+    source = {name: ctx.get_parameter_source(name) for name in given}
+    said = {name for name in given if source[name] is ParameterSource.COMMANDLINE and given[name] not in (None, ())}
+    for group in (SIZES, PROMPTS):
+        if said & group:
+            for name in group - said:
+                given[name] = () if name == "words" else None
+    # A seed and a number go together; several seeds and a number do not.
+    if {"seed", "num_images"} & said and _several(given["seed"]):
+        for name in {"seed", "num_images"} - said:
             given[name] = None
+    sized = any(given[name] is not None for name in SIZES)
+    for name, value in defaults().items():
+        replayed = given["replay"] is not None and name in RECIPE
+        unsaid = source[name] in (None, ParameterSource.DEFAULT)
+        if unsaid and not replayed and not (sized and name in SIZES):
+            given[name] = value
+
+
+def _several(seed: str | None) -> bool:
+    return seed is not None and ("," in seed or "-" in seed.strip()[1:])
 
 
 def _read(file: Path) -> bytes:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import qwenimg
 from qwenimg.cli import failures, streams
-from qwenimg.cli.batch import Picture, Replay, pictures, read_prompts, read_replay
+from qwenimg.cli.batch import Picture, Replay, makes_folder, pictures, read_prompts, read_replay
 from qwenimg.cli.options import Fields, parse_debug, sides
 from qwenimg.cli.progress import Report
 from qwenimg.cli.signals import Stop
@@ -185,22 +185,30 @@ def _draw_all(
     report: Report,
     stop: Stop,
 ) -> int:
-    made, failed = 0, list[int]()
+    """Its exit code. Each failure is told with its picture, and `done` comes last, also where an error ends the run."""
+    made, failed, fatal = 0, list[int](), 0
     for picture in wanted:
         report.begin(picture)
-        start = time.monotonic()
+        start, drawn = time.monotonic(), False
         try:
             result = _draw_one(pipe, picture, noise, report, stop)
+            drawn = True
+            _compare_noise(result, picture, replay, report)
+            _write(picture, result, flags)
+            report.image(picture, result, time.monotonic() - start)
+            made += 1
+            if flags.save_latents is not None:
+                files.write_latents(flags.save_latents, result.latents, overwrite=flags.overwrite)
         except Exception as error:
-            if not _spares_the_rest(error, made):
-                raise
+            stop.check()
             failed.append(report.failure(picture, error))
-            continue
-        _compare_noise(result, picture, replay, report)
-        _write(picture, result, flags)
-        report.image(picture, result, time.monotonic() - start)
-        made += 1
-    code = 0 if not failed else failures.PARTIAL if made else failed[0]
+            if _ran_out(error):
+                if drawn or not made:  # a disk that is full stays full, memory that never sufficed will not suffice
+                    break
+            elif not isinstance(error, (UsageError, NumericsError)):
+                fatal = failed[-1]
+                break
+    code = fatal or (0 if not failed else failures.PARTIAL if made else failed[0])
     report.done(made, len(failed), code)
     return code
 
@@ -224,11 +232,9 @@ def _draw_one(pipe: Pipeline, picture: Picture, noise: Any, report: Report, stop
     raise AssertionError("the stream ended without a picture")
 
 
-def _spares_the_rest(error: Exception, made: int) -> bool:
-    """Whether the next picture may succeed after `error`. Memory that never sufficed will not suffice then."""
-    if isinstance(error, DoesNotFit) or failures.out_of_memory(error):
-        return made > 0
-    return isinstance(error, (UsageError, NumericsError))
+def _ran_out(error: Exception) -> bool:
+    """Whether `error` says that memory or disk did not suffice."""
+    return isinstance(error, DoesNotFit) or failures.out_of_memory(error) or failures.disk_full(error)
 
 
 def _compare_noise(result: Result, picture: Picture, replay: Replay | None, report: Report) -> None:
@@ -245,6 +251,6 @@ def _write(picture: Picture, result: Result, flags: Flags) -> None:
     if picture.path is None:
         streams.put(png)
     else:
+        if makes_folder(flags.output):
+            files.make_folder(picture.path.parent)
         files.write_atomic(picture.path, png, overwrite=flags.overwrite)
-    if flags.save_latents is not None:
-        files.write_latents(flags.save_latents, result.latents, overwrite=flags.overwrite)

@@ -15,6 +15,14 @@ from qwenimg.common.errors import QwenimgError
 
 SCHEMA = 1  # of the events of --json
 PARTIAL = 7
+# What torch's CPU allocator, MLX and Metal say in a bare RuntimeError.
+_NO_MEMORY = (
+    "can't allocate memory",
+    "unable to allocate",
+    "maximum allowed buffer size",
+    "insufficient memory",
+    "out of memory",
+)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -28,16 +36,24 @@ def explain(error: BaseException) -> tuple[int, str]:
         return 4, "out of memory: close other programs, or choose a smaller --size"
     if isinstance(error, BrokenPipeError):
         return 0, ""
-    if isinstance(error, OSError) and error.errno in _FULL:
+    if isinstance(error, OSError) and disk_full(error):
         return 4, f"output cannot be written: {error.strerror}"
     hint = "" if _wants_traceback() else "; QWENIMG_TRACEBACK=1 shows where"
     return 1, f"this is a bug in qwenimg: {type(error).__name__}: {str(error)[:150]}{hint}"
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Also for torch's own error, which is known by its name so that torch need not be imported."""
+    """Also for torch's own error, which is known by its name so that torch need not be imported, and for the
+    RuntimeError of an allocator, which is known by its text."""
     names = [cls.__name__ for cls in type(error).__mro__]
-    return "OutOfMemoryError" in names or isinstance(error, MemoryError)
+    if "OutOfMemoryError" in names or isinstance(error, MemoryError):
+        return True
+    text = str(error).lower() if isinstance(error, RuntimeError) else ""
+    return any(sign in text for sign in _NO_MEMORY)
+
+
+def disk_full(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in _FULL
 
 
 def tell(error: BaseException, where: str = "") -> tuple[int, str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -13,6 +14,7 @@ from qwenimg.cli.help import Sectioned, complete_prompt, show_version
 from qwenimg.cli.signals import Stop
 from qwenimg.common.errors import UsageError
 
+_F = TypeVar("_F", bound=Callable[..., Any])
 _FILE = click.Path(path_type=Path)
 _SETTINGS = {
     "auto_envvar_prefix": "QWENIMG",
@@ -26,9 +28,26 @@ def _reserved(ctx: click.Context, param: click.Parameter, value: str | None) -> 
         return
     if param.name == "quantize":
         raise UsageError("-q is reserved for quantising, which is not built yet; for less output use --quiet")
+    if param.name != "scheduler":
+        raise UsageError(f"--{param.name} is not built yet; this version takes Euler steps of the model's own schedule")
     raise UsageError(
         "--scheduler means two things: the solver will be --sampler and the noise levels --schedule; "
         "neither is built yet, this version takes Euler steps"
+    )
+
+
+def _refused(*names: str) -> Callable[[_F], _F]:
+    """An option, with a value or without, that is not in the help and ends in a line of its own."""
+    return click.option(
+        *names,
+        is_flag=False,
+        flag_value="",
+        default=None,
+        hidden=True,
+        is_eager=True,
+        expose_value=False,
+        allow_from_autoenv=False,
+        callback=_reserved,
     )
 
 
@@ -38,7 +57,15 @@ def _reserved(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 @click.option("-p", "--prompt", metavar="TEXT", help="The prompt, whatever it looks like.")
 @click.option("-n", "--negative-prompt", metavar="TEXT", help="What to steer away from; needs guidance above 1.")
 @click.option("--prompt-file", metavar="FILE|-", help="On each line a prompt, or a JSON object whose fields override.")
-@click.option("--from", "replay", type=_FILE, metavar="IMAGE", help="Make IMAGE again; other options override.")
+@click.option(
+    "--from",
+    "replay",
+    type=_FILE,
+    metavar="IMAGE",
+    envvar="QWENIMG_FROM",
+    allow_from_autoenv=False,
+    help="Make IMAGE again; other options override.",
+)
 # Picture
 @click.option("--size", metavar="WxH", help="Width and height in pixels, such as 1664x928.")
 @click.option("--aspect", metavar="W:H", help="The trained size of 1:1, 16:9, 9:16, 4:3, 3:4, 3:2 or 2:3.")
@@ -74,38 +101,18 @@ def _reserved(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     callback=show_version,
     help="Show the version.",
 )
-@click.option(
-    "-q",
-    "quantize",
-    is_flag=False,
-    flag_value="",
-    default=None,
-    hidden=True,
-    is_eager=True,
-    expose_value=False,
-    allow_from_autoenv=False,
-    callback=_reserved,
-)
-@click.option(
-    "--scheduler",
-    is_flag=False,
-    flag_value="",
-    default=None,
-    hidden=True,
-    is_eager=True,
-    expose_value=False,
-    allow_from_autoenv=False,
-    callback=_reserved,
-)
+@_refused("-q", "quantize")
+@_refused("--scheduler")
+@_refused("--sampler")
+@_refused("--schedule")
 @click.pass_context
 def generate(ctx: click.Context, /, **given: Any) -> int:
     """Makes pictures from text and prints their paths."""
     from qwenimg.cli import config
     from qwenimg.cli.drawing import Flags, draw
 
-    config.forget(ctx, given, asked=given["replay"] is not None)
-    flags = Flags(**given)
-    if not flags.words and flags.prompt is None and flags.prompt_file is None and flags.replay is None:
+    if not given["words"] and all(given[name] is None for name in ("prompt", "prompt_file", "replay")):
         streams.show(ctx.get_help())
         raise UsageError('no prompt; give one, as in: qwenimg "a red circle"')
-    return draw(flags, ctx.obj if isinstance(ctx.obj, Stop) else Stop())
+    config.settle(ctx, given)
+    return draw(Flags(**given), ctx.obj if isinstance(ctx.obj, Stop) else Stop())

@@ -10,11 +10,12 @@ COMMANDS = {
     "info": "what a picture or a model is made of",
     "devices": "which backends run here, and on what",
     "pull": "download a model",
+    "train": "train the built-in model, or go on from its weights",
     "completion": "print the completion script for bash, zsh or fish",
 }
 # Names that later versions will use: a prompt of one word that a new version would run would be a trap.
 RESERVED = (
-    "doctor", "train", "selftest", "samplers", "presets", "precision", "parity", "plan", "bench", "convert", "serve",
+    "doctor", "selftest", "samplers", "presets", "precision", "parity", "plan", "bench", "convert", "serve",
 )  # fmt: skip
 
 SECTIONS = {

@@ -9,7 +9,6 @@ from qwenimg.common.errors import UsageError, clean
 
 MAX_PICTURES = 10_000  # of one run
 MAX_SEED = 2**64 - 1
-MAX_SIDE = 16_384  # pixels
 DEBUG = ("timing", "shapes")
 
 # Names that other tools use, where every tool that knows the name means the same; they are not in the help.
@@ -65,6 +64,9 @@ def sides(
 
 def check(fields: Fields) -> None:
     """Raises UsageError for a text or a number that no model takes."""
+    from qwenimg.common.geometry import MAX_SIDE
+    from qwenimg.common.request import MAX_GUIDANCE
+    from qwenimg.common.samplers import MAX_STEPS
     from qwenimg.common.tokenizers import check_prompt
 
     for text in (fields.get("prompt"), fields.get("negative_prompt")):
@@ -74,8 +76,8 @@ def check(fields: Fields) -> None:
         raise UsageError("the prompt is empty; say what to draw")
     _between(fields.get("width"), "width", 1, MAX_SIDE)
     _between(fields.get("height"), "height", 1, MAX_SIDE)
-    _between(fields.get("steps"), "steps", 1, 1000)
-    _between(fields.get("guidance"), "guidance", 0, 100)
+    _between(fields.get("steps"), "steps", 1, MAX_STEPS)
+    _between(fields.get("guidance"), "guidance", 0, MAX_GUIDANCE)
     _between(fields.get("num_images"), "num-images", 1, MAX_PICTURES)
 
 

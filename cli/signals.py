@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 STOPPING = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
+REPEAT = 0.3  # seconds in which a signal is the first one over again: `timeout` and terminals may send it twice
 UNWIND = 0.25  # seconds that a run which is already ending gets, after the second signal, to remove temporary files
 
 
@@ -66,15 +67,19 @@ def watched() -> Iterator[Stop]:
 
 
 def _watch(inlet: int, numbers: frozenset[int]) -> None:
-    """Ends the process at the second signal.
+    """Ends the process at the second signal, but for one that comes within REPEAT of the first.
 
     Python runs handlers between its own instructions only, so the main thread may sit in one evaluation for minutes;
     the byte that the interpreter writes for each signal reaches this thread at once."""
-    seen = 0
+    first = None
     while data := os.read(inlet, 64):
         for number in data:
-            seen += number in numbers
-            if seen == 2:
+            if number not in numbers:
+                continue
+            now = time.monotonic()
+            if first is None:
+                first = now
+            elif now - first >= REPEAT:
                 time.sleep(UNWIND)
                 with suppress(OSError):
                     os.write(2, b"qwenimg: error: stopped at once by a second signal\n")

@@ -64,6 +64,7 @@ class Engine(Protocol):
     name: str  # as in --backend
     device: str  # for people: "Apple M4 Max", "NVIDIA H200", "CPU (torch, 8 threads)"
     on_gpu: bool
+    decode_buffers: float  # images of the VAE decoder's widest level that are in memory at its peak
 
     def text_encoder(self, config: QwenVLConfig, plan: LoadPlan, precision: Precision) -> TextEncoder: ...
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from qwenimg.common.component_files import find_files
 from qwenimg.common.config_file import parse, read_json
 from qwenimg.common.errors import ModelError, clean
-from qwenimg.common.model import check_class
+from qwenimg.common.model import check_class, open_model
 from qwenimg.common.models import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.models.qwen_dit import QwenDiTConfig
 from qwenimg.common.models.qwen_vae import QwenVAEConfig
@@ -68,7 +68,23 @@ def _folder(folder: Path) -> Description:
             continue
         whole.lines.extend(part.lines)
         whole.faults.extend(part.faults)
+    if not whole.faults:
+        whole.faults.extend(_other_faults(folder))
     return whole
+
+
+def _other_faults(folder: Path) -> list[str]:
+    """What only shows when everything is opened together: components that do not fit, tokenizer, scheduler."""
+    from qwenimg.common import tokenizers
+
+    try:
+        model = open_model(folder)
+        model.close()
+        model.schedule_config()
+        tokenizers.load(folder / "tokenizer").check_vocabulary(model.text_config.vocab_size)
+    except ModelError as error:
+        return [str(error)]
+    return []
 
 
 def _component(folder: Path) -> Description:
@@ -100,7 +116,7 @@ def _expected(folder: Path) -> tuple[Manifest, Callable[[str], str | None]]:
         return qwen_dit.manifest(parse(QwenDiTConfig, data, source=path, ignored=qwen_dit.IGNORED_CONFIG)), _same
     if name == qwen_vae.CLASS_NAME:
         return qwen_vae.manifest(parse(QwenVAEConfig, data, source=path, ignored=qwen_vae.IGNORED_CONFIG)), _same
-    if data.get("model_type") == "qwen2_5_vl":
+    if folder.name == "text_encoder" or data.get("model_type") == qwen_vl.MODEL_TYPE:
         fields = qwen_vl.language_fields(data)
         return qwen_vl.manifest(parse(QwenVLConfig, fields, source=path)), qwen_vl.rename
     kind = name if "_class_name" in data else data.get("model_type")

@@ -40,9 +40,12 @@ _WINDOWS_DEVICE = re.compile(r"con|prn|aux|nul|(com|lpt)[0-9]")
 # Writing
 
 
-def check_output(path: Path, *, overwrite: bool) -> None:
-    """Refuses, before any work is done, what `write_atomic` would refuse. Raises UsageError."""
+def check_output(path: Path, *, overwrite: bool, new_folder: bool = False) -> None:
+    """Refuses, before any work is done, what `write_atomic` would refuse. Raises UsageError.
+
+    `new_folder`: the folder of `path` may be missing if its own folder is there, for `make_folder` to make it."""
     shown = _shown(path)
+    folder = path.parent.parent if new_folder and not os.path.lexists(path.parent) else path.parent
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -53,19 +56,31 @@ def check_output(path: Path, *, overwrite: bool) -> None:
         raise UsageError(f"{shown}: exists and is not a regular file; choose another name")
     if mode is not None and not overwrite:
         raise _exists(path)
-    if not path.parent.is_dir():
+    if not folder.is_dir():
         raise UsageError(f"{shown}: its folder does not exist; create it or choose another")
-    if not os.access(path.parent, os.W_OK | os.X_OK):
+    if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"{shown}: no permission to write in its folder; choose another")
 
 
+def make_folder(folder: Path) -> None:
+    """Makes the last folder of `folder` if it is missing. Raises UsageError, and DoesNotFit for a full disk."""
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            raise DoesNotFit(f"{_shown(folder)}: {_reason(error)}; choose another disk") from None
+        raise UsageError(f"{_shown(folder)}: cannot be made: {_reason(error)}; choose another folder") from None
+
+
 def write_atomic(path: Path, data: bytes, *, overwrite: bool) -> None:
-    """Writes `data` as `path`: at any moment, kill -9 included, `path` is the old file or the whole new one.
+    """Writes `data` as `path`: at any moment, kill -9 included, `path` is the old file (or none) or the whole new one.
 
     A temporary file in the same folder is written, synced and then renamed; without `overwrite` it is linked,
-    which never replaces a file, not even one that another process made meanwhile. A symbolic link is replaced,
-    not followed. Raises UsageError (exists, no permission, no folder, bad name) and DoesNotFit (disk, quota or
-    size limit)."""
+    which never replaces a file, not even one that another process made meanwhile. Where the file system has no
+    hard links the name is claimed with an empty file first: kill -9 between the two leaves `path` empty. A
+    symbolic link is replaced, not followed.
+
+    Raises UsageError (exists, no permission, no folder, bad name) and DoesNotFit (disk, quota or size limit)."""
     check_output(path, overwrite=overwrite)
     temp = None
     try:
@@ -187,21 +202,26 @@ def slug(text: str, limit: int = 80) -> str:
     return (name or "image")[:limit].strip("-")
 
 
-def output_path(pattern: str | None, *, seed: int, index: int, prompt: str, now: datetime, several: bool) -> Path:
+def output_path(
+    pattern: str | None, *, seed: int, index: int, prompt: str, now: datetime, several: bool, same_seeds: bool
+) -> Path:
     """The file for one picture, from what was given to `-o`; `index` counts from 1.
 
     None: `qwenimg-<date>-<time>-s<seed>.png` here. A folder, or a name that ends in a slash: that, in there.
     Else a file name in which {seed} {index} {prompt} {date} are filled in; .png is added if it has no suffix.
     When `several` pictures are made, `-<index>` goes before the suffix of a name that has neither {seed} nor
-    {index}, and of the default name: seeds differ between the pictures of one prompt, not between prompts.
-    Raises UsageError for an unknown field, a stray brace or another format than PNG."""
+    {index}; before that of the default name, which has the seed, only where the run has the `same_seeds` more than
+    once. Raises UsageError for an unknown field, a stray brace, a control character, another format than PNG, and
+    a device or pipe."""
     assert index >= 1, index
     date = now.strftime("%Y%m%d-%H%M%S")
     fields = {"seed": str(seed), "index": str(index), "prompt": slug(prompt), "date": date}
     name = "./" if pattern is None else _filled(pattern, fields)
     if name.endswith("/") or os.path.isdir(name):  # noqa: PTH112 (Path.is_dir raises for a name that is too long)
         name = os.path.join(name, f"qwenimg-{date}-s{seed}")  # noqa: PTH118
-        numbered = several
+        numbered = same_seeds
+    elif os.path.exists(name) and not os.path.isfile(name):  # noqa: PTH110, PTH113 (as above)
+        raise UsageError(f"-o {clean(name, 120)}: is neither a file nor a folder to write into; choose another, or -")
     else:
         numbered = several and "{seed}" not in (pattern or "") and "{index}" not in (pattern or "")
     path = Path(name)
@@ -214,6 +234,8 @@ def output_path(pattern: str | None, *, seed: int, index: int, prompt: str, now:
 def _filled(pattern: str, fields: dict[str, str]) -> str:
     if not pattern:
         raise UsageError("-o: the name is empty")
+    if any(unicodedata.category(c) == "Cc" for c in pattern):
+        raise UsageError(f"-o {clean(pattern, 120)}: a name has no line break or other control character")
     parts = re.split(r"\{([^{}]*)\}", pattern)  # text, field, text, field, ..., text
     if any(c in text for text in parts[::2] for c in "{}") or any(field not in fields for field in parts[1::2]):
         known = " ".join(f"{{{field}}}" for field in FIELDS)

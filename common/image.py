@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -80,15 +81,15 @@ def _storable(text: str) -> str:
 def read_text(path: Path) -> dict[str, str]:
     """The text chunks (tEXt, zTXt, iTXt) before the pixels of the PNG at `path`; the pixels are not decoded.
 
-    Only the first 32 MiB are looked at. Raises ModelError if it is no regular file or no readable PNG."""
-    from PIL import Image, UnidentifiedImageError
+    Only the first 32 MiB are looked at. A picture may have any size: Pillow's limit on it, which guards decoding, is
+    in `Image.open` and not here. Raises ModelError if it is no regular file or no readable PNG."""
+    from PIL.PngImagePlugin import PngImageFile
 
     with closing(open_regular(path)) as file:
         head = file.read(0, min(file.size, TEXT_LIMIT))
     try:
-        with Image.open(io.BytesIO(head), formats=("PNG",)) as picture:
+        with warnings.catch_warnings(action="ignore"), PngImageFile(io.BytesIO(head)) as picture:
             return {str(k): str(v) for k, v in picture.info.items() if isinstance(v, str)}
     # Pillow's parser raises whatever its many chunk readers raise; in every case the file is at fault.
     except Exception as error:
-        reason = "it does not start as one" if isinstance(error, UnidentifiedImageError) else short(error, 80)
-        raise bad(path, f"cannot be read as a PNG: {reason}") from None
+        raise bad(path, f"cannot be read as a PNG: {short(error, 80)}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from math import prod
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from qwenimg.common.models.qwen_dit import QwenDiTConfig
 from qwenimg.common.models.qwen_vae import QwenVAEConfig, halo
 from qwenimg.common.precision import BYTES, Precision
 
-DECODE_BUFFERS = 5  # images of the widest level that are alive at once: input, upsampled, normed, convolved, columns
+MAX_VALUES = 2**31  # of one array; beyond, kernels that count in 32 bits fail
 
 
 def free_ram() -> int:
@@ -19,8 +20,19 @@ def free_ram() -> int:
     info = Path("/proc/meminfo")
     if info.exists():
         fields = dict(line.split(":", 1) for line in info.read_text().splitlines())
-        return int(fields["MemAvailable"].split()[0]) * 1024
+        return min(int(fields["MemAvailable"].split()[0]) * 1024, _free_in_container())
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _free_in_container() -> int:
+    """What a container's limit leaves (control groups, version 2); a large number where there is none."""
+    folder = Path("/sys/fs/cgroup")
+    try:
+        limit, used = (folder / "memory.max").read_text().strip(), int((folder / "memory.current").read_text())
+        cached = re.search(r"^inactive_file (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
+        return int(limit) - used + (int(cached[1]) if cached else 0)
+    except (OSError, ValueError):  # no such files, or a limit of "max"
+        return 2**62
 
 
 def weight_bytes(plan: LoadPlan, precision: Precision, component: str) -> int:
@@ -36,21 +48,39 @@ def step_peak(config: QwenDiTConfig, branches: int, tokens: int) -> int:
     return branches * tokens * config.dim * 40
 
 
-def decode_peak(config: QwenVAEConfig, height: int, width: int, itemsize: int) -> int:
-    """Bytes that decoding latents of height x width takes at its peak, weights aside."""
-    widest = 0
+def modulation_bytes(config: QwenDiTConfig, precision: Precision, steps: int) -> int:
+    """Bytes of a schedule's modulation: twelve vectors for each block and step, and one block's weights meanwhile."""
+    itemsize = BYTES[precision.weight_dtype("transformer", "transformer_blocks.0.img_mod.1.weight")]
+    return 12 * config.dim * itemsize * (steps * config.num_layers + config.dim)
+
+
+def decode_peak(config: QwenVAEConfig, height: int, width: int, itemsize: int, buffers: float) -> int:
+    """Bytes that decoding latents of height x width takes at its peak, weights aside.
+
+    buffers: how many images of the widest level are in memory at once (`Engine.decode_buffers`).
+    """
+    return int(buffers * _largest(config, height, width) * itemsize)
+
+
+def _largest(config: QwenVAEConfig, height: int, width: int) -> int:
+    """Values of the largest array in the decoder."""
+    sizes: list[int] = []
     for level, (inputs, outputs, upsampled) in enumerate(config.up_blocks):
-        pixels = height * width * 4**level
-        widest = max(widest, pixels * max(inputs, outputs) * (4 if upsampled else 1))
-    return DECODE_BUFFERS * widest * itemsize
+        sizes.append(height * width * 4**level * max(inputs, outputs) * (4 if upsampled else 1))
+    return max(sizes)
 
 
-def decode_tile(config: QwenVAEConfig, height: int, width: int, itemsize: int, free: int) -> int | None:
+def decode_tile(config: QwenVAEConfig, height: int, width: int, itemsize: int, free: int, buffers: float) -> int | None:
     """The largest tile side, in latents, whose predicted peak is within half of `free`; None if no tile is needed."""
-    if decode_peak(config, height, width, itemsize) <= free // 2:
+
+    def fits(height: int, width: int) -> bool:
+        small = _largest(config, height, width) < MAX_VALUES
+        return small and decode_peak(config, height, width, itemsize, buffers) <= free // 2
+
+    if fits(height, width):
         return None
     margin = 2 * halo(config)
     side = max(height, width)
-    while side > 16 and decode_peak(config, side + margin, side + margin, itemsize) > free // 2:
+    while side > 16 and not fits(side + margin, side + margin):
         side = max(16, side * 3 // 4)
     return side

@@ -13,11 +13,14 @@ from datetime import datetime
 from pathlib import Path, PurePath
 from typing import NotRequired, TypedDict, cast
 
+from qwenimg.common.geometry import MAX_SIDE
 from qwenimg.common.image import read_text
+from qwenimg.common.request import MAX_GUIDANCE
+from qwenimg.common.samplers import MAX_STEPS
+from qwenimg.common.tokenizers import MAX_CHARACTERS
 from qwenimg.common.untrusted import bad, short, strict_json
 
 FORMAT = 1
-MAX_PROMPT = 200_000  # characters
 MAX_TEXT = 2_000  # characters of any other text
 MAX_ITEMS = 200  # of a list or a table
 MAX_JSON = 5_000_000  # characters; two prompts of the largest size, \u-escaped, fit
@@ -52,11 +55,10 @@ class Recipe(TypedDict):
 # key -> the longest text allowed; and key -> the least and greatest number allowed.
 _TEXTS = dict.fromkeys(
     ("version", "model", "backend", "device", "rng", "sampler", "created"), MAX_TEXT
-) | dict.fromkeys(("prompt", "negative_prompt"), MAX_PROMPT)
-_NUMBERS = {"seed": (0, 2**64 - 1), "width": (1, 16_384), "height": (1, 16_384), "steps": (1, 10_000)}
+) | dict.fromkeys(("prompt", "negative_prompt"), MAX_CHARACTERS)
+_NUMBERS = {"seed": (0, 2**64 - 1), "width": (1, MAX_SIDE), "height": (1, MAX_SIDE), "steps": (1, MAX_STEPS)}
 _TABLES = ("precision", "versions")
 _HASHES = ("sigmas_sha256", "noise_sha256")
-_MAX_GUIDANCE = 1_000.0
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 # https://iptc.org/std/photometadata, "Digital Source Type"
@@ -158,8 +160,8 @@ def _fault(key: str, value: object) -> str | None:
         least, most = _NUMBERS[key]
         return None if type(value) is int and least <= value <= most else f"an integer from {least} to {most}"
     if key == "guidance":
-        right = type(value) in (int, float) and 0.0 <= cast(float, value) <= _MAX_GUIDANCE
-        return None if right else f"a number from 0 to {_MAX_GUIDANCE:g}"
+        right = type(value) in (int, float) and 0.0 <= cast(float, value) <= MAX_GUIDANCE
+        return None if right else f"a number from 0 to {MAX_GUIDANCE}"
     if key == "tf32":
         return None if isinstance(value, bool) else "true or false"
     if key in _HASHES:

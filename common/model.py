@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from qwenimg.common.samplers import FlowMatchConfig
 
 PIPELINE = "QwenImagePipeline"
+SCHEDULER = "FlowMatchEulerDiscreteScheduler"
 _OTHERS = (
     ("QwenImage21", "is a Qwen-Image-2.1 model, another architecture, which this version does not support"),
     ("QwenImageLayered", "is a Qwen-Image-Layered model, which makes layers of an image: not supported yet"),
@@ -46,7 +47,8 @@ class Model:
         """Of scheduler/scheduler_config.json. Raises ModelError."""
         from qwenimg.common.samplers import FlowMatchConfig
 
-        return _config(FlowMatchConfig, self.folder / "scheduler" / "scheduler_config.json")
+        path = self.folder / "scheduler" / "scheduler_config.json"
+        return _config(FlowMatchConfig, path, SCHEDULER, _SCHEDULER_IGNORED)
 
     def close(self) -> None:
         for plan in (self.transformer, self.text, self.vae):
@@ -56,8 +58,10 @@ class Model:
 def open_model(folder: Path) -> Model:
     """Reads every configuration and header of `folder` and holds them against the manifests. Raises ModelError."""
     check_class(folder)
-    dit_config = _config(QwenDiTConfig, folder / "transformer" / "config.json", qwen_dit.IGNORED_CONFIG)
-    vae_config = _config(QwenVAEConfig, folder / "vae" / "config.json", qwen_vae.IGNORED_CONFIG)
+    dit_config = _config(
+        QwenDiTConfig, folder / "transformer" / "config.json", qwen_dit.CLASS_NAME, qwen_dit.IGNORED_CONFIG
+    )
+    vae_config = _config(QwenVAEConfig, folder / "vae" / "config.json", qwen_vae.CLASS_NAME, qwen_vae.IGNORED_CONFIG)
     text_config = _text_config(folder / "text_encoder" / "config.json")
     _check_fit(folder, dit_config, text_config, vae_config)
     stored = qwen_vae.manifest(vae_config)
@@ -90,11 +94,13 @@ def check_class(folder: Path) -> None:
     raise ModelError(f"{clean(index)}: pipeline {clean(name)!r} is not supported; expected {PIPELINE!r}")
 
 
-def _config(cls: type[Config], path: Path, ignored: frozenset[str] = _SCHEDULER_IGNORED) -> Config:
+def _config(cls: type[Config], path: Path, class_name: str, ignored: frozenset[str]) -> Config:
     data = read_json(path)
-    name = data.get("_class_name")
-    if isinstance(name, str) and name.startswith("QwenImage") and "21" in name:
+    name = data.get("_class_name", class_name)
+    if str(name).startswith("QwenImage21"):
         raise ModelError(f"{clean(path)}: {_OTHERS[0][1]}")
+    if name != class_name:
+        raise ModelError(f"{clean(path)}: is of class {clean(name, 60)!r}; this version knows {class_name!r}")
     return parse(cls, data, source=path, ignored=ignored)
 
 

@@ -7,20 +7,19 @@ and not the sum. What depends on neither step nor latent is made once per run, t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common import conditioning, geometry, image, memory, noise, tokenizers
-from qwenimg.common.backend import VAE, Array, Condition, Engine, Modulation, TextEncoder, Transformer
-from qwenimg.common.errors import DoesNotFit, NumericsError, UsageError
+from qwenimg.common import geometry, image, memory, noise, tokenizers
+from qwenimg.common.backend import Array, Condition, Engine, Modulation, Transformer
+from qwenimg.common.errors import NumericsError, UsageError
 from qwenimg.common.metadata import FORMAT, Recipe
 from qwenimg.common.model import Model
-from qwenimg.common.models import qwen_dit
+from qwenimg.common.parts import TEXT_TOKENS, Notify, Parts
 from qwenimg.common.precision import BYTES, Precision
 from qwenimg.common.probes import first_non_finite
 from qwenimg.common.request import MULTIPLE, Defaults, Request
@@ -28,10 +27,7 @@ from qwenimg.common.result import Result, Step
 from qwenimg.common.samplers import Schedule, euler_step, flow_schedule
 from qwenimg.common.version import __version__
 
-TEXT_TOKENS = 512  # of a prompt that the transformer sees, as in the reference
 BATCHED_TOKENS = 1024  # images of at most this many tokens leave a GPU idle: both branches of guidance go in one batch
-
-Notify = Callable[[str, str], None]
 
 
 class Pipeline:
@@ -47,20 +43,16 @@ class Pipeline:
         *,
         name: str,
         defaults: Defaults | None = None,
+        tf32: bool = False,
         notify: Notify | None = None,
     ):
         self.engine, self.model, self.precision = engine, model, precision
         self.backend, self.device, self.model_name = engine.name, engine.device, name
+        self.tf32 = tf32  # whether float32 products are rounded to fewer digits on this device
         self.defaults = defaults or Defaults()
         self.notify = notify or _ignore
-        self.tokenizer = tokenizers.load(model.folder / "tokenizer")
-        self.tokenizer.check_vocabulary(model.text_config.vocab_size)
+        self.parts = Parts(engine, model, precision, self.notify)
         self.schedule_config = model.schedule_config()
-        self._texts: dict[str, Array] = {}
-        self._transformer: Transformer | None = None
-        self._vae: VAE | None = None
-        self._modulation: tuple[tuple[float, ...], Modulation] | None = None
-        self._timing: dict[str, float] = {}
 
     # For users
 
@@ -120,17 +112,9 @@ class Pipeline:
         return self._generate(request, warnings)
 
     def prepare(self, prompts: Sequence[str]) -> None:
-        """Encodes `prompts` now, in one go, so that the text encoder is loaded once and before the transformer."""
-        new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._texts]
-        if not new:
-            return
-        ids = [tokenizers.prompt_ids(self.tokenizer, prompt).ids for prompt in new]
-        encoder = self._load_text_encoder()
-        with self._timed("encode"):
-            for prompt, tokens in zip(new, ids, strict=True):
-                self._texts[prompt] = self._encode(encoder, tokens)
-        del encoder
-        self.engine.release()
+        """Announces `prompts`, so that the text encoder is loaded once for all that fit into TEXT_BYTES, and before the
+        transformer. The rest is encoded in its turn, again as much as fits."""
+        self.parts.announce(prompts)
 
     def headline(self) -> str:
         """One line: backend, device, precision map and model."""
@@ -138,56 +122,73 @@ class Pipeline:
 
     def free_transformer(self) -> None:
         """Frees the transformer, some two thirds of all memory; the next picture loads it again."""
-        self._transformer = self._modulation = None
-        self.engine.release()
+        self.parts.free_transformer()
+
+    def close(self) -> None:
+        """Frees everything and closes the model's files."""
+        self.parts.close()
 
     # The run
 
     def _generate(self, request: Request, warnings: list[str]) -> Iterator[Step | Result]:
-        width, height = geometry.render_size(request.width, request.height, MULTIPLE)
-        scale = self.model.vae_config.scale
-        rows, columns = height // scale, width // scale
-        patch = self.model.transformer_config.patch_size
-        grid = (1, rows // patch, columns // patch)
-        schedule = flow_schedule(self.schedule_config, request.steps, grid[1] * grid[2])
+        # What prepare() took belongs to the picture that follows, what an abandoned one took does not.
+        timing = self.parts.timing
+        self.parts.timing = {stage: timing[stage] for stage in ("load text encoder", "encode") if stage in timing}
+        rows, columns, grid = self._sizes(request)
+        tokens = grid[1] * grid[2]
+        schedule = flow_schedule(self.schedule_config, request.steps, tokens)
         initial = self._initial(request, rows, columns)
         warnings += self._warnings(request)
         for warning in warnings:
             self.notify("warning", warning)
 
         prompts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
-        self.prepare(prompts)
-        texts = [self._texts[prompt] for prompt in prompts]
-        transformer = self._load_transformer()
-        modulation = self._modulate(transformer, schedule)
-        conditions = [
-            transformer.condition(batch, [grid]) for batch in self._batches(texts, grid[1] * grid[2], transformer)
-        ]
+        texts = self.parts.states(prompts)
+        transformer = self.parts.transformer(self._run_bytes(tokens, schedule))
+        modulation = self.parts.modulation(schedule.timesteps)
+        conditions = [transformer.condition(batch, [grid]) for batch in self._batches(texts, tokens)]
         x = self.engine.array(geometry.pack(initial))
         for i, sigma in enumerate(schedule.sigmas[:-1]):
             start = time.perf_counter()
             before, x = x, self._step(transformer, x, conditions, modulation, schedule, i, request.guidance)
             if not self.engine.finite(x):
                 self._fail_at(transformer, before, conditions, modulation, i)
-            yield Step(index=i + 1, total=request.steps, sigma=sigma, seconds=time.perf_counter() - start)
-            self._timing["steps"] = self._timing.get("steps", 0.0) + time.perf_counter() - start
+            seconds = time.perf_counter() - start
+            self.parts.timing["steps"] = self.parts.timing.get("steps", 0.0) + seconds
+            yield Step(index=i + 1, total=request.steps, sigma=sigma, seconds=seconds)
         latents = geometry.unpack(self.engine.numpy(x), rows, columns).astype(np.float32)
-        del x, conditions, transformer
+        shapes = _shapes(texts, initial, grid)
+        del x, before, texts, conditions, modulation, transformer
 
         pixels = image.crop(image.to_uint8(self._decode(latents)[0]), request.width, request.height)
         blank = image.blank_warning(pixels)
         if blank:
             self.notify("warning", blank)
         warnings += [blank] if blank else []
-        timing, self._timing = self._timing, {}
+        timing, self.parts.timing = self.parts.timing, {}
         yield Result(
             pixels=pixels,
             latents=latents,
             recipe=self._recipe(request, schedule, initial, warnings),
             timing=timing,
-            shapes=_shapes(texts, initial, grid, pixels),
+            shapes=shapes | {"pixels": str(list(pixels.shape))},
             warnings=warnings,
         )
+
+    def _run_bytes(self, tokens: int, schedule: Schedule) -> int:
+        """What a run takes besides weights: one branch of a step, and modulation that is still to be made."""
+        config = self.model.transformer_config
+        step = memory.step_peak(config, 1, tokens + TEXT_TOKENS)
+        if self.parts.has_modulation(schedule.timesteps):
+            return step
+        return step + memory.modulation_bytes(config, self.precision, len(schedule.timesteps))
+
+    def _sizes(self, request: Request) -> tuple[int, int, tuple[int, int, int]]:
+        """Rows and columns of latents, and the grid of tokens (frames, rows, columns)."""
+        width, height = geometry.render_size(request.width, request.height, MULTIPLE)
+        scale, patch = self.model.vae_config.scale, self.model.transformer_config.patch_size
+        rows, columns = height // scale, width // scale
+        return rows, columns, (1, rows // patch, columns // patch)
 
     def _step(
         self,
@@ -206,7 +207,7 @@ class Pipeline:
         velocity = velocities[0] if len(velocities) == 1 else self.engine.guide(velocities[0], velocities[1], guidance)
         return euler_step(x, velocity, schedule.sigmas[i], schedule.sigmas[i + 1])
 
-    def _batches(self, texts: list[Array], tokens: int, transformer: Transformer) -> list[list[Array]]:
+    def _batches(self, texts: list[Array], tokens: int) -> list[list[Array]]:
         """The branches of guidance, in one batch or in turn.
 
         Small images leave a GPU idle between kernels, so there both go together if memory allows; large ones gain
@@ -228,53 +229,39 @@ class Pipeline:
             raise UsageError(
                 f"latents of shape {list(given.shape)} do not fit: {request.width}x{request.height} needs {list(shape)}"
             )
+        with np.errstate(over="ignore"):
+            given = given.astype(np.float32)
         if not np.isfinite(given).all():
-            raise NumericsError("the latents have non-finite values")
-        return given.astype(np.float32)
+            raise NumericsError("the latents have non-finite values in float32")
+        return given
 
     def _warnings(self, request: Request) -> list[str]:
         found = []
         if request.latents is None and (warning := noise.low_bits_warning(request.seed)):
             found.append(warning)
-        for prompt in (request.prompt, *([request.negative_prompt] if request.guided else [])):
-            count = len(tokenizers.prompt_ids(self.tokenizer, prompt).ids) - tokenizers.DROPPED
-            if count > TEXT_TOKENS:
-                found.append(f"the prompt has {count} or more tokens; the model sees the first {TEXT_TOKENS}")
+        texts = {"prompt": request.prompt} | ({"negative prompt": request.negative_prompt} if request.guided else {})
+        for name, text in texts.items():
+            lost = tokenizers.prompt_ids(self.parts.tokenizer, text).lost(TEXT_TOKENS)
+            if lost:
+                found.append(f"the {name} is cut: the model sees its first {TEXT_TOKENS} tokens, not the last {lost}")
         return found
-
-    def _encode(self, encoder: TextEncoder, ids: Sequence[int]) -> Array:
-        states = encoder.encode(ids)
-        if not self.engine.finite(states):
-            where = first_non_finite(self.engine, lambda: encoder.encode(ids))
-            raise NumericsError(f"text encoder: non-finite value at {where}; use --precision bf16 or fp32")
-        return states[:, tokenizers.DROPPED : tokenizers.DROPPED + TEXT_TOKENS]
-
-    def _modulate(self, transformer: Transformer, schedule: Schedule) -> Modulation:
-        """Once per schedule; the next picture with the same one uses it again."""
-        if self._modulation is None or self._modulation[0] != schedule.timesteps:
-            features = conditioning.time_rows(
-                self.model.transformer_config, schedule.timesteps, self.precision.time_dtype()
-            )
-            self.notify("stage", "computing modulation")
-            with self._timed("modulate"):
-                self._modulation = (schedule.timesteps, transformer.modulate(features))
-        return self._modulation[1]
 
     def _decode(self, latents: NDArray[np.float32]) -> NDArray[Any]:
         """Pixels [1, 3, H, W], about -1 to 1, all finite."""
         config = self.model.vae_config
         mean, std = (np.asarray(v, np.float32)[:, None, None] for v in (config.latents_mean, config.latents_std))
         standard = latents * std + mean
-        vae = self._load_vae()
+        vae = self.parts.vae()
         itemsize = BYTES[self.precision.compute_dtype("vae")]
+        self.engine.release()
         h, w = latents.shape[2:]
-        tile = memory.decode_tile(config, h, w, itemsize, self.engine.free_memory())
+        tile = memory.decode_tile(config, h, w, itemsize, self.engine.free_memory(), self.engine.decode_buffers)
         self.notify("stage", "decoding" if tile is None else f"decoding in tiles of {tile * config.scale} pixels")
-        with self._timed("decode"):
+        with self.parts.timed("decode"):
             pixels = vae.decode(standard, tile)
         if not np.isfinite(pixels).all():
             where = first_non_finite(self.engine, lambda: self.engine.array(vae.decode(standard, tile)))
-            raise NumericsError(f"vae: non-finite value at {where}; use --precision {self.precision.name},vae=fp32")
+            raise NumericsError(f"vae: non-finite value at {where}; {self.parts.way_out('vae')}")
         return pixels
 
     def _fail_at(
@@ -285,53 +272,9 @@ class Pipeline:
             where = first_non_finite(self.engine, lambda c=condition: transformer.predict(x, c, modulation, i))  # type: ignore[misc]
             if where:
                 raise NumericsError(
-                    f"transformer, step {i + 1}: non-finite value at {where}; use --precision bf16 or fp32"
+                    f"transformer, step {i + 1}: non-finite value at {where}; {self.parts.way_out('transformer')}"
                 )
         raise NumericsError(f"step {i + 1}: non-finite latents after guidance; lower --guidance")
-
-    # Components
-
-    def _load_text_encoder(self) -> TextEncoder:
-        plan, config = self.model.text, self.model.text_config
-        need = memory.weight_bytes(plan, self.precision, "text")
-        if self._transformer is not None and need > self.engine.free_memory():
-            self.notify("stage", "freeing the transformer, since the text encoder does not fit beside it")
-            self.free_transformer()
-        with self._loading("text encoder", need):
-            return self.engine.text_encoder(config, plan, self.precision)
-
-    def _load_transformer(self) -> Transformer:
-        if self._transformer is None:
-            plan, config = self.model.transformer, self.model.transformer_config
-            resident = plan.only(lambda name: not qwen_dit.timestep_only(name))
-            need = memory.weight_bytes(resident, self.precision, "transformer")
-            with self._loading("transformer", need):
-                self._transformer = self.engine.transformer(config, plan, self.precision)
-        return self._transformer
-
-    def _load_vae(self) -> VAE:
-        if self._vae is None:
-            self._vae = self.engine.vae(self.model.vae_config, self.model.vae, self.precision)
-        return self._vae
-
-    @contextmanager
-    def _loading(self, component: str, need: int) -> Iterator[None]:
-        """Tells, checks that `need` bytes are free, and times."""
-        self.notify("stage", f"loading {component} ({need / 1e9:.1f} GB)")
-        free = self.engine.free_memory()
-        if need > free:
-            raise DoesNotFit(
-                f"the {component} takes {need / 1e9:.1f} GB in {self.precision.name}, {free / 1e9:.1f} GB are free on "
-                f"{self.device}; close other programs, or use --precision bf16 if this is fp32"
-            )
-        with self._timed(f"load {component}"):
-            yield
-
-    @contextmanager
-    def _timed(self, stage: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self._timing[stage] = self._timing.get(stage, 0.0) + time.perf_counter() - start
 
     def _recipe(
         self, request: Request, schedule: Schedule, initial: NDArray[np.float32], warnings: list[str]
@@ -356,20 +299,17 @@ class Pipeline:
             sampler="euler",
             sigmas_sha256=noise.sha256(np.asarray(schedule.sigmas, np.float32)),
             noise_sha256=noise.sha256(initial),
-            tf32=False,
+            tf32=self.tf32,
             warnings=list(warnings),
             created=datetime.now(UTC).replace(microsecond=0).isoformat(),
         )
 
 
-def _shapes(
-    texts: Sequence[Array], initial: NDArray[np.float32], grid: tuple[int, int, int], pixels: NDArray[np.uint8]
-) -> dict[str, str]:
+def _shapes(texts: Sequence[Array], initial: NDArray[np.float32], grid: tuple[int, int, int]) -> dict[str, str]:
     return {
         "text": ", ".join(str(list(text.shape)) for text in texts),
         "latents": str(list(initial.shape)),
         "tokens": f"{grid[1]} x {grid[2]} = {grid[1] * grid[2]}",
-        "pixels": str(list(pixels.shape)),
     }
 
 

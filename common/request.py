@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
+from typing import SupportsFloat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +31,14 @@ class Request:
     latents: NDArray[np.float32] | None = None  # [1, C, H/8, W/8], standard normal, instead of the seed's noise
 
     def __post_init__(self) -> None:
+        for name in ("width", "height", "steps", "seed"):
+            object.__setattr__(self, name, _whole(name, getattr(self, name)))
+        for name in ("prompt", "negative_prompt"):
+            if not isinstance(getattr(self, name), str):
+                raise UsageError(f"{name} is {type(getattr(self, name)).__name__}; expected a text")
+        if isinstance(self.guidance, bool) or not isinstance(self.guidance, SupportsFloat):
+            raise UsageError(f"guidance is {self.guidance!r}; expected a number")
+        object.__setattr__(self, "guidance", float(self.guidance))
         geometry.render_size(self.width, self.height, MULTIPLE)
         noise.check_seed(self.seed)
         for text in (self.prompt, self.negative_prompt):
@@ -53,3 +63,13 @@ class Defaults:
     steps: int = 50
     guidance: float = 4.0
     negative_prompt: str = " "
+
+
+def _whole(name: str, value: object) -> int:
+    """`value` as an int, NumPy's integers included; a UsageError for anything else."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(f"{name} is {value!r}; expected a whole number") from None

@@ -24,7 +24,7 @@ class Step:
     seconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Result:
     """A picture. `latents` are float32 [1, C, H/8, W/8], before the VAE's statistics."""
 

@@ -24,7 +24,8 @@ from qwenimg import Result
 from qwenimg.cli import options
 from qwenimg.cli.generate import generate
 from qwenimg.cli.help import COMMANDS, RESERVED, SECTIONS
-from qwenimg.cli.main import command_place, run
+from qwenimg.cli.main import run
+from qwenimg.cli.words import command_place
 from qwenimg.common import files
 from qwenimg.common.errors import BackendMissing, DoesNotFit, ModelError, NumericsError, QwenimgError, UsageError
 from qwenimg.common.metadata import recipe_from_png
@@ -222,7 +223,8 @@ def test_version() -> None:
         (["x", "--scheduler", "euler"], ["--sampler", "--schedule"]),
         (["x", "--scheduler=euler"], ["--sampler", "--schedule"]),
         (["x", "--lora", "y"], ["--lora"]),
-        (["x", "--sampler", "y"], ["--sampler"]),
+        (["x", "--sampler", "y"], ["--sampler is not built yet", "Euler"]),
+        (["x", "--schedule=karras"], ["--schedule is not built yet", "Euler"]),
         (["x", "-i", "y"], ["-i"]),
         (["-rf"], ["-r", "-p"]),
         (["x", "--steps"], ["--steps"]),
@@ -396,6 +398,33 @@ def test_environment(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     assert library.asked[0]["steps"] == 5
 
 
+def test_the_command_line_comes_before_the_environment(
+    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QWENIMG_SIZE", "64x32")
+    monkeypatch.setenv("QWENIMG_PROMPT", "theirs")
+    monkeypatch.setenv("QWENIMG_SEED", "1-4")
+    assert cli("ours", "-W", "16", "-N", "2").code == 0
+    assert [(a["prompt"], a["width"], a["height"]) for a in library.asked] == [("ours", 16, 12)] * 2
+    (tmp_path / "p.txt").write_text("line")
+    monkeypatch.setenv("QWENIMG_NUM_IMAGES", "3")
+    assert cli("--prompt-file", "p.txt", "-s", "5,6", "-o", "a").code == 0
+    assert [(a["prompt"], a["seed"], a["width"]) for a in library.asked] == [("line", 5, 64), ("line", 6, 64)]
+    assert cli("-s", "7", "-o", "b").code == 0
+    assert [(a["prompt"], a["seed"]) for a in library.asked] == [("theirs", 7), ("theirs", 8), ("theirs", 9)]
+
+
+def test_from_and_json_in_the_environment(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli("x", "-s", "9", "-o", "a").code == 0
+    monkeypatch.setenv("QWENIMG_FROM", "a.png")
+    assert cli("-o", "b").code == 0 and library.asked[0]["seed"] == 9
+    monkeypatch.delenv("QWENIMG_FROM")
+    ran = cli("-p", "--json", "--steps", "0")
+    assert ran.code == 2 and ran.out == b""
+    monkeypatch.setenv("QWENIMG_JSON", "1")
+    assert cli("x", "--steps", "0").events[0]["exit"] == 2
+
+
 # Prompt files
 
 
@@ -467,7 +496,8 @@ def test_bad_prompt_files(library: Library) -> None:
     Path("empty").write_bytes(b"\n \n")
     cli("--prompt-file", "empty").refused(5, "no prompts")
     os.mkfifo("fifo")
-    cli("--prompt-file", "fifo").refused(5, "fifo")
+    cli("--prompt-file", "fifo").refused(5, "fifo", "--prompt-file -")
+    cli("--prompt-file", "a" * 300).refused(5)
     Path("many").write_text("x\n" * 10_002)
     cli("--prompt-file", "many").refused(5, "10000")
     Path("p").write_text("x\ny\n")
@@ -483,7 +513,8 @@ def test_default_names(library: Library, tmp_path: Path) -> None:
     one = cli("x", "-s", "3").paths
     assert len(one) == 1 and one[0].parent == tmp_path and one[0].is_absolute()
     assert one[0].name.startswith("qwenimg-") and one[0].name.endswith("-s3.png")
-    assert len(set(cli("x", "-s", "7", "-N", "2").paths)) == 2
+    assert [p.name.partition("-s")[2] for p in cli("x", "-s", "7", "-N", "2").paths] == ["7.png", "8.png"]
+    assert [p.name.partition("-s")[2] for p in cli("x", "-s", "4,4").paths] == ["4-1.png", "4-2.png"]
 
 
 @pytest.mark.parametrize(
@@ -506,6 +537,17 @@ def test_a_folder_as_output(library: Library, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     assert cli("x", "-o", "out").paths[0].parent == tmp_path / "out"
     assert cli("x", "-o", "out/").paths[0].parent == tmp_path / "out"
+
+
+def test_a_new_folder_is_made_when_a_picture_is_written(library: Library, tmp_path: Path) -> None:
+    library.fails = ModelError("gone")
+    cli("x", "-s", "1-2", "-o", "out/")
+    assert not list(tmp_path.iterdir())
+    library.fails = None
+    ran = cli("x", "-s", "1-2", "-o", "out/")
+    assert ran.code == 0 and [p.parent for p in ran.paths] == [tmp_path / "out"] * 2
+    cli("x", "-o", "no/such/").refused(2, "folder")
+    cli("x", "-o", "no/a").refused(2, "folder")
 
 
 def test_outputs_are_checked_before_the_model_is_loaded(library: Library, tmp_path: Path) -> None:
@@ -679,6 +721,10 @@ ERRORS = [
     (MemoryError(), 4),
     (OutOfMemoryError("CUDA out of memory. Tried to allocate"), 4),
     (OSError(28, "No space left on device"), 4),
+    (RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"), 4),
+    (RuntimeError("[malloc] Unable to allocate 99 bytes."), 4),
+    (RuntimeError("[metal::malloc] Attempting to allocate 9 bytes, greater than the maximum allowed buffer size"), 4),
+    (RuntimeError("Command buffer execution failed: Insufficient Memory"), 4),
     (ModelError("x\n\x1b[2J" + "y" * 1000), 5),
     (NumericsError("x"), 6),
     (RuntimeError("x\ny"), 1),
@@ -739,6 +785,42 @@ def test_a_full_disk_ends_a_batch(library: Library, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(files, "write_atomic", full)
     ran = cli("x", "-s", "1-3")
     assert ran.code == 4 and len(library.asked) == 1
+    monkeypatch.undo()
+
+
+def writes(monkeypatch: pytest.MonkeyPatch, fails: str, error: Exception) -> None:
+    """Lets the writing of the file `fails` end in `error`."""
+    original = files.write_atomic
+
+    def write(path: Path, data: bytes, *, overwrite: bool) -> None:
+        if path.name == fails:
+            raise error
+        original(path, data, overwrite=overwrite)
+
+    monkeypatch.setattr(files, "write_atomic", write)
+
+
+@pytest.mark.parametrize(("error", "made"), [(UsageError("exists"), 2), (DoesNotFit("full"), 1)])
+def test_a_picture_that_cannot_be_written(
+    library: Library, monkeypatch: pytest.MonkeyPatch, error: Exception, made: int
+) -> None:
+    writes(monkeypatch, "2.png", error)
+    ran = cli("x", "-s", "1-3", "-o", "{seed}", "--json")
+    done = ran.events[-1]
+    assert ran.code == 7 and (done["event"], done["made"], done["failed"], done["exit"]) == ("done", made, 1, 7)
+    assert [e["index"] for e in ran.events if e["event"] == "error"] == [2]
+
+
+def test_an_error_that_ends_a_run_is_done_too(library: Library) -> None:
+    library.faults[2] = KeyError("x")
+    ran = cli("x", "-s", "1-3", "-o", "{seed}", "--json")
+    assert ran.code == 1 and [e["event"] for e in ran.events][-2:] == ["error", "done"] and ran.events[-1]["exit"] == 1
+
+
+def test_latents_that_fail_do_not_hide_the_picture(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes(monkeypatch, "l.npy", UsageError("exists"))
+    ran = cli("x", "-o", "a", "--save-latents", "l.npy")
+    assert ran.code == 7 and [p.name for p in ran.paths] == ["a.png"] and "exists" in ran.err
 
 
 # Other commands

@@ -21,7 +21,7 @@ CPU = 0.3  # seconds for --help, promised to users; importing torch alone costs 
 STEP = 0.2  # seconds of a step here
 PROMPT = 3.0  # seconds for a signal to end the process: one step, and a machine that runs other tests
 AT_ONCE = 2.0  # seconds for a second signal: a quarter by design, the rest is the machine's
-HEAVY = ("torch", "mlx", "numpy", "PIL", "tokenizers", "huggingface_hub", "safetensors", "tqdm")
+HEAVY = ("torch", "mlx", "numpy", "PIL", "tokenizers", "huggingface_hub", "safetensors", "tqdm", "platformdirs")
 
 # Runs the command line with a stand-in for the models. STUCK: in which stage it sits in one call into C.
 SCRIPT = """
@@ -135,6 +135,20 @@ def test_a_signal_ends_the_run_within_a_step(tmp_path: Path, number: signal.Sign
     assert [p.name for p in tmp_path.iterdir()] == ["1.png"] and Image.open(tmp_path / "1.png").size == (20, 12)
 
 
+def test_an_early_signal_leaves_no_traceback(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'click': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from qwenimg.cli.main import run\n"
+        "sys.exit(run())"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, "x"], capture_output=True, text=True, cwd=tmp_path, timeout=30)
+    assert ran.returncode == 130 and ran.stderr.count("\n") == 1 and "stopped by a signal" in ran.stderr, ran
+
+
 def test_a_signal_is_an_error_event(tmp_path: Path) -> None:
     with started(tmp_path, "x", "--json") as process:
         wait_for(process, "cpu on Fake")
@@ -150,7 +164,8 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path: Path, stage: str) ->
         wait_for(process, "stuck")
         time.sleep(0.2)  # from the line to the call
         process.send_signal(signal.SIGINT)
-        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)  # the first one over again, as `timeout` sends it
+        time.sleep(0.6)
         assert process.poll() is None  # it sits in C, where no exception can be raised
         start = time.monotonic()
         process.send_signal(signal.SIGINT)

@@ -36,6 +36,12 @@ def test_reads_options_by_either_spelling(file: Path) -> None:
         ("seed = 3", "seed"),
         ("steps = '3'", "steps"),
         ("steps = true", "steps"),
+        ('backend = "rocm"', "rocm"),
+        ("steps = 1001", "1001"),
+        ("guidance = nan", "nan"),
+        ('size = "1x1"\naspect = "1:1"', "twice"),
+        ('precision = "int3"', "int3"),
+        ('output = "a.jpg"', "PNG"),
         ("steps = ", "TOML"),
         ("[model]\nname = 'x'", "model"),
         ("\x1b[31m = 1", "TOML"),
@@ -82,4 +88,5 @@ def test_a_broken_file_is_exit_2_for_pictures_and_nothing_to_info(
     file.write_text("steps = 'x'")
     assert run(["a ring"]) == 2
     assert "config.toml" in capsys.readouterr().err
-    assert run(["devices", "--help"]) == 0
+    for fine in (["devices", "--help"], ["--help"], ["--version"]):
+        assert run(fine) == 0

@@ -28,6 +28,7 @@ from qwenimg.common.errors import DoesNotFit, ModelError, NumericsError, Qwenimg
 from qwenimg.common.files import (
     check_distinct,
     check_output,
+    make_folder,
     output_path,
     read_latents,
     slug,
@@ -335,7 +336,9 @@ def test_slug_is_always_a_safe_name(text: str, limit: int) -> None:
 
 
 def out(pattern: str | None, *, several: bool = False, seed: int = 42, index: int = 3) -> str:
-    return str(output_path(pattern, seed=seed, index=index, prompt="Red cat", now=NOW, several=several))
+    return str(
+        output_path(pattern, seed=seed, index=index, prompt="Red cat", now=NOW, several=several, same_seeds=several)
+    )
 
 
 @pytest.mark.parametrize(
@@ -361,6 +364,30 @@ def test_an_existing_folder_gets_the_default_name(tmp_path: Path) -> None:
     (tmp_path / "v1.5").mkdir()
     expected = str(tmp_path / "v1.5" / "qwenimg-20260228-131415-s42.png")
     assert out(str(tmp_path / "v1.5")) == out(str(tmp_path / "v1.5") + "/") == expected
+
+
+def test_a_default_name_has_an_index_only_where_seeds_repeat() -> None:
+    path = output_path(None, seed=42, index=3, prompt="x", now=NOW, several=True, same_seeds=False)
+    assert path.name == "qwenimg-20260228-131415-s42.png"
+
+
+@pytest.mark.parametrize("pattern", ["a\nb", "a\x1b/b.png", "\x7f", "/dev/null"])
+def test_names_that_are_none(pattern: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        out(pattern)
+    assert str(caught.value).isprintable() and not Path("/dev/null.png").exists()
+
+
+def test_one_folder_may_be_new(tmp_path: Path) -> None:
+    check_output(tmp_path / "new" / "a.png", overwrite=False, new_folder=True)
+    for path, new in ((tmp_path / "new" / "a.png", False), (tmp_path / "new" / "er" / "a.png", True)):
+        with pytest.raises(UsageError, match="folder does not exist"):
+            check_output(path, overwrite=False, new_folder=new)
+    assert not names(tmp_path)
+    make_folder(tmp_path / "new")
+    make_folder(tmp_path / "new")
+    with pytest.raises(UsageError):
+        make_folder(tmp_path / "more" / "than one")
 
 
 @pytest.mark.parametrize("pattern", ["{", "}", "{}", "{{seed}}", "{sed}.png", "{seed:04d}", "{0}", "{seed.real}"])
@@ -390,7 +417,7 @@ PIECES = st.sampled_from(["{seed}", "{index}", "{prompt}", "{date}", "{", "}", "
     several=st.booleans(),
 )
 def test_any_pattern_is_a_png_where_it_says_or_refused(pattern: str | None, prompt: str, several: bool) -> None:
-    shared: dict[str, Any] = {"prompt": prompt, "now": NOW, "several": several}
+    shared: dict[str, Any] = {"prompt": prompt, "now": NOW, "several": several, "same_seeds": False}
     try:
         first, second = (output_path(pattern, seed=6 + i, index=i, **shared) for i in (1, 2))
     except UsageError as error:

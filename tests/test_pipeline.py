@@ -149,9 +149,9 @@ def test_both_branches_in_one_batch_or_in_turn(tiny_folder: Path, backend: str) 
 
 def test_guidance_of_one_runs_one_branch(tiny_folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe, calls = load(tiny_folder, backend), []
-    original = type(pipe._load_transformer()).predict
+    original = type(pipe.parts.transformer()).predict
     monkeypatch.setattr(
-        type(pipe._load_transformer()), "predict", lambda self, *args: (calls.append(1), original(self, *args))[1]
+        type(pipe.parts.transformer()), "predict", lambda self, *args: (calls.append(1), original(self, *args))[1]
     )
     pipe("a ring", width=32, height=32, steps=3, guidance=1.0)
     assert len(calls) == 3
@@ -212,6 +212,11 @@ def test_latents_replace_the_noise_and_come_back(tiny_folder: Path, backend: str
         ({"seed": -1}, "seed"),
         ({"width": 0}, "0"),
         ({"height": 10**9}, "1000000000"),
+        ({"steps": 2.0}, "whole number"),
+        ({"width": "32"}, "whole number"),
+        ({"seed": True}, "whole number"),
+        ({"guidance": "4"}, "a number"),
+        ({"negative_prompt": b"x"}, "a text"),
     ],
 )
 def test_wrong_requests(tiny_folder: Path, wrong: dict, message: str) -> None:
@@ -281,7 +286,7 @@ def test_non_finite_step_names_block_and_operation(
     tiny_folder: Path, backend: str, bad: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = load(tiny_folder, backend)
-    transformer = pipe._load_transformer()
+    transformer = pipe.parts.transformer()
     linear = transformer.model.transformer_blocks[1].img_mlp.net[2]
     original = type(linear).__call__
 
@@ -300,7 +305,7 @@ def test_non_finite_step_names_block_and_operation(
 
 def test_non_finite_pixels_name_the_vae(tiny_folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = load(tiny_folder, backend)
-    vae = pipe._load_vae()
+    vae = pipe.parts.vae()
     conv = vae.model.decoder.up_blocks[1].resnets[0].conv1
     original = type(conv).__call__
     monkeypatch.setattr(
@@ -372,8 +377,8 @@ def test_every_key_style_and_the_flat_configuration_are_the_same_encoder(
     text = config.pop("text_config")
     rope = text.pop("rope_parameters")
     flat = (
-        config
-        | text
+        text
+        | config
         | {"rope_theta": rope["rope_theta"], "rope_scaling": {"type": "mrope", "mrope_section": [1, 2, 2]}}
     )
     (encoder / "config.json").write_text(json.dumps(flat))
@@ -387,13 +392,90 @@ def test_the_transformer_makes_room_for_the_text_encoder(
     told: list[str] = []
     pipe = load(tiny_folder, backend, notify=lambda kind, text: told.append(text))
     first = pipe("a ring", width=32, height=32, steps=1)
-    before = pipe._transformer
+    before = pipe.parts._transformer
     assert before is not None
     free = pipe.engine.free_memory
-    monkeypatch.setattr(pipe.engine, "free_memory", lambda: 10_000 if pipe._transformer is not None else free())
+    monkeypatch.setattr(pipe.engine, "free_memory", lambda: 10_000 if pipe.parts._transformer is not None else free())
     again = pipe("a star", width=32, height=32, steps=1)
     assert any("freeing the transformer" in text for text in told)
-    assert pipe._transformer is not before and first.recipe["seed"] == again.recipe["seed"]
+    assert pipe.parts._transformer is not before and first.recipe["seed"] == again.recipe["seed"]
+
+
+def test_numpy_numbers_are_numbers(tiny_folder: Path) -> None:
+    pipe = load(tiny_folder, "cpu")
+    plain = pipe("a ring", width=32, height=32, steps=1, seed=3)
+    other = pipe("a ring", width=np.int64(32), height=32, steps=np.int32(1), seed=np.uint64(3), guidance=np.float32(4))
+    assert plain.latents.tobytes() == other.latents.tobytes()
+    assert other.recipe["seed"] == 3 and json.dumps(other.recipe)
+
+
+def test_a_step_that_does_not_fit_is_refused_before_it_starts(
+    tiny_folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = load(tiny_folder, backend)
+    pipe("a ring", width=32, height=32, steps=1)
+    monkeypatch.setattr(pipe.engine, "free_memory", lambda: 2_000_000)
+    with pytest.raises(DoesNotFit, match="a step of this size takes"):
+        pipe("a ring", width=512, height=512, steps=1)
+
+
+def test_texts_beyond_the_limit_are_encoded_in_their_turn(
+    tiny_folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qwenimg.common import parts
+
+    monkeypatch.setattr(parts, "TEXT_BYTES", 4000)
+    told: list[str] = []
+    pipe = load(tiny_folder, backend, notify=lambda kind, text: told.append(text))
+    prompts = [f"a ring {i}" for i in range(12)]
+    pipe.prepare([*prompts, " "])
+    first = told.count("loading text encoder (0.0 GB)")
+    pictures = [pipe(prompt, width=32, height=32, steps=1).latents.tobytes() for prompt in prompts[:4]]
+    assert first == 1 and 1 < told.count("loading text encoder (0.0 GB)") <= 4
+    assert sum(states.nbytes for states in pipe.parts._texts.values()) < 12_000
+    fresh = load(tiny_folder, backend)
+    assert pictures == [fresh(prompt, width=32, height=32, steps=1).latents.tobytes() for prompt in prompts[:4]]
+
+
+def test_modulation_is_kept_for_the_last_schedules(tiny_folder: Path, backend: str) -> None:
+    told: list[str] = []
+    pipe = load(tiny_folder, backend, notify=lambda kind, text: told.append(text))
+    for size in (32, 48, 32, 48):
+        pipe("a ring", width=size, height=size, steps=3)
+        pipe.free_transformer()
+    assert told.count("computing modulation") == 2
+
+
+def test_a_closed_pipeline_has_closed_its_files(tiny_folder: Path, backend: str) -> None:
+    pipe = load(tiny_folder, backend)
+    pipe("a ring", width=32, height=32, steps=1)
+    pipe.close()
+    with pytest.raises((ModelError, ValueError)):
+        pipe("a star", width=32, height=32, steps=1)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("scheduler/scheduler_config.json", {"_class_name": "FlowMatchHeunDiscreteScheduler"}, "Heun"),
+        ("vae/config.json", {"_class_name": "AutoencoderKLWan"}, "AutoencoderKLWan"),
+        ("transformer/config.json", {"_class_name": "QwenImage21Transformer2DModel"}, "Qwen-Image-2.1"),
+        ("text_encoder/config.json", {"model_type": "qwen3_vl"}, "qwen3_vl"),
+        ("transformer/config.json", {"new_option": 2}, "new_option"),
+    ],
+)
+def test_what_another_class_would_draw_is_refused(
+    tiny_folder: Path, file: str, change: dict, message: str, tmp_path: Path
+) -> None:
+    from qwenimg.common.describe import describe
+
+    folder = shutil.copytree(tiny_folder, tmp_path / "model")
+    path = folder / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ModelError, match=message):
+        qwenimg.load(folder, backend="cpu")
+    assert describe(folder).faults
+    assert describe(tiny_folder).faults == []
 
 
 def test_what_does_not_fit_is_refused_with_the_figures(

@@ -157,6 +157,8 @@ class MLXEngine:
 
     def __init__(self) -> None:
         self.on_gpu = nn.on_gpu()
+        # Measured on a CPU: 15.1, since its convolutions copy every window. Metal has no such copy; not measured there.
+        self.decode_buffers = 6.0 if self.on_gpu else 16.0
         self.device = _device_name() if self.on_gpu else "CPU (mlx)"
 
     def text_encoder(self, config: QwenVLConfig, plan: LoadPlan, precision: Precision) -> TextEncoder:

@@ -30,7 +30,6 @@ def fill(model: mlx.nn.Module, plan: LoadPlan, dtype_of: Callable[[str], str]) -
     for name, entry in plan.entries.items():
         _put(model, name, tensor(entry, DTYPES[dtype_of(name)]))
         model.filled.add(name)
-    mx.clear_cache()  # else the buffers that files were read into stay allocated beside the weights
 
 
 def drop(model: mlx.nn.Module, names: Iterable[str]) -> None:

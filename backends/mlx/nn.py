@@ -21,7 +21,7 @@ Array = mx.array
 
 DTYPES = {name: getattr(mx, name) for name in ("float64", "float32", "bfloat16", "float16")}
 SCORE_BYTES = 2**28  # attention without a fused kernel runs over chunks of queries whose scores take at most this much
-FUSED_HEADS = (64, 72, 80, 96, 128)  # head widths for which Metal has a fused attention kernel
+FUSED_HEADS = (64, 72, 80, 96, 128)  # head widths for which a GPU has a fused attention kernel
 
 _observers: list[Callable[[str, str, Array], None]] = []
 
@@ -62,7 +62,7 @@ def at_least_float32(x: Array) -> Array:
 
 
 def table(values: np.ndarray, dtype: mx.Dtype) -> Array:
-    """Numbers that were made in numpy, as float32."""
+    """Numbers that were made in numpy, as float32 whatever `dtype`: float64 is the torch twin's alone."""
     return mx.array(values.astype(np.float32))
 
 
@@ -228,7 +228,8 @@ def spatial_attention(qkv: Array) -> Array:
 
 
 def _has_kernel(v: Array) -> bool:
-    return on_gpu() and v.shape[-1] in FUSED_HEADS
+    """Metal has one for these widths in every dtype; MLX's CUDA build only in 16 bit."""
+    return on_gpu() and v.shape[-1] in FUSED_HEADS and (mx.metal.is_available() or v.itemsize == 2)
 
 
 def _in_chunks(q: Array, k: Array, v: Array, mask: Array | None) -> Array:

@@ -49,8 +49,9 @@ def missing(model: torch.nn.Module, needed: Iterable[str]) -> list[str]:
 def tensor(entry: Entry, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """One tensor of a checkpoint, finite in `dtype`. Raises ModelError."""
     stored = torch.from_numpy(read(entry)).view(_STORED[entry.dtype])
-    made = stored.to(device=device, dtype=dtype)
-    if not bool(torch.isfinite(made).all()):
+    made = stored.to(device).to(dtype)  # in this order, so that the smaller dtype travels
+    extremes = torch.stack(torch.aminmax(made))  # NaN where there is one; unlike isfinite it takes no memory
+    if not bool(torch.isfinite(extremes).all()):
         raise ModelError(_not_finite(entry, stored, dtype))
     return made
 

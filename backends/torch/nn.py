@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
 SCORE_BYTES = 2**28  # attention runs over chunks of queries whose scores take at most this much
+WIDE_VALUES = 2**21  # of a weight that are widened at once
 
 _observers: list[Callable[[str, str, Tensor], None]] = []
 
@@ -48,6 +50,28 @@ def table(values: np.ndarray, dtype: torch.dtype, device: torch.device) -> Tenso
     return torch.from_numpy(values).to(device=device, dtype=wide)
 
 
+@cache
+def _multiplies(dtype: torch.dtype, device: str) -> bool:
+    """Whether the device has instructions for matrix products in `dtype`. A CPU without them takes torch several times
+    as long as for float32."""
+    if device != "cpu" or dtype in (torch.float32, torch.float64):
+        return True
+    if not torch.backends.mkldnn.is_available():
+        return False
+    known = torch.ops.mkldnn
+    return known._is_mkldnn_bf16_supported() if dtype == torch.bfloat16 else known._is_mkldnn_fp16_supported()
+
+
+def _wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The same product: sums in float32, rounded once. A part of the weight at a time is widened, so that it stays in
+    the cache."""
+    rows = max(1, WIDE_VALUES // weight.shape[1])
+    wide = x.float()
+    biases = [None] * len(weight.split(rows)) if bias is None else [part.float() for part in bias.split(rows)]
+    parts = zip(weight.split(rows), biases, strict=True)
+    return torch.cat([F.linear(wide, part.float(), b).to(x.dtype) for part, b in parts], dim=-1)
+
+
 # Layers
 
 
@@ -56,7 +80,9 @@ class Linear(torch.nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """[... in] -> [... out] in the weight's dtype."""
-        return _seen("linear", self.path, F.linear(x.to(self.weight.dtype), self.weight, self.bias))
+        x = x.to(self.weight.dtype)
+        product = F.linear if _multiplies(x.dtype, x.device.type) else _wide_linear
+        return _seen("linear", self.path, product(x, self.weight, self.bias))
 
 
 class Embedding(torch.nn.Embedding):
@@ -120,8 +146,11 @@ def stream(x: Tensor, dtype: torch.dtype) -> Tensor:
 def norm_modulate(x: Tensor, shift: Tensor, scale: Tensor, dtype: torch.dtype, eps: float) -> Tensor:
     """LayerNorm(x) * (1 + scale) + shift for x [B L C], in the wider dtype of stream and modulation, cast to `dtype`
     once at the end."""
-    normed = F.layer_norm(x, x.shape[-1:], eps=eps)
-    return _seen("norm_modulate", "", torch.addcmul(shift, normed, 1 + scale).to(dtype))
+    if scale.shape[:2] == (1, 1) and scale.dtype == x.dtype:  # the same for all tokens: the norm's own gain and bias
+        result = F.layer_norm(x, x.shape[-1:], 1 + scale[0, 0], shift[0, 0], eps)
+    else:
+        result = torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=eps), 1 + scale)
+    return _seen("norm_modulate", "", result.to(dtype))
 
 
 def gated(x: Tensor, gate: Tensor, update: Tensor) -> Tensor:
@@ -142,10 +171,12 @@ def chunks(modulation: Tensor, count: int, index: Tensor | None) -> tuple[Tensor
 
 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE on adjacent pairs: x [B L H D], tables [L D/2]; float32 in and out."""
-    even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
-    cos, sin = cos[:, None], sin[:, None]
-    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+    """RoPE on adjacent pairs: x [B L H D], tables [L D/2]; float32 in and out.
+
+    A pair (a, b) turns into (a cos - b sin, a sin + b cos): the product of two complex numbers, in one pass.
+    """
+    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * torch.complex(cos, sin)[:, None]).flatten(-2)
 
 
 def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -171,9 +202,10 @@ def spatial_attention(qkv: Tensor) -> Tensor:
     """Single-head attention over all pixels: [B 3C h w] -> [B C h w], in chunks of queries so that the scores of all
     pairs are never in memory."""
     B, _, h, w = qkv.shape
-    q, k, v = qkv.flatten(2).transpose(1, 2)[:, None].chunk(3, dim=-1)  # [B 1 L C]
+    # [B 1 L C], channels last in memory: a condition of the kernels that keep no scores at all
+    q, k, v = qkv.flatten(2).transpose(1, 2)[:, None].contiguous().chunk(3, dim=-1)
     rows = max(1, SCORE_BYTES // (4 * h * w))
-    parts = [F.scaled_dot_product_attention(chunk.contiguous(), k, v) for chunk in q.split(rows, dim=2)]
+    parts = [F.scaled_dot_product_attention(chunk, k, v) for chunk in q.split(rows, dim=2)]
     out = torch.cat(parts, dim=2)[:, 0].transpose(1, 2)
     return _seen("attention", "", out.reshape(B, -1, h, w))
 

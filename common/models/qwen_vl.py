@@ -19,6 +19,7 @@ from qwenimg.common import params
 from qwenimg.common.errors import ModelError
 from qwenimg.common.params import Manifest
 
+MODEL_TYPE = "qwen2_5_vl"
 _PREFIXES = ("model.language_model.", "language_model.model.", "model.")
 _NOT_NEEDED = ("model.visual.", "visual.", "lm_head.")
 
@@ -51,6 +52,8 @@ class QwenVLConfig:
 
 def language_fields(data: Mapping[str, Any]) -> dict[str, Any]:
     """Of a config.json, flat or nested, the fields of `QwenVLConfig`; what the forward does not do is refused."""
+    if data.get("model_type", MODEL_TYPE) != MODEL_TYPE:
+        raise ModelError(f"model_type {data['model_type']!r} is not supported; expected {MODEL_TYPE!r}")
     text = data.get("text_config", data)
     if not isinstance(text, Mapping):
         raise ModelError("text_config is not an object")

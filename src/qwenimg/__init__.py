@@ -49,7 +49,8 @@ def load(
     opened = open_model(resolved.folder)
     engine = backends.load(backend)
     policy = policies.parse(precision, on_gpu=engine.on_gpu)
-    _check_fp32(engine.check_fp32(), policy.name, engine.device)
+    error = engine.check_fp32()
+    _check_fp32(error, policy.name, engine.device)
 
     from qwenimg.common.pipeline import Pipeline
     from qwenimg.common.request import Defaults
@@ -64,7 +65,9 @@ def load(
             guidance=recipe.guidance,
             negative_prompt=recipe.negative_prompt,
         )
-    return Pipeline(engine, opened, policy, name=resolved.name, defaults=defaults, notify=notify)
+    return Pipeline(
+        engine, opened, policy, name=resolved.name, defaults=defaults, tf32=error > MAX_FP32_ERROR, notify=notify
+    )
 
 
 def _check_fp32(error: float, precision: str, device: str) -> None:

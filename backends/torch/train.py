@@ -1,0 +1,244 @@
+"""Training on torch: the loop that both stages share. Only this backend trains.
+
+- A batch is made in a thread while the step before it runs.
+- The weights that are written are an exponential average of those that are trained.
+- On the CPU a run that was killed and resumed equals the unbroken one bit for bit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from qwenimg.backends.torch.train_dit import DiTStage
+from qwenimg.backends.torch.train_precision import LossScaler, MixedPrecision, Part, recommend
+from qwenimg.backends.torch.train_state import Log, Progress, load_checkpoint, save_checkpoint
+from qwenimg.backends.torch.train_vae import VAEStage
+from qwenimg.common import training
+from qwenimg.common.errors import DoesNotFit, NumericsError, UsageError, clean
+from qwenimg.common.training import TrainConfig
+
+BETAS = (0.9, 0.99)
+DECAY = 0.01  # of weights with two axes or more
+CLIP = 1.0  # longest gradient
+AVERAGE = 0.999  # decay of the average once it is warm
+LOG_EVERY = 50  # steps
+
+
+class Stage(Protocol):
+    @property
+    def model(self) -> torch.nn.Module: ...
+    def blocks(self) -> list[torch.nn.Module]: ...
+    def count(self, step: int) -> int: ...
+    def batch(self, step: int) -> Any: ...
+    def loss(self, batch: Any, rows: slice) -> Tensor: ...
+    def write(self, weights: Mapping[str, Tensor]) -> None: ...
+
+
+def train(config: TrainConfig, tell: Callable[[str], None], *, device: str) -> None:
+    """Runs one stage and writes its part of `config.out`; checkpoints and logs are in its folder `training`.
+
+    Raises UsageError, ModelError, NumericsError (a loss that is not finite) and DoesNotFit (a full disk); the last
+    checkpoint stays whole."""
+    run = Run(config, tell, torch.device(device))
+    run.all_steps()
+
+
+class Run:
+    """One stage from where it is to its last step."""
+
+    def __init__(self, config: TrainConfig, tell: Callable[[str], None], device: torch.device):
+        self.config = config
+        self.stem = config.out / "training" / config.stage
+        self._prepare_folder()
+        # The thread that makes batches takes one core; it must exist before the number of threads is set here.
+        self.maker = ThreadPoolExecutor(1, initializer=partial(torch.set_num_threads, 1))
+        self.maker.submit(int).result()
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        self.tell = self.say(tell)
+        self.stage: Stage = (VAEStage if config.stage == "vae" else DiTStage)(config, device, self.tell)
+        self.parameters = dict(self.stage.model.named_parameters())
+        self.average = {name: p.detach().clone() for name, p in self.parameters.items()}
+        self.optimizer = _optimizer(self.parameters, config.peak_rate)
+        if config.checkpointing:
+            _checkpoint_blocks(self.stage.blocks())
+        progress = self._start()
+        self.step = progress.step
+        self.log = Log(self.stem, self.step)
+        self.phases = self._phases(device)
+        self.precision = MixedPrecision(self.phases, device, progress.scaler, self.tell)
+
+    def say(self, tell: Callable[[str], None]) -> Callable[[str], None]:
+        """`tell`, and the log's lines."""
+
+        def both(text: str) -> None:
+            tell(text)
+            with suppress(OSError), self.stem.with_suffix(".log").open("a", encoding="utf-8") as file:
+                file.write(text + "\n")
+
+        return both
+
+    # Starting
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.stem.with_suffix(".safetensors")
+
+    def _prepare_folder(self) -> None:
+        try:
+            self.stem.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{clean(self.config.out)}: cannot be made: {error.strerror}; choose another") from None
+        if self.checkpoint.exists() and not self.config.resume:
+            raise UsageError(f"{clean(self.checkpoint)}: a run is there already; go on with --resume, or move it away")
+
+    def _phases(self, device: torch.device) -> tuple[training.Phase, ...]:
+        config, precision = self.config, self.config.precision
+        if precision == "auto":
+            precision, reason = recommend(device)
+            self.tell(f"precision auto: {precision}, since {reason}")
+        phases = training.plan_phases(precision, config.steps, config.shares)
+        share = training.memory_estimate(phases)
+        self.tell(f"phases: {training.describe_phases(phases)}; memory estimated at {share:.0%} of fp32's")
+        return phases
+
+    def _start(self) -> Progress:
+        if not self.config.resume:
+            return Progress(0, LossScaler())
+        return load_checkpoint(self.checkpoint, self.config, self._tensors())
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Everything that a checkpoint holds, as the tensors that are in use."""
+        found: dict[str, Tensor] = {}
+        for name, parameter in self.parameters.items():
+            state = self.optimizer.state[parameter]
+            if not state:
+                state["step"] = torch.zeros((), device=parameter.device)
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+            found[f"model.{name}"], found[f"average.{name}"] = parameter, self.average[name]
+            found |= {f"{key}.{name}": state[key] for key in ("step", "exp_avg", "exp_avg_sq")}
+        return found
+
+    # Steps
+
+    def all_steps(self) -> None:
+        config, first = self.config, self.step
+        self.tell(f"{config.stage}: steps {first} to {config.steps}, {_count(self.parameters) / 1e6:.2f} M parameters")
+        told, since = time.monotonic(), first
+        waiting = self.maker.submit(self.stage.batch, first)
+        try:
+            while self.step < config.steps:
+                batch = waiting.result()
+                if self.step + 1 < config.steps:
+                    waiting = self.maker.submit(self.stage.batch, self.step + 1)
+                loss, length = self.one_step(batch)
+                last = self.step == config.steps
+                if self.step % LOG_EVERY == 0 or last:
+                    now = time.monotonic()
+                    self._report(loss, length, (self.step - since) / max(now - told, 1e-9))
+                    told, since = now, self.step
+                if self.step % config.save_every == 0 or last:
+                    self.save()
+        except NumericsError as error:
+            raise NumericsError(f"{error}; {self._kept()}, with a lower --rate or --precision fp32") from None
+        except DoesNotFit as error:
+            raise DoesNotFit(f"{error}; {self._kept()}") from None
+        finally:
+            self.maker.shutdown(wait=False, cancel_futures=True)
+        self._tell_memory()
+
+    def one_step(self, batch: Any) -> tuple[float, float]:
+        """Loss and length of the gradient before clipping. Raises NumericsError, nothing having changed."""
+        config, step = self.config, self.step
+        loss = self.precision.gradients(step, self._parts(batch), list(self.parameters.values()))
+        length = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), CLIP))
+        if not length < float("inf"):
+            raise NumericsError(f"step {step}: the gradient is not finite")
+        for group in self.optimizer.param_groups:
+            group["lr"] = training.learning_rate(step, config.steps, config.peak_rate)
+        self.optimizer.step()
+        self.step = step + 1
+        decay = min(AVERAGE, self.step / (self.step + 9))
+        with torch.no_grad():
+            torch._foreach_lerp_(list(self.average.values()), list(self.parameters.values()), 1 - decay)
+        return loss, length
+
+    def _parts(self, batch: Any) -> list[Part]:
+        """The batch in `accumulate` parts of about one size."""
+        count, parts = self.stage.count(self.step), self.config.accumulate
+        edges = [count * i // parts for i in range(parts + 1)]
+        rows = [slice(a, b) for a, b in pairwise(edges)]
+        return [((r.stop - r.start) / count, partial(self.stage.loss, batch, r)) for r in rows]
+
+    # Telling and saving
+
+    def _report(self, loss: float, length: float, rate: float) -> None:
+        config, scaler = self.config, self.precision.scaler
+        dtype = self.precision.dtype(self.step - 1)
+        self.log.row(
+            step=self.step,
+            loss=f"{loss:.6g}",
+            rate=f"{training.learning_rate(self.step - 1, config.steps, config.peak_rate):.4g}",
+            gradient=f"{length:.4g}",
+            dtype=dtype,
+            scale=scaler.scale if dtype == "float16" else 1,
+            growths=scaler.growths,
+            back_offs=scaler.back_offs,
+            images_per_second=f"{rate * config.batch:.1f}",
+        )
+        self.log.write()
+        left = time.strftime("%H:%M:%S", time.gmtime((config.steps - self.step) / rate))
+        self.tell(
+            f"{config.stage} {self.step}/{config.steps}  loss {loss:.4f}  {dtype}  {rate * config.batch:.1f} images/s"
+            f"  {left} left"
+        )
+
+    def save(self) -> None:
+        """A checkpoint, then the folder with the average of the weights."""
+        save_checkpoint(self.checkpoint, self.config, Progress(self.step, self.precision.scaler), self._tensors())
+        self.stage.write(self.average)
+
+    def _kept(self) -> str:
+        if not self.checkpoint.exists():
+            return "nothing was saved yet: start again"
+        return f"the last checkpoint, {clean(self.checkpoint)}, is whole: go on with --resume"
+
+    def _tell_memory(self) -> None:
+        kept = self.precision.kept
+        shown = ", ".join(f"{value / 1e6:.1f} MB in {dtype}" for dtype, value in kept.items())
+        if not kept:
+            return
+        text = f"memory: activations kept for the backward take {shown}"
+        if "float32" in kept and all(phase.dtype in kept for phase in self.phases if phase.steps):
+            share = training.weighted(self.phases, {d: v / kept["float32"] for d, v in kept.items()})
+            text += f"; over the run {share:.0%} of fp32's, estimated {training.memory_estimate(self.phases):.0%}"
+        self.tell(text)
+
+
+def _optimizer(parameters: Mapping[str, torch.nn.Parameter], rate: float) -> torch.optim.AdamW:
+    plain = [p for name, p in parameters.items() if p.ndim < 2 or "embed_tokens" in name]
+    ids = {id(p) for p in plain}
+    decayed = [p for p in parameters.values() if id(p) not in ids]
+    groups = [{"params": decayed, "weight_decay": DECAY}, {"params": plain, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=rate, betas=BETAS, fused=True)
+
+
+def _checkpoint_blocks(blocks: list[torch.nn.Module]) -> None:
+    """Each block keeps its input only and runs again in the backward."""
+    for block in blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+
+def _count(parameters: Mapping[str, Tensor]) -> int:
+    return sum(p.numel() for p in parameters.values())

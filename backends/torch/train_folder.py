@@ -1,0 +1,222 @@
+"""A trained model as a folder in diffusers layout, which qwenimg and diffusers load alike.
+
+Weights are stored in bfloat16. The 2-D kernels of the VAE become the last temporal tap of 3-D ones, which is what a
+causal video VAE applies to a still image. The vision tower that a Qwen2.5-VL checkpoint must have is one block of
+zeros: nothing reads it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from qwenimg.common import bpe, checkpoint, shapes_words
+from qwenimg.common.config_file import parse, read_json
+from qwenimg.common.files import write_atomic
+from qwenimg.common.models import qwen_dit, qwen_vae
+from qwenimg.common.models.qwen_dit import QwenDiTConfig
+from qwenimg.common.models.qwen_vae import QwenVAEConfig
+from qwenimg.common.models.qwen_vl import QwenVLConfig
+from qwenimg.common.training import ModelSize
+
+STEM = "diffusion_pytorch_model.safetensors"
+SCHEDULER: dict[str, object] = {
+    "_class_name": "FlowMatchEulerDiscreteScheduler",
+    "base_image_seq_len": 256,
+    "base_shift": 0.5,
+    "invert_sigmas": False,
+    "max_image_seq_len": 8192,
+    "max_shift": 0.9,
+    "num_train_timesteps": 1000,
+    "shift": 1.0,
+    "shift_terminal": 0.02,
+    "stochastic_sampling": False,
+    "time_shift_type": "exponential",
+    "use_beta_sigmas": False,
+    "use_dynamic_shifting": True,
+    "use_exponential_sigmas": False,
+    "use_karras_sigmas": False,
+}
+"""Qwen-Image's own."""
+INDEX: dict[str, object] = {
+    "_class_name": "QwenImagePipeline",
+    "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
+    "text_encoder": ["transformers", "Qwen2_5_VLForConditionalGeneration"],
+    "tokenizer": ["transformers", "Qwen2Tokenizer"],
+    "transformer": ["diffusers", qwen_dit.CLASS_NAME],
+    "vae": ["diffusers", qwen_vae.CLASS_NAME],
+}
+VISION = {"hidden": 32, "intermediate": 40, "patch": 14, "merge": 2}
+
+
+# Configurations
+
+
+def vocabulary() -> bpe.Vocabulary:
+    """The built-in model's: every word of its prompts, alone and after a space."""
+    words = sorted(shapes_words.vocabulary())
+    return bpe.learn([*words, *(f" {word}" for word in words if word.isascii())])
+
+
+def vae_config(size: ModelSize) -> QwenVAEConfig:
+    return QwenVAEConfig(base_dim=size.vae_base, num_res_blocks=1, dim_mult=size.vae_mult)
+
+
+def text_config(size: ModelSize, tokens: int) -> QwenVLConfig:
+    return QwenVLConfig(
+        hidden_size=size.text_hidden,
+        intermediate_size=size.text_intermediate,
+        num_hidden_layers=size.text_layers,
+        num_attention_heads=size.text_heads,
+        num_key_value_heads=size.text_key_heads,
+        vocab_size=tokens,
+    )
+
+
+def dit_config(size: ModelSize, vae: QwenVAEConfig) -> QwenDiTConfig:
+    return QwenDiTConfig(
+        in_channels=4 * vae.z_dim,
+        out_channels=vae.z_dim,
+        num_layers=size.layers,
+        attention_head_dim=sum(size.rope_axes),
+        num_attention_heads=size.heads,
+        joint_attention_dim=size.text_hidden,
+        axes_dims_rope=size.rope_axes,
+    )
+
+
+# Reading
+
+
+def read_vae(folder: Path) -> tuple[QwenVAEConfig, checkpoint.LoadPlan]:
+    """Configuration and load plan of `folder`, a VAE's own. Raises ModelError."""
+    config = parse(
+        QwenVAEConfig,
+        read_json(folder / "config.json"),
+        source=folder / "config.json",
+        ignored=qwen_vae.IGNORED_CONFIG,
+    )
+    stored = qwen_vae.manifest(config)
+    return config, checkpoint.plan(folder, "vae", stored, wanted=qwen_vae.still(stored))
+
+
+# Writing
+
+
+def write_vae(
+    folder: Path, config: QwenVAEConfig, weights: Mapping[str, Tensor], mean: list[float], std: list[float]
+) -> None:
+    """The VAE's folder, from the weights of the 2-D network."""
+    measured = replace(config, latents_mean=tuple(mean), latents_std=tuple(std))
+    stored = {key: _temporal(weights.get(key), shape) for key, shape in qwen_vae.manifest(config).items()}
+    _write(folder / STEM, _bytes(stored))
+    _write_json(folder / "config.json", {"_class_name": qwen_vae.CLASS_NAME} | asdict(measured))
+
+
+def _temporal(value: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+    """A 2-D kernel as the last tap of a 3-D one, a gain with its axes; zeros for what a still image never reads."""
+    stored = torch.zeros(shape)
+    if value is None:
+        return stored
+    if len(shape) == 5 and value.ndim == 4:
+        stored[:, :, -1] = value
+        return stored
+    return value.reshape(shape)
+
+
+def copy_vae(source: Path, folder: Path) -> None:
+    for name in (STEM, "config.json"):
+        _write(folder / name, (source / name).read_bytes())
+
+
+def write_tokenizer(folder: Path, tokens: bpe.Vocabulary) -> None:
+    for name, data in bpe.files(tokens).items():
+        _write(folder / name, data)
+
+
+def write_rest(
+    folder: Path,
+    dit: tuple[QwenDiTConfig, Mapping[str, Tensor]],
+    text: tuple[QwenVLConfig, Mapping[str, Tensor]],
+    tokens: bpe.Vocabulary,
+) -> None:
+    """All but VAE and tokenizer; model_index.json comes last, so a folder that has it is complete."""
+    _write_json(folder / "scheduler" / "scheduler_config.json", SCHEDULER)
+    _write(folder / "transformer" / STEM, _bytes(dit[1]))
+    _write_json(folder / "transformer" / "config.json", {"_class_name": qwen_dit.CLASS_NAME} | asdict(dit[0]))
+    named = {f"model.{key}": value for key, value in text[1].items()}
+    _write(folder / "text_encoder" / "model.safetensors", _bytes(named | vision_tower(text[0].hidden_size)))
+    _write_json(folder / "text_encoder" / "config.json", published_text_config(text[0], tokens.special_ids))
+    _write_json(folder / "model_index.json", INDEX)
+
+
+def published_text_config(config: QwenVLConfig, special: Mapping[str, int]) -> dict[str, object]:
+    """config.json in the flat form of the published Qwen2.5-VL."""
+    sections = config.head_dim // 2
+    rest = (sections - sections // 4) // 2
+    return asdict(config) | {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "model_type": "qwen2_5_vl",
+        "bos_token_id": special["<|endoftext|>"],
+        "eos_token_id": special["<|im_end|>"],
+        "hidden_act": "silu",
+        "max_position_embeddings": 4096,
+        "rope_scaling": {"type": "mrope", "mrope_section": [sections - 2 * rest, rest, rest]},
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "use_sliding_window": False,
+        "vision_config": {
+            "depth": 1,
+            "fullatt_block_indexes": [0],
+            "hidden_size": VISION["hidden"],
+            "in_chans": 3,
+            "intermediate_size": VISION["intermediate"],
+            "model_type": "qwen2_5_vl",
+            "num_heads": 2,
+            "out_hidden_size": config.hidden_size,
+            "patch_size": VISION["patch"],
+            "spatial_merge_size": VISION["merge"],
+            "temporal_patch_size": 2,
+        },
+    }
+
+
+def vision_tower(text_hidden: int) -> dict[str, Tensor]:
+    """One block of zeros, in the published keys."""
+    width, inner, patch = VISION["hidden"], VISION["intermediate"], VISION["patch"]
+    merged = width * VISION["merge"] ** 2
+    shapes: dict[str, tuple[int, ...]] = {"patch_embed.proj.weight": (width, 3, 2, patch, patch)}
+    shapes |= {f"blocks.0.{norm}.weight": (width,) for norm in ("norm1", "norm2")}
+    linears = {
+        "blocks.0.attn.qkv": (3 * width, width),
+        "blocks.0.attn.proj": (width, width),
+        "blocks.0.mlp.gate_proj": (inner, width),
+        "blocks.0.mlp.up_proj": (inner, width),
+        "blocks.0.mlp.down_proj": (width, inner),
+        "merger.mlp.0": (merged, merged),
+        "merger.mlp.2": (text_hidden, merged),
+    }
+    for name, (outputs, inputs) in linears.items():
+        shapes |= {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
+    shapes["merger.ln_q.weight"] = (width,)
+    return {f"visual.{name}": torch.zeros(shape) for name, shape in shapes.items()}
+
+
+def _bytes(weights: Mapping[str, Tensor]) -> bytes:
+    values = {name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in weights.items()}
+    return save(values, metadata={"format": "pt"})
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, data, overwrite=True)
+
+
+def _write_json(path: Path, value: object) -> None:
+    _write(path, (json.dumps(value, indent=2) + "\n").encode())

@@ -1,0 +1,136 @@
+"""Mixed precision in training: the dtype of each step, autocast, and a loss scaler for float16.
+
+- Parameters, their averages and the optimiser stay float32; a phase's dtype is what products compute in.
+- No step is skipped: where a float16 gradient overflows, the same step is done again with a smaller scale.
+- When the scale collapses, float16 is given up for bfloat16, and that is told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qwenimg.backends.torch.nn import DTYPES
+from qwenimg.common.errors import NumericsError
+from qwenimg.common.training import Phase, phase_at
+
+Part = tuple[float, Callable[[], Tensor]]
+"""A share of a step's batch, and what computes its mean loss."""
+
+
+@dataclass
+class LossScaler:
+    """Dynamic loss scaling (P. Micikevicius et al., "Mixed Precision Training", 2018).
+
+    The scale doubles after `interval` steps without overflow and halves at each overflow. It has collapsed when it
+    would fall below `least`, where it no longer protects anything.
+    """
+
+    scale: float = 2.0**14
+    interval: int = 200
+    least: float = 1.0
+    largest: float = 2.0**24
+    good: int = 0
+    growths: int = 0
+    back_offs: int = 0
+    collapsed: bool = False
+
+    def finite(self) -> None:
+        """After a step whose gradients were finite."""
+        self.good += 1
+        if self.good >= self.interval and self.scale < self.largest:
+            self.scale, self.good, self.growths = self.scale * 2, 0, self.growths + 1
+
+    def overflow(self) -> None:
+        """After a step whose gradients were not."""
+        self.good, self.back_offs = 0, self.back_offs + 1
+        if self.scale / 2 < self.least:
+            self.collapsed = True
+        else:
+            self.scale /= 2
+
+
+class MixedPrecision:
+    """Gradients of a run's steps in the dtypes of its phases. `scaler` is part of a checkpoint."""
+
+    def __init__(self, phases: Sequence[Phase], device: torch.device, scaler: LossScaler, tell: Callable[[str], None]):
+        self.phases, self.device, self.scaler, self.tell = phases, device, scaler, tell
+        self.kept: dict[str, int] = {}  # bytes that a forward keeps for the backward, by dtype
+
+    def dtype(self, step: int) -> str:
+        """What products of this step compute in."""
+        dtype = phase_at(self.phases, step).dtype
+        return "bfloat16" if dtype == "float16" and self.scaler.collapsed else dtype
+
+    def gradients(self, step: int, parts: Sequence[Part], parameters: Sequence[Tensor]) -> float:
+        """Puts the gradients of the step into the parameters and returns its mean loss.
+
+        Raises NumericsError where the loss is not finite in float32 or bfloat16.
+        """
+        while True:
+            dtype = self.dtype(step)
+            half = dtype == "float16"
+            loss = self._backward(dtype, parts, parameters, self.scaler.scale if half else 1.0)
+            if not half:
+                if not math.isfinite(loss):
+                    raise NumericsError(f"step {step}: the loss is {loss} in {dtype}")
+                return loss
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            if _all_finite(gradients) and math.isfinite(loss):
+                torch._foreach_mul_(gradients, 1 / self.scaler.scale)
+                self.scaler.finite()
+                return loss
+            self.scaler.overflow()
+            if self.scaler.collapsed:
+                self.tell(
+                    f"step {step}: float16 overflows at loss scale {self.scaler.scale:g}; bfloat16 from here on, "
+                    f"this step included"
+                )
+
+    def _backward(self, dtype: str, parts: Sequence[Part], parameters: Sequence[Tensor], scale: float) -> float:
+        for parameter in parameters:
+            parameter.grad = None
+        total = 0.0
+        for share, compute in parts:
+            with self._measured(dtype), self._autocast(dtype):
+                loss = compute()
+            total += share * loss.item()
+            (loss * (share * scale)).backward()
+        return total
+
+    def _autocast(self, dtype: str) -> AbstractContextManager[object]:
+        return torch.autocast(self.device.type, DTYPES[dtype], enabled=dtype != "float32")
+
+    @contextmanager
+    def _measured(self, dtype: str) -> Iterator[None]:
+        """Counts, the first time that a dtype is used, what the forward keeps for the backward."""
+        if dtype in self.kept:
+            yield
+            return
+        storages: dict[int, int] = {}
+
+        def count(x: Tensor) -> Tensor:
+            storages[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
+            yield
+        self.kept[dtype] = sum(storages.values())
+
+
+def _all_finite(tensors: Sequence[Tensor]) -> bool:
+    return all(bool(torch.isfinite(x).all()) for x in tensors)
+
+
+def recommend(device: torch.device) -> tuple[str, str]:
+    """What `--precision auto` is on this device, and why."""
+    if device.type == "cpu":
+        return "fp32", "on a CPU 16-bit convolutions and small products are slower than fp32"
+    if torch.cuda.is_bf16_supported(including_emulation=False):
+        return "default", "this GPU multiplies in bf16, which needs no loss scaling; start and end stay fp32"
+    return "fp16", "this GPU has no bf16; fp16 with a dynamic loss scale"

@@ -1,0 +1,93 @@
+"""`qwenimg train`: trains the built-in model, or goes on from its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from qwenimg.cli import streams
+from qwenimg.common.errors import UsageError
+
+STAGES = ("vae", "dit", "all")
+STEPS = {"vae": 6000, "dit": 12000}
+BATCH = {"vae": 16, "dit": 64}
+SIZE = {"vae": "64", "dit": "128"}
+
+
+@click.command("train")
+@click.argument("stage", type=click.Choice(STAGES))
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the model, in diffusers layout.")
+@click.option("--steps", type=int, help=f"Steps of each stage [{STEPS['vae']} for vae, {STEPS['dit']} for dit].")
+@click.option("--batch", type=int, help=f"Pictures in a step [{BATCH['vae']} for vae, {BATCH['dit']} for dit].")
+@click.option(
+    "--size", help="Pixels, such as 128 or 160x96; of a list, the steps take turns [64 for vae, 128 for dit]."
+)
+@click.option("--seed", type=int, default=0, help="[0]")
+@click.option("--rate", type=float, help="Peak learning rate [1e-3].")
+@click.option(
+    "--precision", default="auto", help="auto, conservative, default, aggressive, or a dtype: fp32, bf16, fp16 [auto]."
+)
+@click.option("--phases", help="Percent of the steps: warm-up=10,full=20,predict=60:bf16,correct=10.")
+@click.option("--init", type=click.Path(path_type=Path), help="Folder of a model whose weights to go on from.")
+@click.option("--resume", is_flag=True, help="Go on from the checkpoint in the folder.")
+@click.option("--accumulate", type=int, default=1, help="Parts in which a step's batch is computed [1].")
+@click.option("--checkpointing", is_flag=True, help="Compute each block twice, to keep less in memory.")
+@click.option("--save-every", type=int, default=500, help="Steps between checkpoints [500].")
+@click.option("--threads", type=int, help="CPU threads, beside the one that makes the pictures.")
+@click.option("--backend", default="auto", help="cpu or cuda [auto]; training is built on torch.")
+def train(
+    stage: str,
+    out: Path,
+    steps: int | None,
+    batch: int | None,
+    size: str | None,
+    seed: int,
+    rate: float | None,
+    precision: str,
+    phases: str | None,
+    init: Path | None,
+    resume: bool,
+    accumulate: int,
+    checkpointing: bool,
+    save_every: int,
+    threads: int | None,
+    backend: str,
+) -> None:
+    """Train the built-in model on pictures of coloured shapes, made as they are needed.
+
+    `vae` comes first, then `dit` (text encoder and transformer); `all` is both. A run that was stopped, however
+    hard, goes on with --resume and the same options. Checkpoint, table and curve of the loss are in OUT/training.
+    """
+    from qwenimg import backends
+    from qwenimg.common.training import TrainConfig, parse_sizes
+
+    run = backends.trainer(backend)
+    for name in ("vae", "dit") if stage == "all" else (stage,):
+        config = TrainConfig(
+            stage=name,
+            out=out,
+            steps=STEPS[name] if steps is None else steps,
+            batch=BATCH[name] if batch is None else batch,
+            sizes=parse_sizes(SIZE[name] if size is None else size),
+            seed=seed,
+            rate=rate,
+            precision=precision,
+            shares=phases,
+            init=init,
+            resume=_resumes(out, name, resume, several=stage == "all"),
+            threads=threads,
+            accumulate=accumulate,
+            checkpointing=checkpointing,
+            save_every=save_every,
+        )
+        run(config, streams.say)
+
+
+def _resumes(out: Path, stage: str, asked: bool, *, several: bool) -> bool:
+    """With `all`, the stage that has a checkpoint goes on and the next one starts."""
+    if asked and several and not (out / "training" / f"{stage}.safetensors").exists():
+        return False
+    if asked and not out.is_dir():
+        raise UsageError(f"--resume: {out} does not exist; start without --resume")
+    return asked

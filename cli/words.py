@@ -1,0 +1,66 @@
+"""The grammar: which command the words name.
+
+Only the first word decides, that is the first argument that is neither an option nor an option's value: an exact
+command name is that command, anything else is a prompt. Options may come before it or after it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+
+from qwenimg.cli.generate import generate
+from qwenimg.cli.help import COMMANDS, RESERVED
+from qwenimg.common.errors import UsageError
+
+
+class Words(click.Group):
+    """Commands, each imported when it is used, and `generate` where no command is named."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(f"qwenimg.cli.{cmd_name}"), cmd_name)
+        return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        place = command_place(args)
+        if place is None:
+            ctx.meta["qwenimg.implied"] = True
+            return super().parse_args(ctx, ["generate", *args])
+        if args[place] in RESERVED and not ctx.resilient_parsing:
+            raise UsageError(f"`qwenimg {args[place]}` is not built yet; for a prompt of that word: -p {args[place]}")
+        return super().parse_args(ctx, [args[place], *args[:place], *args[place + 1 :]])
+
+
+def command_place(args: Sequence[str]) -> int | None:
+    """The place in `args` of the word that names a command, or None where the first word is a prompt or missing."""
+    ctx = click.Context(generate, resilient_parsing=True, allow_interspersed_args=False, **generate.context_settings)
+    found, _, _ = generate.make_parser(ctx).parse_args(list(args))
+    words = found.get("words")
+    if not isinstance(words, tuple):  # click's mark for nothing, which differs between its versions
+        return None
+    place = len(args) - len(words)
+    if not words or words[0] not in (*COMMANDS, *RESERVED):
+        return None
+    return None if place and args[place - 1] == "--" else place  # after -- it is a prompt
+
+
+def wants_json(args: Sequence[str]) -> bool:
+    """Whether --json is among the options of `args`, which may be wrong, or in the environment of a run."""
+    ctx = click.Context(generate, resilient_parsing=True, ignore_unknown_options=True, **generate.context_settings)
+    found, _, _ = generate.make_parser(ctx).parse_args(list(args))
+    if found.get("json") is True:
+        return True
+    place = command_place(args)
+    told = os.environ.get("QWENIMG_JSON", "").strip().lower()
+    return (place is None or args[place] == "generate") and told in ("1", "true", "t", "yes", "y", "on")
+
+
+cli = Words("qwenimg", add_help_option=False)

@@ -1,0 +1,65 @@
+"""Checkpoints made from a manifest alone, one tensor at a time, for tests and tools that need full-width weights.
+
+Weights have unit gain, gains are about 1 and biases about 0: nothing trivial, and nothing that explodes. Every value
+is cut from one pool of normal numbers at a place that depends on the tensor's name, at the speed of memory.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from math import prod
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+POOL = 1 << 20
+ITEMSIZE = {"F32": 4, "F16": 2, "BF16": 2}
+
+
+def write(path: Path, manifest: Mapping[str, tuple[int, ...]], dtype: str = "BF16", seed: int = 0) -> Path:
+    """Writes the safetensors file `path` with every tensor of `manifest`, stored as `dtype` (F32, F16 or BF16)."""
+    header, at = {}, 0
+    for name, shape in manifest.items():
+        size = prod(shape) * ITEMSIZE[dtype]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + size]}
+        at += size
+    raw = json.dumps(header).encode()
+    pool = np.random.default_rng(seed).standard_normal(POOL).astype(np.float32)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.write(len(raw).to_bytes(8, "little") + raw)
+        for name, shape in manifest.items():
+            file.writelines(_bytes(pool, name, shape, dtype))
+    return path
+
+
+def stored(values: NDArray[np.float32], dtype: str) -> NDArray[np.generic]:
+    """float32 values as they lie in a file; bfloat16 as the bits of the nearest one, ties to even."""
+    if dtype == "BF16":
+        bits = values.view(np.uint32)
+        return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
+    return values.astype({"F32": np.float32, "F16": np.float16}[dtype])
+
+
+def _bytes(pool: NDArray[np.float32], name: str, shape: tuple[int, ...], dtype: str) -> Iterator[bytes]:
+    """The tensor in pieces: one stretch of the pool, repeated. Its length is odd, so that no two rows are equal."""
+    offset, scale = _gain(name, shape)
+    start = zlib.crc32(name.encode()) % POOL
+    values = offset + scale * np.roll(pool, -start)[: POOL - 1 - start % 4096 // 2 * 2]
+    stretch = stored(values, dtype).tobytes()
+    left = prod(shape) * ITEMSIZE[dtype]
+    while left:
+        yield stretch[:left]
+        left -= min(left, len(stretch))
+
+
+def _gain(name: str, shape: tuple[int, ...]) -> tuple[np.float32, np.float32]:
+    """Middle and deviation of a tensor's values."""
+    if name.endswith("gamma") or (len(shape) == 1 and "norm" in name and name.endswith("weight")):
+        return np.float32(1), np.float32(0.3)
+    if len(shape) == 1:
+        return np.float32(0), np.float32(0.2)
+    return np.float32(0), np.float32(prod(shape[1:]) ** -0.5)
