@@ -61,13 +61,17 @@ def draw(flags: Flags, stop: Stop) -> int:
     replay = None if flags.replay is None else read_replay(flags.replay)
     wanted = _wanted(flags, replay)
     _check_files(flags, replay, wanted)
-    noise = None if flags.latents is None else files.read_latents(flags.latents)
+    noise = None if flags.latents is None else _read_noise(flags.latents, wanted)
     for folder in {picture.path.parent for picture in wanted if picture.path is not None}:
         files.sweep(folder)
     try:
         pipe = _open(flags, replay, report)
         report.headline(pipe.headline())
         wanted = [_completed(picture, pipe) for picture in wanted]
+        if flags.save_latents is not None and len({(picture.width, picture.height) for picture in wanted}) > 1:
+            raise UsageError("--save-latents: one file takes pictures of one size; this run makes several sizes")
+        for picture in wanted:
+            pipe.check(**_asked(picture, noise))
         report.plan(pipe, wanted)
         pipe.prepare(_texts(wanted, pipe))
         return _draw_all(pipe, wanted, noise, flags, replay, report, stop)
@@ -122,18 +126,26 @@ def _check_files(flags: Flags, replay: Replay | None, wanted: Sequence[Picture])
             raise UsageError("-o - and --json both write to standard output; give one of them")
         if sys.stdout is not None and sys.stdout.isatty():
             raise UsageError("-o -: a terminal cannot take a PNG; send the output to a file or a program")
-    if flags.latents is not None and len({picture.prompt for picture in wanted}) < len(wanted):
-        raise UsageError("--latents takes the place of the seed: several seeds would make one picture; give one")
     if replay is not None and replay.noise_given and flags.latents is None and flags.seed is None:
         raise UsageError("--from: the noise of that picture was given with --latents; give the same file, or a seed")
     if flags.save_latents is not None:
-        if len(wanted) > 1:
-            raise UsageError(f"--save-latents: one file takes one picture's, this run makes {len(wanted)}")
         if flags.save_latents.suffix.lower() not in LATENTS:
             raise UsageError(
                 f"--save-latents {clean(flags.save_latents, 120)}: let the name end in .npy or .safetensors"
             )
         files.check_output(flags.save_latents, overwrite=flags.overwrite)
+
+
+def _read_noise(path: Path, wanted: Sequence[Picture]) -> Any:
+    """Latents [N, C, h, w], one for each picture or one for all prompts. Raises UsageError."""
+    noise = files.read_latents(path)
+    if len(noise) not in (1, len(wanted)):
+        raise UsageError(
+            f"--latents {clean(path, 120)}: has {len(noise)} latents, this run makes {len(wanted)} pictures"
+        )
+    if len(noise) < len(wanted) and len({picture.prompt for picture in wanted}) < len(wanted):
+        raise UsageError("--latents takes the place of the seed: several seeds would make one picture; give one")
+    return noise
 
 
 def _open(flags: Flags, replay: Replay | None, report: Report) -> Pipeline:
@@ -186,7 +198,7 @@ def _draw_all(
     stop: Stop,
 ) -> int:
     """Its exit code. Each failure is told with its picture, and `done` comes last, also where an error ends the run."""
-    made, failed, fatal = 0, list[int](), 0
+    made, failed, fatal, kept = 0, list[int](), 0, list[Any]()
     for picture in wanted:
         report.begin(picture)
         start, drawn = time.monotonic(), False
@@ -197,8 +209,9 @@ def _draw_all(
             _write(picture, result, flags)
             report.image(picture, result, time.monotonic() - start)
             made += 1
-            if flags.save_latents is not None:
-                files.write_latents(flags.save_latents, result.latents, overwrite=flags.overwrite)
+            kept += [result.latents] if flags.save_latents is not None else []
+            if flags.save_latents is not None and len(kept) == len(wanted):
+                files.write_latents(flags.save_latents, files.join_latents(kept), overwrite=flags.overwrite)
         except Exception as error:
             stop.check()
             failed.append(report.failure(picture, error))
@@ -213,17 +226,23 @@ def _draw_all(
     return code
 
 
+def _asked(picture: Picture, noise: Any) -> dict[str, Any]:
+    """What `Pipeline.stream` takes for `picture`, with its own row of `noise` where there is one for each."""
+    i = picture.index - 1
+    return {
+        "prompt": picture.prompt,
+        "negative_prompt": picture.negative_prompt,
+        "width": picture.width,
+        "height": picture.height,
+        "steps": picture.steps,
+        "guidance": picture.guidance,
+        "seed": picture.seed,
+        "latents": noise if noise is None or len(noise) == 1 else noise[i : i + 1],
+    }
+
+
 def _draw_one(pipe: Pipeline, picture: Picture, noise: Any, report: Report, stop: Stop) -> Result:
-    events = pipe.stream(
-        picture.prompt,
-        negative_prompt=picture.negative_prompt,
-        width=picture.width,
-        height=picture.height,
-        steps=picture.steps,
-        guidance=picture.guidance,
-        seed=picture.seed,
-        latents=noise,
-    )
+    events = pipe.stream(**_asked(picture, noise))
     for event in events:
         stop.check()
         if isinstance(event, qwenimg.Result):

@@ -24,7 +24,7 @@ SIZE = {"vae": "64", "dit": "128"}
     "--size", help="Pixels, such as 128 or 160x96; of a list, the steps take turns [64 for vae, 128 for dit]."
 )
 @click.option("--seed", type=int, default=0, help="[0]")
-@click.option("--rate", type=float, help="Peak learning rate [1e-3].")
+@click.option("--rate", type=float, help="Peak learning rate [1e-3 for vae, 2e-3 for dit].")
 @click.option(
     "--precision", default="auto", help="auto, conservative, default, aggressive, or a dtype: fp32, bf16, fp16 [auto]."
 )

@@ -255,6 +255,13 @@ def check_distinct(paths: Sequence[Path]) -> None:
 # Latents
 
 
+def join_latents(latents: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Latents [N, C, h, w] of the same size as one array, in order."""
+    import numpy as np
+
+    return np.concatenate(list(latents))
+
+
 def write_latents(path: Path, array: npt.NDArray[Any], *, overwrite: bool) -> None:
     """Writes latents [N, C, h, w] as float32: an array in .npy, the tensor `latents` in .safetensors.
 

@@ -21,6 +21,7 @@ from qwenimg.common.tokenizers import MAX_CHARACTERS
 from qwenimg.common.untrusted import bad, short, strict_json
 
 FORMAT = 1
+MAX_PROMPT = MAX_CHARACTERS
 MAX_TEXT = 2_000  # characters of any other text
 MAX_ITEMS = 200  # of a list or a table
 MAX_JSON = 5_000_000  # characters; two prompts of the largest size, \u-escaped, fit
@@ -55,7 +56,7 @@ class Recipe(TypedDict):
 # key -> the longest text allowed; and key -> the least and greatest number allowed.
 _TEXTS = dict.fromkeys(
     ("version", "model", "backend", "device", "rng", "sampler", "created"), MAX_TEXT
-) | dict.fromkeys(("prompt", "negative_prompt"), MAX_CHARACTERS)
+) | dict.fromkeys(("prompt", "negative_prompt"), MAX_PROMPT)
 _NUMBERS = {"seed": (0, 2**64 - 1), "width": (1, MAX_SIDE), "height": (1, MAX_SIDE), "steps": (1, MAX_STEPS)}
 _TABLES = ("precision", "versions")
 _HASHES = ("sigmas_sha256", "noise_sha256")

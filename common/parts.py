@@ -157,7 +157,7 @@ class Parts:
         if need > free:
             raise DoesNotFit(
                 f"{what} takes {need / 1e9:.1f} GB in {self.precision.name}, {free / 1e9:.1f} GB are free on "
-                f"{self.engine.device}; choose a smaller size, close other programs, or use --precision bf16 if this is fp32"
+                f"{self.engine.device}; choose a smaller size, close other programs, or use --precision bf16, not fp32"
             )
 
     @contextmanager

@@ -96,6 +96,33 @@ class Pipeline:
         latents: NDArray[np.float32] | None = None,
     ) -> Iterator[Step | Result]:
         """The same, yielding each `Step` when it is done and the `Result` last."""
+        request = self.check(
+            prompt,
+            negative_prompt=negative_prompt,
+            width=width,
+            height=height,
+            steps=steps,
+            guidance=guidance,
+            seed=seed,
+            latents=latents,
+        )
+        unused = negative_prompt is not None and not request.guided
+        warnings = [f"the negative prompt has no effect at guidance {request.guidance:g}"] if unused else []
+        return self._generate(request, warnings)
+
+    def check(
+        self,
+        prompt: str,
+        *,
+        negative_prompt: str | None = None,
+        width: int | None = None,
+        height: int | None = None,
+        steps: int | None = None,
+        guidance: float | None = None,
+        seed: int | None = None,
+        latents: NDArray[np.float32] | None = None,
+    ) -> Request:
+        """What `stream` would make of the same arguments. Raises UsageError or NumericsError; loads nothing."""
         d = self.defaults
         request = Request(
             prompt=prompt,
@@ -107,9 +134,11 @@ class Pipeline:
             seed=0 if seed is None else seed,
             latents=latents,
         )
-        unused = negative_prompt is not None and not request.guided
-        warnings = [f"the negative prompt has no effect at guidance {request.guidance:g}"] if unused else []
-        return self._generate(request, warnings)
+        rows, columns, grid = self._sizes(request)
+        flow_schedule(self.schedule_config, request.steps, grid[1] * grid[2])
+        if request.latents is not None:
+            self._initial(request, rows, columns)
+        return request
 
     def prepare(self, prompts: Sequence[str]) -> None:
         """Announces `prompts`, so that the text encoder is loaded once for all that fit into TEXT_BYTES, and before the

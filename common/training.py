@@ -32,7 +32,7 @@ RELATIVE_MEMORY = {"float32": 1.0, "bfloat16": 0.5, "float16": 0.5}
 
 MAX_STEPS = 100_000_000
 MAX_BATCH = 65_536
-RATES = {"vae": 1e-3, "dit": 1e-3}
+RATES = {"vae": 1e-3, "dit": 2e-3}
 """Peak learning rates."""
 FINAL_RATE = 0.02  # of the peak, at the last step
 WARM_UP = 200  # steps until the peak, or 5 % of a shorter run

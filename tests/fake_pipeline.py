@@ -39,6 +39,9 @@ class FakePipeline:
     def headline(self) -> str:
         return f"{self.backend} on {self.device} · {self.precision.summary()} · {self.model_name}"
 
+    def check(self, prompt: str, **asked: Any) -> None:
+        pass
+
     def prepare(self, prompts: Sequence[str]) -> None:
         self.prepared += prompts
         self.notify("stage", "encoding")

@@ -564,7 +564,6 @@ def test_outputs_are_checked_before_the_model_is_loaded(library: Library, tmp_pa
     cli("x", "-o", "taken.png/a.png").refused(2)
     cli("x", "-o", "taken-{seed}.png", "-s", "1,1").refused(2, "more than one")
     cli("x", "--save-latents", "l.txt").refused(2, ".npy")
-    cli("x", "--save-latents", "l.npy", "-N", "2").refused(2, "2")
     cli("x", "-o", "-", "-N", "2").refused(2, "2")
     assert cli("x", "-o", "-", "--json").code == 2
     assert not library.calls and Path("taken.png").read_bytes() == b"mine"
@@ -938,3 +937,9 @@ def test_real_refusals(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
 def test_pull_is_there() -> None:
     assert cli("pull", "--help").code == 0
     cli("pull").refused(2, "NAME")
+
+
+def test_latents_of_several_sizes_do_not_go_into_one_file(library: Library, tmp_path: Path) -> None:
+    (tmp_path / "sizes.txt").write_text('{"prompt": "a", "width": 16}\n{"prompt": "b", "width": 32}\n')
+    ran = cli("--prompt-file", "sizes.txt", "--save-latents", "l.npy")
+    assert ran.code == 2 and "several sizes" in ran.err and library.asked == []

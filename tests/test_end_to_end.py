@@ -111,7 +111,14 @@ def test_latents_replace_the_seed(tiny_folder: Path, tmp_path: Path) -> None:
     assert qwenimg(*args, "-s", 3, "-o", "b.png", cwd=tmp_path)[0] == 0
     assert np.array_equal(pixels(tmp_path / "a.png"), pixels(tmp_path / "b.png"))
     code, _, err = qwenimg(*args[:-1], "64x64", "--latents", "n.npy", "-o", "c.png", cwd=tmp_path)
-    assert code == 2 and "[1, 16, 8, 8]" in one_line(err)
+    assert code == 2 and "[1, 16, 8, 8]" in one_line(err) and "loading" not in err
+    code, _, err = qwenimg(*args, "-s", "3-4", "-o", "d{index}.png", "--save-latents", "z.npy", cwd=tmp_path)
+    assert code == 0 and read_latents(tmp_path / "z.npy").shape == (2, 16, 4, 6), err
+    both = np.concatenate([noise.normal((1, 16, 4, 6), seed) for seed in (3, 4)])
+    write_latents(tmp_path / "two.safetensors", both, overwrite=False)
+    code, _, err = qwenimg(*args, "--latents", "two.safetensors", "-N", 2, "-s", 1, "-o", "e{index}.png", cwd=tmp_path)
+    assert code == 0, err
+    assert all(np.array_equal(pixels(tmp_path / f"d{i}.png"), pixels(tmp_path / f"e{i}.png")) for i in (1, 2))
 
 
 def test_several_prompts_and_seeds_load_once(tiny_folder: Path, tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_round_trip_is_exact(tmp_path: Path, prompt: str) -> None:
 
 
 @settings(deadline=None)
-@given(prompt=st.text(alphabet=st.characters(exclude_categories=[])), guidance=st.floats(0, 1000))
+@given(prompt=st.text(alphabet=st.characters(exclude_categories=[])), guidance=st.floats(0, 100))
 def test_any_prompt_round_trips(tmp_path_factory: pytest.TempPathFactory, prompt: str, guidance: float) -> None:
     told = recipe(prompt=prompt, guidance=guidance)
     assert recipe_from_png(saved(tmp_path_factory.getbasetemp() / "r.png", png_text(told))) == told
@@ -151,7 +151,7 @@ def test_any_prompt_round_trips(tmp_path_factory: pytest.TempPathFactory, prompt
 
 def test_a_prompt_that_is_too_long_is_written_but_not_run_again(tmp_path: Path) -> None:
     path = saved(tmp_path / "x.png", png_text(recipe(prompt="cat" * 1_000_000)))
-    with pytest.raises(ModelError, match="prompt: expected a text of at most 200,000"):
+    with pytest.raises(ModelError, match="prompt: expected a text of at most 100,000"):
         recipe_from_png(path)
 
 
@@ -210,8 +210,8 @@ def test_bad_values_are_refused_by_name(tmp_path: Path, key: str, value: object)
 
 @pytest.mark.parametrize("seed", [0, 2**64 - 1])
 @pytest.mark.parametrize("side", [1, 16_384])
-@pytest.mark.parametrize("steps", [1, 10_000])
-@pytest.mark.parametrize("guidance", [0.0, 1000.0])
+@pytest.mark.parametrize("steps", [1, 1000])
+@pytest.mark.parametrize("guidance", [0.0, 100.0])
 def test_bounds_are_inclusive(seed: int, side: int, steps: int, guidance: float) -> None:
     told = recipe(seed=seed, width=side, height=side, steps=steps, guidance=guidance)
     assert check_recipe(told, Path("x.png")) == told

@@ -316,6 +316,13 @@ def test_init_of_another_size(trained: Path, tmp_path: Path):
         run(options("dit", tmp_path, init=trained, size=replace(SIZE, layers=3)))
 
 
+def test_words_that_have_changed(with_vae: Path, monkeypatch: pytest.MonkeyPatch):
+    run(options("dit", with_vae, steps=1))
+    monkeypatch.setattr(train_folder, "vocabulary", lambda: bpe.learn(["hexagon"]))
+    with pytest.raises(ModelError, match="of other words than this version's"):
+        run(options("dit", with_vae, steps=2, resume=True))
+
+
 # Errors: one line each, and nothing lost
 
 
@@ -369,6 +376,8 @@ def test_foreign_checkpoints(with_vae: Path, trained: Path):
 
 
 def test_resume_without_a_checkpoint(with_vae: Path):
+    run(options("dit", with_vae, steps=1))
+    (with_vae / "training" / "dit.safetensors").unlink()
     with pytest.raises(ModelError, match="no checkpoint here to resume"):
         run(options("dit", with_vae, resume=True))
 

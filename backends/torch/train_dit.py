@@ -8,6 +8,7 @@ small, so it learns along.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from qwenimg.backends.torch.qwen_dit import Pair, QwenImageTransformer, Transfor
 from qwenimg.backends.torch.qwen_vl import QwenTextEncoder
 from qwenimg.backends.torch.train_data import Batch, LatentBatches
 from qwenimg.backends.torch.train_vae import Encoder, fresh, initialise
-from qwenimg.common import conditioning, geometry, tokenizers
+from qwenimg.common import bpe, conditioning, geometry, tokenizers
 from qwenimg.common.config_file import parse
 from qwenimg.common.errors import ModelError, clean
 from qwenimg.common.model import open_model
@@ -97,25 +98,25 @@ class DiTStage:
 
     def _write_tokenizer(self) -> None:
         folder = self.config.out / "tokenizer"
+        if self.config.resume:
+            self._check_tokenizer(folder)
         train_folder.write_tokenizer(folder, self.vocabulary)
         self.tokenizer = tokenizers.load(folder)
 
+    def _check_tokenizer(self, folder: Path) -> None:
+        """Raises ModelError where the ids in `folder` do not mean what this version's mean."""
+        path = folder / "tokenizer.json"
+        if not path.exists() or path.read_bytes() != bpe.files(self.vocabulary)[path.name]:
+            raise ModelError(f"{clean(path)}: is missing or of other words than this version's; train a new model")
+
     def _fill(self, init: Path) -> None:
         """Goes on from a folder's weights."""
-        opened = open_model(init)
-        ours = (self.text, self.dit)
-        if (opened.text_config, opened.transformer_config) != ours:
-            opened.close()
-            raise ModelError(f"{clean(init)}: is a model of another size than the one to train")
-        theirs = init / "tokenizer" / "tokenizer.json"
-        if (
-            not theirs.exists()
-            or theirs.read_bytes() != (self.config.out / "tokenizer" / "tokenizer.json").read_bytes()
-        ):
-            raise ModelError(f"{clean(theirs)}: is not this version's tokenizer: its words would mean something else")
-        fresh(self.model.text_encoder, opened.text)
-        fresh(self.model.transformer, opened.transformer)
-        opened.close()
+        self._check_tokenizer(init / "tokenizer")
+        with contextlib.closing(open_model(init)) as opened:
+            if (opened.text_config, opened.transformer_config) != (self.text, self.dit):
+                raise ModelError(f"{clean(init)}: is a model of another size than the one to train")
+            fresh(self.model.text_encoder, opened.text)
+            fresh(self.model.transformer, opened.transformer)
 
     def blocks(self) -> list[torch.nn.Module]:
         """The modules that gradient checkpointing wraps."""
