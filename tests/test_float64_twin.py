@@ -49,7 +49,8 @@ CASES = {
 
 
 # Weights are stored in float32 and widened when they are read.
-STORED = {f"aten.{name} torch.float32" for name in ("lift_fresh.default", "view.dtype", "to.device")}
+READS = ("lift_fresh.default", "view.dtype", "to.device", "to.dtype_layout", "to.dtype")
+STORED = {f"aten.{name} torch.float32" for name in READS}
 
 
 class NarrowTensors(TorchDispatchMode):

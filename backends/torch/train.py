@@ -135,7 +135,7 @@ class Run:
     def all_steps(self) -> None:
         config, first = self.config, self.step
         self.tell(f"{config.stage}: steps {first} to {config.steps}, {_count(self.parameters) / 1e6:.2f} M parameters")
-        told, since = time.monotonic(), first
+        told, recent = time.monotonic(), []
         waiting = self.maker.submit(self.stage.batch, first)
         try:
             while self.step < config.steps:
@@ -143,11 +143,12 @@ class Run:
                 if self.step + 1 < config.steps:
                     waiting = self.maker.submit(self.stage.batch, self.step + 1)
                 loss, length = self.one_step(batch)
+                recent.append(loss)
                 last = self.step == config.steps
                 if self.step % LOG_EVERY == 0 or last:
                     now = time.monotonic()
-                    self._report(loss, length, (self.step - since) / max(now - told, 1e-9))
-                    told, since = now, self.step
+                    self._report(sum(recent) / len(recent), length, len(recent) / max(now - told, 1e-9))
+                    told, recent = now, []
                 if self.step % config.save_every == 0 or last:
                     self.save()
         except NumericsError as error:
@@ -184,6 +185,7 @@ class Run:
     # Telling and saving
 
     def _report(self, loss: float, length: float, rate: float) -> None:
+        """`loss` is the mean since the last report; `rate`, steps per second."""
         config, scaler = self.config, self.precision.scaler
         dtype = self.precision.dtype(self.step - 1)
         self.log.row(
