@@ -11,7 +11,6 @@ from typing import Any
 
 from doc_tables import DOCS, table, write
 
-
 RUNS = {"fp32": "step-cpu-fp32.json", "bf16": "step-cpu.json"}
 
 
