@@ -53,12 +53,13 @@ def learn(words: Iterable[str]) -> Vocabulary:
     while counts := Counter(pair for word in spelled for pair in pairwise(word)):
         best = min(counts, key=lambda pair: (-counts[pair], pair))
         merges.append(best)
-        spelled = [_merged(word, best) for word in spelled]
+        spelled = [merged(word, best) for word in spelled]
     tokens = dict.fromkeys([*symbols, *("".join(pair) for pair in merges)])  # two pairs may spell one token
     return Vocabulary({token: i for i, token in enumerate(tokens)}, merges)
 
 
-def _merged(word: list[str], pair: Pair) -> list[str]:
+def merged(word: list[str], pair: Pair) -> list[str]:
+    """`word` with every occurrence of `pair` as one symbol."""
     result: list[str] = []
     for symbol in word:
         if result and (result[-1], symbol) == pair:
@@ -72,8 +73,8 @@ def files(vocabulary: Vocabulary) -> dict[str, bytes]:
     """The tokenizer's files by name."""
     lines = ["#version: 0.2", *(f"{a} {b}" for a, b in vocabulary.merges)]
     return {
-        "tokenizer.json": _json(_tokenizer(vocabulary)),
-        "tokenizer_config.json": _json(_config(vocabulary)),
+        "tokenizer.json": _json(tokenizer_json(vocabulary)),
+        "tokenizer_config.json": _json(tokenizer_config(vocabulary)),
         "vocab.json": _json(vocabulary.ids),
         "merges.txt": ("\n".join(lines) + "\n").encode(),
     }
@@ -88,7 +89,8 @@ def _options(token: str) -> dict[str, Any]:
     return {"content": token, **flags}
 
 
-def _config(vocabulary: Vocabulary) -> dict[str, Any]:
+def tokenizer_config(vocabulary: Vocabulary) -> dict[str, Any]:
+    """tokenizer_config.json."""
     return {
         "add_bos_token": False,
         "add_prefix_space": False,
@@ -106,7 +108,8 @@ def _config(vocabulary: Vocabulary) -> dict[str, Any]:
     }
 
 
-def _tokenizer(vocabulary: Vocabulary) -> dict[str, Any]:
+def tokenizer_json(vocabulary: Vocabulary) -> dict[str, Any]:
+    """tokenizer.json, in the form of the published files."""
     split = {"type": "Split", "pattern": {"Regex": REGEX}, "behavior": "Isolated", "invert": False}
     as_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     return {

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from tiny_tokenizer import write_tiny_tokenizer
 
+from qwenimg.common.folder_files import INDEX, SCHEDULER
 from qwenimg.common.models import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.models.qwen_dit import QwenDiTConfig
 from qwenimg.common.models.qwen_vae import QwenVAEConfig
@@ -38,31 +39,6 @@ TEXT = QwenVLConfig(
     vocab_size=640,  # like Qwen's, more rows than the tokenizer has tokens
 )
 VAE = QwenVAEConfig(base_dim=12, num_res_blocks=1)
-SCHEDULER: dict[str, object] = {
-    "_class_name": "FlowMatchEulerDiscreteScheduler",
-    "base_image_seq_len": 256,
-    "base_shift": 0.5,
-    "invert_sigmas": False,
-    "max_image_seq_len": 8192,
-    "max_shift": 0.9,
-    "num_train_timesteps": 1000,
-    "shift": 1.0,
-    "shift_terminal": 0.02,
-    "stochastic_sampling": False,
-    "time_shift_type": "exponential",
-    "use_beta_sigmas": False,
-    "use_dynamic_shifting": True,
-    "use_exponential_sigmas": False,
-    "use_karras_sigmas": False,
-}
-INDEX: dict[str, object] = {
-    "_class_name": "QwenImagePipeline",
-    "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
-    "text_encoder": ["transformers", "Qwen2_5_VLForConditionalGeneration"],
-    "tokenizer": ["transformers", "Qwen2Tokenizer"],
-    "transformer": ["diffusers", qwen_dit.CLASS_NAME],
-    "vae": ["diffusers", qwen_vae.CLASS_NAME],
-}
 SAFETENSORS_DTYPE = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 DIFFUSERS_STEM = "diffusion_pytorch_model"
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from qwenimg.common.tokenizer_files import REGEX
+from qwenimg.common import bpe
 
 Pair = tuple[str, str]
 
@@ -26,11 +26,7 @@ WORDS = (
     " Ġpink Ġbrown Ġblack Ġwhite Ġgray Ġsmall Ġbig Ġlarge 一个 红色 绿色 蓝色 黄色 的 圆 方形 三角形 星 心 在 左边"
     " 右边 上面 下面 背景"
 )
-SPECIAL_NAMES = (
-    "endoftext im_start im_end object_ref_start object_ref_end box_start box_end quad_start quad_end"
-    " vision_start vision_end vision_pad image_pad video_pad"
-)
-SPECIAL = tuple(f"<|{name}|>" for name in SPECIAL_NAMES.split())
+SPECIAL = bpe.SPECIAL
 BYTES = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]  # those that stand for themselves
 OTHERS = [byte for byte in range(256) if byte not in BYTES]
 SYMBOL = {byte: chr(byte) for byte in BYTES} | {byte: chr(0x100 + i) for i, byte in enumerate(OTHERS)}
@@ -44,19 +40,9 @@ def tiny_vocabulary() -> tuple[dict[str, int], list[Pair]]:
     while counts := Counter(pair for word in words for pair in pairwise(word)):
         best = min(counts, key=lambda pair: (-counts[pair], pair))
         merges.append(best)
-        words = [_merged(word, best) for word in words]
+        words = [bpe.merged(word, best) for word in words]
     tokens = [*SYMBOL.values(), *("".join(pair) for pair in merges)]
     return {token: i for i, token in enumerate(tokens)}, merges
-
-
-def _merged(word: list[str], pair: Pair) -> list[str]:
-    result: list[str] = []
-    for symbol in word:
-        if result and (result[-1], symbol) == pair:
-            result[-1] += symbol
-        else:
-            result.append(symbol)
-    return result
 
 
 def tiny_special_ids() -> dict[str, int]:
@@ -82,54 +68,11 @@ def _write(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 
-def _options(token: str) -> dict[str, Any]:
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    return {"content": token, **flags}
-
-
 def tokenizer_config() -> dict[str, Any]:
     """tokenizer_config.json."""
-    return {
-        "add_bos_token": False,
-        "add_prefix_space": False,
-        "added_tokens_decoder": {str(i): _options(token) for token, i in tiny_special_ids().items()},
-        "additional_special_tokens": list(SPECIAL[1:]),
-        "bos_token": None,
-        "clean_up_tokenization_spaces": False,
-        "eos_token": "<|im_end|>",
-        "errors": "replace",
-        "model_max_length": 131072,
-        "pad_token": "<|endoftext|>",
-        "split_special_tokens": False,
-        "tokenizer_class": "Qwen2Tokenizer",
-        "unk_token": None,
-    }
+    return bpe.tokenizer_config(bpe.Vocabulary(*tiny_vocabulary()))
 
 
 def tokenizer_json() -> dict[str, Any]:
     """tokenizer.json, in the form of the published files."""
-    vocab, merges = tiny_vocabulary()
-    split = {"type": "Split", "pattern": {"Regex": REGEX}, "behavior": "Isolated", "invert": False}
-    as_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [{"id": i, **_options(token)} for token, i in tiny_special_ids().items()],
-        "normalizer": {"type": "NFC"},
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, as_bytes]},
-        "post_processor": as_bytes,
-        "decoder": as_bytes,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": "",
-            "end_of_word_suffix": "",
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": vocab,
-            "merges": [list(pair) for pair in merges],
-        },
-    }
+    return bpe.tokenizer_json(bpe.Vocabulary(*tiny_vocabulary()))

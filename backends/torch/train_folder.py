@@ -19,6 +19,7 @@ from torch import Tensor
 from qwenimg.common import bpe, checkpoint, shapes_words
 from qwenimg.common.config_file import parse, read_json
 from qwenimg.common.files import write_atomic
+from qwenimg.common.folder_files import INDEX, SCHEDULER
 from qwenimg.common.models import qwen_dit, qwen_vae
 from qwenimg.common.models.qwen_dit import QwenDiTConfig
 from qwenimg.common.models.qwen_vae import QwenVAEConfig
@@ -26,32 +27,6 @@ from qwenimg.common.models.qwen_vl import QwenVLConfig
 from qwenimg.common.training import ModelSize
 
 STEM = "diffusion_pytorch_model.safetensors"
-SCHEDULER: dict[str, object] = {
-    "_class_name": "FlowMatchEulerDiscreteScheduler",
-    "base_image_seq_len": 256,
-    "base_shift": 0.5,
-    "invert_sigmas": False,
-    "max_image_seq_len": 8192,
-    "max_shift": 0.9,
-    "num_train_timesteps": 1000,
-    "shift": 1.0,
-    "shift_terminal": 0.02,
-    "stochastic_sampling": False,
-    "time_shift_type": "exponential",
-    "use_beta_sigmas": False,
-    "use_dynamic_shifting": True,
-    "use_exponential_sigmas": False,
-    "use_karras_sigmas": False,
-}
-"""Qwen-Image's own."""
-INDEX: dict[str, object] = {
-    "_class_name": "QwenImagePipeline",
-    "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
-    "text_encoder": ["transformers", "Qwen2_5_VLForConditionalGeneration"],
-    "tokenizer": ["transformers", "Qwen2Tokenizer"],
-    "transformer": ["diffusers", qwen_dit.CLASS_NAME],
-    "vae": ["diffusers", qwen_vae.CLASS_NAME],
-}
 VISION = {"hidden": 32, "intermediate": 40, "patch": 14, "merge": 2}
 
 
