@@ -1,0 +1,104 @@
+"""What several samplers share: steps as coefficients, which are Python floats computed before they touch an array.
+
+D is the image that the model sees. With `h` the growth of lambda = log(alpha / sigma) over a step, for both kinds of
+model: deterministic steps are exact where D stands still, stochastic ones have the distribution that belongs to
+the level they end on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from qwenimg.common.sampling import Array, Grid, Noise
+
+# Gauss and Legendre's eight points on -1..1: exact for polynomials up to degree 15.
+_POINTS = (0.1834346424956498, 0.5255324099163290, 0.7966664774136267, 0.9602898564975363)
+_WEIGHTS = (0.3626837833783620, 0.3137066458778873, 0.2223810344533745, 0.1012285362903763)
+
+
+def toward(x: Array, image: Array, sigma: float, after: float) -> Array:
+    """x carried from `sigma` to `after` with the image standing still: exact for dx/dsigma = (x - image) / sigma."""
+    share = after / sigma
+    return share * x + (1.0 - share) * image
+
+
+def slope(x: Array, image: Array, sigma: float) -> Array:
+    """dx/dsigma."""
+    return (1.0 / sigma) * (x - image)
+
+
+def growth(grid: Grid, sigma: float, after: float) -> float:
+    """h: infinite from a level without signal and to one without noise."""
+    return grid.half_log_snr(after) - grid.half_log_snr(sigma)
+
+
+def halfway(grid: Grid, sigma: float, after: float) -> float:
+    """The level in the middle, by lambda."""
+    return grid.sigma_at(0.5 * (grid.half_log_snr(sigma) + grid.half_log_snr(after)))
+
+
+def ancestral(grid: Grid, sigma: float, after: float, eta: float = 1.0) -> tuple[float, float, float]:
+    """An ancestral step: the level to go down to, what to multiply x with there, and the weight of fresh noise.
+
+    The result has the distribution of `after`. For diffusion models with eta 1 this is the reverse process of DDPM
+    (J. Ho et al., "Denoising Diffusion Probabilistic Models", 2020), for flow models its rectified-flow form.
+    """
+    if grid.flow:
+        down = after * (1.0 + (after / sigma - 1.0) * eta)
+        scale = grid.alpha(after) / grid.alpha(down)
+        return down, scale, math.sqrt(max(after * after - (scale * down) ** 2, 0.0))
+    up = eta * after * math.sqrt(max(1.0 - (after / sigma) ** 2, 0.0))
+    return math.sqrt(max(after * after - up * up, 0.0)), 1.0, up
+
+
+def renoised(x: Array, scale: float, up: float, noise: Noise) -> Array:
+    """The second half of an ancestral step."""
+    if up == 0:
+        return x
+    return (x if scale == 1 else scale * x) + up * noise()
+
+
+def diffused(grid: Grid, sigma: float, after: float, tau: float = 1.0) -> tuple[float, float, float]:
+    """A step of the reverse SDE with D standing still: the weights of x, of D, and of fresh noise.
+
+    tau is the noise of the SDE: 0 the ODE, 1 the process that adds as much as the forward one did.
+    """
+    h = growth(grid, sigma, after)
+    kept = after / sigma * (math.exp(-tau * tau * h) if tau else 1.0)
+    added = after * math.sqrt(-math.expm1(-2.0 * tau * tau * h)) if tau else 0.0
+    return kept, grid.alpha(after) * gain(h, tau), added
+
+
+def gain(h: float, tau: float = 1.0) -> float:
+    """1 - exp(-(1 + tau^2) h)."""
+    return -math.expm1(-(1.0 + tau * tau) * h)
+
+
+def integral(function: Callable[[float], float], start: float, end: float) -> float:
+    """Of a function that is nearly a polynomial between two numbers."""
+    middle, half = 0.5 * (start + end), 0.5 * (end - start)
+    pairs = zip(_POINTS, _WEIGHTS, strict=True)
+    return half * sum(w * (function(middle - half * p) + function(middle + half * p)) for p, w in pairs)
+
+
+def lagrange(at: float, nodes: Sequence[float], index: int) -> float:
+    """The polynomial that is 1 at node `index` and 0 at the others."""
+    own = nodes[index]
+    return math.prod((at - node) / (own - node) for i, node in enumerate(nodes) if i != index)
+
+
+def adams(nodes: Sequence[float], after: float) -> list[float]:
+    """Weights of slopes known at `nodes` in the step from nodes[0] to `after`: Adams and Bashforth's, any spacing."""
+    return [
+        integral(lambda sigma, i=i: lagrange(sigma, nodes, i), nodes[0], after)  # type: ignore[misc]
+        for i in range(len(nodes))
+    ]
+
+
+def weighted(arrays: Sequence[Array], weights: Sequence[float]) -> Array:
+    """The sum of arrays times numbers, from the first to the last."""
+    total = weights[0] * arrays[0]
+    for array, weight in zip(arrays[1:], weights[1:], strict=True):
+        total = total + weight * array
+    return total

@@ -1,0 +1,155 @@
+"""DPM-Solver's own samplers, which choose their steps themselves between the first and the last level of the grid.
+
+The state is that of diffusion models (alpha = 1), so lambda = -log sigma. A grid that ends with 0 ends with one more
+evaluation at the level before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwenimg.common.errors import NumericsError
+from qwenimg.common.sampling import Array, Denoiser, Grid, Noise
+
+ToHost: TypeAlias = Callable[[Array], NDArray[np.float64]]
+
+MAX_TRIED = 1000
+_RTOL, _ATOL = 0.05, 0.0078  # Lu et al.'s, the latter 2 / 256
+_FIRST_STEP = 0.05
+_SAFETY = 0.81
+_NO_STEP = 1e-5  # in lambda
+_ORDER = 3
+_P, _I, _D = 0.0, 1.0, 0.0  # Crowson's: of the PID controller the integral part
+
+
+def dpm_fast(x: Array, grid: Grid, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
+    """DPM-Solver-fast: as many evaluations as the grid has steps, in steps of third order that are equal in lambda
+    and a last one or two of lower order (C. Lu et al., "DPM-Solver: A Fast ODE Solver for Diffusion Probabilistic
+    Model Sampling in Around 10 Steps", 2022)."""
+    start, end, evaluations = _range(grid)
+    orders = _orders(evaluations)
+    h = (end - start) / max(len(orders), 1)
+    for i, order in enumerate(orders):
+        here = start + i * h
+        first = _noise(x, denoise, here)
+        if order == 1:
+            x = _step_1(x, here, h, first)
+        elif order == 2:
+            x = _step_2(x, here, h, first, _noise_at(x, denoise, here, h, first, 1 / 2), 1 / 2)
+        else:
+            x = _step_3(x, denoise, here, h, first, _noise_at(x, denoise, here, h, first, 1 / 3))
+        yield x
+    if grid.sigmas[-1] == 0:
+        yield denoise(x, grid.sigmas[-2])
+
+
+def dpm_adaptive(x: Array, grid: Grid, denoise: Denoiser, noise: Noise, to_host: ToHost) -> Iterator[Array]:
+    """DPM-Solver-12/23's pair of orders 2 and 3 with a controller of the step size (C. Lu et al., 2022; K. Crowson,
+    2022): a step is taken if the two agree within 5 %. `to_host` copies an array to the host as float64 numbers.
+
+    Only first and last level of the grid matter. Raises NumericsError where the answers never agree.
+    """
+    start, end, _ = _range(grid)
+    control = _Controller(step=_FIRST_STEP)
+    previous = to_host(x)
+    here = start
+    if end - here < _NO_STEP:
+        yield x
+    while here < end - _NO_STEP:
+        if control.tried >= MAX_TRIED:
+            raise NumericsError(f"dpm_adaptive: no end after {control.tried} steps; use another sampler")
+        h = min(control.step, end - here)
+        first = _noise(x, denoise, here)
+        second = _noise_at(x, denoise, here, h, first, 1 / 3)
+        low = to_host(_step_2(x, here, h, first, second, 1 / 3))
+        high = _step_3(x, denoise, here, h, first, second)
+        if control.accepts(_error(low, to_host(high), previous)):
+            x, previous, here = high, low, here + h
+            yield x
+    if grid.sigmas[-1] == 0:
+        yield denoise(x, grid.sigmas[-2])
+
+
+def _error(low: NDArray[np.float64], high: NDArray[np.float64], previous: NDArray[np.float64]) -> float:
+    """The two results' root mean square difference, 1 where it is just allowed."""
+    allowed = np.maximum(_ATOL, _RTOL * np.maximum(np.abs(low), np.abs(previous)))
+    error = float(np.sqrt(np.mean(((low - high) / allowed) ** 2)))
+    if not math.isfinite(error):
+        raise NumericsError("dpm_adaptive: a value is not finite")
+    return error
+
+
+@dataclass
+class _Controller:
+    """A PID controller of the step size on the logarithm of the error (G. Soderlind, "Digital Filters in Adaptive
+    Time-Stepping", 2003)."""
+
+    step: float
+    tried: int = 0
+    errors: tuple[float, float] | None = None
+    """Of the two last steps that were taken, inverted."""
+
+    def accepts(self, error: float) -> bool:
+        """Whether the step was good; sets the size of the next one."""
+        now = 1.0 / (1e-8 + error)
+        last, older = self.errors or (now, now)
+        proportional = (_P + _I + _D, -(_P + 2.0 * _D), _D)
+        factor = math.prod(e ** (c / _ORDER) for e, c in zip((now, last, older), proportional, strict=True))
+        factor = 1.0 + math.atan(factor - 1.0)  # from 0.2 to 2.6: no leaps
+        self.tried += 1
+        self.step *= factor
+        good = factor >= _SAFETY
+        if good:
+            self.errors = (now, last)
+        return good
+
+
+def _range(grid: Grid) -> tuple[float, float, int]:
+    """lambda at the start and at the last level with noise, and the evaluations in between."""
+    ends = grid.sigmas[-1] == 0
+    last = grid.sigmas[-2 if ends else -1]
+    return -math.log(grid.sigmas[0]), -math.log(last), len(grid.sigmas) - (2 if ends else 1)
+
+
+def _orders(evaluations: int) -> list[int]:
+    whole, rest = divmod(evaluations, 3)
+    if rest:
+        return [3] * whole + [rest]
+    return [3] * (whole - 1) + [2, 1] if whole else []
+
+
+def _noise(x: Array, denoise: Denoiser, here: float) -> Array:
+    sigma = math.exp(-here)
+    return (1.0 / sigma) * (x - denoise(x, sigma))
+
+
+def _noise_at(x: Array, denoise: Denoiser, here: float, h: float, first: Array, node: float) -> Array:
+    """The noise that the model sees a share `node` into the step."""
+    return _noise(_step_1(x, here, node * h, first), denoise, here + node * h)
+
+
+def _step_1(x: Array, here: float, h: float, first: Array) -> Array:
+    return x - (math.exp(-(here + h)) * math.expm1(h)) * first
+
+
+def _step_2(x: Array, here: float, h: float, first: Array, second: Array, node: float) -> Array:
+    weight = math.exp(-(here + h)) * math.expm1(h) / (2.0 * node)
+    return _step_1(x, here, h, first) - weight * (second - first)
+
+
+def _step_3(x: Array, denoise: Denoiser, here: float, h: float, first: Array, second: Array) -> Array:
+    """From the noise at the start and a third into the step."""
+    late = _bent(x, here, 2 / 3 * h, first, second, 1 / 2)
+    return _bent(x, here, h, first, _noise(late, denoise, here + 2 / 3 * h), 2 / 3)
+
+
+def _bent(x: Array, here: float, h: float, first: Array, second: Array, node: float) -> Array:
+    """A step with the noise on a line in lambda through its start and the share `node` of it."""
+    weight = math.exp(-(here + h)) * (math.expm1(h) / h - 1.0) / node
+    return _step_1(x, here, h, first) - weight * (second - first)

@@ -1,0 +1,65 @@
+"""CFG++: guidance that moves towards the guided image and carries the noise that is seen without the prompt.
+
+With D the guided image, U the one without the prompt and eps = (x - alpha U) / sigma, a step gives
+alpha' D + sigma' eps (H. Chung et al., "CFG++: Manifold-constrained Classifier Free Guidance for Diffusion Models",
+2024). Guidance of 1 or less is meant: the scale that CFG++ calls lambda.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from qwenimg.common.sampler_steps import ancestral, gain, growth, halfway, renoised
+from qwenimg.common.sampling import Array, Denoiser, Grid, Noise
+
+
+def _step(x: Array, guided: Array, unguided: Array, grid: Grid, sigma: float, after: float) -> Array:
+    share = after / sigma
+    return share * x + (grid.alpha(after) * guided - (share * grid.alpha(sigma)) * unguided)
+
+
+def euler_cfgpp(x: Array, grid: Grid, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
+    """DDIM with CFG++ (H. Chung et al., algorithm 2, 2024)."""
+    for sigma, after in grid.pairs():
+        guided, unguided = denoise.both(x, sigma)
+        x = _step(x, guided, unguided, grid, sigma, after)
+        yield x
+
+
+def euler_ancestral_cfgpp(x: Array, grid: Grid, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
+    """An ancestral step with CFG++: down as `euler_cfgpp`, then noise up to the next level."""
+    for sigma, after in grid.pairs():
+        down, scale, up = ancestral(grid, sigma, after)
+        guided, unguided = denoise.both(x, sigma)
+        x = renoised(_step(x, guided, unguided, grid, sigma, down), scale, up, noise)
+        yield x
+
+
+def dpmpp_2s_ancestral_cfgpp(x: Array, grid: Grid, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
+    """DPM-Solver++(2S) ancestral with CFG++: both of a step's stages carry the noise seen at its start."""
+    for sigma, after in grid.pairs():
+        down, scale, up = ancestral(grid, sigma, after)
+        guided, unguided = denoise.both(x, sigma)
+        moved = _step(x, guided, unguided, grid, sigma, down)
+        if down > 0 and math.isfinite(growth(grid, sigma, down)):
+            middle = halfway(grid, sigma, down)
+            later = denoise(_step(x, guided, unguided, grid, sigma, middle), middle)
+            # Where both images agree this is DPM-Solver++(2S): the later image replaces what the step took in.
+            taken = grid.alpha(down) * gain(growth(grid, sigma, down), 0.0)
+            moved = moved + taken * (later - guided)
+        x = renoised(moved, scale, up, noise)
+        yield x
+
+
+def dpmpp_2m_cfgpp(x: Array, grid: Grid, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
+    """DPM-Solver++(2M) with CFG++ (H. Chung et al., 2024)."""
+    previous, last = None, 0.0
+    for sigma, after in grid.pairs():
+        guided, unguided = denoise.both(x, sigma)
+        h = growth(grid, sigma, after)
+        x = _step(x, guided, unguided, grid, sigma, after)
+        if previous is not None and after > 0:
+            x = x + (grid.alpha(after) * gain(h, 0.0) * h / (2.0 * last)) * (guided - previous)
+        previous, last = unguided, h
+        yield x

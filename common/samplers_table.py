@@ -1,0 +1,206 @@
+"""All samplers, by name, and by the names that other programs give them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from types import MappingProxyType
+
+from qwenimg.common import samplers_adaptive, samplers_cfgpp, samplers_multistep, samplers_ode, samplers_sde
+from qwenimg.common.errors import UsageError, clean
+from qwenimg.common.sampling import Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampler:
+    """A sampler: `function(x, grid, denoise, noise)` yields x after each step, of the last one the result."""
+
+    name: str
+    title: str
+    order: int
+    """Of accuracy: half the step divides the error by 2 to this power. Of a stochastic sampler it is the order of its
+    results' distribution, of a multistep one that of its rule, which the first steps do not have yet."""
+    evaluations: str
+    """How often the model is asked in a step."""
+    source: str
+    function: Callable[..., Iterator[Array]]
+    stochastic: bool = False
+    flow: bool = True
+    """Whether it has a form for flow models."""
+    adaptive: bool = False
+    """Whether it looks at x: its function then takes `to_host` too, and nobody knows the levels beforehand."""
+
+    def described(self) -> dict[str, str | int | bool]:
+        """What is known of it, for a table."""
+        return {
+            "name": self.name,
+            "title": self.title,
+            "order": self.order,
+            "stochastic": self.stochastic,
+            "evaluations": self.evaluations,
+            "flow": self.flow,
+            "source": self.source,
+        }
+
+    def row(self) -> tuple[str, ...]:
+        """The same in words."""
+        words = (
+            "yes" if value is True else "-" if value is False else str(value) for value in self.described().values()
+        )
+        return tuple(words)
+
+
+_KARRAS = "Karras et al. 2022"
+_SONG = "J. Song et al. 2021"
+_CROWSON = "Crowson 2022, k-diffusion"
+_LU = "Lu et al. 2022, DPM-Solver"
+_LU_PP = "Lu et al. 2022, DPM-Solver++"
+_ZHANG = "Q. Zhang, Chen 2023, DEIS"
+_CHUNG = "Chung et al. 2024, CFG++"
+
+_ALL = (
+    Sampler(name="ddim", title="DDIM", order=1, evaluations="1", source=_SONG, function=samplers_ode.ddim),
+    Sampler(
+        name="ddpm", title="DDPM", order=1, evaluations="1", source="Ho et al. 2020", function=samplers_sde.ddpm,
+        stochastic=True, flow=False,
+    ),
+    Sampler(
+        name="pndm", title="PNDM", order=2, evaluations="1, first 2", source="L. Liu et al. 2022",
+        function=samplers_multistep.pndm,
+    ),
+    Sampler(name="euler", title="Euler", order=1, evaluations="1", source=_KARRAS, function=samplers_ode.euler),
+    Sampler(
+        name="euler_ancestral", title="Euler ancestral", order=1, evaluations="1", source=_CROWSON,
+        function=samplers_sde.euler_ancestral, stochastic=True,
+    ),
+    Sampler(
+        name="heun", title="Heun", order=2, evaluations="2, last 1", source=_KARRAS, function=samplers_ode.heun
+    ),
+    Sampler(
+        name="heunpp2", title="HeunPP2", order=1, evaluations="3, last 2 and 1", source="Carzit 2023",
+        function=samplers_ode.heunpp2,
+    ),
+    Sampler(name="lms", title="LMS", order=4, evaluations="1", source=_CROWSON, function=samplers_multistep.lms),
+    Sampler(name="dpm2", title="DPM2", order=2, evaluations="2, last 1", source=_KARRAS, function=samplers_ode.dpm2),
+    Sampler(
+        name="dpm2_ancestral", title="DPM2 ancestral", order=2, evaluations="2, last 1", source=_CROWSON,
+        function=samplers_sde.dpm2_ancestral, stochastic=True,
+    ),
+    Sampler(
+        name="dpmpp_2s_ancestral", title="DPM++ 2S ancestral", order=2, evaluations="2, last 1", source=_LU_PP,
+        function=samplers_sde.dpmpp_2s_ancestral, stochastic=True,
+    ),
+    Sampler(
+        name="dpmpp_sde", title="DPM++ SDE", order=2, evaluations="2, last 1", source=_LU_PP,
+        function=samplers_sde.dpmpp_sde, stochastic=True,
+    ),
+    Sampler(
+        name="dpmpp_2m", title="DPM++ 2M", order=2, evaluations="1", source=_LU_PP,
+        function=samplers_multistep.dpmpp_2m,
+    ),
+    Sampler(
+        name="dpmpp_2m_sde", title="DPM++ 2M SDE", order=2, evaluations="1", source=_LU_PP,
+        function=samplers_sde.dpmpp_2m_sde, stochastic=True,
+    ),
+    Sampler(
+        name="dpmpp_2m_sde_heun", title="DPM++ 2M SDE Heun", order=2, evaluations="1", source=_LU_PP,
+        function=samplers_sde.dpmpp_2m_sde_heun, stochastic=True,
+    ),
+    Sampler(
+        name="dpmpp_3m_sde", title="DPM++ 3M SDE", order=2, evaluations="1", source="Crowson 2023, k-diffusion",
+        function=samplers_sde.dpmpp_3m_sde, stochastic=True,
+    ),
+    Sampler(
+        name="dpm_fast", title="DPM fast", order=3, evaluations="1 on average", source=_LU,
+        function=samplers_adaptive.dpm_fast, flow=False,
+    ),
+    Sampler(
+        name="dpm_adaptive", title="DPM adaptive", order=3, evaluations="3, its own steps", source=_LU,
+        function=samplers_adaptive.dpm_adaptive, flow=False, adaptive=True,
+    ),
+    Sampler(
+        name="unipc", title="UniPC", order=3, evaluations="1", source="Zhao et al. 2023",
+        function=samplers_multistep.unipc,
+    ),
+    Sampler(name="deis", title="DEIS", order=2, evaluations="1", source=_ZHANG, function=samplers_multistep.deis),
+    Sampler(
+        name="sa_solver", title="SA-Solver", order=2, evaluations="1", source="Xue et al. 2023",
+        function=samplers_sde.sa_solver, stochastic=True,
+    ),
+    Sampler(name="ipndm", title="iPNDM", order=2, evaluations="1", source=_ZHANG, function=samplers_multistep.ipndm),
+    Sampler(
+        name="ipndm_v", title="iPNDM-v", order=4, evaluations="1", source=_ZHANG, function=samplers_multistep.ipndm_v
+    ),
+    Sampler(
+        name="res_multistep", title="RES multistep", order=2, evaluations="1", source="Q. Zhang et al. 2023, RES",
+        function=samplers_multistep.res_multistep,
+    ),
+    Sampler(
+        name="lcm", title="LCM", order=1, evaluations="1", source="Luo et al. 2023", function=samplers_sde.lcm,
+        stochastic=True,
+    ),
+    Sampler(
+        name="tcd", title="TCD", order=1, evaluations="1", source="Zheng et al. 2024", function=samplers_sde.tcd,
+        stochastic=True, flow=False,
+    ),
+    Sampler(
+        name="euler_cfgpp", title="Euler CFG++", order=1, evaluations="1", source=_CHUNG,
+        function=samplers_cfgpp.euler_cfgpp,
+    ),
+    Sampler(
+        name="euler_ancestral_cfgpp", title="Euler ancestral CFG++", order=1, evaluations="1", source=_CHUNG,
+        function=samplers_cfgpp.euler_ancestral_cfgpp, stochastic=True,
+    ),
+    Sampler(
+        name="dpmpp_2s_ancestral_cfgpp", title="DPM++ 2S ancestral CFG++", order=2, evaluations="2, last 1",
+        source=_CHUNG, function=samplers_cfgpp.dpmpp_2s_ancestral_cfgpp, stochastic=True,
+    ),
+    Sampler(
+        name="dpmpp_2m_cfgpp", title="DPM++ 2M CFG++", order=2, evaluations="1", source=_CHUNG,
+        function=samplers_cfgpp.dpmpp_2m_cfgpp,
+    ),
+)  # fmt: skip
+SAMPLERS: Mapping[str, Sampler] = MappingProxyType({sampler.name: sampler for sampler in _ALL})
+
+# Spelled as `_plain` leaves them.
+ALIASES: Mapping[str, str] = MappingProxyType(
+    {
+        "plms": "pndm",
+        "eulera": "euler_ancestral",
+        "dpm2a": "dpm2_ancestral",
+        "heun2": "heun",
+        "heunpp": "heunpp2",
+        "dpmpp2sa": "dpmpp_2s_ancestral",
+        "dpmsolverpp": "dpmpp_2m",
+        "dpmsolverpp2m": "dpmpp_2m",
+        "dpmsolversde": "dpmpp_sde",
+        "unipcbh2": "unipc",
+        "res2m": "res_multistep",
+        "euleracfgpp": "euler_ancestral_cfgpp",
+        "dpmpp2sacfgpp": "dpmpp_2s_ancestral_cfgpp",
+    }
+)
+_SCHEDULES = ("karras", "exponential", "beta")
+
+
+def find(name: str) -> Sampler:
+    """The sampler of a name in any spelling: dpmpp_2m, "DPM++ 2M", dpmpp2m, k_dpmpp_2m. Raises UsageError."""
+    known = {_plain(own): own for own in SAMPLERS} | dict(ALIASES)
+    plain = _plain(name)
+    if plain in known:
+        return SAMPLERS[known[plain]]
+    for schedule in _SCHEDULES:
+        own = known.get(plain.removesuffix(schedule))
+        if plain.endswith(schedule) and own:
+            raise UsageError(f"no sampler {clean(name, 40)!r}; use --sampler {own} --schedule {schedule}")
+    near = dict.fromkeys(known[close] for close in get_close_matches(plain, known, n=3, cutoff=0.5))
+    advice = f"did you mean {' or '.join(near)}?" if near else "`qwenimg samplers` lists them"
+    raise UsageError(f"no sampler {clean(name, 40)!r}; {advice}")
+
+
+def _plain(name: str) -> str:
+    """Small letters and digits only, without what other programs put around a name."""
+    plain = re.sub("[^a-z0-9]", "", name.lower().replace("+", "p"))
+    return plain.removeprefix("sample").removeprefix("k").removesuffix("gpu")
