@@ -1,8 +1,9 @@
 """Which tensor of which file is which parameter: found, checked against the manifest, and only then read.
 
 `plan` opens the files of one component, compares every name, shape and dtype in their headers with the
-manifest, and returns a `LoadPlan` without having read a weight or imported a framework. `read` gives the
-values of one entry from the descriptor that was checked.
+manifest, and returns a `LoadPlan` without having read a weight or imported a framework. `plan_sources` does
+the same for one component of a file that holds several. `read` gives the values of one entry from the
+descriptor that was checked.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from qwenimg.common.component_files import Found, find_files
 from qwenimg.common.params import Shape
@@ -28,6 +29,16 @@ DTYPES = ("F32", "F16", "BF16")
 Named = dict[str, tuple[str, OpenFile, Stored]]  # parameter -> name in the file, file, place
 
 
+class Source(NamedTuple):
+    """Where a file in another layout has a parameter: in a tensor, in the `part`-th of its `parts` equal ranges of
+    rows, or in a matrix with rows and columns exchanged."""
+
+    key: str
+    part: int = 0
+    parts: int = 1
+    transposed: bool = False
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Entry:
     """One parameter: where it is stored, and the shape in which the forward uses it."""
@@ -40,6 +51,7 @@ class Entry:
     shape: Shape
     begin: int  # byte offsets in the file
     end: int
+    transposed: bool = False  # a matrix that is stored with rows and columns exchanged
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -107,12 +119,43 @@ def plan(
     return LoadPlan(component=component, entries=entries, files=tuple(h.file for h in headers))
 
 
+def plan_sources(
+    header: Header,
+    component: str,
+    sources: Mapping[str, Source],
+    manifest: Mapping[str, Shape],
+    *,
+    wanted: Mapping[str, Shape] | None = None,
+) -> LoadPlan:
+    """The plan for one component of an open file: `sources` {parameter: place} against `manifest` and `wanted`, which
+    are those of `plan`. The file stays the caller's to close. Raises ModelError as `plan` does."""
+    wanted = manifest if wanted is None else wanted
+    assert sources.keys() == manifest.keys()
+    _check_wanted(manifest, wanted)
+    path = header.file.path
+    missing = [source.key for source in sources.values() if source.key not in header.tensors]
+    if missing:
+        raise bad(path, f"lacks tensor {_first(dict.fromkeys(missing))} of its {component}")
+    named: Named = {n: (s.key, header.file, _piece(header.tensors[s.key], s)) for n, s in sources.items()}
+    _check_dtypes(named)
+    turned = {name for name, source in sources.items() if source.transposed}
+    _check_shapes(named, {name: shape[::-1] if name in turned else shape for name, shape in manifest.items()})
+    entries = [_entry(name, *named[name], shape) for name, shape in wanted.items()]
+    entries = [replace(entry, transposed=True) if entry.name in turned else entry for entry in entries]
+    return LoadPlan(
+        component=component,
+        entries={entry.name: entry for entry in sorted(entries, key=lambda entry: entry.begin)},
+        files=(header.file,),
+    )
+
+
 def read(entry: Entry) -> np.ndarray:
     """The values of `entry`, shape `entry.shape`: float32, float16, or uint16 holding the bits of bfloat16.
 
     A causal convolution over time that the forward uses on one frame is stored [O I T kh kw] and used as
-    [O I kh kw], which is its last tap in time: the frames before the first are zero. Other differences
-    between stored and used shape are dimensions of 1. Raises ModelError if the file changed or ended early.
+    [O I kh kw], which is its last tap in time: the frames before the first are zero. A matrix that is
+    stored transposed is turned. Other differences between stored and used shape are dimensions of 1. Raises
+    ModelError if the file changed or ended early.
     """
     import numpy as np
 
@@ -122,6 +165,8 @@ def read(entry: Entry) -> np.ndarray:
     entry.file.check_unchanged()
     if _takes_last_tap(entry.stored, entry.shape):
         array = np.ascontiguousarray(array[:, :, -1])
+    if entry.transposed:
+        array = np.ascontiguousarray(array.T)
     return array.reshape(entry.shape)
 
 
@@ -214,6 +259,16 @@ def _check_shapes(named: Named, manifest: Mapping[str, Shape]) -> None:
 def _first(names: Iterable[str]) -> str:
     first, *others = names
     return f"'{short(first, 80)}'" + (f" (and {len(others)} more)" if others else "")
+
+
+def _piece(tensor: Stored, source: Source) -> Stored:
+    """The rows that `source` names. Rows that do not divide stay whole, and fail the check of shapes."""
+    if source.parts == 1 or not tensor.shape or tensor.shape[0] % source.parts:
+        return tensor
+    size = (tensor.end - tensor.begin) // source.parts
+    begin = tensor.begin + source.part * size
+    shape = (tensor.shape[0] // source.parts, *tensor.shape[1:])
+    return Stored(tensor.dtype, shape, begin, begin + size)
 
 
 def _entry(name: str, key: str, file: OpenFile, tensor: Stored, shape: Shape) -> Entry:

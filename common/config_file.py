@@ -24,13 +24,15 @@ MAX_LIST = 64
 T = TypeVar("T")
 
 
-def read_json(path: Path) -> dict[str, object]:
-    """The object in the JSON file `path`: at most 8 MiB, UTF-8, no duplicate keys. Raises ModelError."""
+def read_json(path: Path, *, infinities: bool = False) -> dict[str, object]:
+    """The object in the JSON file `path`: at most 8 MiB, UTF-8, no duplicate keys. Raises ModelError.
+
+    diffusers writes -Infinity, which is no JSON, into the configurations of some schedulers: `infinities` reads it."""
     file = open_regular(path)
     try:
         if file.size > MAX_BYTES:
             raise bad(path, f"has {file.size} bytes; at most {MAX_BYTES} are read")
-        data = strict_json(file.read(0, file.size), path, depth=MAX_DEPTH, values=MAX_VALUES)
+        data = strict_json(file.read(0, file.size), path, depth=MAX_DEPTH, values=MAX_VALUES, infinities=infinities)
         file.check_unchanged()
     finally:
         file.close()

@@ -23,6 +23,11 @@ def norm(name: str, width: int) -> Manifest:
     return {f"{name}.weight": (width,)}
 
 
+def affine(name: str, width: int) -> Manifest:
+    """A norm with gain and bias: weight and bias [width]."""
+    return _weight_and_bias(name, (width,), True)
+
+
 def under(prefix: str, *parts: Mapping[str, Shape]) -> Manifest:
     """All of `parts`, each key behind `prefix` and a dot."""
     return {f"{prefix}.{key}": shape for part in parts for key, shape in part.items()}

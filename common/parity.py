@@ -49,7 +49,7 @@ RECORDED: Mapping[str, tuple[float, float]] = {
     "vae.shortcut": (5.72, 0.92),
     "vae.attention": (6.28, 1.58),
     "vae.mid": (3.77, 1.01),
-    "vae.up": (3.22, 0.68),
+    "vae.up": (6.07, 0.68),
     "vae.down": (4.45, 0.62),
     "vae.encoder": (3.21, 0.73),
     "vae.decoder": (3.99, 0.77),
@@ -58,9 +58,10 @@ RECORDED: Mapping[str, tuple[float, float]] = {
 # Components whose float32 limit is MARGIN times their recorded K, since `LIMIT` does not hold for them.
 # Blocks measured on their update: it is about a third of their output here, and the law was measured on outputs (there
 # they have K = 2 as well). Convolutions of weak inputs (std 0.03: 10.8 and 6.7 u): torch starts the sum with the bias,
-# so that every addition rounds at the bias's size; MLX adds it last and has 5.9 and 0.7 u.
+# so that every addition rounds at the bias's size; MLX adds it last and has 5.9 and 0.7 u. An upsampler's, in MLX:
+# 5.6 u on a CPU with AVX2, 10.5 u on one with AVX-512, whose products are summed in another order.
 UPDATES = frozenset({"dit.block", "text.layer", "vae.residual", "vae.attention"})
-BIAS_FIRST = frozenset({"vae.shortcut", "vae.down"})
+WEAK_INPUTS = frozenset({"vae.shortcut", "vae.down", "vae.up"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,7 @@ class Case:
     returned: str  # the dtype that the output must have
     blocks: int = 1
     offset: float = 0.0  # mean / deviation of what a LayerNorm in it sees
+    k: float | None = None  # the component's own limit in float32, where `LIMIT` does not hold for it
 
     @property
     def unit(self) -> float:
@@ -89,8 +91,10 @@ class Case:
     def allowed(self) -> float:
         """The largest relative error that passes, before what a stream's own rounding adds."""
         k = LIMIT[self.dtype]
-        if self.dtype == "float32" and self.component in UPDATES | BIAS_FIRST:
+        if self.dtype == "float32" and self.component in UPDATES | WEAK_INPUTS:
             k = MARGIN * RECORDED[self.component][0]
+        if self.dtype == "float32" and self.k is not None:
+            k = self.k
         return k * self.unit * math.sqrt(self.blocks) + CENTRED * self.offset * UNIT["float32"]
 
 

@@ -6,6 +6,12 @@ weight was loaded in; the models ask `residual_dtype` for their streams. Dtypes 
 Why the three switchable places exist (measured against float64 on two full-width blocks with bfloat16 weights,
 normalised mean square error, docs/precision.md): everything in bfloat16 4.5e-5; residual stream and modulation in
 float32 1.7e-5; the head as well 6.7e-6. They spare roundings, not overflow: bfloat16 has float32's range.
+
+Stable Diffusion's UNet has the same places. The same figure for two UNets (136 M and 63 M random parameters), in
+bfloat16 and in float16: all low 1.4e-4, 2.0e-4; 3.6e-6, 4.0e-6. Head and modulation 1.2e-4, 2.2e-4; 3.6e-6, 4.1e-6.
+The residual stream as well 7.9e-5, 1.4e-4; 2.0e-6, 2.0e-6. And the 1x1 convolutions that carry the stream where its
+width changes 4.8e-5, 6.8e-5; 1.4e-6, 1.5e-6. Its samplers too 4.5e-5, 6.1e-5; 1.2e-6, 1.6e-6, which would cost 3x3
+convolutions in float32: they stay low. Its weights are published in float16, which is a base of its own for it.
 """
 
 from __future__ import annotations
@@ -17,7 +23,10 @@ from typing import Literal
 
 from qwenimg.common.errors import UsageError
 
+Family = Literal["qwen", "sd"]
+
 COMPONENTS = ("text", "transformer", "vae")
+DENOISERS: Mapping[Family, str] = {"qwen": "transformer", "sd": "unet"}  # what the family calls its denoiser
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 PLACES: Mapping[str, str] = {
@@ -32,9 +41,24 @@ PLACES: Mapping[str, str] = {
     "scheduler": "sigmas and latents between steps",
 }
 
-_FINAL_NORM = re.compile(r"(norm_out|proj_out)\.")
-_STREAM_START = re.compile(r"(img_in|txt_in)\.")
-_MODULATION = re.compile(r"time_text_embed\.|transformer_blocks\.\d+\.(img|txt)_mod\.")
+SD_PLACES: Mapping[str, str] = {
+    "final_norm": "conv_norm_out and conv_out; the prediction stays float32 for the sampler (switchable)",
+    "modulation": "the embeddings of time, sizes and pooled text, and each residual block's projection of them",
+    "residual": "the residual streams of UNet and text encoders, and the convolutions that start or carry the UNet's: "
+    "conv_in and the 1x1 conv_shortcut; what is kept for the way up",
+    "timestep": "the timestep and its sinusoid",
+    "softmax": "attention scores and their softmax",
+    "group_norm": "the statistics of group and layer norms",
+    "guidance": "classifier-free guidance",
+    "scheduler": "sigmas and latents between steps",
+}
+
+# The keys of both families' denoisers: none of one is like one of the other.
+_FINAL_NORM = re.compile(r"(norm_out|proj_out|conv_norm_out|conv_out)\.")
+_STREAM_START = re.compile(r"(img_in|txt_in|conv_in)\.|.*\.conv_shortcut\.")
+_MODULATION = re.compile(
+    r"time_text_embed\.|transformer_blocks\.\d+\.(img|txt)_mod\.|(time|add)_embedding\.|.*\.time_emb_proj\."
+)
 _ALIASES = {
     "f32": "fp32", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "f16": "fp16",
 }  # fmt: skip
@@ -53,6 +77,7 @@ class Precision:
     modulation: bool = True
     residual: bool = True
     timestep: str = "fp32"
+    family: Family = "qwen"
 
     def __post_init__(self) -> None:
         assert {self.text, self.transformer, self.vae} <= BYTES.keys(), self
@@ -60,8 +85,9 @@ class Precision:
 
     def compute_dtype(self, component: str) -> str:
         """The dtype of a component's weights and matrix products, but for the FP32 places."""
-        assert component in COMPONENTS, component
-        dtype: str = getattr(self, component)
+        name = "transformer" if component == "unet" else component
+        assert name in COMPONENTS, component
+        dtype: str = getattr(self, name)
         return dtype
 
     def residual_dtype(self, component: str) -> str:
@@ -71,13 +97,10 @@ class Precision:
     def weight_dtype(self, component: str, key: str) -> str:
         """The dtype that the tensor `key` of `component` is loaded in, hence that its layer computes in."""
         dtype = self.compute_dtype(component)
-        if component == "transformer" and self.final_norm and _FINAL_NORM.match(key):
-            return at_least_float32(dtype)
-        if component == "transformer" and self.residual and _STREAM_START.match(key):
-            return at_least_float32(dtype)
-        if component == "transformer" and self.modulation and _MODULATION.match(key):
-            return at_least_float32(dtype)
-        return dtype
+        if component not in DENOISERS.values():
+            return dtype
+        places = ((self.final_norm, _FINAL_NORM), (self.residual, _STREAM_START), (self.modulation, _MODULATION))
+        return at_least_float32(dtype) if any(on and keys.match(key) for on, keys in places) else dtype
 
     def time_dtype(self) -> Literal["float32", "bfloat16", "float16"]:
         """What a timestep is rounded to before its sinusoid is made in float64."""
@@ -95,12 +118,14 @@ class Precision:
             "residual": self.residual_dtype("transformer"),
             "timestep": "float32" if self.timestep == "fp32" else f"rounded to {low}",
         }
-        return {place: switched.get(place, at_least_float32(low)) for place in PLACES}
+        named = PLACES if self.family == "qwen" else SD_PLACES
+        return {place: switched.get(place, at_least_float32(low)) for place in named}
 
     def summary(self) -> str:
         """One line for people: `bf16 (text bf16, transformer bf16, vae fp32; final_norm fp32 ...)`."""
+        denoiser = DENOISERS[self.family]
         short = {long: name for name, long in _DTYPES.items()} | {"float64": "fp64"}
-        parts = ", ".join(f"{c} {short[self.compute_dtype(c)]}" for c in COMPONENTS)
+        parts = ", ".join(f"{c} {short[self.compute_dtype(c)]}" for c in ("text", denoiser, "vae"))
         kept = [p for p in ("final_norm", "modulation", "residual") if getattr(self, p)]
         low = self.compute_dtype("transformer") in ("bfloat16", "float16")
         fp32 = f"; fp32: {' '.join(kept)}" if low and kept else ""
@@ -117,39 +142,64 @@ FP32 = Precision(name="fp32", text="float32", transformer="float32", vae="float3
 BF16 = Precision(name="bf16", text="bfloat16", transformer="bfloat16", vae="float32")
 BF16_PLAIN = replace(BF16, name="bf16-plain", final_norm=False, modulation=False, residual=False)
 FP16_PLAIN = replace(BF16_PLAIN, name="fp16-plain", text="float16", transformer="float16")
-BASES: Mapping[str, Precision] = {p.name: p for p in (FP32, BF16, BF16_PLAIN, FP16_PLAIN)}
+_ALL = (FP32, BF16, BF16_PLAIN, FP16_PLAIN)
+BASES: Mapping[str, Precision] = {p.name: p for p in _ALL}
+
+FP16 = replace(BF16, name="fp16", text="float16", transformer="float16")
+SD_BASES: Mapping[str, Precision] = {p.name: replace(p, family="sd") for p in (*_ALL, FP16)}
+FAMILIES: Mapping[Family, Mapping[str, Precision]] = {"qwen": BASES, "sd": SD_BASES}
 
 SYNTAX = "BASE[,text|transformer|vae=DTYPE][,final_norm=fp32|off][,timestep=fp32|rounded]"
+SD_SYNTAX = "BASE[,text|unet|vae=DTYPE][,final_norm=fp32|off]"
 
 
-def parse(text: str, *, on_gpu: bool) -> Precision:
-    """The policy that `text` (`SYNTAX`) names; `auto` is bf16 on a GPU and fp32 on a CPU. Raises UsageError."""
+def parse(text: str, *, on_gpu: bool, family: Family = "qwen") -> Precision:
+    """The policy that `text` (`SYNTAX`, `SD_SYNTAX`) names; `auto` is fp32 on a CPU, and on a GPU bf16, or fp16 for
+    Stable Diffusion. Raises UsageError."""
     base, *overrides = (part.strip() for part in text.strip().lower().split(","))
     base = _ALIASES.get(base, base)
     if base == "auto":
-        base = "bf16" if on_gpu else "fp32"
-    if base == "fp16":
+        base = "fp32" if not on_gpu else "fp16" if family == "sd" else "bf16"
+    bases, syntax = FAMILIES[family], SD_SYNTAX if family == "sd" else SYNTAX
+    if base == "fp16" and base not in bases:
         raise UsageError(
             "--precision fp16: a float16 that holds Qwen-Image's activations is not built yet; "
             "use bf16, or fp16-plain to see it overflow"
         )
-    if base not in BASES:
-        raise UsageError(f"--precision {text!r}: {base!r} is not one of auto, {', '.join(BASES)}; syntax: {SYNTAX}")
-    precision = BASES[base]
+    if base not in bases:
+        raise UsageError(f"--precision {text!r}: {base!r} is not one of auto, {', '.join(bases)}; syntax: {syntax}")
+    precision = bases[base]
     for override in overrides:
-        precision = _override(precision, override, text)
+        changed = _override(precision, override)
+        if changed is None:
+            raise UsageError(f"--precision {text!r}: cannot read {override!r}; syntax: {syntax}")
+        precision = changed
     return replace(precision, name=",".join([base, *overrides]))
 
 
-def _override(precision: Precision, override: str, text: str) -> Precision:
+def check(text: str) -> None:
+    """Raises UsageError for a policy that no family knows: what can be said before a model is opened."""
+    try:
+        parse(text, on_gpu=False)
+    except UsageError as error:
+        try:
+            parse(text, on_gpu=False, family="sd")
+        except UsageError:
+            raise error from None
+
+
+def _override(precision: Precision, override: str) -> Precision | None:
+    """`precision` with one thing changed; None where `override` does not say one that its family has."""
     key, _, value = override.partition("=")
-    if key in COMPONENTS and _ALIASES.get(value, value) in _DTYPES:
-        dtype = _DTYPES[_ALIASES.get(value, value)]
-        if key == "text":
-            return replace(precision, text=dtype)
-        return replace(precision, transformer=dtype) if key == "transformer" else replace(precision, vae=dtype)
+    dtype = _DTYPES.get(_ALIASES.get(value, value))
+    if dtype and key == "text":
+        return replace(precision, text=dtype)
+    if dtype and key == "vae":
+        return replace(precision, vae=dtype)
+    if dtype and key == DENOISERS[precision.family]:
+        return replace(precision, transformer=dtype)
     if key == "final_norm" and _ALIASES.get(value, value) in ("fp32", "off"):
         return replace(precision, final_norm=value != "off")
-    if key == "timestep" and _ALIASES.get(value, value) in ("fp32", "rounded"):
+    if key == "timestep" and precision.family == "qwen" and _ALIASES.get(value, value) in ("fp32", "rounded"):
         return replace(precision, timestep=_ALIASES.get(value, value))
-    raise UsageError(f"--precision {text!r}: cannot read {override!r}; syntax: {SYNTAX}")
+    return None

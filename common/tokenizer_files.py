@@ -1,8 +1,8 @@
-"""The Qwen2 vocabulary of a model folder, read and checked as data.
+"""The vocabulary of a model folder (Qwen2's, or CLIP's), read and checked as data.
 
 A tokenizer.json is a program: its normalizers, regexes, templates and padding run as written, and 500 bytes
 of them can take all memory or abort the process. So only vocabulary, merges and added tokens are taken from
-the files, and every other part must have the form that the published Qwen2 tokenizers have.
+the files, and every other part must have the form (`Form`) that the published tokenizers have.
 
 Which file counts is transformers' order: tokenizer.json before vocab.json with merges.txt.
 """
@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from qwenimg.common.untrusted import bad, open_regular, short, strict_json
 
@@ -28,6 +28,7 @@ MAX_BYTES = {  # Qwen's largest: 11.4 MB, 2.8 MB, 1.7 MB, 1 kB, 10 kB
     "merges.txt": 32 << 20,
     "added_tokens.json": 1 << 20,
     "tokenizer_config.json": 4 << 20,
+    "special_tokens_map.json": 1 << 20,
 }
 MAX_ID = 2**20  # Qwen's largest is 151,664
 MAX_VALUES = 4 * MAX_ID  # an id and a merge of two for each token
@@ -46,32 +47,44 @@ _PRE_TOKENIZERS = [
 ]
 
 
-def _has(part: Any, key: str, value: object) -> bool:
+def has(part: Any, key: str, value: object) -> bool:
     return isinstance(part, dict) and bool(part.get(key) == value)
 
 
 def _adds_no_token(part: Any) -> bool:
     """Whether a post-processor leaves the ids alone: none, ByteLevel (offsets), or a template of the text."""
-    if _has(part, "type", "TemplateProcessing"):
+    if has(part, "type", "TemplateProcessing"):
         text_alone = [{"Sequence": {"id": "A", "type_id": 0}}]
-        return _has(part, "single", text_alone) and _has(part, "special_tokens", {})
-    return part is None or _has(part, "type", "ByteLevel")
+        return has(part, "single", text_alone) and has(part, "special_tokens", {})
+    return part is None or has(part, "type", "ByteLevel")
 
 
-# What a part of tokenizer.json may be. Padding and truncation are not used: transformers writes those of its
-# last call into the file, so a pipeline saved after use has both. Those that would change ids are refused.
-_PARTS: dict[str, Callable[[Any], bool]] = {
+Part: TypeAlias = Callable[[Any], bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """What the parts of a tokenizer.json may be, and what ends a word in its vocabulary."""
+
+    parts: Mapping[str, Part]
+    model: Mapping[str, tuple[object, ...]]
+    suffix: str = ""
+
+
+# Padding and truncation are not used: transformers writes those of its last call into the file, so a pipeline saved
+# after use has both. Those that would change ids are refused.
+_QWEN_PARTS: dict[str, Part] = {
     "version": lambda part: part in (None, "1.0"),
-    "truncation": lambda part: part is None or _has(part, "direction", "Right"),
-    "padding": lambda part: part is None or _has(part, "strategy", "BatchLongest"),
+    "truncation": lambda part: part is None or has(part, "direction", "Right"),
+    "padding": lambda part: part is None or has(part, "strategy", "BatchLongest"),
     "added_tokens": lambda part: isinstance(part, list),
     "normalizer": lambda part: part == {"type": "NFC"},
     "pre_tokenizer": lambda part: part in _PRE_TOKENIZERS,
     "post_processor": _adds_no_token,
-    "decoder": lambda part: part is None or _has(part, "type", "ByteLevel"),
+    "decoder": lambda part: part is None or has(part, "type", "ByteLevel"),
     "model": lambda part: isinstance(part, dict),
 }
-_MODEL: dict[str, tuple[object, ...]] = {
+_QWEN_MODEL: dict[str, tuple[object, ...]] = {
     "type": ("BPE",),
     "dropout": (None,),
     "unk_token": (None,),
@@ -81,6 +94,7 @@ _MODEL: dict[str, tuple[object, ...]] = {
     "byte_fallback": (None, False),
     "ignore_merges": (None, False),
 }
+QWEN = Form(parts=_QWEN_PARTS, model=_QWEN_MODEL)
 
 
 @dataclass(frozen=True)
@@ -93,16 +107,16 @@ class Vocabulary:
     added_entries: list[Any]
 
 
-def read_vocabulary(folder: Path) -> Vocabulary:
-    """The vocabulary in `folder`; ModelError if it is missing, broken, or not of the published Qwen2 form."""
+def read_vocabulary(folder: Path, form: Form = QWEN) -> Vocabulary:
+    """The vocabulary in `folder`; ModelError if it is missing, broken, or not of the published form."""
     file = folder / "tokenizer.json"
     if os.path.lexists(file):
-        found = _tokenizer_json(file)
+        found = _tokenizer_json(file, form)
     else:
         file = folder / "vocab.json"
         found = Vocabulary(file, json_object(file), _merges_txt(folder / "merges.txt"), [])
     check_ids(file, found.ids)
-    absent = set(byte_symbols()) - found.ids.keys()
+    absent = {symbol for byte in byte_symbols() for symbol in (byte, byte + form.suffix)} - found.ids.keys()
     if absent:
         refuse(file, f"has no token for {len(absent)} of the 256 bytes, so parts of a prompt would vanish")
     _check_merges(found)
@@ -111,12 +125,12 @@ def read_vocabulary(folder: Path) -> Vocabulary:
 
 def refuse(file: Path, reason: str) -> NoReturn:
     """Raise ModelError with the file, the reason and what to do."""
-    raise bad(file, f"{reason}; use the unchanged tokenizer folder of a Qwen-Image model") from None
+    raise bad(file, f"{reason}; use the unchanged tokenizer folder of the model") from None
 
 
 def refuse_value(file: Path, name: str, value: Any) -> NoReturn:
-    """Raise ModelError for a part that would make other ids than Qwen's tokenizer."""
-    refuse(file, f"{name} is not that of a Qwen2 tokenizer ({shown(value)})")
+    """Raise ModelError for a part that would make other ids than the published tokenizer."""
+    refuse(file, f"{name} is not that of the published tokenizer ({shown(value)})")
 
 
 def shown(value: Any) -> str:
@@ -150,16 +164,16 @@ def json_object(file: Path) -> dict[str, Any]:
     return value
 
 
-def _tokenizer_json(file: Path) -> Vocabulary:
+def _tokenizer_json(file: Path, form: Form) -> Vocabulary:
     parts = json_object(file)
-    for name, allowed in _PARTS.items():
+    for name, allowed in form.parts.items():
         if not allowed(parts.get(name)):
             refuse_value(file, name, parts.get(name))
     model = parts["model"]
-    for name, values in _MODEL.items():
+    for name, values in form.model.items():
         if model.get(name) not in values:
             refuse_value(file, f"model.{name}", model.get(name))
-    unknown = [*(parts.keys() - _PARTS.keys()), *(model.keys() - _MODEL.keys() - {"vocab", "merges"})]
+    unknown = [*(parts.keys() - form.parts.keys()), *(model.keys() - form.model.keys() - {"vocab", "merges"})]
     if unknown:
         refuse(file, f"has a part that is not known, '{short(unknown[0], 40)}'")
     if not isinstance(model.get("vocab"), dict) or not isinstance(model.get("merges"), list):

@@ -54,7 +54,7 @@ class QwenTokenizer:
     def __init__(self, vocabulary: Vocabulary, added: dict[str, Added]) -> None:
         self.file = vocabulary.file
         self.largest_id = max([*vocabulary.ids.values(), *(token.id for token in added.values())])
-        self._tokenizer = _guarded(self.file, lambda: _build(vocabulary, added))
+        self._tokenizer = guarded(self.file, lambda: _build(vocabulary, added))
 
     def encode(self, prompt: str) -> list[int]:
         """Ids of `prompt` as it is, without a template; UsageError if it is too long or not Unicode text."""
@@ -68,7 +68,7 @@ class QwenTokenizer:
             raise bad(self.file, f"{found}: use the tokenizer of this text encoder")
 
     def _ids(self, text: str) -> list[int]:
-        return _guarded(self.file, lambda: self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return guarded(self.file, lambda: self._tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def load(folder: Path) -> QwenTokenizer:
@@ -81,8 +81,7 @@ def check_prompt(prompt: str) -> None:
     """UsageError unless `prompt` is Unicode text of at most MAX_CHARACTERS characters."""
     if len(prompt) > MAX_CHARACTERS:
         raise UsageError(
-            f"the prompt has {len(prompt)} characters, the limit is {MAX_CHARACTERS}. "
-            f"Shorten it: no more than {MAX_TOKENS} tokens of it are read."
+            f"the prompt has {len(prompt)} characters, the limit is {MAX_CHARACTERS}. Shorten it: far fewer are read."
         )
     try:
         prompt.encode("utf-8")
@@ -129,7 +128,7 @@ def _build(vocabulary: Vocabulary, added: dict[str, Added]) -> Tokenizer:
     return tokenizer
 
 
-def _guarded(file: Path, call: Callable[[], T]) -> T:
+def guarded(file: Path, call: Callable[[], T]) -> T:
     """`call()`; what the tokenizers library raises, panics (BaseException) included, becomes a ModelError."""
     try:
         return call()

@@ -107,9 +107,9 @@ def _why_not(path: Path, error: OSError | ValueError) -> str:
     return "cannot be opened: its name holds a null byte"
 
 
-def strict_json(raw: bytes, path: Path | str, *, depth: int, values: int) -> object:
-    """`raw` as JSON, or ModelError: UTF-8 without byte order mark, no duplicate key, no NaN or infinity,
-    integers of at most 20 digits, nested at most `depth` deep, at most about `values` values."""
+def strict_json(raw: bytes, path: Path | str, *, depth: int, values: int, infinities: bool = False) -> object:
+    """`raw` as JSON, or ModelError: UTF-8 without byte order mark, no duplicate key, no NaN, no infinity unless
+    `infinities`, integers of at most 20 digits, nested at most `depth` deep, at most about `values` values."""
     if raw.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
         raise bad(path, "starts with a byte order mark: save it as UTF-8 without one")
     _check_structure(raw, path, depth, values)
@@ -119,7 +119,7 @@ def strict_json(raw: bytes, path: Path | str, *, depth: int, values: int) -> obj
             object_pairs_hook=_no_duplicates,
             parse_int=_int,
             parse_float=_float,
-            parse_constant=_constant,
+            parse_constant=_infinity if infinities else _constant,
         )
     except UnicodeDecodeError as error:
         raise bad(path, f"is not UTF-8 (byte {error.start})") from None
@@ -167,6 +167,12 @@ def _float(digits: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{short(digits, 30)} is too large")
     return value
+
+
+def _infinity(name: str) -> float:
+    if name == "NaN":
+        _constant(name)
+    return float(name)
 
 
 def _constant(name: str) -> NoReturn:

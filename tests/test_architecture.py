@@ -323,8 +323,15 @@ ONE_SIDED: dict[str, dict[str, str]] = {
     "qwen_dit": {},
     "qwen_vl": {},
     "qwen_vae": {},
+    "clip": {},
+    "unet": {},
+    "kl_vae": {},
+    "diffusion": {},
+    "images": {},
     "nn": {
         "on_gpu()": "MLX computes some operations by another kernel on a CPU",
+        "padded_width(width)": "MLX has fused attention for some widths of a head only",
+        "pad_heads(x, width)": "MLX has fused attention for some widths of a head only",
         "Linear.__init__(self, inputs, outputs, bias)": OWN_LAYER,
         "Linear.__init__: self.weight": OWN_LAYER,
         "Linear.__init__: self.bias": OWN_LAYER,
@@ -346,7 +353,14 @@ ONE_SIDED: dict[str, dict[str, str]] = {
     },
 }
 # Of each model file, the functions and classes whose statements may differ.
-OTHER_BODIES: dict[str, dict[str, str]] = {"qwen_dit": {}, "qwen_vl": {}, "qwen_vae": {}}
+OTHER_BODIES: dict[str, dict[str, str]] = {
+    "qwen_dit": {},
+    "qwen_vl": {},
+    "qwen_vae": {},
+    "clip": {},
+    "unet": {},
+    "kl_vae": {},
+}
 
 
 def without_device(lines: list[str]) -> list[str]:

@@ -10,8 +10,20 @@ from hypothesis import strategies as st
 
 from qwenimg.common import precision
 from qwenimg.common.errors import QwenimgError, UsageError
-from qwenimg.common.models import qwen_dit, qwen_vae, qwen_vl
-from qwenimg.common.precision import BASES, BF16, BF16_PLAIN, FP16_PLAIN, FP32, FP64, PLACES, Precision, parse
+from qwenimg.common.models import qwen_dit, qwen_vae, qwen_vl, unet
+from qwenimg.common.precision import (
+    BASES,
+    BF16,
+    BF16_PLAIN,
+    FP16_PLAIN,
+    FP32,
+    FP64,
+    PLACES,
+    SD_BASES,
+    SD_PLACES,
+    Precision,
+    parse,
+)
 
 DIT = qwen_dit.manifest(qwen_dit.QwenDiTConfig(num_layers=2, use_additional_t_cond=True))
 
@@ -211,3 +223,72 @@ def test_what_a_timestep_is_rounded_to(text: str, dtype: str, place: str) -> Non
 )
 def test_summary(text: str, summary: str) -> None:
     assert parse(text, on_gpu=False).summary() == summary
+
+
+# Stable Diffusion
+
+ADDED = {"addition_embed_type": "text_time", "addition_time_embed_dim": 8, "projection_class_embeddings_input_dim": 64}
+UNET = unet.manifest(unet.UNetConfig(**ADDED))
+# name: text, unet, vae, then the parts of the UNet that may stay float32: head, modulation, stream
+SD_EXPECTED = {
+    "fp32": ("float32",) * 6,
+    "fp16": ("float16", "float16", "float32", "float32", "float32", "float32"),
+    "bf16": ("bfloat16", "bfloat16", "float32", "float32", "float32", "float32"),
+    "fp16-plain": ("float16", "float16", "float32", "float16", "float16", "float16"),
+    "bf16-plain": ("bfloat16", "bfloat16", "float32", "bfloat16", "bfloat16", "bfloat16"),
+    "fp16,unet=bf16": ("float16", "bfloat16", "float32", "float32", "float32", "float32"),
+    "fp16,text=fp32,vae=fp16": ("float32", "float16", "float16", "float32", "float32", "float32"),
+    "fp16,final_norm=off": ("float16", "float16", "float32", "float16", "float32", "float32"),
+}
+
+
+@pytest.mark.parametrize("text", SD_EXPECTED)
+def test_parse_for_stable_diffusion(text: str) -> None:
+    policy = parse(text, on_gpu=False, family="sd")
+    keys = ("conv_out.bias", "up_blocks.1.resnets.2.time_emb_proj.weight", "conv_in.weight")
+    parts = tuple(policy.compute_dtype(part) for part in ("text", "unet", "vae"))
+    assert (*parts, *(policy.weight_dtype("unet", key) for key in keys)) == SD_EXPECTED[text]
+    assert (policy.name, policy.family) == (text, "sd")
+    assert policy.residual_dtype("unet") == SD_EXPECTED[text][5]
+
+
+def test_auto_for_stable_diffusion() -> None:
+    assert parse("auto", on_gpu=True, family="sd") == SD_BASES["fp16"]
+    assert parse("auto", on_gpu=False, family="sd") == SD_BASES["fp32"]
+
+
+@pytest.mark.parametrize(
+    ("text", "family"),
+    [("fp16", "qwen"), ("bf16,unet=fp32", "qwen"), ("bf16,transformer=fp32", "sd"), ("fp16,timestep=rounded", "sd")],
+)
+def test_what_the_other_family_has_is_refused(text: str, family: precision.Family) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(text, on_gpu=False, family=family)
+    if text != "fp16":
+        assert str(caught.value).endswith(precision.SD_SYNTAX if family == "sd" else precision.SYNTAX)
+
+
+def test_every_weight_of_the_unet_has_its_dtype() -> None:
+    """Of the whole manifest: in fp16 a weight is float32 exactly if it belongs to a place."""
+    wide = {key for key in UNET if SD_BASES["fp16"].weight_dtype("unet", key) == "float32"}
+    tops = {"time_embedding", "add_embedding", "conv_in", "conv_norm_out", "conv_out"}
+    names = {"time_emb_proj", "conv_shortcut"}
+    assert wide == {key for key in UNET if key.split(".")[0] in tops or key.split(".")[-2] in names}
+    assert {SD_BASES["fp16-plain"].weight_dtype("unet", key) for key in UNET} == {"float16"}
+    vae = parse("fp16,vae=fp16", on_gpu=False, family="sd")
+    assert {vae.weight_dtype("vae", key) for key in ("decoder.conv_in.weight", "decoder.conv_out.bias")} == {"float16"}
+
+
+@pytest.mark.parametrize("policy", SD_BASES.values(), ids=SD_BASES)
+def test_places_of_stable_diffusion(policy: Precision) -> None:
+    places = policy.places()
+    assert places.keys() == SD_PLACES.keys()
+    assert places["final_norm"] == policy.weight_dtype("unet", "conv_out.weight")
+    assert places["modulation"] == policy.weight_dtype("unet", "time_embedding.linear_1.bias")
+    assert places["residual"] == policy.residual_dtype("unet") == policy.weight_dtype("unet", "conv_in.weight")
+    assert {places[name] for name in ("timestep", "softmax", "group_norm", "guidance", "scheduler")} == {"float32"}
+
+
+def test_summary_of_stable_diffusion() -> None:
+    expected = "fp16 (text fp16, unet fp16, vae fp32; fp32: final_norm modulation residual)"
+    assert SD_BASES["fp16"].summary() == expected

@@ -449,7 +449,7 @@ def test_a_panic_of_the_library_becomes_a_model_error(tmp_path: Path) -> None:
         Tokenizer.from_str(json.dumps(data)).encode("x")
     print(type(raw.value).__mro__)
     with pytest.raises(ModelError, match="cannot be used by the tokenizers library"):
-        ours._guarded(tmp_path, lambda: Tokenizer.from_str(json.dumps(data)).encode("x"))
+        ours.guarded(tmp_path, lambda: Tokenizer.from_str(json.dumps(data)).encode("x"))
 
 
 def test_importing_needs_no_third_party_package() -> None:

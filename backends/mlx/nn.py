@@ -141,6 +141,42 @@ class ChannelNorm(mlx.nn.Module):
         return _seen("channel_norm", self.path, (wide * scale * self.gamma.astype(wide.dtype)).astype(x.dtype))
 
 
+class LayerNorm(mlx.nn.Module):
+    path = ""
+
+    def __init__(self, width: int, eps: float):
+        super().__init__()
+        self.weight = mx.zeros((width,))
+        self.bias = mx.zeros((width,))
+        self.eps = eps
+
+    def __call__(self, x: Array) -> Array:
+        """(x - mean) / deviation * weight + bias over the last axis, in float32; the weight's dtype out."""
+        x = at_least_float32(x)
+        weight, bias = self.weight.astype(x.dtype), self.bias.astype(x.dtype)
+        y = mx.fast.layer_norm(x, weight, bias, self.eps)
+        return _seen("layer_norm", self.path, y.astype(self.weight.dtype))
+
+
+class GroupNorm(mlx.nn.Module):
+    path = ""
+
+    def __init__(self, groups: int, channels: int, eps: float):
+        super().__init__()
+        self.weight = mx.zeros((channels,))
+        self.bias = mx.zeros((channels,))
+        self.groups, self.eps = groups, eps
+
+    def __call__(self, x: Array) -> Array:
+        """The same over each group of channels and all pixels of [B h w C], in float32; the weight's dtype out."""
+        B, h, w, C = x.shape
+        grouped = at_least_float32(x).reshape(B, h * w, self.groups, -1).swapaxes(1, 2)
+        normed = mx.fast.layer_norm(grouped.reshape(B, self.groups, -1), None, None, self.eps)
+        normed = normed.reshape(grouped.shape).swapaxes(1, 2).reshape(B, h, w, C)
+        weight, bias = self.weight.astype(normed.dtype), self.bias.astype(normed.dtype)
+        return _seen("group_norm", self.path, (normed * weight + bias).astype(self.weight.dtype))
+
+
 def _conv_dtype(weight: Array) -> mx.Dtype:
     """What a convolution computes in. Metal's Winograd kernels for 3x3 round in the storage dtype, which costs 16 bit a
     thousand times the error of a direct convolution: there, those run in float32."""
@@ -211,41 +247,58 @@ def attention(q: Array, k: Array, v: Array, mask: Array | None = None, causal: b
     Scores and softmax are float32: by the fused kernel where there is one, else by computing in float32. `mask`
     [B 1 1 S] is True where a key counts. Fewer key heads than query heads are shared.
     """
-    dtype = v.dtype if _has_kernel(v) else mx.float32
-    q, k, v_ = (x.astype(v.dtype).astype(dtype).transpose(0, 2, 1, 3) for x in (q, k, v))
-    out = _attend(q, k, v_, "causal") if causal else _in_chunks(q, k, v_, mask)
-    return _seen("attention", "", out.astype(v.dtype).transpose(0, 2, 1, 3).flatten(2))
+    D, scale = v.shape[-1], q.shape[-1] ** -0.5
+    fused = _has_kernel(v)
+    dtype, width = (v.dtype, padded_width(D)) if fused else (mx.float32, D)
+    q, k, v_ = (pad_heads(x.astype(v.dtype).astype(dtype), width).transpose(0, 2, 1, 3) for x in (q, k, v))
+    out = _attend(q, k, v_, scale, "causal") if causal else _in_chunks(q, k, v_, scale, fused, mask)
+    return _seen("attention", "", out[..., :D].astype(v.dtype).transpose(0, 2, 1, 3).flatten(2))
 
 
 def spatial_attention(qkv: Array) -> Array:
-    """Single-head attention over all pixels: [B h w 3C] -> [B h w C], in chunks of queries so that the scores of all
-    pairs are never in memory."""
+    """Single-head attention over all pixels: [B h w 3C] -> [B h w C]."""
     B, h, w, _ = qkv.shape
-    q, k, v = mx.split(qkv.reshape(B, 1, h * w, -1), 3, axis=-1)
+    q, k, v = mx.split(qkv.reshape(B, h * w, -1), 3, axis=-1)
+    return single_head_attention(q, k, v).reshape(B, h, w, -1)
+
+
+def single_head_attention(q: Array, k: Array, v: Array) -> Array:
+    """[B L C] each -> [B L C], in chunks of queries so that the scores of all pairs are never in memory."""
     dtype = q.dtype
-    q, k, v = (at_least_float32(x) for x in (q, k, v))
-    return _seen("attention", "", _in_chunks(q, k, v, None).astype(dtype).reshape(B, h, w, -1))
+    q, k, v = (at_least_float32(x)[:, None] for x in (q, k, v))
+    out = _in_chunks(q, k, v, q.shape[-1] ** -0.5, False, None)
+    return _seen("attention", "", out.astype(dtype)[:, 0])
+
+
+def padded_width(width: int) -> int:
+    """The narrowest head with a fused kernel that holds one of `width`, or `width` where none does."""
+    return next((fused for fused in FUSED_HEADS if fused >= width), width)
+
+
+def pad_heads(x: Array, width: int) -> Array:
+    """[B L H D] -> [B L H width] with zeros, which change no score and whose own sums are cut off: exact."""
+    return mx.pad(x, [(0, 0)] * 3 + [(0, width - x.shape[-1])]) if width > x.shape[-1] else x
 
 
 def _has_kernel(v: Array) -> bool:
-    """Metal has one for these widths in every dtype; MLX's CUDA build only in 16 bit."""
-    return on_gpu() and v.shape[-1] in FUSED_HEADS and (mx.metal.is_available() or v.itemsize == 2)
+    """Metal has one for widths up to 128 in every dtype; MLX's CUDA build only in 16 bit."""
+    return on_gpu() and v.shape[-1] <= FUSED_HEADS[-1] and (mx.metal.is_available() or v.itemsize == 2)
 
 
-def _in_chunks(q: Array, k: Array, v: Array, mask: Array | None) -> Array:
+def _in_chunks(q: Array, k: Array, v: Array, scale: float, fused: bool, mask: Array | None) -> Array:
     """[B H L D] -> [B H L D] over chunks of queries, unless a fused kernel keeps the scores out of memory."""
     B, H, L, _ = q.shape
-    rows = L if _has_kernel(v) else max(1, SCORE_BYTES // (4 * B * H * k.shape[2]))
+    rows = L if fused else max(1, SCORE_BYTES // (4 * B * H * k.shape[2]))
     parts = []
     for start in range(0, L, rows):
-        parts.append(_attend(q[:, :, start : start + rows], k, v, mask))
+        parts.append(_attend(q[:, :, start : start + rows], k, v, scale, mask))
         if rows < L:
             mx.eval(parts[-1])
     return mx.concatenate(parts, axis=2) if len(parts) > 1 else parts[0]
 
 
-def _attend(q: Array, k: Array, v: Array, mask: Array | str | None) -> Array:
-    return mx.fast.scaled_dot_product_attention(q, k, v, scale=q.shape[-1] ** -0.5, mask=mask)
+def _attend(q: Array, k: Array, v: Array, scale: float, mask: Array | str | None) -> Array:
+    return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
 
 
 @_fused
@@ -262,9 +315,35 @@ def gelu(x: Array) -> Array:
     return (0.5 * wide * (1 + mx.tanh(inner))).astype(x.dtype)
 
 
-def upsample(x: Array) -> Array:
-    """Each pixel four times: [B h w C] -> [B 2h 2w C]."""
-    return mx.repeat(mx.repeat(x, 2, axis=1), 2, axis=2)
+@_fused
+def gelu_erf(x: Array) -> Array:
+    """GELU as it is defined, by the error function."""
+    wide = at_least_float32(x)
+    return (0.5 * wide * (1 + mx.erf(wide * 0.7071067811865476))).astype(x.dtype)
+
+
+@_fused
+def quick_gelu(x: Array) -> Array:
+    """x sigmoid(1.702 x), an approximation of GELU (D. Hendrycks, K. Gimpel, "Gaussian Error Linear Units", 2016)."""
+    wide = at_least_float32(x)
+    return (wide * mx.sigmoid(1.702 * wide)).astype(x.dtype)
+
+
+@_fused
+def _gated_gelu(values: Array, gate: Array) -> Array:
+    return (at_least_float32(values) * gelu_erf(at_least_float32(gate))).astype(values.dtype)
+
+
+def geglu(x: Array) -> Array:
+    """[... 2C] -> [... C]: the first half times GELU of the second (N. Shazeer, "GLU Variants Improve Transformer",
+    2020)."""
+    values, gate = mx.split(x, 2, axis=-1)
+    return _seen("geglu", "", _gated_gelu(values, gate))
+
+
+def shift(x: Array, rows: Array) -> Array:
+    """An image [B h w C] and a number per channel [1 or B, C], in the image's dtype."""
+    return _seen("shift", "", x + rows.astype(x.dtype)[:, None, None])
 
 
 def pad_right_bottom(x: Array) -> Array:
@@ -272,14 +351,9 @@ def pad_right_bottom(x: Array) -> Array:
     return mx.pad(x, [(0, 0), (0, 1), (0, 1), (0, 0)])
 
 
-def window(x: Array, rows: slice, columns: slice) -> Array:
-    """A rectangle of an image [B h w C]."""
-    return x[:, rows, columns]
-
-
-def join(grid: list[list[Array]]) -> Array:
-    """An image from rows of tiles."""
-    return mx.concatenate([mx.concatenate(row, axis=2) for row in grid], axis=1)
+def faded(x: Array, rows: list[float], columns: list[float]) -> Array:
+    """An image [B h w C] times a weight for each row and for each column, in float32."""
+    return at_least_float32(x) * mx.array(rows)[:, None, None] * mx.array(columns)[:, None]
 
 
 def submit(x: Array) -> Array:
@@ -300,6 +374,14 @@ def guide(conditional: Array, unconditional: Array, scale: float) -> Array:
     c, u = at_least_float32(conditional), at_least_float32(unconditional)
     combined = u + scale * (c - u)
     return combined * (_length(c) / _length(combined))
+
+
+def rescale(guided: Array, conditional: Array, share: float) -> Array:
+    """`guided` with its deviation moved by `share` towards that of `conditional`, both [B C h w], in float32 (S. Lin et
+    al., "Common Diffusion Noise Schedules and Sample Steps are Flawed", 2023)."""
+    g, c = at_least_float32(guided), at_least_float32(conditional)
+    ratio = mx.std(c, axis=(1, 2, 3), keepdims=True, ddof=1) / mx.std(g, axis=(1, 2, 3), keepdims=True, ddof=1)
+    return g * (share * ratio + (1 - share))
 
 
 def _length(x: Array) -> Array:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import mlx.nn
 from mlx.core import array as Array
 
-from qwenimg.backends.mlx import nn
+from qwenimg.backends.mlx import images, nn
 from qwenimg.common.geometry import tiles
 from qwenimg.common.models.qwen_vae import QwenVAEConfig, halo
 
@@ -67,7 +67,7 @@ class Upsample(mlx.nn.Module):
         self.resample = [mlx.nn.Identity(), nn.Conv2d(channels, channels // 2, 3, padding=1)]
 
     def __call__(self, x: Array) -> Array:
-        return self.resample[1](nn.upsample(x))
+        return self.resample[1](images.upsample(x))
 
 
 class UpBlock(mlx.nn.Module):
@@ -125,15 +125,15 @@ class Decoder(mlx.nn.Module):
         """Latents [B h w z] -> pixels [B 8h 8w 3]; the up blocks in tiles of at most `tile` latents a side."""
         x = nn.settle(self.mid_block(self.conv_in(z)))
         across = tiles(width, tile, self.halo)
-        return nn.join([[self.tile(x, row, column) for column in across] for row in tiles(height, tile, self.halo)])
+        return images.join([[self.tile(x, row, column) for column in across] for row in tiles(height, tile, self.halo)])
 
     def tile(self, x: Array, row: tuple[int, ...], column: tuple[int, ...]) -> Array:
         """The pixels of one tile, read with a margin that is cut off again, so that the seams are exact."""
         top, bottom, first, last = row
         left, right, begin, end = column
-        pixels = self.up(nn.window(x, slice(top, bottom), slice(left, right)))
+        pixels = self.up(images.window(x, slice(top, bottom), slice(left, right)))
         rows = slice((first - top) * self.scale, (last - top) * self.scale)
-        return nn.window(pixels, rows, slice((begin - left) * self.scale, (end - left) * self.scale))
+        return images.window(pixels, rows, slice((begin - left) * self.scale, (end - left) * self.scale))
 
 
 class QwenImageVAE(mlx.nn.Module):

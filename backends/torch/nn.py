@@ -130,6 +130,47 @@ class ChannelNorm(torch.nn.Module):
         return _seen("channel_norm", self.path, (wide * scale * gamma).to(x.dtype))
 
 
+class LayerNorm(torch.nn.Module):
+    path = ""
+
+    def __init__(self, width: int, eps: float):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(width))
+        self.bias = torch.nn.Parameter(torch.empty(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(x - mean) / deviation * weight + bias over the last axis, in float32; the weight's dtype out."""
+        x, weight, bias = _for_norm(x, self.weight, self.bias)
+        y = F.layer_norm(x, x.shape[-1:], weight, bias, self.eps)
+        return _seen("layer_norm", self.path, y.to(self.weight.dtype))
+
+
+class GroupNorm(torch.nn.Module):
+    path = ""
+
+    def __init__(self, groups: int, channels: int, eps: float):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(channels))
+        self.bias = torch.nn.Parameter(torch.empty(channels))
+        self.groups, self.eps = groups, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same over each group of channels and all pixels of [B C h w], in float32; the weight's dtype out."""
+        x, weight, bias = _for_norm(x, self.weight, self.bias)
+        y = F.group_norm(x, self.groups, weight, bias, self.eps)
+        return _seen("group_norm", self.path, y.to(self.weight.dtype))
+
+
+def _for_norm(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same dtype for all three: the one that they share, in which torch's norms compute in float32 inside, or else
+    float32."""
+    if x.dtype == weight.dtype:
+        return x, weight, bias
+    x = at_least_float32(x)
+    return x, weight.to(x.dtype), bias.to(x.dtype)
+
+
 # Functions
 
 
@@ -199,15 +240,19 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causa
 
 
 def spatial_attention(qkv: Tensor) -> Tensor:
-    """Single-head attention over all pixels: [B 3C h w] -> [B C h w], in chunks of queries so that the scores of all
-    pairs are never in memory."""
+    """Single-head attention over all pixels: [B 3C h w] -> [B C h w]."""
     B, _, h, w = qkv.shape
-    # [B 1 L C], channels last in memory: a condition of the kernels that keep no scores at all
-    q, k, v = qkv.flatten(2).transpose(1, 2)[:, None].contiguous().chunk(3, dim=-1)
-    rows = max(1, SCORE_BYTES // (4 * h * w))
+    # [B L C], channels last in memory: a condition of the kernels that keep no scores at all
+    q, k, v = qkv.flatten(2).transpose(1, 2).contiguous().chunk(3, dim=-1)
+    return single_head_attention(q, k, v).transpose(1, 2).reshape(B, -1, h, w)
+
+
+def single_head_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """[B L C] each -> [B L C], in chunks of queries so that the scores of all pairs are never in memory."""
+    q, k, v = q[:, None], k[:, None], v[:, None]
+    rows = max(1, SCORE_BYTES // (4 * k.shape[2]))
     parts = [F.scaled_dot_product_attention(chunk, k, v) for chunk in q.split(rows, dim=2)]
-    out = torch.cat(parts, dim=2)[:, 0].transpose(1, 2)
-    return _seen("attention", "", out.reshape(B, -1, h, w))
+    return _seen("attention", "", torch.cat(parts, dim=2)[:, 0])
 
 
 def silu(x: Tensor) -> Tensor:
@@ -219,9 +264,27 @@ def gelu(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-def upsample(x: Tensor) -> Tensor:
-    """Each pixel four times: [B C h w] -> [B C 2h 2w]."""
-    return F.interpolate(x, scale_factor=2.0, mode="nearest-exact")
+def gelu_erf(x: Tensor) -> Tensor:
+    """GELU as it is defined, by the error function."""
+    return F.gelu(x)
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """x sigmoid(1.702 x), an approximation of GELU (D. Hendrycks, K. Gimpel, "Gaussian Error Linear Units", 2016)."""
+    wide = at_least_float32(x)
+    return (wide * torch.sigmoid(1.702 * wide)).to(x.dtype)
+
+
+def geglu(x: Tensor) -> Tensor:
+    """[... 2C] -> [... C]: the first half times GELU of the second (N. Shazeer, "GLU Variants Improve Transformer",
+    2020)."""
+    values, gate = x.chunk(2, dim=-1)
+    return _seen("geglu", "", values * F.gelu(gate))
+
+
+def shift(x: Tensor, rows: Tensor) -> Tensor:
+    """An image [B C h w] and a number per channel [1 or B, C], in the image's dtype."""
+    return _seen("shift", "", x + rows.to(x.dtype)[:, :, None, None])
 
 
 def pad_right_bottom(x: Tensor) -> Tensor:
@@ -229,14 +292,10 @@ def pad_right_bottom(x: Tensor) -> Tensor:
     return F.pad(x, (0, 1, 0, 1))
 
 
-def window(x: Tensor, rows: slice, columns: slice) -> Tensor:
-    """A rectangle of an image [B C h w]."""
-    return x[:, :, rows, columns]
-
-
-def join(grid: list[list[Tensor]]) -> Tensor:
-    """An image from rows of tiles."""
-    return torch.cat([torch.cat(row, dim=3) for row in grid], dim=2)
+def faded(x: Tensor, rows: list[float], columns: list[float]) -> Tensor:
+    """An image [B C h w] times a weight for each row and for each column, in float32."""
+    down, across = torch.tensor(rows, device=x.device), torch.tensor(columns, device=x.device)
+    return at_least_float32(x) * down[:, None] * across
 
 
 def submit(x: Tensor) -> Tensor:
@@ -254,6 +313,14 @@ def guide(conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:
     c, u = at_least_float32(conditional), at_least_float32(unconditional)
     combined = u + scale * (c - u)
     return combined * (_length(c) / _length(combined))
+
+
+def rescale(guided: Tensor, conditional: Tensor, share: float) -> Tensor:
+    """`guided` with its deviation moved by `share` towards that of `conditional`, both [B C h w], in float32 (S. Lin et
+    al., "Common Diffusion Noise Schedules and Sample Steps are Flawed", 2023)."""
+    g, c = at_least_float32(guided), at_least_float32(conditional)
+    ratio = torch.std(c, dim=(1, 2, 3), keepdim=True) / torch.std(g, dim=(1, 2, 3), keepdim=True)
+    return g * (share * ratio + (1 - share))
 
 
 def _length(x: Tensor) -> Tensor:

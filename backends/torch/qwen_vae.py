@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import nn
+from qwenimg.backends.torch import images, nn
 from qwenimg.common.geometry import tiles
 from qwenimg.common.models.qwen_vae import QwenVAEConfig, halo
 
@@ -67,7 +67,7 @@ class Upsample(torch.nn.Module):
         self.resample = torch.nn.ModuleList([torch.nn.Identity(), nn.Conv2d(channels, channels // 2, 3, padding=1)])
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.resample[1](nn.upsample(x))
+        return self.resample[1](images.upsample(x))
 
 
 class UpBlock(torch.nn.Module):
@@ -125,15 +125,15 @@ class Decoder(torch.nn.Module):
         """Latents [B z h w] -> pixels [B 3 8h 8w]; the up blocks in tiles of at most `tile` latents a side."""
         x = nn.settle(self.mid_block(self.conv_in(z)))
         across = tiles(width, tile, self.halo)
-        return nn.join([[self.tile(x, row, column) for column in across] for row in tiles(height, tile, self.halo)])
+        return images.join([[self.tile(x, row, column) for column in across] for row in tiles(height, tile, self.halo)])
 
     def tile(self, x: Tensor, row: tuple[int, ...], column: tuple[int, ...]) -> Tensor:
         """The pixels of one tile, read with a margin that is cut off again, so that the seams are exact."""
         top, bottom, first, last = row
         left, right, begin, end = column
-        pixels = self.up(nn.window(x, slice(top, bottom), slice(left, right)))
+        pixels = self.up(images.window(x, slice(top, bottom), slice(left, right)))
         rows = slice((first - top) * self.scale, (last - top) * self.scale)
-        return nn.window(pixels, rows, slice((begin - left) * self.scale, (end - left) * self.scale))
+        return images.window(pixels, rows, slice((begin - left) * self.scale, (end - left) * self.scale))
 
 
 class QwenImageVAE(torch.nn.Module):

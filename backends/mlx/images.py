@@ -1,0 +1,62 @@
+"""Images and their tokens: data is moved here, never computed or cast. Images are [B h w C].
+
+B batch, L tokens, C channels.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+Array = mx.array
+
+
+def upsample(x: Array) -> Array:
+    """Each pixel four times: [B h w C] -> [B 2h 2w C]."""
+    return mx.repeat(mx.repeat(x, 2, axis=1), 2, axis=2)
+
+
+def upsample_like(x: Array, kept: Array) -> Array:
+    """Each pixel four times, without the last row or column where the sides of `kept` are odd."""
+    return upsample(x)[:, : kept.shape[1], : kept.shape[2]]
+
+
+def laid_out(x: Array, weight: Array) -> Array:
+    """Nothing here: MLX has one layout."""
+    return x
+
+
+def tokens(x: Array) -> Array:
+    """An image [B h w C] as tokens [B L C]."""
+    return x.flatten(1, 2)
+
+
+def image(x: Array, like: Array) -> Array:
+    """Tokens [B L C] as an image [B h w C] of the sides of `like`."""
+    return x.reshape(*like.shape[:3], -1)
+
+
+def beside(x: Array, kept: Array) -> Array:
+    """The channels of two images in one."""
+    return mx.concatenate((x, kept), axis=-1)
+
+
+def blank(like: Array, channels: int, height: int, width: int) -> Array:
+    """An image of zeros for each one of `like`, float32."""
+    return mx.zeros((like.shape[0], height, width, channels))
+
+
+def add_at(whole: Array, part: Array, top: int, left: int) -> Array:
+    """`whole` with `part` added from that row and column on."""
+    _, h, w, _ = whole.shape
+    below, right = h - top - part.shape[1], w - left - part.shape[2]
+    return whole + mx.pad(part, [(0, 0), (top, below), (left, right), (0, 0)])
+
+
+def window(x: Array, rows: slice, columns: slice) -> Array:
+    """A rectangle of an image [B h w C]."""
+    return x[:, rows, columns]
+
+
+def join(grid: list[list[Array]]) -> Array:
+    """An image from rows of tiles."""
+    return mx.concatenate([mx.concatenate(row, axis=2) for row in grid], axis=1)

@@ -1,0 +1,145 @@
+"""Prompts for CLIP as users of Stable Diffusion write them: weights in brackets, and more than 77 tokens.
+
+The grammar and what it does are those of the AUTOMATIC1111 web UI, which prompts are shared for:
+
+- `(word)` is 1.1 times the weight, `[word]` 1 / 1.1 times, `(word:1.3)` 1.3 times; they nest and multiply;
+- a backslash makes a bracket, or a backslash, plain text;
+- an opening bracket that is never closed reaches to the end; a closing one without its opening is plain text;
+- a prompt is cut into chunks of 75 tokens; each has its own start and end token and is padded to 77;
+- the states of all chunks follow each other; the pooled vector is the first chunk's;
+- a token's state is multiplied by its weight, then the chunk by one number that gives it back the mean over all its
+  tokens and channels that it had before (the web UI's emphasis mode "Original"). Start, end and padding have weight 1.
+
+Not done here: BREAK, schedules such as `[a:b:0.5]`, and moving a chunk's end back to a comma.
+
+A prompt without brackets and backslashes, of at most 75 tokens, gives exactly the ids of diffusers' pipelines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwenimg.common.clip_tokenizer import CLIPTokenizer
+from qwenimg.common.errors import UsageError
+
+LENGTH = 77  # of a chunk, with start and end token
+MAX_CHUNKS = 40  # 3,000 tokens: each chunk's states are seen by every attention layer in every step
+MAX_WEIGHT = 100.0  # brackets by the thousand must not overflow
+
+_FACTOR = {"(": 1.1, "[": 1 / 1.1}
+_OPENING = {")": "(", "]": "["}
+# A weight before a closing bracket, an escaped character, a bracket, or plain text.
+_TOKEN = re.compile(
+    r":\s*(?P<weight>[+-]?(?:\d{1,6}(?:\.\d{0,12})?|\.\d{1,12}))\s*\)|\\(?P<escaped>[\\()\[\]])|[()\[\]]|[^\\()\[\]:]+|.",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Ids with start token, end token and padding, and the weight of each."""
+
+    ids: tuple[int, ...]
+    weights: tuple[float, ...]
+
+
+def parse(prompt: str) -> list[tuple[str, float]]:
+    """`prompt` in parts of one weight each, brackets and weights taken out. Every text has a meaning: none fails."""
+    tokens = list(_TOKEN.finditer(prompt))
+    factors, closes = _brackets(tokens)
+    parts: list[tuple[str, float]] = []
+    weights = [1.0]
+    for index, token in enumerate(tokens):
+        if index in factors:
+            weights.append(weights[-1] * factors[index])
+        elif index in closes:
+            del weights[-closes[index] :]
+        else:
+            weight = max(-MAX_WEIGHT, min(MAX_WEIGHT, weights[-1]))
+            text = token["escaped"] or token[0]
+            if parts and parts[-1][1] == weight:
+                text = parts.pop()[0] + text
+            parts.append((text, weight))
+    return parts
+
+
+def prompt_chunks(tokenizers: Sequence[CLIPTokenizer], prompts: Sequence[str]) -> list[list[list[Chunk]]]:
+    """[tokenizer][prompt][chunk]: every prompt in as many chunks as the longest needs, for any of the tokenizers, so
+    that their states can be joined. Raises UsageError for a prompt that is too long or not Unicode text."""
+    made = [[chunks(tokenizer, prompt) for prompt in prompts] for tokenizer in tokenizers]
+    count = max(len(found) for row in made for found in row)
+    return [
+        [found + [_chunk(tokenizer, [])] * (count - len(found)) for found in row]
+        for tokenizer, row in zip(tokenizers, made, strict=True)
+    ]
+
+
+def chunks(tokenizer: CLIPTokenizer, prompt: str) -> list[Chunk]:
+    """`prompt` in one or more chunks. Raises UsageError."""
+    tokens = [(token, weight) for text, weight in parse(prompt) for token in tokenizer.words(text)]
+    size = LENGTH - 2
+    if len(tokens) > MAX_CHUNKS * size:
+        raise UsageError(f"the prompt has {len(tokens)} tokens, the limit is {MAX_CHUNKS * size}. Shorten it.")
+    return [_chunk(tokenizer, tokens[start : start + size]) for start in range(0, max(1, len(tokens)), size)]
+
+
+def apply_weights(states: NDArray[np.float32], prompt: Sequence[Chunk]) -> NDArray[np.float32]:
+    """The states [chunks S C] of a prompt's chunks, weighted and joined: [1 chunks*S C].
+
+    A chunk without weights is not touched. Where weighting leaves no mean, or one of the other sign, there is none to
+    give back, and the chunk keeps what weighting made of it.
+    """
+    parts = [_weighted(part, np.array(chunk.weights)) for part, chunk in zip(states, prompt, strict=True)]
+    return np.concatenate(parts)[None]
+
+
+def _weighted(states: NDArray[np.float32], weights: NDArray[np.float64]) -> NDArray[np.float32]:
+    if (weights == 1).all():
+        return states
+    wide = states.astype(np.float64)
+    made = wide * weights[:, None]
+    before, after = float(wide.mean()), float(made.mean())
+    scale = before / after if before * after > 0 else 1.0
+    return (made * scale).astype(np.float32)
+
+
+def _chunk(tokenizer: CLIPTokenizer, tokens: Sequence[tuple[int, float]]) -> Chunk:
+    padding = LENGTH - 2 - len(tokens)
+    ids = (tokenizer.bos, *(token for token, _ in tokens), tokenizer.eos, *[tokenizer.pad] * padding)
+    return Chunk(ids, (1.0, *(weight for _, weight in tokens), 1.0, *[1.0] * padding))
+
+
+def _brackets(tokens: Sequence[re.Match[str]]) -> tuple[dict[int, float], dict[int, int]]:
+    """Of each opening bracket its factor, and of each closing one how many it closes: those left open inside too."""
+    factors: dict[int, float] = {}
+    closes: dict[int, int] = {}
+    opened: list[int] = []
+    left: Counter[str] = Counter()  # of `opened`, by kind: spares a search that would find nothing
+    for index, kind, weight in _kinds(tokens):
+        if kind in _FACTOR:
+            factors[index] = _FACTOR[kind]
+            opened.append(index)
+            left[kind] += 1
+        elif left[_OPENING[kind]]:
+            depth = next(d for d, i in enumerate(reversed(opened), 1) if tokens[i][0] == _OPENING[kind])
+            if weight is not None:
+                factors[opened[-depth]] = weight
+            left.subtract(tokens[i][0] for i in opened[-depth:])
+            del opened[-depth:]
+            closes[index] = depth
+    return factors, closes
+
+
+def _kinds(tokens: Sequence[re.Match[str]]) -> Iterator[tuple[int, str, float | None]]:
+    """(index, bracket, weight) of the tokens that are brackets."""
+    for index, token in enumerate(tokens):
+        if token["weight"] is not None:
+            yield index, ")", float(token["weight"])
+        elif token[0] in "()[]":
+            yield index, token[0], None

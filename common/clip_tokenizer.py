@@ -1,0 +1,212 @@
+"""CLIP's tokenizer: words to ids, with the files of a model folder or of another place on this machine.
+
+Unusual here:
+
+- Byte-level BPE whose last piece of a word ends in `</w>`; text is in lower case, white space is one blank.
+- ViT-L pads with `<|endoftext|>`; the OpenCLIP encoders pad with "!" (id 0). As in transformers a padding token is a
+  special one, so that with those every "!" of a prompt is that token, and never part of a "!!" or of a word's end.
+- Single files carry no tokenizer. All published models have the same vocabulary of 49,408 tokens, so that of any of
+  them serves: `find_clip_tokenizer`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qwenimg.common import hub
+from qwenimg.common.errors import ModelError
+from qwenimg.common.tokenizer_files import QWEN, Vocabulary, has, json_object, read_vocabulary, refuse, shown
+from qwenimg.common.tokenizers import check_prompt, guarded
+from qwenimg.common.untrusted import bad, short
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+EOS_PAD, OPEN_CLIP_PAD = "<|endoftext|>", "!"
+_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+REGEX = r"<\|startoftext\|>|<\|endoftext\|>|" + _WORDS
+FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"))  # either is a tokenizer
+# Models whose tokenizer is CLIP's own, in the order in which they are looked for in the hub's cache.
+REPOS = (
+    "openai/clip-vit-large-patch14",
+    "stable-diffusion-v1-5/stable-diffusion-v1-5",
+    "runwayml/stable-diffusion-v1-5",
+    "CompVis/stable-diffusion-v1-4",
+    "stabilityai/stable-diffusion-xl-base-1.0",
+    "stabilityai/sdxl-turbo",
+    "stabilityai/stable-diffusion-2-1",
+    "stabilityai/stable-diffusion-2-1-base",
+)
+
+_ROLES = {"bos_token": "<|startoftext|>", "eos_token": EOS_PAD, "unk_token": EOS_PAD, "pad_token": EOS_PAD}
+_NORMALIZER = {
+    "type": "Sequence",
+    "normalizers": [
+        {"type": "NFC"},
+        {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "},
+        {"type": "Lowercase"},
+    ],
+}
+_SPLITS = (REGEX, _WORDS)  # of transformers 5 and 4: the same ids
+
+
+def _is_pre_tokenizer(part: Any) -> bool:
+    parts = part.get("pretokenizers") if has(part, "type", "Sequence") else None
+    if not isinstance(parts, list) or len(parts) != 2:
+        return False
+    splits = [{"type": "Split", "pattern": {"Regex": r}, "behavior": "Removed", "invert": True} for r in _SPLITS]
+    as_bytes = has(parts[1], "type", "ByteLevel") and has(parts[1], "add_prefix_space", False)
+    return parts[0] in splits and as_bytes and parts[1].get("use_regex", True) is True
+
+
+# A post-processor adds start and end token, which is done by `clip_prompt`.
+_FORM = replace(
+    QWEN,
+    parts={
+        **QWEN.parts,
+        "truncation": lambda part: part is None or isinstance(part, dict),
+        "padding": lambda part: part is None or isinstance(part, dict),
+        "normalizer": lambda part: part == _NORMALIZER,
+        "pre_tokenizer": _is_pre_tokenizer,
+        "post_processor": lambda part: part is None or isinstance(part, dict),
+    },
+    model={**QWEN.model, "unk_token": (EOS_PAD,), "end_of_word_suffix": ("</w>",)},
+    suffix="</w>",
+)
+
+
+@dataclass(frozen=True)
+class Special:
+    """`normalized`: it is matched in the text in lower case, not as it was typed."""
+
+    content: str
+    normalized: bool
+
+
+class CLIPTokenizer:
+    """Text to ids, the same as transformers' CLIPTokenizer gives. Made by `load`."""
+
+    def __init__(self, vocabulary: Vocabulary, special: dict[str, Special]) -> None:
+        self.file = vocabulary.file
+        self.largest_id = max(vocabulary.ids.values())
+        self.bos, self.eos, _, self.pad = (vocabulary.ids[special[role].content] for role in _ROLES)
+        self._tokenizer = guarded(self.file, lambda: _build(vocabulary, special))
+
+    def words(self, text: str) -> list[int]:
+        """Ids of `text` without start and end token; UsageError if it is too long or not Unicode text."""
+        check_prompt(text)
+        return guarded(self.file, lambda: self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def check_vocabulary(self, size: int) -> None:
+        """ModelError unless the ids are those of an embedding table of `size` rows."""
+        if self.largest_id != size - 1:
+            found = f"has token ids up to {self.largest_id}, but the text encoder has {size} embeddings"
+            raise bad(self.file, f"{found}: use the tokenizer of this text encoder")
+
+
+def load(folder: Path, pad: str | None = None) -> CLIPTokenizer:
+    """The tokenizer in `folder`; ModelError if it is missing, broken, or not of CLIP's form.
+
+    `pad` is the padding token where the folder is another model's than the text encoder: EOS_PAD or OPEN_CLIP_PAD.
+    """
+    vocabulary = read_vocabulary(folder, _FORM)
+    special = _read_special(folder, vocabulary)
+    if pad is not None:
+        special["pad_token"] = Special(pad, False)
+    for role, token in special.items():
+        if token.content not in vocabulary.ids:
+            refuse(vocabulary.file, f"has no token '{short(token.content, 40)}', which is to be its {role}")
+    return CLIPTokenizer(vocabulary, special)
+
+
+# Where a tokenizer is
+
+
+def find_clip_tokenizer(file: Path, given: Path | None = None) -> Path:
+    """The folder of the tokenizer for the single file `file`: the user's own if `given`, else next to the file, else
+    that of a model in the hub's cache. Raises ModelError, which says where it was looked for and what to do."""
+    if given is not None:
+        found = _first([given, given / "tokenizer"])
+        if found is None:
+            raise bad(given, "holds no tokenizer: give a folder with tokenizer.json, or vocab.json and merges.txt")
+        return found
+    near = [file.parent / "tokenizer", file.parent]
+    cached = [f for repo in REPOS for f in hub.snapshots(hub.storage_folder(repo))]
+    found = _first([*near, *(place for folder in cached for place in (folder / "tokenizer", folder))])
+    if found is None:
+        raise ModelError(
+            f"{short(file.name, 60)}: has no tokenizer with it, as single files do, and none is in tokenizer/ or "
+            f"vocab.json and merges.txt beside it, nor in the hub's cache; copy the folder tokenizer/ of any Stable "
+            f"Diffusion model there, or: qwenimg pull {REPOS[1]}"
+        )
+    return found
+
+
+def _first(folders: list[Path]) -> Path | None:
+    return next((f for f in folders if any(all((f / name).is_file() for name in names) for names in FILES)), None)
+
+
+# Special tokens
+
+
+def _read_special(folder: Path, vocabulary: Vocabulary) -> dict[str, Special]:
+    """{role: token}: of tokenizer_config.json, else of special_tokens_map.json, else CLIP's own. A token beyond those
+    is refused, since it would need an embedding that the text encoder does not have."""
+    config, others = (_object(folder / name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
+    file = folder / "tokenizer_config.json" if config else vocabulary.file
+    if config.get("tokenizer_class") not in (None, "CLIPTokenizer", "CLIPTokenizerFast", "PreTrainedTokenizerFast"):
+        refuse(file, f"tokenizer_class is {shown(config['tokenizer_class'])}, not CLIPTokenizer")
+    listed = dict.fromkeys(_object(folder / "added_tokens.json"), False) | _listed(file, vocabulary, config)
+    special = {}
+    for role, default in _ROLES.items():
+        entry = config.get(role) or others.get(role) or default
+        if isinstance(entry, str):
+            entry = {"content": entry, "normalized": listed.get(entry, False)}
+        special[role] = _token(file, entry)
+    known = {token.content for token in special.values()}
+    for content in listed:
+        if content not in known:
+            refuse(file, f"has an added token '{short(content, 40)}', which CLIP does not")
+    return special
+
+
+def _listed(file: Path, vocabulary: Vocabulary, config: dict[str, Any]) -> dict[str, bool]:
+    """{content: normalized} of the added tokens in tokenizer.json and tokenizer_config.json."""
+    decoder = config.get("added_tokens_decoder") or {}
+    if not isinstance(decoder, dict):
+        refuse(file, "added_tokens_decoder is not an object")
+    tokens = [_token(file, entry) for entry in (*vocabulary.added_entries, *decoder.values())]
+    return {token.content: token.normalized for token in tokens}
+
+
+def _token(file: Path, entry: Any) -> Special:
+    content = entry.get("content") if isinstance(entry, dict) else None
+    if not isinstance(content, str) or not 0 < len(content) <= 256:
+        refuse(file, f"has a special token that is empty, too long or no text ({shown(content)})")
+    if any(entry.get(option, False) is not False for option in ("lstrip", "rstrip", "single_word")):
+        refuse(file, f"has lstrip, rstrip or single_word at the special token '{short(content, 40)}'")
+    return Special(content, entry.get("normalized") is True)
+
+
+def _object(file: Path) -> dict[str, Any]:
+    return json_object(file) if os.path.lexists(file) else {}
+
+
+def _build(vocabulary: Vocabulary, special: dict[str, Special]) -> Tokenizer:
+    """CLIP's pipeline with these tokens."""
+    from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
+    from tokenizers.models import BPE
+
+    unknown = special["unk_token"].content
+    bpe = BPE(vocab=vocabulary.ids, merges=vocabulary.merges, end_of_word_suffix="</w>", unk_token=unknown)
+    tokenizer = Tokenizer(bpe)
+    one_blank = normalizers.Replace(Regex(r"\s+"), " ")
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), one_blank, normalizers.Lowercase()])
+    split = pre_tokenizers.Split(Regex(REGEX), behavior="removed", invert=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    matched = {token.content: token.normalized for token in special.values()}  # of two roles, the last one's
+    tokenizer.add_special_tokens([AddedToken(content, normalized=flag) for content, flag in matched.items()])
+    return tokenizer

@@ -1,0 +1,149 @@
+"""CLIP's text encoders, those of Stable Diffusion: configuration, key styles, manifest, and which states are used.
+
+What is unusual about them:
+- three kinds: ViT-L (quick_gelu), OpenCLIP-H cut to 23 of its 24 layers (gelu), and bigG with a projection (gelu);
+- keys start with `text_model.` in published files; transformers 5 saves those of a model without projection without it;
+- `position_ids`, a buffer, is in older files;
+- attention is causal and padding is not masked: the padded positions are part of the conditioning;
+- SD 1.x and 2.x use the last state after the final norm, SDXL the last but one without it;
+- the pooled vector is that of the end token: the first with `eos_token_id`, or where that is the wrong 2 of older
+  configurations the largest id, which is the same token in CLIP's own vocabulary.
+
+Source: A. Radford et al., Learning Transferable Visual Models From Natural Language Supervision (2021); the published
+configurations of SD 1.5, SD 2.1 and SDXL 1.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from qwenimg.common import params
+from qwenimg.common.errors import ModelError, UsageError, clean
+from qwenimg.common.params import Manifest
+
+CLASS_NAMES = ("CLIPTextModel", "CLIPTextModelWithProjection")
+MODEL_TYPE = "clip_text_model"
+ACTIVATIONS = ("quick_gelu", "gelu")
+LEGACY_EOS = 2  # what older configurations say, whatever the vocabulary
+
+_PREFIX = "text_model."
+_NOT_NEEDED = ("embeddings.position_ids",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CLIPConfig:
+    """The fields of `text_encoder/config.json`; the defaults are those of ViT-L in SD 1.5.
+
+    `projection_dim` is None for a model without projection, although its file may give a number: see `text_fields`.
+    """
+
+    vocab_size: int = field(default=49408, metadata={"max": 2**20})
+    hidden_size: int = 768
+    intermediate_size: int = 3072
+    projection_dim: int | None = None
+    num_hidden_layers: int = field(default=12, metadata={"max": 1000})
+    num_attention_heads: int = field(default=12, metadata={"max": 1024})
+    max_position_embeddings: int = field(default=77, metadata={"min": 77})  # a chunk of a prompt has 77 tokens
+    hidden_act: str = "quick_gelu"
+    layer_norm_eps: float = 1e-5
+    eos_token_id: int = field(default=LEGACY_EOS, metadata={"min": 0, "max": 2**20})
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.num_attention_heads:
+            raise ModelError(
+                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
+            )
+        if self.hidden_act not in ACTIVATIONS:
+            raise ModelError(
+                f"hidden_act {clean(self.hidden_act, 40)!r} is not supported; expected one of {ACTIVATIONS}"
+            )
+        if not self.layer_norm_eps > 0:
+            raise ModelError(f"layer_norm_eps {self.layer_norm_eps} is out of range")
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_attention_heads
+
+
+VIT_L = CLIPConfig()
+OPEN_CLIP_H = CLIPConfig(
+    hidden_size=1024, intermediate_size=4096, num_hidden_layers=23, num_attention_heads=16, hidden_act="gelu"
+)
+OPEN_CLIP_BIG_G = CLIPConfig(
+    hidden_size=1280,
+    intermediate_size=5120,
+    projection_dim=1280,
+    num_hidden_layers=32,
+    num_attention_heads=20,
+    hidden_act="gelu",
+)
+
+
+def text_fields(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a config.json the fields of `CLIPConfig`; what the forward does not do is refused.
+
+    The class in `architectures` says whether there is a projection: a CLIPTextModel has none, whatever its
+    `projection_dim`.
+    """
+    if data.get("model_type", MODEL_TYPE) != MODEL_TYPE:
+        raise ModelError(f"model_type {clean(data['model_type'], 60)!r} is not supported; expected {MODEL_TYPE!r}")
+    architectures = data.get("architectures") or [CLASS_NAMES[0]]
+    if not isinstance(architectures, list) or len(architectures) != 1 or architectures[0] not in CLASS_NAMES:
+        raise ModelError(f"architectures {clean(architectures, 60)} is not supported; expected one of {CLASS_NAMES}")
+    if data.get("use_attention_mask"):
+        raise ModelError("use_attention_mask is true: a text encoder that masks padding is not supported")
+    found = {name: data[name] for name in CLIPConfig.__dataclass_fields__ if name in data}
+    # transformers' own defaults, which a saved configuration may leave out
+    return {"projection_dim": 512} | found if architectures[0] == CLASS_NAMES[1] else found | {"projection_dim": None}
+
+
+def manifest(config: CLIPConfig) -> Manifest:
+    """Every tensor of the text encoder, by its key without `text_model.` (see `rename`)."""
+    width, projection = config.hidden_size, config.projection_dim
+    return params.merge(
+        {"embeddings.token_embedding.weight": (config.vocab_size, width)},
+        {"embeddings.position_embedding.weight": (config.max_position_embeddings, width)},
+        params.repeat("encoder.layers", config.num_hidden_layers, _layer(config)),
+        params.affine("final_layer_norm", width),
+        params.linear("text_projection", projection, width, bias=False) if projection else {},
+    )
+
+
+def rename(key: str) -> str | None:
+    """The manifest key of a file's key in either style; None for a buffer that is no parameter."""
+    name = key.removeprefix(_PREFIX)
+    return None if name in _NOT_NEEDED else name
+
+
+def eos_position(config: CLIPConfig, ids: Sequence[int]) -> int:
+    """Where in `ids` the pooled state is: at the first end token, or with `LEGACY_EOS` at the first largest id."""
+    wanted = max(ids) if config.eos_token_id == LEGACY_EOS else config.eos_token_id
+    if wanted not in ids:
+        raise ModelError(
+            f"text encoder: its eos_token_id {wanted} is not in what the tokenizer gives: use the tokenizer and the "
+            "config.json of one model"
+        )
+    return list(ids).index(wanted)
+
+
+def used_states(config: CLIPConfig, sdxl: bool, clip_skip: int = 0) -> tuple[int, bool]:
+    """(how many of the last layers are not run through, whether the final norm follows), as diffusers counts:
+    `clip_skip` 0 is the model's own choice. Raises UsageError if no layer would be left."""
+    skipped = clip_skip + 1 if sdxl else clip_skip
+    if clip_skip < 0 or skipped >= config.num_hidden_layers:
+        most = config.num_hidden_layers - (2 if sdxl else 1)
+        raise UsageError(f"--clip-skip {clip_skip}: this text encoder allows 0 to {most}")
+    return skipped, not sdxl
+
+
+def _layer(config: CLIPConfig) -> Manifest:
+    width, inner = config.hidden_size, config.intermediate_size
+    return params.merge(
+        params.affine("layer_norm1", width),
+        *(params.linear(f"self_attn.{name}_proj", width, width) for name in ("q", "k", "v", "out")),
+        params.affine("layer_norm2", width),
+        params.linear("mlp.fc1", inner, width),
+        params.linear("mlp.fc2", width, inner),
+    )

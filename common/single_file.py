@@ -1,0 +1,255 @@
+"""A Stable Diffusion checkpoint in one file: what it is, told from its header with the reasons, and its load plans.
+
+What a model was trained to predict is in no shape: see `_prediction`, and let the user overrule it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from qwenimg.common import layouts
+from qwenimg.common.checkpoint import LoadPlan, plan_sources
+from qwenimg.common.layouts import Sources
+from qwenimg.common.ldm_configs import FIRST, KINDS, Text, behind, clip_config, stored_vae, unet_config, vae_config
+from qwenimg.common.models import clip, kl_vae, unet
+from qwenimg.common.models.clip import CLIPConfig
+from qwenimg.common.models.kl_vae import KLVAEConfig
+from qwenimg.common.models.unet import UNetConfig
+from qwenimg.common.params import Manifest
+from qwenimg.common.safetensors_header import Header, Stored, read_header
+from qwenimg.common.untrusted import bad, short
+
+Prediction = Literal["eps", "v"]
+
+UNET = "model.diffusion_model."
+VAES = ("first_stage_model.", "vae.")
+VAE_SIGN = "decoder.mid.block_1.norm1.weight"
+_NOTE = "modelspec.prediction_type"  # of the Stability AI model metadata standard
+_NOTED: Mapping[str, Prediction] = {"epsilon": "eps", "eps": "eps", "v": "v", "v_prediction": "v"}
+_CHANNELS = {4: "text to image", 9: "inpainting: latents, mask and masked picture"}
+_OTHER_CHANNELS = {5: "depth to image", 7: "the 4x upscaler", 8: "InstructPix2Pix"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detected:
+    """What a header says. `kind` is a key of KINDS, or None for a VAE alone; the prefix of an absent part is None."""
+
+    kind: str | None
+    prediction: Prediction = "eps"
+    zero_snr: bool = False  # the schedule ends at a signal of exactly zero
+    inpaint: bool = False
+    unet: str | None = None
+    vae: str | None = None
+    texts: tuple[Text, ...] = ()
+    lacks: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()  # one line each: what was found, and by what
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SingleFile:
+    """An opened file: configurations and plans of the components that it has, in diffusers' names.
+
+    A VAE alone does not say what its latents are multiplied by: its `scaling_factor` is to be replaced by that of the
+    model that it is used with.
+    """
+
+    path: Path
+    found: Detected
+    unet: UNetConfig | None
+    vae: KLVAEConfig | None
+    texts: dict[str, CLIPConfig]
+    plans: dict[str, LoadPlan]
+    ignored: int  # tensors that are known and of no use
+
+    @property
+    def pads(self) -> dict[str, str]:
+        """What pads the prompts of each text encoder."""
+        return {text.component: text.pad for text in self.found.texts}
+
+    def close(self) -> None:
+        """Close the file; nothing can be read after that."""
+        for plan in self.plans.values():
+            plan.close()
+
+
+# Detection
+
+
+def is_single_file(tensors: Mapping[str, Stored]) -> bool:
+    """Whether a file with these tensors has a UNet or a VAE under ldm names."""
+    return _prefixes(tensors) != (None, None)
+
+
+def detect(header: Header, prediction: Prediction | None = None) -> Detected:
+    """What the file is, from its header; `prediction` overrules what it seems to predict. Raises ModelError."""
+    tensors, path = header.tensors, header.file.path
+    unet, vae = _prefixes(tensors)
+    if "edm_mean" in tensors:
+        raise bad(path, "is a Playground model (edm_mean): not supported; use Stable Diffusion 1.x, 2.x or XL")
+    if unet is None:
+        if vae is None:
+            raise bad(path, "is no Stable Diffusion checkpoint in one file: give the folder of the model")
+        return Detected(
+            kind=None,
+            vae=vae,
+            lacks=("unet", "text encoder"),
+            reasons=(f"type: a VAE alone ({vae}decoder.*); use it beside a model",),
+        )
+    kind, reason = _kind(tensors, unet)
+    channels = tensors[unet + FIRST].shape[1] if len(tensors[unet + FIRST].shape) == 4 else 0
+    if channels not in _CHANNELS:
+        what = _OTHER_CHANNELS.get(channels, "of an unknown kind")
+        raise bad(path, f"is {KINDS[kind].title} with {channels} input channels ({what}): not supported")
+    chosen, why = _prediction(header, kind, channels, prediction)
+    texts = tuple(text for text in KINDS[kind].texts if any(key.startswith(text.prefix) for key in tensors))
+    lacks = [text.component for text in KINDS[kind].texts if text not in texts] + ([] if vae is not None else ["vae"])
+    zero_snr = "ztsnr" in tensors
+    return Detected(
+        kind=kind,
+        prediction=chosen,
+        zero_snr=zero_snr,
+        inpaint=channels == 9,
+        unet=unet,
+        vae=vae,
+        texts=texts,
+        lacks=tuple(lacks),
+        reasons=(
+            f"type: {KINDS[kind].title} ({reason})",
+            f"input: {channels} channels ({_CHANNELS[channels]})",
+            f"prediction: {chosen} ({why})",
+            *(["schedule: zero terminal SNR (tensor ztsnr)"] if zero_snr else []),
+            *([f"lacks: {', '.join(lacks)}; use it with a model that has them"] if lacks else []),
+        ),
+    )
+
+
+def _prefixes(tensors: Mapping[str, Stored]) -> tuple[str | None, str | None]:
+    """What is before the names of the UNet's tensors and of the VAE's, None for what is not there."""
+    unet = next((prefix for prefix in (UNET, "") if prefix + FIRST in tensors), None)
+    inside = ("", *VAES) if unet is None else VAES
+    return unet, next((prefix for prefix in inside if prefix + VAE_SIGN in tensors), None)
+
+
+def _kind(tensors: Mapping[str, Stored], prefix: str) -> tuple[str, str]:
+    """The type and how it shows: by its text encoders, or in a UNet alone by its layers."""
+    for kind, sign in (
+        ("sdxl", "conditioner.embedders.1."),
+        ("sdxl-refiner", "conditioner.embedders.0.model."),
+        ("sd2", "cond_stage_model.model."),
+        ("sd1", "cond_stage_model.transformer."),
+    ):
+        if any(key.startswith(sign) for key in tensors):
+            return kind, f"text encoder {sign}*"
+    projection = tensors.get(f"{prefix}middle_block.1.proj_in.weight")
+    keys = tensors.get(f"{prefix}middle_block.1.transformer_blocks.0.attn2.to_k.weight")
+    width = keys.shape[-1] if keys and keys.shape else 0
+    if f"{prefix}label_emb.0.0.weight" in tensors:
+        return ("sdxl-refiner" if width == 1280 else "sdxl"), f"size embedding label_emb, text width {width}"
+    if projection and len(projection.shape) == 2:
+        return "sd2", f"linear projections in the attentions, text width {width}"
+    return "sd1", f"1x1 convolutions in the attentions, text width {width}"
+
+
+def _prediction(header: Header, kind: str, channels: int, given: Prediction | None) -> tuple[Prediction, str]:
+    """What the UNet predicts, noise (eps) or velocity (v), and why that is thought."""
+    if given is not None:
+        return given, "as given"
+    if "v_pred" in header.tensors:
+        return "v", "tensor v_pred"
+    if (noted := header.metadata.get(_NOTE, "").lower()) in _NOTED:
+        return _NOTED[noted], f"{_NOTE} {noted} in the file's metadata"
+    if kind == "sd2" and channels == 4:
+        return "v", "not stored; SD 2.x for 768 pixels is v, for 512 pixels (base) give --prediction eps"
+    return "eps", f"not stored; {'SD 2.x for inpainting' if kind == 'sd2' else KINDS[kind].title} is eps"
+
+
+# Opening
+
+
+def open_file(path: Path, prediction: Prediction | None = None) -> SingleFile:
+    """Check every tensor of `path` and plan its components. Raises ModelError: a tensor that is missing, unknown, of
+    another shape or in a dtype that is not read."""
+    header = read_header(path)
+    try:
+        found = detect(header, prediction)
+        return _opened(header, found)
+    except BaseException:
+        header.file.close()
+        raise
+
+
+def scheduler_fields(found: Detected) -> dict[str, object]:
+    """What `scheduler/scheduler_config.json` holds in the published folder of this type, in diffusers' names."""
+    common: dict[str, object] = {
+        "beta_end": 0.012,
+        "beta_schedule": "scaled_linear",
+        "beta_start": 0.00085,
+        "num_train_timesteps": 1000,
+        "prediction_type": "v_prediction" if found.prediction == "v" else "epsilon",
+        "steps_offset": 1,
+    }
+    if found.zero_snr:  # as its authors sample it: the last timestep must be among the steps
+        common |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
+    if found.kind in ("sdxl", "sdxl-refiner"):
+        spacing = {} if found.zero_snr else {"timestep_spacing": "leading"}
+        return {"_class_name": "EulerDiscreteScheduler", "interpolation_type": "linear", **common, **spacing}
+    if found.kind == "sd2" or found.zero_snr:
+        return {"_class_name": "DDIMScheduler", "clip_sample": False, "set_alpha_to_one": False, **common}
+    return {"_class_name": "PNDMScheduler", "set_alpha_to_one": False, "skip_prk_steps": True, **common}
+
+
+def _opened(header: Header, found: Detected) -> SingleFile:
+    path = header.file.path
+    plans: dict[str, LoadPlan] = {}
+    used: set[str] = set()
+
+    def plan(component: str, sources: Sources, manifest: Manifest, wanted: Manifest | None = None) -> None:
+        plans[component] = plan_sources(header, component, sources, manifest, wanted=wanted)
+        used.update(source.key for source in sources.values())
+
+    unet_made = vae_made = None
+    if found.unet is not None and found.kind is not None:
+        unet_made = unet_config(path, behind(header, found.unet), found.kind, found.prediction)
+        stored = unet.manifest(unet_made)
+        plan("unet", layouts.unet_sources(stored, unet_made, found.unet), stored, unet.used(stored))
+    if found.vae is not None:
+        vae_made = vae_config(path, behind(header, found.vae), KINDS[found.kind or "sd1"])
+        wanted = kl_vae.manifest(vae_made)
+        sources = layouts.vae_sources(wanted, vae_made, found.vae)
+        plan("vae", sources, stored_vae(header, sources, wanted), wanted)
+    texts = {}
+    for text in found.texts:
+        prefix, config = clip_config(path, header, text)
+        texts[text.component], manifest = config, clip.manifest(config)
+        map_names = layouts.open_clip_sources if text.fused else layouts.clip_sources
+        plan(text.component, map_names(manifest, prefix), manifest)
+    unknown = [key for key in header.tensors if key not in used and not _is_ignored(key)]
+    if unknown:
+        more = f" (and {len(unknown) - 1} more)" if unknown[1:] else ""
+        what = KINDS[found.kind].title if found.kind else "a VAE"
+        raise bad(path, f"holds unknown tensor '{short(unknown[0], 100)}'{more}: not {what} as it is published")
+    return SingleFile(
+        path=path,
+        found=found,
+        unet=unet_made,
+        vae=vae_made,
+        texts=texts,
+        plans=plans,
+        ignored=len(header.tensors) - len(used),
+    )
+
+
+def _is_ignored(key: str) -> bool:
+    if key in layouts.IGNORED or key.startswith(layouts.IGNORED_PREFIXES):
+        return True
+    for owner in ("cond_stage_model.", "conditioner.embedders.0.", "conditioner.embedders.1."):
+        if key.startswith(owner):
+            rest = key.removeprefix(owner)
+            layer = re.match(r"model\.transformer\.resblocks\.(\d{1,3})\.", rest)
+            cut = owner == "cond_stage_model." and layer and int(layer[1]) >= layouts.CLIP_H_LAYERS
+            return bool(cut) or rest in layouts.IGNORED_TEXT
+    return False
