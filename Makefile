@@ -19,25 +19,29 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --durations=15
 export PYTHONUTF8 := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint bench clean
+.PHONY: help demo picture test test-slow lint bench gate clean
 
 help:
-	@echo "make demo       draw a picture with what this machine has (a model of random weights: noise)"
+	@echo "make demo       draw a grid of pictures with the built-in model, on what this machine has"
 	@echo "make test       lint, types and all tests but the slow ones"
 	@echo "make test-slow  the slow tests"
 	@echo "make lint       lint and types alone"
 	@echo "make bench      time one forward against diffusers (ARGS=\"--help\" for the options)"
+	@echo "make gate       draw and judge all prompts of the built-in model's quality gate (ARGS=\"--help\")"
+	@echo "make picture    draw the README's first picture again"
 	@echo "make clean      remove what was made, but for $(VENV)"
 	@echo "Another Python: make PYTHON=python3.12 demo. Another folder for packages: make VENV=/path demo."
 
 # What a person runs
 
-demo: $(VENV)/.demo-ready demo/random-model/model_index.json
-	@echo "The model demo/random-model has RANDOM weights, so the picture is noise: this shows that everything runs."
-	$(BIN)/qwenimg -m demo/random-model "a red circle" --size 128x128 --steps 4 --seed 1 -o demo/random.png --overwrite
+GRID := "a red circle" "a large blue star" "two yellow hearts" "a small green cross on a black background" \
+  "a purple triangle above an orange square" "a pink ring on the left" "一个红色的圆在左边" "三个绿色的菱形"
 
-demo/random-model/model_index.json: tools/random_model.py tools/tiny_tokenizer.py | $(VENV)/.demo-ready
-	$(BIN)/python tools/random_model.py demo/random-model
+demo: $(VENV)/.demo-ready
+	$(BIN)/python tools/grid.py demo/shapes.png $(GRID)
+
+picture: $(VENV)/.demo-ready
+	$(BIN)/python tools/grid.py docs/pictures/first.png $(GRID)
 
 test: lint
 	$(PYTEST) -m "not slow"
@@ -52,6 +56,10 @@ lint: $(VENV)/.test-ready
 
 bench: $(VENV)/.test-ready
 	$(BIN)/python tools/bench_step.py $(ARGS)
+
+gate: $(VENV)/.test-ready
+	@mkdir -p demo
+	$(BIN)/python tools/gate.py run --workers 2 --out demo/gate.json $(ARGS)
 
 clean:
 	rm -rf demo build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -71,7 +71,9 @@ FILLERS = (
     "个 颗 只 枚 块 的 在 有 是 位于 上 里 中 画 请 给我 帮我 一张 一幅 图 图片 图画 画面",
 )
 LANGUAGES: tuple[Language, ...] = ("en", "zh")
-SAY_COLOR, SAY_SIZE, SAY_POSITION = 0.96, 0.35, 0.5  # how often a prompt names them
+SAY_COLOR = 0.96  # how often a prompt names it
+SAY, SAY_USUAL = 0.96, 0.25  # how often a prompt names a size or a place, and how often the usual one
+USUAL_SIZE, USUAL_POSITION = "medium", "center"  # so that a prompt without them has one meaning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,6 +276,11 @@ def describe(scene: Scene, rng: np.random.Generator, language: Language) -> str:
     return _english(scene, named, rng) if language == "en" else _chinese(scene, named, rng)
 
 
+def _says(value: str, usual: str, rng: np.random.Generator) -> bool:
+    """Whether a prompt names `value`: nearly always, unless it is the usual one."""
+    return rng.random() < (SAY_USUAL if value == usual else SAY)
+
+
 def _word(rng: np.random.Generator, words: Synonyms, language: Language) -> str:
     """A synonym; the first is as likely as all others together."""
     choice = words[LANGUAGES.index(language)]
@@ -286,7 +293,7 @@ def _english(scene: Scene, background: str | None, rng: np.random.Generator) -> 
     text = _noun_phrase(a, count, rng)
     if scene.relation:
         text = _english_pair(text, scene.relation, _noun_phrase(b, 1, rng), rng)
-    elif scene.position and rng.random() < SAY_POSITION:
+    elif scene.position and _says(scene.position, USUAL_POSITION, rng):
         text += " " + _english_place(scene.position, rng)
     starts = (
         *[""] * 3,
@@ -310,7 +317,7 @@ def _english(scene: Scene, background: str | None, rng: np.random.Generator) -> 
 def _noun_phrase(o: Object, count: int, rng: np.random.Generator) -> str:
     """An object with its article or number: "a small red circle", "a circle that is red", "2 boxes"."""
     noun = _word(rng, SHAPE_WORDS[o.shape], "en")
-    size = _word(rng, SIZE_WORDS[o.size], "en") if rng.random() < SAY_SIZE else ""
+    size = _word(rng, SIZE_WORDS[o.size], "en") if _says(o.size, USUAL_SIZE, rng) else ""
     color = _word(rng, COLOR_WORDS[o.color], "en") if rng.random() < SAY_COLOR else ""
     after = bool(color) and rng.random() < 0.12
     bare = " ".join(word for word in (size, "" if after else color, noun if count == 1 else _plural(noun)) if word)
@@ -355,7 +362,7 @@ def _chinese(scene: Scene, background: str | None, rng: np.random.Generator) -> 
         text += pick(rng, ("和", "与")) + _chinese_thing(b, 1, rng)
     elif scene.relation:
         text, clause = _chinese_pair(text, RELATIONS[scene.relation], _chinese_thing(b, 1, rng), rng), True
-    elif scene.position and rng.random() < SAY_POSITION:
+    elif scene.position and _says(scene.position, USUAL_POSITION, rng):
         place = _word(rng, PLACE_WORDS[scene.position], "zh")
         text = pick(rng, (f"{text}在{place}", f"{text}位于{place}", f"{place}有{text}", f"在{place}的{text}"))
         clause = True
@@ -371,7 +378,7 @@ def _chinese_thing(o: Object, count: int, rng: np.random.Generator) -> str:
     noun = _word(rng, SHAPE_WORDS[o.shape], "zh")
     ending = pick(rng, ("色的", "色的", "色", ""))
     color = _word(rng, COLOR_WORDS[o.color], "zh") + ending if rng.random() < SAY_COLOR else ""
-    size = _word(rng, SIZE_WORDS[o.size], "zh") if rng.random() < SAY_SIZE else ""
+    size = _word(rng, SIZE_WORDS[o.size], "zh") if _says(o.size, USUAL_SIZE, rng) else ""
     measure = "颗" if o.shape in ("star", "heart") and rng.random() < 0.5 else "个"
     number = _word(rng, COUNT_WORDS[count], "zh") + measure
     return (number if count > 1 or rng.random() < 0.8 else "") + size + color + noun

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -102,6 +103,32 @@ def test_the_wheel_installs_and_runs(wheel, tmp_path):
     shown = run(sys.executable, target / "bin" / "qwenimg", "--version", cwd=tmp_path, PYTHONPATH=str(target))
     print(shown.strip())
     assert __version__ in shown
+
+
+def test_the_built_in_model_is_shipped(tmp_path):
+    """A stand-in of a few bytes in its place, through sdist, wheel and installation: found by the program as files."""
+    tree, place = tmp_path / "tree", "common/data/shapes-v1"
+    hidden = shutil.ignore_patterns("__pycache__", "shapes-v1")
+    for name in ("src", *FOLDERS):
+        shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=hidden)
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
+        shutil.copy(ROOT / name, tree / name)
+    parts = {"transformer", "text_encoder", "vae", "tokenizer", "scheduler"}
+    files = {"model_index.json", "MODEL_CARD.md", "SHA256SUMS", *(f"{part}/config.json" for part in parts)}
+    files |= {"vae/diffusion_pytorch_model.safetensors", "text_encoder/model.safetensors", "tokenizer/merges.txt"}
+    for name in files:
+        (tree / place / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / place / name).write_bytes(b"{}")
+    with tarfile.open(build("sdist", tree, tmp_path / "sdist")) as archive:
+        archive.extractall(tmp_path / "again", filter="data")
+    [again] = (tmp_path / "again").iterdir()
+    made = build("wheel", again, tmp_path / "wheel")
+    inside = {name.removeprefix(f"qwenimg/{place}/") for name in names(made) if name.startswith(f"qwenimg/{place}/")}
+    assert inside == files
+    run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", tmp_path / "site", made)
+    code = "from qwenimg.common import builtin; print(builtin.present(), builtin.folder())"
+    shown = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(tmp_path / "site")).split(maxsplit=1)
+    assert shown == ["True", f"{tmp_path / 'site' / 'qwenimg' / place}\n"]
 
 
 def test_one_version():

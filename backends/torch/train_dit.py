@@ -28,7 +28,7 @@ from qwenimg.backends.torch.train_vae import Encoder, fresh, initialise
 from qwenimg.common import bpe, conditioning, geometry, tokenizers
 from qwenimg.common.config_file import parse
 from qwenimg.common.errors import ModelError, clean
-from qwenimg.common.folder_files import SCHEDULER
+from qwenimg.common.folder_files import SHAPES_SCHEDULER
 from qwenimg.common.model import open_model
 from qwenimg.common.models.qwen_dit import TIME_CHANNELS, QwenDiTConfig
 from qwenimg.common.models.qwen_vl import QwenVLConfig
@@ -94,7 +94,7 @@ class DiTStage:
         if config.init is not None:
             self._fill(config.init)
         self.model.to(device).train()
-        self.schedule = parse(FlowMatchConfig, SCHEDULER, source="the scheduler")
+        self.schedule = parse(FlowMatchConfig, SHAPES_SCHEDULER, source="the scheduler")
         self.batches = LatentBatches(config.seed, config.batch, config.sizes, self.encoder)
 
     def _write_tokenizer(self) -> None:

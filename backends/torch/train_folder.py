@@ -19,7 +19,7 @@ from torch import Tensor
 from qwenimg.common import bpe, checkpoint, shapes_words
 from qwenimg.common.config_file import parse, read_json
 from qwenimg.common.files import write_atomic
-from qwenimg.common.folder_files import INDEX, SCHEDULER
+from qwenimg.common.folder_files import INDEX, SHAPES_SCHEDULER
 from qwenimg.common.models import qwen_dit, qwen_vae
 from qwenimg.common.models.qwen_dit import QwenDiTConfig
 from qwenimg.common.models.qwen_vae import QwenVAEConfig
@@ -122,7 +122,7 @@ def write_rest(
     tokens: bpe.Vocabulary,
 ) -> None:
     """All but VAE and tokenizer; model_index.json comes last, so a folder that has it is complete."""
-    _write_json(folder / "scheduler" / "scheduler_config.json", SCHEDULER)
+    _write_json(folder / "scheduler" / "scheduler_config.json", SHAPES_SCHEDULER)
     _write(folder / "transformer" / STEM, _bytes(dit[1]))
     _write_json(folder / "transformer" / "config.json", {"_class_name": qwen_dit.CLASS_NAME} | asdict(dit[0]))
     named = {f"model.{key}": value for key, value in text[1].items()}

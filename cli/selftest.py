@@ -1,0 +1,181 @@
+"""`qwenimg selftest`: whether the built-in model still draws what it is asked for, here and now."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import qwenimg
+from qwenimg.backends import NAMES
+from qwenimg.cli import failures, streams
+from qwenimg.cli.signals import Stop
+from qwenimg.common.errors import NumericsError, UsageError
+
+if TYPE_CHECKING:
+    from qwenimg.common.selftest import Answer, Score
+    from qwenimg.common.shapes_gate import GatePrompt
+
+
+@click.command("selftest")
+@click.option("-m", "--model", metavar="FOLDER", help="A trained model; the built-in one unless given.")
+@click.option("--backend", type=click.Choice(NAMES), default="auto", metavar="|".join(NAMES), help="Default auto.")
+@click.option("--precision", default="auto", metavar="POLICY", help="As for a picture. Default auto.")
+@click.option("-o", "--output", metavar="SHEET.png", help="Write all pictures on one sheet, marked right or wrong.")
+@click.option("--overwrite", is_flag=True, help="Replace the sheet if it exists.")
+@click.option("--json", "as_json", is_flag=True, help="Print events, a JSON object a line.")
+@click.option("--quiet", is_flag=True, help="Print the total only.")
+@click.pass_context
+def selftest(
+    ctx: click.Context,
+    model: str | None,
+    backend: str,
+    precision: str,
+    output: str | None,
+    overwrite: bool,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Draw 40 prompts with the built-in model on this machine and check each picture by rules: colour, shape, place.
+
+    Exit code 0 if enough are right, 6 if not. It is the same work, seed for seed, on every machine."""
+    from qwenimg.common.builtin import NAME
+    from qwenimg.common.shapes_gate import selftest_prompts
+
+    stop = ctx.obj if isinstance(ctx.obj, Stop) else Stop()
+    path = None if output is None else _sheet_path(output, overwrite)
+    prompts = selftest_prompts()
+    told = Told(prompts, as_json=as_json, quiet=quiet)
+    pipe = qwenimg.load(model or NAME, backend, precision, notify=told.notify)
+    told.line(pipe.headline())
+    told.event("plan", backend=pipe.backend, device=pipe.device, model=pipe.model_name, pictures=len(prompts))
+    answers = _answers(pipe, prompts, told, stop)
+    return _judge(answers, path, overwrite, told)
+
+
+def _sheet_path(output: str, overwrite: bool) -> Path:
+    """The sheet's file, by the rules for a picture's. Raises UsageError."""
+    from qwenimg.common import files
+
+    if output == "-":
+        raise UsageError("-o -: the sheet goes to a file; standard output has the score")
+    now = datetime.now()
+    path = files.output_path(
+        output, seed=0, index=1, prompt="selftest", now=now, several=False, same_seeds=False
+    ).absolute()
+    files.check_output(path, overwrite=overwrite)
+    files.sweep(path.parent)
+    return path
+
+
+def _answers(pipe: qwenimg.Pipeline, prompts: list[GatePrompt], told: Told, stop: Stop) -> list[Answer]:
+    from qwenimg.common import selftest as test
+    from qwenimg.common.recipes import BUILT_IN
+
+    pipe.prepare([*(asked.prompt for asked in prompts), BUILT_IN.negative_prompt])
+    found: list[Answer] = []
+    try:
+        for event in test.draw(pipe, prompts):
+            stop.check()
+            if isinstance(event, test.Answer):
+                found.append(event)
+                told.answer(event)
+            else:
+                told.step(event.total)
+    finally:
+        told.close()
+    return found
+
+
+def _judge(answers: list[Answer], path: Path | None, overwrite: bool, told: Told) -> int:
+    """Tells the score and writes the sheet. Raises NumericsError where too little is right."""
+    from qwenimg.common import files
+    from qwenimg.common import selftest as test
+
+    scores = test.scores(answers)
+    told.scores(scores, [test.line(score) for score in scores], answers)
+    if path is not None:
+        files.write_atomic(path, test.sheet_png(answers), overwrite=overwrite)
+        told.result(b"sheet: " + os.fsencode(path))
+    failed = [score.group for score in scores if not score.passed]
+    told.event("done", passed=not failed, sheet=None if path is None else str(path))
+    if failed:
+        total = scores[-1]
+        raise NumericsError(
+            f"the self-test failed: {total.right} of {total.n} pictures are right; too few in {', '.join(failed)}"
+        )
+    return 0
+
+
+class Told:
+    """What is told while it goes: a bar or a line for each picture on standard error, the score on standard output."""
+
+    def __init__(self, prompts: list[GatePrompt], *, as_json: bool, quiet: bool) -> None:
+        self.prompts, self.as_json, self.quiet = prompts, as_json, quiet
+        self.terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._bar: Any = None
+
+    def notify(self, kind: str, text: str) -> None:
+        """For the library to call; a stage is told of nowhere, since the pictures are small and many."""
+        if kind == "warning":
+            self.close()
+            streams.say(f"qwenimg: warning: {text}")
+
+    def line(self, text: str) -> None:
+        if not self.quiet:
+            streams.say(text)
+
+    def result(self, line: bytes) -> None:
+        if not self.as_json and not self.quiet:
+            streams.put(line + b"\n")
+
+    def event(self, name: str, **fields: object) -> None:
+        if self.as_json:
+            streams.put(json.dumps({"schema": failures.SCHEMA, "event": name, **fields}).encode() + b"\n")
+
+    def step(self, steps: int) -> None:
+        if self.as_json or self.quiet or not self.terminal:
+            return
+        with contextlib.suppress(OSError, ValueError):
+            if self._bar is None:
+                from tqdm import tqdm
+
+                tqdm.monitor_interval = 0  # no thread of its own
+                total = steps * len(self.prompts)
+                self._bar = tqdm(total=total, unit="step", file=sys.stderr, leave=False, smoothing=0)
+            self._bar.update(1)
+
+    def answer(self, answer: Answer) -> None:
+        asked, verdict = answer.asked, asdict(answer.verdict)
+        about = {"group": asked.group, "prompt": asked.prompt, "seed": asked.seed}
+        self.event("answer", number=answer.number, **about, right=not answer.wrong, wrong=answer.wrong, verdict=verdict)
+        if not self.terminal:
+            self.line(f"{answer.number} of {len(self.prompts)}: {asked.prompt}: {_verdict(answer)}")
+
+    def scores(self, scores: list[Score], lines: list[str], answers: list[Answer]) -> None:
+        """The score of each group and the total, then what is wrong."""
+        for score in scores:
+            self.event("score", **asdict(score), passed=score.passed)
+        if self.as_json:
+            return
+        shown = lines[-1:] if self.quiet else lines
+        if not self.quiet:
+            shown = [*shown, *(f"{a.number}. {a.asked.prompt}: {_verdict(a)}" for a in answers if a.wrong)]
+        streams.put("".join(f"{line}\n" for line in shown).encode())
+
+    def close(self) -> None:
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            with contextlib.suppress(OSError, ValueError):
+                bar.close()
+
+
+def _verdict(answer: Answer) -> str:
+    return f"wrong: {', '.join(answer.wrong)}" if answer.wrong else "right"

@@ -1,0 +1,102 @@
+"""The built-in model: where it is, what it says of itself, and which prompts it can draw.
+
+It has the classes and the code path of the 20 B model, and draws coloured shapes only. It is used where no model is
+named and no other is there; it never stands in for a model that was asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from importlib.resources import files
+from pathlib import Path
+
+from qwenimg.common import recipes
+from qwenimg.common.errors import ModelError, clean
+
+NAME = recipes.BUILT_IN.name
+SUMS = "SHA256SUMS"
+"""The file in the folder that pins the others: a line `HASH  PATH` for each, as sha256sum writes and checks it."""
+SHOWN = 8  # unknown words that are named
+
+
+def folder() -> Path:
+    """Where the model lies, whether or not it is there."""
+    return Path(str(files("qwenimg.common"))) / "data" / NAME
+
+
+def present() -> bool:
+    """Whether this installation has the model."""
+    return (folder() / "model_index.json").is_file()
+
+
+def absent() -> ModelError:
+    """The error where it was asked for and is not there."""
+    return ModelError(
+        f"{NAME}: the built-in model is not in this installation ({clean(folder(), 120)}); install a released wheel, "
+        f"or train one: qwenimg train all --out FOLDER"
+    )
+
+
+# What it says
+
+
+def real_model() -> str:
+    """The command that fetches the default model, and what that takes."""
+    from qwenimg.common.hub import size_text
+
+    recipe = recipes.RECIPES[recipes.DEFAULT]
+    return f"qwenimg pull {recipe.name} ({size_text(recipe.bytes)})"
+
+
+def notice(folder: Path) -> str:
+    """One line for whoever did not ask for it by name, from what is in `folder`. Raises ModelError."""
+    from qwenimg.common.model import open_model
+
+    model = open_model(folder)
+    count = sum(plan.parameters for plan in (model.text, model.transformer, model.vae))
+    model.close()
+    about = f"{count / 1e6:.1f} M parameters, draws coloured shapes only"
+    return f'built-in demo model "shapes" ({about}); real model: {real_model()}'
+
+
+# What it can draw
+
+
+def check_prompts(prompts: Iterable[str]) -> None:
+    """Raises ModelError for the first prompt that names no shape at all."""
+    from qwenimg.common.shapes_words import parse
+
+    for prompt in prompts:
+        if not parse(prompt).has_noun:
+            raise ModelError(
+                f"the built-in demo model draws coloured shapes only, and {clean(prompt, 60)!r} names none; "
+                f"real model: {real_model()}; to draw it nevertheless: -m shapes"
+            )
+
+
+def unknown_words(prompts: Iterable[str], where: str = "") -> str | None:
+    """A line that names the words of `prompts` outside its vocabulary, once each; None where it knows all."""
+    from qwenimg.common.shapes_words import parse
+
+    words = list(dict.fromkeys(word for prompt in prompts for word in parse(prompt).unknown))
+    if not words:
+        return None
+    more = f" and {len(words) - SHOWN} more" if len(words) > SHOWN else ""
+    return f"words{where} it does not know: " + ", ".join(clean(word, 24) for word in words[:SHOWN]) + more
+
+
+# What is pinned
+
+
+def pinned(folder: Path) -> dict[str, str]:
+    """SHA-256 by path in the model's folder, from its SHA256SUMS. Raises ModelError."""
+    path = folder / SUMS
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{clean(path)}: cannot be read: {clean(error, 80)}") from None
+    pairs = [re.fullmatch(r"([0-9a-f]{64})  (.+)", line) for line in lines]
+    if not all(pairs):
+        raise ModelError(f"{clean(path)}: has a line that is not a SHA-256, two spaces and a path")
+    return {pair[2]: pair[1] for pair in pairs if pair}

@@ -1,0 +1,63 @@
+"""A stand-in for a perfect model: it renders what the gate's prompts ask for, and what is wrong with it is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from qwenimg.common import shapes
+from qwenimg.common.shapes_gate import GatePrompt
+from qwenimg.common.shapes_words import Parsed
+
+COLORS, SHAPES = list(shapes.PALETTE), list(shapes.SHAPES)
+
+
+def scene(wanted: Parsed, seed: int, *, color: str | None = None, shape: str | None = None) -> shapes.Scene:
+    """A scene of what is `wanted`; `color` and `shape` are of its first thing instead."""
+    rng = np.random.default_rng(seed)
+    first = wanted.things[0]
+    pair = (color or first.color or "red", shape or first.shape)
+    if wanted.relation is not None:
+        second = (wanted.things[1].color, wanted.things[1].shape)
+        ground = wanted.background or shapes.backgrounds(pair[0], second[0])[0]
+        return shapes.two(rng, pair, wanted.relation, second, ("small", "medium"), ground)
+    ground = wanted.background or shapes.backgrounds(pair[0])[0]
+    if (first.count or 1) > 1:
+        return shapes.several(rng, *pair, "small", first.count, ground)
+    return shapes.one(rng, *pair, first.size or "medium", wanted.position or "center", ground)
+
+
+def pixels(picture: shapes.Scene, width: int, height: int) -> np.ndarray:
+    """As uint8 [H, W, 3]."""
+    levels = (shapes.render(picture, width, height) + 1) * 127.5
+    return np.ascontiguousarray(np.rint(levels).astype(np.uint8).transpose(1, 2, 0))
+
+
+class Truthful:
+    """`stream` of a pipeline. `wrong` says by prompt what its first thing is drawn as: `color` or `shape`."""
+
+    backend, device, model_name = "cpu", "Fake CPU", "shapes-v1"
+
+    def __init__(self, prompts: Sequence[GatePrompt], wrong: Mapping[str, dict[str, str]] | None = None):
+        self.wanted = {(asked.prompt, asked.seed): asked.wanted for asked in prompts}
+        self.wrong = wrong or {}
+        self.asked: list[dict[str, Any]] = []
+        self.prepared: list[str] = []
+
+    def headline(self) -> str:
+        return "cpu on Fake CPU · fp32 · shapes-v1"
+
+    def prepare(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
+        self.prepared += prompts
+
+    def stream(self, prompt: str, *, seed: int, width: int, height: int, steps: int, **asked: Any) -> Iterator[Any]:
+        from qwenimg import Result, Step
+
+        self.asked.append({"prompt": prompt, "seed": seed, "width": width, "height": height, "steps": steps, **asked})
+        for i in range(steps):
+            yield Step(index=i + 1, total=steps, sigma=1.0, seconds=0.0)
+        picture = scene(self.wanted[prompt, seed], seed, **self.wrong.get(prompt, {}))
+        latents = np.zeros((1, 16, height // 8, width // 8), np.float32)
+        yield Result(pixels=pixels(picture, width, height), latents=latents, recipe={})  # type: ignore[typeddict-item]
