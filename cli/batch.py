@@ -16,6 +16,7 @@ from qwenimg.cli.options import MAX_PICTURES, Fields, check, seeds, sides
 from qwenimg.common.errors import ModelError, UsageError
 from qwenimg.common.untrusted import bad, open_regular, short, strict_json
 
+USED = ("image_sha256", "mask_sha256", "refiner", "vae", "prediction")
 MAX_PROMPT_FILE = 64 << 20  # bytes
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "prompt": ((str,), "a text"),
@@ -28,6 +29,12 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "guidance": ((int, float), "a number"),
     "seed": ((int, str), "a whole number or a text"),
     "num_images": ((int,), "a whole number"),
+    "sampler": ((str,), "a text"),
+    "schedule": ((str,), "a text"),
+    "strength": ((int, float), "a number"),
+    "clip_skip": ((int,), "a whole number"),
+    "guidance_rescale": ((int, float), "a number"),
+    "refine_at": ((int, float), "a number"),
 }
 
 
@@ -42,6 +49,12 @@ class Picture:
     height: int | None
     steps: int | None
     guidance: float | None
+    sampler: str | None
+    schedule: str | None
+    strength: float | None
+    clip_skip: int | None
+    guidance_rescale: float | None
+    refine_at: float | None
     seed: int
     path: Path | None  # absolute; None for standard output
 
@@ -55,6 +68,7 @@ class Replay:
     precision: str
     noise_given: bool  # its noise came from --latents, so that its seed says nothing
     noise_sha256: str
+    used: dict[str, str]  # what it was made with besides: picture, mask, refiner, VAE, prediction
 
 
 def read_replay(path: Path) -> Replay:
@@ -69,7 +83,12 @@ def read_replay(path: Path) -> Replay:
         steps=recipe["steps"],
         guidance=recipe["guidance"],
         seed=str(recipe["seed"]),
+        sampler=recipe["sampler"],
+        schedule=recipe["schedule"],
     )
+    for key in ("strength", "clip_skip", "guidance_rescale", "refine_at"):
+        if key in recipe:
+            fields[key] = recipe[key]
     if recipe["guidance"] > 1:  # else it was not used, and is not recorded
         fields["negative_prompt"] = recipe["negative_prompt"]
     return Replay(
@@ -78,6 +97,7 @@ def read_replay(path: Path) -> Replay:
         precision=recipe["precision"].get("name", "auto"),
         noise_given=recipe["rng"] == "given",
         noise_sha256=recipe["noise_sha256"],
+        used={key: str(recipe[key]) for key in USED if key in recipe},  # type: ignore[literal-required]
     )
 
 
@@ -166,6 +186,12 @@ def _picture(
         height=fields.get("height"),
         steps=fields.get("steps"),
         guidance=fields.get("guidance"),
+        sampler=fields.get("sampler"),
+        schedule=fields.get("schedule"),
+        strength=fields.get("strength"),
+        clip_skip=fields.get("clip_skip"),
+        guidance_rescale=fields.get("guidance_rescale"),
+        refine_at=fields.get("refine_at"),
         seed=seed,
         path=path,
     )

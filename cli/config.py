@@ -26,6 +26,9 @@ KEYS: Mapping[str, tuple[type, ...]] = {
     "aspect": (str,),
     "steps": (int,),
     "guidance": (int, float),
+    "sampler": (str,),
+    "schedule": (str,),
+    "clip_skip": (int,),
     "output": (str,),
     "offline": (bool,),
     "no_metadata": (bool,),
@@ -33,7 +36,17 @@ KEYS: Mapping[str, tuple[type, ...]] = {
 }
 SIZES = {"size", "aspect", "width", "height"}
 PROMPTS = {"words", "prompt", "prompt_file"}
-RECIPE = {"model", "precision", "negative_prompt", "steps", "guidance", *SIZES}  # what a replayed picture says
+RECIPE = {
+    "model",
+    "precision",
+    "negative_prompt",
+    "steps",
+    "guidance",
+    "sampler",
+    "schedule",
+    "clip_skip",
+    *SIZES,
+}  # what a replayed picture says
 
 
 def path() -> Path:
@@ -76,14 +89,14 @@ def _check(found: Mapping[str, Any]) -> None:
     if backend not in NAMES:
         raise UsageError(f"backend is {clean(backend, 40)!r}; choose one of {', '.join(NAMES)}")
     fields = options.sides(size=found.get("size"), aspect=found.get("aspect"))
-    for name in ("negative_prompt", "steps", "guidance"):
+    for name in ("negative_prompt", "steps", "guidance", "sampler", "schedule", "clip_skip"):
         if name in found:
             fields[name] = found[name]
     options.check(fields)
     if "precision" in found:
         from qwenimg.common import precision
 
-        precision.parse(found["precision"], on_gpu=False)
+        precision.check(found["precision"])
     if "output" in found:
         from qwenimg.common.files import output_path
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import qwenimg
 from qwenimg.cli import failures, streams
@@ -21,7 +21,17 @@ from qwenimg.common.errors import DoesNotFit, ModelError, NumericsError, UsageEr
 if TYPE_CHECKING:
     from qwenimg import Pipeline, Result
 
+Simple = Literal[
+    "steps", "guidance", "seed", "num_images", "sampler", "schedule", "strength", "clip_skip", "guidance_rescale",
+    "refine_at",
+]  # fmt: skip
+
 LATENTS = (".npy", ".safetensors")
+# Options that are a field of each picture under the same name.
+SIMPLE: tuple[Simple, ...] = (
+    "steps", "guidance", "seed", "num_images", "sampler", "schedule", "strength", "clip_skip", "guidance_rescale",
+    "refine_at",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +51,17 @@ class Flags:
     guidance: float | None
     seed: str | None
     num_images: int | None
+    sampler: str | None
+    schedule: str | None
+    guidance_rescale: float | None
+    image: Path | None
+    strength: float | None
+    mask: Path | None
+    refiner: str | None
+    refine_at: float | None
+    vae: Path | None
+    clip_skip: int | None
+    prediction: Literal["eps", "v"] | None
     model: str | None
     backend: str
     precision: str | None
@@ -62,19 +83,24 @@ def draw(flags: Flags, stop: Stop) -> int:
     wanted = _wanted(flags, replay)
     _check_files(flags, replay, wanted)
     noise = None if flags.latents is None else _read_noise(flags.latents, wanted)
+    given = _read_pictures(flags, replay, report)
+    unknown = _unknown_words(flags, replay, wanted)
     for folder in {picture.path.parent for picture in wanted if picture.path is not None}:
         files.sweep(folder)
     try:
         pipe = _open(flags, replay, report)
         report.headline(pipe.headline())
-        wanted = [_completed(picture, pipe) for picture in wanted]
+        for words in unknown:
+            report.notify("warning", words)
+        wanted = [_completed(picture, pipe, given) for picture in wanted]
         if flags.save_latents is not None and len({(picture.width, picture.height) for picture in wanted}) > 1:
             raise UsageError("--save-latents: one file takes pictures of one size; this run makes several sizes")
         for picture in wanted:
-            pipe.check(**_asked(picture, noise))
+            pipe.check(**_asked(picture, noise, given))
         report.plan(pipe, wanted)
-        pipe.prepare(_texts(wanted, pipe))
-        return _draw_all(pipe, wanted, noise, flags, replay, report, stop)
+        skips = {picture.clip_skip or 0 for picture in wanted}
+        pipe.prepare(_texts(wanted, pipe), max(skips) if len(skips) == 1 else 0)
+        return _draw_all(pipe, wanted, noise, given, flags, replay, report, stop)
     finally:
         report.give_up()
 
@@ -92,14 +118,10 @@ def _wanted(flags: Flags, replay: Replay | None) -> list[Picture]:
         base["prompt"] = prompt
     if flags.negative_prompt is not None:
         base["negative_prompt"] = flags.negative_prompt
-    if flags.steps is not None:
-        base["steps"] = flags.steps
-    if flags.guidance is not None:
-        base["guidance"] = flags.guidance
-    if flags.seed is not None:
-        base["seed"] = flags.seed
-    if flags.num_images is not None:
-        base["num_images"] = flags.num_images
+    for name in SIMPLE:
+        value = getattr(flags, name)
+        if value is not None:
+            base[name] = value
     lines = None if flags.prompt_file is None else read_prompts(flags.prompt_file)
     return pictures(base, lines, flags.output, overwrite=flags.overwrite)
 
@@ -118,7 +140,7 @@ def _check_files(flags: Flags, replay: Replay | None, wanted: Sequence[Picture])
     """What can be refused about files and precision without a model. Raises UsageError."""
     from qwenimg.common import precision
 
-    precision.parse(flags.precision or "auto", on_gpu=False)
+    precision.check(flags.precision or "auto")
     if flags.output == "-":
         if len(wanted) > 1:
             raise UsageError(f"-o -: standard output takes one picture, this run makes {len(wanted)}")
@@ -128,12 +150,26 @@ def _check_files(flags: Flags, replay: Replay | None, wanted: Sequence[Picture])
             raise UsageError("-o -: a terminal cannot take a PNG; send the output to a file or a program")
     if replay is not None and replay.noise_given and flags.latents is None and flags.seed is None:
         raise UsageError("--from: the noise of that picture was given with --latents; give the same file, or a seed")
+    for key, option, value in () if replay is None else _needed(flags):
+        if replay is not None and key in replay.used and value is None:
+            what = "" if key.endswith("sha256") else f" ({clean(replay.used[key], 60)})"
+            raise UsageError(f"--from: that picture was made with {option}{what}; give the same")
     if flags.save_latents is not None:
         if flags.save_latents.suffix.lower() not in LATENTS:
             raise UsageError(
                 f"--save-latents {clean(flags.save_latents, 120)}: let the name end in .npy or .safetensors"
             )
         files.check_output(flags.save_latents, overwrite=flags.overwrite)
+
+
+def _needed(flags: Flags) -> tuple[tuple[str, str, object], ...]:
+    """What a recipe names and does not hold, its option, and what was given."""
+    return (
+        ("image_sha256", "-i", flags.image),
+        ("mask_sha256", "--mask", flags.mask),
+        ("refiner", "--refiner", flags.refiner),
+        ("vae", "--vae", flags.vae),
+    )
 
 
 def _read_noise(path: Path, wanted: Sequence[Picture]) -> Any:
@@ -143,17 +179,68 @@ def _read_noise(path: Path, wanted: Sequence[Picture]) -> Any:
         raise UsageError(
             f"--latents {clean(path, 120)}: has {len(noise)} latents, this run makes {len(wanted)} pictures"
         )
-    if len(noise) < len(wanted) and len({picture.prompt for picture in wanted}) < len(wanted):
+    drawn = any(picture.sampler for picture in wanted)  # another sampler may draw noise in its steps, from the seed
+    if len(noise) < len(wanted) and len({picture.prompt for picture in wanted}) < len(wanted) and not drawn:
         raise UsageError("--latents takes the place of the seed: several seeds would make one picture; give one")
     return noise
 
 
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """The picture to start from, uint8 [H, W, 3], and what of it is to be made anew, uint8 [H, W]."""
+
+    image: Any = None
+    mask: Any = None
+
+
+def _read_pictures(flags: Flags, replay: Replay | None, report: Report) -> Given:
+    """Raises UsageError and ModelError."""
+    if flags.image is None:
+        for option, value in (("--mask", flags.mask), ("--strength", flags.strength)):
+            if value is not None:
+                raise UsageError(f"{option} needs the picture that it is for; give it with -i")
+        return Given()
+    from qwenimg.common import input_image
+
+    image, told = input_image.read_image(flags.image)
+    for line in told:
+        report.notify("warning", line)
+    return Given(image=image, mask=None if flags.mask is None else input_image.read_mask(flags.mask, image))
+
+
+def _unknown_words(flags: Flags, replay: Replay | None, wanted: Sequence[Picture]) -> list[str]:
+    """What the built-in model would not understand; nothing where another is used.
+
+    Raises ModelError where nobody asked for it and a prompt names nothing that it draws."""
+    from qwenimg.common import builtin, hub
+
+    model = flags.model or (None if replay is None else replay.model)
+    if not hub.is_built_in(model):
+        return []
+    prompts = [picture.prompt for picture in wanted]
+    if model is None:
+        builtin.check_prompts(prompts)
+    negative = (picture.negative_prompt or "" for picture in wanted)
+    found = (builtin.unknown_words(prompts), builtin.unknown_words(negative, " of the negative prompt"))
+    return [words for words in found if words]
+
+
 def _open(flags: Flags, replay: Replay | None, report: Report) -> Pipeline:
-    model, precision = flags.model, flags.precision
+    model, precision, prediction = flags.model, flags.precision, flags.prediction
     if replay is not None:
         model, precision = model or replay.model, precision or replay.precision
+        prediction = prediction or cast(Any, replay.used.get("prediction"))
     try:
-        return qwenimg.load(model, flags.backend, precision or "auto", offline=flags.offline, notify=report.notify)
+        return qwenimg.load(
+            model,
+            flags.backend,
+            precision or "auto",
+            offline=flags.offline,
+            refiner=flags.refiner,
+            vae=flags.vae,
+            prediction=prediction,
+            notify=report.notify,
+        )
     except ModelError as error:
         if flags.model is None and replay is not None:
             raise ModelError(
@@ -165,13 +252,17 @@ def _open(flags: Flags, replay: Replay | None, report: Report) -> Pipeline:
 # With it
 
 
-def _completed(picture: Picture, pipe: Pipeline) -> Picture:
-    """`picture` with the model's defaults where nothing was said, but for the negative prompt."""
+def _completed(picture: Picture, pipe: Pipeline, given: Given) -> Picture:
+    """`picture` with the model's defaults where nothing was said, but for the negative prompt. A picture to start from
+    keeps its size."""
     d = pipe.defaults
+    width, height = d.width, d.height
+    if given.image is not None and picture.width is None and picture.height is None:
+        height, width = given.image.shape[:2]
     return replace(
         picture,
-        width=d.width if picture.width is None else picture.width,
-        height=d.height if picture.height is None else picture.height,
+        width=width if picture.width is None else picture.width,
+        height=height if picture.height is None else picture.height,
         steps=d.steps if picture.steps is None else picture.steps,
         guidance=d.guidance if picture.guidance is None else picture.guidance,
     )
@@ -192,6 +283,7 @@ def _draw_all(
     pipe: Pipeline,
     wanted: Sequence[Picture],
     noise: Any,
+    given: Given,
     flags: Flags,
     replay: Replay | None,
     report: Report,
@@ -203,7 +295,7 @@ def _draw_all(
         report.begin(picture)
         start, drawn = time.monotonic(), False
         try:
-            result = _draw_one(pipe, picture, noise, report, stop)
+            result = _draw_one(pipe, picture, _asked(picture, noise, given), report, stop)
             drawn = True
             _compare_noise(result, picture, replay, report)
             _write(picture, result, flags)
@@ -226,7 +318,7 @@ def _draw_all(
     return code
 
 
-def _asked(picture: Picture, noise: Any) -> dict[str, Any]:
+def _asked(picture: Picture, noise: Any, given: Given) -> dict[str, Any]:
     """What `Pipeline.stream` takes for `picture`, with its own row of `noise` where there is one for each."""
     i = picture.index - 1
     return {
@@ -237,12 +329,20 @@ def _asked(picture: Picture, noise: Any) -> dict[str, Any]:
         "steps": picture.steps,
         "guidance": picture.guidance,
         "seed": picture.seed,
+        "sampler": picture.sampler,
+        "schedule": picture.schedule,
+        "strength": picture.strength,
+        "clip_skip": picture.clip_skip,
+        "guidance_rescale": picture.guidance_rescale,
+        "refine_at": picture.refine_at,
+        "image": given.image,
+        "mask": given.mask,
         "latents": noise if noise is None or len(noise) == 1 else noise[i : i + 1],
     }
 
 
-def _draw_one(pipe: Pipeline, picture: Picture, noise: Any, report: Report, stop: Stop) -> Result:
-    events = pipe.stream(**_asked(picture, noise))
+def _draw_one(pipe: Pipeline, picture: Picture, asked: dict[str, Any], report: Report, stop: Stop) -> Result:
+    events = pipe.stream(**asked)
     for event in events:
         stop.check()
         if isinstance(event, qwenimg.Result):
@@ -263,6 +363,9 @@ def _compare_noise(result: Result, picture: Picture, replay: Replay | None, repo
     same_size = (replay.fields.get("width"), replay.fields.get("height")) == (picture.width, picture.height)
     if same_size and result.recipe["noise_sha256"] != replay.noise_sha256:
         report.notify("warning", "the noise is not that of the picture given to --from")
+    for key, option in (("image_sha256", "-i"), ("mask_sha256", "--mask")):
+        if replay.used.get(key, result.recipe.get(key)) != result.recipe.get(key):
+            report.notify("warning", f"the picture given to {option} is not that of the picture given to --from")
 
 
 def _write(picture: Picture, result: Result, flags: Flags) -> None:

@@ -28,11 +28,9 @@ def _reserved(ctx: click.Context, param: click.Parameter, value: str | None) -> 
         return
     if param.name == "quantize":
         raise UsageError("-q is reserved for quantising, which is not built yet; for less output use --quiet")
-    if param.name != "scheduler":
-        raise UsageError(f"--{param.name} is not built yet; this version takes Euler steps of the model's own schedule")
     raise UsageError(
-        "--scheduler means two things: the solver will be --sampler and the noise levels --schedule; "
-        "neither is built yet, this version takes Euler steps"
+        "--scheduler means two things: the solver is --sampler and the noise levels are --schedule; "
+        "qwenimg samplers lists both"
     )
 
 
@@ -75,12 +73,24 @@ def _refused(*names: str) -> Callable[[_F], _F]:
 @click.option(
     "--guidance", "--cfg", "--cfg-scale", type=float, metavar="X", help="0 to 100; 1: one pass, no negative prompt."
 )
+@click.option("--guidance-rescale", type=float, metavar="X", help="0 to 1: against pictures that guidance overexposes.")
+@click.option("--sampler", metavar="NAME", help="The model's unless given; `qwenimg samplers` lists them.")
+@click.option("--schedule", metavar="NAME", help="Noise levels: model, karras, exponential, beta, ays, ...")
 @click.option("-s", "--seed", metavar="SEEDS", help="7, a list 1,2,3 or a range 1-4; -1, the default: random.")
 @click.option("-N", "--num-images", type=int, metavar="N", help="N pictures, counting up from the seed.")
+# Picture to start from
+@click.option("-i", "--image", type=_FILE, metavar="FILE", help="Start from this PNG, JPEG or WebP.")
+@click.option("--strength", type=float, metavar="X", help="0 to 1, the share of the schedule that is run on it.")
+@click.option("--mask", type=_FILE, metavar="FILE", help="Of its size: white is made anew, black is kept.")
 # Model
-@click.option("-m", "--model", metavar="MODEL", help="A folder, a name, or a hub id that was pulled.")
+@click.option("-m", "--model", metavar="MODEL", help="A folder, a pulled name or hub id; shapes is built in.")
+@click.option("--refiner", metavar="MODEL", help="An SDXL refiner that ends each picture.")
+@click.option("--refine-at", type=float, metavar="X", help="Where it takes over. Default 0.8.")
+@click.option("--vae", type=_FILE, metavar="FILE", help="Another VAE for Stable Diffusion.")
+@click.option("--clip-skip", type=int, metavar="N", help="Leave out the last N layers of CLIP.")
+@click.option("--prediction", type=click.Choice(("eps", "v")), metavar="eps|v", help="What the UNet predicts.")
 @click.option("--backend", type=click.Choice(NAMES), default="auto", metavar="|".join(NAMES), help="Default auto.")
-@click.option("--precision", metavar="POLICY", help="auto, bf16, fp32, or parts: bf16,vae=bf16. Default auto.")
+@click.option("--precision", metavar="POLICY", help="auto, bf16, fp16, fp32, or parts: bf16,vae=bf16. Default auto.")
 @click.option("--offline", is_flag=True, help="Use no network.")
 @click.option("--latents", type=_FILE, metavar="FILE", help="Noise from .npy or .safetensors, not from the seed.")
 # Output
@@ -103,8 +113,6 @@ def _refused(*names: str) -> Callable[[_F], _F]:
 )
 @_refused("-q", "quantize")
 @_refused("--scheduler")
-@_refused("--sampler")
-@_refused("--schedule")
 @click.pass_context
 def generate(ctx: click.Context, /, **given: Any) -> int:
     """Makes pictures from text and prints their paths."""

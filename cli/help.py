@@ -11,19 +11,27 @@ COMMANDS = {
     "devices": "which backends run here, and on what",
     "pull": "download a model",
     "train": "train the built-in model, or go on from its weights",
+    "selftest": "draw 40 prompts with the built-in model and check the pictures",
+    "samplers": "the samplers and schedules to choose from",
     "completion": "print the completion script for bash, zsh or fish",
 }
 # Names that later versions will use: a prompt of one word that a new version would run would be a trap.
 RESERVED = (
-    "doctor", "selftest", "samplers", "presets", "precision", "parity", "plan", "bench", "convert", "serve",
+    "doctor", "presets", "precision", "parity", "plan", "bench", "convert", "serve",
 )  # fmt: skip
 
-SECTIONS = {
+SECTIONS: dict[str, tuple[str, ...]] = {
     "Prompt": ("prompt", "negative_prompt", "prompt_file", "replay"),
-    "Picture": ("size", "aspect", "width", "height", "steps", "guidance", "seed", "num_images"),
-    "Model": ("model", "backend", "precision", "offline", "latents"),
+    "Picture": (
+        "size", "aspect", "width", "height", "steps", "guidance", "guidance_rescale", "sampler", "schedule", "seed",
+        "num_images",
+    ),
+    "Picture to start from": ("image", "strength", "mask"),
+    "Model": (
+        "model", "backend", "precision", "offline", "latents", "refiner", "refine_at", "vae", "clip_skip", "prediction",
+    ),
     "Output": ("output", "overwrite", "save_latents", "no_metadata", "json", "quiet", "debug"),
-}
+}  # fmt: skip
 EXAMPLES = """\
 qwenimg "a red circle"
 qwenimg "a lighthouse at dusk" --aspect 16:9 -s 1-4 -o out/
@@ -32,7 +40,7 @@ qwenimg --from picture.png --steps 50"""
 EXIT_CODES = """\
 0 done   1 a bug in qwenimg   2 wrong usage, or an output that exists or cannot be written
 3 backend missing   4 would not fit: memory or disk   5 model or input missing, broken or unsupported
-6 a value that is not finite   7 some pictures failed   130, 143 stopped by a signal"""
+6 a value that is not finite, or a failed check   7 some pictures failed   130, 143 stopped by a signal"""
 
 
 class Sectioned(click.Command):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -17,19 +19,30 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 @click.command("info")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def info(file: Path, as_json: bool) -> None:
-    """Prints the recipe in a PNG, or what is in a model's folder or .safetensors file."""
+@click.option("--prediction", type=click.Choice(("eps", "v")), help="What a Stable Diffusion file's UNet predicts.")
+def info(file: Path, as_json: bool, prediction: Literal["eps", "v"] | None) -> None:
+    """Prints the recipe in a PNG, or what is in a model: a folder, a .safetensors file, or a name such as shapes."""
+    file = _found(file)
     if _is_png(file):
         _show_picture(file, as_json)
         return
-    _show_model(file, as_json)
+    _show_model(file, as_json, prediction)
 
 
-def _show_model(path: Path, as_json: bool) -> None:
+def _found(file: Path) -> Path:
+    """`file`, or the folder of the model that is known by this name."""
+    from qwenimg.common import hub, recipes
+
+    if os.path.lexists(file) or recipes.find(str(file)) is None:
+        return file
+    return hub.resolve(str(file)).folder
+
+
+def _show_model(path: Path, as_json: bool, prediction: Literal["eps", "v"] | None) -> None:
     """What is there and what does not fit; ends with the exit code of a broken model where something does not."""
     from qwenimg.common.describe import describe
 
-    found = describe(path)
+    found = describe(path, prediction)
     if as_json:
         click.echo(json.dumps({"kind": "model", "lines": found.lines, "faults": found.faults}))
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TypedDict
+from typing import TypedDict, cast
 
 from qwenimg.common.errors import UsageError, clean
 
@@ -18,6 +18,11 @@ ALIASES = {
     "batch-count": "num-images",
     "n-images": "num-images",
     "num-images-per-prompt": "num-images",
+    "init-img": "image",
+    "init-image": "image",
+    "image-path": "image",
+    "mask-image": "mask",
+    "sampling-method": "sampler",
     "disable-metadata": "no-metadata",
     "disable-image-metadata": "no-metadata",
 }
@@ -34,6 +39,12 @@ class Fields(TypedDict, total=False):
     guidance: float
     seed: str  # as after --seed
     num_images: int
+    sampler: str
+    schedule: str
+    strength: float
+    clip_skip: int
+    guidance_rescale: float
+    refine_at: float
 
 
 def known_name(name: str) -> str:
@@ -65,7 +76,7 @@ def sides(
 def check(fields: Fields) -> None:
     """Raises UsageError for a text or a number that no model takes."""
     from qwenimg.common.geometry import MAX_SIDE
-    from qwenimg.common.request import MAX_GUIDANCE
+    from qwenimg.common.request import MAX_CLIP_SKIP, MAX_GUIDANCE
     from qwenimg.common.samplers import MAX_STEPS
     from qwenimg.common.tokenizers import check_prompt
 
@@ -79,6 +90,17 @@ def check(fields: Fields) -> None:
     _between(fields.get("steps"), "steps", 1, MAX_STEPS)
     _between(fields.get("guidance"), "guidance", 0, MAX_GUIDANCE)
     _between(fields.get("num_images"), "num-images", 1, MAX_PICTURES)
+    _between(fields.get("clip_skip"), "clip-skip", 0, MAX_CLIP_SKIP)
+    for name in ("strength", "guidance_rescale", "refine_at"):
+        _between(cast("dict[str, float]", fields).get(name), name.replace("_", "-"), 0, 1)
+    if "sampler" in fields:
+        from qwenimg.common import samplers_table
+
+        samplers_table.find(fields["sampler"])
+    if "schedule" in fields:
+        from qwenimg.common.schedules import check_name
+
+        check_name(fields["schedule"])
 
 
 def _between(value: float | None, name: str, least: int, most: int) -> None:

@@ -36,9 +36,9 @@ class Report:
     # Before the pictures
 
     def notify(self, kind: str, text: str) -> None:
-        """For the library to call: a `stage` that begins, or a `warning`, told once however often it comes."""
+        """For the library to call: a `stage` that begins, a `notice`, or a `warning`, told once only."""
         if kind != "warning":
-            self._line(text)
+            self._line(text, always=kind == "notice")
         elif text not in self._warned:
             self._warned.add(text)
             self._line(f"qwenimg: warning: {text}", always=True)

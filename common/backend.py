@@ -12,9 +12,12 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from qwenimg.common.checkpoint import LoadPlan
+from qwenimg.common.models.clip import CLIPConfig
+from qwenimg.common.models.kl_vae import KLVAEConfig
 from qwenimg.common.models.qwen_dit import QwenDiTConfig
 from qwenimg.common.models.qwen_vae import QwenVAEConfig
 from qwenimg.common.models.qwen_vl import QwenVLConfig
+from qwenimg.common.models.unet import UNetConfig
 from qwenimg.common.precision import Precision
 
 # An array of the backend: supports + - * with itself and with Python floats. Its type is the framework's own.
@@ -56,7 +59,24 @@ class VAE(Protocol):
         ...
 
     def encode(self, pixels: NumpyArray) -> NumpyArray:
-        """The mean [N, z, h, w] of the latents' distribution, in the VAE's own statistics, for pixels [N, 3, H, W]."""
+        """Mean and log variance [N, 2z, h, w] of the latents, in the VAE's own statistics, for pixels [N, 3, H, W]."""
+        ...
+
+
+class ClipEncoder(Protocol):
+    def encode(self, ids: Sequence[Sequence[int]], skipped: int, normed: bool) -> tuple[Array, Array]:
+        """States [N, S, C] before the last `skipped` layers, with the final norm if `normed`, and pooled vectors [N, P]
+        of chunks of ids [N, S]."""
+        ...
+
+
+class UNet(Protocol):
+    def condition(self, texts: NumpyArray, addition: NumpyArray | None) -> Condition:
+        """Prepares text states [B, S, C], and for SDXL pooled text and sinusoids of the sizes [B, A]."""
+        ...
+
+    def predict(self, latents: Array, features: NumpyArray, condition: Condition) -> Array:
+        """The prediction [B, C, h, w] in float32 for latents [1, C', h, w] and sinusoids of the time [1, C0]."""
         ...
 
 
@@ -72,6 +92,12 @@ class Engine(Protocol):
 
     def vae(self, config: QwenVAEConfig, plan: LoadPlan, precision: Precision) -> VAE: ...
 
+    def clip(self, config: CLIPConfig, plan: LoadPlan, precision: Precision) -> ClipEncoder: ...
+
+    def unet(self, config: UNetConfig, plan: LoadPlan, precision: Precision) -> UNet: ...
+
+    def kl_vae(self, config: KLVAEConfig, plan: LoadPlan, precision: Precision) -> VAE: ...
+
     def array(self, values: NumpyArray) -> Array:
         """A float32 array on the device."""
         ...
@@ -86,6 +112,14 @@ class Engine(Protocol):
 
     def guide(self, conditional: Array, unconditional: Array, scale: float) -> Array:
         """Classifier-free guidance with the norm of each token rescaled to the conditional prediction's."""
+        ...
+
+    def rescale(self, guided: Array, conditional: Array, share: float) -> Array:
+        """`guided` with its deviation moved by `share` towards that of `conditional`, both [B, C, h, w]."""
+        ...
+
+    def join(self, arrays: Sequence[Array]) -> Array:
+        """Images [1, C_i, h, w] side by side in their channels."""
         ...
 
     def split(self, batch: Array) -> list[Array]:

@@ -47,3 +47,14 @@ def zero_index(config: QwenDiTConfig, shapes: Sequence[Shape]) -> NDArray[Any] |
         return None
     counts = [frames * rows * columns for frames, rows, columns in shapes]
     return np.repeat(np.asarray([0] + [1] * (len(counts) - 1)), counts)
+
+
+def sinusoids(
+    values: Sequence[float], channels: int, *, cosines_first: bool = True, shift: int = 0
+) -> NDArray[np.float64]:
+    """Of each value for a diffusion UNet, [N, channels]: angle i is value / 10000^(i / (channels / 2 - shift))."""
+    half = channels // 2
+    frequencies = np.exp(-np.log(10000.0) * np.arange(half) / (half - shift))
+    angles = np.asarray(values, np.float64)[:, None] * frequencies
+    parts = (np.cos(angles), np.sin(angles))
+    return np.concatenate(parts if cosines_first else parts[::-1], axis=1)

@@ -8,29 +8,32 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
+from qwenimg.common import families, hub, schedules, sd_model, single_file
 from qwenimg.common.component_files import find_files
 from qwenimg.common.config_file import parse, read_json
 from qwenimg.common.errors import ModelError, clean
-from qwenimg.common.model import check_class, open_model
-from qwenimg.common.models import qwen_dit, qwen_vae, qwen_vl
+from qwenimg.common.models import clip, kl_vae, qwen_dit, qwen_vae, qwen_vl, unet
+from qwenimg.common.models.clip import CLIPConfig
+from qwenimg.common.models.kl_vae import KLVAEConfig
 from qwenimg.common.models.qwen_dit import QwenDiTConfig
 from qwenimg.common.models.qwen_vae import QwenVAEConfig
 from qwenimg.common.models.qwen_vl import QwenVLConfig
+from qwenimg.common.models.unet import UNetConfig
 from qwenimg.common.params import Manifest, Shape
 from qwenimg.common.safetensors_header import Stored, read_header
+from qwenimg.common.sd_model import SDModel
+from qwenimg.common.single_file import Prediction
 
 SHOWN = 5  # names of a kind
-COMPONENTS = ("transformer", "text_encoder", "vae")
 
 # Layouts by a key that only they have; the first match counts.
 _LAYOUTS = (
     ("lora_", "LoRA (not supported yet)"),
     ("model.diffusion_model.transformer_blocks.", "Qwen-Image transformer, ComfyUI prefix (not supported yet)"),
-    ("model.diffusion_model.input_blocks.", "Stable Diffusion, single file (not supported yet)"),
     ("transformer_blocks.0.img_mod.1.weight", "Qwen-Image transformer, diffusers names"),
     ("decoder.up_blocks.0.resnets.0.norm1.gamma", "Qwen-Image VAE, diffusers names"),
     ("visual.", "Qwen2.5-VL, transformers names"),
-    ("down_blocks.", "a UNet or VAE, diffusers names (not supported yet)"),
+    ("down_blocks.", "a UNet or VAE, diffusers names (a VAE goes with --vae)"),
 )
 
 
@@ -42,25 +45,25 @@ class Description:
     faults: list[str] = field(default_factory=list)
 
 
-def describe(path: Path) -> Description:
-    """Of a folder in diffusers layout, one component's folder, or one safetensors file. Raises ModelError where nothing
-    can be said at all."""
+def describe(path: Path, prediction: Prediction | None = None) -> Description:
+    """Of a folder in diffusers layout, one component's folder, or one safetensors file; `prediction` overrules what a
+    Stable Diffusion file seems to predict. Raises ModelError where nothing can be said at all."""
     if path.is_dir() and (path / "model_index.json").exists():
         return _folder(path)
     if path.is_dir() and (path / "config.json").exists():
         return _component(path)
-    return _file(path)
+    return _file(path, prediction)
 
 
 def _folder(folder: Path) -> Description:
     whole = Description(lines=["layout: diffusers folder"])
     try:
-        check_class(folder)
-        whole.lines.append("pipeline: Qwen-Image, text to image")
+        families.check_class(folder)
+        whole.lines.append(_pipeline(folder))
     except ModelError as error:
         whole.faults.append(str(error))
         return whole
-    for name in COMPONENTS:
+    for name in hub.components(lambda name: (folder / name).is_file()):
         try:
             part = _component(folder / name)
         except ModelError as error:
@@ -73,13 +76,33 @@ def _folder(folder: Path) -> Description:
     return whole
 
 
+def _pipeline(folder: Path) -> str:
+    """What it is for, by the class and by the UNet's channels."""
+    index = read_json(folder / "model_index.json")
+    if index.get("_class_name") not in sd_model.PIPELINES:
+        return "pipeline: Qwen-Image, text to image"
+    kind = "SDXL" if sd_model.PIPELINES[str(index["_class_name"])] else "Stable Diffusion 1.x or 2.x"
+    if index.get("requires_aesthetics_score"):
+        kind = "SDXL refiner"
+    channels = read_json(folder / "unet" / "config.json").get("in_channels", 4)
+    scheduler = read_json(folder / "scheduler" / "scheduler_config.json", infinities=True)
+    what = "inpainting" if channels == 9 else "text to image"
+    predicts = clean(scheduler.get("prediction_type", "epsilon"), 20)
+    return f"pipeline: {kind}, {what} ({clean(channels, 20)} channels), predicts {predicts}"
+
+
 def _other_faults(folder: Path) -> list[str]:
     """What only shows when everything is opened together: components that do not fit, tokenizer, scheduler."""
-    from qwenimg.common import tokenizers
+    from qwenimg.common import clip_tokenizer, tokenizers
 
     try:
-        model = open_model(folder)
+        model = families.open_model(folder)
         model.close()
+        if isinstance(model, SDModel):
+            schedules.sampler_of(model.scheduler)
+            for text in model.texts:
+                clip_tokenizer.load(text.tokenizer, text.pad).check_vocabulary(text.config.vocab_size)
+            return []
         model.schedule_config()
         tokenizers.load(folder / "tokenizer").check_vocabulary(model.text_config.vocab_size)
     except ModelError as error:
@@ -116,6 +139,14 @@ def _expected(folder: Path) -> tuple[Manifest, Callable[[str], str | None]]:
         return qwen_dit.manifest(parse(QwenDiTConfig, data, source=path, ignored=qwen_dit.IGNORED_CONFIG)), _same
     if name == qwen_vae.CLASS_NAME:
         return qwen_vae.manifest(parse(QwenVAEConfig, data, source=path, ignored=qwen_vae.IGNORED_CONFIG)), _same
+    if name == unet.CLASS_NAME:
+        fields = unet.unet_fields(data)
+        return unet.manifest(parse(UNetConfig, fields, source=path, ignored=unet.IGNORED_CONFIG)), _same
+    if name == kl_vae.CLASS_NAME:
+        fields = kl_vae.vae_fields(data)
+        return kl_vae.manifest(parse(KLVAEConfig, fields, source=path, ignored=kl_vae.IGNORED_CONFIG)), kl_vae.rename
+    if data.get("model_type") == clip.MODEL_TYPE:
+        return clip.manifest(parse(CLIPConfig, clip.text_fields(data), source=path)), clip.rename
     if folder.name == "text_encoder" or data.get("model_type") == qwen_vl.MODEL_TYPE:
         fields = qwen_vl.language_fields(data)
         return qwen_vl.manifest(parse(QwenVLConfig, fields, source=path)), qwen_vl.rename
@@ -123,10 +154,31 @@ def _expected(folder: Path) -> tuple[Manifest, Callable[[str], str | None]]:
     raise ModelError(f"{clean(path)}: a {clean(kind, 60)!r} is not a component that this version knows")
 
 
-def _file(path: Path) -> Description:
+def _file(path: Path, prediction: Prediction | None) -> Description:
     tensors = _tensors(find_files(path).files)
+    if path.is_file() and single_file.is_single_file(tensors):
+        return _single_file(path, tensors, prediction)
     layout = next((text for key, text in _LAYOUTS if any(key in name for name in tensors)), "unknown")
     return Description(lines=[f"layout: {layout}", _summary("file", tensors), f"first tensors: {_listed(tensors)}"])
+
+
+def _single_file(path: Path, tensors: Mapping[str, Stored], prediction: Prediction | None) -> Description:
+    """Its type and what that is told by, its models, and what does not fit."""
+    whole = Description(lines=["layout: Stable Diffusion, single file", _summary("file", tensors)])
+    try:
+        header = read_header(path)
+        header.file.close()
+        whole.lines[1:1] = single_file.detect(header, prediction).reasons
+        opened = single_file.open_file(path, prediction)
+    except ModelError as error:
+        whole.faults.append(str(error))
+        return whole
+    opened.close()
+    for name, plan in opened.plans.items():
+        whole.lines.append(f"{name}: {len(plan.entries)} tensors, {plan.parameters / 1e6:,.1f} M parameters")
+    if opened.ignored:
+        whole.lines.append(f"{opened.ignored} tensors are known and not needed")
+    return whole
 
 
 def _tensors(files: Iterable[Path]) -> dict[str, Stored]:

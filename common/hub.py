@@ -8,23 +8,24 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwenimg.common import recipes
+from qwenimg.common import builtin, recipes
 from qwenimg.common.component_files import STEMS, find_files
 from qwenimg.common.errors import ModelError
 from qwenimg.common.recipes import Recipe
 from qwenimg.common.untrusted import short
 
-COMPONENTS = ("transformer", "text_encoder", "vae")
-REQUIRED = ("model_index.json", "scheduler/scheduler_config.json", *(f"{c}/config.json" for c in COMPONENTS))
+_PARTS = "transformer|unet|text_encoder(_2)?|vae"
+_ALWAYS = ("model_index.json", "scheduler/scheduler_config.json", "vae/config.json")
 
 # A dot within the name of a weight file marks a variant (fp16), which is not used.
 _NEEDED = re.compile(
     r"model_index\.json|scheduler/scheduler_config\.json"
-    r"|tokenizer/(tokenizer|vocab|tokenizer_config|added_tokens|special_tokens_map)\.json|tokenizer/merges\.txt"
-    rf"|({'|'.join(COMPONENTS)})/(config\.json|[A-Za-z0-9_-]{{1,100}}\.safetensors(\.index\.json)?)"
+    r"|tokenizer(_2)?/((tokenizer|vocab|tokenizer_config|added_tokens|special_tokens_map)\.json|merges\.txt)"
+    rf"|({_PARTS})/(config\.json|[A-Za-z0-9_-]{{1,100}}\.safetensors(\.index\.json)?)"
 )
 _HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -32,8 +33,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """A model on this machine. `name` is for people and metadata: a recipe's name, a hub id or a folder's last name,
-    never a path. `revision` is the commit of a folder in the cache."""
+    """A model on this machine, a folder or one file. `name` is for people and metadata: a recipe's name, a hub id or
+    the last name of a path, never a path. `revision` is the commit of a folder in the cache."""
 
     folder: Path
     name: str
@@ -46,21 +47,39 @@ def needed(filename: str) -> bool:
     return _NEEDED.fullmatch(filename) is not None
 
 
+def components(has: Callable[[str], bool]) -> list[str]:
+    """The folders with weights of a model, of which `has` tells whether a file is there: Qwen-Image's, or those of a
+    Stable Diffusion, whose text encoders are one, two, or only the second."""
+    denoiser = "unet" if has("unet/config.json") else "transformer"
+    texts = [part for part in ("text_encoder", "text_encoder_2") if has(f"{part}/config.json")]
+    return [denoiser, *(texts or ["text_encoder"]), "vae"]
+
+
+def required(has: Callable[[str], bool]) -> list[str]:
+    """The files of such a model that have one name only."""
+    return [*_ALWAYS, *(f"{part}/config.json" for part in components(has) if part != "vae")]
+
+
 # On this machine
 
 
 def resolve(model: str | None, *, offline: bool = False) -> Resolved:
-    """The folder of `model`: an existing path, else a recipe's name, else a hub id; None is the default recipe.
+    """The folder of `model`: an existing path, else a recipe's name, else a hub id. None is the default recipe, and
+    the built-in model where the cache has nothing of it.
 
     A name is looked for in the Hugging Face cache only. Raises ModelError for what is not there, is there in part,
     or is known and not supported; `offline` changes only the wording."""
     given = recipes.DEFAULT if model is None else model
     if model is not None and os.path.lexists(path := os.path.expanduser(model)):  # noqa: PTH111
         return _from_path(model, Path(path))
+    if recipes.find(given) is recipes.BUILT_IN:
+        return _built_in()
     repo, recipe = find_repo(given)
     name = recipe.name if recipe else repo
-    folders = _snapshots(storage_folder(repo))
+    folders = snapshots(storage_folder(repo))
     if not folders:
+        if model is None and builtin.present():
+            return _built_in()
         raise ModelError(_absent(name, repo, recipe, offline))
     for folder in folders:
         if lacks(folder) is None:
@@ -68,16 +87,31 @@ def resolve(model: str | None, *, offline: bool = False) -> Resolved:
     raise ModelError(
         f"{name}: the copy in {short(cache_folder(), 100)} is incomplete, it lacks {lacks(folders[0])}; "
         f"`qwenimg pull {name}` resumes"
+        + (f"; until then: -m {builtin.NAME}" if model is None and builtin.present() else "")
     )
+
+
+def is_built_in(model: str | None) -> bool:
+    """Whether `resolve` gives the built-in model for `model`."""
+    if model is not None and (recipes.find(model) is not recipes.BUILT_IN or os.path.lexists(model)):
+        return False
+    try:
+        return resolve(model).recipe is recipes.BUILT_IN
+    except ModelError:
+        return False
+
+
+def _built_in() -> Resolved:
+    if not builtin.present():
+        raise builtin.absent()
+    return Resolved(folder=builtin.folder(), name=builtin.NAME, recipe=recipes.BUILT_IN)
 
 
 def _from_path(given: str, path: Path) -> Resolved:
     if not path.exists():
         raise ModelError(f"{short(given, 120)}: is a link that leads nowhere")
     if not path.is_dir():
-        raise ModelError(
-            f"{short(given, 120)}: is a file; single files are not supported yet: give a folder in diffusers layout"
-        )
+        return Resolved(folder=path, name=short(path.name, 100))
     whole = Path(os.path.abspath(path))  # noqa: PTH100 (links must stay, they say which snapshot it is)
     storage = whole.parent.parent.name
     if whole.parent.name == "snapshots" and storage.count("--") == 2 and _COMMIT.fullmatch(whole.name):
@@ -96,8 +130,10 @@ def find_repo(given: str) -> tuple[str, Recipe | None]:
     if reason:
         raise ModelError(f"{shown}: {reason}")
     recipe = recipes.find(given)
+    if recipe is recipes.BUILT_IN:
+        raise ModelError(f"{shown}: is built in and on no hub; use it by -m {shown}")
     if recipe or _HUB_ID.fullmatch(given):
-        return (recipe.repo if recipe else given), recipe
+        return (recipe.repo if recipe and recipe.repo else given), recipe
     raise ModelError(
         f"'{shown}': no such folder or model; known models are {', '.join(recipes.RECIPES)}; "
         f"others by folder or by hub id (owner/name)"
@@ -112,14 +148,18 @@ def _absent(name: str, repo: str, recipe: Recipe | None, offline: bool) -> str:
 
 def lacks(folder: Path) -> str | None:
     """A file that `folder` needs and does not have. Raises ModelError for an index of shards that is broken."""
-    for name in REQUIRED:
-        if not (folder / name).is_file():
+
+    def has(name: str) -> bool:
+        return (folder / name).is_file()
+
+    parts = components(has)
+    names = required(has)
+    for tokens in (part.replace("text_encoder", "tokenizer") for part in parts if part.startswith("text_encoder")):
+        names += [] if has(f"{tokens}/tokenizer.json") else [f"{tokens}/vocab.json", f"{tokens}/merges.txt"]
+    for name in names:
+        if not has(name):
             return name
-    if not (folder / "tokenizer" / "tokenizer.json").is_file():
-        for name in ("tokenizer/vocab.json", "tokenizer/merges.txt"):
-            if not (folder / name).is_file():
-                return name
-    for component in COMPONENTS:
+    for component in parts:
         missing = _lacks_weights(folder / component)
         if missing:
             return f"{component}/{missing}"
@@ -136,7 +176,7 @@ def _lacks_weights(folder: Path) -> str | None:
     return next((file.name for file in files if not file.is_file()), None)
 
 
-def _snapshots(storage: Path) -> list[Path]:
+def snapshots(storage: Path) -> list[Path]:
     """The folders of the revisions in the cache: that of `main` first, then the newest."""
     main = ""
     with contextlib.suppress(OSError, ValueError):

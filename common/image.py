@@ -38,6 +38,27 @@ def to_uint8(pixels: npt.NDArray[Any]) -> Uint8:
     return np.ascontiguousarray((unit * 255.0).round().astype(np.uint8).transpose(1, 2, 0))
 
 
+def from_uint8(pixels: Uint8) -> npt.NDArray[np.float32]:
+    """[H, W, 3] in 0..255 as [1, 3, H, W] in -1..1."""
+    unit = pixels.astype(np.float32) / np.float32(255)
+    return np.ascontiguousarray((unit * np.float32(2) - np.float32(1)).transpose(2, 0, 1)[None])
+
+
+def fit(pixels: Uint8, width: int, height: int) -> Uint8:
+    """[H, W] or [H, W, C] resampled to `width` x `height`, as diffusers does; unchanged if it has that size."""
+    from PIL import Image
+
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS))
+
+
+def extend(pixels: npt.NDArray[Any], width: int, height: int) -> npt.NDArray[Any]:
+    """[h, w, ...] with its last row and column repeated down and right, up to `height` x `width`."""
+    down, right = height - pixels.shape[0], width - pixels.shape[1]
+    return np.pad(pixels, ((0, down), (0, right), *[(0, 0)] * (pixels.ndim - 2)), mode="edge")
+
+
 def crop(pixels: Uint8, width: int, height: int) -> Uint8:
     """The top left `width` x `height` of [H, W, C]: what was rendered in excess goes, right and bottom."""
     assert 0 < height <= pixels.shape[0] and 0 < width <= pixels.shape[1], (pixels.shape, width, height)

@@ -8,10 +8,13 @@ from math import prod
 from pathlib import Path
 
 from qwenimg.common.checkpoint import LoadPlan
+from qwenimg.common.models.kl_vae import OVERLAP, KLVAEConfig
 from qwenimg.common.models.qwen_dit import QwenDiTConfig
 from qwenimg.common.models.qwen_vae import QwenVAEConfig, halo
+from qwenimg.common.models.unet import UNetConfig
 from qwenimg.common.precision import BYTES, Precision
 
+UNET_BUFFERS = 30  # arrays of the UNet's first level that a step has in memory at its peak
 MAX_VALUES = 2**31  # of one array; beyond, kernels that count in 32 bits fail
 
 
@@ -48,6 +51,14 @@ def step_peak(config: QwenDiTConfig, branches: int, tokens: int) -> int:
     return branches * tokens * config.dim * 40
 
 
+def unet_step_peak(config: UNetConfig, branches: int, height: int, width: int) -> int:
+    """Bytes of activations in one step of a UNet with so many branches in one batch, for latents of height x width.
+
+    Per pixel of the first level: what is kept for the way up, and a feed-forward's eight widths, in float32.
+    """
+    return branches * height * width * config.block_out_channels[0] * 4 * UNET_BUFFERS
+
+
 def modulation_bytes(config: QwenDiTConfig, precision: Precision, steps: int) -> int:
     """Bytes of a schedule's modulation: twelve vectors for each block and step, and one block's weights meanwhile."""
     itemsize = BYTES[precision.weight_dtype("transformer", "transformer_blocks.0.img_mod.1.weight")]
@@ -68,6 +79,26 @@ def _largest(config: QwenVAEConfig, height: int, width: int) -> int:
     for level, (inputs, outputs, upsampled) in enumerate(config.up_blocks):
         sizes.append(height * width * 4**level * max(inputs, outputs) * (4 if upsampled else 1))
     return max(sizes)
+
+
+def kl_decode_tile(
+    config: KLVAEConfig, height: int, width: int, itemsize: int, free: int, buffers: float
+) -> int | None:
+    """`decode_tile` for Stable Diffusion's VAE, whose tiles overlap."""
+
+    def fits(height: int, width: int) -> bool:
+        widest = max(
+            height * width * 4**level * max(inputs, outputs) * (4 if up else 1)
+            for level, (inputs, outputs, up) in enumerate(config.up_blocks)
+        )
+        return widest < MAX_VALUES and int(buffers * widest * itemsize) <= free // 2
+
+    if fits(height, width):
+        return None
+    side = max(height, width)
+    while side > 32 and not fits(side + 2 * OVERLAP, side + 2 * OVERLAP):
+        side = max(32, side * 3 // 4)
+    return side
 
 
 def decode_tile(config: QwenVAEConfig, height: int, width: int, itemsize: int, free: int, buffers: float) -> int | None:

@@ -15,8 +15,9 @@ from typing import NotRequired, TypedDict, cast
 
 from qwenimg.common.geometry import MAX_SIDE
 from qwenimg.common.image import read_text
-from qwenimg.common.request import MAX_GUIDANCE
+from qwenimg.common.request import MAX_CLIP_SKIP, MAX_GUIDANCE
 from qwenimg.common.samplers import MAX_STEPS
+from qwenimg.common.samplers_table import SAMPLERS
 from qwenimg.common.tokenizers import MAX_CHARACTERS
 from qwenimg.common.untrusted import bad, short, strict_json
 
@@ -45,21 +46,34 @@ class Recipe(TypedDict):
     height: int
     steps: int
     guidance: float
-    sampler: str  # euler
+    sampler: str  # as `qwenimg samplers` names it
+    schedule: str  # of the noise levels: model, karras, ...
     sigmas_sha256: str  # of the schedule, float32 little-endian
     noise_sha256: str  # of the initial noise, float32 little-endian
     tf32: bool  # whether float32 products could be rounded to TF32
     warnings: list[str]
     created: NotRequired[str]  # ISO 8601, UTC
+    clip_skip: NotRequired[int]
+    guidance_rescale: NotRequired[float]
+    refine_at: NotRequired[float]  # where a refiner took over
+    strength: NotRequired[float]  # of the picture that it was made from
+    image_sha256: NotRequired[str]  # of that picture's pixels, 8 bit
+    mask_sha256: NotRequired[str]
+    refiner: NotRequired[str]  # its name, as `model`
+    vae: NotRequired[str]
+    prediction: NotRequired[str]  # eps or v, where it was given
 
 
 # key -> the longest text allowed; and key -> the least and greatest number allowed.
 _TEXTS = dict.fromkeys(
-    ("version", "model", "backend", "device", "rng", "sampler", "created"), MAX_TEXT
+    ("version", "model", "backend", "device", "rng", "sampler", "schedule", "created", "refiner", "vae", "prediction"),
+    MAX_TEXT,
 ) | dict.fromkeys(("prompt", "negative_prompt"), MAX_PROMPT)
 _NUMBERS = {"seed": (0, 2**64 - 1), "width": (1, MAX_SIDE), "height": (1, MAX_SIDE), "steps": (1, MAX_STEPS)}
+_NUMBERS |= {"clip_skip": (0, MAX_CLIP_SKIP)}
+_REALS = {"guidance": MAX_GUIDANCE, "guidance_rescale": 1, "refine_at": 1, "strength": 1}
 _TABLES = ("precision", "versions")
-_HASHES = ("sigmas_sha256", "noise_sha256")
+_HASHES = ("sigmas_sha256", "noise_sha256", "image_sha256", "mask_sha256")
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 # https://iptc.org/std/photometadata, "Digital Source Type"
@@ -93,7 +107,8 @@ def a1111_parameters(recipe: Recipe) -> str:
     rng = recipe["rng"]
     fields = {
         "Steps": str(recipe["steps"]),
-        "Sampler": recipe["sampler"].capitalize(),
+        "Sampler": SAMPLERS[recipe["sampler"]].title if recipe["sampler"] in SAMPLERS else recipe["sampler"],
+        "Schedule type": recipe["schedule"].capitalize(),
         "CFG scale": f"{recipe['guidance']:.12g}",
         "Seed": str(recipe["seed"]),
         "Size": f"{recipe['width']}x{recipe['height']}",
@@ -160,9 +175,9 @@ def _fault(key: str, value: object) -> str | None:
     if key in _NUMBERS:
         least, most = _NUMBERS[key]
         return None if type(value) is int and least <= value <= most else f"an integer from {least} to {most}"
-    if key == "guidance":
-        right = type(value) in (int, float) and 0.0 <= cast(float, value) <= MAX_GUIDANCE
-        return None if right else f"a number from 0 to {MAX_GUIDANCE}"
+    if key in _REALS:
+        right = type(value) in (int, float) and 0.0 <= cast(float, value) <= _REALS[key]
+        return None if right else f"a number from 0 to {_REALS[key]}"
     if key == "tf32":
         return None if isinstance(value, bool) else "true or false"
     if key in _HASHES:

@@ -82,8 +82,8 @@ def check_class(folder: Path) -> None:
     index = folder / "model_index.json"
     if not index.exists():
         raise ModelError(
-            f"{clean(folder)}: no model_index.json here; expected a Qwen-Image folder in diffusers layout "
-            f"(transformer/, text_encoder/, vae/, tokenizer/, scheduler/)"
+            f"{clean(folder)}: no model_index.json here; expected a folder in diffusers layout (transformer/ or unet/, "
+            f"text_encoder/, vae/, tokenizer/, scheduler/), or a Stable Diffusion file"
         )
     name = str(read_json(index).get("_class_name"))
     if name == PIPELINE:

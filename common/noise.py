@@ -22,6 +22,7 @@ from qwenimg.common import portable_math
 from qwenimg.common.errors import UsageError
 
 _BLOCK = 16
+FEWEST = _BLOCK  # numbers that can be drawn at a time
 _CHUNK = 1 << 16  # numbers drawn at a time: bounds the float64 scratch memory; a multiple of _BLOCK
 _SEEDS = 1 << 64
 _LOW_BITS = (1 << 32) - 1
@@ -34,11 +35,25 @@ def normal(shape: tuple[int, ...], seed: int) -> NDArray[np.float32]:
     Raises UsageError for a seed outside 0 .. 2**64 - 1, ValueError for fewer than 16 numbers (torch draws
     those by another method).
     """
-    check_seed(seed)
+    return Stream(seed).normal(shape)
+
+
+class Stream:
+    """A generator that is drawn from several times, as torch's CPU generator is."""
+
+    def __init__(self, seed: int):
+        check_seed(seed)
+        self._integers = np.random.RandomState(seed & _LOW_BITS)
+
+    def normal(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """The next standard normal numbers. Raises ValueError for fewer than 16."""
+        return _normal(shape, self._integers)
+
+
+def _normal(shape: tuple[int, ...], stream: np.random.RandomState) -> NDArray[np.float32]:
     count = math.prod(shape)
     if count < _BLOCK:
         raise ValueError(f"noise of shape {shape} has {count} numbers; at least {_BLOCK} are needed")
-    stream = np.random.RandomState(seed & _LOW_BITS)
     values = np.empty(count, np.float32)
     whole = count - count % _BLOCK
     for start in range(0, whole, _CHUNK):

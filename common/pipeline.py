@@ -1,149 +1,93 @@
-"""From a prompt to a picture: the only denoise loop of the project, for every backend.
-
-Text is encoded and its encoder freed before the transformer is loaded, so the peak of memory is the largest component
-and not the sum. What depends on neither step nor latent is made once per run, the modulation once per schedule.
-"""
+"""From a prompt to a picture: the only denoise loop of the project, for every family of models and every backend."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Unpack, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from qwenimg.common import geometry, image, memory, noise, tokenizers
-from qwenimg.common.backend import Array, Condition, Engine, Modulation, Transformer
+from qwenimg.common import geometry, image, noise
+from qwenimg.common.backend import Array, Engine
 from qwenimg.common.errors import NumericsError, UsageError
+from qwenimg.common.family import Family, Latents, Plan, Stage, Start
 from qwenimg.common.metadata import FORMAT, Recipe
-from qwenimg.common.model import Model
-from qwenimg.common.parts import TEXT_TOKENS, Notify, Parts
-from qwenimg.common.precision import BYTES, Precision
-from qwenimg.common.probes import first_non_finite
-from qwenimg.common.request import MULTIPLE, Defaults, Request
+from qwenimg.common.noise import Stream
+from qwenimg.common.request import Asked, Defaults, Request
 from qwenimg.common.result import Result, Step
-from qwenimg.common.samplers import Schedule, euler_step, flow_schedule
 from qwenimg.common.version import __version__
 
-BATCHED_TOKENS = 1024  # images of at most this many tokens leave a GPU idle: both branches of guidance go in one batch
+Shape = tuple[int, int]
 
 
 class Pipeline:
     """A model on a backend. Call it for a picture, or `stream` it for the steps as well. Not thread-safe."""
 
-    batch_guidance: bool | None = None  # both branches in one batch: always, never, or (None) where it pays
-
     def __init__(
         self,
         engine: Engine,
-        model: Model,
-        precision: Precision,
+        family: Family,
         *,
         name: str,
-        defaults: Defaults | None = None,
+        defaults: Defaults,
         tf32: bool = False,
-        notify: Notify | None = None,
+        options: Mapping[str, str] | None = None,
     ):
-        self.engine, self.model, self.precision = engine, model, precision
-        self.backend, self.device, self.model_name = engine.name, engine.device, name
+        """options: what the model was opened with, for recipes."""
+        self.options = dict(options or {})
+        self.engine, self.family, self.model_name, self.defaults = engine, family, name, defaults
+        self.precision, self.notify = family.keeper.precision, family.keeper.notify
+        self.backend, self.device = engine.name, engine.device
         self.tf32 = tf32  # whether float32 products are rounded to fewer digits on this device
-        self.defaults = defaults or Defaults()
-        self.notify = notify or _ignore
-        self.parts = Parts(engine, model, precision, self.notify)
-        self.schedule_config = model.schedule_config()
 
     # For users
 
-    def __call__(
-        self,
-        prompt: str,
-        *,
-        negative_prompt: str | None = None,
-        width: int | None = None,
-        height: int | None = None,
-        steps: int | None = None,
-        guidance: float | None = None,
-        seed: int | None = None,
-        latents: NDArray[np.float32] | None = None,
-    ) -> Result:
-        """A picture of `prompt`. What is None takes the model's default; the seed, 0. Raises QwenimgError."""
-        for event in self.stream(
-            prompt,
-            negative_prompt=negative_prompt,
-            width=width,
-            height=height,
-            steps=steps,
-            guidance=guidance,
-            seed=seed,
-            latents=latents,
-        ):
+    def __call__(self, prompt: str, **asked: Unpack[Asked]) -> Result:
+        """A picture of `prompt`; see `Asked` for the rest. Raises QwenimgError."""
+        for event in self.stream(prompt, **asked):
             if isinstance(event, Result):
                 return event
         raise AssertionError("the stream ended without a result")
 
-    def stream(
-        self,
-        prompt: str,
-        *,
-        negative_prompt: str | None = None,
-        width: int | None = None,
-        height: int | None = None,
-        steps: int | None = None,
-        guidance: float | None = None,
-        seed: int | None = None,
-        latents: NDArray[np.float32] | None = None,
-    ) -> Iterator[Step | Result]:
+    def stream(self, prompt: str, **asked: Unpack[Asked]) -> Iterator[Step | Result]:
         """The same, yielding each `Step` when it is done and the `Result` last."""
-        request = self.check(
-            prompt,
-            negative_prompt=negative_prompt,
-            width=width,
-            height=height,
-            steps=steps,
-            guidance=guidance,
-            seed=seed,
-            latents=latents,
-        )
-        unused = negative_prompt is not None and not request.guided
-        warnings = [f"the negative prompt has no effect at guidance {request.guidance:g}"] if unused else []
+        request = self.check(prompt, **asked)
+        warnings = []
+        if asked.get("negative_prompt") is not None and not request.guided:
+            warnings.append(f"the negative prompt has no effect at guidance {request.guidance:g}")
+        if asked.get("strength") is not None and request.image is None:
+            warnings.append("strength has no effect without a picture to start from")
+        if asked.get("refine_at") is not None and "refiner" not in self.options:
+            warnings.append("refine-at has no effect without a refiner")
         return self._generate(request, warnings)
 
-    def check(
-        self,
-        prompt: str,
-        *,
-        negative_prompt: str | None = None,
-        width: int | None = None,
-        height: int | None = None,
-        steps: int | None = None,
-        guidance: float | None = None,
-        seed: int | None = None,
-        latents: NDArray[np.float32] | None = None,
-    ) -> Request:
+    def check(self, prompt: str, **asked: Unpack[Asked]) -> Request:
         """What `stream` would make of the same arguments. Raises UsageError or NumericsError; loads nothing."""
-        d = self.defaults
-        request = Request(
-            prompt=prompt,
-            negative_prompt=d.negative_prompt if negative_prompt is None else negative_prompt,
-            width=d.width if width is None else width,
-            height=d.height if height is None else height,
-            steps=d.steps if steps is None else steps,
-            guidance=d.guidance if guidance is None else guidance,
-            seed=0 if seed is None else seed,
-            latents=latents,
-        )
-        rows, columns, grid = self._sizes(request)
-        flow_schedule(self.schedule_config, request.steps, grid[1] * grid[2])
+        given = {key: value for key, value in asked.items() if value is not None}
+        picture = asked.get("image")
+        if isinstance(picture, np.ndarray) and picture.ndim == 3 and not given.keys() & {"width", "height"}:
+            given["height"], given["width"] = picture.shape[:2]
+        usual: dict[str, Any] = asdict(self.defaults)
+        with_mask = usual.pop("mask_strength")
+        if asked.get("mask") is not None:
+            usual["strength"] = with_mask
+        request = Request(**(usual | given), prompt=prompt)
+        self.family.plan(request)
+        if math.prod(self._shape(request)) * self.family.channels < noise.FEWEST:
+            size = f"{request.width}x{request.height}"
+            raise UsageError(f"{size} is too small: its noise would have fewer than {noise.FEWEST} numbers")
         if request.latents is not None:
-            self._initial(request, rows, columns)
+            self._noise(request, Stream(request.seed))
         return request
 
-    def prepare(self, prompts: Sequence[str]) -> None:
-        """Announces `prompts`, so that the text encoder is loaded once for all that fit into TEXT_BYTES, and before the
+    def prepare(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
+        """Announces `prompts`, so that the text encoder is loaded once for all that fit into memory, and before the
         transformer. The rest is encoded in its turn, again as much as fits."""
-        self.parts.announce(prompts)
+        self.family.announce(prompts, clip_skip)
 
     def headline(self) -> str:
         """One line: backend, device, precision map and model."""
@@ -151,108 +95,125 @@ class Pipeline:
 
     def free_transformer(self) -> None:
         """Frees the transformer, some two thirds of all memory; the next picture loads it again."""
-        self.parts.free_transformer()
+        self.family.free_transformer()
 
     def close(self) -> None:
         """Frees everything and closes the model's files."""
-        self.parts.close()
+        self.family.close()
 
     # The run
 
     def _generate(self, request: Request, warnings: list[str]) -> Iterator[Step | Result]:
         # What prepare() took belongs to the picture that follows, what an abandoned one took does not.
-        timing = self.parts.timing
-        self.parts.timing = {stage: timing[stage] for stage in ("load text encoder", "encode") if stage in timing}
-        rows, columns, grid = self._sizes(request)
-        tokens = grid[1] * grid[2]
-        schedule = flow_schedule(self.schedule_config, request.steps, tokens)
-        initial = self._initial(request, rows, columns)
+        family, keeper = self.family, self.family.keeper
+        kept = [stage for stage in keeper.timing if stage == "encode" or stage.startswith("load text encoder")]
+        keeper.timing = {stage: keeper.timing[stage] for stage in kept}
+        plan, shape = family.plan(request), self._shape(request)
         warnings += self._warnings(request)
         for warning in warnings:
             self.notify("warning", warning)
 
-        prompts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
-        texts = self.parts.states(prompts)
-        transformer = self.parts.transformer(self._run_bytes(tokens, schedule))
-        modulation = self.parts.modulation(schedule.timesteps)
-        conditions = [transformer.condition(batch, [grid]) for batch in self._batches(texts, tokens)]
-        x = self.engine.array(geometry.pack(initial))
-        for i, sigma in enumerate(schedule.sigmas[:-1]):
-            start = time.perf_counter()
-            before, x = x, self._step(transformer, x, conditions, modulation, schedule, i, request.guidance)
-            if not self.engine.finite(x):
-                self._fail_at(transformer, before, conditions, modulation, i)
-            seconds = time.perf_counter() - start
-            self.parts.timing["steps"] = self.parts.timing.get("steps", 0.0) + seconds
-            yield Step(index=i + 1, total=request.steps, sigma=sigma, seconds=seconds)
-        latents = geometry.unpack(self.engine.numpy(x), rows, columns).astype(np.float32)
-        shapes = _shapes(texts, initial, grid)
-        del x, before, texts, conditions, modulation, transformer
+        stream = Stream(request.seed)
+        start = self._start(request, stream)
+        family.begin(request, plan, shape)
+        x, done = family.array(self._first(plan, start)), 0
+        for stage in plan.stages:
+            for moved, sigma, seconds in self._walk(stage, x, start, stream, done):
+                x, done = moved, done + 1
+                keeper.timing["steps"] = keeper.timing.get("steps", 0.0) + seconds
+                yield Step(index=done, total=max(plan.steps, done), sigma=sigma, seconds=seconds)
+        latents = self._last(family.latents(x, shape), plan, start)
+        del x
 
-        pixels = image.crop(image.to_uint8(self._decode(latents)[0]), request.width, request.height)
+        pixels = image.crop(image.to_uint8(family.decode(latents)[0]), request.width, request.height)
         blank = image.blank_warning(pixels)
         if blank:
             self.notify("warning", blank)
         warnings += [blank] if blank else []
-        timing, self.parts.timing = self.parts.timing, {}
+        timing, keeper.timing = keeper.timing, {}
         yield Result(
             pixels=pixels,
             latents=latents,
-            recipe=self._recipe(request, schedule, initial, warnings),
+            recipe=self._recipe(request, plan, start.noise, warnings),
             timing=timing,
-            shapes=shapes | {"pixels": str(list(pixels.shape))},
+            shapes=family.shapes() | {"latents": str(list(latents.shape)), "pixels": str(list(pixels.shape))},
             warnings=warnings,
         )
 
-    def _run_bytes(self, tokens: int, schedule: Schedule) -> int:
-        """What a run takes besides weights: one branch of a step, and modulation that is still to be made."""
-        config = self.model.transformer_config
-        step = memory.step_peak(config, 1, tokens + TEXT_TOKENS)
-        if self.parts.has_modulation(schedule.timesteps):
-            return step
-        return step + memory.modulation_bytes(config, self.precision, len(schedule.timesteps))
+    def _walk(
+        self, stage: Stage, x: Array, start: Start, stream: Stream, done: int
+    ) -> Iterator[tuple[Array, float, float]]:
+        """x, the noise level that its step started from, and the seconds that it took, after each step of `stage`."""
+        family = self.family
+        run = family.run(stage, start)
+        steps = stage.solver(x, stage.grid, run, lambda: family.array(stream.normal(start.noise.shape)))
+        i = 0
+        while True:
+            begun = time.perf_counter()
+            try:
+                x = next(steps, None)
+            except NumericsError:  # of a sampler that looks at x itself
+                raise run.explain(done + i + 1) from None
+            if x is None:
+                return
+            if not self.engine.finite(x):
+                raise run.explain(done + i + 1)
+            yield x, stage.grid.sigmas[min(i, len(stage.grid.sigmas) - 2)], time.perf_counter() - begun
+            i += 1
 
-    def _sizes(self, request: Request) -> tuple[int, int, tuple[int, int, int]]:
-        """Rows and columns of latents, and the grid of tokens (frames, rows, columns)."""
-        width, height = geometry.render_size(request.width, request.height, MULTIPLE)
-        scale, patch = self.model.vae_config.scale, self.model.transformer_config.patch_size
-        rows, columns = height // scale, width // scale
-        return rows, columns, (1, rows // patch, columns // patch)
+    def _shape(self, request: Request) -> Shape:
+        """Rows and columns of latents."""
+        width, height = geometry.render_size(request.width, request.height, self.family.multiple)
+        return height // self.family.scale, width // self.family.scale
 
-    def _step(
-        self,
-        transformer: Transformer,
-        x: Array,
-        conditions: Sequence[Condition],
-        modulation: Modulation,
-        schedule: Schedule,
-        i: int,
-        guidance: float,
-    ) -> Array:
-        """x after step i: one prediction for each branch, guidance, and Euler's step."""
-        velocities = [transformer.predict(x, condition, modulation, i) for condition in conditions]
-        if len(velocities) == 1 and guidance > 1:
-            velocities = self.engine.split(velocities[0])
-        velocity = velocities[0] if len(velocities) == 1 else self.engine.guide(velocities[0], velocities[1], guidance)
-        return euler_step(x, velocity, schedule.sigmas[i], schedule.sigmas[i + 1])
+    # What the run starts from and ends with
 
-    def _batches(self, texts: list[Array], tokens: int) -> list[list[Array]]:
-        """The branches of guidance, in one batch or in turn.
+    def _start(self, request: Request, stream: Stream) -> Start:
+        """Draws in the order of diffusers: the picture's latents, the noise, the masked picture's latents."""
+        if request.image is None:
+            return Start(noise=self._noise(request, stream))
+        width, height = geometry.render_size(request.width, request.height, self.family.multiple)
+        picture = image.fit(request.image, request.width, request.height)
+        pixels = image.from_uint8(image.extend(picture, width, height))
+        unused = self.family.sees_mask and request.mask is not None and request.strength == 1
+        latents = None if unused else self._encode(pixels, stream)
+        initial = self._noise(request, stream)
+        if request.mask is None:
+            return Start(noise=initial, image=latents)
+        hole = image.extend(image.fit(request.mask, request.width, request.height) >= 128, width, height)
+        masked = self._encode(pixels * ~hole, stream) if self.family.sees_mask else None
+        scale = self.family.scale
+        return Start(
+            noise=initial,
+            image=latents,
+            mask=hole[None, None, ::scale, ::scale].astype(np.float32),
+            masked=masked,
+        )
 
-        Small images leave a GPU idle between kernels, so there both go together if memory allows; large ones gain
-        nothing, and texts of different length would need a mask that keeps attention from its fastest kernel.
-        """
-        together = self.batch_guidance
-        if together is None:
-            need = memory.step_peak(self.model.transformer_config, len(texts), tokens + TEXT_TOKENS)
-            together = self.engine.on_gpu and tokens <= BATCHED_TOKENS and need < self.engine.free_memory() // 2
-        return [texts] if together else [[text] for text in texts]
+    def _encode(self, pixels: Latents, stream: Stream) -> Latents:
+        """A sample of the picture's latents, as diffusers takes it."""
+        mean, deviation = self.family.encode(pixels)
+        return mean + deviation * stream.normal(mean.shape)
 
-    def _initial(self, request: Request, rows: int, columns: int) -> NDArray[np.float32]:
-        """The initial latents [1, C, h, w]: the seed's noise, or what was given. Raises UsageError."""
-        shape = (1, self.model.vae_config.z_dim, rows, columns)
+    def _first(self, plan: Plan, start: Start) -> Latents:
+        """The state at the first noise level: noise alone, or the picture with noise added."""
+        grid = plan.stages[0].grid
+        if start.image is None or (start.mask is not None and plan.whole):  # as diffusers: a mask may start from noise
+            return start.noise * np.float32(grid.initial)
+        sigma = grid.sigmas[0]
+        return start.image * np.float32(grid.alpha(sigma)) + start.noise * np.float32(sigma)
+
+    def _last(self, latents: Latents, plan: Plan, start: Start) -> Latents:
+        latents = latents.astype(np.float32) * np.float32(plan.stages[-1].grid.final)
+        if start.mask is None or start.image is None or start.masked is not None:
+            return latents
+        return np.where(start.mask > 0, latents, start.image)
+
+    def _noise(self, request: Request, stream: Stream) -> Latents:
+        """The initial noise [1, C, h, w]: the seed's, or what was given. Raises UsageError."""
+        shape = (1, self.family.channels, *self._shape(request))
         if request.latents is None:
-            return noise.normal(shape, request.seed)
+            return stream.normal(shape)
         given = np.asarray(request.latents)
         if given.shape != shape:
             raise UsageError(
@@ -264,52 +225,15 @@ class Pipeline:
             raise NumericsError("the latents have non-finite values in float32")
         return given
 
+    # What is told
+
     def _warnings(self, request: Request) -> list[str]:
-        found = []
-        if request.latents is None and (warning := noise.low_bits_warning(request.seed)):
-            found.append(warning)
-        texts = {"prompt": request.prompt} | ({"negative prompt": request.negative_prompt} if request.guided else {})
-        for name, text in texts.items():
-            lost = tokenizers.prompt_ids(self.parts.tokenizer, text).lost(TEXT_TOKENS)
-            if lost:
-                found.append(f"the {name} is cut: the model sees its first {TEXT_TOKENS} tokens, not the last {lost}")
-        return found
+        warning = noise.low_bits_warning(request.seed) if request.latents is None else None
+        return ([warning] if warning else []) + self.family.warnings(request)
 
-    def _decode(self, latents: NDArray[np.float32]) -> NDArray[Any]:
-        """Pixels [1, 3, H, W], about -1 to 1, all finite."""
-        config = self.model.vae_config
-        mean, std = (np.asarray(v, np.float32)[:, None, None] for v in (config.latents_mean, config.latents_std))
-        standard = latents * std + mean
-        vae = self.parts.vae()
-        itemsize = BYTES[self.precision.compute_dtype("vae")]
-        self.engine.release()
-        h, w = latents.shape[2:]
-        tile = memory.decode_tile(config, h, w, itemsize, self.engine.free_memory(), self.engine.decode_buffers)
-        self.notify("stage", "decoding" if tile is None else f"decoding in tiles of {tile * config.scale} pixels")
-        with self.parts.timed("decode"):
-            pixels = vae.decode(standard, tile)
-        if not np.isfinite(pixels).all():
-            where = first_non_finite(self.engine, lambda: self.engine.array(vae.decode(standard, tile)))
-            raise NumericsError(f"vae: non-finite value at {where}; {self.parts.way_out('vae')}")
-        return pixels
-
-    def _fail_at(
-        self, transformer: Transformer, x: Array, conditions: Sequence[Condition], modulation: Modulation, i: int
-    ) -> None:
-        """Runs step i again with probes and raises NumericsError that names component, block and operation."""
-        for condition in conditions:
-            where = first_non_finite(self.engine, lambda c=condition: transformer.predict(x, c, modulation, i))  # type: ignore[misc]
-            if where:
-                raise NumericsError(
-                    f"transformer, step {i + 1}: non-finite value at {where}; {self.parts.way_out('transformer')}"
-                )
-        raise NumericsError(f"step {i + 1}: non-finite latents after guidance; lower --guidance")
-
-    def _recipe(
-        self, request: Request, schedule: Schedule, initial: NDArray[np.float32], warnings: list[str]
-    ) -> Recipe:
+    def _recipe(self, request: Request, plan: Plan, initial: Latents, warnings: list[str]) -> Recipe:
         components = {name: self.precision.compute_dtype(name) for name in ("text", "transformer", "vae")}
-        return Recipe(
+        recipe = Recipe(
             format=FORMAT,
             version=__version__,
             model=self.model_name,
@@ -325,22 +249,22 @@ class Pipeline:
             height=request.height,
             steps=request.steps,
             guidance=request.guidance,
-            sampler="euler",
-            sigmas_sha256=noise.sha256(np.asarray(schedule.sigmas, np.float32)),
+            sampler=plan.sampler,
+            schedule=plan.schedule,
+            sigmas_sha256=noise.sha256(np.asarray(plan.sigmas, np.float32)),
             noise_sha256=noise.sha256(initial),
             tf32=self.tf32,
             warnings=list(warnings),
             created=datetime.now(UTC).replace(microsecond=0).isoformat(),
         )
-
-
-def _shapes(texts: Sequence[Array], initial: NDArray[np.float32], grid: tuple[int, int, int]) -> dict[str, str]:
-    return {
-        "text": ", ".join(str(list(text.shape)) for text in texts),
-        "latents": str(list(initial.shape)),
-        "tokens": f"{grid[1]} x {grid[2]} = {grid[1] * grid[2]}",
-    }
-
-
-def _ignore(kind: str, text: str) -> None:
-    """Where nobody listens."""
+        if request.clip_skip:
+            recipe["clip_skip"] = request.clip_skip
+        if request.guidance_rescale:
+            recipe["guidance_rescale"] = request.guidance_rescale
+        if len(plan.stages) > 1:
+            recipe["refine_at"] = request.refine_at
+        if request.image is not None:
+            recipe["strength"], recipe["image_sha256"] = request.strength, noise.sha256(request.image)
+        if request.mask is not None:
+            recipe["mask_sha256"] = noise.sha256(request.mask)
+        return cast(Recipe, recipe | self.options)

@@ -22,8 +22,8 @@ from pathlib import Path
 from qwenimg.common import hub
 from qwenimg.common.download import NOTE, PART, Wanted, bytes_kept, fetch
 from qwenimg.common.errors import DoesNotFit, ModelError, UsageError
+from qwenimg.common.families import check_class
 from qwenimg.common.hub_http import Echo, Server, get_json
-from qwenimg.common.model import check_class
 from qwenimg.common.untrusted import short
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -95,9 +95,9 @@ def _listing(server: Server, repo: str, echo: Echo) -> tuple[str, list[Wanted]]:
         raise ModelError(f"{repo}: {short(server.endpoint, 80)} does not answer as a hub does: check HF_ENDPOINT")
     names = {e["rfilename"]: e for e in entries if isinstance(e, dict) and isinstance(e.get("rfilename"), str)}
     files = [_wanted(repo, path, entry) for path, entry in names.items() if hub.needed(path)]
-    absent = [path for path in hub.REQUIRED if path not in names]
+    absent = [path for path in hub.required(names.__contains__) if path not in names]
     if absent:
-        raise ModelError(f"{repo}: has no {absent[0]}: not a Qwen-Image model in diffusers layout")
+        raise ModelError(f"{repo}: has no {absent[0]}: not a model in diffusers layout that this program draws with")
     return commit, sorted(files, key=lambda f: (f.path != "model_index.json", f.size, f.path))
 
 

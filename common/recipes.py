@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One published model. Sizes, steps, guidance and negative prompt are those of its model card."""
+    """One model. Sizes, steps, guidance and negative prompt are those of its model card."""
 
     name: str
-    repo: str  # hub id, owner/name
+    repo: str | None  # hub id, owner/name; None: it ships with this package, see `builtin`
     title: str
     bytes: int  # of the files that are used, about; for messages
     width: int  # pixels
@@ -23,6 +23,20 @@ class Recipe:
     negative_prompt: str
     family: str
 
+
+# What the gate in tools/gate.py judges, and `qwenimg selftest` on the user's machine.
+BUILT_IN = Recipe(
+    name="shapes-v1",
+    repo=None,
+    title="shapes, the built-in demo model",
+    bytes=0,
+    width=256,
+    height=256,
+    steps=20,
+    guidance=3.0,
+    negative_prompt=" ",
+    family="qwen-image",
+)
 
 RECIPES = {
     recipe.name: recipe
@@ -51,39 +65,69 @@ RECIPES = {
             negative_prompt=" ",
             family="qwen-image",
         ),
+        Recipe(
+            name="sd15",
+            repo="stable-diffusion-v1-5/stable-diffusion-v1-5",
+            title="Stable Diffusion 1.5",
+            bytes=4_270_000_000,
+            width=512,
+            height=512,
+            steps=50,
+            guidance=7.5,
+            negative_prompt="",
+            family="stable-diffusion",
+        ),
+        Recipe(
+            name="sdxl",
+            repo="stabilityai/stable-diffusion-xl-base-1.0",
+            title="Stable Diffusion XL 1.0",
+            bytes=13_880_000_000,
+            width=1024,
+            height=1024,
+            steps=50,
+            guidance=5.0,
+            negative_prompt="",
+            family="stable-diffusion",
+        ),
+        Recipe(
+            name="sdxl-refiner",
+            repo="stabilityai/stable-diffusion-xl-refiner-1.0",
+            title="the refiner of Stable Diffusion XL 1.0",
+            bytes=12_150_000_000,
+            width=1024,
+            height=1024,
+            steps=50,
+            guidance=5.0,
+            negative_prompt="",
+            family="stable-diffusion",
+        ),
+        BUILT_IN,
     )
 }
 DEFAULT = "qwen-image"
+ALIASES = {"shapes": BUILT_IN.name, "sd1.5": "sd15", "sd-1.5": "sd15", "sdxl-base": "sdxl"}
 
 _EDITS = "edits images; this version makes images from text"
-_STABLE_DIFFUSION = "Stable Diffusion is not built yet"
+_SD21 = "has no repository of its maker any more; give its folder, its file, or a hub id that you trust"
 REFUSED = {
     "qwen-image-edit": _EDITS,
     "qwen-image-edit-2509": _EDITS,
     "qwen-image-edit-2511": _EDITS,
     "qwen-image-layered": "makes the layers of an image; this version makes images from text",
     "qwen-image-2.1": "a different architecture that this version does not support",
-    "sd15": _STABLE_DIFFUSION,
-    "sd1.5": _STABLE_DIFFUSION,
-    "sd-1.5": _STABLE_DIFFUSION,
-    "sd21": _STABLE_DIFFUSION,
-    "sd2.1": _STABLE_DIFFUSION,
-    "sd-2.1": _STABLE_DIFFUSION,
-    "sdxl": _STABLE_DIFFUSION,
-    "sdxl-base": _STABLE_DIFFUSION,
-    "sdxl-turbo": _STABLE_DIFFUSION,
+    "sd21": _SD21,
+    "sd2.1": _SD21,
+    "sd-2.1": _SD21,
 }
 
 
 def find(name: str) -> Recipe | None:
     """The recipe called `name`, or whose hub id is `name`; upper and lower case are the same."""
     lower = name.lower()
-    return RECIPES.get(lower) or next((r for r in RECIPES.values() if r.repo.lower() == lower), None)
+    lower = ALIASES.get(lower, lower)
+    return RECIPES.get(lower) or next((r for r in RECIPES.values() if r.repo and r.repo.lower() == lower), None)
 
 
 def refusal(name: str) -> str | None:
     """Why the model `name`, a name or a hub id, is known and cannot be used; None where nothing is known."""
-    last = name.lower().rpartition("/")[2]
-    if last.startswith("stable-diffusion-"):
-        return _STABLE_DIFFUSION
-    return REFUSED.get(last)
+    return REFUSED.get(name.lower().rpartition("/")[2])

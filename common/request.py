@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import SupportsFloat
+from typing import SupportsFloat, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from qwenimg.common.samplers import MAX_STEPS
 
 MULTIPLE = 16  # pixels: sizes are rendered at the next multiple and cropped
 MAX_GUIDANCE = 100
+MAX_CLIP_SKIP = 11
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,16 +30,23 @@ class Request:
     guidance: float = 4.0
     seed: int = 0
     latents: NDArray[np.float32] | None = None  # [1, C, H/8, W/8], standard normal, instead of the seed's noise
+    sampler: str = ""  # the model's own
+    schedule: str = ""  # the model's own
+    image: NDArray[np.uint8] | None = None  # [H, W, 3], the picture to start from
+    mask: NDArray[np.uint8] | None = None  # [H, W], from 128 on where `image` is to be made anew
+    strength: float = 0.8  # how much of the schedule is run on `image`
+    clip_skip: int = 0  # last layers of a CLIP text encoder that are left out
+    guidance_rescale: float = 0.0  # 0 to 1
+    refine_at: float = 0.8  # of the trained times, where a refiner takes over
 
     def __post_init__(self) -> None:
-        for name in ("width", "height", "steps", "seed"):
+        for name in ("width", "height", "steps", "seed", "clip_skip"):
             object.__setattr__(self, name, _whole(name, getattr(self, name)))
-        for name in ("prompt", "negative_prompt"):
+        for name in ("guidance", "strength", "guidance_rescale", "refine_at"):
+            object.__setattr__(self, name, _number(name, getattr(self, name)))
+        for name in ("prompt", "negative_prompt", "sampler", "schedule"):
             if not isinstance(getattr(self, name), str):
                 raise UsageError(f"{name} is {type(getattr(self, name)).__name__}; expected a text")
-        if isinstance(self.guidance, bool) or not isinstance(self.guidance, SupportsFloat):
-            raise UsageError(f"guidance is {self.guidance!r}; expected a number")
-        object.__setattr__(self, "guidance", float(self.guidance))
         geometry.render_size(self.width, self.height, MULTIPLE)
         noise.check_seed(self.seed)
         for text in (self.prompt, self.negative_prompt):
@@ -47,6 +55,29 @@ class Request:
             raise UsageError(f"steps is {self.steps}; choose 1 to {MAX_STEPS}")
         if not 0 <= self.guidance <= MAX_GUIDANCE:
             raise UsageError(f"guidance is {self.guidance}; choose 0 to {MAX_GUIDANCE}")
+        if not 0 < self.strength <= 1:
+            raise UsageError(f"strength is {self.strength:g}; choose more than 0 and at most 1")
+        if not 0 <= self.clip_skip <= MAX_CLIP_SKIP:
+            raise UsageError(f"clip-skip is {self.clip_skip}; choose 0 to {MAX_CLIP_SKIP}")
+        if not 0 <= self.guidance_rescale <= 1:
+            raise UsageError(f"guidance-rescale is {self.guidance_rescale:g}; choose 0 to 1")
+        if not 0 < self.refine_at < 1:
+            raise UsageError(f"refine-at is {self.refine_at:g}; choose more than 0 and less than 1")
+        self._check_pictures()
+
+    def _check_pictures(self) -> None:
+        image, mask = self.image, self.mask
+        for name, picture in (("image", image), ("mask", mask)):
+            if picture is not None and not isinstance(picture, np.ndarray):
+                raise UsageError(f"{name} is {type(picture).__name__}; expected a uint8 array, as numpy.asarray gives")
+        if image is not None and (image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3):
+            raise UsageError(f"image is {image.dtype} {list(image.shape)}; expected uint8 [H, W, 3]")
+        if mask is None:
+            return
+        if image is None:
+            raise UsageError("a mask needs the image that it belongs to")
+        if mask.dtype != np.uint8 or mask.shape != image.shape[:2]:
+            raise UsageError(f"mask is {mask.dtype} {list(mask.shape)}; expected uint8 {list(image.shape[:2])}")
 
     @property
     def guided(self) -> bool:
@@ -63,6 +94,34 @@ class Defaults:
     steps: int = 50
     guidance: float = 4.0
     negative_prompt: str = " "
+    strength: float = 0.6  # of a picture to start from
+    mask_strength: float = 0.6  # where it comes with a mask
+
+
+class Asked(TypedDict, total=False):
+    """What a call may say besides the prompt. None takes the model's default; the seed's is 0."""
+
+    negative_prompt: str | None
+    width: int | None
+    height: int | None
+    steps: int | None
+    guidance: float | None
+    seed: int | None
+    latents: NDArray[np.float32] | None
+    sampler: str | None
+    schedule: str | None
+    image: NDArray[np.uint8] | None
+    mask: NDArray[np.uint8] | None
+    strength: float | None
+    clip_skip: int | None
+    guidance_rescale: float | None
+    refine_at: float | None
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, SupportsFloat):
+        raise UsageError(f"{name} is {value!r}; expected a number")
+    return float(value)
 
 
 def _whole(name: str, value: object) -> int:

@@ -43,3 +43,18 @@ def tiny_folder(shared_folder: Path) -> Iterator[Path]:
 
             write_tiny_model(folder)
     yield folder
+
+
+@pytest.fixture(scope="session")
+def folders(shared_folder: Path) -> dict[str, Path]:
+    """Tiny Stable Diffusion folders of every kind, written by diffusers; see `tiny_sd`."""
+    from tiny_sd import TEXTS, write_tiny_sd
+
+    found = {}
+    for name in TEXTS:
+        folder = shared_folder / f"tiny-{name}"
+        with filelock.FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                write_tiny_sd(folder, name)
+        found[name] = folder
+    return found

@@ -42,7 +42,7 @@ class FakePipeline:
     def check(self, prompt: str, **asked: Any) -> None:
         pass
 
-    def prepare(self, prompts: Sequence[str]) -> None:
+    def prepare(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
         self.prepared += prompts
         self.notify("stage", "encoding")
 
@@ -57,6 +57,7 @@ class FakePipeline:
         guidance: float | None = None,
         seed: int | None = None,
         latents: Any = None,
+        **more: Any,
     ) -> Iterator[Step | Result]:
         assert width and height and steps and guidance is not None and seed is not None
         asked = {"prompt": prompt, "negative_prompt": negative_prompt, "width": width, "height": height}
@@ -94,6 +95,6 @@ class FakePipeline:
             format=1, version="0", model=self.model_name, backend=self.backend, device=self.device,
             precision={"name": self.precision.name}, versions={}, rng="given" if given else "torch-cpu",
             prompt=prompt, negative_prompt=(" " if negative is None else negative) if guidance > 1 else "",
-            seed=seed, width=width, height=height, steps=steps, guidance=guidance, sampler="euler",
+            seed=seed, width=width, height=height, steps=steps, guidance=guidance, sampler="euler", schedule="model",
             sigmas_sha256="0" * 64, noise_sha256=f"{seed:064x}"[-64:], tf32=False, warnings=[],
         )  # fmt: skip

@@ -26,7 +26,7 @@ from qwenimg.cli.generate import generate
 from qwenimg.cli.help import COMMANDS, RESERVED, SECTIONS
 from qwenimg.cli.main import run
 from qwenimg.cli.words import command_place
-from qwenimg.common import files
+from qwenimg.common import builtin, files
 from qwenimg.common.errors import BackendMissing, DoesNotFit, ModelError, NumericsError, QwenimgError, UsageError
 from qwenimg.common.metadata import recipe_from_png
 
@@ -84,6 +84,7 @@ class Library:
         *,
         offline: bool = False,
         notify: Callable[[str, str], None] | None = None,
+        **options: object,
     ) -> FakePipeline:
         assert notify is not None
         notify("warning", "the built-in model draws shapes")
@@ -103,6 +104,7 @@ class Library:
 def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Library:
     found = Library()
     monkeypatch.setattr(qwenimg, "load", found.load)
+    monkeypatch.setattr(builtin, "folder", lambda: tmp_path / "nowhere")  # its words are tested in test_builtin
     monkeypatch.chdir(tmp_path)
     return found
 
@@ -223,9 +225,12 @@ def test_version() -> None:
         (["x", "--scheduler", "euler"], ["--sampler", "--schedule"]),
         (["x", "--scheduler=euler"], ["--sampler", "--schedule"]),
         (["x", "--lora", "y"], ["--lora"]),
-        (["x", "--sampler", "y"], ["--sampler is not built yet", "Euler"]),
-        (["x", "--schedule=karras"], ["--schedule is not built yet", "Euler"]),
-        (["x", "-i", "y"], ["-i"]),
+        (["x", "--sampler", "eulr"], ["eulr", "euler"]),
+        (["x", "--schedule=karas"], ["karas", "karras"]),
+        (["x", "--mask", "y"], ["--mask", "-i"]),
+        (["x", "--strength", "0.5"], ["--strength", "-i"]),
+        (["x", "-i", "y", "--strength", "1.5"], ["strength", "0 to 1"]),
+        (["x", "--prediction", "w"], ["--prediction", "eps"]),
         (["-rf"], ["-r", "-p"]),
         (["x", "--steps"], ["--steps"]),
         (["x", "--steps", "four"], ["--steps", "four"]),
@@ -689,6 +694,7 @@ def test_events(library: Library, tmp_path: Path) -> None:
     assert plan["images"][1] == {
         "index": 2, "prompt": "x", "negative_prompt": None, "width": 20, "height": 12, "steps": 2, "guidance": 4.0,
         "seed": 6, "path": str(tmp_path / "6.png"),
+        **dict.fromkeys(("sampler", "schedule", "strength", "clip_skip", "guidance_rescale", "refine_at")),
     }  # fmt: skip
     assert events[2] == {
         "schema": 1, "event": "step", "index": 1, "step": 2, "total": 2, "sigma": 0.5, "seconds": 0.25
@@ -884,7 +890,7 @@ def test_completion_scripts(shell: str) -> None:
     ("words", "offered"),
     [
         ("qwenimg in", {"info"}),
-        ("qwenimg --st", {"--steps"}),
+        ("qwenimg --st", {"--steps", "--strength"}),
         ("qwenimg cat --backend ", {"auto", "mlx", "cuda", "cpu"}),
         ("qwenimg cat in", set()),
         ("qwenimg generate in", set()),

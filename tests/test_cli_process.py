@@ -26,20 +26,23 @@ HEAVY = ("torch", "mlx", "numpy", "PIL", "tokenizers", "huggingface_hub", "safet
 # Runs the command line with a stand-in for the models. STUCK: in which stage it sits in one call into C.
 SCRIPT = """
 import hashlib, os, sys
+from pathlib import Path
+
 import qwenimg
 from qwenimg.cli.main import run
+from qwenimg.common import builtin
 
 def stuck(stage):
     if os.environ.get("STUCK") == stage:
         print("stuck", file=sys.stderr, flush=True)
         hashlib.pbkdf2_hmac("sha256", b"a", b"b", 2**31 - 1)
 
-def load(model, backend, precision, *, offline, notify):
+def load(model, backend, precision, *, offline, notify, **options):
     sys.path.insert(0, os.environ["TESTS"])
     from fake_pipeline import FakePipeline
 
     class Slow(FakePipeline):
-        def prepare(self, prompts):
+        def prepare(self, prompts, clip_skip=0):
             stuck("prepare")
         def stream(self, *args, **kwargs):
             stuck("stream")
@@ -49,6 +52,7 @@ def load(model, backend, precision, *, offline, notify):
     return Slow(notify=notify, pause=float(os.environ["PAUSE"]))
 
 qwenimg.load = load
+builtin.folder = lambda: Path(os.devnull)  # no prompt is refused for its words
 sys.exit(run())
 """
 

@@ -66,7 +66,7 @@ def test_flags_and_environment_come_first(file: Path, tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     made: list[FakePipeline] = []
 
-    def load(model, backend, precision, *, offline, notify):
+    def load(model, backend, precision, *, offline, notify, **options):
         made.append(FakePipeline(model=model, backend=backend, precision=precision, notify=notify))
         return made[-1]
 

@@ -210,7 +210,7 @@ def test_each_weight_is_read_once_and_only_when_it_is_needed(
     tiny_folder: Path, backend: str, reads: list[tuple[str, int, int]]
 ) -> None:
     pipe = qwenimg.load(tiny_folder, backend=backend, precision="fp32")
-    opened = pipe.model
+    opened = pipe.family.model
     parts = {"text": opened.text, "transformer": opened.transformer, "vae": opened.vae}
     assert reads and not any(data_bytes(plan, reads) for plan in parts.values()), "opening reads headers alone"
 
@@ -219,14 +219,14 @@ def test_each_weight_is_read_once_and_only_when_it_is_needed(
 
     pipe.prepare(["a red circle"])
     assert [data_bytes(plan, reads) for plan in parts.values()] == [stored("text"), 0, 0]
-    transformer = pipe.parts.transformer()
+    transformer = pipe.family.parts.transformer()
     resident = stored("transformer", lambda name: not qwen_dit.timestep_only(name))
     assert data_bytes(parts["transformer"], reads) == resident < stored("transformer")
     for times in (1, 2):  # schedules
         transformer.modulate(conditioning.time_rows(opened.transformer_config, [500.0], "float32"))
         timed = stored("transformer", qwen_dit.timestep_only)
         assert data_bytes(parts["transformer"], reads) == resident + times * timed
-    vae = pipe.parts.vae()
+    vae = pipe.family.parts.vae()
     assert data_bytes(parts["vae"], reads) == 0
     for _ in range(2):
         vae.decode(np.zeros((1, 16, 2, 2), np.float32))

@@ -294,7 +294,7 @@ def test_what_does_not_fit_is_refused_before_it_is_read(
     monkeypatch.setattr(pipe.engine, "free_memory", lambda: 1000)
     with pytest.raises(DoesNotFit) as caught:
         pipe("a red circle", guidance=1.0, width=32, height=32, steps=1)
-    pipe.model.close()
+    pipe.family.model.close()
     text = str(caught.value)
     assert caught.value.exit_code == 4 and text.startswith(f"the {component} takes 0.0 GB in fp32")
     assert text.isprintable() and "free on" in text and not touched
@@ -304,12 +304,12 @@ def test_what_does_not_fit_is_refused_before_it_is_read(
 def test_weight_bytes_are_what_is_loaded(tiny_folder: Path, precision: str) -> None:
     """The figure that the refusal rests on, against the tensors that torch holds."""
     pipe = qwenimg.load(tiny_folder, backend="cpu", precision=precision)
-    parts = {"text": pipe.parts._text_encoder().model, "transformer": pipe.parts.transformer().model}
+    parts = {"text": pipe.family.parts._text_encoder().model, "transformer": pipe.family.parts.transformer().model}
     for component, model in parts.items():
         held = {name: p.nbytes for name, p in model.named_parameters() if not p.is_meta}
-        plan = getattr(pipe.model, component).only(held.__contains__)
+        plan = getattr(pipe.family.model, component).only(held.__contains__)
         assert memory.weight_bytes(plan, pipe.precision, component) == sum(held.values()) > 0
-    pipe.model.close()
+    pipe.family.model.close()
 
 
 def test_free_memory_is_what_the_system_says() -> None:

@@ -45,6 +45,7 @@ RECIPE: Recipe = {
     "steps": 20,
     "guidance": 4.0,
     "sampler": "euler",
+    "schedule": "model",
     "sigmas_sha256": "0a" * 32,
     "noise_sha256": "b1" * 32,
     "tf32": False,
@@ -85,7 +86,7 @@ def read_a1111(text: str) -> tuple[str, str, dict[str, str]]:
 
 def test_a1111_text() -> None:
     assert a1111_parameters(RECIPE) == (
-        "a red circle\nSteps: 20, Sampler: Euler, CFG scale: 4, Seed: 1, Size: 1328x1336, "
+        "a red circle\nSteps: 20, Sampler: Euler, Schedule type: Model, CFG scale: 4, Seed: 1, Size: 1328x1336, "
         "Model: Qwen/Qwen-Image, RNG: CPU, Version: qwenimg 0.1.0"
     )
     text = a1111_parameters(recipe(prompt="第一行\n第二行", negative_prompt="blurry, low", guidance=3.25))
@@ -98,7 +99,8 @@ def test_a1111_values_are_quoted(model: str) -> None:
     prompt, negative, fields = read_a1111(a1111_parameters(recipe(model=model, negative_prompt="x, y\nz")))
     assert (prompt, negative) == ("a red circle", "x, y\nz")
     assert fields == {
-        "Steps": "20", "Sampler": "Euler", "CFG scale": "4", "Seed": "1", "Size": "1328x1336", "Model": model,
+        "Steps": "20", "Sampler": "Euler", "Schedule type": "Model",
+        "CFG scale": "4", "Seed": "1", "Size": "1328x1336", "Model": model,
         "RNG": "CPU", "Version": "qwenimg 0.1.0",
     }  # fmt: skip
 

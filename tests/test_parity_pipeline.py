@@ -18,7 +18,7 @@ from test_float64_twin import ExactTimes
 from tiny_model import DIT
 
 import qwenimg
-from qwenimg.common import conditioning, geometry, noise, parity, pipeline, tokenizers
+from qwenimg.common import conditioning, flow_plan, geometry, noise, parity, tokenizers
 from qwenimg.common.parity import Case, Output, Verdict, judge
 from qwenimg.common.pipeline import Pipeline
 from qwenimg.common.samplers import Schedule
@@ -46,7 +46,7 @@ def exact(tiny_folder: Path) -> dict[float, np.ndarray]:
 def latents(pipe: Pipeline, exact: dict[float, np.ndarray], guidance: float) -> Verdict:
     """Our latents after all steps against diffusers', by the limits of one pass through as many blocks."""
     negative = NEGATIVE if guidance > 1 else None
-    pipe._decode = lambda latents: np.zeros((1, 3, 48, 80), np.float32)  # not looked at here
+    pipe.family.decode = lambda latents: np.zeros((1, 3, 48, 80), np.float32)  # not looked at here
     options = {"width": 80, "height": 48, "steps": STEPS, "latents": INITIAL}
     made = pipe(PROMPT, negative_prompt=negative, guidance=guidance, **options).latents
     case = Case(component="pipeline", dtype="float32", returned="float32", blocks=DIT["num_layers"] * STEPS)
@@ -66,7 +66,7 @@ def exact_pixels(tiny_folder: Path) -> np.ndarray:
 
 def pixels(pipe: Pipeline, exact: np.ndarray) -> Verdict:
     """Our pixels, before they become integers, against diffusers'."""
-    made = pipe._decode(INITIAL)
+    made = pipe.family.decode(INITIAL)
     case = Case(component="vae.decoder", dtype="float32", returned="float32", blocks=14)
     return judge(case, exact, {pipe.backend: Output(values=made, dtype=str(made.dtype))})
 
@@ -80,7 +80,7 @@ def load(folder: Path, backend: str) -> Pipeline:
 @pytest.mark.parametrize("together", [False, True])
 def test_latents_equal_diffusers_in_double(tiny_folder, exact, backend: str, guidance: float, together: bool) -> None:
     pipe = load(tiny_folder, backend)
-    pipe.batch_guidance = together
+    pipe.family.batch_guidance = together
     verdict = latents(pipe, exact, guidance)
     print(verdict.row(f"guidance {guidance}"))
     assert verdict.ok, verdict.failures
@@ -113,12 +113,15 @@ def wrong_unpack(tokens: np.ndarray, h: int, w: int) -> np.ndarray:
 
 
 def _reschedule(patch: pytest.MonkeyPatch, change: Callable[[Schedule], Schedule]) -> None:
-    original = pipeline.flow_schedule
-    patch.setattr(pipeline, "flow_schedule", lambda *arguments: change(original(*arguments)))
+    original = flow_plan.flow_schedule
+    patch.setattr(flow_plan, "flow_schedule", lambda *arguments: change(original(*arguments)))
 
 
 def time_off_by_one(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:
-    _reschedule(patch, lambda s: replace(s, timesteps=(*s.timesteps[1:], s.timesteps[-1])))
+    original = pipe.family.timestep
+    sigmas = pipe.family.plan(pipe.check("", width=80, height=48, steps=STEPS)).sigmas
+    after = dict(zip(sigmas, (*sigmas[1:-1], sigmas[-2]), strict=False))
+    patch.setattr(pipe.family, "timestep", lambda sigma: original(after[sigma]))
 
 
 def sigma_off_by_one(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:
@@ -126,12 +129,12 @@ def sigma_off_by_one(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:
 
 
 def no_terminal(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:
-    pipe.schedule_config = replace(pipe.schedule_config, shift_terminal=None)
+    pipe.family.schedule_config = replace(pipe.family.schedule_config, shift_terminal=None)
 
 
 def shift_for_other_size(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:
-    original = pipeline.flow_schedule
-    patch.setattr(pipeline, "flow_schedule", lambda config, steps, tokens: original(config, steps, 4 * tokens))
+    original = flow_plan.flow_schedule
+    patch.setattr(flow_plan, "flow_schedule", lambda config, steps, tokens: original(config, steps, 4 * tokens))
 
 
 def template_one_token_off(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:
@@ -139,7 +142,7 @@ def template_one_token_off(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:
 
 
 def wrong_text_mask(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:
-    pipe.batch_guidance = True
+    pipe.family.batch_guidance = True
     patch.setattr(conditioning, "key_mask", lambda lengths, tokens: None)
 
 
@@ -201,7 +204,7 @@ STATISTICS = {
 @pytest.mark.parametrize("fault", STATISTICS)
 def test_wrong_vae_scale_is_caught(tiny_folder: Path, exact_pixels, backend: str, fault: str) -> None:
     pipe = load(tiny_folder, backend)
-    pipe.model = replace(pipe.model, vae_config=STATISTICS[fault](pipe.model.vae_config))
+    pipe.family.model = replace(pipe.family.model, vae_config=STATISTICS[fault](pipe.family.model.vae_config))
     verdict = pixels(pipe, exact_pixels)
     print(f"{fault:<26} {backend:<4} error / allowed: {verdict.worst:.3g}")
     assert not verdict.ok

@@ -27,12 +27,36 @@ def test_a_recipe_changes_only_the_size():
     """What the model card does not say differently is what holds without a recipe."""
     plain = Defaults()
     assert (plain.width, plain.height, plain.steps, plain.guidance, plain.negative_prompt) == (1024, 1024, 50, 4.0, " ")
-    for recipe in recipes.RECIPES.values():
+    for recipe in (recipe for recipe in recipes.RECIPES.values() if recipe.family == "qwen-image" and recipe.repo):
         assert (recipe.steps, recipe.guidance, recipe.negative_prompt) == (
             plain.steps,
             plain.guidance,
             plain.negative_prompt,
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "size", "guidance", "parameters"),
+    [
+        # parameters of UNet, text encoders and VAE, each published in float32
+        ("sd15", "SD1.5", 512, 7.5, 859.521e6 + 123.06e6 + 83.654e6),
+        ("sdxl", "sdxl-base", 1024, 5.0, 2567.464e6 + 123.06e6 + 694.66e6 + 83.654e6),
+        ("sdxl-refiner", "sdxl-refiner", 1024, 5.0, 2259.527e6 + 694.66e6 + 83.654e6),
+    ],
+)
+def test_stable_diffusion(name, other, size, guidance, parameters):
+    recipe = recipes.find(name)
+    assert recipe is recipes.find(other) is recipes.find(recipe.repo)
+    assert (recipe.width, recipe.height, recipe.steps, recipe.guidance) == (size, size, 50, guidance)
+    assert recipe.negative_prompt == "" and recipe.bytes == pytest.approx(4 * parameters, rel=0.01)
+
+
+def test_the_built_in_model():
+    recipe = recipes.find("shapes")
+    assert recipe is recipes.find("shapes-v1") is recipes.find("Shapes") is recipes.BUILT_IN
+    assert recipe.repo is None and recipe.width % 16 == recipe.height % 16 == 0
+    assert (recipe.steps, recipe.guidance, recipe.negative_prompt) == (20, 3.0, " ")
+    assert recipes.find("None") is None
 
 
 def test_the_default_and_the_keys():
@@ -49,9 +73,7 @@ def test_the_default_and_the_keys():
         ("qwen-image-edit-2511", "edits images"),
         ("qwen-image-layered", "layers"),
         ("Qwen-Image-2.1", "different architecture"),
-        ("sdxl", "Stable Diffusion is not built yet"),
-        ("SD15", "Stable Diffusion is not built yet"),
-        ("stabilityai/stable-diffusion-xl-base-1.0", "Stable Diffusion is not built yet"),
+        ("sd21", "no repository"),
     ],
 )
 def test_refused_names_say_why(name, part):

@@ -14,6 +14,8 @@ import numpy as np
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx import load, nn
+from qwenimg.backends.mlx.diffusion import ClipEncoder, UNet
+from qwenimg.backends.mlx.kl_vae import KLVAE
 from qwenimg.backends.mlx.qwen_dit import Pair, QwenImageTransformer, Rope
 from qwenimg.backends.mlx.qwen_vae import QwenImageVAE
 from qwenimg.backends.mlx.qwen_vl import QwenTextEncoder
@@ -21,10 +23,13 @@ from qwenimg.common import conditioning, geometry
 from qwenimg.common.backend import NumpyArray, Observer
 from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.memory import free_ram
-from qwenimg.common.models import qwen_dit, qwen_vae
+from qwenimg.common.models import kl_vae, qwen_dit, qwen_vae
+from qwenimg.common.models.clip import CLIPConfig
+from qwenimg.common.models.kl_vae import KLVAEConfig
 from qwenimg.common.models.qwen_dit import QwenDiTConfig
 from qwenimg.common.models.qwen_vae import QwenVAEConfig
 from qwenimg.common.models.qwen_vl import QwenVLConfig
+from qwenimg.common.models.unet import UNetConfig
 from qwenimg.common.precision import Precision
 
 T = TypeVar("T")
@@ -124,23 +129,29 @@ class Transformer:
 
 
 class VAE:
-    def __init__(self, config: QwenVAEConfig, plan: LoadPlan, precision: Precision):
-        self.config, self.plan = config, plan
+    def __init__(
+        self,
+        build: Callable[[], QwenImageVAE | KLVAE],
+        decoder_only: Callable[[str], bool],
+        plan: LoadPlan,
+        precision: Precision,
+    ):
+        self.decoder_only, self.plan = decoder_only, plan
         self.dtype_of: Callable[[str], str] = lambda name: precision.weight_dtype("vae", name)
         self.dtype = nn.DTYPES[precision.compute_dtype("vae")]
-        self.model = load.empty(lambda: QwenImageVAE(config))
+        self.model = load.empty(build)
 
     def decode(self, latents: NumpyArray, tile: int | None = None) -> NumpyArray:
-        self._need(qwen_vae.decoder_only)
+        self._need(self.decoder_only)
         height, width = latents.shape[2:]
         z = nn.table(latents.transpose(0, 2, 3, 1), self.dtype)
         pixels = self.model.decode(z, height, width, tile or WIDE)
         return np.array(nn.at_least_float32(pixels)).transpose(0, 3, 1, 2)
 
     def encode(self, pixels: NumpyArray) -> NumpyArray:
-        self._need(lambda name: not qwen_vae.decoder_only(name))
+        self._need(lambda name: not self.decoder_only(name))
         moments = self.model.encode(nn.table(pixels.transpose(0, 2, 3, 1), self.dtype))
-        return np.array(nn.at_least_float32(moments[..., : self.config.z_dim])).transpose(0, 3, 1, 2)
+        return np.array(nn.at_least_float32(moments)).transpose(0, 3, 1, 2)
 
     def _need(self, wanted: Callable[[str], bool]) -> None:
         """Loads the half of the model that is used, once."""
@@ -168,7 +179,16 @@ class MLXEngine:
         return Transformer(config, plan, precision)
 
     def vae(self, config: QwenVAEConfig, plan: LoadPlan, precision: Precision) -> VAE:
-        return VAE(config, plan, precision)
+        return VAE(lambda: QwenImageVAE(config), qwen_vae.decoder_only, plan, precision)
+
+    def clip(self, config: CLIPConfig, plan: LoadPlan, precision: Precision) -> ClipEncoder:
+        return ClipEncoder(config, plan, precision)
+
+    def unet(self, config: UNetConfig, plan: LoadPlan, precision: Precision) -> UNet:
+        return UNet(config, plan, precision)
+
+    def kl_vae(self, config: KLVAEConfig, plan: LoadPlan, precision: Precision) -> VAE:
+        return VAE(lambda: KLVAE(config), kl_vae.decoder_only, plan, precision)
 
     def array(self, values: NumpyArray) -> Array:
         return nn.table(values, mx.float32)
@@ -181,6 +201,12 @@ class MLXEngine:
 
     def guide(self, conditional: Array, unconditional: Array, scale: float) -> Array:
         return nn.guide(conditional, unconditional, scale)
+
+    def rescale(self, guided: Array, conditional: Array, share: float) -> Array:
+        return nn.rescale(guided, conditional, share)
+
+    def join(self, arrays: Sequence[Array]) -> Array:
+        return mx.concatenate(list(arrays), axis=1)
 
     def split(self, batch: Array) -> list[Array]:
         return list(mx.split(batch, batch.shape[0]))

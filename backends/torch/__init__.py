@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import load, nn
+from qwenimg.backends.torch.diffusion import ClipEncoder, UNet
+from qwenimg.backends.torch.kl_vae import KLVAE
 from qwenimg.backends.torch.qwen_dit import Pair, QwenImageTransformer, Rope, TransformerBlock
 from qwenimg.backends.torch.qwen_vae import QwenImageVAE
 from qwenimg.backends.torch.qwen_vl import QwenTextEncoder
@@ -21,10 +23,13 @@ from qwenimg.common.backend import NumpyArray, Observer
 from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.errors import BackendMissing
 from qwenimg.common.memory import free_ram
-from qwenimg.common.models import qwen_dit, qwen_vae
+from qwenimg.common.models import kl_vae, qwen_dit, qwen_vae
+from qwenimg.common.models.clip import CLIPConfig
+from qwenimg.common.models.kl_vae import KLVAEConfig
 from qwenimg.common.models.qwen_dit import QwenDiTConfig
 from qwenimg.common.models.qwen_vae import QwenVAEConfig
 from qwenimg.common.models.qwen_vl import QwenVLConfig
+from qwenimg.common.models.unet import UNetConfig
 from qwenimg.common.precision import Precision
 
 T = TypeVar("T")
@@ -132,15 +137,23 @@ class Transformer:
 
 
 class VAE:
-    def __init__(self, config: QwenVAEConfig, plan: LoadPlan, precision: Precision, device: torch.device):
-        self.config, self.plan, self.device = config, plan, device
+    def __init__(
+        self,
+        build: Callable[[], QwenImageVAE | KLVAE],
+        decoder_only: Callable[[str], bool],
+        plan: LoadPlan,
+        precision: Precision,
+        device: torch.device,
+    ):
+        self.decoder_only, self.plan = decoder_only, plan
+        self.device = device
         self.dtype_of: Callable[[str], str] = lambda name: precision.weight_dtype("vae", name)
         self.dtype = nn.DTYPES[precision.compute_dtype("vae")]
-        self.model = load.empty(lambda: QwenImageVAE(config))
+        self.model = load.empty(build)
 
     @torch.inference_mode()
     def decode(self, latents: NumpyArray, tile: int | None = None) -> NumpyArray:
-        self._need(qwen_vae.decoder_only)
+        self._need(self.decoder_only)
         height, width = latents.shape[2:]
         z = nn.table(latents, self.dtype, self.device)
         pixels = self.model.decode(z, height, width, tile or WIDE)
@@ -148,9 +161,9 @@ class VAE:
 
     @torch.inference_mode()
     def encode(self, pixels: NumpyArray) -> NumpyArray:
-        self._need(lambda name: not qwen_vae.decoder_only(name))
+        self._need(lambda name: not self.decoder_only(name))
         moments = self.model.encode(nn.table(pixels, self.dtype, self.device))
-        return nn.at_least_float32(moments[:, : self.config.z_dim]).cpu().numpy()
+        return nn.at_least_float32(moments).cpu().numpy()
 
     def _need(self, wanted: Callable[[str], bool]) -> None:
         """Loads the half of the model that is used, once."""
@@ -183,7 +196,16 @@ class TorchEngine:
         return Transformer(config, plan, precision, self._device)
 
     def vae(self, config: QwenVAEConfig, plan: LoadPlan, precision: Precision) -> VAE:
-        return VAE(config, plan, precision, self._device)
+        return VAE(lambda: QwenImageVAE(config), qwen_vae.decoder_only, plan, precision, self._device)
+
+    def clip(self, config: CLIPConfig, plan: LoadPlan, precision: Precision) -> ClipEncoder:
+        return ClipEncoder(config, plan, precision, self._device)
+
+    def unet(self, config: UNetConfig, plan: LoadPlan, precision: Precision) -> UNet:
+        return UNet(config, plan, precision, self._device)
+
+    def kl_vae(self, config: KLVAEConfig, plan: LoadPlan, precision: Precision) -> VAE:
+        return VAE(lambda: KLVAE(config), kl_vae.decoder_only, plan, precision, self._device)
 
     def array(self, values: NumpyArray) -> Tensor:
         return nn.table(values, torch.float32, self._device)
@@ -197,6 +219,13 @@ class TorchEngine:
     def guide(self, conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:
         with torch.inference_mode():
             return nn.guide(conditional, unconditional, scale)
+
+    def rescale(self, guided: Tensor, conditional: Tensor, share: float) -> Tensor:
+        with torch.inference_mode():
+            return nn.rescale(guided, conditional, share)
+
+    def join(self, arrays: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(arrays), dim=1)
 
     def split(self, batch: Tensor) -> list[Tensor]:
         return list(batch.split(1))

@@ -1,4 +1,4 @@
-"""Text to image with Qwen-Image on Apple Silicon (MLX) and NVIDIA (PyTorch).
+"""Text to image with Qwen-Image and Stable Diffusion on Apple Silicon (MLX) and NVIDIA (PyTorch).
 
     pipe = qwenimg.load("path/to/Qwen-Image")
     pipe("a red circle", seed=1).image.save("circle.png")
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from qwenimg.common.version import __version__
 
@@ -31,43 +31,55 @@ def load(
     precision: str = "auto",
     *,
     offline: bool = False,
+    refiner: str | Path | None = None,
+    vae: str | Path | None = None,
+    prediction: Literal["eps", "v"] | None = None,
     notify: Callable[[str, str], None] | None = None,
 ) -> Pipeline:
     """Opens a model on a backend; weights are read when they are first needed.
 
-    model: a folder in diffusers layout, a recipe name, or a hub id that is in the local cache. backend: auto, mlx,
-    cuda or cpu. precision: see `qwenimg.common.precision.SYNTAX`. notify(kind, text) is told of stages and warnings.
+    model: a folder in diffusers layout, a recipe name, or a hub id that is in the local cache; None is qwen-image if
+    it was pulled, else the built-in model, of which notify is told. backend: auto, mlx, cuda or cpu. precision: see
+    `qwenimg.common.precision.SYNTAX`. notify(kind, text) is told of stages, warnings and notices.
+    For Stable Diffusion: refiner, an SDXL refiner that ends each picture; vae, a folder or file that replaces the
+    model's; prediction, "eps" or "v" where a file does not say.
     Everything about the files is checked before a framework is imported. Raises QwenimgError.
     """
     from qwenimg import backends
-    from qwenimg.common import hub
+    from qwenimg.common import builtin, families, hub, recipes
     from qwenimg.common import precision as policies
-    from qwenimg.common.model import open_model
 
-    policies.parse(precision, on_gpu=False)
     resolved = hub.resolve(None if model is None else str(model), offline=offline)
-    opened = open_model(resolved.folder)
+    other_vae = None if vae is None else Path(vae).expanduser()
+    opened = families.open_model(resolved.folder, prediction=prediction, vae=other_vae)
+    refining, options = None, families.labels(vae=other_vae, prediction=prediction)
+    if refiner is not None:
+        second = hub.resolve(str(refiner), offline=offline)
+        refining, options["refiner"] = families.open_refiner(opened, second.folder), second.name
+    family = families.name(opened)
+    policies.parse(precision, on_gpu=False, family=family)
     engine = backends.load(backend)
-    policy = policies.parse(precision, on_gpu=engine.on_gpu)
+    policy = policies.parse(precision, on_gpu=engine.on_gpu, family=family)
     error = engine.check_fp32()
     _check_fp32(error, policy.name, engine.device)
 
     from qwenimg.common.pipeline import Pipeline
-    from qwenimg.common.request import Defaults
 
     recipe = resolved.recipe
-    defaults = Defaults()
-    if recipe is not None:
-        defaults = Defaults(
-            width=recipe.width,
-            height=recipe.height,
-            steps=recipe.steps,
-            guidance=recipe.guidance,
-            negative_prompt=recipe.negative_prompt,
-        )
+    if model is None and recipe is recipes.BUILT_IN and notify is not None:
+        notify("notice", builtin.notice(resolved.folder))
     return Pipeline(
-        engine, opened, policy, name=resolved.name, defaults=defaults, tf32=error > MAX_FP32_ERROR, notify=notify
+        engine,
+        families.family(engine, opened, policy, notify or _ignore, refining),
+        name=resolved.name,
+        defaults=families.defaults(opened, recipe),
+        tf32=error > MAX_FP32_ERROR,
+        options=options,
     )
+
+
+def _ignore(kind: str, text: str) -> None:
+    """Where nobody listens."""
 
 
 def _check_fp32(error: float, precision: str, device: str) -> None:

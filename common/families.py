@@ -1,0 +1,100 @@
+"""Which family a model on disk belongs to, and the pipeline for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from qwenimg.common import model as qwen_model
+from qwenimg.common import sd_model
+from qwenimg.common.backend import Engine
+from qwenimg.common.config_file import read_json
+from qwenimg.common.errors import ModelError, UsageError, clean
+from qwenimg.common.family import Family
+from qwenimg.common.keeper import Notify
+from qwenimg.common.metadata import model_label
+from qwenimg.common.model import Model
+from qwenimg.common.precision import Family as Name
+from qwenimg.common.precision import Precision
+from qwenimg.common.qwen_image import QwenImage
+from qwenimg.common.recipes import Recipe
+from qwenimg.common.request import Defaults
+from qwenimg.common.sd_model import SDModel
+from qwenimg.common.single_file import Prediction
+from qwenimg.common.stable_diffusion import StableDiffusion
+
+
+def open_model(path: Path, *, prediction: Prediction | None = None, vae: Path | None = None) -> Model | SDModel:
+    """Everything about the files at `path` checked, no weight read. Raises ModelError and UsageError.
+
+    prediction: in place of what the files say; vae: the VAE in another folder or file."""
+    index = path / "model_index.json"
+    if path.is_file():
+        opened = sd_model.open_file(path, prediction)
+        return opened if vae is None else sd_model.with_vae(opened, vae)
+    if index.exists() and read_json(index).get("_class_name") in sd_model.PIPELINES:
+        opened = sd_model.open_folder(path)
+        opened = opened if prediction is None else sd_model.with_prediction(opened, prediction)
+        return opened if vae is None else sd_model.with_vae(opened, vae)
+    for option, value in (("--prediction", prediction), ("--vae", vae)):
+        if value is not None:
+            raise UsageError(f"{option} is for Stable Diffusion; {clean(path, 80)} is another model")
+    return qwen_model.open_model(path)
+
+
+def check_class(folder: Path) -> None:
+    """Raises ModelError unless model_index.json is that of a pipeline that is supported."""
+    index = folder / "model_index.json"
+    if not index.exists() or read_json(index).get("_class_name") not in sd_model.PIPELINES:
+        qwen_model.check_class(folder)
+
+
+def open_refiner(base: Model | SDModel, path: Path) -> SDModel:
+    """The refiner at `path` for `base`. Raises ModelError and UsageError."""
+    if not isinstance(base, SDModel) or not base.sdxl or base.refiner or base.sees_mask:
+        raise UsageError("--refiner is for SDXL base models only")
+    opened = open_model(path)
+    if not isinstance(opened, SDModel) or not opened.sdxl or opened.sees_mask:
+        raise ModelError(f"{clean(path, 120)}: is no SDXL refiner")
+    if opened.vae_config.latent_channels != base.vae_config.latent_channels:
+        raise ModelError(f"{clean(path, 120)}: its latents have another number of channels than the base's")
+    return opened
+
+
+def name(opened: Model | SDModel) -> Name:
+    return "sd" if isinstance(opened, SDModel) else "qwen"
+
+
+def labels(*, vae: Path | None, prediction: Prediction | None) -> dict[str, str]:
+    """What a recipe says of the options that a model was opened with."""
+    found: dict[str, str] = {} if prediction is None else {"prediction": prediction}
+    return found if vae is None else found | {"vae": model_label(str(vae))}
+
+
+def family(
+    engine: Engine, opened: Model | SDModel, precision: Precision, notify: Notify, refiner: SDModel | None = None
+) -> Family:
+    """The model on `engine`."""
+    if isinstance(opened, SDModel):
+        return StableDiffusion(engine, opened, precision, notify, refiner)
+    return QwenImage(engine, opened, precision, notify)
+
+
+def defaults(opened: Model | SDModel, recipe: Recipe | None) -> Defaults:
+    """What holds where a call does not say: the recipe's values, or for a model without one those of diffusers."""
+    found = Defaults()
+    if isinstance(opened, SDModel):
+        size = opened.native_size
+        found = Defaults(width=size, height=size, negative_prompt="", guidance=7.5, strength=0.8, mask_strength=1.0)
+        if opened.sdxl:
+            found = replace(found, guidance=5.0, strength=0.3, mask_strength=0.9999)
+    if recipe is None:
+        return found
+    return replace(
+        found,
+        width=recipe.width,
+        height=recipe.height,
+        steps=recipe.steps,
+        guidance=recipe.guidance,
+        negative_prompt=recipe.negative_prompt,
+    )

@@ -1,0 +1,60 @@
+"""How a flow-match model's picture is sampled: sampler, schedule, and what a picture that is given leaves of it."""
+
+from __future__ import annotations
+
+from qwenimg.common import samplers_table
+from qwenimg.common.errors import UsageError
+from qwenimg.common.family import Plan, Stage
+from qwenimg.common.request import Request
+from qwenimg.common.samplers import FlowMatchConfig, flow_schedule
+from qwenimg.common.sampling import Array, Grid
+
+OWN = ("", "model")  # the model's schedule
+
+
+def plan(config: FlowMatchConfig, request: Request, tokens: int) -> Plan:
+    """For a picture of `tokens` latent tokens. Raises UsageError."""
+    sampler = samplers_table.find(request.sampler or "euler")
+    if not sampler.flow:
+        raise UsageError(
+            f"--sampler {sampler.name} has no form for flow models, such as Qwen-Image's; see qwenimg samplers"
+        )
+    if request.schedule not in OWN:
+        raise UsageError(f"--schedule {request.schedule}: a flow model such as Qwen-Image has its own schedule only")
+    sigmas = flow_schedule(config, request.steps, tokens).sigmas
+    if request.image is not None:
+        sigmas = sigmas[skipped(request.steps, request.strength) :]
+    stage = Stage(grid=Grid(sigmas=sigmas, flow=True), solver=sampler.function)
+    whole = request.image is None or request.strength == 1
+    return Plan(sampler=sampler.name, schedule="model", stages=(stage,), whole=whole)
+
+
+def skipped(steps: int, strength: float) -> int:
+    """Steps that are left out where a picture is started from, as diffusers counts them. Raises UsageError."""
+    left_out = int(max(steps - min(steps * strength, steps), 0))
+    if left_out >= steps:
+        raise UsageError(f"strength {strength:g} of {steps} steps leaves none; give more steps or more strength")
+    return left_out
+
+
+def asked(plan: Plan) -> tuple[float, ...]:
+    """The noise levels at which the model will be asked, each once, in order: the samplers' coefficients depend on no
+    array, so running them on a float tells."""
+    recorder = _Recorder()
+    for stage in plan.stages:
+        for _ in stage.solver(0.0, stage.grid, recorder, lambda: 0.0):
+            pass
+    return tuple(recorder.sigmas)
+
+
+class _Recorder:
+    def __init__(self) -> None:
+        self.sigmas: dict[float, None] = {}
+
+    def __call__(self, x: Array, sigma: float) -> Array:
+        self.sigmas[sigma] = None
+        return 0.0
+
+    def both(self, x: Array, sigma: float) -> tuple[Array, Array]:
+        self.sigmas[sigma] = None
+        return 0.0, 0.0

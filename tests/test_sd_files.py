@@ -1,0 +1,117 @@
+"""A single file draws what the folder draws that it was made from; another VAE; files that lack something."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import filelock
+import numpy as np
+import pytest
+from safetensors.torch import save_file
+from tiny_ldm import behind, models_of, one_file, vae_file, write_folder
+
+import qwenimg
+from qwenimg.common import families
+from qwenimg.common.errors import ModelError, UsageError
+
+BACKENDS = ("cpu", "mlx")
+KINDS = ("sd1", "sd2", "sdxl")
+ASKED = {"width": 72, "height": 40, "steps": 3, "seed": 4, "guidance": 3.0}
+
+
+@pytest.fixture(scope="session")
+def both(shared_folder: Path) -> dict[str, tuple[Path, Path]]:
+    """Of each type the folder and the file, which lies in a folder with the folder's tokenizer."""
+    found = {}
+    for kind in KINDS:
+        place = shared_folder / f"ldm-{kind}"
+        with filelock.FileLock(f"{place}.lock"):
+            if not place.exists():
+                part = place.with_suffix(".part")
+                models = models_of(kind)
+                if kind == "sdxl":
+                    models["vae"].register_to_config(scaling_factor=0.13025)  # as in every SDXL, and in no file
+                write_folder(part / "folder", models)
+                pipeline_folder(part / "folder", kind, models)
+                (part / "file").mkdir()
+                save_file(one_file(kind, models), part / "file" / "model.safetensors")
+                shutil.copytree(part / "folder" / "tokenizer", part / "file" / "tokenizer")
+                part.rename(place)
+        found[kind] = (place / "folder", place / "file" / "model.safetensors")
+    return found
+
+
+def pipeline_folder(folder: Path, kind: str, models: dict) -> None:
+    from tiny_ldm import pipeline
+
+    pipeline(folder, kind, models).save_pretrained(folder)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_file_and_folder_draw_the_same(both, kind: str, backend: str) -> None:
+    prediction = {"prediction": "eps"} if kind == "sd2" else {}
+    made = [
+        qwenimg.load(path, backend, "fp32", **prediction)("a red circle", sampler="euler", **ASKED)
+        for path in both[kind]
+    ]
+    error = np.abs(made[0].latents - made[1].latents).max()
+    print(f"{kind} {backend}: {error:.1e}, deviation of the picture {made[0].pixels.std():.0f}")
+    assert np.array_equal(made[0].latents, made[1].latents) and np.array_equal(made[0].pixels, made[1].pixels)
+    assert made[1].recipe["model"] == "model.safetensors"
+
+
+def test_prediction_changes_the_picture(both) -> None:
+    made = [
+        qwenimg.load(both["sd2"][1], "cpu", "fp32", prediction=p)("a red circle", **ASKED).latents for p in ("eps", "v")
+    ]
+    assert np.abs(made[0] - made[1]).max() > 0.1
+    plain = qwenimg.load(both["sd2"][1], "cpu", "fp32")("a red circle", **ASKED).latents
+    assert np.array_equal(plain, made[1])  # what such a file is taken for
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_another_vae(both, backend: str, tmp_path: Path) -> None:
+    """From a folder, from a file in either naming, and out of a whole model: the same picture, not the first one."""
+    folder, file = both["sd1"]
+    other = models_of("sd1")["vae"]
+    for parameter in other.parameters():
+        parameter.data.mul_(0.9)
+    other.save_pretrained(tmp_path / "vae")
+    save_file(vae_file(other), tmp_path / "bare.safetensors")
+    save_file(behind("first_stage_model.", vae_file(other)), tmp_path / "prefixed.safetensors")
+    shutil.copy(tmp_path / "vae" / "diffusion_pytorch_model.safetensors", tmp_path / "renamed.safetensors")
+    plain = qwenimg.load(folder, backend, "fp32")("a red circle", **ASKED)
+    made = [
+        qwenimg.load(model, backend, "fp32", vae=tmp_path / name)("a red circle", sampler="pndm", **ASKED)
+        for model in (folder, file)
+        for name in ("vae", "bare.safetensors", "prefixed.safetensors", "renamed.safetensors")
+    ]
+    assert all(np.array_equal(made[0].pixels, one.pixels) for one in made)
+    assert not np.array_equal(plain.pixels, made[0].pixels)
+
+
+def test_options_that_fit_no_other_model(tiny_folder: Path, both) -> None:
+    for options in ({"vae": both["sd1"][0] / "vae"}, {"prediction": "v"}):
+        with pytest.raises(UsageError, match="for Stable Diffusion"):
+            families.open_model(tiny_folder, **options)
+    opened = families.open_model(tiny_folder)
+    with pytest.raises(UsageError, match="SDXL base"):
+        families.open_refiner(opened, both["sdxl"][0])
+    opened.close()
+
+
+def test_a_file_without_a_tokenizer_says_where_it_was_looked_for(both, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("qwenimg.common.hub.cache_folder", lambda: tmp_path / "cache")
+    shutil.copy(both["sd1"][1], tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"tokenizer/.*beside it.*cache") as caught:
+        families.open_model(tmp_path / "model.safetensors")
+    print(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_part_alone_says_what_is_missing(tmp_path: Path) -> None:
+    save_file(vae_file(models_of("sd1")["vae"]), tmp_path / "vae.safetensors")
+    with pytest.raises(ModelError, match="lacks unet, text encoder"):
+        families.open_model(tmp_path / "vae.safetensors")
