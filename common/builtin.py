@@ -17,6 +17,8 @@ from qwenimg.common.errors import ModelError, clean
 NAME = recipes.BUILT_IN.name
 SUMS = "SHA256SUMS"
 """The file in the folder that pins the others: a line `HASH  PATH` for each, as sha256sum writes and checks it."""
+UNFINISHED = "not trained to its end: colours are right, most shapes are not"
+"""What its gate says of the weights that are there now; goes when the gate passes."""
 SHOWN = 8  # unknown words that are named
 
 
@@ -56,7 +58,7 @@ def notice(folder: Path) -> str:
     model = open_model(folder)
     count = sum(plan.parameters for plan in (model.text, model.transformer, model.vae))
     model.close()
-    about = f"{count / 1e6:.1f} M parameters, draws coloured shapes only"
+    about = f"{count / 1e6:.1f} M parameters, draws coloured shapes only; {UNFINISHED}"
     return f'built-in demo model "shapes" ({about}); real model: {real_model()}'
 
 

@@ -123,9 +123,8 @@ def test_the_notice_counts(toy: Path):
     model.close()
     text = builtin.notice(toy)
     print(text)
-    assert text == (
-        f'built-in demo model "shapes" ({count / 1e6:.1f} M parameters, draws coloured shapes only); real model: {REAL}'
-    )
+    about = f"{count / 1e6:.1f} M parameters, draws coloured shapes only; {builtin.UNFINISHED}"
+    assert text == f'built-in demo model "shapes" ({about}); real model: {REAL}'
     assert 0.1e6 < count < 10e6
 
 

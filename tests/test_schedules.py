@@ -216,7 +216,7 @@ def test_a_split_equals_diffusers(fraction, steps):
 def test_a_split_needs_steps_on_both_sides():
     whole = grid(config(steps_offset=1, timestep_spacing="leading"), "euler", "model", 4)
     for fraction in (0.0, 0.1, 1.0):
-        with pytest.raises(UsageError, match="leaves the (base|refiner) none"):
+        with pytest.raises(UsageError, match=r"leaves the (base|refiner) none"):
             split(whole, fraction)
 
 
