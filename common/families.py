@@ -54,11 +54,11 @@ def open_refiner(base: Model | SDModel, path: Path) -> SDModel:
     if not isinstance(base, SDModel) or not base.sdxl or base.refiner or base.sees_mask:
         raise UsageError("--refiner is for SDXL base models only")
     opened = open_model(path)
-    if not isinstance(opened, SDModel) or not opened.sdxl or opened.sees_mask:
-        raise ModelError(f"{clean(path, 120)}: is no SDXL refiner")
-    if opened.vae_config.latent_channels != base.vae_config.latent_channels:
-        raise ModelError(f"{clean(path, 120)}: its latents have another number of channels than the base's")
-    return opened
+    fits = isinstance(opened, SDModel) and opened.sdxl and not opened.sees_mask
+    if isinstance(opened, SDModel) and fits and opened.vae_config.latent_channels == base.vae_config.latent_channels:
+        return opened
+    opened.close()
+    raise ModelError(f"{clean(path, 120)}: is no SDXL refiner for latents like the base's")
 
 
 def name(opened: Model | SDModel) -> Name:

@@ -305,7 +305,7 @@ def header(options: argparse.Namespace) -> dict[str, Any]:
 
         versions["mlx"] = mx.__version__
     return {
-        "command": shlex.join(["python", "tools/bench_step.py", *sys.argv[1:]]),
+        "command": shlex.join(["python", f"tools/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
         "commit": git("rev-parse", "HEAD"),
         "changed": bool(git("status", "--porcelain", "backends", "common", "tools")),
         "versions": versions,

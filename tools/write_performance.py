@@ -1,5 +1,7 @@
-"""Writes the table of docs/performance.md from what tools/bench_step.py wrote: float32 from a run of its own, made on a
-quiet machine, since its ratio is near 1; bfloat16 from the whole run.
+"""Writes the tables of docs/performance.md from what tools/bench_step.py and tools/bench_unet.py wrote.
+
+Of the transformer, float32 comes from a run of its own, made on a quiet machine, since its ratio is near 1; bfloat16
+from the whole run.
 
 python tools/write_performance.py
 """
@@ -35,6 +37,23 @@ def main() -> None:
     heads = ["dtype", "image + text tokens", "arm", "time against diffusers", "error against float64", "weights"]
     write("performance.md", "steps", table(heads, rows))
     write("performance.md", "machine", "\n".join(machines))
+    _unets()
+
+
+def _unets() -> None:
+    """Stable Diffusion's UNet, from every run that is there."""
+    rows, machines = [], []
+    for path in sorted((DOCS / "results").glob("unet-*.json")):
+        result = json.loads(path.read_text())
+        machines.append(f"- `docs/results/{path.name}`: {_machine(result)}")
+        for part in result["tables"]:
+            side = round(part["image_tokens"] ** 0.5)
+            for row in part["rows"]:
+                times = [f"{row[key]:.2f}" for key in ("ratio_of_medians", "ratio_of_processor_medians")]
+                size = f"{side}x{side} x {part['branches']}"
+                rows.append([result["layers"], part["dtype"], size, row["arm"], *times, f"{row['relative_l2']:.1e}"])
+    heads = ["model", "dtype", "latents", "arm", "time", "processor time", "difference from diffusers' float32"]
+    write("performance.md", "unets", "\n".join(machines) + "\n\n" + table(heads, rows))
 
 
 def _machine(result: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ Importing this imports neither framework; `load` does.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -51,31 +52,37 @@ def load(
 
     resolved = hub.resolve(None if model is None else str(model), offline=offline)
     other_vae = None if vae is None else Path(vae).expanduser()
-    opened = families.open_model(resolved.folder, prediction=prediction, vae=other_vae)
-    refining, options = None, families.labels(vae=other_vae, prediction=prediction)
-    if refiner is not None:
-        second = hub.resolve(str(refiner), offline=offline)
-        refining, options["refiner"] = families.open_refiner(opened, second.folder), second.name
-    family = families.name(opened)
-    policies.parse(precision, on_gpu=False, family=family)
-    engine = backends.load(backend)
-    policy = policies.parse(precision, on_gpu=engine.on_gpu, family=family)
-    error = engine.check_fp32()
-    _check_fp32(error, policy.name, engine.device)
+    options = families.labels(vae=other_vae, prediction=prediction)
+    with ExitStack() as stack:
+        opened = families.open_model(resolved.folder, prediction=prediction, vae=other_vae)
+        stack.callback(opened.close)
+        refining = None
+        if refiner is not None:
+            second = hub.resolve(str(refiner), offline=offline)
+            refining, options["refiner"] = families.open_refiner(opened, second.folder), second.name
+            stack.callback(refining.close)
+        family = families.name(opened)
+        policies.parse(precision, on_gpu=False, family=family)
+        engine = backends.load(backend)
+        policy = policies.parse(precision, on_gpu=engine.on_gpu, family=family)
+        error = engine.check_fp32()
+        _check_fp32(error, policy.name, engine.device)
 
-    from qwenimg.common.pipeline import Pipeline
+        from qwenimg.common.pipeline import Pipeline
 
-    recipe = resolved.recipe
-    if model is None and recipe is recipes.BUILT_IN and notify is not None:
-        notify("notice", builtin.notice(resolved.folder))
-    return Pipeline(
-        engine,
-        families.family(engine, opened, policy, notify or _ignore, refining),
-        name=resolved.name,
-        defaults=families.defaults(opened, recipe),
-        tf32=error > MAX_FP32_ERROR,
-        options=options,
-    )
+        recipe = resolved.recipe
+        if model is None and recipe is recipes.BUILT_IN and notify is not None:
+            notify("notice", builtin.notice(resolved.folder))
+        pipeline = Pipeline(
+            engine,
+            families.family(engine, opened, policy, notify or _ignore, refining),
+            name=resolved.name,
+            defaults=families.defaults(opened, recipe),
+            tf32=error > MAX_FP32_ERROR,
+            options=options,
+        )
+        stack.pop_all()  # from here on the pipeline closes them
+        return pipeline
 
 
 def _ignore(kind: str, text: str) -> None:
