@@ -298,6 +298,7 @@ def test_any_text_makes_a_picture_or_one_line(text: str, before: list[str]) -> N
     with pytest.MonkeyPatch.context() as patch:
         library = Library()
         patch.setattr(qwenimg, "load", library.load)
+        patch.setattr(builtin, "folder", lambda: Path("/nowhere"))  # which refuses prompts that name no shape
         patch.setattr(files, "write_atomic", lambda path, data, *, overwrite: None)
         ran = cli(*before, text)
     if ran.code == 0 and library.calls:
