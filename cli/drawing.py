@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import qwenimg
 from qwenimg.cli import failures, streams
@@ -21,17 +21,13 @@ from qwenimg.common.errors import DoesNotFit, ModelError, NumericsError, UsageEr
 if TYPE_CHECKING:
     from qwenimg import Pipeline, Result
 
+# Options that are a field of each picture under the same name.
 Simple = Literal[
     "steps", "guidance", "seed", "num_images", "sampler", "schedule", "strength", "clip_skip", "guidance_rescale",
     "refine_at",
 ]  # fmt: skip
 
 LATENTS = (".npy", ".safetensors")
-# Options that are a field of each picture under the same name.
-SIMPLE: tuple[Simple, ...] = (
-    "steps", "guidance", "seed", "num_images", "sampler", "schedule", "strength", "clip_skip", "guidance_rescale",
-    "refine_at",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +79,7 @@ def draw(flags: Flags, stop: Stop) -> int:
     wanted = _wanted(flags, replay)
     _check_files(flags, replay, wanted)
     noise = None if flags.latents is None else _read_noise(flags.latents, wanted)
-    given = _read_pictures(flags, replay, report)
+    given = _read_pictures(flags, report)
     unknown = _unknown_words(flags, replay, wanted)
     for folder in {picture.path.parent for picture in wanted if picture.path is not None}:
         files.sweep(folder)
@@ -118,7 +114,8 @@ def _wanted(flags: Flags, replay: Replay | None) -> list[Picture]:
         base["prompt"] = prompt
     if flags.negative_prompt is not None:
         base["negative_prompt"] = flags.negative_prompt
-    for name in SIMPLE:
+    names: tuple[Simple, ...] = get_args(Simple)
+    for name in names:
         value = getattr(flags, name)
         if value is not None:
             base[name] = value
@@ -150,10 +147,8 @@ def _check_files(flags: Flags, replay: Replay | None, wanted: Sequence[Picture])
             raise UsageError("-o -: a terminal cannot take a PNG; send the output to a file or a program")
     if replay is not None and replay.noise_given and flags.latents is None and flags.seed is None:
         raise UsageError("--from: the noise of that picture was given with --latents; give the same file, or a seed")
-    for key, option, value in () if replay is None else _needed(flags):
-        if replay is not None and key in replay.used and value is None:
-            what = "" if key.endswith("sha256") else f" ({clean(replay.used[key], 60)})"
-            raise UsageError(f"--from: that picture was made with {option}{what}; give the same")
+    if replay is not None:
+        _check_same(flags, replay.used)
     if flags.save_latents is not None:
         if flags.save_latents.suffix.lower() not in LATENTS:
             raise UsageError(
@@ -162,14 +157,17 @@ def _check_files(flags: Flags, replay: Replay | None, wanted: Sequence[Picture])
         files.check_output(flags.save_latents, overwrite=flags.overwrite)
 
 
-def _needed(flags: Flags) -> tuple[tuple[str, str, object], ...]:
-    """What a recipe names and does not hold, its option, and what was given."""
-    return (
+def _check_same(flags: Flags, used: Mapping[str, str]) -> None:
+    """Raises UsageError unless all that a recipe names and does not hold is given."""
+    for key, option, value in (
         ("image_sha256", "-i", flags.image),
         ("mask_sha256", "--mask", flags.mask),
         ("refiner", "--refiner", flags.refiner),
         ("vae", "--vae", flags.vae),
-    )
+    ):
+        if key in used and value is None:
+            what = "" if key.endswith("sha256") else f" ({clean(used[key], 60)})"
+            raise UsageError(f"--from: that picture was made with {option}{what}; give the same")
 
 
 def _read_noise(path: Path, wanted: Sequence[Picture]) -> Any:
@@ -193,7 +191,7 @@ class Given:
     mask: Any = None
 
 
-def _read_pictures(flags: Flags, replay: Replay | None, report: Report) -> Given:
+def _read_pictures(flags: Flags, report: Report) -> Given:
     """Raises UsageError and ModelError."""
     if flags.image is None:
         for option, value in (("--mask", flags.mask), ("--strength", flags.strength)):

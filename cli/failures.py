@@ -68,10 +68,14 @@ def tell(error: BaseException, where: str = "") -> tuple[int, str]:
     return code, text
 
 
+def record(name: str, **fields: object) -> bytes:
+    """One event of --json, a line."""
+    return json.dumps({"schema": SCHEMA, "event": name, **fields}).encode() + b"\n"
+
+
 def event(code: int, text: str, index: int | None = None) -> bytes:
     """The `error` event of --json; `index` is that of a picture, null where the run has failed."""
-    fields = {"schema": SCHEMA, "event": "error", "index": index, "exit": code, "message": text}
-    return json.dumps(fields).encode() + b"\n"
+    return record("error", index=index, exit=code, message=text)
 
 
 def _usage(error: click.ClickException) -> str:

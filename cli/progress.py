@@ -7,7 +7,6 @@ line: `plan`, then for each picture `step` (many) and `image` or `error`, then `
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import time
@@ -31,7 +30,7 @@ class Report:
         self.total = 0
         self._held: list[str] | None = []  # lines that wait for the headline, which comes first
         self._warned: set[str] = set()
-        self._bar: Any = None
+        self._bar = Bar()
 
     # Before the pictures
 
@@ -54,7 +53,7 @@ class Report:
         held, self._held = self._held or [], None
         for line in held:
             streams.say(line)
-        self._close_bar()
+        self._bar.close()
 
     def plan(self, pipe: Pipeline, pictures: Sequence[Picture]) -> None:
         self.total = len(pictures)
@@ -80,8 +79,9 @@ class Report:
         if sys.stderr is None or not sys.stderr.isatty():
             self._line(f"step {step.index}/{step.total}, {step.seconds:.2f} s")
             return
-        with contextlib.suppress(OSError, ValueError):
-            self._show_bar(step)
+        self._bar.step(step.total, step.seconds)
+        if step.index == step.total:
+            self._bar.close()
 
     def image(self, picture: Picture, result: Result, seconds: float) -> None:
         for warning in result.warnings:
@@ -106,7 +106,7 @@ class Report:
 
     def failure(self, picture: Picture, error: Exception) -> int:
         """Tells of a picture that was not made, and returns the exit code of its error."""
-        self._close_bar()
+        self._bar.close()
         where = f"picture {picture.index} (seed {picture.seed}): " if self.total > 1 else ""
         code, text = failures.tell(error, where)
         if self.as_json:
@@ -121,7 +121,7 @@ class Report:
     def _line(self, text: str, *, always: bool = False) -> None:
         if self.quiet and not always:
             return
-        self._close_bar()
+        self._bar.close()
         if self._held is not None:
             self._held.append(text)
         else:
@@ -129,23 +129,30 @@ class Report:
 
     def _event(self, name: str, **fields: object) -> None:
         if self.as_json:
-            streams.put(json.dumps({"schema": failures.SCHEMA, "event": name, **fields}).encode() + b"\n")
+            streams.put(failures.record(name, **fields))
 
-    def _show_bar(self, step: Step) -> None:
-        if self._bar is None:
-            from tqdm import tqdm
 
-            tqdm.monitor_interval = 0  # no thread of its own
-            width = os.get_terminal_size(sys.stderr.fileno()).columns or 80  # a terminal without a size says 0 x 0
-            self._bar = tqdm(
-                total=step.total, unit="step", file=sys.stderr, leave=False, smoothing=0, ncols=width, nrows=24
-            )
-            self._bar.start_t -= step.seconds  # it appears when the first step is done, and counts that one too
-        self._bar.update(1)
-        if step.index == step.total:
-            self._close_bar()
+class Bar:
+    """A bar of steps on standard error. A terminal that fails is ignored: the pictures matter more."""
 
-    def _close_bar(self) -> None:
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    def step(self, total: int, seconds: float = 0.0) -> None:
+        """One of `total` steps is done; the first took `seconds`, which count too."""
+        with contextlib.suppress(OSError, ValueError):
+            if self._bar is None:
+                from tqdm import tqdm
+
+                tqdm.monitor_interval = 0  # no thread of its own
+                width = os.get_terminal_size(sys.stderr.fileno()).columns or 80  # one without a size says 0 x 0
+                self._bar = tqdm(
+                    total=total, unit="step", file=sys.stderr, leave=False, smoothing=0, ncols=width, nrows=24
+                )
+                self._bar.start_t -= seconds  # it appears when the first step is done
+            self._bar.update(1)
+
+    def close(self) -> None:
         bar, self._bar = self._bar, None
         if bar is not None:
             with contextlib.suppress(OSError, ValueError):

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import sys
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 import qwenimg
 from qwenimg.backends import NAMES
 from qwenimg.cli import failures, streams
+from qwenimg.cli.progress import Bar
 from qwenimg.cli.signals import Stop
 from qwenimg.common.errors import NumericsError, UsageError
 
@@ -120,7 +119,7 @@ class Told:
     def __init__(self, prompts: list[GatePrompt], *, as_json: bool, quiet: bool) -> None:
         self.prompts, self.as_json, self.quiet = prompts, as_json, quiet
         self.terminal = sys.stderr is not None and sys.stderr.isatty()
-        self._bar: Any = None
+        self._bar = Bar()
 
     def notify(self, kind: str, text: str) -> None:
         """For the library to call; a stage is told of nowhere, since the pictures are small and many."""
@@ -138,19 +137,12 @@ class Told:
 
     def event(self, name: str, **fields: object) -> None:
         if self.as_json:
-            streams.put(json.dumps({"schema": failures.SCHEMA, "event": name, **fields}).encode() + b"\n")
+            streams.put(failures.record(name, **fields))
 
     def step(self, steps: int) -> None:
         if self.as_json or self.quiet or not self.terminal:
             return
-        with contextlib.suppress(OSError, ValueError):
-            if self._bar is None:
-                from tqdm import tqdm
-
-                tqdm.monitor_interval = 0  # no thread of its own
-                total = steps * len(self.prompts)
-                self._bar = tqdm(total=total, unit="step", file=sys.stderr, leave=False, smoothing=0)
-            self._bar.update(1)
+        self._bar.step(steps * len(self.prompts))
 
     def answer(self, answer: Answer) -> None:
         asked, verdict = answer.asked, asdict(answer.verdict)
@@ -171,10 +163,7 @@ class Told:
         streams.put("".join(f"{line}\n" for line in shown).encode())
 
     def close(self) -> None:
-        bar, self._bar = self._bar, None
-        if bar is not None:
-            with contextlib.suppress(OSError, ValueError):
-                bar.close()
+        self._bar.close()
 
 
 def _verdict(answer: Answer) -> str:

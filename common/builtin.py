@@ -51,14 +51,9 @@ def real_model() -> str:
     return f"qwenimg pull {recipe.name} ({size_text(recipe.bytes)})"
 
 
-def notice(folder: Path) -> str:
-    """One line for whoever did not ask for it by name, from what is in `folder`. Raises ModelError."""
-    from qwenimg.common.model import open_model
-
-    model = open_model(folder)
-    count = sum(plan.parameters for plan in (model.text, model.transformer, model.vae))
-    model.close()
-    about = f"{count / 1e6:.1f} M parameters, draws coloured shapes only; {UNFINISHED}"
+def notice(parameters: int) -> str:
+    """One line for whoever did not ask for it by name."""
+    about = f"{parameters / 1e6:.1f} M parameters, draws coloured shapes only; {UNFINISHED}"
     return f'built-in demo model "shapes" ({about}); real model: {real_model()}'
 
 

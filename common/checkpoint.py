@@ -9,8 +9,8 @@ descriptor that was checked.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -117,6 +117,19 @@ def plan(
         stack.pop_all()
     entries = {name: _entry(name, *place, wanted[name]) for name, place in named.items() if name in wanted}
     return LoadPlan(component=component, entries=entries, files=tuple(h.file for h in headers))
+
+
+@contextmanager
+def closed_on_failure() -> Iterator[Callable[[LoadPlan], LoadPlan]]:
+    """Gives a function that returns its plan, which is closed where the body fails later."""
+    with ExitStack() as stack:
+
+        def keep(plan: LoadPlan) -> LoadPlan:
+            stack.callback(plan.close)
+            return plan
+
+        yield keep
+        stack.pop_all()
 
 
 def plan_sources(

@@ -69,14 +69,14 @@ def parse(prompt: str) -> list[tuple[str, float]]:
     return parts
 
 
-def prompt_chunks(tokenizers: Sequence[CLIPTokenizer], prompts: Sequence[str]) -> list[list[list[Chunk]]]:
-    """[tokenizer][prompt][chunk]: every prompt in as many chunks as the longest needs, for any of the tokenizers, so
-    that their states can be joined. Raises UsageError for a prompt that is too long or not Unicode text."""
-    made = [[chunks(tokenizer, prompt) for prompt in prompts] for tokenizer in tokenizers]
-    count = max(len(found) for row in made for found in row)
+def prompt_chunks(tokenizers: Sequence[CLIPTokenizer], prompt: str) -> list[list[Chunk]]:
+    """[tokenizer][chunk]: `prompt` in as many chunks as any of the tokenizers needs, so that the states can be joined.
+    Raises UsageError for a prompt that is too long or not Unicode text."""
+    made = [chunks(tokenizer, prompt) for tokenizer in tokenizers]
+    count = max(map(len, made))
     return [
-        [found + [_chunk(tokenizer, [])] * (count - len(found)) for found in row]
-        for tokenizer, row in zip(tokenizers, made, strict=True)
+        found + [_chunk(tokenizer, [])] * (count - len(found))
+        for tokenizer, found in zip(tokenizers, made, strict=True)
     ]
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from qwenimg.common import clip_prompt, clip_tokenizer, memory
 from qwenimg.common.backend import ClipEncoder
+from qwenimg.common.clip_prompt import Chunk
 from qwenimg.common.keeper import Keeper
 from qwenimg.common.models import clip
 from qwenimg.common.sd_model import SDModel, TextPart
@@ -55,17 +56,20 @@ class ClipTexts:
             return
         if self._held() > KEPT // 2:
             self._kept = {key: self._kept[key] for key in self._kept if key[0] in needed and key[1] == clip_skip}
+        new: dict[str, list[list[Chunk]]] = {}
+        width, room = sum(text.config.hidden_size for text in self.model.texts), KEPT - self._held()
         after = self._announced.index(needed[0]) if needed[0] in self._announced else len(self._announced)
-        new, room = list[str](), KEPT - self._held()
         for prompt in dict.fromkeys([*needed, *self._announced[after:]]):
-            room -= self._bytes(prompt)
+            if (prompt, clip_skip) in self._kept:
+                continue
+            chunks = clip_prompt.prompt_chunks(self.tokenizers, prompt)
+            room -= 4 * width * clip_prompt.LENGTH * len(chunks[0])
             if room < 0 and prompt not in needed:
                 break
-            if (prompt, clip_skip) not in self._kept:
-                new.append(prompt)
+            new[prompt] = chunks
         parts = [
-            self._with_one(text, tokenizer, new, clip_skip)
-            for text, tokenizer in zip(self.model.texts, self.tokenizers, strict=True)
+            self._with_one(text, [chunks[i] for chunks in new.values()], clip_skip)
+            for i, text in enumerate(self.model.texts)
         ]
         for i, prompt in enumerate(new):
             states = tuple(part[i][0] for part in parts)
@@ -73,11 +77,6 @@ class ClipTexts:
 
     def _held(self) -> int:
         return sum(found.nbytes for found in self._kept.values())
-
-    def _bytes(self, prompt: str) -> int:
-        """What the states of `prompt` take."""
-        width = sum(text.config.hidden_size for text in self.model.texts)
-        return 4 * width * clip_prompt.LENGTH * len(clip_prompt.chunks(self.tokenizers[0], prompt))
 
     def states(self, prompts: Sequence[str], clip_skip: int = 0) -> tuple[Float32, Float32]:
         """States [B, 77 n, C] with n chunks for all, side by side in C, and pooled vectors [B, P]."""
@@ -92,23 +91,23 @@ class ClipTexts:
         self._kept.clear()
 
     def _with_one(
-        self, text: TextPart, tokenizer: clip_tokenizer.CLIPTokenizer, prompts: Sequence[str], clip_skip: int
+        self, text: TextPart, prompts: Sequence[Sequence[Chunk]], clip_skip: int
     ) -> list[tuple[Float32, Float32]]:
+        """States and pooled vector of each of `prompts`, given in chunks, by one text encoder."""
         keeper, engine = self.keeper, self.keeper.engine
         skipped, normed = clip.used_states(text.config, self.model.sdxl, clip_skip)
-        chunks = [clip_prompt.chunks(tokenizer, prompt) for prompt in prompts]
         need = memory.weight_bytes(text.plan, keeper.precision, "text")
         self.make_room(need)
         with keeper.loading("text encoder", need):
             encoder = engine.clip(text.config, text.plan, keeper.precision)
         with keeper.timed("encode"):
-            found = [self._encoded(encoder, chunk, skipped, normed) for chunk in chunks]
+            found = [self._encoded(encoder, chunks, skipped, normed) for chunks in prompts]
         del encoder
         engine.release()
         return found
 
     def _encoded(
-        self, encoder: ClipEncoder, chunks: Sequence[clip_prompt.Chunk], skipped: int, normed: bool
+        self, encoder: ClipEncoder, chunks: Sequence[Chunk], skipped: int, normed: bool
     ) -> tuple[Float32, Float32]:
         """The weighted states [chunks, 77, C] and the first chunk's pooled vector [P]."""
         engine, ids = self.keeper.engine, [chunk.ids for chunk in chunks]

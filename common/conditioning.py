@@ -53,8 +53,5 @@ def sinusoids(
     values: Sequence[float], channels: int, *, cosines_first: bool = True, shift: int = 0
 ) -> NDArray[np.float64]:
     """Of each value for a diffusion UNet, [N, channels]: angle i is value / 10000^(i / (channels / 2 - shift))."""
-    half = channels // 2
-    frequencies = np.exp(-np.log(10000.0) * np.arange(half) / (half - shift))
-    angles = np.asarray(values, np.float64)[:, None] * frequencies
-    parts = (np.cos(angles), np.sin(angles))
-    return np.concatenate(parts if cosines_first else parts[::-1], axis=1)
+    rows = np.stack([geometry.sinusoids(value, channels, shift=shift) for value in values])
+    return rows if cosines_first else np.roll(rows, channels // 2, axis=1)

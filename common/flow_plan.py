@@ -21,7 +21,7 @@ def plan(config: FlowMatchConfig, request: Request, tokens: int) -> Plan:
         )
     if request.schedule not in OWN:
         raise UsageError(f"--schedule {request.schedule}: a flow model such as Qwen-Image has its own schedule only")
-    sigmas = flow_schedule(config, request.steps, tokens).sigmas
+    sigmas = flow_schedule(config, request.steps, tokens)
     if request.image is not None:
         sigmas = sigmas[skipped(request.steps, request.strength) :]
     stage = Stage(grid=Grid(sigmas=sigmas, flow=True), solver=sampler.function)

@@ -132,9 +132,14 @@ def timestep_features(
     """
     if not 0 <= timestep < math.inf or channels % 2:
         raise ValueError(f"time {timestep} has no {channels} features: 0 or more, and an even number of features")
+    return sinusoids(1000.0 * rounded(timestep, dtype), channels, max_period)
+
+
+def sinusoids(value: float, channels: int, max_period: float = 10000.0, shift: int = 0) -> NDArray[np.float64]:
+    """All cosines, then all sines [channels] of angles value / max_period^(i / (channels/2 - shift)), in float64."""
     half = channels // 2
-    frequencies = np.array([math.exp(-math.log(max_period) * i / half) for i in range(half)])
-    angles = 1000.0 * rounded(timestep, dtype) * frequencies
+    frequencies = np.array([math.exp(-math.log(max_period) * i / (half - shift)) for i in range(half)])
+    angles = value * frequencies
     return np.concatenate([np.cos(angles), np.sin(angles)])
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.backend import Array, Engine
+from qwenimg.common import memory
+from qwenimg.common.backend import VAE, Array, Engine
 from qwenimg.common.errors import DoesNotFit, NumericsError
 from qwenimg.common.precision import BYTES, Precision
 from qwenimg.common.probes import first_non_finite
@@ -48,6 +50,30 @@ class Keeper:
         need = int(self.engine.decode_buffers * width * height * across * itemsize)
         self.check_fit(f"encoding a picture of {across}x{height}", need)
 
+    def encode(self, vae: VAE, pixels: NDArray[np.float32], width: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Mean and deviation [1, z, h, w] in the VAE's own statistics of pixels [1, 3, H, W]. `width`: channels of the
+        encoder's first level."""
+        self.check_encoding(pixels, width)
+        with self.timed("encode image"):
+            mean, log_variance = np.split(vae.encode(pixels), 2, axis=1)
+        return mean, np.exp(0.5 * np.clip(log_variance, -30, 20))
+
+    def decode(self, vae: VAE, config: memory.AnyVAE, z: NDArray[np.float32]) -> NDArray[Any]:
+        """Pixels [1, 3, H, W], about -1 to 1, all finite, of latents in the VAE's own statistics; in tiles where the
+        whole does not fit. Raises NumericsError."""
+        engine = self.engine
+        engine.release()
+        itemsize = BYTES[self.precision.compute_dtype("vae")]
+        height, width = z.shape[2:]
+        tile = memory.decode_tile(config, height, width, itemsize, engine.free_memory(), engine.decode_buffers)
+        self.notify("stage", "decoding" if tile is None else f"decoding in tiles of {tile * config.scale} pixels")
+        with self.timed("decode"):
+            pixels = vae.decode(z, tile)
+        if not np.isfinite(pixels).all():
+            where = first_non_finite(engine, lambda: engine.array(vae.decode(z, tile)))
+            raise NumericsError(f"vae: non-finite value at {where}; {self.way_out('vae')}")
+        return pixels
+
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
         start = time.perf_counter()
@@ -66,3 +92,12 @@ class Keeper:
         if not self.engine.finite(array):
             where = first_non_finite(self.engine, again)
             raise NumericsError(f"{title}: non-finite value at {where}; {self.way_out(component)}")
+
+    def explain(self, title: str, step: int, calls: Iterable[Callable[[], Array]]) -> NumericsError:
+        """Runs a step's `calls` of the denoiser again with probes: component, block and operation."""
+        for again in calls:
+            where = first_non_finite(self.engine, again)
+            if where:
+                way_out = self.way_out("transformer")
+                return NumericsError(f"{title}, step {step}: non-finite value at {where}; {way_out}")
+        return NumericsError(f"step {step}: non-finite latents after guidance; lower --guidance")

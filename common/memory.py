@@ -8,13 +8,14 @@ from math import prod
 from pathlib import Path
 
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.models.kl_vae import OVERLAP, KLVAEConfig
+from qwenimg.common.models.kl_vae import KLVAEConfig
 from qwenimg.common.models.qwen_dit import QwenDiTConfig
-from qwenimg.common.models.qwen_vae import QwenVAEConfig, halo
+from qwenimg.common.models.qwen_vae import QwenVAEConfig
 from qwenimg.common.models.unet import UNetConfig
 from qwenimg.common.precision import BYTES, Precision
 
 UNET_BUFFERS = 30  # arrays of the UNet's first level that a step has in memory at its peak
+AnyVAE = QwenVAEConfig | KLVAEConfig
 MAX_VALUES = 2**31  # of one array; beyond, kernels that count in 32 bits fail
 
 
@@ -65,7 +66,7 @@ def modulation_bytes(config: QwenDiTConfig, precision: Precision, steps: int) ->
     return 12 * config.dim * itemsize * (steps * config.num_layers + config.dim)
 
 
-def decode_peak(config: QwenVAEConfig, height: int, width: int, itemsize: int, buffers: float) -> int:
+def decode_peak(config: AnyVAE, height: int, width: int, itemsize: int, buffers: float) -> int:
     """Bytes that decoding latents of height x width takes at its peak, weights aside.
 
     buffers: how many images of the widest level are in memory at once (`Engine.decode_buffers`).
@@ -73,7 +74,7 @@ def decode_peak(config: QwenVAEConfig, height: int, width: int, itemsize: int, b
     return int(buffers * _largest(config, height, width) * itemsize)
 
 
-def _largest(config: QwenVAEConfig, height: int, width: int) -> int:
+def _largest(config: AnyVAE, height: int, width: int) -> int:
     """Values of the largest array in the decoder."""
     sizes: list[int] = []
     for level, (inputs, outputs, upsampled) in enumerate(config.up_blocks):
@@ -81,27 +82,7 @@ def _largest(config: QwenVAEConfig, height: int, width: int) -> int:
     return max(sizes)
 
 
-def kl_decode_tile(
-    config: KLVAEConfig, height: int, width: int, itemsize: int, free: int, buffers: float
-) -> int | None:
-    """`decode_tile` for Stable Diffusion's VAE, whose tiles overlap."""
-
-    def fits(height: int, width: int) -> bool:
-        widest = max(
-            height * width * 4**level * max(inputs, outputs) * (4 if up else 1)
-            for level, (inputs, outputs, up) in enumerate(config.up_blocks)
-        )
-        return widest < MAX_VALUES and int(buffers * widest * itemsize) <= free // 2
-
-    if fits(height, width):
-        return None
-    side = max(height, width)
-    while side > 32 and not fits(side + 2 * OVERLAP, side + 2 * OVERLAP):
-        side = max(32, side * 3 // 4)
-    return side
-
-
-def decode_tile(config: QwenVAEConfig, height: int, width: int, itemsize: int, free: int, buffers: float) -> int | None:
+def decode_tile(config: AnyVAE, height: int, width: int, itemsize: int, free: int, buffers: float) -> int | None:
     """The largest tile side, in latents, whose predicted peak is within half of `free`; None if no tile is needed."""
 
     def fits(height: int, width: int) -> bool:
@@ -110,8 +91,8 @@ def decode_tile(config: QwenVAEConfig, height: int, width: int, itemsize: int, f
 
     if fits(height, width):
         return None
-    margin = 2 * halo(config)
+    margin, least = 2 * config.tile_margin, config.least_tile
     side = max(height, width)
-    while side > 16 and not fits(side + margin, side + margin):
-        side = max(16, side * 3 // 4)
+    while side > least and not fits(side + margin, side + margin):
+        side = max(least, side * 3 // 4)
     return side

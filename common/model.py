@@ -50,6 +50,11 @@ class Model:
         path = self.folder / "scheduler" / "scheduler_config.json"
         return _config(FlowMatchConfig, path, SCHEDULER, _SCHEDULER_IGNORED)
 
+    @property
+    def parameters(self) -> int:
+        """Number of values that the forwards use."""
+        return sum(plan.parameters for plan in (self.transformer, self.text, self.vae))
+
     def close(self) -> None:
         for plan in (self.transformer, self.text, self.vae):
             plan.close()
@@ -65,16 +70,17 @@ def open_model(folder: Path) -> Model:
     text_config = _text_config(folder / "text_encoder" / "config.json")
     _check_fit(folder, dit_config, text_config, vae_config)
     stored = qwen_vae.manifest(vae_config)
-    plan = checkpoint.plan
-    return Model(
-        folder=folder,
-        transformer_config=dit_config,
-        text_config=text_config,
-        vae_config=vae_config,
-        transformer=plan(folder / "transformer", "transformer", qwen_dit.manifest(dit_config)),
-        text=plan(folder / "text_encoder", "text_encoder", qwen_vl.manifest(text_config), rename=qwen_vl.rename),
-        vae=plan(folder / "vae", "vae", stored, wanted=qwen_vae.still(stored)),
-    )
+    plan, text_folder = checkpoint.plan, folder / "text_encoder"
+    with checkpoint.closed_on_failure() as keep:
+        return Model(
+            folder=folder,
+            transformer_config=dit_config,
+            text_config=text_config,
+            vae_config=vae_config,
+            transformer=keep(plan(folder / "transformer", "transformer", qwen_dit.manifest(dit_config))),
+            text=keep(plan(text_folder, "text_encoder", qwen_vl.manifest(text_config), rename=qwen_vl.rename)),
+            vae=keep(plan(folder / "vae", "vae", stored, wanted=qwen_vae.still(stored))),
+        )
 
 
 def check_class(folder: Path) -> None:

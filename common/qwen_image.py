@@ -22,8 +22,7 @@ from qwenimg.common.family import CALLS, Latents, Plan, Run, Stage, Start
 from qwenimg.common.keeper import Notify
 from qwenimg.common.model import Model
 from qwenimg.common.parts import TEXT_TOKENS, Parts
-from qwenimg.common.precision import BYTES, Precision
-from qwenimg.common.probes import first_non_finite
+from qwenimg.common.precision import Precision
 from qwenimg.common.request import MULTIPLE, Request
 
 BATCHED_TOKENS = 1024  # images of at most this many tokens leave a GPU idle: both branches of guidance go in one batch
@@ -73,7 +72,7 @@ class QwenImage:
         grid = (1, shape[0] // patch, shape[1] // patch)
         tokens = grid[1] * grid[2]
         asked = flow_plan.asked(plan)
-        timesteps = tuple(self.timestep(sigma) for sigma in asked)
+        timesteps = tuple(self.schedule_config.timestep(sigma) for sigma in asked)
         prompts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
         texts = self.parts.states(prompts)
         transformer = self.parts.transformer(self._run_bytes(tokens, timesteps))
@@ -92,10 +91,6 @@ class QwenImage:
     def run(self, stage: Stage, start: Start) -> Run:
         assert self._run is not None
         return inpaint.wrap(QwenRun(self, self._run), self, stage, start)
-
-    def timestep(self, sigma: float) -> float:
-        """What the model is told of a noise level, as float32 arithmetic gives it: 0 to 1000."""
-        return float(np.float32(sigma) * np.float32(self.schedule_config.num_train_timesteps))
 
     def _run_bytes(self, tokens: int, timesteps: tuple[float, ...]) -> int:
         """What a run takes besides weights: one branch of a step, and modulation that is still to be made."""
@@ -132,31 +127,12 @@ class QwenImage:
 
     def encode(self, pixels: NDArray[np.float32]) -> tuple[Latents, Latents]:
         mean, std = self._statistics()
-        self.keeper.check_encoding(pixels, self.model.vae_config.base_dim)
-        with self.keeper.timed("encode image"):
-            moments = self.parts.vae().encode(pixels)
-        center, log_variance = np.split(moments, 2, axis=1)
-        deviation = np.exp(0.5 * np.clip(log_variance, -30, 20))
+        center, deviation = self.keeper.encode(self.parts.vae(), pixels, self.model.vae_config.base_dim)
         return ((center - mean) / std).astype(np.float32), (deviation / std).astype(np.float32)
 
     def decode(self, latents: Latents) -> NDArray[Any]:
-        config, precision = self.model.vae_config, self.keeper.precision
         mean, std = self._statistics()
-        standard = latents * std + mean
-        vae = self.parts.vae()
-        itemsize = BYTES[precision.compute_dtype("vae")]
-        self.engine.release()
-        h, w = latents.shape[2:]
-        tile = memory.decode_tile(config, h, w, itemsize, self.engine.free_memory(), self.engine.decode_buffers)
-        self.keeper.notify(
-            "stage", "decoding" if tile is None else f"decoding in tiles of {tile * config.scale} pixels"
-        )
-        with self.keeper.timed("decode"):
-            pixels = vae.decode(standard, tile)
-        if not np.isfinite(pixels).all():
-            where = first_non_finite(self.engine, lambda: self.engine.array(vae.decode(standard, tile)))
-            raise NumericsError(f"vae: non-finite value at {where}; {self.keeper.way_out('vae')}")
-        return pixels
+        return self.keeper.decode(self.parts.vae(), self.model.vae_config, latents * std + mean)
 
     def _statistics(self) -> tuple[Latents, Latents]:
         config = self.model.vae_config
@@ -213,11 +189,6 @@ class QwenRun:
         return p.transformer.predict(x, p.conditions[branch], p.modulation, p.rows[sigma])
 
     def explain(self, step: int) -> NumericsError:
-        """Runs the last calls again with probes: component, block and operation."""
-        for x, sigma in self.calls:
-            for i in range(len(self.prepared.conditions)):
-                where = first_non_finite(self.family.engine, partial(self._predict, x, sigma, i))
-                if where:
-                    way_out = self.family.keeper.way_out("transformer")
-                    return NumericsError(f"transformer, step {step}: non-finite value at {where}; {way_out}")
-        return NumericsError(f"step {step}: non-finite latents after guidance; lower --guidance")
+        branches = range(len(self.prepared.conditions))
+        again = (partial(self._predict, x, sigma, branch) for x, sigma in self.calls for branch in branches)
+        return self.family.keeper.explain("transformer", step, again)

@@ -1,4 +1,4 @@
-"""The flow-match Euler sampler: a schedule as plain numbers, and a step that works on any backend's arrays.
+"""The noise levels of a flow-match model's run.
 
 A flow-match model sees x(sigma) = (1 - sigma) image + sigma noise and predicts the velocity
 dx/dsigma = noise - image. Sampling integrates from sigma = 1 (noise) to sigma = 0 (image).
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,19 +71,14 @@ class FlowMatchConfig:
         slope = (self.max_shift - self.base_shift) / (self.max_image_seq_len - self.base_image_seq_len)
         return tokens * slope + (self.base_shift - slope * self.base_image_seq_len)
 
-
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """Noise levels and model times of a sampling run; every number is exactly a float32 value."""
-
-    sigmas: tuple[float, ...]
-    """steps + 1 noise levels, from 1 down to 0."""
-    timesteps: tuple[float, ...]
-    """steps model times in 0 .. num_train_timesteps."""
+    def timestep(self, sigma: float) -> float:
+        """What the model is told of a noise level, as float32 arithmetic gives it: 0 to `num_train_timesteps`."""
+        return float(np.float32(sigma) * np.float32(self.num_train_timesteps))
 
 
-def flow_schedule(config: FlowMatchConfig, steps: int, tokens: int) -> Schedule:
-    """The flow-match Euler schedule for an image of `tokens` latent tokens (width/16 * height/16).
+def flow_schedule(config: FlowMatchConfig, steps: int, tokens: int) -> tuple[float, ...]:
+    """steps + 1 noise levels, from 1 down to 0, for an image of `tokens` latent tokens (width/16 * height/16): those of
+    the flow-match Euler schedule. Every one is exactly a float32 value.
 
     Evenly spaced noise levels 1 .. 1/steps, shifted towards 1 (P. Esser et al., "Scaling Rectified Flow
     Transformers for High-Resolution Image Synthesis", 2024), then stretched so that the last one is
@@ -103,8 +97,7 @@ def flow_schedule(config: FlowMatchConfig, steps: int, tokens: int) -> Schedule:
     # Written so that a NaN fails it. A static shift may round the first level to just above 1.
     if not (sigmas[0] < 1.001 and sigmas[-1] > 0 and np.all(sigmas[1:] <= sigmas[:-1])):
         raise UsageError(f"{steps} steps have no schedule for {tokens} image tokens; choose another size")
-    timesteps = sigmas * np.float32(config.num_train_timesteps)
-    return Schedule(sigmas=(*map(float, sigmas), 0.0), timesteps=tuple(map(float, timesteps)))
+    return (*map(float, sigmas), 0.0)
 
 
 def _shifted(config: FlowMatchConfig, sigmas: NDArray[np.float32], tokens: int) -> NDArray[np.float32]:
@@ -125,24 +118,3 @@ def _stretched(sigmas: NDArray[np.float32], terminal: float) -> NDArray[np.float
     remaining = one - sigmas
     stretched: NDArray[np.float32] = one - remaining / (remaining[-1] / np.float32(1 - terminal))
     return stretched
-
-
-class Vector(Protocol):
-    """What NumPy, torch and MLX arrays have in common here."""
-
-    def __add__(self, other: Any, /) -> Any: ...
-    def __rmul__(self, other: Any, /) -> Any: ...
-
-
-Array = TypeVar("Array", bound=Vector)
-
-
-def euler_step(x: Array, velocity: Array, sigma: float, sigma_next: float) -> Array:
-    """x at `sigma_next` from x and its velocity at `sigma`, arrays of one shape in float32: Euler's method.
-
-    The difference of two float32 numbers in Python's float64, rounded once to float32, is the difference that
-    float32 arithmetic gives; as a Python float it leaves the array's type alone on every backend.
-    """
-    step = float(np.float32(sigma_next - sigma))
-    moved: Array = x + step * velocity
-    return moved

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,11 @@ class SDModel:
         """Pixels a side that the model was trained on."""
         return (self.unet_config.sample_size or 64) * self.vae_config.scale
 
+    @property
+    def parameters(self) -> int:
+        """Number of values that the forwards use."""
+        return sum(plan.parameters for plan in (self.unet, self.vae, *(text.plan for text in self.texts)))
+
     def close(self) -> None:
         for plan in (self.unet, self.vae, *(text.plan for text in self.texts)):
             plan.close()
@@ -95,55 +101,64 @@ def open_folder(folder: Path) -> SDModel:
     vae_config = _config(KLVAEConfig, folder / "vae", kl_vae.CLASS_NAME, kl_vae.vae_fields, kl_vae.IGNORED_CONFIG)
     scheduler = folder / "scheduler" / "scheduler_config.json"
     stored = unet.manifest(unet_config)
-    vae_folder = folder / "vae"
-    return check(
-        SDModel(
-            source=folder,
-            sdxl=sdxl,
-            unet_config=unet_config,
-            vae_config=vae_config,
-            scheduler=parse_diffusion(read_json(scheduler, infinities=True), scheduler),
-            unet=checkpoint.plan(folder / "unet", "unet", stored, wanted=unet.used(stored)),
-            vae=checkpoint.plan(vae_folder, "vae", kl_vae.manifest(vae_config), rename=kl_vae.rename),
-            texts=tuple(_text(folder, part) for part in parts),
-            zeros_for_empty=sdxl and index.get("force_zeros_for_empty_prompt", True) is True,
+    plan, vae_folder = checkpoint.plan, folder / "vae"
+    with checkpoint.closed_on_failure() as keep:
+        return check(
+            SDModel(
+                source=folder,
+                sdxl=sdxl,
+                unet_config=unet_config,
+                vae_config=vae_config,
+                scheduler=parse_diffusion(read_json(scheduler, infinities=True), scheduler),
+                unet=keep(plan(folder / "unet", "unet", stored, wanted=unet.used(stored))),
+                vae=keep(plan(vae_folder, "vae", kl_vae.manifest(vae_config), rename=kl_vae.rename)),
+                texts=tuple(_text(folder, part, keep) for part in parts),
+                zeros_for_empty=sdxl and index.get("force_zeros_for_empty_prompt", True) is True,
+            )
         )
-    )
 
 
 def open_file(path: Path, prediction: Prediction | None = None) -> SDModel:
     """The model in the file `path`, and the tokenizer that is found for it. Raises ModelError."""
     opened = single_file.open_file(path, prediction)
     found = opened.found
-    if opened.unet is None or opened.vae is None or found.lacks:
-        opened.close()
-        lacking = ", ".join(found.lacks)
-        raise ModelError(f"{clean(path, 120)}: lacks {lacking}: give a file or a folder that has the whole model")
-    tokenizer = clip_tokenizer.find_clip_tokenizer(path)
-    return check(
-        SDModel(
-            source=path,
-            sdxl=found.kind in ("sdxl", "sdxl-refiner"),
-            unet_config=opened.unet,
-            vae_config=opened.vae,
-            scheduler=parse_diffusion(single_file.scheduler_fields(found), path),
-            unet=opened.plans["unet"],
-            vae=opened.plans["vae"],
-            texts=tuple(
-                TextPart(config=config, plan=opened.plans[name], tokenizer=tokenizer, pad=opened.pads[name])
-                for name, config in opened.texts.items()
-            ),
-            zeros_for_empty=found.kind == "sdxl",
+    with ExitStack() as stack:
+        stack.callback(opened.close)
+        if opened.unet is None or opened.vae is None or found.lacks:
+            lacking = ", ".join(found.lacks)
+            raise ModelError(f"{clean(path, 120)}: lacks {lacking}: give a file or a folder that has the whole model")
+        tokenizer = clip_tokenizer.find_clip_tokenizer(path)
+        model = check(
+            SDModel(
+                source=path,
+                sdxl=found.kind in ("sdxl", "sdxl-refiner"),
+                unet_config=opened.unet,
+                vae_config=opened.vae,
+                scheduler=parse_diffusion(single_file.scheduler_fields(found), path),
+                unet=opened.plans["unet"],
+                vae=opened.plans["vae"],
+                texts=tuple(
+                    TextPart(config=config, plan=opened.plans[name], tokenizer=tokenizer, pad=opened.pads[name])
+                    for name, config in opened.texts.items()
+                ),
+                zeros_for_empty=found.kind == "sdxl",
+            )
         )
-    )
+        stack.pop_all()
+        return model
 
 
 def with_vae(model: SDModel, path: Path) -> SDModel:
-    """`model` with the VAE in the folder or file `path`. Raises ModelError."""
-    config, plan = _vae_folder(path) if path.is_dir() else _vae_file(model, path)
-    if set(model.vae.files).isdisjoint(model.unet.files):  # not one file that the others are still read from
-        model.vae.close()
-    return check(replace(model, vae_config=config, vae=plan))
+    """`model` with the VAE in the folder or file `path`. Raises ModelError, and then `model` is closed."""
+    with ExitStack() as stack:
+        stack.callback(model.close)
+        config, plan = _vae_folder(path) if path.is_dir() else _vae_file(model, path)
+        stack.callback(plan.close)
+        changed = check(replace(model, vae_config=config, vae=plan))
+        if set(model.vae.files).isdisjoint(model.unet.files):  # not one file that the others are still read from
+            model.vae.close()
+        stack.pop_all()
+        return changed
 
 
 def _vae_folder(folder: Path) -> tuple[KLVAEConfig, LoadPlan]:
@@ -159,6 +174,7 @@ def _vae_file(model: SDModel, path: Path) -> tuple[KLVAEConfig, LoadPlan]:
     if single_file.is_single_file(header.tensors):
         opened = single_file.open_file(path)
         if opened.vae is None:
+            opened.close()
             raise ModelError(f"{clean(path, 120)}: holds no VAE")
         scales = {name: getattr(model.vae_config, name) for name in ("scaling_factor", "shift_factor")}
         return replace(opened.vae, **scales), opened.plans["vae"]
@@ -191,13 +207,13 @@ def check(model: SDModel) -> SDModel:
     return model
 
 
-def _text(folder: Path, part: str) -> TextPart:
+def _text(folder: Path, part: str, keep: Callable[[LoadPlan], LoadPlan]) -> TextPart:
     path = folder / f"text_encoder{part}"
     try:
         config = parse(CLIPConfig, clip.text_fields(read_json(path / "config.json")), source=path / "config.json")
     except ModelError as error:
         raise error if str(path) in str(error) else ModelError(f"{clean(path / 'config.json')}: {error}") from None
-    plan = checkpoint.plan(path, "text_encoder", clip.manifest(config), rename=clip.rename)
+    plan = keep(checkpoint.plan(path, "text_encoder", clip.manifest(config), rename=clip.rename))
     return TextPart(config=config, plan=plan, tokenizer=folder / f"tokenizer{part}")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,7 @@ from qwenimg.common.errors import NumericsError
 from qwenimg.common.family import CALLS, Latents, Plan, Run, Stage, Start
 from qwenimg.common.keeper import Keeper, Notify
 from qwenimg.common.models import clip
-from qwenimg.common.precision import BYTES, Precision
-from qwenimg.common.probes import first_non_finite
+from qwenimg.common.precision import Precision
 from qwenimg.common.request import Request
 from qwenimg.common.sd_model import SDModel
 
@@ -154,31 +154,17 @@ class StableDiffusion:
         return dict(self._told)
 
     def encode(self, pixels: NDArray[np.float32]) -> tuple[Latents, Latents]:
-        config = self.model.vae_config
-        self.keeper.check_encoding(pixels, config.block_out_channels[0])
-        with self.keeper.timed("encode image"):
-            mean, log_variance = np.split(self._open_vae().encode(pixels), 2, axis=1)
-        deviation = np.exp(0.5 * np.clip(log_variance, -30, 20))
-        scale, shift = np.float32(config.scaling_factor), np.float32(config.shift_factor or 0)
+        scale, shift = self._statistics()
+        mean, deviation = self.keeper.encode(self._open_vae(), pixels, self.model.vae_config.block_out_channels[0])
         return (mean - shift) * scale, deviation * scale
 
     def decode(self, latents: Latents) -> NDArray[Any]:
-        config, precision, engine = self.model.vae_config, self.keeper.precision, self.engine
-        z = latents / np.float32(config.scaling_factor) + np.float32(config.shift_factor or 0)
-        vae = self._open_vae()
-        engine.release()
-        h, w = latents.shape[2:]
-        itemsize = BYTES[precision.compute_dtype("vae")]
-        tile = memory.kl_decode_tile(config, h, w, itemsize, engine.free_memory(), engine.decode_buffers)
-        self.keeper.notify(
-            "stage", "decoding" if tile is None else f"decoding in tiles of {tile * config.scale} pixels"
-        )
-        with self.keeper.timed("decode"):
-            pixels = vae.decode(z, tile)
-        if not np.isfinite(pixels).all():
-            where = first_non_finite(engine, lambda: engine.array(vae.decode(z, tile)))
-            raise NumericsError(f"vae: non-finite value at {where}; {self.keeper.way_out('vae')}")
-        return pixels
+        scale, shift = self._statistics()
+        return self.keeper.decode(self._open_vae(), self.model.vae_config, latents / scale + shift)
+
+    def _statistics(self) -> tuple[np.float32, np.float32]:
+        config = self.model.vae_config
+        return np.float32(config.scaling_factor), np.float32(config.shift_factor or 0)
 
     def _open_vae(self) -> VAE:
         if self._vae is None:
@@ -256,10 +242,4 @@ class DiffusionRun:
         return self.unet.predict(shown, features, self.condition)
 
     def explain(self, step: int) -> NumericsError:
-        """Runs the last calls again with probes: component, block and operation."""
-        for x, sigma in self.calls:
-            where = first_non_finite(self.family.engine, lambda x=x, s=sigma: self._predict(x, s))  # type: ignore[misc]
-            if where:
-                way_out = self.family.keeper.way_out("transformer")
-                return NumericsError(f"unet, step {step}: non-finite value at {where}; {way_out}")
-        return NumericsError(f"step {step}: non-finite latents after guidance; lower --guidance")
+        return self.family.keeper.explain("unet", step, (partial(self._predict, x, sigma) for x, sigma in self.calls))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from parity_blocks import IDS, SHAPES, TABLES, Block, L
@@ -26,6 +27,9 @@ POLICIES = {  # of the component's part; the VAE is float32 in all but those tha
 class Bench:
     """Runs blocks on both backends and in float64. Weights, components and references are made once."""
 
+    make_files: Callable[[Path, str], Any] = Files
+    make_torch = staticmethod(TORCH)
+
     def __init__(self, folder: Path):
         self.folder = folder
         self._files: dict[str, Files] = {}
@@ -34,7 +38,7 @@ class Bench:
 
     def files(self, stored: str) -> Files:
         if stored not in self._files:
-            self._files[stored] = Files(self.folder, stored)
+            self._files[stored] = self.make_files(self.folder, stored)
         return self._files[stored]
 
     def component(self, twin: Twin, part: str, precision: Precision, stored: str):
@@ -47,8 +51,9 @@ class Bench:
         """The block's outputs in float64, on weights and inputs that were rounded to `stored`."""
         key = (block.name, family, stored)
         if key not in self._references:
-            component = self.component(TORCH(), block.part, FP64, stored)
-            outputs = block.on(TORCH(), component, FP64, block.values(family, stored))
+            twin = self.make_torch()
+            component = self.component(twin, block.part, FP64, stored)
+            outputs = block.on(twin, component, FP64, block.values(family, stored))
             assert all(output.dtype == "float64" for output in outputs)
             self._references[key] = [output.values for output in outputs]
         return self._references[key]

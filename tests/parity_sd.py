@@ -18,7 +18,7 @@ from sd_models import MLX, PUBLISHED, TORCH, VAE_PUBLISHED, ExactSinusoids, Side
 
 from qwenimg.common import checkpoint, parity
 from qwenimg.common.models import kl_vae, unet
-from qwenimg.common.precision import FP64, SD_BASES, Precision, parse
+from qwenimg.common.precision import SD_BASES, Precision, parse
 
 UNET = unet_config(
     PUBLISHED["SDXL base"]
@@ -114,10 +114,8 @@ class SDFiles:
 class SDBench(Bench):
     """The same bench with these parts and backends."""
 
-    def files(self, stored: str) -> SDFiles:
-        if stored not in self._files:
-            self._files[stored] = SDFiles(self.folder, stored)
-        return self._files[stored]
+    make_files = SDFiles
+    make_torch = staticmethod(TORCH)
 
     def component(self, twin: Side, part: str, precision: Precision, stored: str):
         key = (twin.name, part, precision.name, stored)
@@ -125,15 +123,6 @@ class SDBench(Bench):
             make, config = (twin.unet, UNET) if part == "unet" else (twin.vae, VAE)
             self._components[key] = make(config, self.files(stored).plans[part], precision)
         return self._components[key]
-
-    def reference(self, block: Block, family: str, stored: str) -> list[np.ndarray]:
-        key = (block.name, family, stored)
-        if key not in self._references:
-            component = self.component(TORCH(), block.part, FP64, stored)
-            outputs = block.on(TORCH(), component, FP64, block.values(family, stored))
-            assert all(output.dtype == "float64" for output in outputs)
-            self._references[key] = [output.values for output in outputs]
-        return self._references[key]
 
     def judge(self, block: Block, precision: Precision, family: str = "normal") -> list[parity.Verdict]:
         stored = precision.compute_dtype(block.part)

@@ -121,7 +121,7 @@ def test_the_notice_counts(toy: Path):
     model = open_model(toy)
     count = sum(plan.parameters for plan in (model.text, model.transformer, model.vae))
     model.close()
-    text = builtin.notice(toy)
+    text = builtin.notice(model.parameters)
     print(text)
     about = f"{count / 1e6:.1f} M parameters, draws coloured shapes only; {builtin.UNFINISHED}"
     assert text == f'built-in demo model "shapes" ({about}); real model: {REAL}'

@@ -132,16 +132,18 @@ def test_chunks_of_75(tokenizer: CLIPTokenizer) -> None:
     assert len(chunks(tokenizer, "red " * 75)) == 1 and len(chunks(tokenizer, "red " * 76)) == 2
 
 
-def test_as_many_chunks_for_every_prompt_and_tokenizer(tmp_path: Path, tokenizer: CLIPTokenizer) -> None:
+def test_as_many_chunks_for_every_tokenizer(tmp_path: Path, tokenizer: CLIPTokenizer) -> None:
     """An OpenCLIP tokenizer makes one token of each "!"."""
     write_tiny_clip_tokenizer(tmp_path, pad="!")
     other = clip_tokenizer.load(tmp_path)
-    prompts = ["!! " * 60, ""]
-    made = prompt_chunks([tokenizer, other], prompts)
-    assert [[len(found) for found in row] for row in made] == [[2, 2], [2, 2]]
-    assert made[0][1] == chunks(tokenizer, "") * 2
-    assert made[1][1][1].ids == (other.bos, other.eos, *[other.pad] * 75)
-    assert made[0][0][0] == chunks(tokenizer, prompts[0])[0]
+    prompt = "!! " * 60
+    assert [len(chunks(one, prompt)) for one in (tokenizer, other)] == [1, 2]
+    made = prompt_chunks([tokenizer, other], prompt)
+    assert made == [chunks(tokenizer, prompt) + chunks(tokenizer, ""), chunks(other, prompt)]
+    assert made[0][1].ids == (tokenizer.bos, tokenizer.eos, *[tokenizer.pad] * 75)
+    swapped = prompt_chunks([other, tokenizer], prompt)
+    assert swapped == made[::-1]
+    assert prompt_chunks([tokenizer, other], "") == [chunks(tokenizer, ""), chunks(other, "")]
 
 
 def test_too_long(tokenizer: CLIPTokenizer) -> None:

@@ -1,4 +1,4 @@
-"""The flow-match schedule and step against diffusers, published numbers and a flow with a closed form."""
+"""The flow-match schedule, and Euler's steps on it, against diffusers, published numbers and a closed form."""
 
 import itertools
 import math
@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qwenimg.common.errors import ModelError, UsageError
-from qwenimg.common.samplers import FlowMatchConfig, euler_step, flow_schedule
+from qwenimg.common.samplers import FlowMatchConfig, flow_schedule
+from qwenimg.common.samplers_ode import euler
+from qwenimg.common.sampling import Grid
 
 QWEN = {
     "base_image_seq_len": 256,
@@ -55,12 +57,13 @@ def reference(config: dict, steps: int, tokens: int) -> FlowMatchEulerDiscreteSc
 
 
 def largest_difference(config: dict, steps: int, tokens: int) -> float:
-    ours, theirs = flow_schedule(FlowMatchConfig(**config), steps, tokens), reference(config, steps, tokens)
-    assert len(ours.sigmas) == steps + 1 and len(ours.timesteps) == steps
+    ours, theirs = FlowMatchConfig(**config), reference(config, steps, tokens)
+    sigmas = flow_schedule(ours, steps, tokens)
+    times = [ours.timestep(sigma) for sigma in sigmas[:-1]]
+    assert len(sigmas) == steps + 1
     assert theirs.sigmas.dtype == theirs.timesteps.dtype == torch.float32
-    sigmas = np.abs(np.array(ours.sigmas) - theirs.sigmas.double().numpy()).max()
-    timesteps = np.abs(np.array(ours.timesteps) - theirs.timesteps.double().numpy()).max()
-    return float(max(sigmas, timesteps))
+    worst = np.abs(np.array(sigmas) - theirs.sigmas.double().numpy()).max()
+    return float(max(worst, np.abs(np.array(times) - theirs.timesteps.double().numpy()).max()))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -92,9 +95,10 @@ def test_equals_diffusers_everywhere(steps, tokens, name):
     ],
 )
 def test_published_numbers(config, size, steps, expected):
-    schedule = flow_schedule(FlowMatchConfig(**config), steps, tokens_of(*size))
-    np.testing.assert_allclose(schedule.sigmas, expected, rtol=0, atol=6e-7)  # written down to six places
-    np.testing.assert_allclose(schedule.timesteps, 1000 * np.array(schedule.sigmas[:-1]), rtol=1e-7)
+    ours = FlowMatchConfig(**config)
+    sigmas = flow_schedule(ours, steps, tokens_of(*size))
+    np.testing.assert_allclose(sigmas, expected, rtol=0, atol=6e-7)  # written down to six places
+    np.testing.assert_allclose([ours.timestep(sigma) for sigma in sigmas], 1000 * np.array(sigmas), rtol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +112,9 @@ def test_mu(size, mu):
 def test_one_step_with_a_terminal_starts_at_pure_noise():
     with np.errstate(all="ignore"):
         assert torch.isnan(reference(QWEN, 1, 4096).sigmas[0])
-    assert flow_schedule(FlowMatchConfig(**QWEN), 1, 4096).sigmas == (1.0, 0.0)
-    assert flow_schedule(FlowMatchConfig(**LIGHTNING), 1, 4096).timesteps == (1000.0,)
+    for config in (QWEN, LIGHTNING):
+        assert flow_schedule(FlowMatchConfig(**config), 1, 4096) == (1.0, 0.0)
+    assert FlowMatchConfig(**QWEN).timestep(1.0) == 1000.0
 
 
 @settings(max_examples=100, deadline=None)
@@ -130,10 +135,11 @@ def test_schedule_is_sane_or_refused(steps, tokens, base, top, terminal, kind):
     except UsageError as error:
         assert "\n" not in str(error)
         return
-    sigmas = np.array(schedule.sigmas)
+    sigmas = np.array(schedule)
     assert np.isfinite(sigmas).all() and sigmas[-1] == 0 and (sigmas[:-1] > 0).all() and sigmas[0] <= 1
     assert (np.diff(sigmas) <= 0).all()
-    assert all(type(s) is float and s == np.float32(s) for s in (*schedule.sigmas, *schedule.timesteps))
+    numbers = (*schedule, *map(config.timestep, schedule))
+    assert all(type(number) is float and number == np.float32(number) for number in numbers)
 
 
 def test_the_largest_image_is_refused_in_one_line():
@@ -172,43 +178,27 @@ def test_unsupported_configs(change, message):
     assert "\n" not in str(caught.value)
 
 
-# Euler steps
+# Euler's steps
+
+
+def no_noise():
+    raise AssertionError("Euler's method takes no noise")
 
 
 @pytest.mark.parametrize("steps", [4, 20])
-def test_step_equals_diffusers_on_every_backend(steps):
-    schedule, theirs = flow_schedule(FlowMatchConfig(**QWEN), steps, 4096), reference(QWEN, steps, 4096)
+def test_steps_are_those_of_diffusers(steps):
+    sigmas, theirs = flow_schedule(FlowMatchConfig(**QWEN), steps, 4096), reference(QWEN, steps, 4096)
     generator = torch.Generator().manual_seed(7)
     expected = torch.randn(1, 35, 64, generator=generator)
-    x_torch, x_numpy = expected, expected.numpy()
-    for i, t in enumerate(theirs.timesteps):
-        velocity = 3 * torch.randn(1, 35, 64, generator=generator)
-        expected = theirs.step(velocity, t, expected).prev_sample
-        pair = schedule.sigmas[i], schedule.sigmas[i + 1]
-        x_torch, x_numpy = euler_step(x_torch, velocity, *pair), euler_step(x_numpy, velocity.numpy(), *pair)
-        assert x_torch.dtype == torch.float32 and x_numpy.dtype == np.float32
-        assert torch.equal(x_torch, expected)
-        assert np.array_equal(x_numpy, expected.numpy())
-
-
-def test_step_keeps_the_type_in_mlx():
-    mx = pytest.importorskip("mlx.core")
-    rng = np.random.default_rng(1)
-    x, velocity = rng.standard_normal((2, 3, 33, 7), dtype=np.float32)
-    moved = euler_step(mx.array(x), mx.array(velocity), 0.7667, 0.4556)
-    assert isinstance(moved, mx.array) and moved.dtype == mx.float32
-    # MLX may fuse the multiplication with the addition: one float32 rounding of values below 8.
-    difference = np.abs(np.array(moved) - euler_step(x, velocity, 0.7667, 0.4556)).max()
-    print(f"MLX against NumPy: {difference:.2g}")
-    assert difference <= 4.8e-7
-
-
-def test_step_difference_is_that_of_float32():
-    """Two sigmas whose float64 difference is no float32 number."""
-    a, b = float(np.float32(0.95454544)), float(np.float32(0.02))
-    assert float(np.float32(b - a)) != b - a
-    moved = euler_step(np.zeros(1), np.ones(1), a, b)
-    assert moved[0] == float(np.float32(b) - np.float32(a))
+    velocities = {sigma: 3 * torch.randn(1, 35, 64, generator=generator) for sigma in sigmas[:-1]}
+    made = euler(expected, Grid(sigmas=sigmas, flow=True), lambda x, sigma: x - sigma * velocities[sigma], no_noise)
+    worst = 0.0
+    for t, sigma, x in zip(theirs.timesteps, sigmas, made, strict=False):
+        expected = theirs.step(velocities[sigma], t, expected).prev_sample
+        assert x.dtype == torch.float32
+        worst = max(worst, float((x - expected).abs().max()))
+    print(f"{steps} steps: largest difference {worst:.1e}")
+    assert worst <= 1e-5  # float32, by way of the image; measured 1.5e-6
 
 
 def test_euler_converges_with_order_one():
@@ -225,10 +215,8 @@ def test_euler_converges_with_order_one():
 
     errors = []
     for steps in (50, 100, 200, 400):
-        x = noise
-        sigmas = flow_schedule(FlowMatchConfig(shift=3.0), steps, 1).sigmas
-        for sigma, sigma_next in itertools.pairwise(sigmas):
-            x = euler_step(x, velocity(x, sigma), sigma, sigma_next)
+        grid = Grid(sigmas=flow_schedule(FlowMatchConfig(shift=3.0), steps, 1), flow=True)
+        *_, x = euler(noise, grid, lambda x, sigma: x - sigma * velocity(x, sigma), no_noise)
         errors.append(float(np.abs(x - (m + s * noise)).max()))
     orders = [math.log2(a / b) for a, b in itertools.pairwise(errors)]
     print("errors", [f"{e:.3g}" for e in errors], "orders", [f"{o:.3f}" for o in orders])

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from safetensors.torch import save_file
 from tiny_ldm import behind, models_of, one_file, vae_file, write_folder
+from tiny_sd import tiny_kl_vae
 
 import qwenimg
-from qwenimg.common import families
+from qwenimg.common import families, safetensors_header
 from qwenimg.common.errors import ModelError, UsageError
+from qwenimg.common.untrusted import OpenFile
 
 BACKENDS = ("cpu", "mlx")
 KINDS = ("sd1", "sd2", "sdxl")
@@ -115,3 +117,69 @@ def test_a_part_alone_says_what_is_missing(tmp_path: Path) -> None:
     save_file(vae_file(models_of("sd1")["vae"]), tmp_path / "vae.safetensors")
     with pytest.raises(ModelError, match="lacks unet, text encoder"):
         families.open_model(tmp_path / "vae.safetensors")
+
+
+# What was opened when a later part fails
+
+
+@pytest.fixture
+def handles(monkeypatch: pytest.MonkeyPatch) -> list[OpenFile]:
+    """The files of weights, as they are opened."""
+    found: list[OpenFile] = []
+    original = safetensors_header.open_regular
+
+    def open_regular(path: Path) -> OpenFile:
+        found.append(original(path))
+        return found[-1]
+
+    monkeypatch.setattr(safetensors_header, "open_regular", open_regular)
+    return found
+
+
+def fails(handles: list[OpenFile], least: int, message: str, path: Path, vae: Path | None = None) -> None:
+    with pytest.raises(ModelError, match=message):
+        families.open_model(path, vae=vae)
+    print([file.path.name for file in handles])
+    assert len(handles) >= least and all(file.stream.closed for file in handles)
+
+
+@pytest.mark.parametrize("part", ["vae", "text_encoder"])
+@pytest.mark.parametrize("qwen", [False, True])
+def test_a_folder_with_a_bad_part_is_closed(
+    both, tiny_folder: Path, handles: list[OpenFile], qwen: bool, part: str, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_folder if qwen else both["sd1"][0], tmp_path / "model")
+    for weights in (folder / part).glob("*.safetensors"):
+        weights.write_bytes(weights.read_bytes()[:-8])
+    fails(handles, 2, part, folder)
+
+
+def test_a_folder_whose_parts_do_not_fit_is_closed(both, handles: list[OpenFile], tmp_path: Path) -> None:
+    folder = shutil.copytree(both["sd1"][0], tmp_path / "model")
+    index = folder / "model_index.json"
+    index.write_text(index.read_text().replace("StableDiffusionPipeline", "StableDiffusionXLPipeline"))
+    fails(handles, 3, "is of an SDXL pipeline", folder)
+
+
+def test_a_file_without_a_tokenizer_is_closed(both, handles: list[OpenFile], tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("qwenimg.common.hub.cache_folder", lambda: tmp_path / "cache")
+    fails(handles, 1, "tokenizer", Path(shutil.copy(both["sd1"][1], tmp_path / "model.safetensors")))
+
+
+@pytest.mark.parametrize("from_file", [False, True])
+@pytest.mark.parametrize("fault", ["cut", "no VAE", "missing", "other latents"])
+def test_a_model_with_a_bad_vae_is_closed(
+    both, handles: list[OpenFile], fault: str, from_file: bool, tmp_path: Path
+) -> None:
+    vae, bare = tmp_path / "vae.safetensors", vae_file(models_of("sd1")["vae"])
+    if fault == "cut":
+        save_file(bare, vae)
+        vae.write_bytes(vae.read_bytes()[:-8])
+    elif fault == "no VAE":
+        tensors = one_file("sd1", models_of("sd1"))
+        save_file({key: tensor for key, tensor in tensors.items() if key.startswith("model.diffusion_model.")}, vae)
+    elif fault == "other latents":
+        vae = tmp_path / "vae"
+        tiny_kl_vae(latent_channels=8).save_pretrained(vae)
+    messages = {"cut": "vae", "no VAE": "holds no VAE", "missing": "does not exist", "other latents": "VAE has 8"}
+    fails(handles, 1, messages[fault], both["sd1"][from_file], vae)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 
@@ -191,6 +192,24 @@ def test_long_prompts_go_in_chunks(folders, backend: str) -> None:
     first, second = (pipe(long + end, steps=2, seed=1, width=64, height=64) for end in ("cat", "horse"))
     assert first.shapes["text"] == "[2, 231, 60]"
     assert np.abs(first.latents - second.latents).max() > 1e-3  # the last word, far beyond 77 tokens, is seen
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_prompts_of_which_the_tokenizers_need_unequal_chunks(folders, backend: str) -> None:
+    """SDXL's second tokenizer makes one token of each "!", the first one of each "!!"."""
+    from transformers import CLIPTokenizer
+
+    prompt = "!! " * 60
+    tokenizers = [CLIPTokenizer.from_pretrained(folders["sdxl"] / name) for name in ("tokenizer", "tokenizer_2")]
+    counts = [math.ceil(len(one(prompt, add_special_tokens=False).input_ids) / 75) for one in tokenizers]
+    assert counts == [1, 2]
+    pipe = load(folders["sdxl"], backend)
+    made = pipe(prompt, steps=2, seed=1)
+    encoded = {text: [len(part) for part in found.states] for (text, _), found in pipe.family.base.texts._kept.items()}
+    print(made.shapes["text"], encoded.values())
+    assert encoded[prompt] == [max(counts)] * 2 and encoded[""] == [1, 1]
+    assert made.shapes["text"] == f"[2, {77 * max(counts)}, 140]"
+    assert made.pixels.shape == (64, 64, 3) and made.pixels.std() > 1
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

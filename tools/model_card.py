@@ -131,7 +131,7 @@ def _parts(folder: Path) -> str:
     model = open_model(folder)
     plans = {"text encoder": model.text, "transformer": model.transformer, "VAE, for a still image": model.vae}
     rows = [[name, f"{plan.parameters:,}", ", ".join(plan.dtypes)] for name, plan in plans.items()]
-    rows.append(["all", f"{sum(plan.parameters for plan in plans.values()):,}", ""])
+    rows.append(["all", f"{model.parameters:,}", ""])
     model.close()
     r = recipes.BUILT_IN
     default = f"Default: {r.width}x{r.height} pixels, {r.steps} steps, guidance {r.guidance:g}."

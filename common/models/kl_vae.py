@@ -69,6 +69,16 @@ class KLVAEConfig:
         return 1 << (len(self.block_out_channels) - 1)
 
     @property
+    def tile_margin(self) -> int:
+        """Latents that a tile reads beyond its own, on each side."""
+        return OVERLAP
+
+    @property
+    def least_tile(self) -> int:
+        """Latents a side of the smallest tile: below it more is overlap than tile."""
+        return 4 * OVERLAP
+
+    @property
     def down_blocks(self) -> tuple[tuple[int, int, bool], ...]:
         """Of each of the encoder's blocks: channels in, channels out, and whether it ends in a downsampler."""
         widths = self.block_out_channels

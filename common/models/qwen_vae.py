@@ -60,6 +60,16 @@ class QwenVAEConfig:
             raise ModelError("every width that is upsampled must be even, since the upsampler halves it")
 
     @property
+    def tile_margin(self) -> int:
+        """Latents that a tile reads beyond its own, on each side."""
+        return halo(self)
+
+    @property
+    def least_tile(self) -> int:
+        """Latents a side of the smallest tile."""
+        return 16
+
+    @property
     def scale(self) -> int:
         """Pixels per latent along each side."""
         return 1 << (len(self.dim_mult) - 1)

@@ -72,7 +72,7 @@ def load(
 
         recipe = resolved.recipe
         if model is None and recipe is recipes.BUILT_IN and notify is not None:
-            notify("notice", builtin.notice(resolved.folder))
+            notify("notice", builtin.notice(opened.parameters))
         pipeline = Pipeline(
             engine,
             families.family(engine, opened, policy, notify or _ignore, refining),
