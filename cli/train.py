@@ -10,8 +10,8 @@ from qwenimg.cli import streams
 from qwenimg.common.errors import UsageError
 
 STAGES = ("vae", "dit", "all")
-STEPS = {"vae": 6000, "dit": 12000}
-BATCH = {"vae": 16, "dit": 64}
+STEPS = {"vae": 6000, "dit": 8200}
+BATCH = {"vae": 16, "dit": 48}
 SIZE = {"vae": "64", "dit": "128"}
 
 
@@ -24,7 +24,7 @@ SIZE = {"vae": "64", "dit": "128"}
     "--size", help="Pixels, such as 128 or 160x96; of a list, the steps take turns [64 for vae, 128 for dit]."
 )
 @click.option("--seed", type=int, default=0, help="[0]")
-@click.option("--rate", type=float, help="Peak learning rate [1e-3 for vae, 2e-3 for dit].")
+@click.option("--rate", type=float, help="Peak learning rate [1e-3 for vae, 1.3e-3 for dit].")
 @click.option(
     "--precision", default="auto", help="auto, conservative, default, aggressive, or a dtype: fp32, bf16, fp16 [auto]."
 )
@@ -34,6 +34,7 @@ SIZE = {"vae": "64", "dit": "128"}
 @click.option("--accumulate", type=int, default=1, help="Parts in which a step's batch is computed [1].")
 @click.option("--checkpointing", is_flag=True, help="Compute each block twice, to keep less in memory.")
 @click.option("--save-every", type=int, default=500, help="Steps between checkpoints [500].")
+@click.option("--simple", type=int, default=0, help="Steps of dit, from the first, with one object, plain words [0].")
 @click.option("--threads", type=int, help="CPU threads, beside the one that makes the pictures.")
 @click.option("--backend", default="auto", help="cpu or cuda [auto]; training is built on torch.")
 def train(
@@ -51,6 +52,7 @@ def train(
     accumulate: int,
     checkpointing: bool,
     save_every: int,
+    simple: int,
     threads: int | None,
     backend: str,
 ) -> None:
@@ -80,6 +82,7 @@ def train(
             accumulate=accumulate,
             checkpointing=checkpointing,
             save_every=save_every,
+            simple=simple,
         )
         run(config, streams.say)
 

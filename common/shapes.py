@@ -186,6 +186,12 @@ def random_scene(rng: np.random.Generator, held_out: bool = False) -> Scene:
             return scene
 
 
+def simple_scene(rng: np.random.Generator) -> Scene:
+    """One object, for the first lessons: what a colour, a shape, a size and a place are."""
+    pair = pick(rng, trained_pairs())
+    return one(rng, *pair, pick(rng, list(SIZES)), pick(rng, list(POSITIONS)), _background(rng, pair[0]))
+
+
 def _any_scene(rng: np.random.Generator) -> Scene:
     colors = list(PALETTE)
     pair = (pick(rng, colors), pick(rng, SHAPES))

@@ -276,6 +276,13 @@ def describe(scene: Scene, rng: np.random.Generator, language: Language) -> str:
     return _english(scene, named, rng) if language == "en" else _chinese(scene, named, rng)
 
 
+def plain(scene: Scene) -> str:
+    """The one prompt that names all of a scene with one object, in English, each thing by its first word."""
+    o = scene.objects[0]
+    place = f"{_PREPOSITION[scene.position]} the {scene.position}" if scene.position else ""
+    return f"{_article(o.size)} {o.color} {o.shape} {place} on {_article(scene.background)} background"
+
+
 def _says(value: str, usual: str, rng: np.random.Generator) -> bool:
     """Whether a prompt names `value`: nearly always, unless it is the usual one."""
     return rng.random() < (SAY_USUAL if value == usual else SAY)

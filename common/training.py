@@ -32,8 +32,8 @@ RELATIVE_MEMORY = {"float32": 1.0, "bfloat16": 0.5, "float16": 0.5}
 
 MAX_STEPS = 100_000_000
 MAX_BATCH = 65_536
-RATES = {"vae": 1e-3, "dit": 2e-3}
-"""Peak learning rates."""
+RATES = {"vae": 1e-3, "dit": 1.3e-3}
+"""Peak learning rates of AdamW; Muon's is a multiple."""
 FINAL_RATE = 0.02  # of the peak, at the last step
 WARM_UP = 200  # steps until the peak, or 5 % of a shorter run
 
@@ -56,7 +56,8 @@ class ModelSize:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """One stage of a training run. `sizes` are (width, height) in pixels, taken in turn by the steps."""
+    """One stage of a training run. `sizes` are (width, height) in pixels, taken in turn by the steps; `simple` is
+    how many steps, from the first, show one object under a plain prompt (the second stage's only)."""
 
     stage: Stage
     out: Path
@@ -73,6 +74,7 @@ class TrainConfig:
     accumulate: int = 1
     checkpointing: bool = False
     save_every: int = 500
+    simple: int = 0
     size: ModelSize = field(default_factory=ModelSize)
 
     def __post_init__(self) -> None:
@@ -80,6 +82,7 @@ class TrainConfig:
         _between("batch", self.batch, 1, MAX_BATCH)
         _between("accumulate", self.accumulate, 1, self.batch)
         _between("save-every", self.save_every, 1, MAX_STEPS)
+        _between("simple", self.simple, 0, MAX_STEPS)
         _between("threads", self.threads or 1, 1, 1024)
         _between("seed", self.seed, 0, 2**63 - 1)
         if self.rate is not None and not 0 < self.rate <= 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,8 +23,8 @@ from safetensors.torch import load_file
 
 import qwenimg
 from qwenimg import backends
-from qwenimg.backends.torch import train, train_data, train_dit, train_folder, train_state, train_vae
-from qwenimg.common import bpe, files, geometry, noise, tokenizers
+from qwenimg.backends.torch import train, train_data, train_dit, train_folder, train_optimizer, train_state, train_vae
+from qwenimg.common import bpe, files, geometry, noise, shapes, shapes_words, tokenizers
 from qwenimg.common.errors import BackendMissing, DoesNotFit, ModelError, NumericsError, UsageError
 from qwenimg.common.training import ModelSize, TrainConfig, parse_sizes
 
@@ -213,22 +214,77 @@ def test_batches_are_the_same_from_any_step():
     assert len({batch.noise.tobytes() for batch in batches}) == 20
 
 
-def test_each_picture_is_used_four_times_and_then_never_again():
+def test_each_picture_is_used_as_often_as_stated_and_then_never_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(train_data, "LAG", 4)
     numbers = itertools.count()
 
     def encode(images: np.ndarray) -> np.ndarray:
         return np.array([next(numbers) for _ in images], np.float32).reshape(-1, 1, 1, 1)
 
-    made = train_data.LatentBatches(3, 8, ((32, 32),), encode)
+    made = train_data.LatentBatches(3, 2 * train_data.REUSE, ((32, 32),), encode)
     seen = Counter(float(latent) for step in range(200) for latent in made.batch(step).latents.ravel())
     print(Counter(seen.values()))
     assert max(seen.values()) == train_data.REUSE
-    assert sum(count == train_data.REUSE for count in seen.values()) >= 2 * (200 - 3 * train_data.LAG)
+    whole = 200 - 4 * (train_data.REUSE - 1)  # groups whose uses all lie in these steps
+    assert sum(count == train_data.REUSE for count in seen.values()) == 2 * whole
+
+
+def test_first_lessons_have_one_object_and_plain_words(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(train_data, "LAG", 2)
+    made = train_data.LatentBatches(3, 4, ((32, 32),), lambda images: images[:, :1, ::8, ::8], simple=20)
+    first = {prompt for step in range(14) for prompt in made.batch(step).prompts}  # 14 + 3 * 2 = 20
+    later = [prompt for step in range(20, 60) for prompt in made.batch(step).prompts]
+    print(sorted(first)[:5], later[:5])
+    for prompt in first - {" "}:
+        (thing,) = (asked := shapes_words.parse(prompt)).things
+        assert None not in (thing.color, thing.size, asked.position, asked.background), prompt
+        assert (thing.color, thing.shape) not in shapes.held_out_pairs()
+        assert re.fullmatch(r"an? \w+ \w+ \w+ (in|on|at) the \w+ on an? \w+ background", prompt), prompt
+    assert any(not prompt.isascii() for prompt in later)
+    assert any(len(shapes_words.parse(prompt).things) == 2 for prompt in later)
+
+
+@pytest.mark.parametrize("shape", [(5, 24, 24), (3, 40, 16), (2, 16, 60)])
+def test_orthogonal_keeps_the_singular_vectors(shape: tuple[int, int, int]):
+    torch.manual_seed(0)
+    x = torch.randn(shape, dtype=torch.float64)
+    u, _, v = torch.linalg.svd(x, full_matrices=False)
+    found = u.mT @ train_optimizer.orthogonal(x) @ v.mT
+    values = found.diagonal(dim1=1, dim2=2)
+    apart = (found - torch.diag_embed(values)).abs().max()
+    print(f"singular values {values.min():.2f} to {values.max():.2f}, vectors apart {apart:.1e}")
+    assert values.min() > 0.3 and values.max() < 1.25  # the smallest ones of a square matrix need more iterations
+    assert apart < 1e-10
+
+
+def test_muon_by_its_formula():
+    """Orthogonal gradients that stay the same: each step goes along them by about the rate, and nowhere else."""
+    torch.manual_seed(1)
+    weights = {name: torch.nn.Parameter(torch.randn(12, 4)) for name in "ab"}
+    start = {name: p.detach().numpy().astype(np.float64) for name, p in weights.items()}
+    gradients = {name: torch.linalg.qr(torch.randn(12, 4))[0] for name in "ab"}  # orthogonal, so momentum is too
+    optimizer = train_optimizer.Optimizer(weights, ["a", "b"])
+    rate = 1e-3
+    long = train_optimizer.MUON_RATE * rate
+    expected = {name: value.copy() for name, value in start.items()}
+    for _ in range(2):
+        for name, p in weights.items():
+            p.grad = gradients[name].clone()
+        optimizer.step(rate)
+        for name in expected:
+            expected[name] *= 1 - long * train_optimizer.DECAY
+    for name, p in weights.items():
+        step = (expected[name] - p.detach().numpy()) / (long * 3**0.5)  # three times as many rows as columns
+        ratio = (step * gradients[name].numpy()).sum() / (gradients[name].numpy() ** 2).sum()
+        rest = np.abs(step - ratio * gradients[name].numpy()).max()
+        print(f"{name}: {ratio / 2:.3f} of the gradient's direction a step, {rest:.1e} beside it")
+        assert 0.65 < ratio / 2 < 1.25
+        assert rest < 1e-3
 
 
 def test_prompts_are_dropped_and_in_two_languages():
     rng = train_data.generator(0, train_data.STEP_KIND, 0)
-    prompts = [train_data.prompt(train_data.shapes.random_scene(rng), rng) for _ in range(1000)]
+    prompts = [train_data.prompt(train_data.shapes.random_scene(rng), rng, simple=False) for _ in range(1000)]
     dropped = sum(prompt == " " for prompt in prompts) / 1000
     chinese = sum(not prompt.isascii() for prompt in prompts) / 1000
     print(f"{dropped:.1%} dropped, {chinese:.1%} Chinese")

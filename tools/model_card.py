@@ -64,6 +64,8 @@ class Run:
             "--seed",
             self.options["seed"],
         ]
+        if self.options.get("simple"):  # the tables of older runs do not have it
+            told += ["--simple", self.options["simple"]]
         return shlex.join(["qwenimg", "train", self.stage, "--out", "OUT", *map(str, told)])
 
 
@@ -99,7 +101,7 @@ def card(folder: Path, runs: Sequence[Run], gates: Sequence[dict[str, Any]], har
         "Chinese. It comes with qwenimg so that the first command gives a picture without a download, and so that a "
         "wrong colour, side or shape is seen on any machine. It says nothing about Qwen-Image's quality or speed.",
         "Licence: Apache-2.0, as the project. No third-party data or weights: the pictures and prompts that it learned "
-        "from are made by `common/shapes.py` and `common/shapes_words.py`, fresh in every step.",
+        "from are made by `common/shapes.py` and `common/shapes_words.py`.",
         "## Parts",
         _parts(folder),
         "## Training",

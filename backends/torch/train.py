@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from qwenimg.backends.torch.train_dit import DiTStage
+from qwenimg.backends.torch.train_optimizer import Optimizer
 from qwenimg.backends.torch.train_precision import LossScaler, MixedPrecision, Part, recommend
 from qwenimg.backends.torch.train_state import Log, Progress, load_checkpoint, save_checkpoint
 from qwenimg.backends.torch.train_vae import VAEStage
@@ -28,8 +29,6 @@ from qwenimg.common import training
 from qwenimg.common.errors import DoesNotFit, NumericsError, UsageError, clean
 from qwenimg.common.training import TrainConfig
 
-BETAS = (0.9, 0.99)
-DECAY = 0.01  # of weights with two axes or more
 CLIP = 1.0  # longest gradient
 AVERAGE = 0.999  # decay of the average once it is warm
 LOG_EVERY = 50  # steps
@@ -39,6 +38,7 @@ class Stage(Protocol):
     @property
     def model(self) -> torch.nn.Module: ...
     def blocks(self) -> list[torch.nn.Module]: ...
+    def matrices(self) -> list[str]: ...
     def count(self, step: int) -> int: ...
     def batch(self, step: int) -> Any: ...
     def loss(self, batch: Any, rows: slice) -> Tensor: ...
@@ -70,7 +70,7 @@ class Run:
         self.stage: Stage = (VAEStage if config.stage == "vae" else DiTStage)(config, device, self.tell)
         self.parameters = dict(self.stage.model.named_parameters())
         self.average = {name: p.detach().clone() for name, p in self.parameters.items()}
-        self.optimizer = _optimizer(self.parameters, config.peak_rate)
+        self.optimizer = Optimizer(self.parameters, self.stage.matrices())
         if config.checkpointing:
             _checkpoint_blocks(self.stage.blocks())
         progress = self._start()
@@ -120,15 +120,9 @@ class Run:
 
     def _tensors(self) -> dict[str, Tensor]:
         """Everything that a checkpoint holds, as the tensors that are in use."""
-        found: dict[str, Tensor] = {}
-        for name, parameter in self.parameters.items():
-            state = self.optimizer.state[parameter]
-            if not state:
-                state["step"] = torch.zeros((), device=parameter.device)
-                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-            found[f"model.{name}"], found[f"average.{name}"] = parameter, self.average[name]
-            found |= {f"{key}.{name}": state[key] for key in ("step", "exp_avg", "exp_avg_sq")}
-        return found
+        found: dict[str, Tensor] = {f"model.{name}": p for name, p in self.parameters.items()}
+        found |= {f"average.{name}": value for name, value in self.average.items()}
+        return found | self.optimizer.state()
 
     # Steps
 
@@ -166,9 +160,7 @@ class Run:
         length = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), CLIP))
         if not length < float("inf"):
             raise NumericsError(f"step {step}: the gradient is not finite")
-        for group in self.optimizer.param_groups:
-            group["lr"] = training.learning_rate(step, config.steps, config.peak_rate)
-        self.optimizer.step()
+        self.optimizer.step(training.learning_rate(step, config.steps, config.peak_rate))
         self.step = step + 1
         decay = min(AVERAGE, self.step / (self.step + 9))
         with torch.no_grad():
@@ -226,14 +218,6 @@ class Run:
             share = training.weighted(self.phases, {d: v / kept["float32"] for d, v in kept.items()})
             text += f"; over the run {share:.0%} of fp32's, estimated {training.memory_estimate(self.phases):.0%}"
         self.tell(text)
-
-
-def _optimizer(parameters: Mapping[str, torch.nn.Parameter], rate: float) -> torch.optim.AdamW:
-    plain = [p for name, p in parameters.items() if p.ndim < 2 or "embed_tokens" in name]
-    ids = {id(p) for p in plain}
-    decayed = [p for p in parameters.values() if id(p) not in ids]
-    groups = [{"params": decayed, "weight_decay": DECAY}, {"params": plain, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=rate, betas=BETAS, fused=True)
 
 
 def _checkpoint_blocks(blocks: list[torch.nn.Module]) -> None:

@@ -23,8 +23,8 @@ Size = tuple[int, int]
 VAE_KIND, SCENE_KIND, STEP_KIND, MEASURE_KIND = range(4)
 """Streams of random numbers that must not be the same."""
 
-REUSE = 4  # steps that a picture is used in, each time with another prompt, noise and noise level
-LAG = 8  # steps between two uses of a picture
+REUSE = 16  # steps that a picture is used in, each time with another prompt, noise and noise level
+LAG = 64  # steps between two uses of a picture
 DROPPED = 0.1  # of the prompts, so that there is a prediction without one
 CHINESE = 0.4  # of the prompts
 SIDES = (64, 320)  # pixels a side of the pictures that the VAE's crops are cut from
@@ -75,8 +75,9 @@ def pictures(seed: int, count: int, size: Size) -> Float32:
 
 @dataclass(frozen=True)
 class Group:
-    """Scenes and their latents [N z h w], which stay in use for a while."""
+    """Scenes and their latents [N z h w], which stay in use for a while. `simple`: for the first lessons."""
 
+    simple: bool
     scenes: list[Scene]
     latents: Float32
 
@@ -94,13 +95,16 @@ class Batch:
 class LatentBatches:
     """Batches whose pictures are each encoded once and used in `REUSE` steps, `LAG` or more steps apart.
 
-    Each step renders and encodes a new quarter of its batch. What is in use at a step is a function of (seed, step):
-    after a resume the few groups still in use are made again. `encode`: pictures [N 3 h w] -> latents [N z h w].
+    Each step renders and encodes a small new part of its batch. What is in use at a step is a function of (seed,
+    step): after a resume the groups still in use are made again. The first `simple` groups, one for each step, are of
+    one object under its plain prompt. `encode`: pictures [N 3 h w] -> latents [N z h w].
     """
 
-    def __init__(self, seed: int, batch: int, sizes: Sequence[Size], encode: Callable[[Float32], Float32]):
-        self.seed, self.sizes, self.encode = seed, sizes, encode
-        self.uses = next(uses for uses in (REUSE, 2, 1) if batch % uses == 0)
+    def __init__(
+        self, seed: int, batch: int, sizes: Sequence[Size], encode: Callable[[Float32], Float32], simple: int = 0
+    ):
+        self.seed, self.sizes, self.encode, self.simple = seed, sizes, encode, simple
+        self.uses = next(uses for uses in range(REUSE, 0, -1) if batch % uses == 0)
         self.count = batch // self.uses
         self.lag = len(sizes) * -(-LAG // len(sizes))  # a multiple, so that all groups of a batch have one size
         self._groups: dict[int, Group] = {}
@@ -114,27 +118,29 @@ class LatentBatches:
         oldest = min(numbers)
         self._groups = {number: group for number, group in self._groups.items() if number >= oldest}
         groups = [self._group(number) for number in numbers]
-        scenes = [scene for group in groups for scene in group.scenes]
+        scenes = [(scene, group.simple) for group in groups for scene in group.scenes]
         latents = np.concatenate([group.latents for group in groups])
         rng = generator(self.seed, STEP_KIND, step)
         return Batch(
             latents=latents,
             noise=rng.standard_normal(latents.shape, dtype=np.float32),
             levels=1 / (1 + np.exp(-rng.standard_normal(len(scenes)))),
-            prompts=[prompt(scene, rng) for scene in scenes],
+            prompts=[prompt(scene, rng, simple=simple) for scene, simple in scenes],
         )
 
     def _group(self, number: int) -> Group:
         if number not in self._groups:
             rng = generator(self.seed, SCENE_KIND, number)
-            scenes = [shapes.random_scene(rng) for _ in range(self.count)]
+            simple = number < self.simple
+            make = shapes.simple_scene if simple else shapes.random_scene
+            scenes = [make(rng) for _ in range(self.count)]
             images = np.stack([shapes.render(scene, *self.size(number)) for scene in scenes])
-            self._groups[number] = Group(scenes, self.encode(images))
+            self._groups[number] = Group(simple, scenes, self.encode(images))
         return self._groups[number]
 
 
-def prompt(scene: Scene, rng: np.random.Generator) -> str:
+def prompt(scene: Scene, rng: np.random.Generator, *, simple: bool) -> str:
     """A description in one of two languages, or now and then a space, which stands for no prompt."""
     language: Language = "zh" if rng.random() < CHINESE else "en"
-    text = shapes_words.describe(scene, rng, language)
+    text = shapes_words.plain(scene) if simple else shapes_words.describe(scene, rng, language)
     return " " if rng.random() < DROPPED else text

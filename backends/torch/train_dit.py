@@ -95,7 +95,7 @@ class DiTStage:
             self._fill(config.init)
         self.model.to(device).train()
         self.schedule = parse(FlowMatchConfig, SHAPES_SCHEDULER, source="the scheduler")
-        self.batches = LatentBatches(config.seed, config.batch, config.sizes, self.encoder)
+        self.batches = LatentBatches(config.seed, config.batch, config.sizes, self.encoder, config.simple)
 
     def _write_tokenizer(self) -> None:
         folder = self.config.out / "tokenizer"
@@ -122,6 +122,12 @@ class DiTStage:
     def blocks(self) -> list[torch.nn.Module]:
         """The modules that gradient checkpointing wraps."""
         return [*self.model.text_encoder.layers, *self.model.transformer.transformer_blocks]
+
+    def matrices(self) -> list[str]:
+        """The matrices of attention and feed-forward layers; not the modulations, which learn better under AdamW."""
+        inside = ("text_encoder.layers.", "transformer.transformer_blocks.")
+        named = self.model.named_parameters()
+        return [name for name, p in named if p.ndim == 2 and name.startswith(inside) and "_mod." not in name]
 
     # Batches
 

@@ -25,7 +25,7 @@ from qwenimg.common.files import write_atomic
 from qwenimg.common.training import TrainConfig
 
 FORMAT = "qwenimg-training-1"
-SAME = ("stage", "batch", "sizes", "seed", "accumulate", "size")
+SAME = ("stage", "batch", "sizes", "seed", "accumulate", "simple", "size")
 """Options that a resumed run must have in common with its checkpoint; steps and precision may change."""
 COLUMNS = ("step", "loss", "rate", "gradient", "dtype", "scale", "growths", "back_offs", "images_per_second")
 
