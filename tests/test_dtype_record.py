@@ -57,7 +57,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 # On a CPU without a kernel for it a 16-bit product may be computed in float32: of rounded inputs, its result rounded
 # once, which is what a kernel does. MLX has no fused attention there, torch no products without instructions for them.
-WIDENED = {("mlx", "attention"), ("torch", "product")}
+WIDENED = {("mlx", "attention"), ("torch", "product"), ("torch", "convolution")}
 
 
 def right(twin: Twin, call: Call, want: str) -> bool:
