@@ -9,22 +9,22 @@ import click
 from qwenimg.cli import streams
 from qwenimg.common.errors import UsageError
 
-STAGES = ("vae", "dit", "all")
-STEPS = {"vae": 6000, "dit": 8200}
-BATCH = {"vae": 16, "dit": 48}
-SIZE = {"vae": "64", "dit": "128"}
+STAGES = ("vae", "text", "dit", "all")
+STEPS = {"vae": 6000, "text": 2000, "dit": 8200}
+BATCH = {"vae": 16, "text": 128, "dit": 48}
+SIZE = {"vae": "64", "text": "128", "dit": "128"}
 
 
 @click.command("train")
 @click.argument("stage", type=click.Choice(STAGES))
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the model, in diffusers layout.")
-@click.option("--steps", type=int, help=f"Steps of each stage [{STEPS['vae']} for vae, {STEPS['dit']} for dit].")
-@click.option("--batch", type=int, help=f"Pictures in a step [{BATCH['vae']} for vae, {BATCH['dit']} for dit].")
+@click.option("--steps", type=int, help="Steps of each stage [6000 for vae, 2000 for text, 8200 for dit].")
+@click.option("--batch", type=int, help="Pictures or prompts in a step [16 for vae, 128 for text, 48 for dit].")
 @click.option(
     "--size", help="Pixels, such as 128 or 160x96; of a list, the steps take turns [64 for vae, 128 for dit]."
 )
 @click.option("--seed", type=int, default=0, help="[0]")
-@click.option("--rate", type=float, help="Peak learning rate [1e-3 for vae, 1.3e-3 for dit].")
+@click.option("--rate", type=float, help="Peak learning rate [1e-3 for vae, 1.3e-3 for text and dit].")
 @click.option(
     "--precision", default="auto", help="auto, conservative, default, aggressive, or a dtype: fp32, bf16, fp16 [auto]."
 )
@@ -58,14 +58,15 @@ def train(
 ) -> None:
     """Train the built-in model on pictures of coloured shapes, made as they are needed.
 
-    `vae` comes first, then `dit` (text encoder and transformer); `all` is both. A run that was stopped, however
-    hard, goes on with --resume and the same options. Checkpoint, table and curve of the loss are in OUT/training.
+    `vae` and `text` (the text encoder alone) come first, then `dit` (text encoder and transformer); `all` is all
+    three. A run that was stopped, however hard, goes on with --resume and the same options. Checkpoint, table and curve
+    of the loss are in OUT/training.
     """
     from qwenimg import backends
     from qwenimg.common.training import TrainConfig, parse_sizes
 
     run = backends.trainer(backend)
-    for name in ("vae", "dit") if stage == "all" else (stage,):
+    for name in ("vae", "text", "dit") if stage == "all" else (stage,):
         config = TrainConfig(
             stage=name,
             out=out,

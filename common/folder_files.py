@@ -24,7 +24,7 @@ SCHEDULER: dict[str, object] = {
 }
 # The built-in model's: flat shapes in a small picture show through much more noise than a photograph does, so what is
 # where, and of which shape, is settled at levels above 0.85, of which Qwen-Image's own shift has few.
-SHAPES_SCHEDULER: dict[str, object] = SCHEDULER | {"base_shift": 1.5, "max_shift": 1.9}
+SHAPES_SCHEDULER: dict[str, object] = SCHEDULER | {"base_shift": 2.2, "max_shift": 2.6}
 INDEX: dict[str, object] = {
     "_class_name": "QwenImagePipeline",
     "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],

@@ -67,7 +67,7 @@ def open_model(folder: Path) -> Model:
         QwenDiTConfig, folder / "transformer" / "config.json", qwen_dit.CLASS_NAME, qwen_dit.IGNORED_CONFIG
     )
     vae_config = _config(QwenVAEConfig, folder / "vae" / "config.json", qwen_vae.CLASS_NAME, qwen_vae.IGNORED_CONFIG)
-    text_config = _text_config(folder / "text_encoder" / "config.json")
+    text_config = read_text_config(folder / "text_encoder" / "config.json")
     _check_fit(folder, dit_config, text_config, vae_config)
     stored = qwen_vae.manifest(vae_config)
     plan, text_folder = checkpoint.plan, folder / "text_encoder"
@@ -110,7 +110,8 @@ def _config(cls: type[Config], path: Path, class_name: str, ignored: frozenset[s
     return parse(cls, data, source=path, ignored=ignored)
 
 
-def _text_config(path: Path) -> QwenVLConfig:
+def read_text_config(path: Path) -> QwenVLConfig:
+    """The configuration of the text encoder in the file `path`. Raises ModelError."""
     try:
         fields = qwen_vl.language_fields(read_json(path))
     except ModelError as error:

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 from qwenimg.common.errors import UsageError, clean
 
-Stage = Literal["vae", "dit"]
+Stage = Literal["vae", "text", "dit"]
 
 PHASES = ("warm-up", "full", "predict", "correct")
 SHARES = {"warm-up": 10.0, "full": 20.0, "predict": 60.0, "correct": 10.0}
@@ -32,7 +32,7 @@ RELATIVE_MEMORY = {"float32": 1.0, "bfloat16": 0.5, "float16": 0.5}
 
 MAX_STEPS = 100_000_000
 MAX_BATCH = 65_536
-RATES = {"vae": 1e-3, "dit": 1.3e-3}
+RATES = {"vae": 1e-3, "text": 1.3e-3, "dit": 1.3e-3}
 """Peak learning rates of AdamW; Muon's is a multiple."""
 FINAL_RATE = 0.02  # of the peak, at the last step
 WARM_UP = 200  # steps until the peak, or 5 % of a shorter run

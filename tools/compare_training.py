@@ -110,11 +110,13 @@ def measure(steps: int | None, out: Path) -> None:
         for size in SIZES:
             vae = Path(scratch) / size.replace(" ", "") / "first"
             count = VAE_STEPS if steps is None else steps
-            spawned(stage="vae", out=str(vae), steps=count, precision="fp32", size=size)
+            for stage in ("vae", "text"):
+                spawned(stage=stage, out=str(vae), steps=count, precision="fp32", size=size)
             for name, precision in PRECISIONS.items():
                 folder = vae.parent / name
                 folder.mkdir()
-                (folder / "vae").symlink_to(vae / "vae")
+                for part in ("vae", "text_encoder", "tokenizer"):
+                    (folder / part).symlink_to(vae / part)
                 run = {"steps": steps or STEPS, "precision": precision, "size": size}
                 rows.append({"model": size, **run, **spawned(stage="dit", out=str(folder), **run), "precision": name})
                 print(json.dumps(rows[-1]), flush=True)

@@ -28,7 +28,7 @@ from qwenimg.backends.torch.train_state import FORMAT, curve
 from qwenimg.common import builtin, recipes, shapes, shapes_gate
 from qwenimg.common.model import open_model
 
-STAGES = {"vae": "VAE", "dit": "text encoder and transformer, together"}
+STAGES = {"vae": "VAE", "text": "text encoder", "dit": "transformer"}
 CURVE = (320, 200)  # pixels
 
 
@@ -109,8 +109,8 @@ def card(folder: Path, runs: Sequence[Run], gates: Sequence[dict[str, Any]], har
         "```\n" + "\n".join(told) + "\n```",
         "\n\n".join(f"![loss of {stage}](loss-{stage}.png)" for stage in dict.fromkeys(run.stage for run in runs)),
         f"Data: `shapes_gate.dataset_hash()` is `{shapes_gate.dataset_hash()}`. A tenth of the prompts is replaced by "
-        '`" "`. The published Qwen-Image keeps its text encoder frozen; here it is trained with the transformer, '
-        "which is needed at this size.",
+        '`" "`. As in the published Qwen-Image, the text encoder is trained first and stays as it is; it learned to '
+        "tell what a prompt asks for from its last token, as `backends/torch/train_text.py` says.",
         "## Held out",
         _held_out(),
         "## The gate",

@@ -1,4 +1,4 @@
-"""Training on torch: the loop that both stages share. Only this backend trains.
+"""Training on torch: the loop that all stages share. Only this backend trains.
 
 - A batch is made in a thread while the step before it runs.
 - The weights that are written are an exponential average of those that are trained.
@@ -24,6 +24,7 @@ from qwenimg.backends.torch.train_dit import DiTStage
 from qwenimg.backends.torch.train_optimizer import Optimizer
 from qwenimg.backends.torch.train_precision import LossScaler, MixedPrecision, Part, recommend
 from qwenimg.backends.torch.train_state import Log, Progress, load_checkpoint, save_checkpoint
+from qwenimg.backends.torch.train_text import TextStage
 from qwenimg.backends.torch.train_vae import VAEStage
 from qwenimg.common import training
 from qwenimg.common.errors import DoesNotFit, NumericsError, UsageError, clean
@@ -43,6 +44,9 @@ class Stage(Protocol):
     def batch(self, step: int) -> Any: ...
     def loss(self, batch: Any, rows: slice) -> Tensor: ...
     def write(self, weights: Mapping[str, Tensor]) -> None: ...
+
+
+STAGES: dict[str, Callable[..., Stage]] = {"vae": VAEStage, "text": TextStage, "dit": DiTStage}
 
 
 def train(config: TrainConfig, tell: Callable[[str], None], *, device: str) -> None:
@@ -67,7 +71,7 @@ class Run:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         self.tell = self.say(tell)
-        self.stage: Stage = (VAEStage if config.stage == "vae" else DiTStage)(config, device, self.tell)
+        self.stage: Stage = STAGES[config.stage](config, device, self.tell)
         self.parameters = dict(self.stage.model.named_parameters())
         self.average = {name: p.detach().clone() for name, p in self.parameters.items()}
         self.optimizer = Optimizer(self.parameters, self.stage.matrices())

@@ -20,7 +20,7 @@ from qwenimg.common.shapes_words import Language
 Float32 = NDArray[np.float32]
 Size = tuple[int, int]
 
-VAE_KIND, SCENE_KIND, STEP_KIND, MEASURE_KIND = range(4)
+VAE_KIND, SCENE_KIND, STEP_KIND, MEASURE_KIND, TEXT_KIND = range(5)
 """Streams of random numbers that must not be the same."""
 
 REUSE = 16  # steps that a picture is used in, each time with another prompt, noise and noise level
@@ -139,8 +139,17 @@ class LatentBatches:
         return self._groups[number]
 
 
-def prompt(scene: Scene, rng: np.random.Generator, *, simple: bool) -> str:
-    """A description in one of two languages, or now and then a space, which stands for no prompt."""
+def prompt(scene: Scene, rng: np.random.Generator, *, simple: bool, drop: bool = True) -> str:
+    """A description in one of two languages, or, with `drop`, now and then a space, which stands for no prompt."""
     language: Language = "zh" if rng.random() < CHINESE else "en"
     text = shapes_words.plain(scene) if simple else shapes_words.describe(scene, rng, language)
-    return " " if rng.random() < DROPPED else text
+    return " " if drop and rng.random() < DROPPED else text
+
+
+def padded(ids: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], list[int]]:
+    """Token ids [B S], padded at the end, where a causal encoder does not look, and the length of each row."""
+    lengths = [len(row) for row in ids]
+    table = np.zeros((len(ids), max(lengths)), dtype=np.int64)
+    for to, row in zip(table, ids, strict=True):
+        to[: len(row)] = row
+    return table, lengths

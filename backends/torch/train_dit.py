@@ -1,9 +1,8 @@
-"""The second stage: text encoder and transformer together, by rectified flow.
+"""The last stage: the transformer, by rectified flow. VAE and text encoder are trained already, and stay as they are.
 
 The model learns the velocity noise - image at x = (1 - sigma) image + sigma noise (X. Liu et al., "Flow Straight and
 Fast", 2022). Sigma is logit-normal and shifted towards noise by the scheduler's own rule for the picture's size
-(P. Esser et al., "Scaling Rectified Flow Transformers", 2024). The published text encoder is frozen; this one is
-small, so it learns along.
+(P. Esser et al., "Scaling Rectified Flow Transformers", 2024).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from torch import Tensor
 from qwenimg.backends.torch import nn, train_folder
 from qwenimg.backends.torch.qwen_dit import Pair, QwenImageTransformer, TransformerBlock
 from qwenimg.backends.torch.qwen_vl import QwenTextEncoder
-from qwenimg.backends.torch.train_data import Batch, LatentBatches
+from qwenimg.backends.torch.train_data import Batch, LatentBatches, padded
 from qwenimg.backends.torch.train_vae import Encoder, fresh, initialise
 from qwenimg.common import bpe, conditioning, geometry, tokenizers
 from qwenimg.common.config_file import parse
@@ -31,51 +30,21 @@ from qwenimg.common.errors import ModelError, clean
 from qwenimg.common.folder_files import SHAPES_SCHEDULER
 from qwenimg.common.model import open_model
 from qwenimg.common.models.qwen_dit import TIME_CHANNELS, QwenDiTConfig
-from qwenimg.common.models.qwen_vl import QwenVLConfig
 from qwenimg.common.samplers import FlowMatchConfig
 from qwenimg.common.training import TrainConfig
-
-EMBEDDING = 0.5  # deviation of the token embeddings at the start
-
-
-class TextToImage(torch.nn.Module):
-    """Both networks, so that one optimiser trains them."""
-
-    def __init__(self, text: QwenVLConfig, dit: QwenDiTConfig):
-        super().__init__()
-        self.text_encoder = QwenTextEncoder(text, torch.float32)
-        self.transformer = QwenImageTransformer(dit, torch.float32)
-        initialise(self)
-        torch.nn.init.normal_(self.text_encoder.embed_tokens.weight, std=EMBEDDING)
-        # Each block starts as the identity and the prediction as zero (W. Peebles and S. Xie, "DiT", 2022).
-        still: list[Any] = [self.transformer.norm_out.linear, self.transformer.proj_out]
-        for block in self._blocks():
-            still += [block.img_mod[1], block.txt_mod[1]]
-        for layer in still:
-            torch.nn.init.zeros_(layer.weight)
-            torch.nn.init.zeros_(layer.bias)
-
-    def _blocks(self) -> list[TransformerBlock]:
-        return cast(list[TransformerBlock], list(self.transformer.transformer_blocks))
-
-    def modulation(self, features: Tensor) -> tuple[list[Pair], Tensor]:
-        """Time features [B 256] -> every block's rows, and the final norm's [B 2C]."""
-        dit = self.transformer
-        temb = dit.time_text_embed(features, torch.zeros(1))  # no additional condition
-        return [block.modulation(temb) for block in self._blocks()], dit.norm_out.modulation(temb)
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """A step's arrays on the device: packed latents and velocity [B L 4z], time features [B 256], ids [B S].
+    """A step's arrays on the device: packed latents and velocity [B L 4z], time features [B 256], text states [B S C].
 
     The prompts grow from the first to the last, so that a part of the batch is padded to its own longest only."""
 
     noisy: Tensor
     velocity: Tensor
     features: Tensor
-    ids: Tensor
-    lengths: list[int]  # ids of each prompt
+    text: Tensor
+    lengths: list[int]  # text tokens of each prompt
     shape: tuple[int, int, int]  # frames, rows, columns in tokens
 
 
@@ -84,25 +53,27 @@ class DiTStage:
 
     def __init__(self, config: TrainConfig, device: torch.device, tell: Callable[[str], None]):
         self.config, self.device = config, device
-        self.encoder = Encoder(_vae_folder(config), device)
+        self.encoder = Encoder(_folder(config, "vae", "vae"), device)
         self.vocabulary = train_folder.vocabulary()
         self.text = train_folder.text_config(config.size, self.vocabulary.size)
+        self.text_encoder = self._open_text()
         self.dit = train_folder.dit_config(config.size, self.encoder.config)
         torch.manual_seed(config.seed)
-        self.model = TextToImage(self.text, self.dit)
-        self._write_tokenizer()
+        self.model = new_transformer(self.dit)
         if config.init is not None:
             self._fill(config.init)
         self.model.to(device).train()
         self.schedule = parse(FlowMatchConfig, SHAPES_SCHEDULER, source="the scheduler")
         self.batches = LatentBatches(config.seed, config.batch, config.sizes, self.encoder, config.simple)
 
-    def _write_tokenizer(self) -> None:
-        folder = self.config.out / "tokenizer"
-        if self.config.resume:
-            self._check_tokenizer(folder)
-        train_folder.write_tokenizer(folder, self.vocabulary)
-        self.tokenizer = tokenizers.load(folder)
+    def _open_text(self) -> QwenTextEncoder:
+        """The trained text encoder of the run, or of the model to go on from; and its tokenizer."""
+        source = _folder(self.config, "text_encoder", "text").parent
+        self._check_tokenizer(source / "tokenizer")
+        train_folder.write_tokenizer(self.config.out / "tokenizer", self.vocabulary)
+        self.tokenizer = tokenizers.load(self.config.out / "tokenizer")
+        plan = train_folder.read_text(source / "text_encoder", self.text)
+        return fresh(QwenTextEncoder(self.text, torch.float32), plan).requires_grad_(False).to(self.device)
 
     def _check_tokenizer(self, folder: Path) -> None:
         """Raises ModelError where the ids in `folder` do not mean what this version's mean."""
@@ -112,22 +83,19 @@ class DiTStage:
 
     def _fill(self, init: Path) -> None:
         """Goes on from a folder's weights."""
-        self._check_tokenizer(init / "tokenizer")
         with contextlib.closing(open_model(init)) as opened:
-            if (opened.text_config, opened.transformer_config) != (self.text, self.dit):
+            if opened.transformer_config != self.dit:
                 raise ModelError(f"{clean(init)}: is a model of another size than the one to train")
-            fresh(self.model.text_encoder, opened.text)
-            fresh(self.model.transformer, opened.transformer)
+            fresh(self.model, opened.transformer)
 
     def blocks(self) -> list[torch.nn.Module]:
         """The modules that gradient checkpointing wraps."""
-        return [*self.model.text_encoder.layers, *self.model.transformer.transformer_blocks]
+        return list(self.model.transformer_blocks)
 
     def matrices(self) -> list[str]:
         """The matrices of attention and feed-forward layers; not the modulations, which learn better under AdamW."""
-        inside = ("text_encoder.layers.", "transformer.transformer_blocks.")
         named = self.model.named_parameters()
-        return [name for name, p in named if p.ndim == 2 and name.startswith(inside) and "_mod." not in name]
+        return [name for name, p in named if p.ndim == 2 and "transformer_blocks." in name and "_mod." not in name]
 
     # Batches
 
@@ -147,36 +115,36 @@ class DiTStage:
             noisy=on_device(torch.from_numpy(geometry.pack(noisy))),
             velocity=on_device(torch.from_numpy(geometry.pack(made.noise - made.latents))),
             features=on_device(torch.from_numpy(time_features(levels))),
-            ids=on_device(torch.from_numpy(ids)),
-            lengths=lengths,
+            text=self._states(ids),
+            lengths=[length - tokenizers.DROPPED for length in lengths],
             shape=(1, rows, columns),
         )
 
     def _by_length(self, batch: Batch) -> tuple[Batch, np.ndarray, list[int]]:
-        """The batch in the order of its prompts' lengths; token ids [B S], padded at the end, where a causal encoder
-        does not look; and the lengths."""
+        """The batch in the order of its prompts' lengths; its token ids [B S], padded; and the lengths."""
         unsorted = [tokenizers.prompt_ids(self.tokenizer, prompt).ids for prompt in batch.prompts]
         order = sorted(range(len(unsorted)), key=lambda i: len(unsorted[i]))
         found = [unsorted[i] for i in order]
-        lengths = [len(ids) for ids in found]
-        padded = np.zeros((len(found), max(lengths)), dtype=np.int64)
-        for row, ids in zip(padded, found, strict=True):
-            row[: len(ids)] = ids
+        table, lengths = padded(found)
         ordered = Batch(
             batch.latents[order], batch.noise[order], batch.levels[order], [batch.prompts[i] for i in order]
         )
-        return ordered, padded, lengths
+        return ordered, table, lengths
+
+    def _states(self, ids: np.ndarray) -> Tensor:
+        """What the text encoder makes of ids [B S], without the template's: [B S-34 C]."""
+        with torch.no_grad():
+            on_device = torch.from_numpy(ids).to(self.device)
+            return self.text_encoder(on_device, self._text_rope(ids.shape[1]))[:, tokenizers.DROPPED :]
 
     # Loss
 
     def loss(self, batch: Inputs, rows: slice) -> Tensor:
-        lengths = batch.lengths[rows]
-        ids = batch.ids[rows, : max(lengths)]
-        mask = self._mask([n - tokenizers.DROPPED for n in lengths], batch.shape)
-        dit = self.model.transformer
-        text = self.model.text_encoder(ids, self._text_rope(ids.shape[1]))[:, tokenizers.DROPPED :]
+        dit, lengths = self.model, batch.lengths[rows]
+        text = batch.text[rows, : max(lengths)]
+        mask = self._mask(lengths, batch.shape)
         rope = self._rope(batch.shape, text.shape[1])
-        mods, final = self.model.modulation(batch.features[rows])
+        mods, final = modulation(dit, batch.features[rows])
         velocity = dit(batch.noisy[rows], dit.context(text), mods, final, rope, None, mask)
         return torch.nn.functional.mse_loss(velocity.float(), batch.velocity[rows])
 
@@ -198,21 +166,45 @@ class DiTStage:
     # Writing
 
     def write(self, weights: Mapping[str, Tensor]) -> None:
-        """The whole folder, but for a VAE that is there already."""
+        """The whole folder, but for a VAE and a text encoder that are there already."""
         config = self.config
-        if not (config.out / "vae" / "config.json").exists():
-            train_folder.copy_vae(_vae_folder(config), config.out / "vae")
-        text = {n.removeprefix("text_encoder."): v for n, v in weights.items() if n.startswith("text_encoder.")}
-        dit = {n.removeprefix("transformer."): v for n, v in weights.items() if n.startswith("transformer.")}
-        train_folder.write_rest(config.out, (self.dit, dit), (self.text, text), self.vocabulary)
+        for part, stage in (("vae", "vae"), ("text_encoder", "text")):
+            if not (config.out / part / "config.json").exists():
+                train_folder.copy_part(_folder(config, part, stage), config.out / part)
+        train_folder.write_rest(config.out, self.dit, weights)
 
 
-def _vae_folder(config: TrainConfig) -> Path:
-    """Of the run's own VAE, or of the one to go on from."""
+def new_transformer(config: QwenDiTConfig) -> QwenImageTransformer:
+    """Untrained, in float32. Each block starts as the identity, and the prediction as zero (W. Peebles and S. Xie,
+    "Scalable Diffusion Models with Transformers", 2022)."""
+    made = QwenImageTransformer(config, torch.float32)
+    initialise(made)
+    still: list[Any] = [made.norm_out.linear, made.proj_out]
+    for block in _blocks(made):
+        still += [block.img_mod[1], block.txt_mod[1]]
+    for layer in still:
+        torch.nn.init.zeros_(layer.weight)
+        torch.nn.init.zeros_(layer.bias)
+    return made
+
+
+def _blocks(dit: QwenImageTransformer) -> list[TransformerBlock]:
+    return cast(list[TransformerBlock], list(dit.transformer_blocks))
+
+
+def modulation(dit: QwenImageTransformer, features: Tensor) -> tuple[list[Pair], Tensor]:
+    """Time features [B 256] -> every block's rows, and the final norm's [B 2C]."""
+    temb = dit.time_text_embed(features, torch.zeros(1))  # no additional condition
+    return [block.modulation(temb) for block in _blocks(dit)], dit.norm_out.modulation(temb)
+
+
+def _folder(config: TrainConfig, part: str, stage: str) -> Path:
+    """Of a part of the run's own, or of the model to go on from."""
     for folder in (config.out, config.init):
-        if folder is not None and (folder / "vae" / "config.json").exists():
-            return folder / "vae"
-    raise ModelError(f"{clean(config.out)}: has no vae/ yet; run `qwenimg train vae --out {clean(config.out)}` first")
+        if folder is not None and (folder / part / "config.json").exists():
+            return folder / part
+    out = clean(config.out)
+    raise ModelError(f"{out}: has no {part}/ yet; run `qwenimg train {stage} --out {out}` first")
 
 
 def shifted(levels: np.ndarray, mu: float) -> np.ndarray:

@@ -18,15 +18,18 @@ from torch import Tensor
 
 from qwenimg.common import bpe, checkpoint, shapes_words
 from qwenimg.common.config_file import parse, read_json
+from qwenimg.common.errors import ModelError, clean
 from qwenimg.common.files import write_atomic
 from qwenimg.common.folder_files import INDEX, SHAPES_SCHEDULER
-from qwenimg.common.models import qwen_dit, qwen_vae
+from qwenimg.common.model import read_text_config
+from qwenimg.common.models import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.models.qwen_dit import QwenDiTConfig
 from qwenimg.common.models.qwen_vae import QwenVAEConfig
 from qwenimg.common.models.qwen_vl import QwenVLConfig
 from qwenimg.common.training import ModelSize
 
 STEM = "diffusion_pytorch_model.safetensors"
+TEXT_STEM = "model.safetensors"
 VISION = {"hidden": 32, "intermediate": 40, "patch": 14, "merge": 2}
 
 
@@ -81,6 +84,14 @@ def read_vae(folder: Path) -> tuple[QwenVAEConfig, checkpoint.LoadPlan]:
     return config, checkpoint.plan(folder, "vae", stored, wanted=qwen_vae.still(stored))
 
 
+def read_text(folder: Path, expected: QwenVLConfig) -> checkpoint.LoadPlan:
+    """Load plan of `folder`, a text encoder's own. Raises ModelError where it is of another size than `expected`."""
+    config = read_text_config(folder / "config.json")
+    if config != expected:
+        raise ModelError(f"{clean(folder)}: is a text encoder of another size than the one to train")
+    return checkpoint.plan(folder, "text_encoder", qwen_vl.manifest(config), rename=qwen_vl.rename)
+
+
 # Writing
 
 
@@ -105,9 +116,11 @@ def _temporal(value: Tensor | None, shape: tuple[int, ...]) -> Tensor:
     return value.reshape(shape)
 
 
-def copy_vae(source: Path, folder: Path) -> None:
-    for name in (STEM, "config.json"):
-        _write(folder / name, (source / name).read_bytes())
+def copy_part(source: Path, folder: Path) -> None:
+    """A component as it is; its config.json comes last."""
+    for name in (STEM, TEXT_STEM, "config.json"):
+        if (source / name).exists():
+            _write(folder / name, (source / name).read_bytes())
 
 
 def write_tokenizer(folder: Path, tokens: bpe.Vocabulary) -> None:
@@ -115,20 +128,19 @@ def write_tokenizer(folder: Path, tokens: bpe.Vocabulary) -> None:
         _write(folder / name, data)
 
 
-def write_rest(
-    folder: Path,
-    dit: tuple[QwenDiTConfig, Mapping[str, Tensor]],
-    text: tuple[QwenVLConfig, Mapping[str, Tensor]],
-    tokens: bpe.Vocabulary,
-) -> None:
-    """All but VAE and tokenizer; model_index.json comes last, so a folder that has it is complete."""
+def write_rest(folder: Path, config: QwenDiTConfig, weights: Mapping[str, Tensor]) -> None:
+    """The transformer and the scheduler; model_index.json comes last, so a folder that has it is complete."""
     _write_json(folder / "scheduler" / "scheduler_config.json", SHAPES_SCHEDULER)
-    _write(folder / "transformer" / STEM, _bytes(dit[1]))
-    _write_json(folder / "transformer" / "config.json", {"_class_name": qwen_dit.CLASS_NAME} | asdict(dit[0]))
-    named = {f"model.{key}": value for key, value in text[1].items()}
-    _write(folder / "text_encoder" / "model.safetensors", _bytes(named | vision_tower(text[0].hidden_size)))
-    _write_json(folder / "text_encoder" / "config.json", published_text_config(text[0], tokens.special_ids))
+    _write(folder / "transformer" / STEM, _bytes(weights))
+    _write_json(folder / "transformer" / "config.json", {"_class_name": qwen_dit.CLASS_NAME} | asdict(config))
     _write_json(folder / "model_index.json", INDEX)
+
+
+def write_text(folder: Path, config: QwenVLConfig, weights: Mapping[str, Tensor], tokens: bpe.Vocabulary) -> None:
+    """The text encoder's folder."""
+    named = {f"model.{key}": value for key, value in weights.items()}
+    _write(folder / TEXT_STEM, _bytes(named | vision_tower(config.hidden_size)))
+    _write_json(folder / "config.json", published_text_config(config, tokens.special_ids))
 
 
 def published_text_config(config: QwenVLConfig, special: Mapping[str, int]) -> dict[str, object]:
