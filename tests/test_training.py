@@ -350,6 +350,26 @@ def test_accumulation_and_checkpointing_change_no_gradient(with_parts: Path, sta
         assert error < 1e-3  # float32 sums in another order
 
 
+def test_parts_at_once_give_the_same_gradients(with_parts: Path):
+    """Three threads with a third of the batch each; and the threads of a run have the cores that they were given."""
+    config = options("dit", with_parts, batch=6, seed=4)
+    threads = torch.get_num_threads()
+    try:
+        made = train.Run(replace(config, threads=3), lambda text: None, CPU)
+        assert made.workers is not None and made.workers.count == 3
+        for workers in (made.maker, made.workers):
+            assert workers.submit(lambda _: torch.get_num_threads(), 0).result() == 1
+        assert len(made._parts(made.stage.batch(0))) == 3
+        _, expected = gradients(replace(config, threads=1))
+        _, found = gradients(replace(config, threads=3))
+    finally:
+        torch.set_num_threads(threads)
+    error = max(float((found[n] - g).norm() / (g.norm() + 1e-6)) for n, g in expected.items())
+    print(f"gradients off by {error:.1e}")
+    assert found.keys() == expected.keys()
+    assert error < 1e-3  # float32 sums in another order
+
+
 def test_checkpointing_keeps_less(with_parts: Path):
     kept = []
     for checkpointing in (False, True):

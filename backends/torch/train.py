@@ -1,6 +1,6 @@
 """Training on torch: the loop that all stages share. Only this backend trains.
 
-- A batch is made in a thread while the step before it runs.
+- A batch is made in a thread while the step before it runs. On a CPU, threads take a part of each batch.
 - The weights that are written are an exponential average of those that are trained.
 - On the CPU a run that was killed and resumed equals the unbroken one bit for bit.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
@@ -25,6 +24,7 @@ from qwenimg.backends.torch.train_optimizer import Optimizer
 from qwenimg.backends.torch.train_precision import LossScaler, MixedPrecision, Part, recommend
 from qwenimg.backends.torch.train_state import Log, Progress, load_checkpoint, save_checkpoint
 from qwenimg.backends.torch.train_text import TextStage
+from qwenimg.backends.torch.train_threads import Workers
 from qwenimg.backends.torch.train_vae import VAEStage
 from qwenimg.common import training
 from qwenimg.common.errors import DoesNotFit, NumericsError, UsageError, clean
@@ -33,6 +33,7 @@ from qwenimg.common.training import TrainConfig
 CLIP = 1.0  # longest gradient
 AVERAGE = 0.999  # decay of the average once it is warm
 LOG_EVERY = 50  # steps
+AT_ONCE = 4  # parts of a step on a CPU: with more of them Python itself takes longer than the products
 
 
 class Stage(Protocol):
@@ -65,11 +66,11 @@ class Run:
         self.config = config
         self.stem = config.out / "training" / config.stage
         self._prepare_folder()
-        # The thread that makes batches takes one core; it must exist before the number of threads is set here.
-        self.maker = ThreadPoolExecutor(1, initializer=partial(torch.set_num_threads, 1))
-        self.maker.submit(int).result()
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
+        threads = config.threads or torch.get_num_threads()
+        self.at_once = min(threads, AT_ONCE) if device.type == "cpu" else 1
+        self.maker = Workers(1, cores=1)
+        self.workers = Workers(self.at_once, cores=threads // self.at_once) if self.at_once > 1 else None
+        torch.set_num_threads(threads)
         self.tell = self.say(tell)
         self.stage: Stage = STAGES[config.stage](config, device, self.tell)
         self.parameters = dict(self.stage.model.named_parameters())
@@ -81,7 +82,7 @@ class Run:
         self.step = progress.step
         self.log = Log(self.stem, self.step)
         self.phases = self._phases(device)
-        self.precision = MixedPrecision(self.phases, device, progress.scaler, self.tell)
+        self.precision = MixedPrecision(self.phases, device, progress.scaler, self.tell, self.workers)
 
     def say(self, tell: Callable[[str], None]) -> Callable[[str], None]:
         """`tell`, and the log's lines."""
@@ -154,7 +155,9 @@ class Run:
         except DoesNotFit as error:
             raise DoesNotFit(f"{error}; {self._kept()}") from None
         finally:
-            self.maker.shutdown(wait=False, cancel_futures=True)
+            for threads in (self.maker, self.workers):
+                if threads is not None:
+                    threads.stop()
         self._tell_memory()
 
     def one_step(self, batch: Any) -> tuple[float, float]:
@@ -172,8 +175,9 @@ class Run:
         return loss, length
 
     def _parts(self, batch: Any) -> list[Part]:
-        """The batch in `accumulate` parts of about one size."""
-        count, parts = self.stage.count(self.step), self.config.accumulate
+        """The batch in parts of about one size: `accumulate` of them, times what is computed at once."""
+        count = self.stage.count(self.step)
+        parts = min(count, self.config.accumulate * self.at_once)
         edges = [count * i // parts for i in range(parts + 1)]
         rows = [slice(a, b) for a, b in pairwise(edges)]
         return [((r.stop - r.start) / count, partial(self.stage.loss, batch, r)) for r in rows]

@@ -8,14 +8,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from qwenimg.backends.torch.nn import DTYPES
+from qwenimg.backends.torch.train_threads import Workers
 from qwenimg.common.errors import NumericsError
 from qwenimg.common.training import Phase, phase_at
 
@@ -56,10 +58,18 @@ class LossScaler:
 
 
 class MixedPrecision:
-    """Gradients of a run's steps in the dtypes of its phases. `scaler` is part of a checkpoint."""
+    """Gradients of a run's steps in the dtypes of its phases. `scaler` is part of a checkpoint; `workers`, where
+    there are any, compute parts of a step at once."""
 
-    def __init__(self, phases: Sequence[Phase], device: torch.device, scaler: LossScaler, tell: Callable[[str], None]):
-        self.phases, self.device, self.scaler, self.tell = phases, device, scaler, tell
+    def __init__(
+        self,
+        phases: Sequence[Phase],
+        device: torch.device,
+        scaler: LossScaler,
+        tell: Callable[[str], None],
+        workers: Workers | None = None,
+    ):
+        self.phases, self.device, self.scaler, self.tell, self.workers = phases, device, scaler, tell, workers
         self.kept: dict[str, int] = {}  # bytes that a forward keeps for the backward, by dtype
 
     def dtype(self, step: int) -> str:
@@ -93,34 +103,40 @@ class MixedPrecision:
                 )
 
     def _backward(self, dtype: str, parts: Sequence[Part], parameters: Sequence[Tensor], scale: float) -> float:
+        compute = partial(self._part, dtype, parameters, scale)
+        found = map(compute, parts) if self.workers is None else self.workers.map(compute, parts)
         for parameter in parameters:
             parameter.grad = None
-        total = 0.0
-        for share, compute in parts:
-            with self._measured(dtype), self._autocast(dtype):
-                loss = compute()
-            total += share * loss.item()
-            (loss * (share * scale)).backward()
+        total, kept = 0.0, 0
+        for loss, gradients, size in found:  # in the order of the parts, so that sums are the same each time
+            total, kept = total + loss, max(kept, size)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                if gradient is not None:
+                    parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        at_once = 1 if self.workers is None else min(self.workers.count, len(parts))
+        self.kept.setdefault(dtype, kept * at_once)
         return total
 
-    def _autocast(self, dtype: str) -> AbstractContextManager[object]:
-        return torch.autocast(self.device.type, DTYPES[dtype], enabled=dtype != "float32")
-
-    @contextmanager
-    def _measured(self, dtype: str) -> Iterator[None]:
-        """Counts, the first time that a dtype is used, what the forward keeps for the backward."""
-        if dtype in self.kept:
-            yield
-            return
+    def _part(
+        self, dtype: str, parameters: Sequence[Tensor], scale: float, part: Part
+    ) -> tuple[float, Sequence[Tensor | None], int]:
+        """Loss and gradients of one part, times its share; and, the first time that a dtype is used, the bytes that
+        its forward keeps for the backward."""
+        share, compute = part
         storages: dict[int, int] = {}
 
         def count(x: Tensor) -> Tensor:
             storages[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
             return x
 
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
-            yield
-        self.kept[dtype] = sum(storages.values())
+        counted = torch.autograd.graph.saved_tensors_hooks(count, lambda x: x)
+        with nullcontext() if dtype in self.kept else counted, self._autocast(dtype):
+            loss = compute()
+        gradients = torch.autograd.grad(loss * (share * scale), parameters, allow_unused=True)
+        return share * loss.item(), gradients, sum(storages.values())
+
+    def _autocast(self, dtype: str) -> AbstractContextManager[object]:
+        return torch.autocast(self.device.type, DTYPES[dtype], enabled=dtype != "float32")
 
 
 def _all_finite(tensors: Sequence[Tensor]) -> bool:
