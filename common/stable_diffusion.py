@@ -22,6 +22,7 @@ from qwenimg.common.errors import NumericsError
 from qwenimg.common.family import CALLS, Latents, Plan, Run, Stage, Start
 from qwenimg.common.keeper import Keeper, Notify
 from qwenimg.common.models import clip
+from qwenimg.common.models.unet import UNetConfig
 from qwenimg.common.precision import Precision
 from qwenimg.common.request import Request
 from qwenimg.common.sd_model import SDModel
@@ -62,7 +63,7 @@ class Side:
         sizes: list[float] = [request.height, request.width, 0, 0]
         last = [[AESTHETIC], [POOR_AESTHETIC]] if model.refiner else [[request.height, request.width]] * 2
         channels = model.unet_config.addition_time_embed_dim or 256
-        rows = [conditioning.sinusoids([*sizes, *last[i]], channels).reshape(-1) for i in range(len(pooled))]
+        rows = [_sinusoids(model.unet_config, [*sizes, *last[i]], channels).reshape(-1) for i in range(len(pooled))]
         return np.concatenate([pooled, np.stack(rows)], axis=1).astype(np.float32)
 
     def unet(self, more: int = 0) -> UNet:
@@ -234,12 +235,15 @@ class DiffusionRun:
 
     def _predict(self, x: Array, sigma: float) -> Array:
         config = self.model.unet_config
-        features = conditioning.sinusoids(
-            [self.time(sigma)], config.time_channels, cosines_first=config.flip_sin_to_cos, shift=config.freq_shift
-        )
+        features = _sinusoids(config, [self.time(sigma)], config.time_channels)
         scaled = self._scalings(sigma)[0] * x
         shown = self.family.engine.join([scaled, *self.extra]) if self.extra else scaled
         return self.unet.predict(shown, features, self.condition)
 
     def explain(self, step: int) -> NumericsError:
         return self.family.keeper.explain("unet", step, (partial(self._predict, x, sigma) for x, sigma in self.calls))
+
+
+def _sinusoids(config: UNetConfig, values: Sequence[float], channels: int) -> NDArray[np.float64]:
+    """Of times and of sizes alike, [N, channels], in the model's own order."""
+    return conditioning.sinusoids(values, channels, cosines_first=config.flip_sin_to_cos, shift=config.freq_shift)

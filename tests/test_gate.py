@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import gate
@@ -134,7 +134,7 @@ def test_two_other_verdicts_fail_a_pair(all_jobs: list[Job]):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that was trained for two steps, in a process of its own as its threads are its own."""
+    """A folder that was trained for four steps a stage, in a process of its own as its threads are its own."""
     out = tmp_path_factory.mktemp("card") / "shapes-v1"
     code = f"""
 import sys
@@ -143,7 +143,7 @@ sys.path[:0] = [{str(ROOT / "src")!r}, {str(ROOT / "tests")!r}, {str(ROOT / "too
 from test_training import options
 from qwenimg.backends.torch import train, train_vae
 train_vae.MEASURED, train.LOG_EVERY = 4, 2
-for stage in ("vae", "dit"):
+for stage in ("vae", "text", "dit"):
     train.train(options(stage, Path({str(out)!r}), steps=4), print, device="cpu")
 """
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
@@ -182,13 +182,13 @@ def test_card(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     model_card.main()
     card = (folder / "MODEL_CARD.md").read_text(encoding="utf-8")
     print(card)
-    assert "Hardware: an abacus." in card and digest in card and "Apache-2.0" in card
+    assert "| an abacus |" in card and digest in card and "Apache-2.0" in card
     assert "qwenimg train vae --out OUT --steps 4 --batch 4 --size 32x48,48x32 --seed 0" in card
     for color, shape in shapes.held_out_pairs():
         assert f"{color} {shape}" in card
     [hours] = re.findall(r"([0-9.]+) hours in all", card)
     assert 0 <= float(hours) < 0.1
-    for stage in ("vae", "dit"):
+    for stage in ("vae", "text", "dit"):
         assert (folder / f"loss-{stage}.png").stat().st_size < 20_000
     pinned = builtin.pinned(folder)
     files = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
@@ -201,7 +201,16 @@ def test_card(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
         model_card.main()
 
 
+def test_runs_are_kept_where_their_folders_are_gone(trained: Path, tmp_path: Path):
+    [*runs] = model_card.read_runs(trained / "training", "an abacus", tmp_path)
+    assert [run.stage for run in runs] == ["vae", "text", "dit"]
+    (tmp_path / model_card.RECORD).write_text(json.dumps([asdict(run) for run in runs]))
+    assert model_card.kept_runs(tmp_path, [], append=False) == runs
+    more = replace(runs[-1], steps=9, hardware="two abaci")
+    assert model_card.kept_runs(tmp_path, [more], append=False) == [*runs[:-1], more]
+    assert model_card.kept_runs(tmp_path, [more], append=True) == [*runs, more]
+
+
 def test_hours_by_hand():
     rows = [{"step": "100", "images_per_second": "10"}, {"step": "300", "images_per_second": "40"}]
-    run = model_card.Run(stage="vae", rows=rows, steps=300, options={"batch": 4})
-    assert run.hours * 3600 == pytest.approx(400 / 10 + 800 / 40)
+    assert model_card._hours(rows, 4) * 3600 == pytest.approx(400 / 10 + 800 / 40)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from pathlib import Path
@@ -73,6 +74,17 @@ def test_defaults_and_the_empty_negative_prompt_of_sdxl(folders, backend: str) -
     made = load(folders["sdxl"], backend)(PROMPT, steps=4, seed=5)
     assert made.pixels.shape == (64, 64, 3) and made.recipe["guidance"] == 5.0
     compare(f"sdxl {backend}", made, expected)
+
+
+def test_sinusoids_of_another_order(folders, tmp_path: Path) -> None:
+    """Sines first and the last angle 1 / 10000: of SDXL's sizes as well as of the time. They are made in common/."""
+    folder = tmp_path / "sdxl"
+    shutil.copytree(folders["sdxl"], folder)
+    path = folder / "unet" / "config.json"
+    changed = json.loads(path.read_text()) | {"flip_sin_to_cos": False, "freq_shift": 1}
+    path.write_text(json.dumps(changed))
+    expected = oracle_sd.generate(folder, CLASSES["sdxl"], seed=5, prompt=PROMPT, num_inference_steps=3)
+    compare("sdxl, sines first", load(folder, "cpu")(PROMPT, steps=3, seed=5), expected)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -282,6 +282,9 @@ def test_attention_where_a_gpu_has_kernels(monkeypatch: pytest.MonkeyPatch, widt
 # Refused
 
 
+NARROW = {"block_out_channels": [2] * 4, "norm_num_groups": 1, "attention_head_dim": 1}
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -309,6 +312,7 @@ def test_attention_where_a_gpu_has_kernels(monkeypatch: pytest.MonkeyPatch, widt
         ({"attention_head_dim": 7}, "attention_head_dim 7"),
         ({"attention_head_dim": [8, 8]}, "attention_head_dim has 2 entries"),
         ({"block_out_channels": []}, "block_out_channels"),
+        (NARROW | {"freq_shift": 1}, "begin with 2: the time needs an even number above 2"),
         ({"block_out_channels": 320}, "block_out_channels"),
         ({"cross_attention_dim": [768, 768]}, "cross_attention_dim"),
         ({"norm_eps": 0.0}, "norm_eps"),

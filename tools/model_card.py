@@ -3,8 +3,10 @@
     python tools/model_card.py common/data/shapes-v1 --training OUT/training --hardware "2 cores of ..." \\
         --gate docs/results/gate-cpu-fp32.json
 
-Figures come from tables, logs, checkpoints and files; only the hardware is told. A model that was trained in several
-runs (--init) has several --training, in their order. Every file in the folder is pinned, so this comes last.
+Figures come from tables, checkpoints and files; only the hardware is told. What each run was is kept in the model's
+folder as `training.json`, since a run's own folder does not ship: stages that no --training has stay as they are there,
+and with --append, for a model that went on from itself with --init, so do earlier runs of the same stage. Every file in
+the folder is pinned, so this comes last.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,49 +30,31 @@ from qwenimg.backends.torch.train_state import FORMAT, curve
 from qwenimg.common import builtin, recipes, shapes, shapes_gate
 from qwenimg.common.model import open_model
 
-STAGES = {"vae": "VAE", "text": "text encoder", "dit": "transformer"}
+STAGES = {"vae": "VAE", "text": "text encoder, of prompts", "dit": "transformer"}
 CURVE = (320, 200)  # pixels
+
+
+RECORD = "training.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One stage of one run, from its table and its checkpoint. `options` are those of its command."""
+    """One stage of one run. `loss` is that of the first and of the last row of its table."""
 
     stage: str
-    rows: list[dict[str, str]]
     steps: int
-    options: dict[str, Any]
-
-    @property
-    def hours(self) -> float:
-        """From the speed of each row of the table."""
-        before, seconds = 0, 0.0
-        for row in self.rows:
-            images = (int(row["step"]) - before) * self.options["batch"]
-            seconds += images / max(float(row["images_per_second"]), 1e-9)
-            before = int(row["step"])
-        return seconds / 3600
-
-    @property
-    def command(self) -> str:
-        sizes = ",".join(f"{w}x{h}" if w != h else f"{w}" for w, h in self.options["sizes"])
-        told = [
-            "--steps",
-            self.steps,
-            "--batch",
-            self.options["batch"],
-            "--size",
-            sizes,
-            "--seed",
-            self.options["seed"],
-        ]
-        if self.options.get("simple"):  # the tables of older runs do not have it
-            told += ["--simple", self.options["simple"]]
-        return shlex.join(["qwenimg", "train", self.stage, "--out", "OUT", *map(str, told)])
+    batch: int
+    sizes: str
+    seed: int
+    dtypes: list[str]
+    loss: list[float]
+    hours: float
+    hardware: str
+    command: str
 
 
-def read_runs(folder: Path) -> Iterator[Run]:
-    """The stages whose tables are in `folder`, a run's folder `training`."""
+def read_runs(folder: Path, hardware: str, curves: Path) -> Iterator[Run]:
+    """The stages whose tables are in `folder`, a run's folder `training`; and their curves, drawn into `curves`."""
     for stage in STAGES:
         if not (folder / f"{stage}.csv").exists():
             continue
@@ -78,7 +62,48 @@ def read_runs(folder: Path) -> Iterator[Run]:
             rows = list(csv.DictReader(file))
         with safe_open(folder / f"{stage}.safetensors", "np") as checkpoint:
             header = json.loads(checkpoint.metadata()[FORMAT])
-        yield Run(stage=stage, rows=rows, steps=header["step"], options=header["run"])
+        points = [(float(row["step"]), float(row["loss"])) for row in rows]
+        (curves / f"loss-{stage}.png").write_bytes(curve(points, *CURVE))
+        options = header["run"]
+        sizes = ",".join(f"{w}x{h}" if w != h else f"{w}" for w, h in options["sizes"])
+        yield Run(
+            stage=stage,
+            steps=header["step"],
+            batch=options["batch"],
+            sizes=sizes,
+            seed=options["seed"],
+            dtypes=list(dict.fromkeys(row["dtype"] for row in rows)),
+            loss=[points[0][1], points[-1][1]],
+            hours=round(_hours(rows, options["batch"]), 3),
+            hardware=hardware,
+            command=_command(stage, header["step"], options, sizes),
+        )
+
+
+def _hours(rows: Sequence[dict[str, str]], batch: int) -> float:
+    """From the speed of each row of the table."""
+    before, seconds = 0, 0.0
+    for row in rows:
+        seconds += (int(row["step"]) - before) * batch / max(float(row["images_per_second"]), 1e-9)
+        before = int(row["step"])
+    return seconds / 3600
+
+
+def _command(stage: str, steps: int, options: dict[str, Any], sizes: str) -> str:
+    told = ["--steps", steps, "--batch", options["batch"], "--size", sizes, "--seed", options["seed"]]
+    if options.get("simple"):  # not among the options of every stage
+        told += ["--simple", options["simple"]]
+    return shlex.join(["qwenimg", "train", stage, "--out", "OUT", *map(str, told)])
+
+
+def kept_runs(folder: Path, new: Sequence[Run], append: bool) -> list[Run]:
+    """All runs of the model: those that its folder tells of and the new ones, by stage and then in their order."""
+    record = folder / RECORD
+    old = [Run(**entry) for entry in json.loads(record.read_text(encoding="utf-8"))] if record.exists() else []
+    renewed = set() if append else {run.stage for run in new}
+    return sorted(
+        [*(run for run in old if run.stage not in renewed), *new], key=lambda run: list(STAGES).index(run.stage)
+    )
 
 
 def digest(path: Path) -> str:
@@ -93,8 +118,7 @@ def shipped(folder: Path) -> list[Path]:
 # The card
 
 
-def card(folder: Path, runs: Sequence[Run], gates: Sequence[dict[str, Any]], hardware: str, commands: list[str]) -> str:
-    told = commands or [run.command for run in runs]
+def card(folder: Path, runs: Sequence[Run], gates: Sequence[dict[str, Any]]) -> str:
     sections = [
         f"# {folder.name}",
         "A tiny model of Qwen-Image's architecture that draws coloured shapes, and nothing else, from English and "
@@ -105,8 +129,8 @@ def card(folder: Path, runs: Sequence[Run], gates: Sequence[dict[str, Any]], har
         "## Parts",
         _parts(folder),
         "## Training",
-        _training(runs, hardware),
-        "```\n" + "\n".join(told) + "\n```",
+        _training(runs),
+        "```\n" + "\n".join(run.command for run in runs) + "\n```",
         "\n\n".join(f"![loss of {stage}](loss-{stage}.png)" for stage in dict.fromkeys(run.stage for run in runs)),
         f"Data: `shapes_gate.dataset_hash()` is `{shapes_gate.dataset_hash()}`. A tenth of the prompts is replaced by "
         '`" "`. As in the published Qwen-Image, the text encoder is trained first and stays as it is; it learned to '
@@ -140,29 +164,35 @@ def _parts(folder: Path) -> str:
     return table(["part", "parameters", "stored as"], rows) + f"\n\n{default}"
 
 
-def _training(runs: Sequence[Run], hardware: str) -> str:
-    rows = []
-    for run in runs:
-        dtypes = ", ".join(dict.fromkeys(row["dtype"] for row in run.rows))
-        sizes = ", ".join(f"{width}x{height}" for width, height in run.options["sizes"])
-        batch, seed = run.options["batch"], run.options["seed"]
-        images = f"{run.steps * batch:,}"
-        loss = f"{float(run.rows[0]['loss']):.4g} to {float(run.rows[-1]['loss']):.4g}"
-        rows.append(
-            [
-                STAGES[run.stage],
-                f"{run.steps:,}",
-                f"{batch}",
-                images,
-                sizes,
-                f"{seed}",
-                dtypes,
-                loss,
-                f"{run.hours:.2f}",
-            ]
-        )
-    heads = ["stage", "steps", "batch", "pictures seen", "size", "seed", "dtype", "loss", "hours"]
-    return table(heads, rows) + f"\n\nHardware: {hardware}. {sum(run.hours for run in runs):.2f} hours in all."
+def _training(runs: Sequence[Run]) -> str:
+    rows = [
+        [
+            STAGES[run.stage],
+            f"{run.steps:,}",
+            f"{run.batch}",
+            f"{run.steps * run.batch:,}",
+            run.sizes,
+            f"{run.seed}",
+            ", ".join(run.dtypes),
+            f"{run.loss[0]:.4g} to {run.loss[-1]:.4g}",
+            f"{run.hours:.2f}",
+            run.hardware,
+        ]
+        for run in runs
+    ]
+    heads = [
+        "stage",
+        "steps",
+        "batch",
+        "pictures seen",
+        "size",
+        "seed",
+        "dtype",
+        "loss",
+        "hours",
+        "hardware",
+    ]
+    return table(heads, rows) + f"\n\n{sum(run.hours for run in runs):.2f} hours in all."
 
 
 def _held_out() -> str:
@@ -194,25 +224,22 @@ def read_gate(path: Path, folder: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--training", type=Path, action="append", required=True, metavar="OUT/training")
-    parser.add_argument("--hardware", required=True, help="what it was trained on, in words")
+    parser.add_argument("--training", type=Path, action="append", default=[], metavar="OUT/training")
+    parser.add_argument("--append", action="store_true", help="the runs went on from what the folder had")
+    parser.add_argument("--hardware", default="", help="what the runs of --training were on, in words")
     parser.add_argument("--gate", type=Path, action="append", default=[], metavar="RESULT.json")
-    parser.add_argument(
-        "--command", action="append", default=[], help="each as it was; made from the runs unless given"
-    )
     args = parser.parse_args()
-    runs = [run for folder in args.training for run in read_runs(folder)]
-    if not runs:
-        raise SystemExit(f"{args.training[0]}: no table of a run; expected vae.csv or dit.csv")
+    new = [run for training in args.training for run in read_runs(training, args.hardware, args.folder)]
+    if args.training and not (new and args.hardware):
+        raise SystemExit("--training needs a folder with a run's table, such as dit.csv, and --hardware")
+    runs = kept_runs(args.folder, new, args.append)
+    record = json.dumps([asdict(run) for run in runs], indent=1)
+    (args.folder / RECORD).write_text(record + "\n", encoding="utf-8")
     gates = [read_gate(path, args.folder) for path in args.gate]
-    for run in runs:
-        points = [(float(row["step"]), float(row["loss"])) for row in run.rows]
-        (args.folder / f"loss-{run.stage}.png").write_bytes(curve(points, *CURVE))
-    text = card(args.folder, runs, gates, args.hardware, args.command)
-    (args.folder / "MODEL_CARD.md").write_text(text, encoding="utf-8")
+    (args.folder / "MODEL_CARD.md").write_text(card(args.folder, runs, gates), encoding="utf-8")
     lines = [f"{digest(path)}  {path.relative_to(args.folder).as_posix()}\n" for path in shipped(args.folder)]
     (args.folder / builtin.SUMS).write_text("".join(lines), encoding="ascii")
-    print(f"{args.folder}: card, {len(runs)} curves, {len(lines)} files pinned", file=sys.stderr)
+    print(f"{args.folder}: card, {len(runs)} runs, {len(lines)} files pinned", file=sys.stderr)
 
 
 if __name__ == "__main__":

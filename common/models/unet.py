@@ -121,8 +121,9 @@ class UNetConfig:
                     raise ModelError(f"norm_num_groups {self.norm_num_groups} does not divide {width} channels")
             if level.depth and level.width % level.heads:
                 raise ModelError(f"attention_head_dim {level.heads} (heads) does not divide {level.width} channels")
-        if self.time_channels % 2:
-            raise ModelError(f"block_out_channels begin with {self.time_channels}: the time needs an even number")
+        if self.time_channels % 2 or self.time_channels <= 2 * self.freq_shift:
+            least = f"an even number above {2 * self.freq_shift}"
+            raise ModelError(f"block_out_channels begin with {self.time_channels}: the time needs {least}")
 
     def _check_addition(self) -> None:
         kind, sizes = self.addition_embed_type, self.addition_time_embed_dim
@@ -130,8 +131,8 @@ class UNetConfig:
             raise ModelError(f"addition_embed_type {clean(kind, 40)!r} is not supported; expected null or 'text_time'")
         if kind is not None and (sizes is None or self.projection_class_embeddings_input_dim is None):
             raise ModelError("text_time needs addition_time_embed_dim and projection_class_embeddings_input_dim")
-        if kind is not None and sizes is not None and sizes % 2:
-            raise ModelError(f"addition_time_embed_dim {sizes} must be even")
+        if kind is not None and sizes is not None and (sizes % 2 or sizes <= 2 * self.freq_shift):
+            raise ModelError(f"addition_time_embed_dim {sizes} must be even and above {2 * self.freq_shift}")
 
     @property
     def time_channels(self) -> int:
