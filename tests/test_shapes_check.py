@@ -20,7 +20,7 @@ from qwenimg.common.shapes_gate import dataset_hash, gate_prompts, selftest_prom
 from qwenimg.common.shapes_words import Parsed, Thing, parse, requirements
 
 # Changed data are another model: change this only together with a newly trained one.
-DATASET = "9d0d19f20e71df04db2d891f1956f6158da637f6b19c3dee6262a300aeca2377"
+DATASET = "9ce042080f5d814f4ca32710acb182a053c37c6cdbe78cda82a642cb2c3d7468"
 
 BLUR, NOISE, JPEG, SHIFT = 1.5 / 256, 10.0, 60, 12  # sigma in sides, sigma of 255, quality, of 255 for a whole picture
 

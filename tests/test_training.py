@@ -515,17 +515,19 @@ def test_answers_about_scenes():
     }
     three = told(shapes.several(rng, *red, "small", 3, "white"))
     assert (three["arrangement"], three["position"], three["second shape"]) == ("three", "none", "none")
-    for relation, arrangement, first in (
-        ("left of", "beside", "red"),
-        ("right of", "beside", "blue"),
-        ("above", "above", "red"),
-        ("below", "above", "blue"),
-        ("and", "and", "red"),
-    ):
+    for relation in ("and", *shapes.RELATIONS):
         found = told(shapes.two(rng, red, relation, blue, ("small", "medium"), "white"))
-        second = {"red": "blue", "blue": "red"}[first]
-        assert (found["arrangement"], found["first color"], found["second color"]) == (arrangement, first, second)
-        assert found["first size"] == ("small" if first == "red" else "medium")
+        assert (found["arrangement"], found["first color"], found["second color"]) == (relation, "red", "blue")
+        assert (found["first size"], found["second size"]) == ("small", "medium")
+
+
+def test_text_stage_goes_on_from_a_folder(trained: Path, tmp_path: Path):
+    made = train.Run(options("text", tmp_path / "text", init=trained), lambda text: None, CPU)
+    for name, value in load_file(trained / "text_encoder" / "model.safetensors").items():
+        key = "text_encoder." + name.removeprefix("model.")
+        if key in made.parameters and value.shape == made.parameters[key].shape:
+            assert torch.equal(made.parameters[key], value.float()), name
+    assert "text_encoder.layers.0.self_attn.q_proj.weight" in made.parameters
 
 
 def test_transformer_stage_leaves_the_text_encoder_alone(with_parts: Path):

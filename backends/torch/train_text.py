@@ -19,7 +19,7 @@ from torch import Tensor
 from qwenimg.backends.torch import nn, train_folder
 from qwenimg.backends.torch.qwen_vl import QwenTextEncoder
 from qwenimg.backends.torch.train_data import TEXT_KIND, generator, padded, prompt
-from qwenimg.backends.torch.train_vae import initialise
+from qwenimg.backends.torch.train_vae import fresh, initialise
 from qwenimg.common import geometry, shapes, tokenizers
 from qwenimg.common.models.qwen_vl import QwenVLConfig
 from qwenimg.common.shapes import Object, Scene
@@ -27,7 +27,7 @@ from qwenimg.common.training import TrainConfig
 
 EMBEDDING = 0.5  # deviation of the token embeddings at the start
 NONE = "none"
-ARRANGEMENTS = ("one", "two", "three", "and", "beside", "above")
+ARRANGEMENTS = ("one", "two", "three", "and", *shapes.RELATIONS)
 ATTRIBUTES = ("shape", "color", "size")
 SHAPES, COLORS, SIZES = (*shapes.SHAPES, NONE), (*shapes.PALETTE, NONE), (*shapes.SIZES, NONE)
 CLASSES: dict[str, tuple[str, ...]] = {
@@ -78,7 +78,10 @@ class TextStage:
         train_folder.write_tokenizer(folder, self.vocabulary)
         self.tokenizer = tokenizers.load(folder)
         torch.manual_seed(config.seed)
-        self.model = Reader(self.text).to(device).train()
+        self.model = Reader(self.text)
+        if config.init is not None:
+            fresh(self.model.text_encoder, train_folder.read_text(config.init / "text_encoder", self.text))
+        self.model.to(device).train()
 
     def blocks(self) -> list[torch.nn.Module]:
         """The modules that gradient checkpointing wraps."""
@@ -117,13 +120,11 @@ class TextStage:
 
 
 def answers_of(scene: Scene) -> list[int]:
-    """The index of the right answer to each question of `CLASSES`. Of two objects the one on the left or above is the
-    first, unless the prompt leaves the places open."""
+    """The index of the right answer to each question of `CLASSES`. The first of two objects is the one whose place
+    the prompt tells, in English the one that it names first. (Asked for the one on the left or above instead, which
+    takes the order and the relation at once, the text encoder told two objects apart no better than by chance.)"""
     objects = scene.objects if scene.relation else scene.objects[:1]
-    if scene.relation in ("right of", "below"):
-        objects = objects[::-1]
-    beside = {"left of": "beside", "right of": "beside", "below": "above"}
-    arrangement = beside.get(scene.relation, scene.relation) if scene.relation else ARRANGEMENTS[len(scene.objects) - 1]
+    arrangement = scene.relation or ARRANGEMENTS[len(scene.objects) - 1]
     told = {"arrangement": arrangement, "position": scene.position or NONE, "background": scene.background}
     for which, thing in zip(("first", "second"), (*objects, None), strict=False):
         told |= {f"{which} {name}": _attribute(thing, name) for name in ATTRIBUTES}
