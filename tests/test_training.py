@@ -50,7 +50,7 @@ SIZE = ModelSize(
 )
 CPU = torch.device("cpu")
 PICTURE = 2  # of 255: float32 in another order of operations
-VAE_FALL, TEXT_FALL, DIT_FALL = 0.4, 0.8, 0.77  # of the first loss after 200 steps; measured 0.27, 0.73 and 0.70
+VAE_FALL, TEXT_FALL, DIT_FALL = 0.4, 0.75, 0.75  # of the first loss after 200 steps; measured 0.27, 0.73 and 0.70
 
 
 def options(stage: str, out: Path, **changes: object) -> TrainConfig:
@@ -523,11 +523,11 @@ def test_answers_about_scenes():
 
 def test_text_stage_goes_on_from_a_folder(trained: Path, tmp_path: Path):
     made = train.Run(options("text", tmp_path / "text", init=trained), lambda text: None, CPU)
-    for name, value in load_file(trained / "text_encoder" / "model.safetensors").items():
-        key = "text_encoder." + name.removeprefix("model.")
-        if key in made.parameters and value.shape == made.parameters[key].shape:
-            assert torch.equal(made.parameters[key], value.float()), name
-    assert "text_encoder.layers.0.self_attn.q_proj.weight" in made.parameters
+    stored = load_file(trained / "text_encoder" / "model.safetensors")
+    layers = [name for name in made.parameters if ".layers." in name]
+    for name in layers:
+        assert torch.equal(made.parameters[name], stored["model." + name.removeprefix("text_encoder.")].float()), name
+    assert layers
 
 
 def test_transformer_stage_leaves_the_text_encoder_alone(with_parts: Path):

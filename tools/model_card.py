@@ -32,8 +32,6 @@ from qwenimg.common.model import open_model
 
 STAGES = {"vae": "VAE", "text": "text encoder, of prompts", "dit": "transformer"}
 CURVE = (320, 200)  # pixels
-
-
 RECORD = "training.json"
 
 
@@ -101,9 +99,8 @@ def kept_runs(folder: Path, new: Sequence[Run], append: bool) -> list[Run]:
     record = folder / RECORD
     old = [Run(**entry) for entry in json.loads(record.read_text(encoding="utf-8"))] if record.exists() else []
     renewed = set() if append else {run.stage for run in new}
-    return sorted(
-        [*(run for run in old if run.stage not in renewed), *new], key=lambda run: list(STAGES).index(run.stage)
-    )
+    kept = [run for run in old if run.stage not in renewed]
+    return sorted([*kept, *new], key=lambda run: list(STAGES).index(run.stage))
 
 
 def digest(path: Path) -> str:
@@ -229,13 +226,15 @@ def main() -> None:
     parser.add_argument("--hardware", default="", help="what the runs of --training were on, in words")
     parser.add_argument("--gate", type=Path, action="append", default=[], metavar="RESULT.json")
     args = parser.parse_args()
+    gates = [read_gate(path, args.folder) for path in args.gate]  # before anything is written
     new = [run for training in args.training for run in read_runs(training, args.hardware, args.folder)]
     if args.training and not (new and args.hardware):
         raise SystemExit("--training needs a folder with a run's table, such as dit.csv, and --hardware")
     runs = kept_runs(args.folder, new, args.append)
+    if not runs:
+        raise SystemExit(f"{args.folder}: no {RECORD} in it, and no --training with a table of a run, such as dit.csv")
     record = json.dumps([asdict(run) for run in runs], indent=1)
     (args.folder / RECORD).write_text(record + "\n", encoding="utf-8")
-    gates = [read_gate(path, args.folder) for path in args.gate]
     (args.folder / "MODEL_CARD.md").write_text(card(args.folder, runs, gates), encoding="utf-8")
     lines = [f"{digest(path)}  {path.relative_to(args.folder).as_posix()}\n" for path in shipped(args.folder)]
     (args.folder / builtin.SUMS).write_text("".join(lines), encoding="ascii")
