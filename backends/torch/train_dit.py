@@ -23,6 +23,7 @@ from qwenimg.backends.torch import nn, train_folder
 from qwenimg.backends.torch.qwen_dit import Pair, QwenImageTransformer, TransformerBlock
 from qwenimg.backends.torch.qwen_vl import QwenTextEncoder
 from qwenimg.backends.torch.train_data import Batch, LatentBatches, padded
+from qwenimg.backends.torch.train_text import states_of
 from qwenimg.backends.torch.train_vae import Encoder, fresh, initialise
 from qwenimg.common import bpe, conditioning, geometry, tokenizers
 from qwenimg.common.config_file import parse
@@ -135,7 +136,7 @@ class DiTStage:
         """What the text encoder makes of ids [B S], without the template's: [B S-34 C]."""
         with torch.no_grad():
             on_device = torch.from_numpy(ids).to(self.device)
-            return self.text_encoder(on_device, self._text_rope(ids.shape[1]))[:, tokenizers.DROPPED :]
+            return states_of(self.text_encoder, self.text, on_device)[:, tokenizers.DROPPED :]
 
     # Loss
 
@@ -151,10 +152,6 @@ class DiTStage:
     def _mask(self, lengths: list[int], shape: tuple[int, int, int]) -> Tensor | None:
         mask = conditioning.key_mask(lengths, math.prod(shape))
         return None if mask is None else torch.from_numpy(mask).to(self.device)
-
-    def _text_rope(self, length: int) -> tuple[Tensor, Tensor]:
-        cos, sin = geometry.text_rope(length, self.text.head_dim, self.text.rope_theta)
-        return self._table(cos), self._table(sin)
 
     def _rope(self, shape: tuple[int, int, int], length: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         image, text = conditioning.image_and_text_rope(self.dit, [shape], length)

@@ -67,6 +67,12 @@ def new_text_encoder(config: QwenVLConfig) -> QwenTextEncoder:
     return made
 
 
+def states_of(encoder: QwenTextEncoder, config: QwenVLConfig, ids: Tensor) -> Tensor:
+    """Token ids [B S] -> states [B S C], on the device of `ids`."""
+    cos, sin = geometry.text_rope(ids.shape[1], config.head_dim, config.rope_theta)
+    return encoder(ids, (nn.table(cos, torch.float32, ids.device), nn.table(sin, torch.float32, ids.device)))
+
+
 class TextStage:
     """What the loop of `train` needs of a stage: parameters, batches, a loss, and the folder to write."""
 
@@ -105,9 +111,7 @@ class TextStage:
     def loss(self, batch: Texts, rows: slice) -> Tensor:
         """Mean cross-entropy of the answers, in nats a question."""
         ids, last, answers = (values[rows] for values in batch)
-        cos, sin = geometry.text_rope(ids.shape[1], self.text.head_dim, self.text.rope_theta)
-        rope = (nn.table(cos, torch.float32, self.device), nn.table(sin, torch.float32, self.device))
-        states = self.model.text_encoder(ids, rope)
+        states = states_of(self.model.text_encoder, self.text, ids)
         told = self.model.answers(states[torch.arange(len(ids), device=self.device), last])
         parts = told.float().split([len(values) for values in CLASSES.values()], dim=1)
         losses = [torch.nn.functional.cross_entropy(part, answers[:, i]) for i, part in enumerate(parts)]
