@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 # What may be called while a module is imported: it makes a constant or describes a function, and touches nothing.
 AT_IMPORT = {
     "TypeVar": "a type",
+    "ParamSpec": "a type",
     "re.compile": "a constant",
     "frozenset": "a constant",
     "set": "a constant",
@@ -34,6 +35,7 @@ AT_IMPORT = {
     "cache": "a decorator",
     "wraps": "a decorator",
     "_fused": "a decorator of backends/mlx/nn.py, which compiles when first called",
+    "computes": "a decorator of backends/torch/cpu.py",
     "torch.inference_mode": "a decorator",
 }
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -409,6 +409,7 @@ def test_twins_have_one_body(name):
 
 def test_every_shared_file_has_a_twin():
     files = [{path.name for path in INNER if path.parent.name == backend} for backend in ("torch", "mlx")]
+    files[0].remove("cpu.py")  # what it has for torch, MLX does by itself
     assert files[0] == files[1] == {f"{name}.py" for name in ONE_SIDED}
 
 

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from qwenimg.backends.torch import nn
+from qwenimg.backends.torch import cpu, nn
 
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # of the result: half a unit in its last place, at most
 
 
 @pytest.fixture
 def without_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nn, "_multiplies", lambda dtype, device: dtype in (torch.float32, torch.float64))
+    monkeypatch.setattr(nn, "multiplies", lambda dtype, device: dtype in (torch.float32, torch.float64))
 
 
 def excess(found: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> float:
@@ -61,12 +61,12 @@ def test_large_images_are_not_widened(without_instructions: None, monkeypatch: p
 
 def test_which_processors_multiply(monkeypatch: pytest.MonkeyPatch):
     """AVX-512 alone emulates bfloat16, whatever oneDNN says."""
-    nn._multiplies.cache_clear()
-    monkeypatch.setattr(nn.platform, "machine", lambda: "x86_64")
+    cpu.multiplies.cache_clear()
+    monkeypatch.setattr(cpu.platform, "machine", lambda: "x86_64")
     for avx512, amx in ((False, False), (True, False), (False, True)):
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda avx512=avx512: avx512)
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: amx)
-        assert nn._multiplies(torch.bfloat16, "cpu") == (avx512 or amx)
-        nn._multiplies.cache_clear()
-    assert nn._multiplies(torch.float32, "cpu") and nn._multiplies(torch.bfloat16, "cuda")
-    nn._multiplies.cache_clear()
+        assert cpu.multiplies(torch.bfloat16, "cpu") == (avx512 or amx)
+        cpu.multiplies.cache_clear()
+    assert cpu.multiplies(torch.float32, "cpu") and cpu.multiplies(torch.bfloat16, "cuda")
+    cpu.multiplies.cache_clear()

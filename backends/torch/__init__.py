@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import load, nn
+from qwenimg.backends.torch.cpu import computes
 from qwenimg.backends.torch.diffusion import ClipEncoder, UNet
 from qwenimg.backends.torch.kl_vae import KLVAE
 from qwenimg.backends.torch.qwen_dit import Pair, QwenImageTransformer, Rope, TransformerBlock
@@ -52,7 +53,7 @@ class TextEncoder:
         load.fill(self.model, plan, lambda name: precision.weight_dtype("text", name), device)
         self.table_dtype = nn.DTYPES[precision.compute_dtype("text")]
 
-    @torch.inference_mode()
+    @computes
     def encode(self, ids: Sequence[int]) -> Tensor:
         """[1, S, C]."""
         table = geometry.text_rope(len(ids), self.config.head_dim, self.config.rope_theta)
@@ -90,7 +91,7 @@ class Transformer:
         resident = plan.only(lambda name: not qwen_dit.timestep_only(name))
         load.fill(self.model, resident, self.dtype_of, device)
 
-    @torch.inference_mode()
+    @computes
     def modulate(self, features: NumpyArray, addition: int = 0) -> Modulation:
         """The rows of every block for sinusoids [T 256] (`conditioning.time_rows`); each block's weights are read, used
         and freed in turn."""
@@ -104,7 +105,7 @@ class Transformer:
         ]
         return Modulation(blocks, final)
 
-    @torch.inference_mode()
+    @computes
     def condition(self, texts: Sequence[Tensor], shapes: Sequence[tuple[int, int, int]]) -> Condition:
         lengths = [text.shape[1] for text in texts]
         longest = max(lengths)
@@ -120,7 +121,7 @@ class Transformer:
             mask=None if mask is None else torch.from_numpy(mask).to(self.device),
         )
 
-    @torch.inference_mode()
+    @computes
     def predict(self, latents: Tensor, condition: Condition, modulation: Modulation, step: int) -> Tensor:
         mods, final = modulation.at(step, condition.index is not None)
         latents = latents.expand(condition.txt.shape[0], -1, -1)
@@ -151,7 +152,7 @@ class VAE:
         self.dtype = nn.DTYPES[precision.compute_dtype("vae")]
         self.model = load.empty(build)
 
-    @torch.inference_mode()
+    @computes
     def decode(self, latents: NumpyArray, tile: int | None = None) -> NumpyArray:
         self._need(self.decoder_only)
         height, width = latents.shape[2:]
@@ -159,7 +160,7 @@ class VAE:
         pixels = self.model.decode(z, height, width, tile or WIDE)
         return nn.at_least_float32(pixels).cpu().numpy()
 
-    @torch.inference_mode()
+    @computes
     def encode(self, pixels: NumpyArray) -> NumpyArray:
         self._need(lambda name: not self.decoder_only(name))
         moments = self.model.encode(nn.table(pixels, self.dtype, self.device))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from qwenimg.backends.torch import load, nn
 from qwenimg.backends.torch.clip import CLIPTextEncoder
+from qwenimg.backends.torch.cpu import computes
 from qwenimg.backends.torch.unet import Context
 from qwenimg.backends.torch.unet import UNet as Model
 from qwenimg.common.backend import NumpyArray
@@ -27,7 +28,7 @@ class ClipEncoder:
         self.model = load.empty(lambda: CLIPTextEncoder(config, stream))
         load.fill(self.model, plan, lambda name: precision.weight_dtype("text", name), device)
 
-    @torch.inference_mode()
+    @computes
     def encode(self, ids: Sequence[Sequence[int]], skipped: int, normed: bool) -> tuple[Tensor, Tensor]:
         """Chunks of ids [N S] -> states [N S C] and pooled vectors [N P]."""
         ends = [clip.eos_position(self.config, chunk) for chunk in ids]
@@ -50,13 +51,13 @@ class UNet:
         self.model = load.empty(lambda: Model(config, stream))
         load.fill(self.model, plan, lambda name: precision.weight_dtype("transformer", name), device)
 
-    @torch.inference_mode()
+    @computes
     def condition(self, texts: NumpyArray, addition: NumpyArray | None) -> Condition:
         """Text states [B S C]; pooled text and sinusoids of the sizes [B A]."""
         extra = None if addition is None else nn.table(addition, self.dtype, self.device)
         return Condition(self.model.context(nn.table(texts, self.dtype, self.device)), extra, len(texts))
 
-    @torch.inference_mode()
+    @computes
     def predict(self, latents: Tensor, features: NumpyArray, condition: Condition) -> Tensor:
         """[1 C h w] -> [B 4 h w]."""
         x = latents.expand(condition.branches, -1, -1, -1)

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import torch
 
+from qwenimg.backends.torch.cpu import laid_out
 from qwenimg.backends.torch.nn import DTYPES
 from qwenimg.common.checkpoint import Entry, LoadPlan, read
 from qwenimg.common.errors import ModelError, clean
@@ -30,7 +31,7 @@ def empty(build: Callable[[], Model]) -> Model:
 def fill(model: torch.nn.Module, plan: LoadPlan, dtype_of: Callable[[str], str], device: torch.device) -> None:
     """Reads every tensor of `plan` into the parameter of its name. Nothing may be missing from the model."""
     for name, entry in plan.entries.items():
-        _put(model, name, tensor(entry, DTYPES[dtype_of(name)], device))
+        _put(model, name, laid_out(tensor(entry, DTYPES[dtype_of(name)], device)))
 
 
 def drop(model: torch.nn.Module, names: Iterable[str]) -> None:

@@ -8,15 +8,15 @@ Shapes: B batch, L tokens, H heads, D head dim, C channels. Images are [B C h w]
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from qwenimg.backends.torch.cpu import multiplies
 
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
 SCORE_BYTES = 2**28  # attention runs over chunks of queries whose scores take at most this much
@@ -52,21 +52,6 @@ def table(values: np.ndarray, dtype: torch.dtype, device: torch.device) -> Tenso
     return torch.from_numpy(values).to(device=device, dtype=wide)
 
 
-@cache
-def _multiplies(dtype: torch.dtype, device: str) -> bool:
-    """Whether the device has instructions for products in `dtype`. A CPU without them takes torch up to several times
-    as long as for float32."""
-    if device != "cpu" or dtype in (torch.float32, torch.float64):
-        return True
-    if not torch.backends.mkldnn.is_available():
-        return False
-    if dtype == torch.bfloat16 and platform.machine().lower() in ("x86_64", "amd64"):
-        # oneDNN says yes to any AVX-512, and then emulates bfloat16 in two to three times the time of float32
-        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    known = torch.ops.mkldnn
-    return known._is_mkldnn_bf16_supported() if dtype == torch.bfloat16 else known._is_mkldnn_fp16_supported()
-
-
 def _wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The same product: sums in float32, rounded once. A part of the weight at a time is widened, so that it stays in
     the cache."""
@@ -86,7 +71,7 @@ class Linear(torch.nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """[... in] -> [... out] in the weight's dtype."""
         x = x.to(self.weight.dtype)
-        product = F.linear if _multiplies(x.dtype, x.device.type) else _wide_linear
+        product = F.linear if multiplies(x.dtype, x.device.type) else _wide_linear
         return _seen("linear", self.path, product(x, self.weight, self.bias))
 
 
@@ -117,7 +102,7 @@ class Conv2d(torch.nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         """[B in h w] -> [B out h' w'] in the weight's dtype, padded by half the kernel unless strided."""
         x, weight, bias = x.to(self.weight.dtype), self.weight, self.bias
-        if _multiplies(x.dtype, x.device.type) or x.numel() > WIDE_IMAGE:
+        if multiplies(x.dtype, x.device.type) or x.numel() > WIDE_IMAGE:
             return _seen("conv2d", self.path, F.conv2d(x, weight, bias, self.stride, self.padding))
         # The same sums, rounded once: a third of the time at 32x32 and 64x64, as much as before at 8x8. In float32 a
         # CPU would spend more on laying out the weights for channels last than it gains.
