@@ -53,7 +53,7 @@ def read_mask(path: Path, like: Uint8) -> Uint8:
 
 def _open(path: Path) -> Image:
     """Decoded and turned upright."""
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     with closing(open_regular(path)) as file:
         if file.size > MAX_FILE:
@@ -72,6 +72,8 @@ def _open(path: Path) -> Image:
         raise
     except Image.DecompressionBombError:  # Pillow's own limit, which is higher, is looked at first
         raise bad(path, f"is too large: at most {MAX_PIXELS // 1_000_000} megapixels are read") from None
+    except UnidentifiedImageError:
+        raise bad(path, "is no PNG, JPEG or WebP picture; convert it to one of them") from None
     # Pillow's decoders raise whatever they raise; in every case the file is at fault.
     except Exception as error:
         raise bad(path, f"cannot be read as a PNG, JPEG or WebP picture: {short(error, 80)}") from None

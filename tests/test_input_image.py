@@ -84,11 +84,11 @@ def _saved(kind: str) -> bytes:
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (b"", "cannot be read as a PNG, JPEG or WebP"),
-        (b"\x00" * 64, "cannot be read as a PNG, JPEG or WebP"),
+        (b"", "is no PNG, JPEG or WebP picture; convert"),
+        (b"\x00" * 64, "is no PNG, JPEG or WebP picture; convert"),
         (_saved("PNG")[:60], "cannot be read as a PNG, JPEG or WebP"),
-        (_saved("GIF"), "cannot be read as a PNG, JPEG or WebP"),
-        (_saved("TIFF"), "cannot be read as a PNG, JPEG or WebP"),
+        (_saved("GIF"), "is no PNG, JPEG or WebP picture; convert"),
+        (_saved("TIFF"), "is no PNG, JPEG or WebP picture; convert"),
         (_huge_png(9_000), "9000x9000; at most 64 megapixels"),
         (_huge_png(60_000), "at most 64 megapixels"),
     ],
@@ -100,6 +100,7 @@ def test_bad_files_are_one_line(tmp_path: Path, raw: bytes, message: str) -> Non
         read_image(path)
     print(caught.value)
     assert message in str(caught.value) and "a.png" in str(caught.value) and "\n" not in str(caught.value)
+    assert "BytesIO" not in str(caught.value)
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:
