@@ -83,7 +83,7 @@ def _refused(*names: str) -> Callable[[_F], _F]:
 @click.option("--strength", type=float, metavar="X", help="0 to 1, the share of the schedule that is run on it.")
 @click.option("--mask", type=_FILE, metavar="FILE", help="Of its size: white is made anew, black is kept.")
 # Model
-@click.option("-m", "--model", metavar="MODEL", help="A folder, a pulled name or hub id; shapes is built in.")
+@click.option("-m", "--model", metavar="MODEL", help="A folder or file, a pulled name or hub id; shapes is built in.")
 @click.option("--refiner", metavar="MODEL", help="An SDXL refiner that ends each picture.")
 @click.option("--refine-at", type=float, metavar="X", help="Where it takes over. Default 0.8.")
 @click.option("--vae", type=_FILE, metavar="FILE", help="Another VAE for Stable Diffusion.")

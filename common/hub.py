@@ -29,6 +29,7 @@ _NEEDED = re.compile(
 )
 _HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_FILES = (".safetensors", ".ckpt", ".gguf", ".pt", ".pth", ".bin")  # a model in one file, readable or not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +125,8 @@ def _from_path(given: str, path: Path) -> Resolved:
 def find_repo(given: str) -> tuple[str, Recipe | None]:
     """The hub id that the name or id `given` stands for, and its recipe. Raises ModelError."""
     shown = short(given, 120)
+    if given.lower().endswith(_FILES):
+        raise ModelError(f"{shown}: no such file")
     if given.startswith((".", "~", os.sep)) or given.count(os.sep) > 1 or given.endswith(os.sep):
         raise ModelError(f"{shown}: no such folder")
     reason = recipes.refusal(given)

@@ -144,6 +144,12 @@ def test_what_looks_like_a_path_is_no_name(given, tmp_path, monkeypatch, cache, 
     assert "no such folder" in refused(hub.resolve, given)
 
 
+@pytest.mark.parametrize("given", ["sd15.safetensors", "models/SD15.SafeTensors", "/models/a.ckpt", "~/a/b/c.gguf"])
+def test_what_looks_like_a_file_is_no_name(given, tmp_path, monkeypatch, cache, no_sockets):
+    monkeypatch.chdir(tmp_path)
+    assert refused(hub.resolve, given).endswith(": no such file")
+
+
 @pytest.mark.parametrize(
     "given", ["", "flux", "a b", "x" * 5000, "a\0b", "\x1b[31m", "a--b/c", "../x", "a/..", "ä/b", "-/x", "\udcff"]
 )
