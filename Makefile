@@ -35,7 +35,7 @@ help:
 # What a person runs
 
 GRID := "a red circle" "a large blue star" "two yellow hearts" "a small green cross on a black background" \
-  "a brown diamond at the bottom" "a pink ring on the left" "一个红色的圆在左边" "一个大的黄色的方块，黑色背景"
+  "a brown diamond at the bottom" "a pink ring to the left of a black cross" "一个红色的圆在左边" "一个大的黄色的方块，黑色背景"
 
 demo: $(VENV)/.demo-ready
 	$(BIN)/python tools/grid.py demo/shapes.png $(GRID)

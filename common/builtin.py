@@ -17,7 +17,7 @@ from qwenimg.common.errors import ModelError, clean
 NAME = recipes.BUILT_IN.name
 SUMS = "SHA256SUMS"
 """The file in the folder that pins the others: a line `HASH  PATH` for each, as sha256sum writes and checks it."""
-UNFINISHED = "not trained to its end: one object comes out right, two or three mostly do not"
+UNFINISHED = "not trained to its end: one object and two different ones come out right, two or three alike often do not"
 """What its gate says of the weights that are there now; goes when the gate passes."""
 SHOWN = 8  # unknown words that are named
 
