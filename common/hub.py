@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qwenimg.common import builtin, recipes
-from qwenimg.common.component_files import STEMS, find_files
+from qwenimg.common.component_files import PICKLES, STEMS, find_files
 from qwenimg.common.errors import ModelError
 from qwenimg.common.recipes import Recipe
 from qwenimg.common.untrusted import short
@@ -29,7 +29,7 @@ _NEEDED = re.compile(
 )
 _HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_FILES = (".safetensors", ".ckpt", ".gguf", ".pt", ".pth", ".bin")  # a model in one file, readable or not
+_FILES = (".safetensors", ".gguf", *PICKLES)  # a model in one file, readable or not
 
 
 @dataclass(frozen=True, kw_only=True)

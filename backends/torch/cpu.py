@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable
 from functools import cache, wraps
+from itertools import accumulate
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
@@ -33,7 +34,7 @@ def computes(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, 
     @wraps(method)
     def run(self: C, /, *args: P.args, **kwargs: P.kwargs) -> R:
         threads = torch.get_num_threads()
-        alone = threads > 1 and _parameters(self.model) < SMALL
+        alone = threads > 1 and _is_small(self.model)
         if alone:
             torch.set_num_threads(1)
         try:
@@ -46,8 +47,9 @@ def computes(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, 
     return run
 
 
-def _parameters(model: torch.nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
+def _is_small(model: torch.nn.Module) -> bool:
+    """Stops counting where it is large, which is soon: this is asked at every step."""
+    return all(count < SMALL for count in accumulate(p.numel() for p in model.parameters()))
 
 
 @cache
