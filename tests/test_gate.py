@@ -152,13 +152,14 @@ for stage in ("vae", "text", "dit"):
 
 def test_three_artists_draw_alike(trained: Path, monkeypatch: pytest.MonkeyPatch):
     """Both backends and diffusers from the same noise: a model of four steps, one prompt."""
-    monkeypatch.setattr(recipes, "BUILT_IN", replace(recipes.BUILT_IN, width=32, height=48, steps=2))
+    monkeypatch.setattr(recipes, "BUILT_IN", replace(recipes.BUILT_IN, steps=2))
     [job] = gate_draw.jobs(["trained"], 1)
     pictures = {}
     for backend in ("cpu", "mlx", "diffusers"):
-        artist = Artist(model=str(trained), backend=backend, precision="fp32")
+        artist = Artist(model=str(trained), backend=backend, precision="fp32", size=gate._size("32x48"))
         [one] = gate_draw.draw_all(artist, [replace(job, negative="red")])
         pictures[backend] = one.pixels
+    assert pictures["cpu"].shape == (48, 32, 3)
     for backend in ("mlx", "diffusers"):
         ratio = gate.psnr(pictures["cpu"], pictures[backend])
         print(f"{backend}: {ratio:.1f} dB")

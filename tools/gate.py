@@ -31,8 +31,10 @@ from doc_tables import DOCS, table, write
 from gate_draw import EXTRA, LOW_GUIDANCE, PLAIN, WITHOUT_RED, Artist, Drawn, Job, Pixels, draw_all, jobs, model_folder
 
 from qwenimg.common import builtin, recipes, shapes, shapes_gate
+from qwenimg.common.errors import UsageError
 from qwenimg.common.selftest import LEAST
 from qwenimg.common.shapes_check import Verdict
+from qwenimg.common.training import parse_sizes
 
 RESULTS = DOCS / "results"
 PAIRS = RESULTS / "shapes-pairs.json"
@@ -52,7 +54,7 @@ IDENTICAL = 99.0  # dB written for equal pictures, since JSON has no infinity
 
 def run(args: argparse.Namespace) -> int:
     backend = args.oracle or args.backend
-    artist = Artist(model=args.model, backend=backend, precision=args.precision)
+    artist = Artist(model=args.model, backend=backend, precision=args.precision, size=args.size)
     wanted = jobs(args.groups, args.limit)
     start, drawn = time.monotonic(), []
     for one in draw_all(artist, wanted, args.workers):
@@ -63,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"{len(drawn)} of {len(wanted)}, {seconds:.0f} s, {left:.0f} s left", file=sys.stderr, flush=True)
     result = _about(artist) | judge(drawn) | {"seconds": round(time.monotonic() - start, 1)}
     if args.vae:
-        result["vae"] = vae_psnr(model_folder(args.model), args.limit or VAE_PICTURES)
+        result["vae"] = vae_psnr(model_folder(args.model), args.limit or VAE_PICTURES, artist.size)
     checks = _checks(result)
     result["complete"] = len(drawn) == len(jobs(None, None)) and args.vae
     result["passed"] = all(checks.values())
@@ -75,6 +77,15 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         args.out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return int(bool(missed))
+
+
+def _size(text: str) -> tuple[int, int]:
+    """`256x256` or `256`."""
+    try:
+        [size] = parse_sizes(text)
+    except (UsageError, ValueError):
+        raise argparse.ArgumentTypeError(f"{text!r} is not one size, such as 256 or 160x96") from None
+    return size
 
 
 def _about(artist: Artist) -> dict[str, Any]:
@@ -91,8 +102,8 @@ def _about(artist: Artist) -> dict[str, Any]:
         "dataset": shapes_gate.dataset_hash(),
         "backend": artist.backend,
         "precision": artist.precision,
-        "width": r.width,
-        "height": r.height,
+        "width": artist.size[0],
+        "height": artist.size[1],
         "steps": r.steps,
         "guidance": r.guidance,
         "command": shlex.join(["python", *sys.argv]),
@@ -193,15 +204,15 @@ def _lines(result: dict[str, Any]) -> list[str]:
     return [*lines, f"not finite: {result['non_finite']}"]
 
 
-def vae_psnr(folder: Path, count: int) -> dict[str, float]:
+def vae_psnr(folder: Path, count: int, size: tuple[int, int]) -> dict[str, float]:
     """Rendered pictures through diffusers' own encoder (the posterior's mean) and decoder."""
     import torch
     from diffusers import AutoencoderKLQwenImage
 
     vae = AutoencoderKLQwenImage.from_pretrained(folder / "vae", torch_dtype=torch.float32)
-    r, found = recipes.BUILT_IN, []
+    found = []
     for seed in range(count):
-        picture = shapes.render(shapes.random_scene(np.random.default_rng([7, seed])), r.width, r.height)
+        picture = shapes.render(shapes.random_scene(np.random.default_rng([7, seed])), *size)
         with torch.no_grad():
             latents = vae.encode(torch.from_numpy(picture)[None, :, None]).latent_dist.mode()
             again = vae.decode(latents, return_dict=False)[0][0, :, 0].clamp(-1, 1)
@@ -271,8 +282,7 @@ def write_tables() -> None:
     """docs/shapes.md from every docs/results/gate-*.json and from the pairs."""
     results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("gate-*.json"))]
     if results:
-        heads = ["prompts", "at least", *(f"{one['backend']} {one['precision']}" for one in results)]
-        write("shapes.md", "gate", table(heads, gate_rows(results)))
+        write("shapes.md", "gate", table(["prompts", "at least", *map(_head, results)], gate_rows(results)))
     if PAIRS.exists():
         rows = [
             [
@@ -287,6 +297,12 @@ def write_tables() -> None:
         ]
         heads = ["pair", "worst PSNR", "mean PSNR", "largest difference of 255", "equal verdicts", "passed"]
         write("shapes.md", "pairs", table(heads, rows))
+
+
+def _head(result: dict[str, Any]) -> str:
+    size, r = (result["width"], result["height"]), recipes.BUILT_IN
+    other = "" if size == (r.width, r.height) else f", {size[0]}x{size[1]}"
+    return f"{result['backend']} {result['precision']}{other}"
 
 
 def gate_rows(results: Sequence[dict[str, Any]]) -> list[list[str]]:
@@ -325,6 +341,10 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument("--workers", type=int, default=1, help="processes")
         one.add_argument("--limit", type=int, help="at most that many prompts of a group")
     gate.add_argument("--out", type=Path, help="result as JSON")
+    r = recipes.BUILT_IN
+    gate.add_argument(
+        "--size", type=_size, default=(r.width, r.height), help="of the pictures; the model's default unless given"
+    )
     gate.add_argument("--backend", default="cpu")
     gate.add_argument("--precision", default="fp32")
     gate.add_argument("--oracle", choices=["diffusers"], help="diffusers draws, from the same noise")

@@ -35,11 +35,12 @@ ANY_COLOUR_SEEDS = range(3000, 3008)
 
 @dataclass(frozen=True, kw_only=True)
 class Artist:
-    """Who draws: `model` is a folder or a name, `backend` one of ours or `diffusers`."""
+    """Who draws: `model` is a folder or a name, `backend` one of ours or `diffusers`, `size` width and height."""
 
     model: str
     backend: str
     precision: str
+    size: tuple[int, int] = (recipes.BUILT_IN.width, recipes.BUILT_IN.height)
 
     def __str__(self) -> str:
         return f"{self.backend}:{self.precision}"
@@ -119,15 +120,15 @@ def painter(artist: Artist) -> Callable[[Job], Pixels]:
 
 def _ours(artist: Artist) -> Callable[[Job], Pixels]:
     pipe = qwenimg.load(artist.model, artist.backend, artist.precision, offline=True)
-    r = recipes.BUILT_IN
+    width, height = artist.size
 
     def draw(job: Job) -> Pixels:
         result = pipe(
             job.asked.prompt,
             negative_prompt=job.negative,
-            width=r.width,
-            height=r.height,
-            steps=r.steps,
+            width=width,
+            height=height,
+            steps=recipes.BUILT_IN.steps,
             guidance=job.guidance,
             seed=job.asked.seed,
         )
@@ -141,16 +142,16 @@ def _diffusers(artist: Artist) -> Callable[[Job], Pixels]:
     import torch
 
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[artist.precision]
-    folder, r = model_folder(artist.model), recipes.BUILT_IN
+    folder, (width, height) = model_folder(artist.model), artist.size
 
     def draw(job: Job) -> Pixels:
-        latents = noise.normal((1, 16, r.height // 8, r.width // 8), job.asked.seed)
+        latents = noise.normal((1, 16, height // 8, width // 8), job.asked.seed)
         _, pixels = oracle.generate(
             folder,
             job.asked.prompt,
             latents,
             negative_prompt=job.negative,
-            steps=r.steps,
+            steps=recipes.BUILT_IN.steps,
             guidance=job.guidance,
             dtype=dtype,
         )
