@@ -71,9 +71,9 @@ FILLERS = (
     "个 颗 只 枚 块 的 在 有 是 位于 上 里 中 画 请 给我 帮我 一张 一幅 图 图片 图画 画面",
 )
 LANGUAGES: tuple[Language, ...] = ("en", "zh")
-SAY_COLOR = 0.96  # how often a prompt names it
-SAY, SAY_USUAL = 0.96, 0.25  # how often a prompt names a size or a place, and how often the usual one
-USUAL_SIZE, USUAL_POSITION = "medium", "center"  # so that a prompt without them has one meaning
+SAY_COLOR = 0.9  # how often a prompt names it; often enough left out for a prompt without one to have a meaning
+SAY_USUAL = 0.25  # how often a prompt names the usual size or place; any other always, so none named has one meaning
+USUAL_SIZE, USUAL_POSITION = "medium", "center"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,7 +269,7 @@ def _arranged(parsed: Parsed, places: list[tuple[str, int]], relations: list[str
 
 def describe(scene: Scene, rng: np.random.Generator, language: Language) -> str:
     """A prompt for `scene`: some of what is on it, and nothing that is not. The colours are nearly always named,
-    the background always unless it is the usual one for these colours."""
+    sizes and places always unless they are the usual ones, and so is the background."""
     background = scene.background
     usual = backgrounds(*(o.color for o in scene.objects))[0] == background
     named = None if usual and rng.random() < 0.7 else background
@@ -283,9 +283,14 @@ def plain(scene: Scene) -> str:
     return f"{_article(o.size)} {o.color} {o.shape} {place} on {_article(scene.background)} background"
 
 
+def only_color(scene: Scene, rng: np.random.Generator, language: Language) -> str:
+    """The colour of the first object, and nothing else: what people write as a negative prompt."""
+    return _word(rng, COLOR_WORDS[scene.objects[0].color], language) + ("色" if language == "zh" else "")
+
+
 def _says(value: str, usual: str, rng: np.random.Generator) -> bool:
-    """Whether a prompt names `value`: nearly always, unless it is the usual one."""
-    return rng.random() < (SAY_USUAL if value == usual else SAY)
+    """Whether a prompt names `value`: always, unless it is the usual one."""
+    return value != usual or rng.random() < SAY_USUAL
 
 
 def _word(rng: np.random.Generator, words: Synonyms, language: Language) -> str:

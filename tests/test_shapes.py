@@ -172,6 +172,17 @@ def test_everything_occurs():
     assert min(seen[word] for word in expected) > 100
 
 
+def test_where_several_lie():
+    """Three in one way; two beside each other, or now and then one above the other."""
+    same = [s.objects for s in many_scenes(4000) if len(s.objects) > 1 and not s.relation]
+    beside = [abs(a.x - b.x) > abs(a.y - b.y) for a, b in (objects for objects in same if len(objects) == 2)]
+    print(f"two: {len(beside)}, {sum(beside) / len(beside):.1%} of them side by side")
+    assert abs(sum(beside) / len(beside) - 0.7) < 0.06
+    for top, left, right in (objects for objects in same if len(objects) == 3):
+        assert left.x < top.x - 0.15 and right.x > top.x + 0.15
+        assert min(left.y, right.y) > top.y + 0.4
+
+
 def test_held_out_pairs():
     held_out, trained = shapes.held_out_pairs(), shapes.trained_pairs()
     assert len(held_out) == 8

@@ -299,12 +299,24 @@ def test_muon_by_its_formula():
 
 def test_prompts_are_dropped_and_in_two_languages():
     rng = train_data.generator(0, train_data.STEP_KIND, 0)
-    prompts = [train_data.prompt(train_data.shapes.random_scene(rng), rng, simple=False) for _ in range(1000)]
-    dropped = sum(prompt == " " for prompt in prompts) / 1000
-    chinese = sum(not prompt.isascii() for prompt in prompts) / 1000
+    scenes = [train_data.shapes.random_scene(rng) for _ in range(3000)]
+    prompts = [train_data.prompt(scene, rng, simple=False) for scene in scenes]
+    dropped = sum(prompt == " " for prompt in prompts) / 3000
+    chinese = sum(not prompt.isascii() for prompt in prompts) / 3000
     print(f"{dropped:.1%} dropped, {chinese:.1%} Chinese")
-    assert abs(dropped - train_data.DROPPED) < 0.03
-    assert abs(chinese - train_data.CHINESE * (1 - train_data.DROPPED)) < 0.05
+    assert abs(dropped - train_data.DROPPED) < 0.02
+    assert abs(chinese - train_data.CHINESE * (1 - train_data.DROPPED)) < 0.03
+    # a colour by itself is of the one object, and is never what a description says
+    ones = [
+        (prompt, scene.objects[0].color)
+        for prompt, scene in zip(prompts, scenes, strict=True)
+        if len(scene.objects) == 1
+    ]
+    alone = {(prompt, color) for prompt, color in ones if prompt != " " and not shapes_words.parse(prompt).things}
+    share = sum(pair in alone for pair in ones) / len(ones)
+    print(f"{share:.1%} of {len(ones)} prompts of one object are a colour only: {sorted(alone)[:4]}")
+    assert abs(share - train_data.COLOR_ONLY * (1 - train_data.DROPPED)) < 0.03
+    assert all(shapes_words.parse(f"{prompt} star").things[0].color == color for prompt, color in alone)
 
 
 # The arithmetic

@@ -26,6 +26,7 @@ from doc_tables import table
 from gate import gate_rows
 from safetensors import safe_open
 
+from qwenimg.backends.torch.train_data import COLOR_ONLY, DROPPED
 from qwenimg.backends.torch.train_state import FORMAT, curve
 from qwenimg.common import builtin, recipes, shapes, shapes_gate
 from qwenimg.common.model import open_model
@@ -129,8 +130,9 @@ def card(folder: Path, runs: Sequence[Run], gates: Sequence[dict[str, Any]]) -> 
         _training(runs),
         "```\n" + "\n".join(run.command for run in runs) + "\n```",
         "\n\n".join(f"![loss of {stage}](loss-{stage}.png)" for stage in dict.fromkeys(run.stage for run in runs)),
-        f"Data: `shapes_gate.dataset_hash()` is `{shapes_gate.dataset_hash()}`. A tenth of the prompts is replaced by "
-        '`" "`. As in the published Qwen-Image, the text encoder is trained first and stays as it is; it learned to '
+        f"Data: `shapes_gate.dataset_hash()` is `{shapes_gate.dataset_hash()}`. Of the prompts, "
+        f'{DROPPED:.0%} are replaced by `" "`, and {COLOR_ONLY:.0%} of those of one object by its colour alone. '
+        "As in the published Qwen-Image, the text encoder is trained first and stays as it is; it learned to "
         "tell what a prompt asks for from its last token, as `backends/torch/train_text.py` says.",
         "## Held out",
         _held_out(),

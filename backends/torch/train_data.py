@@ -26,6 +26,7 @@ VAE_KIND, SCENE_KIND, STEP_KIND, MEASURE_KIND, TEXT_KIND = range(5)
 REUSE = 16  # steps that a picture is used in, each time with another prompt, noise and noise level
 LAG = 64  # steps between two uses of a picture
 DROPPED = 0.1  # of the prompts, so that there is a prediction without one
+COLOR_ONLY = 0.08  # of the prompts of one object, so that a colour by itself is more than no prompt
 CHINESE = 0.4  # of the prompts
 SIDES = (64, 320)  # pixels a side of the pictures that the VAE's crops are cut from
 
@@ -140,10 +141,15 @@ class LatentBatches:
 
 
 def prompt(scene: Scene, rng: np.random.Generator, *, simple: bool, drop: bool = True) -> str:
-    """A description in one of two languages, or, with `drop`, now and then a space, which stands for no prompt."""
+    """A description in one of two languages, or, with `drop`, now and then a space, which stands for no prompt, or a
+    colour and nothing else, which is what a negative prompt is made of."""
     language: Language = "zh" if rng.random() < CHINESE else "en"
     text = shapes_words.plain(scene) if simple else shapes_words.describe(scene, rng, language)
-    return " " if drop and rng.random() < DROPPED else text
+    if drop and rng.random() < DROPPED:
+        return " "
+    if drop and len(scene.objects) == 1 and rng.random() < COLOR_ONLY:
+        return shapes_words.only_color(scene, rng, language)
+    return text
 
 
 def padded(ids: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], list[int]]:
