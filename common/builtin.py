@@ -17,8 +17,6 @@ from qwenimg.common.errors import ModelError, clean
 NAME = recipes.BUILT_IN.name
 SUMS = "SHA256SUMS"
 """The file in the folder that pins the others: a line `HASH  PATH` for each, as sha256sum writes and checks it."""
-UNFINISHED = "not trained to its end: one object and two different ones come out right, two or three alike often do not"
-"""What its gate says of the weights that are there now; goes when the gate passes."""
 SHOWN = 8  # unknown words that are named
 
 
@@ -53,7 +51,7 @@ def real_model() -> str:
 
 def notice(parameters: int) -> str:
     """One line for whoever did not ask for it by name."""
-    about = f"{parameters / 1e6:.1f} M parameters, draws coloured shapes only; {UNFINISHED}"
+    about = f"{parameters / 1e6:.1f} M parameters, draws coloured shapes only"
     return f'built-in demo model "shapes" ({about}); real model: {real_model()}'
 
 

@@ -123,7 +123,7 @@ def test_the_notice_counts(toy: Path):
     model.close()
     text = builtin.notice(model.parameters)
     print(text)
-    about = f"{count / 1e6:.1f} M parameters, draws coloured shapes only; {builtin.UNFINISHED}"
+    about = f"{count / 1e6:.1f} M parameters, draws coloured shapes only"
     assert text == f'built-in demo model "shapes" ({about}); real model: {REAL}'
     assert 0.1e6 < count < 10e6
 
