@@ -74,13 +74,17 @@ class Flags:
 
 def draw(flags: Flags, stop: Stop) -> int:
     """The whole run; its exit code. Raises QwenimgError, before any model is opened where that is possible."""
+    from qwenimg.common import builtin, hub
+
     report = Report(as_json=flags.json, quiet=flags.quiet, debug=parse_debug(flags.debug))
     replay = None if flags.replay is None else read_replay(flags.replay)
     wanted = _wanted(flags, replay)
     _check_files(flags, replay, wanted)
     noise = None if flags.latents is None else _read_noise(flags.latents, wanted)
     given = _read_pictures(flags, report)
-    unknown = _unknown_words(flags, replay, wanted)
+    model = flags.model or (None if replay is None else replay.model)
+    built_in = hub.is_built_in(model)
+    unknown = _unknown_words(wanted, asked_for=model is not None) if built_in else []
     for folder in {picture.path.parent for picture in wanted if picture.path is not None}:
         files.sweep(folder)
     try:
@@ -89,7 +93,10 @@ def draw(flags: Flags, stop: Stop) -> int:
         for words in unknown:
             report.notify("warning", words)
         wanted = [_completed(picture, pipe, given) for picture in wanted]
-        if flags.save_latents is not None and len({(picture.width, picture.height) for picture in wanted}) > 1:
+        sizes = dict.fromkeys((cast(int, picture.width), cast(int, picture.height)) for picture in wanted)
+        if built_in and (other := builtin.other_sizes(sizes)):
+            report.notify("warning", other)
+        if flags.save_latents is not None and len(sizes) > 1:
             raise UsageError("--save-latents: one file takes pictures of one size; this run makes several sizes")
         for picture in wanted:
             pipe.check(**_asked(picture, noise, given))
@@ -206,17 +213,14 @@ def _read_pictures(flags: Flags, report: Report) -> Given:
     return Given(image=image, mask=None if flags.mask is None else input_image.read_mask(flags.mask, image))
 
 
-def _unknown_words(flags: Flags, replay: Replay | None, wanted: Sequence[Picture]) -> list[str]:
-    """What the built-in model would not understand; nothing where another is used.
+def _unknown_words(wanted: Sequence[Picture], *, asked_for: bool) -> list[str]:
+    """What the built-in model would not understand.
 
     Raises ModelError where nobody asked for it and a prompt names nothing that it draws."""
-    from qwenimg.common import builtin, hub
+    from qwenimg.common import builtin
 
-    model = flags.model or (None if replay is None else replay.model)
-    if not hub.is_built_in(model):
-        return []
     prompts = [picture.prompt for picture in wanted]
-    if model is None:
+    if not asked_for:
         builtin.check_prompts(prompts)
     negative = (picture.negative_prompt or "" for picture in wanted)
     found = (builtin.unknown_words(prompts), builtin.unknown_words(negative, " of the negative prompt"))

@@ -81,6 +81,19 @@ def unknown_words(prompts: Iterable[str], where: str = "") -> str | None:
     return f"words{where} it does not know: " + ", ".join(clean(word, 24) for word in words[:SHOWN]) + more
 
 
+def other_sizes(sizes: Iterable[tuple[int, int]]) -> str | None:
+    """A line that names the (width, height) that it was not trained at; None where there are none."""
+    learned = (recipes.BUILT_IN.width, recipes.BUILT_IN.height)
+    others = [f"{width}x{height}" for width, height in dict.fromkeys(sizes) if (width, height) != learned]
+    if not others:
+        return None
+    more = f" and {len(others) - SHOWN} other sizes" if len(others) > SHOWN else ""
+    return (
+        f"it was trained at {learned[0]}x{learned[1]} only; at {', '.join(others[:SHOWN])}{more} "
+        "shapes may be missing or drawn twice"
+    )
+
+
 # What is pinned
 
 

@@ -176,6 +176,18 @@ def test_words_are_no_matter_where_another_model_is_named(library: Library, monk
     assert cli("a cat").code == 0
 
 
+def test_a_size_that_it_was_not_trained_at_is_named(library: Library):
+    def warned(*args: str) -> list[str]:
+        ran = cli("a red circle", *args)
+        assert ran.code == 0
+        return [line for line in ran.err.splitlines() if "trained at" in line]
+
+    at = "qwenimg: warning: it was trained at 32x48 only; at "
+    assert warned("--size", "64x48") == [at + "64x48 shapes may be missing or drawn twice"]
+    assert not warned("--size", "32x48")
+    assert not warned("--size", "64x48", "-m", "some/where")
+
+
 # A picture
 
 
