@@ -156,9 +156,12 @@ def several(rng: np.random.Generator, color: str, shape: str, size: str, count: 
     Three have one arrangement because no prompt tells it: of two that are equally likely a small model draws parts of
     both, which makes four. Large ones would touch."""
     low, mid, high = 0.26, 0.5, 0.74
-    places = [(mid, low), (low, high), (high, high)]
-    if count == 2:
-        places = [(mid, low), (mid, high)] if rng.random() < 0.3 else [(low, mid), (high, mid)]
+    if count == 3:
+        places = [(mid, low), (low, high), (high, high)]
+    elif rng.random() < 0.3:
+        places = [(mid, low), (mid, high)]
+    else:
+        places = [(low, mid), (high, mid)]
     return Scene(objects=tuple(_place(rng, color, shape, size, xy) for xy in places), background=background)
 
 

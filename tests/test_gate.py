@@ -22,7 +22,7 @@ from gate_draw import Artist, Drawn, Job
 from rules import ROOT
 from truthful import pixels, scene
 
-from qwenimg.common import builtin, recipes, shapes
+from qwenimg.common import builtin, recipes, shapes, shapes_gate
 from qwenimg.common.errors import NumericsError
 from qwenimg.common.shapes_check import check, look
 
@@ -164,6 +164,17 @@ def test_three_artists_draw_alike(trained: Path, monkeypatch: pytest.MonkeyPatch
         ratio = gate.psnr(pictures["cpu"], pictures[backend])
         print(f"{backend}: {ratio:.1f} dB")
         assert pictures["cpu"].std() > 5 and ratio > gate.FLOORS["fp32"]
+
+
+# The figures in the documents
+
+
+@pytest.mark.parametrize("name", ["gate-cpu-fp32", "gate-mlx-fp32", "gate-diffusers-fp32", "shapes-pairs"])
+def test_figures_are_of_the_weights_that_ship(name: str):
+    """Whoever changes the model's weights draws its gate and its pairs again."""
+    result = model_card.read_gate(gate.RESULTS / f"{name}.json", builtin.folder())
+    assert len(result["weights"]) == 3 and result["passed"] and result.get("complete", True)
+    assert result["dataset"] == shapes_gate.dataset_hash()
 
 
 # The card
