@@ -307,17 +307,8 @@ def _english(scene: Scene, background: str | None, rng: np.random.Generator) -> 
         text = _english_pair(text, scene.relation, _noun_phrase(b, 1, rng), rng)
     elif scene.position and _says(scene.position, USUAL_POSITION, rng):
         text += " " + _english_place(scene.position, rng)
-    starts = (
-        *[""] * 3,
-        "a picture of ",
-        "an image of ",
-        "a drawing of ",
-        "draw ",
-        "please draw ",
-        "paint ",
-        "show me ",
-    )
-    text = pick(rng, (*starts, "there is " if count == 1 else "there are ")) + text
+    nouns, verbs = ("a picture of ", "an image of ", "a drawing of "), ("draw ", "please draw ", "paint ", "show me ")
+    text = pick(rng, ("", "", "", *nouns, *verbs, "there is " if count == 1 else "there are ")) + text
     if background:
         ground = f"{_word(rng, COLOR_WORDS[background], 'en')} {_word(rng, BACKGROUND_WORDS, 'en')}"
         ends = (f"{text} on {_article(ground)}", f"{text} on {_article(ground)}", f"{text}, {ground}")

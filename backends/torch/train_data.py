@@ -147,7 +147,7 @@ def prompt(scene: Scene, rng: np.random.Generator, *, simple: bool, drop: bool =
     text = shapes_words.plain(scene) if simple else shapes_words.describe(scene, rng, language)
     if drop and rng.random() < DROPPED:
         return " "
-    if drop and len(scene.objects) == 1 and rng.random() < COLOR_ONLY:
+    if drop and not simple and len(scene.objects) == 1 and rng.random() < COLOR_ONLY:
         return shapes_words.only_color(scene, rng, language)
     return text
 
