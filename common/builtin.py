@@ -82,9 +82,9 @@ def unknown_words(prompts: Iterable[str], where: str = "") -> str | None:
 
 
 def other_sizes(sizes: Iterable[tuple[int, int]]) -> str | None:
-    """A line that names the (width, height) that it was not trained at; None where there are none."""
+    """A line that names those of the different (width, height) that it was not trained at; None where it was at all."""
     learned = (recipes.BUILT_IN.width, recipes.BUILT_IN.height)
-    others = [f"{width}x{height}" for width, height in dict.fromkeys(sizes) if (width, height) != learned]
+    others = [f"{width}x{height}" for width, height in sizes if (width, height) != learned]
     if not others:
         return None
     more = f" and {len(others) - SHOWN} other sizes" if len(others) > SHOWN else ""

@@ -282,7 +282,7 @@ def write_tables() -> None:
     """docs/shapes.md from every docs/results/gate-*.json and from the pairs."""
     results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("gate-*.json"))]
     if results:
-        write("shapes.md", "gate", table(["prompts", "at least", *map(_head, results)], gate_rows(results)))
+        write("shapes.md", "gate", table(["prompts", "at least", *map(head, results)], gate_rows(results)))
     if PAIRS.exists():
         rows = [
             [
@@ -299,7 +299,8 @@ def write_tables() -> None:
         write("shapes.md", "pairs", table(heads, rows))
 
 
-def _head(result: dict[str, Any]) -> str:
+def head(result: dict[str, Any]) -> str:
+    """Of its column in a table."""
     size, r = (result["width"], result["height"]), recipes.BUILT_IN
     other = "" if size == (r.width, r.height) else f", {size[0]}x{size[1]}"
     return f"{result['backend']} {result['precision']}{other}"

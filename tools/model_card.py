@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from doc_tables import table
-from gate import gate_rows
+from gate import gate_rows, head
 from safetensors import safe_open
 
 from qwenimg.backends.torch.train_data import COLOR_ONLY, DROPPED
@@ -206,9 +206,8 @@ def _held_out() -> str:
 def _gate(gates: Sequence[dict[str, Any]]) -> str:
     if not gates:
         return "Not measured."
-    heads = ["prompts", "at least", *(f"{one['backend']} {one['precision']}" for one in gates)]
     commands = "\n".join(one["command"] for one in gates)
-    return f"{table(heads, gate_rows(gates))}\n\n```\n{commands}\n```"
+    return f"{table(['prompts', 'at least', *map(head, gates)], gate_rows(gates))}\n\n```\n{commands}\n```"
 
 
 def read_gate(path: Path, folder: Path) -> dict[str, Any]:
