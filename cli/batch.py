@@ -9,10 +9,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, cast
 
-from qwenimg.cli.options import MAX_PICTURES, Fields, check, seeds, sides
+from qwenimg.cli.options import MAX_PICTURES, Fields, check, merged, seeds, sides
 from qwenimg.common.errors import ModelError, UsageError
 from qwenimg.common.untrusted import bad, open_regular, short, strict_json
 
@@ -47,6 +48,7 @@ class Picture:
     negative_prompt: str | None
     width: int | None
     height: int | None
+    aspect: Fraction | None  # instead of the two
     steps: int | None
     guidance: float | None
     sampler: str | None
@@ -135,12 +137,12 @@ def pictures(
     seeds(base, chance)
     wanted: list[tuple[Fields, int]] = []
     for where, line in lines if lines is not None else [("", Fields())]:
-        merged = cast(Fields, {**base, **line})
+        fields = merged(base, line)
         try:
-            if "prompt" not in merged:
+            if "prompt" not in fields:
                 raise UsageError("no prompt")
-            check(merged)
-            wanted += [(merged, seed) for seed in seeds(merged, chance)]
+            check(fields)
+            wanted += [(fields, seed) for seed in seeds(fields, chance)]
         except UsageError as error:
             raise bad(where, str(error)) if where else error from None
         if len(wanted) > MAX_PICTURES:
@@ -184,6 +186,7 @@ def _picture(
         negative_prompt=fields.get("negative_prompt"),
         width=fields.get("width"),
         height=fields.get("height"),
+        aspect=fields.get("aspect"),
         steps=fields.get("steps"),
         guidance=fields.get("guidance"),
         sampler=fields.get("sampler"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 import qwenimg
 from qwenimg.cli import failures, streams
 from qwenimg.cli.batch import Picture, Replay, makes_folder, pictures, read_prompts, read_replay
-from qwenimg.cli.options import Fields, parse_debug, sides
+from qwenimg.cli.options import Fields, merged, parse_debug, sides
 from qwenimg.cli.progress import Report
 from qwenimg.cli.signals import Stop
 from qwenimg.common import files
@@ -115,8 +115,8 @@ def _wanted(flags: Flags, replay: Replay | None) -> list[Picture]:
     prompt = _prompt(flags)
     if prompt is not None and flags.prompt_file is not None:
         raise UsageError("a prompt and --prompt-file; give one of them")
-    base = Fields() if replay is None else replay.fields.copy()
-    base.update(sides(flags.width, flags.height, flags.size, flags.aspect))
+    base = Fields() if replay is None else replay.fields
+    base = merged(base, sides(flags.width, flags.height, flags.size, flags.aspect))
     if prompt is not None:
         base["prompt"] = prompt
     if flags.negative_prompt is not None:
@@ -259,7 +259,9 @@ def _completed(picture: Picture, pipe: Pipeline, given: Given) -> Picture:
     keeps its size."""
     d = pipe.defaults
     width, height = d.width, d.height
-    if given.image is not None and picture.width is None and picture.height is None:
+    if picture.aspect is not None:
+        width, height = d.size(picture.aspect)
+    elif given.image is not None and picture.width is None and picture.height is None:
         height, width = given.image.shape[:2]
     return replace(
         picture,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from typing import TypedDict, cast
 
 from qwenimg.common.errors import UsageError, clean
@@ -35,6 +36,7 @@ class Fields(TypedDict, total=False):
     negative_prompt: str
     width: int  # pixels
     height: int
+    aspect: Fraction  # instead of the two
     steps: int
     guidance: float
     seed: str  # as after --seed
@@ -57,20 +59,26 @@ def sides(
     width: int | None = None, height: int | None = None, size: str | None = None, aspect: str | None = None
 ) -> Fields:
     """The sides that were asked for, by one of the three ways. Raises UsageError."""
-    from qwenimg.common.geometry import aspect_size, parse_size
+    from qwenimg.common.geometry import parse_aspect, parse_size
 
     if (size is not None) + (aspect is not None) + (width is not None or height is not None) > 1:
         raise UsageError("the size is given twice; give --size, or --aspect, or --width and --height")
     if size is not None:
         width, height = parse_size(size)
-    if aspect is not None:
-        width, height = aspect_size(aspect)
     found = Fields()
+    if aspect is not None:
+        found["aspect"] = parse_aspect(aspect)
     if width is not None:
         found["width"] = width
     if height is not None:
         found["height"] = height
     return found
+
+
+def merged(base: Fields, more: Fields) -> Fields:
+    """`more` over `base`, where an aspect takes the place of the sides, and a side that of an aspect."""
+    replaced = {"width", "height"} if "aspect" in more else {"aspect"} if more.keys() & {"width", "height"} else set()
+    return cast(Fields, {name: value for name, value in base.items() if name not in replaced} | more)
 
 
 def check(fields: Fields) -> None:

@@ -58,6 +58,8 @@ class Report:
     def plan(self, pipe: Pipeline, pictures: Sequence[Picture]) -> None:
         self.total = len(pictures)
         images = [{**asdict(p), "path": None if p.path is None else str(p.path)} for p in pictures]
+        for one in images:
+            del one["aspect"]  # it has become the sides
         about = {"backend": pipe.backend, "device": pipe.device, "model": pipe.model_name}
         self._event("plan", **about, precision=pipe.precision.summary(), images=images)
 

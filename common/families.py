@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from qwenimg.common import model as qwen_model
-from qwenimg.common import sd_model
+from qwenimg.common import recipes, sd_model
 from qwenimg.common.backend import Engine
 from qwenimg.common.config_file import read_json
 from qwenimg.common.errors import ModelError, UsageError, clean
 from qwenimg.common.family import Family
+from qwenimg.common.geometry import ASPECT_SIZES
 from qwenimg.common.keeper import Notify
 from qwenimg.common.metadata import model_label
 from qwenimg.common.model import Model
@@ -82,7 +83,7 @@ def family(
 
 def defaults(opened: Model | SDModel, recipe: Recipe | None) -> Defaults:
     """What holds where a call does not say: the recipe's values, or for a model without one those of diffusers."""
-    found = Defaults()
+    found = Defaults(trained_sizes={} if recipe is recipes.BUILT_IN else ASPECT_SIZES)
     if isinstance(opened, SDModel):
         size = opened.native_size
         found = Defaults(width=size, height=size, negative_prompt="", guidance=7.5, strength=0.8, mask_strength=1.0)

@@ -27,17 +27,17 @@ Shape = tuple[int, int, int]
 # --- Image sizes
 
 ASPECT_SIZES = {
-    "1:1": (1328, 1328),
-    "16:9": (1664, 928),
-    "9:16": (928, 1664),
-    "4:3": (1472, 1104),
-    "3:4": (1104, 1472),
-    "3:2": (1584, 1056),
-    "2:3": (1056, 1584),
+    Fraction(1, 1): (1328, 1328),
+    Fraction(16, 9): (1664, 928),
+    Fraction(9, 16): (928, 1664),
+    Fraction(4, 3): (1472, 1104),
+    Fraction(3, 4): (1104, 1472),
+    Fraction(3, 2): (1584, 1056),
+    Fraction(2, 3): (1056, 1584),
 }
-"""Width and height in pixels that Qwen-Image was trained for, by aspect."""
+"""Width and height in pixels that Qwen-Image was trained for, by aspect, which is width by height."""
 
-_ASPECT_AREA = 1472 * 1104  # for other aspects: the middle of the trained pixel counts
+MAX_ASPECT = 100  # of the longer side by the shorter
 
 
 def ceil_to(value: int, multiple: int) -> int:
@@ -61,24 +61,26 @@ def parse_size(text: str) -> tuple[int, int]:
     return width, height
 
 
-def aspect_size(text: str) -> tuple[int, int]:
-    """Width and height for an aspect such as `16:9`: the trained size, or multiples of 16 of such an area.
-
-    Raises UsageError.
-    """
+def parse_aspect(text: str) -> Fraction:
+    """Width by height from `16:9`. Raises UsageError."""
     match = re.fullmatch(r"([0-9]{1,4}(?:\.[0-9]{1,4})?):([0-9]{1,4}(?:\.[0-9]{1,4})?)", text.strip())
     if match is None or not Fraction(match[1]) or not Fraction(match[2]):
         raise UsageError(f"aspect {clean(text, 40)!r} is not WIDTH:HEIGHT, such as 16:9")
     aspect = Fraction(match[1]) / Fraction(match[2])
-    for name, size in ASPECT_SIZES.items():
-        if aspect == Fraction(name.replace(":", "/")):
-            return size
+    if max(aspect, 1 / aspect) > MAX_ASPECT:
+        raise UsageError(f"aspect {text.strip()} is outside 1:{MAX_ASPECT} to {MAX_ASPECT}:1")
+    return aspect
+
+
+def aspect_size(aspect: Fraction, area: int) -> tuple[int, int]:
+    """Width and height in multiples of 16, as near to `aspect` and then to `area`, in pixels, as the nearest can be."""
     ratio = float(aspect)
-    width, height = math.sqrt(_ASPECT_AREA * ratio), math.sqrt(_ASPECT_AREA / ratio)
-    if max(width, height) > MAX_SIDE - 16:
-        raise UsageError(f"aspect {text.strip()} needs a side of more than {MAX_SIDE} pixels")
-    candidates = itertools.product(_neighbours(width), _neighbours(height))
-    return min(candidates, key=lambda size: (abs(math.log(size[0] / size[1] / ratio)), -size[0] * size[1]))
+    width, height = math.sqrt(area * ratio), math.sqrt(area / ratio)
+
+    def error(size: tuple[int, int]) -> tuple[float, float]:
+        return abs(math.log(size[0] / size[1] / ratio)), abs(math.log(size[0] * size[1] / area))
+
+    return min(itertools.product(_neighbours(width), _neighbours(height)), key=error)
 
 
 def _neighbours(side: float) -> tuple[int, int]:

@@ -72,6 +72,7 @@ class Pipeline:
         if isinstance(picture, np.ndarray) and picture.ndim == 3 and not given.keys() & {"width", "height"}:
             given["height"], given["width"] = picture.shape[:2]
         usual: dict[str, Any] = asdict(self.defaults)
+        del usual["trained_sizes"]
         with_mask = usual.pop("mask_strength")
         if asked.get("mask") is not None:
             usual["strength"] = with_mask

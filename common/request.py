@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import SupportsFloat, TypedDict
 
 import numpy as np
@@ -96,6 +98,11 @@ class Defaults:
     negative_prompt: str = " "
     strength: float = 0.6  # of a picture to start from
     mask_strength: float = 0.6  # where it comes with a mask
+    trained_sizes: Mapping[Fraction, tuple[int, int]] = field(default_factory=dict)  # width and height by aspect
+
+    def size(self, aspect: Fraction) -> tuple[int, int]:
+        """Width and height for `aspect`: those trained, else of about the usual area."""
+        return self.trained_sizes.get(aspect) or geometry.aspect_size(aspect, self.width * self.height)
 
 
 class Asked(TypedDict, total=False):

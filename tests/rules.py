@@ -23,6 +23,7 @@ AT_IMPORT = {
     "MappingProxyType": "a constant",
     "dict.fromkeys": "a constant",
     "math.factorial": "a constant",
+    "Fraction": "a constant",
     "np.float32": "a constant",
     "getattr": "a framework's dtype by its name",
     "field": "a field of a dataclass",

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,7 @@ def test_load_tells_only_whoever_named_no_model(placed: Path):
         assert pipe.model_name == "shapes-v1"
         d = pipe.defaults
         assert (d.width, d.height, d.steps, d.guidance, d.negative_prompt) == (32, 48, 2, 3.0, " ")
+        assert d.size(Fraction(2, 3)) == (32, 48)
         pipe.close()
     assert [kind for kind, _ in told] == ["notice"] and told[0][1].startswith("built-in demo model")
 

@@ -363,7 +363,7 @@ def test_a_random_seed_is_told_stored_and_not_the_same_twice(library: Library) -
     [
         ([], (20, 12)),
         (["--size", "33x17"], (33, 17)),
-        (["--aspect", "16:9"], (1664, 928)),
+        (["--aspect", "2:1"], (32, 16)),
         (["-W", "33"], (33, 12)),
         (["-H", "9", "-W", "7"], (7, 9)),
     ],
@@ -372,6 +372,17 @@ def test_size(library: Library, args: list[str], size: tuple[int, int]) -> None:
     ran = cli("x", *args)
     assert (library.asked[0]["width"], library.asked[0]["height"]) == size
     assert Image.open(ran.paths[0]).size == size
+
+
+def test_an_aspect_and_a_side_replace_each_other(library: Library) -> None:
+    lines = ['{"prompt": "a", "aspect": "1:3"}', '{"prompt": "b", "height": 7}', "c"]
+    Path("p.txt").write_text("\n".join(lines))
+    assert cli("--prompt-file", "p.txt", "--aspect", "2:1", "-o", "a/").code == 0
+    assert [(a["width"], a["height"]) for a in library.asked] == [(16, 32), (20, 7), (32, 16)]
+    assert cli("--prompt-file", "p.txt", "-W", "9", "-o", "b/").code == 0
+    assert [(a["width"], a["height"]) for a in library.asked] == [(16, 32), (9, 7), (9, 12)]
+    [picture] = cli("x", "--aspect", "2:1", "--json").events[0]["images"]
+    assert (picture["width"], picture["height"]) == (32, 16) and "aspect" not in picture
 
 
 def test_flags_reach_the_library(library: Library) -> None:

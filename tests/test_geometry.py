@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from qwenimg.common import geometry as g
 from qwenimg.common.errors import UsageError
+from qwenimg.common.request import Defaults
 
 AXES = (16, 56, 56)
 
@@ -66,31 +67,35 @@ def test_bad_sizes(text):
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
 
 
-def test_aspects_of_the_model():
-    for text, size in g.ASPECT_SIZES.items():
+def test_aspects_of_qwen_image():
+    qwen = Defaults(trained_sizes=g.ASPECT_SIZES)
+    for text in ("1:1", "16:9", "9:16", "4:3", "3:4", "3:2", "2:3"):
         w, h = map(int, text.split(":"))
-        assert g.aspect_size(text) == size
-        assert all(side % 16 == 0 for side in size)
-        assert size[0] / size[1] == pytest.approx(w / h, rel=0.01)
-        assert g.aspect_size(f"{h}:{w}") == size[::-1]
-    assert g.aspect_size("32:18") == (1664, 928) and g.aspect_size("1.5:1") == (1584, 1056)
+        width, height = qwen.size(g.parse_aspect(text))
+        assert width % 16 == height % 16 == 0 and width / height == pytest.approx(w / h, rel=0.01)
+        assert 1328 * 1328 * 0.85 < width * height <= 1328 * 1328
+        assert qwen.size(g.parse_aspect(f"{h}:{w}")) == (height, width)
+    assert qwen.size(g.parse_aspect("32:18")) == (1664, 928) and qwen.size(g.parse_aspect("1.5:1")) == (1584, 1056)
 
 
-@given(st.integers(1, 40), st.integers(1, 40))
-def test_other_aspects(w, h):
-    width, height = g.aspect_size(f"{w}:{h}")
+@given(st.integers(1, 40), st.integers(1, 40), st.sampled_from([512, 768, 1024, 1328]))
+def test_other_aspects(w, h, side):
+    """Multiples of 16, of the aspect as nearly as they can, and of about the model's usual area."""
+    model = Defaults(width=side, height=side)
+    width, height = model.size(g.parse_aspect(f"{w}:{h}"))
     assert width % 16 == 0 and height % 16 == 0
-    assert g.aspect_size(f"{h}:{w}") == (height, width)
-    assert 0.9 < width * height / (1472 * 1104) < 1.1
+    assert model.size(g.parse_aspect(f"{h}:{w}")) == (height, width)
+    shorter = side * math.sqrt(min(w, h) / max(w, h))
+    assert abs(width * height / side**2 - 1) < (1 + 16 / shorter) ** 2 - 1
     assert abs(math.log(width / height * h / w)) < 16 / min(width, height)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "16", "16:", ":9", "0:1", "1:0", "0.0:1", "-1:1", "1:1:1", "1e9:1", "nan:1", "9999:1", "1/2:1"]
+    "text", ["", "16", "16:", ":9", "0:1", "1:0", "0.0:1", "-1:1", "1:1:1", "1e9:1", "nan:1", "101:1", "1:101", "1/2:1"]
 )
 def test_bad_aspects(text):
     with pytest.raises(UsageError):
-        g.aspect_size(text)
+        g.parse_aspect(text)
 
 
 # Packing

@@ -6,6 +6,7 @@ import gc
 import json
 import shutil
 import weakref
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -179,6 +180,7 @@ def test_default_negative_prompt_is_a_space(tiny_folder: Path, backend: str) -> 
         1024,
         1024,
     )
+    assert pipe.defaults.size(Fraction(16, 9)) == (1664, 928)
 
 
 @pytest.mark.parametrize("size", [(33, 47), (1, 1), (100, 17)])

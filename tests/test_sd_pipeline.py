@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,11 @@ def test_defaults_and_the_empty_negative_prompt_of_sdxl(folders, backend: str) -
     made = load(folders["sdxl"], backend)(PROMPT, steps=4, seed=5)
     assert made.pixels.shape == (64, 64, 3) and made.recipe["guidance"] == 5.0
     compare(f"sdxl {backend}", made, expected)
+
+
+def test_an_aspect_keeps_the_area(folders) -> None:
+    """Of a model that is not Qwen-Image, whose trained sizes would be far off."""
+    assert load(folders["sdxl"], "cpu").defaults.size(Fraction(16, 9)) == (80, 48)  # instead of 64 x 64
 
 
 def test_sinusoids_of_another_order(folders, tmp_path: Path) -> None:
