@@ -18,6 +18,7 @@ NAME = recipes.BUILT_IN.name
 SUMS = "SHA256SUMS"
 """The file in the folder that pins the others: a line `HASH  PATH` for each, as sha256sum writes and checks it."""
 SHOWN = 8  # unknown words that are named
+TRAINED_SIDES = (96, 256)  # pixels; the least and the most of the pictures that it learned from
 
 
 def folder() -> Path:
@@ -82,14 +83,14 @@ def unknown_words(prompts: Iterable[str], where: str = "") -> str | None:
 
 
 def other_sizes(sizes: Iterable[tuple[int, int]]) -> str | None:
-    """A line that names those of the different (width, height) that it was not trained at; None where it was at all."""
-    learned = (recipes.BUILT_IN.width, recipes.BUILT_IN.height)
-    others = [f"{width}x{height}" for width, height in sizes if (width, height) != learned]
+    """A line that names those of the different (width, height) with a side that it was not trained at; else None."""
+    least, most = TRAINED_SIDES
+    others = [f"{width}x{height}" for width, height in sizes if min(width, height) < least or max(width, height) > most]
     if not others:
         return None
     more = f" and {len(others) - SHOWN} other sizes" if len(others) > SHOWN else ""
     return (
-        f"it was trained at {learned[0]}x{learned[1]} only; at {', '.join(others[:SHOWN])}{more} "
+        f"it was trained at {least} to {most} pixels a side; at {', '.join(others[:SHOWN])}{more} "
         "shapes may be missing or drawn twice"
     )
 

@@ -44,6 +44,8 @@ POSITIONS = {"center": (0.5, 0.5), "left": (0.28, 0.5), "right": (0.72, 0.5), "t
 """Centre by word, in units of width and height."""
 RELATIONS = {"left of": "left", "right of": "right", "above": "top", "below": "bottom"}
 """Where the first of two objects is, by what it is of the second; the fifth relation, "and", leaves it open."""
+USUAL_SIDE = "left"
+"""Where the first of two objects is when nothing says it."""
 OPPOSITE = {"left": "right", "right": "left", "top": "bottom", "bottom": "top"}
 
 CONTRAST = 125.0  # an object is at least this far in RGB from its background
@@ -141,8 +143,11 @@ def two(
     sizes: tuple[str, str],
     background: str,
 ) -> Scene:
-    """Two different (color, shape). For "and" the order on the picture is random. Two large ones would touch."""
-    side = RELATIONS[pick(rng, list(RELATIONS)) if relation == "and" else relation]
+    """Two different (color, shape), for "and" in the usual arrangement. Two large ones would touch.
+
+    What a prompt leaves open has one meaning, here and below: of some that are equally likely a small model draws
+    parts of each."""
+    side = RELATIONS.get(relation, USUAL_SIDE)
     objects = (
         _place(rng, *first, sizes[0], POSITIONS[side]),
         _place(rng, *second, sizes[1], POSITIONS[OPPOSITE[side]]),
@@ -151,17 +156,9 @@ def two(
 
 
 def several(rng: np.random.Generator, color: str, shape: str, size: str, count: int, background: str) -> Scene:
-    """Two of the same object, side by side or now and then one above the other; or three, one above and two below.
-
-    Three have one arrangement because no prompt tells it: of two that are equally likely a small model draws parts of
-    both, which makes four. Large ones would touch."""
+    """Two of the same object, side by side, or three, one above and two below. Large ones would touch."""
     low, mid, high = 0.26, 0.5, 0.74
-    if count == 3:
-        places = [(mid, low), (low, high), (high, high)]
-    elif rng.random() < 0.3:
-        places = [(mid, low), (mid, high)]
-    else:
-        places = [(low, mid), (high, mid)]
+    places = {2: ((low, mid), (high, mid)), 3: ((mid, low), (low, high), (high, high))}[count]
     return Scene(objects=tuple(_place(rng, color, shape, size, xy) for xy in places), background=background)
 
 

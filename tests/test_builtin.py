@@ -53,6 +53,7 @@ def placed(toy: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(builtin, "folder", lambda: toy)
     monkeypatch.setattr(recipes, "BUILT_IN", SMALL)
     monkeypatch.setitem(recipes.RECIPES, SMALL.name, SMALL)
+    monkeypatch.setattr(builtin, "TRAINED_SIDES", (32, 48))
     return toy
 
 
@@ -184,9 +185,10 @@ def test_a_size_that_it_was_not_trained_at_is_named(library: Library):
         assert ran.code == 0
         return [line for line in ran.err.splitlines() if "trained at" in line]
 
-    at = "qwenimg: warning: it was trained at 32x48 only; at "
-    assert warned("--size", "64x48") == [at + "64x48 shapes may be missing or drawn twice"]
-    assert not warned("--size", "32x48")
+    at = "qwenimg: warning: it was trained at 32 to 48 pixels a side; at "
+    assert warned("--size", "49x32") == [at + "49x32 shapes may be missing or drawn twice"]
+    assert warned("--size", "48x31") == [at + "48x31 shapes may be missing or drawn twice"]
+    assert not warned("--size", "48x48")
     assert not warned("--size", "64x48", "-m", "some/where")
 
 

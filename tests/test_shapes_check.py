@@ -20,7 +20,7 @@ from qwenimg.common.shapes_gate import dataset_hash, gate_prompts, selftest_prom
 from qwenimg.common.shapes_words import Parsed, Thing, parse, requirements
 
 # Changed data are another model: change this only together with a newly trained one.
-DATASET = "ec0e9480076e0d1a3fc24dace238c85f05aee7c91cbba306022542113d2e6837"
+DATASET = "8713e079d1f06a172b9e8805b14ef7fa0df92b59aced85f1e08e7554b19e98b6"
 
 BLUR, NOISE, JPEG, SHIFT = 1.5 / 256, 10.0, 60, 12  # sigma in sides, sigma of 255, quality, of 255 for a whole picture
 
