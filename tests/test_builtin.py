@@ -6,6 +6,7 @@ Its place is a toy here, and in the last tests a folder of random weights; what 
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import socket
 import subprocess
@@ -27,6 +28,7 @@ from qwenimg.common.image import read_text
 from qwenimg.common.metadata import recipe_from_png
 from qwenimg.common.model import open_model
 from qwenimg.common.shapes_words import parse
+from qwenimg.common.training import parse_sizes
 
 REAL = "qwenimg pull qwen-image (57.7 GB)"
 SMALL = replace(recipes.BUILT_IN, width=32, height=48, steps=2)
@@ -190,6 +192,15 @@ def test_a_size_that_it_was_not_trained_at_is_named(library: Library):
     assert warned("--size", "48x31") == [at + "48x31 shapes may be missing or drawn twice"]
     assert not warned("--size", "48x48")
     assert not warned("--size", "64x48", "-m", "some/where")
+
+
+def test_the_sides_are_those_of_its_training():
+    """As its own record tells: the range that is drawn without a warning."""
+    runs = json.loads((builtin.folder() / "training.json").read_text(encoding="utf-8"))
+    sizes = [size for run in runs if run["stage"] == "dit" for size in parse_sizes(run["sizes"])]
+    sides = [side for size in sizes for side in size]
+    print(f"{len(sizes)} sizes in turn, sides of {min(sides)} to {max(sides)} pixels")
+    assert (min(sides), max(sides)) == builtin.TRAINED_SIDES
 
 
 # A picture
