@@ -9,13 +9,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from fractions import Fraction
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from qwenimg.cli.options import MAX_PICTURES, Fields, check, merged, seeds, sides
 from qwenimg.common.errors import ModelError, UsageError
 from qwenimg.common.untrusted import bad, open_regular, short, strict_json
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 USED = ("image_sha256", "mask_sha256", "refiner", "vae", "prediction")
 MAX_PROMPT_FILE = 64 << 20  # bytes

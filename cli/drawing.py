@@ -255,18 +255,16 @@ def _open(flags: Flags, replay: Replay | None, report: Report) -> Pipeline:
 
 
 def _completed(picture: Picture, pipe: Pipeline, given: Given) -> Picture:
-    """`picture` with the model's defaults where nothing was said, but for the negative prompt. A picture to start from
-    keeps its size."""
+    """`picture` with the model's defaults where nothing was said, but for the negative prompt."""
     d = pipe.defaults
-    width, height = d.width, d.height
     if picture.aspect is not None:
         width, height = d.size(picture.aspect)
-    elif given.image is not None and picture.width is None and picture.height is None:
-        height, width = given.image.shape[:2]
+    else:
+        width, height = d.sides(picture.width, picture.height, given.image)
     return replace(
         picture,
-        width=width if picture.width is None else picture.width,
-        height=height if picture.height is None else picture.height,
+        width=width,
+        height=height,
         steps=d.steps if picture.steps is None else picture.steps,
         guidance=d.guidance if picture.guidance is None else picture.guidance,
     )

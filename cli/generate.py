@@ -66,7 +66,7 @@ def _refused(*names: str) -> Callable[[_F], _F]:
 )
 # Picture
 @click.option("--size", metavar="WxH", help="Width and height in pixels, such as 1664x928.")
-@click.option("--aspect", metavar="W:H", help="Such a shape, such as 16:9, at about the model's usual area.")
+@click.option("--aspect", metavar="W:H", help="A shape such as 16:9: the model's own size of it, else about its area.")
 @click.option("-W", "--width", type=int, metavar="PIXELS", help="Width; the model's unless given.")
 @click.option("-H", "--height", type=int, metavar="PIXELS", help="Height; the model's unless given.")
 @click.option("--steps", type=int, metavar="N", help="1 to 1000; the model's unless given.")

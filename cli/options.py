@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from fractions import Fraction
-from typing import TypedDict, cast
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from qwenimg.common.errors import UsageError, clean
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 MAX_PICTURES = 10_000  # of one run
 MAX_SEED = 2**64 - 1

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 @click.option("-m", "--model", metavar="FOLDER", help="A trained model; the built-in one unless given.")
 @click.option("--backend", type=click.Choice(NAMES), default="auto", metavar="|".join(NAMES), help="Default auto.")
 @click.option("--precision", default="auto", metavar="POLICY", help="As for a picture. Default auto.")
+@click.option("--size", metavar="WxH", help="Of each picture; the built-in model's unless given.")
 @click.option("-o", "--output", metavar="SHEET.png", help="Write all pictures on one sheet, marked right or wrong.")
 @click.option("--overwrite", is_flag=True, help="Replace the sheet if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print events, a JSON object a line.")
@@ -37,6 +38,7 @@ def selftest(
     model: str | None,
     backend: str,
     precision: str,
+    size: str | None,
     output: str | None,
     overwrite: bool,
     as_json: bool,
@@ -46,8 +48,10 @@ def selftest(
 
     Exit code 0 if enough are right, 6 if not. It is the same work, seed for seed, on every machine."""
     from qwenimg.common.builtin import NAME
+    from qwenimg.common.geometry import parse_size
     from qwenimg.common.shapes_gate import selftest_prompts
 
+    pixels = None if size is None else parse_size(size)
     stop = ctx.obj if isinstance(ctx.obj, Stop) else Stop()
     path = None if output is None else _sheet_path(output, overwrite)
     prompts = selftest_prompts()
@@ -55,7 +59,7 @@ def selftest(
     pipe = qwenimg.load(model or NAME, backend, precision, notify=told.notify)
     told.line(pipe.headline())
     told.event("plan", backend=pipe.backend, device=pipe.device, model=pipe.model_name, pictures=len(prompts))
-    answers = _answers(pipe, prompts, told, stop)
+    answers = _answers(pipe, prompts, pixels, told, stop)
     return _judge(answers, path, overwrite, told)
 
 
@@ -74,14 +78,16 @@ def _sheet_path(output: str, overwrite: bool) -> Path:
     return path
 
 
-def _answers(pipe: qwenimg.Pipeline, prompts: list[GatePrompt], told: Told, stop: Stop) -> list[Answer]:
+def _answers(
+    pipe: qwenimg.Pipeline, prompts: list[GatePrompt], size: tuple[int, int] | None, told: Told, stop: Stop
+) -> list[Answer]:
     from qwenimg.common import selftest as test
     from qwenimg.common.recipes import BUILT_IN
 
     pipe.prepare([*(asked.prompt for asked in prompts), BUILT_IN.negative_prompt])
     found: list[Answer] = []
     try:
-        for event in test.draw(pipe, prompts):
+        for event in test.draw(pipe, prompts, size):
             stop.check()
             if isinstance(event, test.Answer):
                 found.append(event)

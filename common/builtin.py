@@ -18,7 +18,9 @@ NAME = recipes.BUILT_IN.name
 SUMS = "SHA256SUMS"
 """The file in the folder that pins the others: a line `HASH  PATH` for each, as sha256sum writes and checks it."""
 SHOWN = 8  # unknown words that are named
-TRAINED_SIDES = (96, 256)  # pixels; the least and the most of the pictures that it learned from
+TRAINED_SIZES = ((128, 128), (160, 96), (96, 160), (192, 192), (256, 256))
+"""Width and height in pixels of the pictures that it learned from."""
+AREA_MARGIN = 1.05  # an aspect's size in multiples of 16 is not exactly of the area that it stands for
 
 
 def folder() -> Path:
@@ -83,16 +85,21 @@ def unknown_words(prompts: Iterable[str], where: str = "") -> str | None:
 
 
 def other_sizes(sizes: Iterable[tuple[int, int]]) -> str | None:
-    """A line that names those of the different (width, height) with a side that it was not trained at; else None."""
-    least, most = TRAINED_SIDES
-    others = [f"{width}x{height}" for width, height in sizes if min(width, height) < least or max(width, height) > most]
+    """A line that names those of the different (width, height) that are smaller, larger or longer than what it was
+    trained at; else None."""
+    areas = [width * height for width, height in TRAINED_SIZES]
+    longest = max(width / height for width, height in TRAINED_SIZES)
+
+    def within(width: int, height: int) -> bool:
+        area, aspect = width * height, max(width / height, height / width)
+        return min(areas) / AREA_MARGIN <= area <= max(areas) * AREA_MARGIN and aspect <= longest
+
+    others = [f"{width}x{height}" for width, height in sizes if not within(width, height)]
     if not others:
         return None
     more = f" and {len(others) - SHOWN} other sizes" if len(others) > SHOWN else ""
-    return (
-        f"it was trained at {least} to {most} pixels a side; at {', '.join(others[:SHOWN])}{more} "
-        "shapes may be missing or drawn twice"
-    )
+    trained = ", ".join(f"{width}x{height}" for width, height in TRAINED_SIZES)
+    return f"it was trained at {trained}; at {', '.join(others[:SHOWN])}{more} shapes may be missing or drawn twice"
 
 
 # What is pinned

@@ -6,12 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from qwenimg.common import model as qwen_model
-from qwenimg.common import recipes, sd_model
+from qwenimg.common import sd_model
 from qwenimg.common.backend import Engine
 from qwenimg.common.config_file import read_json
 from qwenimg.common.errors import ModelError, UsageError, clean
 from qwenimg.common.family import Family
-from qwenimg.common.geometry import ASPECT_SIZES
 from qwenimg.common.keeper import Notify
 from qwenimg.common.metadata import model_label
 from qwenimg.common.model import Model
@@ -23,6 +22,10 @@ from qwenimg.common.request import Defaults
 from qwenimg.common.sd_model import SDModel
 from qwenimg.common.single_file import Prediction
 from qwenimg.common.stable_diffusion import StableDiffusion
+
+QWEN_WIDTH = (
+    3072  # of the published transformer; one that was made smaller by leaving out layers keeps it, a toy has less
+)
 
 
 def open_model(path: Path, *, prediction: Prediction | None = None, vae: Path | None = None) -> Model | SDModel:
@@ -83,12 +86,13 @@ def family(
 
 def defaults(opened: Model | SDModel, recipe: Recipe | None) -> Defaults:
     """What holds where a call does not say: the recipe's values, or for a model without one those of diffusers."""
-    found = Defaults(trained_sizes={} if recipe is recipes.BUILT_IN else ASPECT_SIZES)
     if isinstance(opened, SDModel):
         size = opened.native_size
         found = Defaults(width=size, height=size, negative_prompt="", guidance=7.5, strength=0.8, mask_strength=1.0)
         if opened.sdxl:
             found = replace(found, guidance=5.0, strength=0.3, mask_strength=0.9999)
+    else:
+        found = Defaults(qwen_sizes=opened.transformer_config.dim == QWEN_WIDTH)
     if recipe is None:
         return found
     return replace(

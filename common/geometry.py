@@ -37,6 +37,8 @@ ASPECT_SIZES = {
 }
 """Width and height in pixels that Qwen-Image was trained for, by aspect, which is width by height."""
 
+ASPECT_AREA = 1472 * 1104  # pixels, for another aspect: the middle one of theirs
+
 MAX_ASPECT = 100  # of the longer side by the shorter
 
 

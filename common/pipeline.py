@@ -69,10 +69,11 @@ class Pipeline:
         """What `stream` would make of the same arguments. Raises UsageError or NumericsError; loads nothing."""
         given = {key: value for key, value in asked.items() if value is not None}
         picture = asked.get("image")
-        if isinstance(picture, np.ndarray) and picture.ndim == 3 and not given.keys() & {"width", "height"}:
-            given["height"], given["width"] = picture.shape[:2]
+        if not (isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.size):
+            picture = None  # the request says what is wrong with it
+        given["width"], given["height"] = self.defaults.sides(asked.get("width"), asked.get("height"), picture)
         usual: dict[str, Any] = asdict(self.defaults)
-        del usual["trained_sizes"]
+        del usual["qwen_sizes"]
         with_mask = usual.pop("mask_strength")
         if asked.get("mask") is not None:
             usual["strength"] = with_mask

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import SupportsFloat, TypedDict
 
@@ -98,11 +97,25 @@ class Defaults:
     negative_prompt: str = " "
     strength: float = 0.6  # of a picture to start from
     mask_strength: float = 0.6  # where it comes with a mask
-    trained_sizes: Mapping[Fraction, tuple[int, int]] = field(default_factory=dict)  # width and height by aspect
+    qwen_sizes: bool = False  # whether it was trained for the sizes of Qwen-Image
 
     def size(self, aspect: Fraction) -> tuple[int, int]:
-        """Width and height for `aspect`: those trained, else of about the usual area."""
-        return self.trained_sizes.get(aspect) or geometry.aspect_size(aspect, self.width * self.height)
+        """Width and height for `aspect`: those that Qwen-Image was trained for, else of about the usual area."""
+        if not self.qwen_sizes:
+            return geometry.aspect_size(aspect, self.width * self.height)
+        return geometry.ASPECT_SIZES.get(aspect) or geometry.aspect_size(aspect, geometry.ASPECT_AREA)
+
+    def sides(self, width: int | None, height: int | None, picture: NDArray[np.uint8] | None = None) -> tuple[int, int]:
+        """Width and height where one or both are not said: with a `picture` [H, W, 3] to start from in its proportions,
+        else the usual ones. Raises UsageError."""
+        if picture is None or (width is not None and height is not None):
+            return self.width if width is None else width, self.height if height is None else height
+        rows, columns = picture.shape[:2]
+        if width is not None:
+            return width, max(1, round(_whole("width", width) * rows / columns))
+        if height is not None:
+            return max(1, round(_whole("height", height) * columns / rows)), height
+        return columns, rows
 
 
 class Asked(TypedDict, total=False):

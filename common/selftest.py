@@ -79,17 +79,19 @@ class Score:
         return self.right >= self.least
 
 
-def draw(pipe: Pipeline, prompts: Iterable[GatePrompt]) -> Iterator[Step | Answer]:
-    """Each `Step`, and for each prompt its `Answer`, at the built-in model's own size, steps and guidance."""
+def draw(pipe: Pipeline, prompts: Iterable[GatePrompt], size: tuple[int, int] | None = None) -> Iterator[Step | Answer]:
+    """Each `Step`, and for each prompt its `Answer`, at the built-in model's own steps and guidance, and at its size
+    unless width and height are given."""
     from qwenimg.common.result import Result
 
     r = recipes.BUILT_IN
+    width, height = size or (r.width, r.height)
     for number, asked in enumerate(prompts, 1):
         events = pipe.stream(
             asked.prompt,
             negative_prompt=r.negative_prompt,
-            width=r.width,
-            height=r.height,
+            width=width,
+            height=height,
             steps=r.steps,
             guidance=r.guidance,
             seed=asked.seed,

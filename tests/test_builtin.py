@@ -55,7 +55,7 @@ def placed(toy: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(builtin, "folder", lambda: toy)
     monkeypatch.setattr(recipes, "BUILT_IN", SMALL)
     monkeypatch.setitem(recipes.RECIPES, SMALL.name, SMALL)
-    monkeypatch.setattr(builtin, "TRAINED_SIDES", (32, 48))
+    monkeypatch.setattr(builtin, "TRAINED_SIZES", ((48, 32), (48, 48)))
     return toy
 
 
@@ -187,20 +187,12 @@ def test_a_size_that_it_was_not_trained_at_is_named(library: Library):
         assert ran.code == 0
         return [line for line in ran.err.splitlines() if "trained at" in line]
 
-    at = "qwenimg: warning: it was trained at 32 to 48 pixels a side; at "
-    assert warned("--size", "49x32") == [at + "49x32 shapes may be missing or drawn twice"]
-    assert warned("--size", "48x31") == [at + "48x31 shapes may be missing or drawn twice"]
-    assert not warned("--size", "48x48")
+    for size in ("64x32", "49x50", "32x40"):  # longer, larger and smaller
+        told = f"it was trained at 48x32, 48x48; at {size} shapes may be missing or drawn twice"
+        assert warned("--size", size) == [f"qwenimg: warning: {told}"]
+    for size in ("48x48", "32x48", "49x48", "45x36"):
+        assert not warned("--size", size)
     assert not warned("--size", "64x48", "-m", "some/where")
-
-
-def test_the_sides_are_those_of_its_training():
-    """As its own record tells: the range that is drawn without a warning."""
-    runs = json.loads((builtin.folder() / "training.json").read_text(encoding="utf-8"))
-    sizes = [size for run in runs if run["stage"] == "dit" for size in parse_sizes(run["sizes"])]
-    sides = [side for size in sizes for side in size]
-    print(f"{len(sizes)} sizes in turn, sides of {min(sides)} to {max(sides)} pixels")
-    assert (min(sides), max(sides)) == builtin.TRAINED_SIDES
 
 
 # A picture
@@ -254,7 +246,14 @@ def test_pinned_hashes(tmp_path: Path):
             builtin.pinned(tmp_path)
 
 
-@pytest.mark.skipif(not builtin.present(), reason="the built-in model is not in this tree")
+def test_the_sizes_are_those_of_its_training():
+    """As its own record tells: what is drawn without a warning."""
+    runs = json.loads((builtin.folder() / "training.json").read_text(encoding="utf-8"))
+    sizes = {size for run in runs if run["stage"] == "dit" for size in parse_sizes(run["sizes"])}
+    print(sorted(sizes))
+    assert sizes == set(builtin.TRAINED_SIZES)
+
+
 def test_the_files_are_those_that_are_pinned():
     folder = builtin.folder()
     files = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file() and p.name != builtin.SUMS}

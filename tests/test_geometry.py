@@ -1,6 +1,7 @@
 """Sizes, packing, time features, rotary tables and tiles against diffusers, transformers and torch."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -68,7 +69,8 @@ def test_bad_sizes(text):
 
 
 def test_aspects_of_qwen_image():
-    qwen = Defaults(trained_sizes=g.ASPECT_SIZES)
+    """The sizes of its model card, whatever the model's usual size is; another aspect between their areas."""
+    qwen = Defaults(qwen_sizes=True)
     for text in ("1:1", "16:9", "9:16", "4:3", "3:4", "3:2", "2:3"):
         w, h = map(int, text.split(":"))
         width, height = qwen.size(g.parse_aspect(text))
@@ -76,6 +78,12 @@ def test_aspects_of_qwen_image():
         assert 1328 * 1328 * 0.85 < width * height <= 1328 * 1328
         assert qwen.size(g.parse_aspect(f"{h}:{w}")) == (height, width)
     assert qwen.size(g.parse_aspect("32:18")) == (1664, 928) and qwen.size(g.parse_aspect("1.5:1")) == (1584, 1056)
+    areas = sorted(width * height for width, height in g.ASPECT_SIZES.values())
+    for text in ("1.78:1", "17:9", "21:9", "5:4", "1:3"):
+        width, height = qwen.size(g.parse_aspect(text))
+        print(f"{text}: {width}x{height}")
+        assert areas[0] < width * height < areas[-1]
+    assert qwen.size(g.parse_aspect("1.78:1")) == Defaults(width=1472, height=1104).size(g.parse_aspect("1.78:1"))
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.sampled_from([512, 768, 1024, 1328]))
@@ -91,13 +99,33 @@ def test_other_aspects(w, h, side):
 
 
 BAD_ASPECTS = ["", "16", "16:", ":9", "0:1", "1:0", "0.0:1", "-1:1", "1:1:1", "1e9:1", "nan:1", "1/2:1"]
-TOO_LONG = ["9999:1", "101:1", "1:101"]
+BAD_ASPECTS += ["9999:1", "101:1", "1:101"]
 
 
-@pytest.mark.parametrize("text", BAD_ASPECTS + TOO_LONG)
+@pytest.mark.parametrize("text", BAD_ASPECTS)
 def test_bad_aspects(text):
     with pytest.raises(UsageError):
         g.parse_aspect(text)
+
+
+def test_the_longest_aspects():
+    assert g.parse_aspect("100:1") == 100 and g.parse_aspect("1:100") == Fraction(1, 100)
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "expected"),
+    [
+        (None, None, (1600, 900)),
+        (800, None, (800, 450)),
+        (None, 300, (533, 300)),
+        (64, 64, (64, 64)),
+        (1, None, (1, 1)),
+    ],
+)
+def test_a_side_that_is_not_said_follows_the_picture(width, height, expected):
+    model = Defaults(width=512, height=768)
+    assert model.sides(width, height, np.zeros((900, 1600, 3), np.uint8)) == expected
+    assert model.sides(width, height) == (width or 512, height or 768)
 
 
 # Packing

@@ -180,7 +180,7 @@ def test_default_negative_prompt_is_a_space(tiny_folder: Path, backend: str) -> 
         1024,
         1024,
     )
-    assert pipe.defaults.size(Fraction(16, 9)) == (1664, 928)
+    assert pipe.defaults.size(Fraction(16, 9)) == (1360, 768)  # a tiny model has no part in Qwen-Image's own sizes
 
 
 @pytest.mark.parametrize("size", [(33, 47), (1, 1), (100, 17)])

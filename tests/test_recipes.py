@@ -2,10 +2,14 @@
 
 import subprocess
 import sys
+from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 
-from qwenimg.common import recipes
+from qwenimg.common import families, recipes
+from qwenimg.common.model import open_model
+from qwenimg.common.models.qwen_dit import QwenDiTConfig
 from qwenimg.common.request import Defaults
 
 TOTAL = 57.7e9  # bytes: 40.9 GB of transformer, 16.6 GB of text encoder, 0.25 GB of VAE
@@ -33,6 +37,19 @@ def test_a_recipe_changes_only_the_size():
             plain.guidance,
             plain.negative_prompt,
         )
+
+
+def test_the_trained_sizes_belong_to_the_published_width(tiny_folder):
+    """However the model came, and with layers left out; a model of another width draws its aspects at its own size."""
+    tiny = open_model(tiny_folder)
+    for config, expected in (
+        (QwenDiTConfig(), (1664, 928)),
+        (QwenDiTConfig(num_layers=40), (1664, 928)),
+        (tiny.transformer_config, (1360, 768)),
+    ):
+        found = families.defaults(replace(tiny, transformer_config=config), None)
+        assert found.size(Fraction(16, 9)) == expected
+    tiny.close()
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,14 @@ def test_a_picture_is_made_anew_and_again_from_its_recipe(folders, place: Path, 
     assert not np.array_equal(pixels(place / "1.png"), pixels(place / "2.png"))
 
 
+def test_one_side_keeps_the_proportions_of_the_picture(folders, place: Path) -> None:
+    code, _, err = qwenimg(
+        "a circle", "-i", "summer.png", "-m", folders["sd15"], "-W", 36, "--steps", 2, "-o", "a.png", cwd=place
+    )
+    assert code == 0, err
+    assert pixels(place / "a.png").shape == (24, 36, 3)
+
+
 def test_base_refiner_vae_and_clip_skip(folders, place: Path) -> None:
     asked = ("a (red:1.3) circle", "-m", folders["sdxl"], "--steps", 5, "-s", 1, "--size", "40x40")
     runs = {

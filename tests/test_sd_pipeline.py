@@ -127,6 +127,15 @@ def test_image_to_image(folders, backend: str, name: str, strength: float) -> No
     assert made.pixels.shape == PICTURE.shape
 
 
+def test_one_side_keeps_the_proportions_of_the_picture(folders) -> None:
+    pipe = load(folders["sd21"], "cpu")
+    asked = pipe.check(PROMPT, image=PICTURE, height=36)
+    assert (asked.width, asked.height) == (44, 36)
+    for wrong in ({"width": 0}, {"width": "wide"}, {"height": 10**9}):
+        with pytest.raises(UsageError, match=r"width|height|size"):
+            pipe.check(PROMPT, image=PICTURE, **wrong)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("strength", [0.6, 1.0])
 @pytest.mark.parametrize("name", ["sd21", "inpaint"])

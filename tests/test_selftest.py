@@ -84,6 +84,14 @@ def test_a_perfect_model_has_every_picture_right(draws: Callable[..., Truthful])
     assert set(pipe.prepared) == {asked.prompt for asked in PROMPTS} | {" "}
 
 
+def test_another_size(draws: Callable[..., Truthful]):
+    """For a model that was trained at one: of what `qwenimg train` makes, say."""
+    pipe = draws()
+    assert cli("selftest", "--size", "160x96").code == 0
+    assert {(a["width"], a["height"]) for a in pipe.asked} == {(160, 96)}
+    cli("selftest", "--size", "160").refused(2, "160", "WIDTHxHEIGHT")
+
+
 @pytest.mark.parametrize("group", [group for group in LEAST if group not in ("total", "held-out-relation")])
 def test_each_group_fails_below_its_threshold(draws: Callable[..., Truthful], group: str):
     draws(swapped(group, leave=LEAST[group]))
