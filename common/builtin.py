@@ -18,7 +18,7 @@ NAME = recipes.BUILT_IN.name
 SUMS = "SHA256SUMS"
 """The file in the folder that pins the others: a line `HASH  PATH` for each, as sha256sum writes and checks it."""
 SHOWN = 8  # unknown words that are named
-TRAINED_SIZES = ((128, 128), (160, 96), (96, 160), (192, 192), (256, 256))
+TRAINED_SIZES = ((128, 128), (160, 96), (96, 160), (192, 192), (256, 256), (336, 192), (192, 336))
 """Width and height in pixels of the pictures that it learned from."""
 AREA_MARGIN = 1.05  # an aspect's size in multiples of 16 is not exactly of the area that it stands for
 

@@ -45,7 +45,7 @@ class GatePrompt:
 
 def gate_prompts() -> list[GatePrompt]:
     """The quality gate: 352 prompts of 88 pairs in 4 seeds ("trained", "held-out"), 176 of the same in Chinese with
-    the first 2 of those seeds, and 272 in the groups position, size, background, count, relation and
+    the first 2 of those seeds, and 288 in the groups position, size, background, count, relation and
     held-out-relation. Always the same."""
     pairs = [(color, shape) for color in PALETTE for shape in SHAPES]
     prompts = []
@@ -101,7 +101,9 @@ def _relation_prompts() -> Iterator[GatePrompt]:
             second = next(pairs)
         prompt = f"{_english(first)} {words.get(relation, relation)} {_english(second)}"
         yield _gate("relation", prompt, seed, _thing(first), _thing(second), relation=relation)
-    for color, relation, other in HELD_OUT_RELATIONS * 8:
+    # In the training pictures the first of "A and B" is on the left, so a held-out pair for "left of" is one for "and".
+    beside = [(color, "and", other) for color, relation, other in HELD_OUT_RELATIONS if relation == "left of"]
+    for color, relation, other in (*HELD_OUT_RELATIONS * 8, *beside * 16):
         first, second = next(p for p in pairs if p[0] == color), next(p for p in pairs if p[0] == other)
         seed += 1
         prompt = f"{_english(first)} {words.get(relation, relation)} {_english(second)}"

@@ -24,9 +24,11 @@ from test_cli import Library, cli
 import qwenimg
 from qwenimg.common import builtin, hub, recipes
 from qwenimg.common.errors import ModelError
+from qwenimg.common.geometry import parse_aspect
 from qwenimg.common.image import read_text
 from qwenimg.common.metadata import recipe_from_png
 from qwenimg.common.model import open_model
+from qwenimg.common.request import Defaults
 from qwenimg.common.shapes_words import parse
 from qwenimg.common.training import parse_sizes
 
@@ -252,6 +254,14 @@ def test_the_sizes_are_those_of_its_training():
     sizes = {size for run in runs if run["stage"] == "dit" for size in parse_sizes(run["sizes"])}
     print(sorted(sizes))
     assert sizes == set(builtin.TRAINED_SIZES)
+
+
+@pytest.mark.parametrize("aspect", ["1:1", "16:9", "9:16", "4:3", "3:4", "3:2", "2:3", "5:4"])
+def test_the_usual_aspects_are_drawn_without_a_warning(aspect: str):
+    r = recipes.BUILT_IN
+    size = Defaults(width=r.width, height=r.height).size(parse_aspect(aspect))
+    print(f"{aspect}: {size[0]}x{size[1]}")
+    assert builtin.other_sizes([size]) is None
 
 
 def test_the_files_are_those_that_are_pinned():

@@ -47,7 +47,7 @@ def test_jobs(all_jobs: list[Job]):
     count = Counter(job.group for job in all_jobs)
     print(count)
     assert sum(count[group] for group in ("trained", "held-out")) == 352 and count["chinese"] == 176
-    assert sum(count.values()) == 800 + 88 + 64 + 64
+    assert sum(count.values()) == 816 + 88 + 64 + 64
     low = [job for job in all_jobs if job.group == gate_draw.LOW_GUIDANCE]
     assert len({job.asked.prompt for job in low}) == 88 and {job.guidance for job in low} == {1.0}
     red = {job.negative for job in all_jobs if job.group == gate_draw.WITHOUT_RED}

@@ -28,6 +28,7 @@ def main() -> int:
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--columns", type=int, default=4)
+    parser.add_argument("--side", type=int, default=192, help="pixels, of each picture on the page")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     try:
@@ -45,7 +46,7 @@ def draw(args: argparse.Namespace) -> None:
         shown = prompt if prompt.isascii() else f"(prompt {len(tiles) + 1})"  # Pillow's own font has no Chinese
         tiles.append(Tile(pixels=pipe(prompt, seed=seed).pixels, lines=(shown,)))
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(args.out, encode_png(sheet(tiles, args.columns), {}, XMP), overwrite=True)
+    write_atomic(args.out, encode_png(sheet(tiles, args.columns, args.side), {}, XMP), overwrite=True)
     print(args.out)
 
 
