@@ -1,4 +1,4 @@
-"""Before any test: fp32 means fp32, MLX compiles nothing on the CPU, and MLX finds a fast BLAS."""
+"""Before any test: fp32 means fp32, MLX compiles nothing on the CPU and finds a fast BLAS, and Ctrl-C is a signal."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["XDG_CONFIG_HOME"] = os.devnull  # nobody's own configuration
 
 import ctypes
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,10 @@ _TORCH_CPU = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
 if _TORCH_CPU.exists():
     ctypes.CDLL(str(_TORCH_CPU), mode=ctypes.RTLD_GLOBAL)
 torch.set_num_threads(1)  # several threads on few cores stall tiny models
+
+# A background job of a script ignores Ctrl-C and hands that on; the tests send it to themselves and to what they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
