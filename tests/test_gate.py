@@ -169,7 +169,9 @@ def test_three_artists_draw_alike(trained: Path, monkeypatch: pytest.MonkeyPatch
 # The figures in the documents
 
 
-@pytest.mark.parametrize("name", ["gate-cpu-fp32", "gate-mlx-fp32", "gate-diffusers-fp32", "shapes-pairs"])
+@pytest.mark.parametrize(
+    "name", ["gate-cpu-fp32", "gate-mlx-fp32", "gate-diffusers-fp32", "gate-cpu-fp32-128", "shapes-pairs"]
+)
 def test_figures_are_of_the_weights_that_ship(name: str):
     """Whoever changes the model's weights draws its gate and its pairs again."""
     result = model_card.read_gate(gate.RESULTS / f"{name}.json", builtin.folder())

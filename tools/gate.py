@@ -281,7 +281,8 @@ def pair(a: Artist, ours: Sequence[Drawn], b: Artist, theirs: Sequence[Drawn]) -
 def write_tables() -> None:
     """docs/shapes.md from every docs/results/gate-*.json and from the pairs."""
     results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("gate-*.json"))]
-    results.sort(key=lambda one: one["width"] * one["height"])
+    usual = recipes.BUILT_IN.width * recipes.BUILT_IN.height
+    results.sort(key=lambda one: abs(one["width"] * one["height"] - usual))  # the default size first
     if results:
         write("shapes.md", "gate", table(["prompts", "at least", *map(head, results)], gate_rows(results)))
     if PAIRS.exists():
