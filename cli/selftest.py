@@ -51,7 +51,7 @@ def selftest(
     from qwenimg.common.geometry import parse_size
     from qwenimg.common.shapes_gate import selftest_prompts
 
-    pixels = None if size is None else parse_size(size)
+    sides = None if size is None else parse_size(size)
     stop = ctx.obj if isinstance(ctx.obj, Stop) else Stop()
     path = None if output is None else _sheet_path(output, overwrite)
     prompts = selftest_prompts()
@@ -59,7 +59,7 @@ def selftest(
     pipe = qwenimg.load(model or NAME, backend, precision, notify=told.notify)
     told.line(pipe.headline())
     told.event("plan", backend=pipe.backend, device=pipe.device, model=pipe.model_name, pictures=len(prompts))
-    answers = _answers(pipe, prompts, pixels, told, stop)
+    answers = _answers(pipe, prompts, sides, told, stop)
     return _judge(answers, path, overwrite, told)
 
 

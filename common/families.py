@@ -23,9 +23,8 @@ from qwenimg.common.sd_model import SDModel
 from qwenimg.common.single_file import Prediction
 from qwenimg.common.stable_diffusion import StableDiffusion
 
-QWEN_WIDTH = (
-    3072  # of the published transformer; one that was made smaller by leaving out layers keeps it, a toy has less
-)
+QWEN_WIDTH = 3072
+"""Of the published transformer. One that was made smaller by leaving out layers keeps it, a toy has less."""
 
 
 def open_model(path: Path, *, prediction: Prediction | None = None, vae: Path | None = None) -> Model | SDModel:

@@ -98,11 +98,10 @@ def test_other_aspects(w, h, side):
     assert abs(math.log(width / height * h / w)) < 16 / min(width, height)
 
 
-BAD_ASPECTS = ["", "16", "16:", ":9", "0:1", "1:0", "0.0:1", "-1:1", "1:1:1", "1e9:1", "nan:1", "1/2:1"]
-BAD_ASPECTS += ["9999:1", "101:1", "1:101"]
+UNREADABLE = ["", "16", "16:", ":9", "0:1", "1:0", "0.0:1", "-1:1", "1:1:1", "1e9:1", "nan:1", "1/2:1"]
 
 
-@pytest.mark.parametrize("text", BAD_ASPECTS)
+@pytest.mark.parametrize("text", [*UNREADABLE, "9999:1", "101:1", "1:101"])
 def test_bad_aspects(text):
     with pytest.raises(UsageError):
         g.parse_aspect(text)
