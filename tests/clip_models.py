@@ -28,7 +28,7 @@ def opened(folder: Path) -> tuple[CLIPConfig, checkpoint.LoadPlan]:
 def model_on(twin: Twin, folder: Path, dtype: str, stream: str) -> Any:
     """Our model with the folder's weights."""
     config, plan = opened(folder)
-    module = importlib.import_module(f"qwenimg.backends.{twin.name}.clip")
+    module = importlib.import_module(f"qwenimg.backends.{twin.name}.networks.clip")
     model = twin.load.empty(lambda: module.CLIPTextEncoder(config, twin.nn.DTYPES[stream]))
     device = [torch.device("cpu")] if twin.name == "torch" else []
     twin.load.fill(model, plan, lambda name: dtype, *device)

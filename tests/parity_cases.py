@@ -83,7 +83,7 @@ class Twin:
         self.name = package
         self.nn, self.load, self.dit, self.vl, self.vae = (
             importlib.import_module(f"qwenimg.backends.{package}.{module}")
-            for module in ("nn", "load", "qwen_dit", "qwen_vl", "qwen_vae")
+            for module in ("nn", "load", "networks.qwen_dit", "networks.qwen_vl", "networks.qwen_vae")
         )
 
     def array(self, values: np.ndarray, dtype: str, image: bool = False):

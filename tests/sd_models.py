@@ -180,7 +180,8 @@ class Side:
         self.name = "mlx" if name == "mlx" else "torch"
         package = f"qwenimg.backends.{self.name}"
         self.nn, self.load, self.unets, self.vaes = (
-            importlib.import_module(f"{package}.{module}") for module in ("nn", "load", "unet", "kl_vae")
+            importlib.import_module(f"{package}.{module}")
+            for module in ("nn", "load", "networks.unet", "networks.kl_vae")
         )
 
     def array(self, values: np.ndarray | None, dtype: str):

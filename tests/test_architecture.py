@@ -67,7 +67,7 @@ PACKAGE = sources("src", "common", "backends", "cli")
 # Training has no twin, and is where autocast, loss scaling and checkpoints convert: exempt by name.
 TRAINING = re.compile(r"backends/torch/train(_\w+)?\.py")
 BACKENDS = [path for path in sources("backends") if not TRAINING.fullmatch(name_of(path))]
-INNER = [path for path in BACKENDS if path.parent.name in ("torch", "mlx")]
+INNER = [path for path in BACKENDS if name_of(path).count("/") > 1]
 
 
 def but(files: list[Path], *names: str) -> list[Path]:
@@ -380,7 +380,8 @@ def difference(torch_lines: list[str], mlx_lines: list[str], allowed: dict[str, 
 
 
 def twin(name: str) -> list[str]:
-    return [(ROOT / "backends" / backend / f"{name}.py").read_text(encoding="utf-8") for backend in ("torch", "mlx")]
+    room = "networks" if name in OTHER_BODIES else ""
+    return [(ROOT / "backends" / b / room / f"{name}.py").read_text(encoding="utf-8") for b in ("torch", "mlx")]
 
 
 @pytest.mark.parametrize("name", ONE_SIDED)
@@ -408,7 +409,7 @@ def test_twins_have_one_body(name):
 
 
 def test_every_shared_file_has_a_twin():
-    files = [{path.name for path in INNER if path.parent.name == backend} for backend in ("torch", "mlx")]
+    files = [{p.name for p in INNER if name_of(p).startswith(f"backends/{b}/")} for b in ("torch", "mlx")]
     files[0].remove("cpu.py")  # what it has for torch, MLX does by itself
     assert files[0] == files[1] == {f"{name}.py" for name in ONE_SIDED}
 

@@ -295,7 +295,7 @@ def test_still_is_what_one_frame_needs(decoding):
 )
 def test_halo_covers_the_receptive_field(changes):
     """One latent changed in the middle of an image, in float64: no pixel further away than the halo moves."""
-    from qwenimg.backends.torch.qwen_vae import QwenImageVAE
+    from qwenimg.backends.torch.networks.qwen_vae import QwenImageVAE
 
     vae_config = QwenVAEConfig(base_dim=4, **changes)
     halo, scale = qwen_vae.halo(vae_config), vae_config.scale

@@ -15,10 +15,10 @@ from mlx.core import array as Array
 
 from qwenimg.backends.mlx import load, nn
 from qwenimg.backends.mlx.diffusion import ClipEncoder, UNet
-from qwenimg.backends.mlx.kl_vae import KLVAE
-from qwenimg.backends.mlx.qwen_dit import Pair, QwenImageTransformer, Rope
-from qwenimg.backends.mlx.qwen_vae import QwenImageVAE
-from qwenimg.backends.mlx.qwen_vl import QwenTextEncoder
+from qwenimg.backends.mlx.networks.kl_vae import KLVAE
+from qwenimg.backends.mlx.networks.qwen_dit import Pair, QwenImageTransformer, Rope
+from qwenimg.backends.mlx.networks.qwen_vae import QwenImageVAE
+from qwenimg.backends.mlx.networks.qwen_vl import QwenTextEncoder
 from qwenimg.common import conditioning, geometry
 from qwenimg.common.backend import NumpyArray, Observer
 from qwenimg.common.checkpoint import LoadPlan

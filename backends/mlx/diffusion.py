@@ -9,9 +9,9 @@ import mlx.core as mx
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx import load, nn
-from qwenimg.backends.mlx.clip import CLIPTextEncoder
-from qwenimg.backends.mlx.unet import Context
-from qwenimg.backends.mlx.unet import UNet as Model
+from qwenimg.backends.mlx.networks.clip import CLIPTextEncoder
+from qwenimg.backends.mlx.networks.unet import Context
+from qwenimg.backends.mlx.networks.unet import UNet as Model
 from qwenimg.common.backend import NumpyArray
 from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.models import clip

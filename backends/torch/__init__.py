@@ -15,10 +15,10 @@ from torch import Tensor
 from qwenimg.backends.torch import load, nn
 from qwenimg.backends.torch.cpu import computes
 from qwenimg.backends.torch.diffusion import ClipEncoder, UNet
-from qwenimg.backends.torch.kl_vae import KLVAE
-from qwenimg.backends.torch.qwen_dit import Pair, QwenImageTransformer, Rope, TransformerBlock
-from qwenimg.backends.torch.qwen_vae import QwenImageVAE
-from qwenimg.backends.torch.qwen_vl import QwenTextEncoder
+from qwenimg.backends.torch.networks.kl_vae import KLVAE
+from qwenimg.backends.torch.networks.qwen_dit import Pair, QwenImageTransformer, Rope, TransformerBlock
+from qwenimg.backends.torch.networks.qwen_vae import QwenImageVAE
+from qwenimg.backends.torch.networks.qwen_vl import QwenTextEncoder
 from qwenimg.common import conditioning, geometry
 from qwenimg.common.backend import NumpyArray, Observer
 from qwenimg.common.checkpoint import LoadPlan

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import load, nn
-from qwenimg.backends.torch.clip import CLIPTextEncoder
 from qwenimg.backends.torch.cpu import computes
-from qwenimg.backends.torch.unet import Context
-from qwenimg.backends.torch.unet import UNet as Model
+from qwenimg.backends.torch.networks.clip import CLIPTextEncoder
+from qwenimg.backends.torch.networks.unet import Context
+from qwenimg.backends.torch.networks.unet import UNet as Model
 from qwenimg.common.backend import NumpyArray
 from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.models import clip

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import nn, train_folder
-from qwenimg.backends.torch.qwen_dit import Pair, QwenImageTransformer, TransformerBlock
-from qwenimg.backends.torch.qwen_vl import QwenTextEncoder
+from qwenimg.backends.torch.networks.qwen_dit import Pair, QwenImageTransformer, TransformerBlock
+from qwenimg.backends.torch.networks.qwen_vl import QwenTextEncoder
 from qwenimg.backends.torch.train_data import Batch, LatentBatches, padded
 from qwenimg.backends.torch.train_text import states_of
 from qwenimg.backends.torch.train_vae import Encoder, fresh, initialise

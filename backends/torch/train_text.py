@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import nn, train_folder
-from qwenimg.backends.torch.qwen_vl import QwenTextEncoder
+from qwenimg.backends.torch.networks.qwen_vl import QwenTextEncoder
 from qwenimg.backends.torch.train_data import TEXT_KIND, generator, padded, prompt
 from qwenimg.backends.torch.train_vae import fresh, initialise
 from qwenimg.common import geometry, shapes, tokenizers

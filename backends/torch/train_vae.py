@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import load, nn, train_folder
-from qwenimg.backends.torch.qwen_vae import QwenImageVAE
+from qwenimg.backends.torch.networks.qwen_vae import QwenImageVAE
 from qwenimg.backends.torch.train_data import Float32, crops, pictures
 from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.models import qwen_vae
