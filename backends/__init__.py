@@ -66,7 +66,7 @@ def trainer(name: str = "auto") -> Train:
     from functools import partial
 
     from qwenimg.backends.torch import has_cuda
-    from qwenimg.backends.torch.train import train
+    from qwenimg.backends.torch.training.loop import train
 
     if name == "cuda" and not has_cuda():
         raise BackendMissing("--backend cuda: torch sees no NVIDIA GPU here; use --backend cpu")

@@ -65,8 +65,8 @@ def broken(checker: Checker, files: list[Path], exceptions: Exceptions | None = 
 
 PACKAGE = sources("src", "common", "backends", "cli")
 # Training has no twin, and is where autocast, loss scaling and checkpoints convert: exempt by name.
-TRAINING = re.compile(r"backends/torch/train(_\w+)?\.py")
-BACKENDS = [path for path in sources("backends") if not TRAINING.fullmatch(name_of(path))]
+TRAINING = "backends/torch/training"
+BACKENDS = [path for path in sources("backends") if path.parent != ROOT / TRAINING]
 INNER = [path for path in BACKENDS if name_of(path).count("/") > 1]
 
 

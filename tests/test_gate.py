@@ -141,7 +141,8 @@ import sys
 from pathlib import Path
 sys.path[:0] = [{str(ROOT / "src")!r}, {str(ROOT / "tests")!r}, {str(ROOT / "tools")!r}]
 from test_training import options
-from qwenimg.backends.torch import train, train_vae
+from qwenimg.backends.torch.training import loop as train
+from qwenimg.backends.torch.training import vae as train_vae
 train_vae.MEASURED, train.LOG_EVERY = 4, 2
 for stage in ("vae", "text", "dit"):
     train.train(options(stage, Path({str(out)!r}), steps=4), print, device="cpu")

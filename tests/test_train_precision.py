@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from qwenimg.backends.torch.train_precision import LossScaler, MixedPrecision, recommend
+from qwenimg.backends.torch.training.precision import LossScaler, MixedPrecision, recommend
 from qwenimg.common import training
 from qwenimg.common.errors import NumericsError, UsageError
 

@@ -24,16 +24,14 @@ from safetensors.torch import load_file
 
 import qwenimg
 from qwenimg import backends
-from qwenimg.backends.torch import (
-    train,
-    train_data,
-    train_dit,
-    train_folder,
-    train_optimizer,
-    train_state,
-    train_text,
-    train_vae,
-)
+from qwenimg.backends.torch.training import data as train_data
+from qwenimg.backends.torch.training import dit as train_dit
+from qwenimg.backends.torch.training import folder as train_folder
+from qwenimg.backends.torch.training import loop as train
+from qwenimg.backends.torch.training import optimizer as train_optimizer
+from qwenimg.backends.torch.training import state as train_state
+from qwenimg.backends.torch.training import text as train_text
+from qwenimg.backends.torch.training import vae as train_vae
 from qwenimg.common import bpe, files, geometry, noise, shapes, shapes_words, tokenizers
 from qwenimg.common.errors import BackendMissing, DoesNotFit, ModelError, NumericsError, UsageError
 from qwenimg.common.training import ModelSize, TrainConfig, parse_sizes

@@ -51,7 +51,8 @@ def child(options: dict[str, Any]) -> dict[str, float]:
     import torch
 
     torch.set_num_threads(1)
-    from qwenimg.backends.torch import train, train_vae
+    from qwenimg.backends.torch.training import loop as train
+    from qwenimg.backends.torch.training import vae as train_vae
 
     train_vae.MEASURED = 8  # pictures for the latents' statistics, of 64
     train.LOG_EVERY = min(LAST, options["steps"])

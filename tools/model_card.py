@@ -26,8 +26,8 @@ from doc_tables import table
 from gate import gate_rows, head
 from safetensors import safe_open
 
-from qwenimg.backends.torch.train_data import COLOR_ONLY, DROPPED
-from qwenimg.backends.torch.train_state import FORMAT, curve
+from qwenimg.backends.torch.training.data import COLOR_ONLY, DROPPED
+from qwenimg.backends.torch.training.state import FORMAT, curve
 from qwenimg.common import builtin, recipes, shapes, shapes_gate
 from qwenimg.common.model import open_model
 
@@ -133,7 +133,7 @@ def card(folder: Path, runs: Sequence[Run], gates: Sequence[dict[str, Any]]) -> 
         f"Data: `shapes_gate.dataset_hash()` is `{shapes_gate.dataset_hash()}`. Of the prompts, "
         f'{DROPPED:.0%} are replaced by `" "`, and {COLOR_ONLY:.0%} of those of one object by its colour alone. '
         "As in the published Qwen-Image, the text encoder is trained first and stays as it is; it learned to "
-        "tell what a prompt asks for from its last token, as `backends/torch/train_text.py` says.",
+        "tell what a prompt asks for from its last token, as `backends/torch/training/text.py` says.",
         "## Held out",
         _held_out(),
         "## The gate",

@@ -19,12 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import nn, train_folder
+from qwenimg.backends.torch import nn
 from qwenimg.backends.torch.networks.qwen_dit import Pair, QwenImageTransformer, TransformerBlock
 from qwenimg.backends.torch.networks.qwen_vl import QwenTextEncoder
-from qwenimg.backends.torch.train_data import Batch, LatentBatches, padded
-from qwenimg.backends.torch.train_text import states_of
-from qwenimg.backends.torch.train_vae import Encoder, fresh, initialise
+from qwenimg.backends.torch.training import folder as train_folder
+from qwenimg.backends.torch.training.data import Batch, LatentBatches, padded
+from qwenimg.backends.torch.training.text import states_of
+from qwenimg.backends.torch.training.vae import Encoder, fresh, initialise
 from qwenimg.common import bpe, conditioning, geometry, tokenizers
 from qwenimg.common.config_file import parse
 from qwenimg.common.errors import ModelError, clean

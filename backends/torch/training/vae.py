@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import load, nn, train_folder
+from qwenimg.backends.torch import load, nn
 from qwenimg.backends.torch.networks.qwen_vae import QwenImageVAE
-from qwenimg.backends.torch.train_data import Float32, crops, pictures
+from qwenimg.backends.torch.training import folder as train_folder
+from qwenimg.backends.torch.training.data import Float32, crops, pictures
 from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.models import qwen_vae
 from qwenimg.common.training import TrainConfig

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch.nn import DTYPES
-from qwenimg.backends.torch.train_threads import Workers
+from qwenimg.backends.torch.training.threads import Workers
 from qwenimg.common.errors import NumericsError
 from qwenimg.common.training import Phase, phase_at
 

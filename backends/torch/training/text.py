@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import nn, train_folder
+from qwenimg.backends.torch import nn
 from qwenimg.backends.torch.networks.qwen_vl import QwenTextEncoder
-from qwenimg.backends.torch.train_data import TEXT_KIND, generator, padded, prompt
-from qwenimg.backends.torch.train_vae import fresh, initialise
+from qwenimg.backends.torch.training import folder as train_folder
+from qwenimg.backends.torch.training.data import TEXT_KIND, generator, padded, prompt
+from qwenimg.backends.torch.training.vae import fresh, initialise
 from qwenimg.common import geometry, shapes, tokenizers
 from qwenimg.common.models.qwen_vl import QwenVLConfig
 from qwenimg.common.shapes import Object, Scene

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from qwenimg.backends.torch.train_dit import DiTStage
-from qwenimg.backends.torch.train_optimizer import Optimizer
-from qwenimg.backends.torch.train_precision import LossScaler, MixedPrecision, Part, recommend
-from qwenimg.backends.torch.train_state import Log, Progress, load_checkpoint, save_checkpoint
-from qwenimg.backends.torch.train_text import TextStage
-from qwenimg.backends.torch.train_threads import Workers
-from qwenimg.backends.torch.train_vae import VAEStage
+from qwenimg.backends.torch.training.dit import DiTStage
+from qwenimg.backends.torch.training.optimizer import Optimizer
+from qwenimg.backends.torch.training.precision import LossScaler, MixedPrecision, Part, recommend
+from qwenimg.backends.torch.training.state import Log, Progress, load_checkpoint, save_checkpoint
+from qwenimg.backends.torch.training.text import TextStage
+from qwenimg.backends.torch.training.threads import Workers
+from qwenimg.backends.torch.training.vae import VAEStage
 from qwenimg.common import training
 from qwenimg.common.errors import DoesNotFit, NumericsError, UsageError, clean
 from qwenimg.common.training import TrainConfig

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from qwenimg.backends.torch.train_precision import LossScaler
+from qwenimg.backends.torch.training.precision import LossScaler
 from qwenimg.common.errors import ModelError, clean
 from qwenimg.common.files import write_atomic
 from qwenimg.common.training import TrainConfig
