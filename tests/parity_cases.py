@@ -81,9 +81,9 @@ class Twin:
         self.engine = load_backend(name)
         package = "mlx" if name == "mlx" else "torch"
         self.name = package
-        self.nn, self.load, self.dit, self.vl, self.vae = (
+        self.nn, self.attending, self.load, self.dit, self.vl, self.vae = (
             importlib.import_module(f"qwenimg.backends.{package}.{module}")
-            for module in ("nn", "load", "networks.qwen_dit", "networks.qwen_vl", "networks.qwen_vae")
+            for module in ("ops", "ops.attention", "load", "networks.qwen_dit", "networks.qwen_vl", "networks.qwen_vae")
         )
 
     def array(self, values: np.ndarray, dtype: str, image: bool = False):

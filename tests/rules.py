@@ -35,8 +35,8 @@ AT_IMPORT = {
     "contextmanager": "a decorator",
     "cache": "a decorator",
     "wraps": "a decorator",
-    "_fused": "a decorator of backends/mlx/nn.py, which compiles when first called",
-    "computes": "a decorator of backends/torch/cpu.py",
+    "_fused": "a decorator of backends/mlx/ops/functions.py, which compiles when first called",
+    "computes": "a decorator of backends/torch/ops/cpu.py",
     "torch.inference_mode": "a decorator",
 }
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -116,7 +116,7 @@ def _is_device(node: ast.AST) -> bool:
     return last(node).lstrip("_") == "device"
 
 
-# Products of matrices, which have their precision in nn.py only
+# Products of matrices, which have their precision in ops/ only
 
 
 def products(source: str) -> list[str]:

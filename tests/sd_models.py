@@ -179,9 +179,9 @@ class Side:
         self.engine = load_backend(name)
         self.name = "mlx" if name == "mlx" else "torch"
         package = f"qwenimg.backends.{self.name}"
-        self.nn, self.load, self.unets, self.vaes = (
+        self.nn, self.attending, self.load, self.unets, self.vaes = (
             importlib.import_module(f"{package}.{module}")
-            for module in ("nn", "load", "networks.unet", "networks.kl_vae")
+            for module in ("ops", "ops.attention", "load", "networks.unet", "networks.kl_vae")
         )
 
     def array(self, values: np.ndarray | None, dtype: str):

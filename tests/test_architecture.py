@@ -24,7 +24,7 @@ FUNCTION_LINES = 60
 LONG_FILES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {}
 
-LAYERS = ["backends/torch/nn.py", "backends/mlx/nn.py"]
+OPS = [name_of(path) for path in sources("backends/torch/ops", "backends/mlx/ops")]
 LOADERS = ["backends/torch/load.py", "backends/mlx/load.py"]
 ENGINES = ["backends/torch/__init__.py", "backends/mlx/__init__.py"]
 MEASURES = "measures how exact a float32 product is here, against float64 in numpy"
@@ -142,12 +142,12 @@ def test_stale_and_missing_exceptions_are_noticed(tmp_path, monkeypatch):
 # Rules of the source
 
 
-def test_casts_are_in_nn_and_load():
-    assert broken(rules.casts, but(BACKENDS, *LAYERS, *LOADERS), ALLOWED_CASTS) == []
+def test_casts_are_in_ops_and_load():
+    assert broken(rules.casts, but(BACKENDS, *OPS, *LOADERS), ALLOWED_CASTS) == []
 
 
-def test_products_are_in_nn():
-    assert broken(rules.products, but(BACKENDS, *LAYERS), ALLOWED_CASTS) == []
+def test_products_are_in_ops():
+    assert broken(rules.products, but(BACKENDS, *OPS), ALLOWED_CASTS) == []
 
 
 def test_common_and_cli_compute_no_product():
@@ -159,7 +159,7 @@ def test_loading_is_strict():
 
 
 def test_no_bfloat16_through_numpy():
-    assert broken(rules.to_numpy, but(INNER, *LAYERS), ALLOWED_TO_NUMPY) == []
+    assert broken(rules.to_numpy, but(INNER, *OPS), ALLOWED_TO_NUMPY) == []
 
 
 def test_no_work_at_import():
@@ -228,8 +228,8 @@ def test_each_contract_can_fail(tmp_path):
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     faults = {
         "common/params.py": "import torch",
-        "backends/mlx/nn.py": "import torch",
-        "backends/torch/nn.py": "import mlx.core",
+        "backends/mlx/ops/layers.py": "import torch",
+        "backends/torch/ops/layers.py": "import mlx.core",
         "cli/__init__.py": "import numpy",
     }
     for file, line in faults.items():
@@ -317,7 +317,6 @@ def test_importing_every_module_touches_nothing(tmp_path):
 # Twins
 
 DEVICE = "torch is told its device at each call, MLX has one default device"
-OWN_LAYER = "torch's layer of this name makes the same parameters"
 # Of each file, the lines of its skeleton that one twin alone may have.
 ONE_SIDED: dict[str, dict[str, str]] = {
     "qwen_dit": {},
@@ -327,22 +326,6 @@ ONE_SIDED: dict[str, dict[str, str]] = {
     "unet": {},
     "kl_vae": {},
     "diffusion": {},
-    "images": {},
-    "nn": {
-        "on_gpu()": "MLX computes some operations by another kernel on a CPU",
-        "padded_width(width)": "MLX has fused attention for some widths of a head only",
-        "pad_heads(x, width)": "MLX has fused attention for some widths of a head only",
-        "Linear.__init__(self, inputs, outputs, bias)": OWN_LAYER,
-        "Linear.__init__: self.weight": OWN_LAYER,
-        "Linear.__init__: self.bias": OWN_LAYER,
-        "Embedding.__init__(self, count, width)": OWN_LAYER,
-        "Embedding.__init__: self.weight": OWN_LAYER,
-        "Conv2d.__init__(self, inputs, outputs, kernel, stride, padding)": OWN_LAYER,
-        "Conv2d.__init__: self.weight": OWN_LAYER,
-        "Conv2d.__init__: self.bias": OWN_LAYER,
-        "Conv2d.__init__: self.stride": OWN_LAYER,
-        "Conv2d.__init__: self.padding": OWN_LAYER,
-    },
     "load": {},
     "__init__": {
         "has_cuda()": "torch is two backends, cuda and cpu",
@@ -406,12 +389,6 @@ def test_twins_have_one_body(name):
     print(f"{name}: {len(torch_parts)} parts, {lines[0]} lines of code, equal in both")
     assert lines[0] > 40
     assert torch_parts == mlx_parts
-
-
-def test_every_shared_file_has_a_twin():
-    files = [{p.name for p in INNER if name_of(p).startswith(f"backends/{b}/")} for b in ("torch", "mlx")]
-    files[0].remove("cpu.py")  # what it has for torch, MLX does by itself
-    assert files[0] == files[1] == {f"{name}.py" for name in ONE_SIDED}
 
 
 TORCH = """

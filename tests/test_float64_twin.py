@@ -16,6 +16,7 @@ from parity_cases import TORCH
 from tiny_model import DIT, TEXT, VAE, tiny_dit, tiny_text_encoder, tiny_vae
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from qwenimg.backends.torch.ops import layers
 from qwenimg.common import checkpoint, conditioning, geometry
 from qwenimg.common.models import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.precision import FP64
@@ -140,7 +141,7 @@ def test_a_cast_to_float32_is_noticed(tmp_path: Path, monkeypatch: pytest.Monkey
     tiny_dit().save_pretrained(tmp_path)
     config = qwen_dit.QwenDiTConfig(**DIT)
     ours = TORCH().engine.transformer(config, plan(tmp_path, "transformer", qwen_dit.manifest(config)), FP64)
-    monkeypatch.setattr(TORCH().nn, "at_least_float32", lambda x: x.float())
+    monkeypatch.setattr(layers, "at_least_float32", lambda x: x.float())
     with NarrowTensors() as narrow:
         ours.condition([normal(3, 1, 5, 60)], TARGET)
     print(narrow.found)

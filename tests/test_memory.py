@@ -61,7 +61,7 @@ from qwenimg.common import checkpoint
 from qwenimg.common.models import qwen_vae
 from qwenimg.common.precision import BASES
 
-nn = import_module(f"qwenimg.backends.{name}.nn")
+attending = import_module(f"qwenimg.backends.{name}.ops.attention")
 
 def reset():
     "Begins to measure; returns what is in use now."
@@ -102,22 +102,22 @@ print(json.dumps(found))
 ATTEND = """
 h, w, channels = 96, 96, 24
 qkv = np.random.default_rng(0).standard_normal((1, 3 * channels, h, w)).astype(np.float32)
-nn.SCORE_BYTES = int(sys.argv[2])
+attending.SCORE_BYTES = int(sys.argv[2])
 found = {}
 if backend == "mlx":
     x = mx.array(qkv.transpose(0, 2, 3, 1))
     mx.eval(x)
     before = reset()
-    mx.eval(nn.spatial_attention(x))
+    mx.eval(attending.spatial_attention(x))
     found["MLX"] = peak() - before
 else:
     x = torch.from_numpy(qkv)
     plain = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
     for name, kernel in {"torch": nullcontext(), "torch without a fused kernel": plain}.items():
         with torch.inference_mode(), kernel:
-            nn.spatial_attention(x[:, :, :3, :3])
+            attending.spatial_attention(x[:, :, :3, :3])
             before = reset()
-            nn.spatial_attention(x)
+            attending.spatial_attention(x)
             found[name] = peak() - before
 print(json.dumps(found))
 """
@@ -239,7 +239,7 @@ def test_spatial_attention_in_chunks(monkeypatch: pytest.MonkeyPatch, backend: s
     qkv = np.random.default_rng(2).standard_normal((2, 3 * C, h, w))
     x = twin.array(qkv, "float32", image=True)
     at_once = twin.output(twin.nn.spatial_attention(x), image=True).values
-    monkeypatch.setattr(twin.nn, "SCORE_BYTES", score_bytes)
+    monkeypatch.setattr(twin.attending, "SCORE_BYTES", score_bytes)
     chunked = twin.output(twin.nn.spatial_attention(x), image=True).values
     flat = qkv.astype(np.float32).astype(np.float64).reshape(2, 3, C, h * w).swapaxes(2, 3)
     exact = softmax_attention(flat[:, 0], flat[:, 1], flat[:, 2]).swapaxes(1, 2).reshape(2, C, h, w)
@@ -259,7 +259,7 @@ def test_joint_attention_in_chunks_on_mlx(monkeypatch: pytest.MonkeyPatch, maske
     mask = None if mask is None else mask[:, None, None]
     arguments = [*map(mx.array, (q, k, v)), None if mask is None else mx.array(mask)]
     at_once = twin.engine.numpy(twin.nn.attention(*arguments))
-    monkeypatch.setattr(twin.nn, "SCORE_BYTES", 5 * 4 * 2 * 3 * 37)
+    monkeypatch.setattr(twin.attending, "SCORE_BYTES", 5 * 4 * 2 * 3 * 37)
     chunked = twin.engine.numpy(twin.nn.attention(*arguments))
     exact = softmax_attention(*(x.astype(np.float64).swapaxes(1, 2) for x in (q, k, v)), mask)
     exact = exact.swapaxes(1, 2).reshape(2, 37, 30)

@@ -492,9 +492,9 @@ def test_what_does_not_fit_is_refused_with_the_figures(
 def test_metal_convolves_3x3_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     import mlx.core as mx
 
-    from qwenimg.backends.mlx import nn
+    from qwenimg.backends.mlx.ops import layers
 
     small, large = mx.zeros((2, 1, 1, 2), mx.bfloat16), mx.zeros((2, 3, 3, 2), mx.bfloat16)
-    assert (nn._conv_dtype(small), nn._conv_dtype(large)) == (mx.bfloat16, mx.bfloat16)
-    monkeypatch.setattr(nn, "on_gpu", lambda: True)
-    assert (nn._conv_dtype(small), nn._conv_dtype(large)) == (mx.bfloat16, mx.float32)
+    assert (layers._conv_dtype(small), layers._conv_dtype(large)) == (mx.bfloat16, mx.bfloat16)
+    monkeypatch.setattr(layers, "on_gpu", lambda: True)
+    assert (layers._conv_dtype(small), layers._conv_dtype(large)) == (mx.bfloat16, mx.float32)

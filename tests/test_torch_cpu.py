@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from qwenimg.backends.torch import cpu
-from qwenimg.backends.torch.cpu import computes, laid_out
+from qwenimg.backends.torch.ops import cpu
+from qwenimg.backends.torch.ops.cpu import computes, laid_out
 
 
 class Component:

@@ -240,16 +240,16 @@ def test_padded_heads_are_exact(width: int, padded: int) -> None:
     """Zeros behind a head's channels change no bit of what the rest gives."""
     import mlx.core as mx
 
-    nn = MLX().nn
-    assert nn.padded_width(width) == padded
+    attending = MLX().attending
+    assert attending.padded_width(width) == padded
     rng = np.random.default_rng(width)
     q, k, v = (mx.array(rng.standard_normal((1, n, 2, width)).astype(np.float32)) for n in (9, 13, 13))
-    wide = [nn.pad_heads(x, padded) for x in (q, k, v)]
+    wide = [attending.pad_heads(x, padded) for x in (q, k, v)]
     assert {x.shape[-1] for x in wide} == {padded}
     plain, exact = ([x.transpose(0, 2, 1, 3) for x in xs] for xs in ((q, k, v), wide))
-    made = nn._attend(*exact, width**-0.5, None)
+    made = attending._attend(*exact, width**-0.5, None)
     assert not np.array(made[..., width:]).any()
-    error = relative(np.array(made[..., :width]), np.array(nn._attend(*plain, width**-0.5, None)))
+    error = relative(np.array(made[..., :width]), np.array(attending._attend(*plain, width**-0.5, None)))
     print(f"{width} in {padded}: {error:.1e}")
     assert error <= 1e-7  # the same sums; a library may split a longer one elsewhere
 
@@ -260,20 +260,20 @@ def test_attention_where_a_gpu_has_kernels(monkeypatch: pytest.MonkeyPatch, widt
     """The way that Metal takes, walked on the CPU: 40 padded for its kernel, 160 in float32 and in chunks."""
     import mlx.core as mx
 
-    nn, rng = MLX().nn, np.random.default_rng(width)
+    attending, rng = MLX().attending, np.random.default_rng(width)
     heads = [mx.array(rng.standard_normal((2, n, 3, width)).astype(np.float32)) for n in (33, 7, 7)]
-    q, k, v = (x.astype(nn.DTYPES[dtype]) for x in heads)
-    expected, seen = np.array(nn.attention(q, k, v)), []
-    attend = nn._attend
-    monkeypatch.setattr(nn, "on_gpu", lambda: True)
+    q, k, v = (x.astype(MLX().nn.DTYPES[dtype]) for x in heads)
+    expected, seen = np.array(attending.attention(q, k, v)), []
+    attend = attending._attend
+    monkeypatch.setattr(attending, "on_gpu", lambda: True)
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
-    monkeypatch.setattr(nn, "SCORE_BYTES", 4 * 2 * 3 * 7 * 10)  # ten rows of scores
-    monkeypatch.setattr(nn, "_attend", lambda *a: seen.append((a[0].shape, a[0].dtype)) or attend(*a))
-    made = np.array(nn.attention(q, k, v))
+    monkeypatch.setattr(attending, "SCORE_BYTES", 4 * 2 * 3 * 7 * 10)  # ten rows of scores
+    monkeypatch.setattr(attending, "_attend", lambda *a: seen.append((a[0].shape, a[0].dtype)) or attend(*a))
+    made = np.array(attending.attention(q, k, v))
     error = relative(made.astype(np.float64), expected.astype(np.float64))
     print(f"{width} {dtype}: {error:.1e}, {seen}")
     if width == 40:
-        assert seen == [((2, 3, 33, 64), nn.DTYPES[dtype])]
+        assert seen == [((2, 3, 33, 64), MLX().nn.DTYPES[dtype])]
     else:
         assert seen == [((2, 3, rows, 160), mx.float32) for rows in (10, 10, 10, 3)]
     assert error <= (1e-6 if dtype == "float32" else 2e-3)  # on this CPU the kernel's place rounds scores to float16

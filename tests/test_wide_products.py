@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from qwenimg.backends.torch import cpu, nn
+from qwenimg.backends.torch.ops import cpu, layers
 
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # of the result: half a unit in its last place, at most
 
 
 @pytest.fixture
 def without_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nn, "multiplies", lambda dtype, device: dtype in (torch.float32, torch.float64))
+    monkeypatch.setattr(layers, "multiplies", lambda dtype, device: dtype in (torch.float32, torch.float64))
 
 
 def excess(found: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> float:
@@ -23,8 +23,8 @@ def excess(found: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> floa
 @pytest.mark.parametrize("dtype", ROUNDING)
 def test_linear(without_instructions: None, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype):
     torch.manual_seed(0)
-    monkeypatch.setattr(nn, "WIDE_VALUES", 300)  # several parts, the last one smaller
-    layer = nn.Linear(37, 53).to(dtype)
+    monkeypatch.setattr(layers, "WIDE_VALUES", 300)  # several parts, the last one smaller
+    layer = layers.Linear(37, 53).to(dtype)
     x = torch.randn(3, 5, 37).to(dtype)
     exact = x.double() @ layer.weight.double().T + layer.bias.double()
     worst = excess(layer(x), exact, dtype)
@@ -37,7 +37,7 @@ def test_linear(without_instructions: None, monkeypatch: pytest.MonkeyPatch, dty
 def test_convolution(without_instructions: None, dtype: torch.dtype, kernel: int, stride: int, side: int):
     torch.manual_seed(1)
     padding = kernel // 2 if stride == 1 else 0
-    layer = nn.Conv2d(24, 40, kernel, stride=stride, padding=padding).to(dtype)
+    layer = layers.Conv2d(24, 40, kernel, stride=stride, padding=padding).to(dtype)
     x = torch.randn(2, 24, side, side).to(dtype)
     columns = torch.nn.functional.unfold(x.double(), kernel, padding=padding, stride=stride)
     product = layer.weight.double().flatten(1) @ columns + layer.bias.double()[:, None]
@@ -49,11 +49,11 @@ def test_convolution(without_instructions: None, dtype: torch.dtype, kernel: int
 
 def test_large_images_are_not_widened(without_instructions: None, monkeypatch: pytest.MonkeyPatch):
     """Their float32 copies would take more memory than the run was checked for."""
-    monkeypatch.setattr(nn, "WIDE_IMAGE", 100)
+    monkeypatch.setattr(layers, "WIDE_IMAGE", 100)
     seen = []
     plain = torch.nn.functional.conv2d
     monkeypatch.setattr(torch.nn.functional, "conv2d", lambda x, *rest: seen.append(x.dtype) or plain(x, *rest))
-    layer = nn.Conv2d(2, 2, 3, padding=1).bfloat16()
+    layer = layers.Conv2d(2, 2, 3, padding=1).bfloat16()
     for side in (7, 8):
         layer(torch.randn(1, 2, side, side).bfloat16())
     assert seen == [torch.float32, torch.bfloat16]

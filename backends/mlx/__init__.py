@@ -13,12 +13,13 @@ import mlx.core as mx
 import numpy as np
 from mlx.core import array as Array
 
-from qwenimg.backends.mlx import load, nn
+from qwenimg.backends.mlx import load, ops
 from qwenimg.backends.mlx.diffusion import ClipEncoder, UNet
 from qwenimg.backends.mlx.networks.kl_vae import KLVAE
 from qwenimg.backends.mlx.networks.qwen_dit import Pair, QwenImageTransformer, Rope
 from qwenimg.backends.mlx.networks.qwen_vae import QwenImageVAE
 from qwenimg.backends.mlx.networks.qwen_vl import QwenTextEncoder
+from qwenimg.backends.mlx.ops.functions import on_gpu
 from qwenimg.common import conditioning, geometry
 from qwenimg.common.backend import NumpyArray, Observer
 from qwenimg.common.checkpoint import LoadPlan
@@ -42,16 +43,16 @@ WIDE = 2**20  # a tile side that no image reaches
 class TextEncoder:
     def __init__(self, config: QwenVLConfig, plan: LoadPlan, precision: Precision):
         self.config = config
-        stream = nn.DTYPES[precision.residual_dtype("text")]
+        stream = ops.DTYPES[precision.residual_dtype("text")]
         self.model = load.empty(lambda: QwenTextEncoder(config, stream))
         load.fill(self.model, plan, lambda name: precision.weight_dtype("text", name))
-        self.table_dtype = nn.DTYPES[precision.compute_dtype("text")]
+        self.table_dtype = ops.DTYPES[precision.compute_dtype("text")]
 
     def encode(self, ids: Sequence[int]) -> Array:
         """[1, S, C]."""
         table = geometry.text_rope(len(ids), self.config.head_dim, self.config.rope_theta)
-        cos, sin = (nn.table(part, self.table_dtype) for part in table)
-        return nn.settle(self.model(mx.array([list(ids)]), (cos, sin)))
+        cos, sin = (ops.table(part, self.table_dtype) for part in table)
+        return ops.settle(self.model(mx.array([list(ids)]), (cos, sin)))
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,8 @@ class Transformer:
     def __init__(self, config: QwenDiTConfig, plan: LoadPlan, precision: Precision):
         self.config, self.plan = config, plan
         self.dtype_of: Callable[[str], str] = lambda name: precision.weight_dtype("transformer", name)
-        stream = nn.DTYPES[precision.residual_dtype("transformer")]
-        self.table_dtype = nn.DTYPES[precision.compute_dtype("transformer")]
+        stream = ops.DTYPES[precision.residual_dtype("transformer")]
+        self.table_dtype = ops.DTYPES[precision.compute_dtype("transformer")]
         self.model = load.empty(lambda: QwenImageTransformer(config, stream))
         resident = plan.only(lambda name: not qwen_dit.timestep_only(name))
         load.fill(self.model, resident, self.dtype_of)
@@ -87,7 +88,7 @@ class Transformer:
     def modulate(self, features: NumpyArray, addition: int = 0) -> Modulation:
         """The rows of every block for sinusoids [T 256] (`conditioning.time_rows`); each block's weights are read, used
         and freed in turn."""
-        rows = nn.table(features, self.table_dtype)
+        rows = ops.table(features, self.table_dtype)
         chosen = mx.array([addition])
         temb = self._briefly("time_text_embed.", lambda: self.model.time_text_embed(rows, chosen))
         final = self._briefly("norm_out.", lambda: self.model.norm_out.modulation(temb))
@@ -100,9 +101,9 @@ class Transformer:
     def condition(self, texts: Sequence[Array], shapes: Sequence[tuple[int, int, int]]) -> Condition:
         lengths = [text.shape[1] for text in texts]
         longest = max(lengths)
-        padded = [nn.pad_tokens(text, longest) for text in texts]
+        padded = [ops.pad_tokens(text, longest) for text in texts]
         tables = conditioning.image_and_text_rope(self.config, shapes, longest)
-        img, txt = ([nn.table(part, self.table_dtype) for part in pair] for pair in tables)
+        img, txt = ([ops.table(part, self.table_dtype) for part in pair] for pair in tables)
         mask = conditioning.key_mask(lengths, sum(f * h * w for f, h, w in shapes))
         index = conditioning.zero_index(self.config, shapes)
         return Condition(
@@ -116,7 +117,7 @@ class Transformer:
         mods, final = modulation.at(step, condition.index is not None)
         latents = mx.broadcast_to(latents, (condition.txt.shape[0], *latents.shape[1:]))
         velocity = self.model(latents, condition.txt, mods, final, condition.rope, condition.index, condition.mask)
-        return nn.at_least_float32(velocity)
+        return ops.at_least_float32(velocity)
 
     def _briefly(self, prefix: str, use: Callable[[], T]) -> T:
         """Calls `use` while the timestep-only weights under `prefix` are loaded."""
@@ -138,20 +139,20 @@ class VAE:
     ):
         self.decoder_only, self.plan = decoder_only, plan
         self.dtype_of: Callable[[str], str] = lambda name: precision.weight_dtype("vae", name)
-        self.dtype = nn.DTYPES[precision.compute_dtype("vae")]
+        self.dtype = ops.DTYPES[precision.compute_dtype("vae")]
         self.model = load.empty(build)
 
     def decode(self, latents: NumpyArray, tile: int | None = None) -> NumpyArray:
         self._need(self.decoder_only)
         height, width = latents.shape[2:]
-        z = nn.table(latents.transpose(0, 2, 3, 1), self.dtype)
+        z = ops.table(latents.transpose(0, 2, 3, 1), self.dtype)
         pixels = self.model.decode(z, height, width, tile or WIDE)
-        return np.array(nn.at_least_float32(pixels)).transpose(0, 3, 1, 2)
+        return np.array(ops.at_least_float32(pixels)).transpose(0, 3, 1, 2)
 
     def encode(self, pixels: NumpyArray) -> NumpyArray:
         self._need(lambda name: not self.decoder_only(name))
-        moments = self.model.encode(nn.table(pixels.transpose(0, 2, 3, 1), self.dtype))
-        return np.array(nn.at_least_float32(moments)).transpose(0, 3, 1, 2)
+        moments = self.model.encode(ops.table(pixels.transpose(0, 2, 3, 1), self.dtype))
+        return np.array(ops.at_least_float32(moments)).transpose(0, 3, 1, 2)
 
     def _need(self, wanted: Callable[[str], bool]) -> None:
         """Loads the half of the model that is used, once."""
@@ -167,7 +168,7 @@ class MLXEngine:
     name = "mlx"
 
     def __init__(self) -> None:
-        self.on_gpu = nn.on_gpu()
+        self.on_gpu = on_gpu()
         # Measured on a CPU: 15.1, since its convolutions copy every window. Metal has no such copy; not measured there.
         self.decode_buffers = 6.0 if self.on_gpu else 16.0
         self.device = _device_name() if self.on_gpu else "CPU (mlx)"
@@ -191,19 +192,19 @@ class MLXEngine:
         return VAE(lambda: KLVAE(config), kl_vae.decoder_only, plan, precision)
 
     def array(self, values: NumpyArray) -> Array:
-        return nn.table(values, mx.float32)
+        return ops.table(values, mx.float32)
 
     def numpy(self, array: Array) -> NumpyArray:
-        return np.array(nn.at_least_float32(array))
+        return np.array(ops.at_least_float32(array))
 
     def finite(self, array: Array) -> bool:
         return bool(mx.all(mx.isfinite(array)).item())
 
     def guide(self, conditional: Array, unconditional: Array, scale: float) -> Array:
-        return nn.guide(conditional, unconditional, scale)
+        return ops.guide(conditional, unconditional, scale)
 
     def rescale(self, guided: Array, conditional: Array, share: float) -> Array:
-        return nn.rescale(guided, conditional, share)
+        return ops.rescale(guided, conditional, share)
 
     def join(self, arrays: Sequence[Array]) -> Array:
         return mx.concatenate(list(arrays), axis=1)
@@ -220,7 +221,7 @@ class MLXEngine:
         mx.clear_cache()
 
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
-        return nn.observe(observer)
+        return ops.observe(observer)
 
     def check_fp32(self) -> float:
         generator = np.random.RandomState(0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 from mlx.core import array as Array
 
-from qwenimg.backends.mlx import load, nn
+from qwenimg.backends.mlx import load, ops
 from qwenimg.backends.mlx.networks.clip import CLIPTextEncoder
 from qwenimg.backends.mlx.networks.unet import Context
 from qwenimg.backends.mlx.networks.unet import UNet as Model
@@ -23,7 +23,7 @@ from qwenimg.common.precision import Precision
 class ClipEncoder:
     def __init__(self, config: CLIPConfig, plan: LoadPlan, precision: Precision):
         self.config = config
-        stream = nn.DTYPES[precision.residual_dtype("text")]
+        stream = ops.DTYPES[precision.residual_dtype("text")]
         self.model = load.empty(lambda: CLIPTextEncoder(config, stream))
         load.fill(self.model, plan, lambda name: precision.weight_dtype("text", name))
 
@@ -43,18 +43,18 @@ class Condition:
 
 class UNet:
     def __init__(self, config: UNetConfig, plan: LoadPlan, precision: Precision):
-        stream = nn.DTYPES[precision.residual_dtype("transformer")]
-        self.dtype = nn.DTYPES[precision.compute_dtype("transformer")]
+        stream = ops.DTYPES[precision.residual_dtype("transformer")]
+        self.dtype = ops.DTYPES[precision.compute_dtype("transformer")]
         self.model = load.empty(lambda: Model(config, stream))
         load.fill(self.model, plan, lambda name: precision.weight_dtype("transformer", name))
 
     def condition(self, texts: NumpyArray, addition: NumpyArray | None) -> Condition:
         """Text states [B S C]; pooled text and sinusoids of the sizes [B A]."""
-        extra = None if addition is None else nn.table(addition, self.dtype)
-        return Condition(self.model.context(nn.table(texts, self.dtype)), extra, len(texts))
+        extra = None if addition is None else ops.table(addition, self.dtype)
+        return Condition(self.model.context(ops.table(texts, self.dtype)), extra, len(texts))
 
     def predict(self, latents: Array, features: NumpyArray, condition: Condition) -> Array:
         """[1 C h w] -> [B 4 h w]."""
         x = mx.broadcast_to(latents, (condition.branches, *latents.shape[1:])).transpose(0, 2, 3, 1)
-        made = self.model(x, nn.table(features, self.dtype), condition.context, condition.addition)
-        return nn.at_least_float32(made).transpose(0, 3, 1, 2)
+        made = self.model(x, ops.table(features, self.dtype), condition.context, condition.addition)
+        return ops.at_least_float32(made).transpose(0, 3, 1, 2)

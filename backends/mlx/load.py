@@ -8,7 +8,7 @@ from typing import TypeVar
 import mlx.core as mx
 import mlx.nn
 
-from qwenimg.backends.mlx.nn import DTYPES
+from qwenimg.backends.mlx.ops import DTYPES
 from qwenimg.common.checkpoint import Entry, LoadPlan, read
 from qwenimg.common.errors import ModelError, clean
 

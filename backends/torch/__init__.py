@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import load, nn
-from qwenimg.backends.torch.cpu import computes
+from qwenimg.backends.torch import load, ops
 from qwenimg.backends.torch.diffusion import ClipEncoder, UNet
 from qwenimg.backends.torch.networks.kl_vae import KLVAE
 from qwenimg.backends.torch.networks.qwen_dit import Pair, QwenImageTransformer, Rope, TransformerBlock
 from qwenimg.backends.torch.networks.qwen_vae import QwenImageVAE
 from qwenimg.backends.torch.networks.qwen_vl import QwenTextEncoder
+from qwenimg.backends.torch.ops.cpu import computes
 from qwenimg.common import conditioning, geometry
 from qwenimg.common.backend import NumpyArray, Observer
 from qwenimg.common.checkpoint import LoadPlan
@@ -48,16 +48,16 @@ def has_cuda() -> bool:
 class TextEncoder:
     def __init__(self, config: QwenVLConfig, plan: LoadPlan, precision: Precision, device: torch.device):
         self.config, self.device = config, device
-        stream = nn.DTYPES[precision.residual_dtype("text")]
+        stream = ops.DTYPES[precision.residual_dtype("text")]
         self.model = load.empty(lambda: QwenTextEncoder(config, stream))
         load.fill(self.model, plan, lambda name: precision.weight_dtype("text", name), device)
-        self.table_dtype = nn.DTYPES[precision.compute_dtype("text")]
+        self.table_dtype = ops.DTYPES[precision.compute_dtype("text")]
 
     @computes
     def encode(self, ids: Sequence[int]) -> Tensor:
         """[1, S, C]."""
         table = geometry.text_rope(len(ids), self.config.head_dim, self.config.rope_theta)
-        cos, sin = (nn.table(part, self.table_dtype, self.device) for part in table)
+        cos, sin = (ops.table(part, self.table_dtype, self.device) for part in table)
         return self.model(torch.tensor([list(ids)], device=self.device), (cos, sin))
 
 
@@ -85,8 +85,8 @@ class Transformer:
     def __init__(self, config: QwenDiTConfig, plan: LoadPlan, precision: Precision, device: torch.device):
         self.config, self.plan, self.device = config, plan, device
         self.dtype_of: Callable[[str], str] = lambda name: precision.weight_dtype("transformer", name)
-        stream = nn.DTYPES[precision.residual_dtype("transformer")]
-        self.table_dtype = nn.DTYPES[precision.compute_dtype("transformer")]
+        stream = ops.DTYPES[precision.residual_dtype("transformer")]
+        self.table_dtype = ops.DTYPES[precision.compute_dtype("transformer")]
         self.model = load.empty(lambda: QwenImageTransformer(config, stream))
         resident = plan.only(lambda name: not qwen_dit.timestep_only(name))
         load.fill(self.model, resident, self.dtype_of, device)
@@ -95,7 +95,7 @@ class Transformer:
     def modulate(self, features: NumpyArray, addition: int = 0) -> Modulation:
         """The rows of every block for sinusoids [T 256] (`conditioning.time_rows`); each block's weights are read, used
         and freed in turn."""
-        rows = nn.table(features, self.table_dtype, self.device)
+        rows = ops.table(features, self.table_dtype, self.device)
         chosen = torch.tensor([addition], device=self.device)
         temb = self._briefly("time_text_embed.", lambda: self.model.time_text_embed(rows, chosen))
         final = self._briefly("norm_out.", lambda: self.model.norm_out.modulation(temb))
@@ -109,9 +109,9 @@ class Transformer:
     def condition(self, texts: Sequence[Tensor], shapes: Sequence[tuple[int, int, int]]) -> Condition:
         lengths = [text.shape[1] for text in texts]
         longest = max(lengths)
-        padded = [nn.pad_tokens(text, longest) for text in texts]
+        padded = [ops.pad_tokens(text, longest) for text in texts]
         tables = conditioning.image_and_text_rope(self.config, shapes, longest)
-        img, txt = ([nn.table(part, self.table_dtype, self.device) for part in pair] for pair in tables)
+        img, txt = ([ops.table(part, self.table_dtype, self.device) for part in pair] for pair in tables)
         mask = conditioning.key_mask(lengths, sum(f * h * w for f, h, w in shapes))
         index = conditioning.zero_index(self.config, shapes)
         return Condition(
@@ -126,7 +126,7 @@ class Transformer:
         mods, final = modulation.at(step, condition.index is not None)
         latents = latents.expand(condition.txt.shape[0], -1, -1)
         velocity = self.model(latents, condition.txt, mods, final, condition.rope, condition.index, condition.mask)
-        return nn.at_least_float32(velocity)
+        return ops.at_least_float32(velocity)
 
     def _briefly(self, prefix: str, use: Callable[[], T]) -> T:
         """Calls `use` while the timestep-only weights under `prefix` are loaded."""
@@ -149,22 +149,22 @@ class VAE:
         self.decoder_only, self.plan = decoder_only, plan
         self.device = device
         self.dtype_of: Callable[[str], str] = lambda name: precision.weight_dtype("vae", name)
-        self.dtype = nn.DTYPES[precision.compute_dtype("vae")]
+        self.dtype = ops.DTYPES[precision.compute_dtype("vae")]
         self.model = load.empty(build)
 
     @computes
     def decode(self, latents: NumpyArray, tile: int | None = None) -> NumpyArray:
         self._need(self.decoder_only)
         height, width = latents.shape[2:]
-        z = nn.table(latents, self.dtype, self.device)
+        z = ops.table(latents, self.dtype, self.device)
         pixels = self.model.decode(z, height, width, tile or WIDE)
-        return nn.at_least_float32(pixels).cpu().numpy()
+        return ops.at_least_float32(pixels).cpu().numpy()
 
     @computes
     def encode(self, pixels: NumpyArray) -> NumpyArray:
         self._need(lambda name: not self.decoder_only(name))
-        moments = self.model.encode(nn.table(pixels, self.dtype, self.device))
-        return nn.at_least_float32(moments).cpu().numpy()
+        moments = self.model.encode(ops.table(pixels, self.dtype, self.device))
+        return ops.at_least_float32(moments).cpu().numpy()
 
     def _need(self, wanted: Callable[[str], bool]) -> None:
         """Loads the half of the model that is used, once."""
@@ -209,21 +209,21 @@ class TorchEngine:
         return VAE(lambda: KLVAE(config), kl_vae.decoder_only, plan, precision, self._device)
 
     def array(self, values: NumpyArray) -> Tensor:
-        return nn.table(values, torch.float32, self._device)
+        return ops.table(values, torch.float32, self._device)
 
     def numpy(self, array: Tensor) -> NumpyArray:
-        return nn.at_least_float32(array).cpu().numpy()
+        return ops.at_least_float32(array).cpu().numpy()
 
     def finite(self, array: Tensor) -> bool:
         return bool(torch.isfinite(array).all())
 
     def guide(self, conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:
         with torch.inference_mode():
-            return nn.guide(conditional, unconditional, scale)
+            return ops.guide(conditional, unconditional, scale)
 
     def rescale(self, guided: Tensor, conditional: Tensor, share: float) -> Tensor:
         with torch.inference_mode():
-            return nn.rescale(guided, conditional, share)
+            return ops.rescale(guided, conditional, share)
 
     def join(self, arrays: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(arrays), dim=1)
@@ -243,7 +243,7 @@ class TorchEngine:
             torch.cuda.empty_cache()
 
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
-        return nn.observe(observer)
+        return ops.observe(observer)
 
     def check_fp32(self) -> float:
         generator = np.random.RandomState(0)

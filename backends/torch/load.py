@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import torch
 
-from qwenimg.backends.torch.cpu import laid_out
-from qwenimg.backends.torch.nn import DTYPES
+from qwenimg.backends.torch.ops import DTYPES
+from qwenimg.backends.torch.ops.cpu import laid_out
 from qwenimg.common.checkpoint import Entry, LoadPlan, read
 from qwenimg.common.errors import ModelError, clean
 

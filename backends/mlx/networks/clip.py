@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn
 from mlx.core import array as Array
 
-from qwenimg.backends.mlx import nn
+from qwenimg.backends.mlx import ops
 from qwenimg.common.models.clip import CLIPConfig
 
 # Layers
@@ -22,23 +22,23 @@ class Embeddings(mlx.nn.Module):
     def __init__(self, config: CLIPConfig, stream: mx.Dtype):
         super().__init__()
         self.stream = stream
-        self.token_embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.position_embedding = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.token_embedding = ops.Embedding(config.vocab_size, config.hidden_size)
+        self.position_embedding = ops.Embedding(config.max_position_embeddings, config.hidden_size)
 
     def __call__(self, ids: Array) -> Array:
         """[B S] -> [B S C]."""
-        x = nn.stream(self.token_embedding(ids), self.stream)
-        return nn.add(x, self.position_embedding.weight[: ids.shape[1]])
+        x = ops.stream(self.token_embedding(ids), self.stream)
+        return ops.add(x, self.position_embedding.weight[: ids.shape[1]])
 
 
 class Attention(mlx.nn.Module):
     def __init__(self, config: CLIPConfig):
         super().__init__()
         self.head_dim = config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, config.hidden_size)
-        self.k_proj = nn.Linear(config.hidden_size, config.hidden_size)
-        self.v_proj = nn.Linear(config.hidden_size, config.hidden_size)
-        self.out_proj = nn.Linear(config.hidden_size, config.hidden_size)
+        self.q_proj = ops.Linear(config.hidden_size, config.hidden_size)
+        self.k_proj = ops.Linear(config.hidden_size, config.hidden_size)
+        self.v_proj = ops.Linear(config.hidden_size, config.hidden_size)
+        self.out_proj = ops.Linear(config.hidden_size, config.hidden_size)
 
     def heads(self, x: Array) -> Array:
         """[B S C] -> [B S H D]."""
@@ -47,15 +47,15 @@ class Attention(mlx.nn.Module):
     def __call__(self, x: Array) -> Array:
         """[B S C] -> [B S C], causal."""
         q, k, v = self.heads(self.q_proj(x)), self.heads(self.k_proj(x)), self.heads(self.v_proj(x))
-        return self.out_proj(nn.attention(q, k, v, causal=True))
+        return self.out_proj(ops.attention(q, k, v, causal=True))
 
 
 class MLP(mlx.nn.Module):
     def __init__(self, config: CLIPConfig):
         super().__init__()
-        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.activation = nn.quick_gelu if config.hidden_act == "quick_gelu" else nn.gelu_erf
-        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.fc1 = ops.Linear(config.hidden_size, config.intermediate_size)
+        self.activation = ops.quick_gelu if config.hidden_act == "quick_gelu" else ops.gelu_erf
+        self.fc2 = ops.Linear(config.intermediate_size, config.hidden_size)
 
     def __call__(self, x: Array) -> Array:
         return self.fc2(self.activation(self.fc1(x)))
@@ -64,15 +64,15 @@ class MLP(mlx.nn.Module):
 class EncoderLayer(mlx.nn.Module):
     def __init__(self, config: CLIPConfig):
         super().__init__()
-        self.layer_norm1 = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.layer_norm1 = ops.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.self_attn = Attention(config)
-        self.layer_norm2 = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.layer_norm2 = ops.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.mlp = MLP(config)
 
     def __call__(self, x: Array) -> Array:
         """[B S C] -> [B S C]."""
-        x = nn.add(x, self.self_attn(self.layer_norm1(x)))
-        return nn.add(x, self.mlp(self.layer_norm2(x)))
+        x = ops.add(x, self.self_attn(self.layer_norm1(x)))
+        return ops.add(x, self.mlp(self.layer_norm2(x)))
 
 
 class Encoder(mlx.nn.Module):
@@ -96,9 +96,9 @@ class CLIPTextEncoder(mlx.nn.Module):
         super().__init__()
         self.embeddings = Embeddings(config, stream)
         self.encoder = Encoder(config)
-        self.final_layer_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.final_layer_norm = ops.LayerNorm(config.hidden_size, config.layer_norm_eps)
         if config.projection_dim:
-            self.text_projection = nn.Linear(config.hidden_size, config.projection_dim, bias=False)
+            self.text_projection = ops.Linear(config.hidden_size, config.projection_dim, bias=False)
 
     def __call__(self, ids: Array, ends: Sequence[int], skipped: int, normed: bool) -> tuple[Array, Array]:
         """Token ids [B S] and of each row the position of its end token -> states [B S C] and pooled vectors [B P].

@@ -8,7 +8,8 @@ from __future__ import annotations
 import mlx.nn
 from mlx.core import array as Array
 
-from qwenimg.backends.mlx import images, nn
+from qwenimg.backends.mlx import ops
+from qwenimg.backends.mlx.ops import images
 from qwenimg.common.geometry import tiles
 from qwenimg.common.models.qwen_vae import QwenVAEConfig, halo
 
@@ -18,28 +19,28 @@ from qwenimg.common.models.qwen_vae import QwenVAEConfig, halo
 class ResidualBlock(mlx.nn.Module):
     def __init__(self, inputs: int, outputs: int):
         super().__init__()
-        self.norm1 = nn.ChannelNorm(inputs)
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1)
-        self.norm2 = nn.ChannelNorm(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1)
+        self.norm1 = ops.ChannelNorm(inputs)
+        self.conv1 = ops.Conv2d(inputs, outputs, 3, padding=1)
+        self.norm2 = ops.ChannelNorm(outputs)
+        self.conv2 = ops.Conv2d(outputs, outputs, 3, padding=1)
         if inputs != outputs:
-            self.conv_shortcut = nn.Conv2d(inputs, outputs, 1)
+            self.conv_shortcut = ops.Conv2d(inputs, outputs, 1)
 
     def __call__(self, x: Array) -> Array:
-        update = self.conv1(nn.silu(self.norm1(x)))
-        update = self.conv2(nn.silu(self.norm2(update)))
-        return nn.add(self.conv_shortcut(x) if hasattr(self, "conv_shortcut") else x, update)
+        update = self.conv1(ops.silu(self.norm1(x)))
+        update = self.conv2(ops.silu(self.norm2(update)))
+        return ops.add(self.conv_shortcut(x) if hasattr(self, "conv_shortcut") else x, update)
 
 
 class AttentionBlock(mlx.nn.Module):
     def __init__(self, channels: int):
         super().__init__()
-        self.norm = nn.ChannelNorm(channels)
-        self.to_qkv = nn.Conv2d(channels, 3 * channels, 1)
-        self.proj = nn.Conv2d(channels, channels, 1)
+        self.norm = ops.ChannelNorm(channels)
+        self.to_qkv = ops.Conv2d(channels, 3 * channels, 1)
+        self.proj = ops.Conv2d(channels, channels, 1)
 
     def __call__(self, x: Array) -> Array:
-        return nn.add(x, self.proj(nn.spatial_attention(self.to_qkv(self.norm(x)))))
+        return ops.add(x, self.proj(ops.spatial_attention(self.to_qkv(self.norm(x)))))
 
 
 class MidBlock(mlx.nn.Module):
@@ -55,16 +56,16 @@ class MidBlock(mlx.nn.Module):
 class Downsample(mlx.nn.Module):
     def __init__(self, channels: int):
         super().__init__()
-        self.resample = [mlx.nn.Identity(), nn.Conv2d(channels, channels, 3, stride=2)]
+        self.resample = [mlx.nn.Identity(), ops.Conv2d(channels, channels, 3, stride=2)]
 
     def __call__(self, x: Array) -> Array:
-        return self.resample[1](nn.pad_right_bottom(x))
+        return self.resample[1](ops.pad_right_bottom(x))
 
 
 class Upsample(mlx.nn.Module):
     def __init__(self, channels: int):
         super().__init__()
-        self.resample = [mlx.nn.Identity(), nn.Conv2d(channels, channels // 2, 3, padding=1)]
+        self.resample = [mlx.nn.Identity(), ops.Conv2d(channels, channels // 2, 3, padding=1)]
 
     def __call__(self, x: Array) -> Array:
         return self.resample[1](images.upsample(x))
@@ -79,7 +80,7 @@ class UpBlock(mlx.nn.Module):
 
     def __call__(self, x: Array) -> Array:
         for layer in [*self.resnets, *self.upsamplers]:
-            x = nn.settle(layer(x))
+            x = ops.settle(layer(x))
         return x
 
 
@@ -89,19 +90,19 @@ class UpBlock(mlx.nn.Module):
 class Encoder(mlx.nn.Module):
     def __init__(self, config: QwenVAEConfig):
         super().__init__()
-        self.conv_in = nn.Conv2d(config.input_channels, config.base_dim, 3, padding=1)
+        self.conv_in = ops.Conv2d(config.input_channels, config.base_dim, 3, padding=1)
         layers = [Downsample(o) if kind == "down" else ResidualBlock(i, o) for kind, i, o in config.down_layers]
         self.down_blocks = layers
         self.mid_block = MidBlock(config.encoder_dims[-1])
-        self.norm_out = nn.ChannelNorm(config.encoder_dims[-1])
-        self.conv_out = nn.Conv2d(config.encoder_dims[-1], 2 * config.z_dim, 3, padding=1)
+        self.norm_out = ops.ChannelNorm(config.encoder_dims[-1])
+        self.conv_out = ops.Conv2d(config.encoder_dims[-1], 2 * config.z_dim, 3, padding=1)
 
     def __call__(self, x: Array) -> Array:
         """Pixels [B 8h 8w 3] -> [B h w 2z]."""
         x = self.conv_in(x)
         for layer in self.down_blocks:
-            x = nn.settle(layer(x))
-        return self.conv_out(nn.silu(self.norm_out(self.mid_block(x))))
+            x = ops.settle(layer(x))
+        return self.conv_out(ops.silu(self.norm_out(self.mid_block(x))))
 
 
 class Decoder(mlx.nn.Module):
@@ -109,21 +110,21 @@ class Decoder(mlx.nn.Module):
         super().__init__()
         self.halo = halo(config)
         self.scale = config.scale
-        self.conv_in = nn.Conv2d(config.z_dim, config.decoder_dims[0], 3, padding=1)
+        self.conv_in = ops.Conv2d(config.z_dim, config.decoder_dims[0], 3, padding=1)
         self.mid_block = MidBlock(config.decoder_dims[0])
         self.up_blocks = [UpBlock(i, o, up, config) for i, o, up in config.up_blocks]
-        self.norm_out = nn.ChannelNorm(config.decoder_dims[-1])
-        self.conv_out = nn.Conv2d(config.decoder_dims[-1], config.input_channels, 3, padding=1)
+        self.norm_out = ops.ChannelNorm(config.decoder_dims[-1])
+        self.conv_out = ops.Conv2d(config.decoder_dims[-1], config.input_channels, 3, padding=1)
 
     def up(self, x: Array) -> Array:
         """Everything behind the mid block, which sees `halo` latents far: [B h w C] -> [B 8h 8w 3]."""
         for block in self.up_blocks:
             x = block(x)
-        return nn.settle(self.conv_out(nn.silu(self.norm_out(x))))
+        return ops.settle(self.conv_out(ops.silu(self.norm_out(x))))
 
     def __call__(self, z: Array, height: int, width: int, tile: int) -> Array:
         """Latents [B h w z] -> pixels [B 8h 8w 3]; the up blocks in tiles of at most `tile` latents a side."""
-        x = nn.settle(self.mid_block(self.conv_in(z)))
+        x = ops.settle(self.mid_block(self.conv_in(z)))
         across = tiles(width, tile, self.halo)
         return images.join([[self.tile(x, row, column) for column in across] for row in tiles(height, tile, self.halo)])
 
@@ -140,8 +141,8 @@ class QwenImageVAE(mlx.nn.Module):
     def __init__(self, config: QwenVAEConfig):
         super().__init__()
         self.encoder = Encoder(config)
-        self.quant_conv = nn.Conv2d(2 * config.z_dim, 2 * config.z_dim, 1)
-        self.post_quant_conv = nn.Conv2d(config.z_dim, config.z_dim, 1)
+        self.quant_conv = ops.Conv2d(2 * config.z_dim, 2 * config.z_dim, 1)
+        self.post_quant_conv = ops.Conv2d(config.z_dim, config.z_dim, 1)
         self.decoder = Decoder(config)
 
     def encode(self, pixels: Array) -> Array:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import images, nn
+from qwenimg.backends.torch import ops
+from qwenimg.backends.torch.ops import images
 from qwenimg.common.geometry import Fade, fades
 from qwenimg.common.models.kl_vae import NORM_EPS, OVERLAP, KLVAEConfig
 
@@ -18,32 +19,32 @@ from qwenimg.common.models.kl_vae import NORM_EPS, OVERLAP, KLVAEConfig
 class ResidualBlock(torch.nn.Module):
     def __init__(self, inputs: int, outputs: int, groups: int):
         super().__init__()
-        self.norm1 = nn.GroupNorm(groups, inputs, NORM_EPS)
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1)
-        self.norm2 = nn.GroupNorm(groups, outputs, NORM_EPS)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1)
+        self.norm1 = ops.GroupNorm(groups, inputs, NORM_EPS)
+        self.conv1 = ops.Conv2d(inputs, outputs, 3, padding=1)
+        self.norm2 = ops.GroupNorm(groups, outputs, NORM_EPS)
+        self.conv2 = ops.Conv2d(outputs, outputs, 3, padding=1)
         if inputs != outputs:
-            self.conv_shortcut = nn.Conv2d(inputs, outputs, 1)
+            self.conv_shortcut = ops.Conv2d(inputs, outputs, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        update = self.conv1(nn.silu(self.norm1(x)))
-        update = self.conv2(nn.silu(self.norm2(update)))
-        return nn.add(self.conv_shortcut(x) if hasattr(self, "conv_shortcut") else x, update)
+        update = self.conv1(ops.silu(self.norm1(x)))
+        update = self.conv2(ops.silu(self.norm2(update)))
+        return ops.add(self.conv_shortcut(x) if hasattr(self, "conv_shortcut") else x, update)
 
 
 class AttentionBlock(torch.nn.Module):
     def __init__(self, channels: int, groups: int):
         super().__init__()
-        self.group_norm = nn.GroupNorm(groups, channels, NORM_EPS)
-        self.to_q = nn.Linear(channels, channels)
-        self.to_k = nn.Linear(channels, channels)
-        self.to_v = nn.Linear(channels, channels)
-        self.to_out = torch.nn.ModuleList([nn.Linear(channels, channels)])
+        self.group_norm = ops.GroupNorm(groups, channels, NORM_EPS)
+        self.to_q = ops.Linear(channels, channels)
+        self.to_k = ops.Linear(channels, channels)
+        self.to_v = ops.Linear(channels, channels)
+        self.to_out = torch.nn.ModuleList([ops.Linear(channels, channels)])
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = images.tokens(self.group_norm(x))
-        tokens = nn.single_head_attention(self.to_q(tokens), self.to_k(tokens), self.to_v(tokens))
-        return nn.add(x, images.image(self.to_out[0](tokens), x))
+        tokens = ops.single_head_attention(self.to_q(tokens), self.to_k(tokens), self.to_v(tokens))
+        return ops.add(x, images.image(self.to_out[0](tokens), x))
 
 
 class MidBlock(torch.nn.Module):
@@ -60,16 +61,16 @@ class MidBlock(torch.nn.Module):
 class Downsample(torch.nn.Module):
     def __init__(self, channels: int):
         super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, stride=2)
+        self.conv = ops.Conv2d(channels, channels, 3, stride=2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.conv(nn.pad_right_bottom(x))
+        return self.conv(ops.pad_right_bottom(x))
 
 
 class Upsample(torch.nn.Module):
     def __init__(self, channels: int):
         super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+        self.conv = ops.Conv2d(channels, channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.conv(images.upsample(x))
@@ -85,7 +86,7 @@ class DownBlock(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in [*self.resnets, *self.downsamplers]:
-            x = nn.settle(layer(x))
+            x = ops.settle(layer(x))
         return x
 
 
@@ -99,7 +100,7 @@ class UpBlock(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in [*self.resnets, *self.upsamplers]:
-            x = nn.settle(layer(x))
+            x = ops.settle(layer(x))
         return x
 
 
@@ -110,18 +111,18 @@ class Encoder(torch.nn.Module):
     def __init__(self, config: KLVAEConfig):
         super().__init__()
         groups, top = config.norm_num_groups, config.block_out_channels[-1]
-        self.conv_in = nn.Conv2d(config.in_channels, config.block_out_channels[0], 3, padding=1)
+        self.conv_in = ops.Conv2d(config.in_channels, config.block_out_channels[0], 3, padding=1)
         self.down_blocks = torch.nn.ModuleList([DownBlock(i, o, down, config) for i, o, down in config.down_blocks])
         self.mid_block = MidBlock(top, groups)
-        self.conv_norm_out = nn.GroupNorm(groups, top, NORM_EPS)
-        self.conv_out = nn.Conv2d(top, 2 * config.latent_channels, 3, padding=1)
+        self.conv_norm_out = ops.GroupNorm(groups, top, NORM_EPS)
+        self.conv_out = ops.Conv2d(top, 2 * config.latent_channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Pixels [B 3 8h 8w] -> [B 2z h w]."""
         x = self.conv_in(images.laid_out(x, self.conv_in.weight))
         for block in self.down_blocks:
             x = block(x)
-        return self.conv_out(nn.silu(self.conv_norm_out(self.mid_block(x))))
+        return self.conv_out(ops.silu(self.conv_norm_out(self.mid_block(x))))
 
 
 class Decoder(torch.nn.Module):
@@ -129,21 +130,21 @@ class Decoder(torch.nn.Module):
         super().__init__()
         self.scale, self.channels = config.scale, config.out_channels
         groups, top, bottom = config.norm_num_groups, config.block_out_channels[-1], config.block_out_channels[0]
-        self.conv_in = nn.Conv2d(config.latent_channels, top, 3, padding=1)
+        self.conv_in = ops.Conv2d(config.latent_channels, top, 3, padding=1)
         self.mid_block = MidBlock(top, groups)
         self.up_blocks = torch.nn.ModuleList([UpBlock(i, o, up, config) for i, o, up in config.up_blocks])
-        self.conv_norm_out = nn.GroupNorm(groups, bottom, NORM_EPS)
-        self.conv_out = nn.Conv2d(bottom, config.out_channels, 3, padding=1)
+        self.conv_norm_out = ops.GroupNorm(groups, bottom, NORM_EPS)
+        self.conv_out = ops.Conv2d(bottom, config.out_channels, 3, padding=1)
 
     def up(self, x: Tensor) -> Tensor:
         """Everything behind the mid block: [B C h w] -> [B 3 8h 8w]."""
         for block in self.up_blocks:
             x = block(x)
-        return nn.settle(self.conv_out(nn.silu(self.conv_norm_out(x))))
+        return ops.settle(self.conv_out(ops.silu(self.conv_norm_out(x))))
 
     def forward(self, z: Tensor, height: int, width: int, tile: int) -> Tensor:
         """Latents [B z h w] -> pixels [B 3 8h 8w]; the up blocks in tiles of at most `tile` latents a side."""
-        x = nn.settle(self.mid_block(self.conv_in(images.laid_out(z, self.conv_in.weight))))
+        x = ops.settle(self.mid_block(self.conv_in(images.laid_out(z, self.conv_in.weight))))
         if height <= tile and width <= tile:
             return self.up(x)
         pixels = images.blank(x, self.channels, height * self.scale, width * self.scale)
@@ -151,7 +152,7 @@ class Decoder(torch.nn.Module):
         for row in fades(height, tile, OVERLAP, self.scale):
             for column in across:
                 top, left = row.read_start * self.scale, column.read_start * self.scale
-                pixels = nn.settle(images.add_at(pixels, self.tile(x, row, column), top, left))
+                pixels = ops.settle(images.add_at(pixels, self.tile(x, row, column), top, left))
         return pixels
 
     def tile(self, x: Tensor, row: Fade, column: Fade) -> Tensor:
@@ -159,7 +160,7 @@ class Decoder(torch.nn.Module):
         part = self.up(
             images.window(x, slice(row.read_start, row.read_stop), slice(column.read_start, column.read_stop))
         )
-        return nn.faded(part, row.weights, column.weights)
+        return ops.faded(part, row.weights, column.weights)
 
 
 class KLVAE(torch.nn.Module):
@@ -167,9 +168,9 @@ class KLVAE(torch.nn.Module):
         super().__init__()
         self.encoder = Encoder(config)
         if config.use_quant_conv:
-            self.quant_conv = nn.Conv2d(2 * config.latent_channels, 2 * config.latent_channels, 1)
+            self.quant_conv = ops.Conv2d(2 * config.latent_channels, 2 * config.latent_channels, 1)
         if config.use_post_quant_conv:
-            self.post_quant_conv = nn.Conv2d(config.latent_channels, config.latent_channels, 1)
+            self.post_quant_conv = ops.Conv2d(config.latent_channels, config.latent_channels, 1)
         self.decoder = Decoder(config)
 
     def encode(self, pixels: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import nn
+from qwenimg.backends.torch import ops
 from qwenimg.common.models.qwen_dit import MLP_RATIO, NORM_EPS, TIME_CHANNELS, QwenDiTConfig
 
 Pair = tuple[Tensor, Tensor]
@@ -21,12 +21,12 @@ Rope = tuple[Pair, Pair]
 class TimestepEmbedding(torch.nn.Module):
     def __init__(self, dim: int):
         super().__init__()
-        self.linear_1 = nn.Linear(TIME_CHANNELS, dim)
-        self.linear_2 = nn.Linear(dim, dim)
+        self.linear_1 = ops.Linear(TIME_CHANNELS, dim)
+        self.linear_2 = ops.Linear(dim, dim)
 
     def forward(self, features: Tensor) -> Tensor:
         """[T 256] -> [T C]."""
-        return self.linear_2(nn.silu(self.linear_1(features)))
+        return self.linear_2(ops.silu(self.linear_1(features)))
 
 
 class TimeTextEmbed(torch.nn.Module):
@@ -34,7 +34,7 @@ class TimeTextEmbed(torch.nn.Module):
         super().__init__()
         self.timestep_embedder = TimestepEmbedding(config.dim)
         if config.use_additional_t_cond:
-            self.addition_t_embedding = nn.Embedding(2, config.dim)
+            self.addition_t_embedding = ops.Embedding(2, config.dim)
 
     def forward(self, features: Tensor, addition: Tensor) -> Tensor:
         """Sinusoids [T 256] and one index [1] into the additional embedding -> [T C]."""
@@ -45,16 +45,16 @@ class TimeTextEmbed(torch.nn.Module):
 class FeedForwardIn(torch.nn.Module):
     def __init__(self, dim: int):
         super().__init__()
-        self.proj = nn.Linear(dim, MLP_RATIO * dim)
+        self.proj = ops.Linear(dim, MLP_RATIO * dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.gelu(self.proj(x))
+        return ops.gelu(self.proj(x))
 
 
 class FeedForward(torch.nn.Module):
     def __init__(self, dim: int):
         super().__init__()
-        self.net = torch.nn.ModuleList([FeedForwardIn(dim), torch.nn.Identity(), nn.Linear(MLP_RATIO * dim, dim)])
+        self.net = torch.nn.ModuleList([FeedForwardIn(dim), torch.nn.Identity(), ops.Linear(MLP_RATIO * dim, dim)])
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net[2](self.net[0](x))
@@ -64,18 +64,18 @@ class JointAttention(torch.nn.Module):
     def __init__(self, dim: int, head_dim: int):
         super().__init__()
         self.head_dim = head_dim
-        self.to_q = nn.Linear(dim, dim)
-        self.to_k = nn.Linear(dim, dim)
-        self.to_v = nn.Linear(dim, dim)
-        self.to_out = torch.nn.ModuleList([nn.Linear(dim, dim)])
-        self.add_q_proj = nn.Linear(dim, dim)
-        self.add_k_proj = nn.Linear(dim, dim)
-        self.add_v_proj = nn.Linear(dim, dim)
-        self.to_add_out = nn.Linear(dim, dim)
-        self.norm_q = nn.RMSNorm(head_dim, NORM_EPS)
-        self.norm_k = nn.RMSNorm(head_dim, NORM_EPS)
-        self.norm_added_q = nn.RMSNorm(head_dim, NORM_EPS)
-        self.norm_added_k = nn.RMSNorm(head_dim, NORM_EPS)
+        self.to_q = ops.Linear(dim, dim)
+        self.to_k = ops.Linear(dim, dim)
+        self.to_v = ops.Linear(dim, dim)
+        self.to_out = torch.nn.ModuleList([ops.Linear(dim, dim)])
+        self.add_q_proj = ops.Linear(dim, dim)
+        self.add_k_proj = ops.Linear(dim, dim)
+        self.add_v_proj = ops.Linear(dim, dim)
+        self.to_add_out = ops.Linear(dim, dim)
+        self.norm_q = ops.RMSNorm(head_dim, NORM_EPS)
+        self.norm_k = ops.RMSNorm(head_dim, NORM_EPS)
+        self.norm_added_q = ops.RMSNorm(head_dim, NORM_EPS)
+        self.norm_added_k = ops.RMSNorm(head_dim, NORM_EPS)
 
     def heads(self, x: Tensor) -> Tensor:
         """[B L C] -> [B L H D]."""
@@ -84,16 +84,16 @@ class JointAttention(torch.nn.Module):
     def forward(self, img: Tensor, txt: Tensor, rope: Rope, mask: Tensor | None) -> Pair:
         """img [B L C], txt [B S C] -> the same shapes. Text comes first in the joint sequence."""
         img_rope, txt_rope = rope
-        img_q = nn.rotate_pairs(self.norm_q(self.heads(self.to_q(img))), *img_rope)
-        img_k = nn.rotate_pairs(self.norm_k(self.heads(self.to_k(img))), *img_rope)
-        txt_q = nn.rotate_pairs(self.norm_added_q(self.heads(self.add_q_proj(txt))), *txt_rope)
-        txt_k = nn.rotate_pairs(self.norm_added_k(self.heads(self.add_k_proj(txt))), *txt_rope)
+        img_q = ops.rotate_pairs(self.norm_q(self.heads(self.to_q(img))), *img_rope)
+        img_k = ops.rotate_pairs(self.norm_k(self.heads(self.to_k(img))), *img_rope)
+        txt_q = ops.rotate_pairs(self.norm_added_q(self.heads(self.add_q_proj(txt))), *txt_rope)
+        txt_k = ops.rotate_pairs(self.norm_added_k(self.heads(self.add_k_proj(txt))), *txt_rope)
         img_v, txt_v = self.heads(self.to_v(img)), self.heads(self.add_v_proj(txt))
 
         q = torch.cat((txt_q, img_q), dim=1)
         k = torch.cat((txt_k, img_k), dim=1)
         v = torch.cat((txt_v, img_v), dim=1)
-        out = nn.attention(q, k, v, mask)
+        out = ops.attention(q, k, v, mask)
 
         S = txt.shape[1]
         return self.to_out[0](out[:, S:]), self.to_add_out(out[:, :S])
@@ -103,52 +103,52 @@ class TransformerBlock(torch.nn.Module):
     def __init__(self, config: QwenDiTConfig):
         super().__init__()
         dim = config.dim
-        self.img_mod = torch.nn.ModuleList([torch.nn.Identity(), nn.Linear(dim, 6 * dim)])
-        self.txt_mod = torch.nn.ModuleList([torch.nn.Identity(), nn.Linear(dim, 6 * dim)])
+        self.img_mod = torch.nn.ModuleList([torch.nn.Identity(), ops.Linear(dim, 6 * dim)])
+        self.txt_mod = torch.nn.ModuleList([torch.nn.Identity(), ops.Linear(dim, 6 * dim)])
         self.attn = JointAttention(dim, config.attention_head_dim)
         self.img_mlp = FeedForward(dim)
         self.txt_mlp = FeedForward(dim)
 
     def modulation(self, temb: Tensor) -> Pair:
         """[T C] -> [T 6C] for the image stream and for the text stream."""
-        temb = nn.silu(temb)
+        temb = ops.silu(temb)
         return self.img_mod[1](temb), self.txt_mod[1](temb)
 
     def forward(
         self, img: Tensor, txt: Tensor, mods: Pair, rope: Rope, index: Tensor | None, mask: Tensor | None
     ) -> Pair:
         """img [B L C], txt [B S C], mods ([R 6C], [1 6C]) -> img, txt. `index` [L] gives image tokens their row."""
-        shift1, scale1, gate1, shift2, scale2, gate2 = nn.chunks(mods[0], 6, index)
-        txt_shift1, txt_scale1, txt_gate1, txt_shift2, txt_scale2, txt_gate2 = nn.chunks(mods[1], 6, None)
+        shift1, scale1, gate1, shift2, scale2, gate2 = ops.chunks(mods[0], 6, index)
+        txt_shift1, txt_scale1, txt_gate1, txt_shift2, txt_scale2, txt_gate2 = ops.chunks(mods[1], 6, None)
         dtype = self.attn.to_q.weight.dtype
 
         img_out, txt_out = self.attn(
-            nn.norm_modulate(img, shift1, scale1, dtype, NORM_EPS),
-            nn.norm_modulate(txt, txt_shift1, txt_scale1, dtype, NORM_EPS),
+            ops.norm_modulate(img, shift1, scale1, dtype, NORM_EPS),
+            ops.norm_modulate(txt, txt_shift1, txt_scale1, dtype, NORM_EPS),
             rope,
             mask,
         )
-        img = nn.gated(img, gate1, img_out)
-        txt = nn.gated(txt, txt_gate1, txt_out)
+        img = ops.gated(img, gate1, img_out)
+        txt = ops.gated(txt, txt_gate1, txt_out)
 
-        img = nn.gated(img, gate2, self.img_mlp(nn.norm_modulate(img, shift2, scale2, dtype, NORM_EPS)))
-        txt = nn.gated(txt, txt_gate2, self.txt_mlp(nn.norm_modulate(txt, txt_shift2, txt_scale2, dtype, NORM_EPS)))
+        img = ops.gated(img, gate2, self.img_mlp(ops.norm_modulate(img, shift2, scale2, dtype, NORM_EPS)))
+        txt = ops.gated(txt, txt_gate2, self.txt_mlp(ops.norm_modulate(txt, txt_shift2, txt_scale2, dtype, NORM_EPS)))
         return img, txt
 
 
 class FinalNorm(torch.nn.Module):
     def __init__(self, dim: int):
         super().__init__()
-        self.linear = nn.Linear(dim, 2 * dim)
+        self.linear = ops.Linear(dim, 2 * dim)
 
     def modulation(self, temb: Tensor) -> Tensor:
         """[T C] -> [T 2C]."""
-        return self.linear(nn.silu(temb))
+        return self.linear(ops.silu(temb))
 
     def forward(self, x: Tensor, mod: Tensor, dtype: torch.dtype) -> Tensor:
         """x [B L C], mod [1 2C] -> [B L C] in `dtype`. Scale comes before shift here."""
-        scale, shift = nn.chunks(mod, 2, None)
-        return nn.norm_modulate(x, shift, scale, dtype, NORM_EPS)
+        scale, shift = ops.chunks(mod, 2, None)
+        return ops.norm_modulate(x, shift, scale, dtype, NORM_EPS)
 
 
 # Model
@@ -159,16 +159,16 @@ class QwenImageTransformer(torch.nn.Module):
         super().__init__()
         self.stream = stream
         self.time_text_embed = TimeTextEmbed(config)
-        self.txt_norm = nn.RMSNorm(config.joint_attention_dim, NORM_EPS)
-        self.img_in = nn.Linear(config.in_channels, config.dim)
-        self.txt_in = nn.Linear(config.joint_attention_dim, config.dim)
+        self.txt_norm = ops.RMSNorm(config.joint_attention_dim, NORM_EPS)
+        self.img_in = ops.Linear(config.in_channels, config.dim)
+        self.txt_in = ops.Linear(config.joint_attention_dim, config.dim)
         self.transformer_blocks = torch.nn.ModuleList([TransformerBlock(config) for _ in range(config.num_layers)])
         self.norm_out = FinalNorm(config.dim)
-        self.proj_out = nn.Linear(config.dim, config.out_features)
+        self.proj_out = ops.Linear(config.dim, config.out_features)
 
     def context(self, text: Tensor) -> Tensor:
         """Text states [B S 3584] -> the start of the text stream [B S C]; the same in every step."""
-        return nn.stream(self.txt_in(self.txt_norm(text)), self.stream)
+        return ops.stream(self.txt_in(self.txt_norm(text)), self.stream)
 
     def forward(
         self,
@@ -185,8 +185,8 @@ class QwenImageTransformer(torch.nn.Module):
         block_mods: per block ([R 6C], [1 6C]); final_mod [1 2C]; rope: tables [L D/2] of image and text;
         index [L]: the row of each image token where R > 1; mask [B 1 1 S+L]: True where a key counts.
         """
-        img = nn.stream(self.img_in(latents), self.stream)
+        img = ops.stream(self.img_in(latents), self.stream)
         for block, mods in zip(self.transformer_blocks, block_mods, strict=True):
             img, txt = block(img, txt, mods, rope, index, mask)
-            nn.submit(img)
+            ops.submit(img)
         return self.proj_out(self.norm_out(img, final_mod, self.proj_out.weight.dtype))

@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import images, nn
+from qwenimg.backends.torch import ops
+from qwenimg.backends.torch.ops import images
 from qwenimg.common.geometry import tiles
 from qwenimg.common.models.qwen_vae import QwenVAEConfig, halo
 
@@ -18,28 +19,28 @@ from qwenimg.common.models.qwen_vae import QwenVAEConfig, halo
 class ResidualBlock(torch.nn.Module):
     def __init__(self, inputs: int, outputs: int):
         super().__init__()
-        self.norm1 = nn.ChannelNorm(inputs)
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1)
-        self.norm2 = nn.ChannelNorm(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1)
+        self.norm1 = ops.ChannelNorm(inputs)
+        self.conv1 = ops.Conv2d(inputs, outputs, 3, padding=1)
+        self.norm2 = ops.ChannelNorm(outputs)
+        self.conv2 = ops.Conv2d(outputs, outputs, 3, padding=1)
         if inputs != outputs:
-            self.conv_shortcut = nn.Conv2d(inputs, outputs, 1)
+            self.conv_shortcut = ops.Conv2d(inputs, outputs, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        update = self.conv1(nn.silu(self.norm1(x)))
-        update = self.conv2(nn.silu(self.norm2(update)))
-        return nn.add(self.conv_shortcut(x) if hasattr(self, "conv_shortcut") else x, update)
+        update = self.conv1(ops.silu(self.norm1(x)))
+        update = self.conv2(ops.silu(self.norm2(update)))
+        return ops.add(self.conv_shortcut(x) if hasattr(self, "conv_shortcut") else x, update)
 
 
 class AttentionBlock(torch.nn.Module):
     def __init__(self, channels: int):
         super().__init__()
-        self.norm = nn.ChannelNorm(channels)
-        self.to_qkv = nn.Conv2d(channels, 3 * channels, 1)
-        self.proj = nn.Conv2d(channels, channels, 1)
+        self.norm = ops.ChannelNorm(channels)
+        self.to_qkv = ops.Conv2d(channels, 3 * channels, 1)
+        self.proj = ops.Conv2d(channels, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.add(x, self.proj(nn.spatial_attention(self.to_qkv(self.norm(x)))))
+        return ops.add(x, self.proj(ops.spatial_attention(self.to_qkv(self.norm(x)))))
 
 
 class MidBlock(torch.nn.Module):
@@ -55,16 +56,16 @@ class MidBlock(torch.nn.Module):
 class Downsample(torch.nn.Module):
     def __init__(self, channels: int):
         super().__init__()
-        self.resample = torch.nn.ModuleList([torch.nn.Identity(), nn.Conv2d(channels, channels, 3, stride=2)])
+        self.resample = torch.nn.ModuleList([torch.nn.Identity(), ops.Conv2d(channels, channels, 3, stride=2)])
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.resample[1](nn.pad_right_bottom(x))
+        return self.resample[1](ops.pad_right_bottom(x))
 
 
 class Upsample(torch.nn.Module):
     def __init__(self, channels: int):
         super().__init__()
-        self.resample = torch.nn.ModuleList([torch.nn.Identity(), nn.Conv2d(channels, channels // 2, 3, padding=1)])
+        self.resample = torch.nn.ModuleList([torch.nn.Identity(), ops.Conv2d(channels, channels // 2, 3, padding=1)])
 
     def forward(self, x: Tensor) -> Tensor:
         return self.resample[1](images.upsample(x))
@@ -79,7 +80,7 @@ class UpBlock(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in [*self.resnets, *self.upsamplers]:
-            x = nn.settle(layer(x))
+            x = ops.settle(layer(x))
         return x
 
 
@@ -89,19 +90,19 @@ class UpBlock(torch.nn.Module):
 class Encoder(torch.nn.Module):
     def __init__(self, config: QwenVAEConfig):
         super().__init__()
-        self.conv_in = nn.Conv2d(config.input_channels, config.base_dim, 3, padding=1)
+        self.conv_in = ops.Conv2d(config.input_channels, config.base_dim, 3, padding=1)
         layers = [Downsample(o) if kind == "down" else ResidualBlock(i, o) for kind, i, o in config.down_layers]
         self.down_blocks = torch.nn.ModuleList(layers)
         self.mid_block = MidBlock(config.encoder_dims[-1])
-        self.norm_out = nn.ChannelNorm(config.encoder_dims[-1])
-        self.conv_out = nn.Conv2d(config.encoder_dims[-1], 2 * config.z_dim, 3, padding=1)
+        self.norm_out = ops.ChannelNorm(config.encoder_dims[-1])
+        self.conv_out = ops.Conv2d(config.encoder_dims[-1], 2 * config.z_dim, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Pixels [B 3 8h 8w] -> [B 2z h w]."""
         x = self.conv_in(x)
         for layer in self.down_blocks:
-            x = nn.settle(layer(x))
-        return self.conv_out(nn.silu(self.norm_out(self.mid_block(x))))
+            x = ops.settle(layer(x))
+        return self.conv_out(ops.silu(self.norm_out(self.mid_block(x))))
 
 
 class Decoder(torch.nn.Module):
@@ -109,21 +110,21 @@ class Decoder(torch.nn.Module):
         super().__init__()
         self.halo = halo(config)
         self.scale = config.scale
-        self.conv_in = nn.Conv2d(config.z_dim, config.decoder_dims[0], 3, padding=1)
+        self.conv_in = ops.Conv2d(config.z_dim, config.decoder_dims[0], 3, padding=1)
         self.mid_block = MidBlock(config.decoder_dims[0])
         self.up_blocks = torch.nn.ModuleList([UpBlock(i, o, up, config) for i, o, up in config.up_blocks])
-        self.norm_out = nn.ChannelNorm(config.decoder_dims[-1])
-        self.conv_out = nn.Conv2d(config.decoder_dims[-1], config.input_channels, 3, padding=1)
+        self.norm_out = ops.ChannelNorm(config.decoder_dims[-1])
+        self.conv_out = ops.Conv2d(config.decoder_dims[-1], config.input_channels, 3, padding=1)
 
     def up(self, x: Tensor) -> Tensor:
         """Everything behind the mid block, which sees `halo` latents far: [B C h w] -> [B 3 8h 8w]."""
         for block in self.up_blocks:
             x = block(x)
-        return nn.settle(self.conv_out(nn.silu(self.norm_out(x))))
+        return ops.settle(self.conv_out(ops.silu(self.norm_out(x))))
 
     def forward(self, z: Tensor, height: int, width: int, tile: int) -> Tensor:
         """Latents [B z h w] -> pixels [B 3 8h 8w]; the up blocks in tiles of at most `tile` latents a side."""
-        x = nn.settle(self.mid_block(self.conv_in(z)))
+        x = ops.settle(self.mid_block(self.conv_in(z)))
         across = tiles(width, tile, self.halo)
         return images.join([[self.tile(x, row, column) for column in across] for row in tiles(height, tile, self.halo)])
 
@@ -140,8 +141,8 @@ class QwenImageVAE(torch.nn.Module):
     def __init__(self, config: QwenVAEConfig):
         super().__init__()
         self.encoder = Encoder(config)
-        self.quant_conv = nn.Conv2d(2 * config.z_dim, 2 * config.z_dim, 1)
-        self.post_quant_conv = nn.Conv2d(config.z_dim, config.z_dim, 1)
+        self.quant_conv = ops.Conv2d(2 * config.z_dim, 2 * config.z_dim, 1)
+        self.post_quant_conv = ops.Conv2d(config.z_dim, config.z_dim, 1)
         self.decoder = Decoder(config)
 
     def encode(self, pixels: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import nn
+from qwenimg.backends.torch import ops
 from qwenimg.common.models.qwen_vl import QwenVLConfig
 
 Pair = tuple[Tensor, Tensor]
@@ -21,10 +21,10 @@ class Attention(torch.nn.Module):
         super().__init__()
         self.head_dim = config.head_dim
         keys = config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, config.hidden_size)
-        self.k_proj = nn.Linear(config.hidden_size, keys)
-        self.v_proj = nn.Linear(config.hidden_size, keys)
-        self.o_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.q_proj = ops.Linear(config.hidden_size, config.hidden_size)
+        self.k_proj = ops.Linear(config.hidden_size, keys)
+        self.v_proj = ops.Linear(config.hidden_size, keys)
+        self.o_proj = ops.Linear(config.hidden_size, config.hidden_size, bias=False)
 
     def heads(self, x: Tensor) -> Tensor:
         """[B S C] -> [B S H D]."""
@@ -32,35 +32,35 @@ class Attention(torch.nn.Module):
 
     def forward(self, x: Tensor, rope: Pair) -> Tensor:
         """[B S C] -> [B S C], causal."""
-        q = nn.rotate_halves(self.heads(self.q_proj(x)), *rope)
-        k = nn.rotate_halves(self.heads(self.k_proj(x)), *rope)
+        q = ops.rotate_halves(self.heads(self.q_proj(x)), *rope)
+        k = ops.rotate_halves(self.heads(self.k_proj(x)), *rope)
         v = self.heads(self.v_proj(x))
-        return self.o_proj(nn.attention(q, k, v, causal=True))
+        return self.o_proj(ops.attention(q, k, v, causal=True))
 
 
 class MLP(torch.nn.Module):
     def __init__(self, config: QwenVLConfig):
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj = ops.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = ops.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = ops.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(nn.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(ops.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class DecoderLayer(torch.nn.Module):
     def __init__(self, config: QwenVLConfig):
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = ops.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = ops.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor, rope: Pair) -> Tensor:
         """[B S C] -> [B S C]."""
-        x = nn.add(x, self.self_attn(self.input_layernorm(x), rope))
-        return nn.add(x, self.mlp(self.post_attention_layernorm(x)))
+        x = ops.add(x, self.self_attn(self.input_layernorm(x), rope))
+        return ops.add(x, self.mlp(self.post_attention_layernorm(x)))
 
 
 # Model
@@ -70,13 +70,13 @@ class QwenTextEncoder(torch.nn.Module):
     def __init__(self, config: QwenVLConfig, stream: torch.dtype):
         super().__init__()
         self.stream = stream
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = ops.Embedding(config.vocab_size, config.hidden_size)
         self.layers = torch.nn.ModuleList([DecoderLayer(config) for _ in range(config.num_hidden_layers)])
-        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = ops.RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, ids: Tensor, rope: Pair) -> Tensor:
         """Token ids [B S], RoPE tables [S D/2] -> hidden states after the final norm [B S C], float32."""
-        x = nn.stream(self.embed_tokens(ids), self.stream)
+        x = ops.stream(self.embed_tokens(ids), self.stream)
         for layer in self.layers:
             x = layer(x, rope)
         return self.norm(x)

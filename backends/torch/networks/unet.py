@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import images, nn
+from qwenimg.backends.torch import ops
+from qwenimg.backends.torch.ops import images
 from qwenimg.common.models.unet import LAYER_NORM_EPS, MLP_RATIO, TRANSFORMER_NORM_EPS, Level, UNetConfig
 
 Pair = tuple[Tensor, Tensor]
@@ -31,43 +32,43 @@ def contexts(parts: Iterable[Any], text: Tensor) -> list[Any]:
 class Embedding(torch.nn.Module):
     def __init__(self, inputs: int, width: int):
         super().__init__()
-        self.linear_1 = nn.Linear(inputs, width)
-        self.linear_2 = nn.Linear(width, width)
+        self.linear_1 = ops.Linear(inputs, width)
+        self.linear_2 = ops.Linear(width, width)
 
     def forward(self, features: Tensor) -> Tensor:
         """[B in] -> [B E]."""
-        return self.linear_2(nn.silu(self.linear_1(features)))
+        return self.linear_2(ops.silu(self.linear_1(features)))
 
 
 class ResidualBlock(torch.nn.Module):
     def __init__(self, inputs: int, outputs: int, config: UNetConfig):
         super().__init__()
-        self.norm1 = nn.GroupNorm(config.norm_num_groups, inputs, config.norm_eps)
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1)
-        self.time_emb_proj = nn.Linear(config.time_width, outputs)
-        self.norm2 = nn.GroupNorm(config.norm_num_groups, outputs, config.norm_eps)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1)
+        self.norm1 = ops.GroupNorm(config.norm_num_groups, inputs, config.norm_eps)
+        self.conv1 = ops.Conv2d(inputs, outputs, 3, padding=1)
+        self.time_emb_proj = ops.Linear(config.time_width, outputs)
+        self.norm2 = ops.GroupNorm(config.norm_num_groups, outputs, config.norm_eps)
+        self.conv2 = ops.Conv2d(outputs, outputs, 3, padding=1)
         if inputs != outputs:
-            self.conv_shortcut = nn.Conv2d(inputs, outputs, 1)
+            self.conv_shortcut = ops.Conv2d(inputs, outputs, 1)
 
     def forward(self, x: Tensor, temb: Tensor) -> Tensor:
         """x [B in h w], temb [1 or B E] behind its SiLU -> [B out h w]."""
-        update = self.conv1(nn.silu(self.norm1(x)))
-        update = nn.shift(update, self.time_emb_proj(temb))
-        update = self.conv2(nn.silu(self.norm2(update)))
+        update = self.conv1(ops.silu(self.norm1(x)))
+        update = ops.shift(update, self.time_emb_proj(temb))
+        update = self.conv2(ops.silu(self.norm2(update)))
         if hasattr(self, "conv_shortcut"):
-            x = nn.stream(self.conv_shortcut(x), x.dtype)
-        return nn.add(x, update)
+            x = ops.stream(self.conv_shortcut(x), x.dtype)
+        return ops.add(x, update)
 
 
 class Attention(torch.nn.Module):
     def __init__(self, width: int, keys: int, heads: int):
         super().__init__()
         self.heads = heads
-        self.to_q = nn.Linear(width, width, bias=False)
-        self.to_k = nn.Linear(keys, width, bias=False)
-        self.to_v = nn.Linear(keys, width, bias=False)
-        self.to_out = torch.nn.ModuleList([nn.Linear(width, width)])
+        self.to_q = ops.Linear(width, width, bias=False)
+        self.to_k = ops.Linear(keys, width, bias=False)
+        self.to_v = ops.Linear(keys, width, bias=False)
+        self.to_out = torch.nn.ModuleList([ops.Linear(width, width)])
 
     def split(self, x: Tensor) -> Tensor:
         """[B L C] -> [B L H D]."""
@@ -80,22 +81,24 @@ class Attention(torch.nn.Module):
     def forward(self, x: Tensor, context: Pair) -> Tensor:
         """[B L C] -> [B L C]."""
         k, v = context
-        return self.to_out[0](nn.attention(self.split(self.to_q(x)), k, v))
+        return self.to_out[0](ops.attention(self.split(self.to_q(x)), k, v))
 
 
 class FeedForwardIn(torch.nn.Module):
     def __init__(self, width: int):
         super().__init__()
-        self.proj = nn.Linear(width, 2 * MLP_RATIO * width)
+        self.proj = ops.Linear(width, 2 * MLP_RATIO * width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.geglu(self.proj(x))
+        return ops.geglu(self.proj(x))
 
 
 class FeedForward(torch.nn.Module):
     def __init__(self, width: int):
         super().__init__()
-        self.net = torch.nn.ModuleList([FeedForwardIn(width), torch.nn.Identity(), nn.Linear(MLP_RATIO * width, width)])
+        self.net = torch.nn.ModuleList(
+            [FeedForwardIn(width), torch.nn.Identity(), ops.Linear(MLP_RATIO * width, width)]
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net[2](self.net[0](x))
@@ -104,11 +107,11 @@ class FeedForward(torch.nn.Module):
 class TransformerBlock(torch.nn.Module):
     def __init__(self, width: int, heads: int, config: UNetConfig):
         super().__init__()
-        self.norm1 = nn.LayerNorm(width, LAYER_NORM_EPS)
+        self.norm1 = ops.LayerNorm(width, LAYER_NORM_EPS)
         self.attn1 = Attention(width, width, heads)
-        self.norm2 = nn.LayerNorm(width, LAYER_NORM_EPS)
+        self.norm2 = ops.LayerNorm(width, LAYER_NORM_EPS)
         self.attn2 = Attention(width, config.cross_attention_dim, heads)
-        self.norm3 = nn.LayerNorm(width, LAYER_NORM_EPS)
+        self.norm3 = ops.LayerNorm(width, LAYER_NORM_EPS)
         self.ff = FeedForward(width)
 
     def context(self, text: Tensor) -> Pair:
@@ -117,35 +120,35 @@ class TransformerBlock(torch.nn.Module):
     def forward(self, x: Tensor, context: Pair) -> Tensor:
         """[B L C] and keys and values of the text -> [B L C]."""
         normed = self.norm1(x)
-        x = nn.add(x, self.attn1(normed, self.attn1.context(normed)))
-        x = nn.add(x, self.attn2(self.norm2(x), context))
-        return nn.add(x, self.ff(self.norm3(x)))
+        x = ops.add(x, self.attn1(normed, self.attn1.context(normed)))
+        x = ops.add(x, self.attn2(self.norm2(x), context))
+        return ops.add(x, self.ff(self.norm3(x)))
 
 
 class SpatialTransformer(torch.nn.Module):
     def __init__(self, level: Level, config: UNetConfig):
         super().__init__()
-        self.norm = nn.GroupNorm(config.norm_num_groups, level.width, TRANSFORMER_NORM_EPS)
-        self.proj_in = nn.Linear(level.width, level.width)
+        self.norm = ops.GroupNorm(config.norm_num_groups, level.width, TRANSFORMER_NORM_EPS)
+        self.proj_in = ops.Linear(level.width, level.width)
         blocks = [TransformerBlock(level.width, level.heads, config) for _ in range(level.depth)]
         self.transformer_blocks = torch.nn.ModuleList(blocks)
-        self.proj_out = nn.Linear(level.width, level.width)
+        self.proj_out = ops.Linear(level.width, level.width)
 
     def context(self, text: Tensor) -> list[Pair]:
         return contexts(self.transformer_blocks, text)
 
     def forward(self, x: Tensor, context: list[Pair]) -> Tensor:
         """[B C h w] -> [B C h w]."""
-        tokens = nn.stream(self.proj_in(images.tokens(self.norm(x))), x.dtype)
+        tokens = ops.stream(self.proj_in(images.tokens(self.norm(x))), x.dtype)
         for block, pair in zip(self.transformer_blocks, context, strict=True):
             tokens = block(tokens, pair)
-        return nn.add(x, images.image(self.proj_out(tokens), x))
+        return ops.add(x, images.image(self.proj_out(tokens), x))
 
 
 class Sampler(torch.nn.Module):
     def __init__(self, width: int, stride: int):
         super().__init__()
-        self.conv = nn.Conv2d(width, width, 3, stride, padding=1)
+        self.conv = ops.Conv2d(width, width, 3, stride, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.conv(x)
@@ -168,8 +171,8 @@ class DownBlock(torch.nn.Module):
         for i, resnet in enumerate(self.resnets):
             x = resnet(x, temb)
             x = self.attentions[i](x, context[i]) if context else x
-            kept.append(nn.submit(x))
-        return kept + [nn.stream(sampler(x), x.dtype) for sampler in self.downsamplers]
+            kept.append(ops.submit(x))
+        return kept + [ops.stream(sampler(x), x.dtype) for sampler in self.downsamplers]
 
 
 class MidBlock(torch.nn.Module):
@@ -201,9 +204,9 @@ class UpBlock(torch.nn.Module):
         last."""
         for i, resnet in enumerate(self.resnets):
             x = resnet(images.beside(x, kept.pop()), temb)
-            x = nn.submit(self.attentions[i](x, context[i]) if context else x)
+            x = ops.submit(self.attentions[i](x, context[i]) if context else x)
         for sampler in self.upsamplers:
-            x = nn.stream(sampler(images.upsample_like(x, kept[-1])), x.dtype)
+            x = ops.stream(sampler(images.upsample_like(x, kept[-1])), x.dtype)
         return x
 
 
@@ -214,7 +217,7 @@ class UNet(torch.nn.Module):
     def __init__(self, config: UNetConfig, stream: torch.dtype):
         super().__init__()
         self.stream = stream
-        self.conv_in = nn.Conv2d(config.in_channels, config.block_out_channels[0], 3, padding=1)
+        self.conv_in = ops.Conv2d(config.in_channels, config.block_out_channels[0], 3, padding=1)
         self.time_embedding = Embedding(config.time_channels, config.time_width)
         if config.addition_embed_type and config.projection_class_embeddings_input_dim:
             self.add_embedding = Embedding(config.projection_class_embeddings_input_dim, config.time_width)
@@ -222,8 +225,8 @@ class UNet(torch.nn.Module):
         self.mid_block = MidBlock(config.mid, config)
         self.up_blocks = torch.nn.ModuleList([UpBlock(level, config) for level in config.up])
         width = config.block_out_channels[0]
-        self.conv_norm_out = nn.GroupNorm(config.norm_num_groups, width, config.norm_eps)
-        self.conv_out = nn.Conv2d(width, config.out_channels, 3, padding=1)
+        self.conv_norm_out = ops.GroupNorm(config.norm_num_groups, width, config.norm_eps)
+        self.conv_out = ops.Conv2d(width, config.out_channels, 3, padding=1)
 
     def context(self, text: Tensor) -> list[Context]:
         """Keys and values of the text states [B S in] in every block; the same in every step."""
@@ -237,13 +240,13 @@ class UNet(torch.nn.Module):
         context: of `self.context`; addition [B A]: pooled text and the sinusoids of the sizes, for SDXL.
         """
         temb = self.time_embedding(features)
-        temb = nn.silu(temb if addition is None else nn.add(temb, self.add_embedding(addition)))
+        temb = ops.silu(temb if addition is None else ops.add(temb, self.add_embedding(addition)))
         count = len(self.down_blocks)
         keys, _ = context[count][0][0]  # in the dtype of most convolutions
-        kept = [nn.stream(self.conv_in(images.laid_out(latents, keys)), self.stream)]
+        kept = [ops.stream(self.conv_in(images.laid_out(latents, keys)), self.stream)]
         for block, pairs in zip(self.down_blocks, context[:count], strict=True):
             kept += block(kept[-1], temb, pairs)
         x = self.mid_block(kept[-1], temb, context[count])
         for block, pairs in zip(self.up_blocks, context[count + 1 :], strict=True):
             x = block(x, kept, temb, pairs)
-        return self.conv_out(nn.silu(self.conv_norm_out(x)))
+        return self.conv_out(ops.silu(self.conv_norm_out(x)))

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import nn
+from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.qwen_dit import Pair, QwenImageTransformer, TransformerBlock
 from qwenimg.backends.torch.networks.qwen_vl import QwenTextEncoder
 from qwenimg.backends.torch.training import folder as train_folder
@@ -159,7 +159,7 @@ class DiTStage:
         return (self._table(image[0]), self._table(image[1])), (self._table(text[0]), self._table(text[1]))
 
     def _table(self, values: np.ndarray) -> Tensor:
-        return nn.table(values, torch.float32, self.device)
+        return ops.table(values, torch.float32, self.device)
 
     # Writing
 

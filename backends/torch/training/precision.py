@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch.nn import DTYPES
+from qwenimg.backends.torch.ops import DTYPES
 from qwenimg.backends.torch.training.threads import Workers
 from qwenimg.common.errors import NumericsError
 from qwenimg.common.training import Phase, phase_at

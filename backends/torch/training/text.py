@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import nn
+from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.qwen_vl import QwenTextEncoder
 from qwenimg.backends.torch.training import folder as train_folder
 from qwenimg.backends.torch.training.data import TEXT_KIND, generator, padded, prompt
@@ -57,7 +57,7 @@ class Reader(torch.nn.Module):
     def __init__(self, config: QwenVLConfig):
         super().__init__()
         self.text_encoder = new_text_encoder(config)
-        self.answers = nn.Linear(config.hidden_size, sum(map(len, CLASSES.values())))
+        self.answers = ops.Linear(config.hidden_size, sum(map(len, CLASSES.values())))
 
 
 def new_text_encoder(config: QwenVLConfig) -> QwenTextEncoder:
@@ -71,7 +71,7 @@ def new_text_encoder(config: QwenVLConfig) -> QwenTextEncoder:
 def states_of(encoder: QwenTextEncoder, config: QwenVLConfig, ids: Tensor) -> Tensor:
     """Token ids [B S] -> states [B S C], on the device of `ids`."""
     cos, sin = geometry.text_rope(ids.shape[1], config.head_dim, config.rope_theta)
-    return encoder(ids, (nn.table(cos, torch.float32, ids.device), nn.table(sin, torch.float32, ids.device)))
+    return encoder(ids, (ops.table(cos, torch.float32, ids.device), ops.table(sin, torch.float32, ids.device)))
 
 
 class TextStage:

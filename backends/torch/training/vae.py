@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import load, nn
+from qwenimg.backends.torch import load, ops
 from qwenimg.backends.torch.networks.qwen_vae import QwenImageVAE
 from qwenimg.backends.torch.training import folder as train_folder
 from qwenimg.backends.torch.training.data import Float32, crops, pictures
@@ -101,7 +101,7 @@ def initialise_vae(model: QwenImageVAE, z_dim: int) -> None:
     is left: the loss then stays where one colour for all is best (0.55 after 250 steps, where this is at 0.2)."""
     initialise(model)
     for name, layer in model.named_modules():
-        if isinstance(layer, nn.Conv2d):
+        if isinstance(layer, ops.Conv2d):
             small = SMALL if name.endswith(("conv2", "proj")) else 1.0
             torch.nn.init.normal_(layer.weight, std=small * layer.weight[0].numel() ** -0.5)
             assert layer.bias is not None
@@ -116,9 +116,9 @@ def initialise_vae(model: QwenImageVAE, z_dim: int) -> None:
 def initialise(model: torch.nn.Module) -> None:
     """Gains of norms are 1; all else as torch's layers start."""
     for module in model.modules():
-        if isinstance(module, nn.ChannelNorm):
+        if isinstance(module, ops.ChannelNorm):
             torch.nn.init.ones_(module.gamma)
-        if isinstance(module, nn.RMSNorm):
+        if isinstance(module, ops.RMSNorm):
             torch.nn.init.ones_(module.weight)
 
 
@@ -175,4 +175,4 @@ class Encoder:
     def _encode(self, pixels: Float32) -> Float32:
         z = self.config.z_dim
         moments = self.model.encode(torch.from_numpy(pixels).to(self.device))
-        return nn.at_least_float32((moments[:, :z] - self.mean) / self.std).cpu().numpy()
+        return ops.at_least_float32((moments[:, :z] - self.mean) / self.std).cpu().numpy()

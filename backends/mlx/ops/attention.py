@@ -1,0 +1,72 @@
+"""Attention, in chunks of queries where the scores of all pairs would take too much memory."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+from mlx.core import array as Array
+
+from qwenimg.backends.mlx.ops.functions import at_least_float32, on_gpu
+from qwenimg.backends.mlx.ops.observe import seen
+
+SCORE_BYTES = 2**28  # attention without a fused kernel runs over chunks of queries whose scores take at most this much
+FUSED_HEADS = (64, 72, 80, 96, 128)  # head widths for which a GPU has a fused attention kernel
+
+
+def attention(q: Array, k: Array, v: Array, mask: Array | None = None, causal: bool = False) -> Array:
+    """softmax(q k^T / sqrt(D)) v for q [B L H D] and k, v [B S Hk D] -> [B L H*D] in v's dtype.
+
+    Scores and softmax are float32: by the fused kernel where there is one, else by computing in float32. `mask`
+    [B 1 1 S] is True where a key counts. Fewer key heads than query heads are shared.
+    """
+    D, scale = v.shape[-1], q.shape[-1] ** -0.5
+    fused = _has_kernel(v)
+    dtype, width = (v.dtype, padded_width(D)) if fused else (mx.float32, D)
+    q, k, v_ = (pad_heads(x.astype(v.dtype).astype(dtype), width).transpose(0, 2, 1, 3) for x in (q, k, v))
+    out = _attend(q, k, v_, scale, "causal") if causal else _in_chunks(q, k, v_, scale, fused, mask)
+    return seen("attention", "", out[..., :D].astype(v.dtype).transpose(0, 2, 1, 3).flatten(2))
+
+
+def spatial_attention(qkv: Array) -> Array:
+    """Single-head attention over all pixels: [B h w 3C] -> [B h w C]."""
+    B, h, w, _ = qkv.shape
+    q, k, v = mx.split(qkv.reshape(B, h * w, -1), 3, axis=-1)
+    return single_head_attention(q, k, v).reshape(B, h, w, -1)
+
+
+def single_head_attention(q: Array, k: Array, v: Array) -> Array:
+    """[B L C] each -> [B L C], in chunks of queries so that the scores of all pairs are never in memory."""
+    dtype = q.dtype
+    q, k, v = (at_least_float32(x)[:, None] for x in (q, k, v))
+    out = _in_chunks(q, k, v, q.shape[-1] ** -0.5, False, None)
+    return seen("attention", "", out.astype(dtype)[:, 0])
+
+
+def padded_width(width: int) -> int:
+    """The narrowest head with a fused kernel that holds one of `width`, or `width` where none does."""
+    return next((fused for fused in FUSED_HEADS if fused >= width), width)
+
+
+def pad_heads(x: Array, width: int) -> Array:
+    """[B L H D] -> [B L H width] with zeros, which change no score and whose own sums are cut off: exact."""
+    return mx.pad(x, [(0, 0)] * 3 + [(0, width - x.shape[-1])]) if width > x.shape[-1] else x
+
+
+def _has_kernel(v: Array) -> bool:
+    """Metal has one for widths up to 128 in every dtype; MLX's CUDA build only in 16 bit."""
+    return on_gpu() and v.shape[-1] <= FUSED_HEADS[-1] and (mx.metal.is_available() or v.itemsize == 2)
+
+
+def _in_chunks(q: Array, k: Array, v: Array, scale: float, fused: bool, mask: Array | None) -> Array:
+    """[B H L D] -> [B H L D] over chunks of queries, unless a fused kernel keeps the scores out of memory."""
+    B, H, L, _ = q.shape
+    rows = L if fused else max(1, SCORE_BYTES // (4 * B * H * k.shape[2]))
+    parts = []
+    for start in range(0, L, rows):
+        parts.append(_attend(q[:, :, start : start + rows], k, v, scale, mask))
+        if rows < L:
+            mx.eval(parts[-1])
+    return mx.concatenate(parts, axis=2) if len(parts) > 1 else parts[0]
+
+
+def _attend(q: Array, k: Array, v: Array, scale: float, mask: Array | str | None) -> Array:
+    return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)

@@ -1,0 +1,181 @@
+"""Functions of the models: dtypes, streams, modulation, RoPE, activations, guidance."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cache, wraps
+
+import mlx.core as mx
+import numpy as np
+from mlx.core import array as Array
+
+from qwenimg.backends.mlx.ops.observe import seen
+
+DTYPES = {name: getattr(mx, name) for name in ("float64", "float32", "bfloat16", "float16")}
+
+
+def on_gpu() -> bool:
+    return mx.default_device().type == mx.DeviceType.gpu
+
+
+def _fused(function: Callable[..., Array]) -> Callable[..., Array]:
+    """`function` as one kernel where MLX compiles cheaply. On a CPU each kernel would call the system's compiler."""
+    compiled = cache(lambda: mx.compile(function) if on_gpu() and "MLX_DISABLE_COMPILE" not in os.environ else function)
+
+    @wraps(function)
+    def call(*arguments: Array) -> Array:
+        return compiled()(*arguments)
+
+    return call
+
+
+def at_least_float32(x: Array) -> Array:
+    return x if x.dtype in (mx.float32, mx.float64) else x.astype(mx.float32)
+
+
+def table(values: np.ndarray, dtype: mx.Dtype) -> Array:
+    """Numbers that were made in numpy, as float32 whatever `dtype`: float64 is the torch twin's alone."""
+    return mx.array(values.astype(np.float32))
+
+
+def pad_tokens(x: Array, length: int) -> Array:
+    """[B S C] -> [B length C] with zeros at the end."""
+    return mx.pad(x, [(0, 0), (0, length - x.shape[1]), (0, 0)])
+
+
+def stream(x: Array, dtype: mx.Dtype) -> Array:
+    """The start of a residual stream in the dtype that the policy gives it."""
+    return x.astype(dtype)
+
+
+@_fused
+def _modulated(normed: Array, shift: Array, scale: Array) -> Array:
+    return normed * (1 + scale) + shift
+
+
+def norm_modulate(x: Array, shift: Array, scale: Array, dtype: mx.Dtype, eps: float) -> Array:
+    """LayerNorm(x) * (1 + scale) + shift for x [B L C], in the wider dtype of stream and modulation, cast to `dtype`
+    once at the end."""
+    normed = mx.fast.layer_norm(x, None, None, eps)
+    return seen("norm_modulate", "", _modulated(normed, shift, scale).astype(dtype))
+
+
+def gated(x: Array, gate: Array, update: Array) -> Array:
+    """x + gate * update in x's dtype."""
+    return seen("gated", "", x + gate.astype(x.dtype) * update.astype(x.dtype))
+
+
+def add(x: Array, update: Array) -> Array:
+    """x + update in x's dtype."""
+    return seen("add", "", x + update.astype(x.dtype))
+
+
+def chunks(modulation: Array, count: int, index: Array | None) -> tuple[Array, ...]:
+    """`count` vectors out of modulation rows [R count*C]: each [R 1 C] (R is 1, or the batch), or [1 L C] when
+    `index` [L] gives each token its row."""
+    parts = mx.split(modulation, count, axis=-1)
+    return tuple(part[:, None] if index is None else part[index][None] for part in parts)
+
+
+@_fused
+def rotate_pairs(x: Array, cos: Array, sin: Array) -> Array:
+    """RoPE on adjacent pairs: x [B L H D], tables [L D/2]; float32 in and out."""
+    pairs = x.reshape(*x.shape[:-1], -1, 2)
+    even, odd = pairs[..., 0], pairs[..., 1]
+    cos, sin = cos[:, None], sin[:, None]
+    return mx.stack((even * cos - odd * sin, even * sin + odd * cos), axis=-1).reshape(x.shape)
+
+
+def rotate_halves(x: Array, cos: Array, sin: Array) -> Array:
+    """RoPE on the two halves of the head: x [B L H D], tables [L D/2]; in float32, and float32 out."""
+    low, high = mx.split(at_least_float32(x), 2, axis=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return mx.concatenate((low * cos - high * sin, high * cos + low * sin), axis=-1)
+
+
+@_fused
+def silu(x: Array) -> Array:
+    wide = at_least_float32(x)
+    return (wide * mx.sigmoid(wide)).astype(x.dtype)
+
+
+@_fused
+def gelu(x: Array) -> Array:
+    """GELU by its tanh approximation."""
+    wide = at_least_float32(x)
+    inner = 0.7978845608028654 * (wide + 0.044715 * wide * wide * wide)
+    return (0.5 * wide * (1 + mx.tanh(inner))).astype(x.dtype)
+
+
+@_fused
+def gelu_erf(x: Array) -> Array:
+    """GELU as it is defined, by the error function."""
+    wide = at_least_float32(x)
+    return (0.5 * wide * (1 + mx.erf(wide * 0.7071067811865476))).astype(x.dtype)
+
+
+@_fused
+def quick_gelu(x: Array) -> Array:
+    """x sigmoid(1.702 x), an approximation of GELU (D. Hendrycks, K. Gimpel, "Gaussian Error Linear Units", 2016)."""
+    wide = at_least_float32(x)
+    return (wide * mx.sigmoid(1.702 * wide)).astype(x.dtype)
+
+
+@_fused
+def _gated_gelu(values: Array, gate: Array) -> Array:
+    return (at_least_float32(values) * gelu_erf(at_least_float32(gate))).astype(values.dtype)
+
+
+def geglu(x: Array) -> Array:
+    """[... 2C] -> [... C]: the first half times GELU of the second (N. Shazeer, "GLU Variants Improve Transformer",
+    2020)."""
+    values, gate = mx.split(x, 2, axis=-1)
+    return seen("geglu", "", _gated_gelu(values, gate))
+
+
+def shift(x: Array, rows: Array) -> Array:
+    """An image [B h w C] and a number per channel [1 or B, C], in the image's dtype."""
+    return seen("shift", "", x + rows.astype(x.dtype)[:, None, None])
+
+
+def pad_right_bottom(x: Array) -> Array:
+    """One row and one column of zeros, below and to the right."""
+    return mx.pad(x, [(0, 0), (0, 1), (0, 1), (0, 0)])
+
+
+def faded(x: Array, rows: list[float], columns: list[float]) -> Array:
+    """An image [B h w C] times a weight for each row and for each column, in float32."""
+    return at_least_float32(x) * mx.array(rows)[:, None, None] * mx.array(columns)[:, None]
+
+
+def submit(x: Array) -> Array:
+    """Hands what led to x to the device without waiting, so that no graph grows past one block: a very long command
+    buffer is killed by Metal's watchdog."""
+    mx.async_eval(x)
+    return x
+
+
+def settle(x: Array) -> Array:
+    """Evaluates x, so that what led to it can be freed."""
+    mx.eval(x)
+    return x
+
+
+def guide(conditional: Array, unconditional: Array, scale: float) -> Array:
+    """u + scale (c - u), each token [C] rescaled to the length of c, in float32."""
+    c, u = at_least_float32(conditional), at_least_float32(unconditional)
+    combined = u + scale * (c - u)
+    return combined * (_length(c) / _length(combined))
+
+
+def rescale(guided: Array, conditional: Array, share: float) -> Array:
+    """`guided` with its deviation moved by `share` towards that of `conditional`, both [B C h w], in float32 (S. Lin et
+    al., "Common Diffusion Noise Schedules and Sample Steps are Flawed", 2023)."""
+    g, c = at_least_float32(guided), at_least_float32(conditional)
+    ratio = mx.std(c, axis=(1, 2, 3), keepdims=True, ddof=1) / mx.std(g, axis=(1, 2, 3), keepdims=True, ddof=1)
+    return g * (share * ratio + (1 - share))
+
+
+def _length(x: Array) -> Array:
+    return mx.sqrt(mx.sum(mx.square(x), axis=-1, keepdims=True))

@@ -1,0 +1,124 @@
+"""The layers that hold weights."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn
+from mlx.core import array as Array
+
+from qwenimg.backends.mlx.ops.functions import at_least_float32, on_gpu
+from qwenimg.backends.mlx.ops.observe import seen
+
+
+class Linear(mlx.nn.Module):
+    path = ""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool = True):
+        super().__init__()
+        self.weight = mx.zeros((outputs, inputs))
+        if bias:
+            self.bias = mx.zeros((outputs,))
+
+    def __call__(self, x: Array) -> Array:
+        """[... in] -> [... out] in the weight's dtype, the bias added before the one rounding."""
+        x = x.astype(self.weight.dtype)
+        y = mx.addmm(self.bias, x, self.weight.T) if "bias" in self else mx.matmul(x, self.weight.T)
+        return seen("linear", self.path, y)
+
+
+class Embedding(mlx.nn.Module):
+    path = ""
+
+    def __init__(self, count: int, width: int):
+        super().__init__()
+        self.weight = mx.zeros((count, width))
+
+    def __call__(self, ids: Array) -> Array:
+        return seen("embedding", self.path, self.weight[ids])
+
+
+class RMSNorm(mlx.nn.Module):
+    path = ""
+
+    def __init__(self, width: int, eps: float):
+        super().__init__()
+        self.weight = mx.zeros((width,))
+        self.eps = eps
+
+    def __call__(self, x: Array) -> Array:
+        """x / rms(x) * weight over the last axis, in float32, and float32 out."""
+        x = at_least_float32(x)
+        return seen("rms_norm", self.path, mx.fast.rms_norm(x, self.weight.astype(x.dtype), self.eps))
+
+
+class Conv2d(mlx.nn.Module):
+    path = ""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0):
+        super().__init__()
+        self.weight = mx.zeros((outputs, kernel, kernel, inputs))
+        self.bias = mx.zeros((outputs,))
+        self.stride, self.padding = stride, padding
+
+    def __call__(self, x: Array) -> Array:
+        """[B h w in] -> [B h' w' out] in the weight's dtype, padded by half the kernel unless strided."""
+        dtype = _conv_dtype(self.weight)
+        y = mx.conv2d(x.astype(dtype), self.weight.astype(dtype), stride=self.stride, padding=self.padding)
+        return seen("conv2d", self.path, (y + self.bias.astype(dtype)).astype(self.weight.dtype))
+
+
+class ChannelNorm(mlx.nn.Module):
+    path = ""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.gamma = mx.zeros((channels,))
+
+    def __call__(self, x: Array) -> Array:
+        """x / |x| * sqrt(C) * gamma with |x| the length over channels at each pixel, in float32; x's dtype out."""
+        wide = at_least_float32(x)
+        squares = mx.maximum(mx.sum(mx.square(wide), axis=-1, keepdims=True), 1e-24)
+        scale = mx.rsqrt(squares) * x.shape[-1] ** 0.5
+        return seen("channel_norm", self.path, (wide * scale * self.gamma.astype(wide.dtype)).astype(x.dtype))
+
+
+class LayerNorm(mlx.nn.Module):
+    path = ""
+
+    def __init__(self, width: int, eps: float):
+        super().__init__()
+        self.weight = mx.zeros((width,))
+        self.bias = mx.zeros((width,))
+        self.eps = eps
+
+    def __call__(self, x: Array) -> Array:
+        """(x - mean) / deviation * weight + bias over the last axis, in float32; the weight's dtype out."""
+        x = at_least_float32(x)
+        weight, bias = self.weight.astype(x.dtype), self.bias.astype(x.dtype)
+        y = mx.fast.layer_norm(x, weight, bias, self.eps)
+        return seen("layer_norm", self.path, y.astype(self.weight.dtype))
+
+
+class GroupNorm(mlx.nn.Module):
+    path = ""
+
+    def __init__(self, groups: int, channels: int, eps: float):
+        super().__init__()
+        self.weight = mx.zeros((channels,))
+        self.bias = mx.zeros((channels,))
+        self.groups, self.eps = groups, eps
+
+    def __call__(self, x: Array) -> Array:
+        """The same over each group of channels and all pixels of [B h w C], in float32; the weight's dtype out."""
+        B, h, w, C = x.shape
+        grouped = at_least_float32(x).reshape(B, h * w, self.groups, -1).swapaxes(1, 2)
+        normed = mx.fast.layer_norm(grouped.reshape(B, self.groups, -1), None, None, self.eps)
+        normed = normed.reshape(grouped.shape).swapaxes(1, 2).reshape(B, h, w, C)
+        weight, bias = self.weight.astype(normed.dtype), self.bias.astype(normed.dtype)
+        return seen("group_norm", self.path, (normed * weight + bias).astype(self.weight.dtype))
+
+
+def _conv_dtype(weight: Array) -> mx.Dtype:
+    """What a convolution computes in. Metal's Winograd kernels for 3x3 round in the storage dtype, which costs 16 bit a
+    thousand times the error of a direct convolution: there, those run in float32."""
+    return mx.float32 if on_gpu() and weight.itemsize == 2 and weight.shape[1] == 3 else weight.dtype

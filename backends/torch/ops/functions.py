@@ -1,0 +1,147 @@
+"""Functions of the models: dtypes, streams, modulation, RoPE, activations, guidance."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qwenimg.backends.torch.ops.observe import seen
+
+DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def table(values: np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers that were made in numpy, float32 on the device, or float64 where that is the component's dtype."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    return torch.from_numpy(values).to(device=device, dtype=wide)
+
+
+def pad_tokens(x: Tensor, length: int) -> Tensor:
+    """[B S C] -> [B length C] with zeros at the end."""
+    return F.pad(x, (0, 0, 0, length - x.shape[1]))
+
+
+def stream(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The start of a residual stream in the dtype that the policy gives it."""
+    return x.to(dtype)
+
+
+def norm_modulate(x: Tensor, shift: Tensor, scale: Tensor, dtype: torch.dtype, eps: float) -> Tensor:
+    """LayerNorm(x) * (1 + scale) + shift for x [B L C], in the wider dtype of stream and modulation, cast to `dtype`
+    once at the end."""
+    if scale.shape[:2] == (1, 1) and scale.dtype == x.dtype:  # the same for all tokens: the norm's own gain and bias
+        result = F.layer_norm(x, x.shape[-1:], 1 + scale[0, 0], shift[0, 0], eps)
+    else:
+        result = torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=eps), 1 + scale)
+    return seen("norm_modulate", "", result.to(dtype))
+
+
+def gated(x: Tensor, gate: Tensor, update: Tensor) -> Tensor:
+    """x + gate * update in x's dtype."""
+    return seen("gated", "", torch.addcmul(x, gate.to(x.dtype), update.to(x.dtype)))
+
+
+def add(x: Tensor, update: Tensor) -> Tensor:
+    """x + update in x's dtype."""
+    return seen("add", "", x + update.to(x.dtype))
+
+
+def chunks(modulation: Tensor, count: int, index: Tensor | None) -> tuple[Tensor, ...]:
+    """`count` vectors out of modulation rows [R count*C]: each [R 1 C] (R is 1, or the batch), or [1 L C] when
+    `index` [L] gives each token its row."""
+    parts = modulation.chunk(count, dim=-1)
+    return tuple(part[:, None] if index is None else part[index][None] for part in parts)
+
+
+def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RoPE on adjacent pairs: x [B L H D], tables [L D/2]; float32 in and out.
+
+    A pair (a, b) turns into (a cos - b sin, a sin + b cos): the product of two complex numbers, in one pass.
+    """
+    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * torch.complex(cos, sin)[:, None]).flatten(-2)
+
+
+def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RoPE on the two halves of the head: x [B L H D], tables [L D/2]; in float32, and float32 out."""
+    low, high = at_least_float32(x).chunk(2, dim=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
+
+
+def silu(x: Tensor) -> Tensor:
+    return F.silu(x)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """GELU by its tanh approximation."""
+    return F.gelu(x, approximate="tanh")
+
+
+def gelu_erf(x: Tensor) -> Tensor:
+    """GELU as it is defined, by the error function."""
+    return F.gelu(x)
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """x sigmoid(1.702 x), an approximation of GELU (D. Hendrycks, K. Gimpel, "Gaussian Error Linear Units", 2016)."""
+    wide = at_least_float32(x)
+    return (wide * torch.sigmoid(1.702 * wide)).to(x.dtype)
+
+
+def geglu(x: Tensor) -> Tensor:
+    """[... 2C] -> [... C]: the first half times GELU of the second (N. Shazeer, "GLU Variants Improve Transformer",
+    2020)."""
+    values, gate = x.chunk(2, dim=-1)
+    return seen("geglu", "", values * F.gelu(gate))
+
+
+def shift(x: Tensor, rows: Tensor) -> Tensor:
+    """An image [B C h w] and a number per channel [1 or B, C], in the image's dtype."""
+    return seen("shift", "", x + rows.to(x.dtype)[:, :, None, None])
+
+
+def pad_right_bottom(x: Tensor) -> Tensor:
+    """One row and one column of zeros, below and to the right."""
+    return F.pad(x, (0, 1, 0, 1))
+
+
+def faded(x: Tensor, rows: list[float], columns: list[float]) -> Tensor:
+    """An image [B C h w] times a weight for each row and for each column, in float32."""
+    down, across = torch.tensor(rows, device=x.device), torch.tensor(columns, device=x.device)
+    return at_least_float32(x) * down[:, None] * across
+
+
+def submit(x: Tensor) -> Tensor:
+    """Nothing here; MLX hands what led to x to the device."""
+    return x
+
+
+def settle(x: Tensor) -> Tensor:
+    """Nothing here; MLX evaluates, so that what led to x can be freed."""
+    return x
+
+
+def guide(conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:
+    """u + scale (c - u), each token [C] rescaled to the length of c, in float32."""
+    c, u = at_least_float32(conditional), at_least_float32(unconditional)
+    combined = u + scale * (c - u)
+    return combined * (_length(c) / _length(combined))
+
+
+def rescale(guided: Tensor, conditional: Tensor, share: float) -> Tensor:
+    """`guided` with its deviation moved by `share` towards that of `conditional`, both [B C h w], in float32 (S. Lin et
+    al., "Common Diffusion Noise Schedules and Sample Steps are Flawed", 2023)."""
+    g, c = at_least_float32(guided), at_least_float32(conditional)
+    ratio = torch.std(c, dim=(1, 2, 3), keepdim=True) / torch.std(g, dim=(1, 2, 3), keepdim=True)
+    return g * (share * ratio + (1 - share))
+
+
+def _length(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True)

@@ -1,0 +1,126 @@
+"""The layers that hold weights."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qwenimg.backends.torch.ops.cpu import multiplies
+from qwenimg.backends.torch.ops.functions import at_least_float32
+from qwenimg.backends.torch.ops.observe import seen
+
+WIDE_VALUES = 2**21  # of a linear layer's weight that are widened at once
+WIDE_IMAGE = 2**25  # values of an image: a larger one is not widened, for its memory
+
+
+def _wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The same product: sums in float32, rounded once. A part of the weight at a time is widened, so that it stays in
+    the cache."""
+    rows = max(1, WIDE_VALUES // weight.shape[1])
+    wide = x.float()
+    biases = [None] * len(weight.split(rows)) if bias is None else [part.float() for part in bias.split(rows)]
+    parts = zip(weight.split(rows), biases, strict=True)
+    return torch.cat([F.linear(wide, part.float(), b).to(x.dtype) for part, b in parts], dim=-1)
+
+
+class Linear(torch.nn.Linear):
+    path = ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[... in] -> [... out] in the weight's dtype."""
+        x = x.to(self.weight.dtype)
+        product = F.linear if multiplies(x.dtype, x.device.type) else _wide_linear
+        return seen("linear", self.path, product(x, self.weight, self.bias))
+
+
+class Embedding(torch.nn.Embedding):
+    path = ""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return seen("embedding", self.path, F.embedding(ids, self.weight))
+
+
+class RMSNorm(torch.nn.Module):
+    path = ""
+
+    def __init__(self, width: int, eps: float):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x / rms(x) * weight over the last axis, in float32, and float32 out."""
+        x = at_least_float32(x)
+        return seen("rms_norm", self.path, F.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), self.eps))
+
+
+class Conv2d(torch.nn.Conv2d):
+    path = ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B in h w] -> [B out h' w'] in the weight's dtype, padded by half the kernel unless strided."""
+        x, weight, bias = x.to(self.weight.dtype), self.weight, self.bias
+        if multiplies(x.dtype, x.device.type) or x.numel() > WIDE_IMAGE:
+            return seen("conv2d", self.path, F.conv2d(x, weight, bias, self.stride, self.padding))
+        # The same sums, rounded once: a third of the time at 32x32 and 64x64, as much as before at 8x8. In float32 a
+        # CPU would spend more on laying out the weights for channels last than it gains.
+        wide = x.to(torch.float32, memory_format=torch.contiguous_format)
+        sums = F.conv2d(wide, weight.float(), None if bias is None else bias.float(), self.stride, self.padding)
+        return seen("conv2d", self.path, sums.to(x.dtype))
+
+
+class ChannelNorm(torch.nn.Module):
+    path = ""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.gamma = torch.nn.Parameter(torch.empty(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x / |x| * sqrt(C) * gamma with |x| the length over channels at each pixel, in float32; x's dtype out."""
+        wide = at_least_float32(x)
+        scale = wide.square().sum(1, keepdim=True).clamp_min(1e-24).rsqrt() * x.shape[1] ** 0.5
+        gamma = self.gamma.to(wide.dtype)[:, None, None]
+        return seen("channel_norm", self.path, (wide * scale * gamma).to(x.dtype))
+
+
+class LayerNorm(torch.nn.Module):
+    path = ""
+
+    def __init__(self, width: int, eps: float):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(width))
+        self.bias = torch.nn.Parameter(torch.empty(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(x - mean) / deviation * weight + bias over the last axis, in float32; the weight's dtype out."""
+        x, weight, bias = _for_norm(x, self.weight, self.bias)
+        y = F.layer_norm(x, x.shape[-1:], weight, bias, self.eps)
+        return seen("layer_norm", self.path, y.to(self.weight.dtype))
+
+
+class GroupNorm(torch.nn.Module):
+    path = ""
+
+    def __init__(self, groups: int, channels: int, eps: float):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(channels))
+        self.bias = torch.nn.Parameter(torch.empty(channels))
+        self.groups, self.eps = groups, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same over each group of channels and all pixels of [B C h w], in float32; the weight's dtype out."""
+        x, weight, bias = _for_norm(x, self.weight, self.bias)
+        y = F.group_norm(x, self.groups, weight, bias, self.eps)
+        return seen("group_norm", self.path, y.to(self.weight.dtype))
+
+
+def _for_norm(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same dtype for all three: the one that they share, in which torch's norms compute in float32 inside, or else
+    float32."""
+    if x.dtype == weight.dtype:
+        return x, weight, bias
+    x = at_least_float32(x)
+    return x, weight.to(x.dtype), bias.to(x.dtype)
