@@ -19,13 +19,14 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --durations=15
 export PYTHONUTF8 := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo picture test test-slow lint bench gate clean
+.PHONY: help demo picture test test-slow lint twins bench gate clean
 
 help:
 	@echo "make demo       draw a grid of pictures with the built-in model, on what this machine has"
 	@echo "make test       lint, types and all tests but the slow ones"
 	@echo "make test-slow  the slow tests"
 	@echo "make lint       lint and types alone"
+	@echo "make twins      translate the networks on torch to MLX, after a change of one"
 	@echo "make bench      time one forward against diffusers (ARGS=\"--help\" for the options)"
 	@echo "make gate       draw and judge all prompts of the built-in model's quality gate (ARGS=\"--help\")"
 	@echo "make picture    draw the README's first picture again"
@@ -53,6 +54,9 @@ lint: $(VENV)/.test-ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+twins: $(VENV)/.test-ready
+	$(BIN)/python tools/twin.py
 
 bench: $(VENV)/.test-ready
 	$(BIN)/python tools/bench_step.py $(ARGS)

@@ -41,10 +41,10 @@ def load(name: str = "auto") -> Engine:
         os.environ.setdefault("MLX_ENABLE_TF32", "0")
     try:
         if name == "mlx":
-            from qwenimg.backends.mlx import MLXEngine
+            from qwenimg.backends.mlx.engine import MLXEngine
 
             return MLXEngine()
-        from qwenimg.backends.torch import TorchEngine
+        from qwenimg.backends.torch.engine import TorchEngine
     except (ImportError, OSError) as error:
         package = _PACKAGES[name]
         raise BackendMissing(
@@ -65,7 +65,7 @@ def trainer(name: str = "auto") -> Train:
         raise BackendMissing("training needs torch: pip install 'qwenimg[torch]'")
     from functools import partial
 
-    from qwenimg.backends.torch import has_cuda
+    from qwenimg.backends.torch.engine import has_cuda
     from qwenimg.backends.torch.training.loop import train
 
     if name == "cuda" and not has_cuda():
@@ -88,7 +88,7 @@ def _choose() -> str:
     if sys.platform == "darwin" and installed("mlx") and load("mlx").on_gpu:
         return "mlx"
     if installed("cuda"):
-        from qwenimg.backends.torch import has_cuda
+        from qwenimg.backends.torch.engine import has_cuda
 
         return "cuda" if has_cuda() else "cpu"
     return "mlx" if installed("mlx") else "cpu"

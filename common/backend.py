@@ -12,12 +12,6 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.models.clip import CLIPConfig
-from qwenimg.common.models.kl_vae import KLVAEConfig
-from qwenimg.common.models.qwen_dit import QwenDiTConfig
-from qwenimg.common.models.qwen_vae import QwenVAEConfig
-from qwenimg.common.models.qwen_vl import QwenVLConfig
-from qwenimg.common.models.unet import UNetConfig
 from qwenimg.common.precision import Precision
 
 # An array of the backend: supports + - * with itself and with Python floats. Its type is the framework's own.
@@ -86,17 +80,10 @@ class Engine(Protocol):
     on_gpu: bool
     decode_buffers: float  # images of the VAE decoder's widest level that are in memory at its peak
 
-    def text_encoder(self, config: QwenVLConfig, plan: LoadPlan, precision: Precision) -> TextEncoder: ...
-
-    def transformer(self, config: QwenDiTConfig, plan: LoadPlan, precision: Precision) -> Transformer: ...
-
-    def vae(self, config: QwenVAEConfig, plan: LoadPlan, precision: Precision) -> VAE: ...
-
-    def clip(self, config: CLIPConfig, plan: LoadPlan, precision: Precision) -> ClipEncoder: ...
-
-    def unet(self, config: UNetConfig, plan: LoadPlan, precision: Precision) -> UNet: ...
-
-    def kl_vae(self, config: KLVAEConfig, plan: LoadPlan, precision: Precision) -> VAE: ...
+    def open(self, network: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:
+        """What runs `network`, a file of `common/models/`: a TextEncoder, Transformer, VAE, ClipEncoder or UNet. Reads
+        the weights that it always needs."""
+        ...
 
     def array(self, values: NumpyArray) -> Array:
         """A float32 array on the device."""

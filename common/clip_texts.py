@@ -99,7 +99,7 @@ class ClipTexts:
         need = memory.weight_bytes(text.plan, keeper.precision, "text")
         self.make_room(need)
         with keeper.loading("text encoder", need):
-            encoder = engine.clip(text.config, text.plan, keeper.precision)
+            encoder = engine.open("clip", text.config, text.plan, keeper.precision)
         with keeper.timed("encode"):
             found = [self._encoded(encoder, chunks, skipped, normed) for chunks in prompts]
         del encoder

@@ -110,7 +110,8 @@ class Parts:
             self.keeper.notify("stage", "freeing the transformer, since the text encoder does not fit beside it")
             self.free_transformer()
         with self.keeper.loading("text encoder", need):
-            return self.engine.text_encoder(config, plan, self.precision)
+            encoder: TextEncoder = self.engine.open("qwen_vl", config, plan, self.precision)
+            return encoder
 
     def transformer(self, more: int = 0) -> Transformer:
         """The transformer, once it is known that its weights and `more` bytes of a run fit."""
@@ -121,10 +122,10 @@ class Parts:
         resident = plan.only(lambda name: not qwen_dit.timestep_only(name))
         weights = memory.weight_bytes(resident, self.precision, "transformer")
         with self.keeper.loading("transformer", weights, more):
-            self._transformer = self.engine.transformer(self.model.transformer_config, plan, self.precision)
+            self._transformer = self.engine.open("qwen_dit", self.model.transformer_config, plan, self.precision)
         return self._transformer
 
     def vae(self) -> VAE:
         if self._vae is None:
-            self._vae = self.engine.vae(self.model.vae_config, self.model.vae, self.precision)
+            self._vae = self.engine.open("qwen_vae", self.model.vae_config, self.model.vae, self.precision)
         return self._vae

@@ -75,7 +75,7 @@ class Side:
         weights = memory.weight_bytes(plan, precision, "transformer")
         self.make_room(weights + more)
         with self.keeper.loading("refiner" if self.model.refiner else "unet", weights, more):
-            self._unet = self.keeper.engine.unet(self.model.unet_config, plan, precision)
+            self._unet = self.keeper.engine.open("unet", self.model.unet_config, plan, precision)
         return self._unet
 
     @property
@@ -169,7 +169,7 @@ class StableDiffusion:
 
     def _open_vae(self) -> VAE:
         if self._vae is None:
-            self._vae = self.engine.kl_vae(self.model.vae_config, self.model.vae, self.keeper.precision)
+            self._vae = self.engine.open("kl_vae", self.model.vae_config, self.model.vae, self.keeper.precision)
         return self._vae
 
     def free_transformer(self) -> None:

@@ -105,8 +105,8 @@ class Twin:
 
     def component(self, files: Files, part: str, precision: Precision):
         """The transformer, the text encoder or the VAE, with all its weights."""
-        make = {"text": self.engine.text_encoder, "vae": self.engine.vae, "transformer": self.engine.transformer}[part]
-        made = make(files.configs[part], files.plans[part], precision)
+        network = {"text": "qwen_vl", "vae": "qwen_vae", "transformer": "qwen_dit"}[part]
+        made = self.engine.open(network, files.configs[part], files.plans[part], precision)
         if part == "vae":
             made._need(lambda name: True)
         return made

@@ -36,7 +36,7 @@ AT_IMPORT = {
     "cache": "a decorator",
     "wraps": "a decorator",
     "_fused": "a decorator of backends/mlx/ops/functions.py, which compiles when first called",
-    "computes": "a decorator of backends/torch/ops/cpu.py",
+    "ops.computes": "a decorator of backends/torch/ops/cpu.py",
     "torch.inference_mode": "a decorator",
 }
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -169,8 +169,9 @@ def to_numpy(source: str) -> list[str]:
 
 
 def _method(node: ast.Call) -> str:
-    """The method that is called on something computed or held, `x.f().numpy()`; "" for a function of a class's own."""
-    attribute = isinstance(node.func, ast.Attribute) and dotted(node.func.value) not in ("self", "self.engine")
+    """The method that is called on something computed or held, `x.f().numpy()`; "" for a function of `ops` or of a
+    class's own."""
+    attribute = isinstance(node.func, ast.Attribute) and dotted(node.func.value) not in ("self", "self.engine", "ops")
     return node.func.attr if attribute and isinstance(node.func, ast.Attribute) else ""
 
 

@@ -56,7 +56,7 @@ def opened(folder: Path, model: str) -> Iterator[tuple[qwen_dit.QwenDiTConfig, L
 
 
 def transformer(twin: Twin, config: qwen_dit.QwenDiTConfig, plan: LoadPlan, precision: Precision) -> Any:
-    return twin.engine.transformer(config, plan, precision)
+    return twin.engine.open("qwen_dit", config, plan, precision)
 
 
 def all_resident(twin: Twin, made: Any) -> Any:

@@ -103,7 +103,7 @@ def test_transformer(tmp_path: Path, case: str) -> None:
     theirs = theirs.double()
     theirs.time_text_embed.time_proj = ExactTimes()
     config = qwen_dit.QwenDiTConfig(**(DIT | changes))
-    ours = TORCH().engine.transformer(config, plan(tmp_path, "transformer", qwen_dit.manifest(config)), FP64)
+    ours = TORCH().engine.open("qwen_dit", config, plan(tmp_path, "transformer", qwen_dit.manifest(config)), FP64)
 
     B, S, L = len(lengths), max(lengths), sum(math.prod(shape) for shape in shapes)
     latents = normal(1, B, L, 64)
@@ -140,7 +140,7 @@ def test_a_cast_to_float32_is_noticed(tmp_path: Path, monkeypatch: pytest.Monkey
     """An FP32 place is float32 at least: one that narrows float64 must not pass unseen."""
     tiny_dit().save_pretrained(tmp_path)
     config = qwen_dit.QwenDiTConfig(**DIT)
-    ours = TORCH().engine.transformer(config, plan(tmp_path, "transformer", qwen_dit.manifest(config)), FP64)
+    ours = TORCH().engine.open("qwen_dit", config, plan(tmp_path, "transformer", qwen_dit.manifest(config)), FP64)
     monkeypatch.setattr(layers, "at_least_float32", lambda x: x.float())
     with NarrowTensors() as narrow:
         ours.condition([normal(3, 1, 5, 60)], TARGET)
@@ -155,7 +155,7 @@ def test_text_encoder(tmp_path: Path) -> None:
     fields = {"hidden_size": 60, "rope_theta": 1e6, "vocab_size": theirs.config.text_config.vocab_size}
     config = qwen_vl.QwenVLConfig(**({key: TEXT[key] for key in TEXT if "num" in key or "size" in key} | fields))
     loaded = plan(tmp_path, "text_encoder", qwen_vl.manifest(config), rename=qwen_vl.rename)
-    ours = TORCH().engine.text_encoder(config, loaded, FP64)
+    ours = TORCH().engine.open("qwen_vl", config, loaded, FP64)
     for length in (1, 53):
         ids = np.random.default_rng(length).integers(0, config.vocab_size, length).tolist()
         with NarrowTensors() as narrow:
@@ -175,7 +175,7 @@ def test_vae(tmp_path: Path, blocks: int) -> None:
     theirs = theirs.double()
     config = qwen_vae.QwenVAEConfig(**(VAE | {"num_res_blocks": blocks}))
     stored = qwen_vae.manifest(config)
-    ours = TORCH().engine.vae(config, plan(tmp_path, "vae", stored, wanted=qwen_vae.still(stored)), FP64)
+    ours = TORCH().engine.open("qwen_vae", config, plan(tmp_path, "vae", stored, wanted=qwen_vae.still(stored)), FP64)
     ours._need(lambda name: True)
     latents, pixels = normal(1, 2, 16, 5, 3), normal(2, 2, 3, 24, 40).clamp(-1, 1)
     with NarrowTensors() as narrow:

@@ -44,7 +44,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def transformer(twin: Twin, folder: Path, precision: Precision):
     plan = checkpoint.plan(folder, "transformer", qwen_dit.manifest(CONFIG))
-    return twin.engine.transformer(CONFIG, plan, precision)
+    return twin.engine.open("qwen_dit", CONFIG, plan, precision)
 
 
 def inputs(twin: Twin, wide: str) -> tuple:

@@ -137,7 +137,7 @@ def broken(folder: Path, key: str, value: float, dtype: str) -> LoadPlan:
 
 
 def load_and_modulate(backend: str, plan: LoadPlan, precision: Precision) -> None:
-    made = twin_of(backend).engine.transformer(SMALL, plan, precision)
+    made = twin_of(backend).engine.open("qwen_dit", SMALL, plan, precision)
     made.modulate(conditioning.time_rows(SMALL, [500.0], "float32"))
 
 
@@ -173,7 +173,7 @@ def test_a_parameter_that_the_model_has_not_is_no_parameter(tmp_path: Path, back
     for changed in (manifest | {"img_in.gain": (3,)}, manifest | {"img_in.bias": (33,)}):
         plan = checkpoint.plan(write(tmp_path / "m.safetensors", changed, "F32"), "transformer", changed)
         with pytest.raises((AttributeError, KeyError, AssertionError)):
-            twin.engine.transformer(SMALL, plan, FP32)
+            twin.engine.open("qwen_dit", SMALL, plan, FP32)
         plan.close()
 
 
@@ -282,7 +282,7 @@ policy = BASES["bf16"]
 resident = plan.only(lambda name: not qwen_dit.timestep_only(name))
 block = plan.only(lambda name: name.startswith("transformer_blocks.0.") and qwen_dit.timestep_only(name))
 before = peak()
-transformer = engine.transformer(config, plan, policy)
+transformer = engine.open("qwen_dit", config, plan, policy)
 loaded = peak()
 modulation = transformer.modulate(conditioning.time_rows(config, [900.0, 400.0], "float32"))
 modulated = peak()

@@ -88,7 +88,7 @@ config = qwen_vae.QwenVAEConfig(base_dim=int(sys.argv[3]), num_res_blocks=1)
 height, width = int(sys.argv[4]), int(sys.argv[5])
 stored = qwen_vae.manifest(config)
 plan = checkpoint.plan(Path(sys.argv[2]), "vae", stored, wanted=qwen_vae.still(stored))
-vae = backends.load(backend).vae(config, plan, BASES["fp32"])
+vae = backends.load(backend).open("qwen_vae", config, plan, BASES["fp32"])
 vae.decode(np.zeros((1, 16, 5, 3), np.float32))
 latents = np.random.default_rng(0).standard_normal((1, 16, height, width)).astype(np.float32)
 found = []
@@ -187,7 +187,9 @@ SMALL_VAE = QwenVAEConfig(base_dim=4)
 def small_vae(twin: Twin, folder: Path, precision: Any = FP32) -> Any:
     stored = qwen_vae.manifest(SMALL_VAE)
     path = write(folder / "vae.safetensors", stored, "F32")
-    return twin.engine.vae(SMALL_VAE, checkpoint.plan(path, "vae", stored, wanted=qwen_vae.still(stored)), precision)
+    return twin.engine.open(
+        "qwen_vae", SMALL_VAE, checkpoint.plan(path, "vae", stored, wanted=qwen_vae.still(stored)), precision
+    )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

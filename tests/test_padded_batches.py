@@ -45,7 +45,7 @@ class Runs:
     def __init__(self, twin: Twin, folder: Path, case: str, precision: Precision):
         self.twin, (config, self.shapes, self.lengths) = twin, CASES[case]
         plan = checkpoint.plan(folder, "transformer", qwen_dit.manifest(config))
-        self.model = twin.engine.transformer(config, plan, precision)
+        self.model = twin.engine.open("qwen_dit", config, plan, precision)
         self.modulation = self.model.modulate(conditioning.time_rows(config, TIMES, "float32"))
         self.wide = "float64" if precision is FP64 else "float32"
         rng = np.random.default_rng(8)

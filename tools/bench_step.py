@@ -133,7 +133,7 @@ def oracle_arm(model: torch.nn.Module, given: Inputs) -> Arm:
 
 def our_arms(engine: Any, config: QwenDiTConfig, plan: checkpoint.LoadPlan, policy: str, given: Inputs) -> list[Arm]:
     """`ours`, and `ours, all inside` on the same weights."""
-    transformer = engine.transformer(config, plan, BASES[policy])
+    transformer = engine.open("qwen_dit", config, plan, BASES[policy])
     features = conditioning.time_rows(config, [TIMESTEP], "float32")
     modulation = transformer.modulate(features)
     resident = sum(parameter_bytes(transformer.model))

@@ -128,7 +128,7 @@ def oracle_arm(model: torch.nn.Module, given: Inputs) -> Arm:
 
 
 def our_arm(engine: Any, config: UNetConfig, plan: checkpoint.LoadPlan, policy: str, given: Inputs) -> Arm:
-    model = engine.unet(config, plan, SD_BASES[policy])
+    model = engine.open("unet", config, plan, SD_BASES[policy])
     condition = model.condition(given.text, given.addition)
     latents = engine.array(given.latents)
 

@@ -51,7 +51,7 @@ def velocity(backend: str, policy: Precision, plan: checkpoint.LoadPlan) -> np.n
     latents = random.standard_normal((1, 64, 64)).astype(np.float32)
     text = random.standard_normal((1, 24, 3584)).astype(np.float32)
     engine = backends.load(backend)
-    transformer = engine.transformer(CONFIG, plan, policy)
+    transformer = engine.open("qwen_dit", CONFIG, plan, policy)
     modulation = transformer.modulate(conditioning.time_rows(CONFIG, [713.2], policy.time_dtype()))
     array = (lambda x: torch.from_numpy(x).double()) if policy is FP64 else engine.array
     condition = transformer.condition([array(text)], [(1, 8, 8)])

@@ -1,3 +1,4 @@
+# Translated from the file of this name in backends/torch by `make twins`: edit that one.
 """CLIP's text encoder. What is unusual about it: `qwenimg.common.models.clip`.
 
 B prompts or chunks of them, S tokens, H heads, D head dim, C hidden size, P width of the pooled vector. Attribute paths
@@ -12,8 +13,10 @@ import mlx.core as mx
 import mlx.nn
 from mlx.core import array as Array
 
-from qwenimg.backends.mlx import ops
-from qwenimg.common.models.clip import CLIPConfig
+from qwenimg.backends.mlx import load, ops
+from qwenimg.common.checkpoint import LoadPlan
+from qwenimg.common.models.clip import CLIPConfig, eos_position
+from qwenimg.common.precision import Precision
 
 # Layers
 
@@ -113,3 +116,21 @@ class CLIPTextEncoder(mlx.nn.Module):
         if hasattr(self, "text_projection"):
             pooled = self.text_projection(pooled)
         return self.final_layer_norm(used) if normed else used, pooled
+
+
+# Component
+
+
+class Component:
+    def __init__(self, config: CLIPConfig, plan: LoadPlan, precision: Precision):
+        self.config = config
+        stream = ops.DTYPES[precision.residual_dtype("text")]
+        self.model = load.empty(lambda: CLIPTextEncoder(config, stream))
+        load.fill(self.model, plan, lambda name: precision.weight_dtype("text", name))
+
+    @ops.computes
+    def encode(self, ids: Sequence[Sequence[int]], skipped: int, normed: bool) -> tuple[Array, Array]:
+        """Chunks of ids [N S] -> states [N S C] and pooled vectors [N P]."""
+        ends = [eos_position(self.config, chunk) for chunk in ids]
+        rows = ops.placed([list(chunk) for chunk in ids])
+        return self.model(rows, ends, skipped, normed)

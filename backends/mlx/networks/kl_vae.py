@@ -1,3 +1,4 @@
+# Translated from the file of this name in backends/torch by `make twins`: edit that one.
 """Stable Diffusion's VAE. What is unusual about it: `qwenimg.common.models.kl_vae`.
 
 B images, C channels, L pixels as tokens, h w latents or pixels. Attribute paths are checkpoint keys.
@@ -9,9 +10,12 @@ import mlx.nn
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx import ops
+from qwenimg.backends.mlx.networks.vae import VAE
 from qwenimg.backends.mlx.ops import images
+from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.geometry import Fade, fades
-from qwenimg.common.models.kl_vae import NORM_EPS, OVERLAP, KLVAEConfig
+from qwenimg.common.models.kl_vae import NORM_EPS, OVERLAP, KLVAEConfig, decoder_only
+from qwenimg.common.precision import Precision
 
 # Layers
 
@@ -182,3 +186,11 @@ class KLVAE(mlx.nn.Module):
         """Latents [B h w z] -> pixels [B 8h 8w 3], not clamped."""
         z = self.post_quant_conv(z) if hasattr(self, "post_quant_conv") else z
         return self.decoder(z, height, width, tile)
+
+
+# Component
+
+
+class Component(VAE):
+    def __init__(self, config: KLVAEConfig, plan: LoadPlan, precision: Precision):
+        super().__init__(lambda: KLVAE(config), decoder_only, plan, precision)

@@ -1,3 +1,4 @@
+# Translated from the file of this name in backends/torch by `make twins`: edit that one.
 """Qwen-Image's transformer. What is unusual about it: `qwenimg.common.models.qwen_dit`.
 
 B batch, L image tokens, S text tokens, H heads, D head dim, C = H * D. Attribute paths are checkpoint keys.
@@ -6,15 +7,25 @@ Modulation rows come ready from `modulation`, since they depend on the timestep 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
 import mlx.core as mx
 import mlx.nn
 from mlx.core import array as Array
 
-from qwenimg.backends.mlx import ops
-from qwenimg.common.models.qwen_dit import MLP_RATIO, NORM_EPS, TIME_CHANNELS, QwenDiTConfig
+from qwenimg.backends.mlx import load, ops
+from qwenimg.common import conditioning
+from qwenimg.common.backend import NumpyArray
+from qwenimg.common.checkpoint import LoadPlan
+from qwenimg.common.models.qwen_dit import MLP_RATIO, NORM_EPS, TIME_CHANNELS, QwenDiTConfig, timestep_only
+from qwenimg.common.precision import Precision
 
 Pair = tuple[Array, Array]
 Rope = tuple[Pair, Pair]
+T = TypeVar("T")
 
 # Layers
 
@@ -189,3 +200,81 @@ class QwenImageTransformer(mlx.nn.Module):
             img, txt = block(img, txt, mods, rope, index, mask)
             ops.submit(img)
         return self.proj_out(self.norm_out(img, final_mod, self.proj_out.weight.dtype))
+
+
+# Component
+
+
+@dataclass(frozen=True)
+class Condition:
+    txt: Array
+    rope: Rope
+    index: Array | None
+    mask: Array | None
+
+
+@dataclass(frozen=True)
+class Modulation:
+    blocks: list[Pair]  # per block: image [T or T+1, 6C], text [T, 6C]
+    final: Array  # [T, 2C]
+
+    def at(self, step: int, with_zero: bool) -> tuple[list[Pair], Array]:
+        """One step's rows; with_zero adds the row of timestep 0, the last one, to the image stream's."""
+        one = slice(step, step + 1)
+        rows = [(mx.concatenate((img[one], img[-1:])) if with_zero else img[one], txt[one]) for img, txt in self.blocks]
+        return rows, self.final[one]
+
+
+class Component:
+    def __init__(self, config: QwenDiTConfig, plan: LoadPlan, precision: Precision):
+        self.config, self.plan = config, plan
+        self.dtype_of: Callable[[str], str] = lambda name: precision.weight_dtype("transformer", name)
+        stream = ops.DTYPES[precision.residual_dtype("transformer")]
+        self.table_dtype = ops.DTYPES[precision.compute_dtype("transformer")]
+        self.model = load.empty(lambda: QwenImageTransformer(config, stream))
+        load.fill(self.model, plan.only(lambda name: not timestep_only(name)), self.dtype_of)
+
+    @ops.computes
+    def modulate(self, features: NumpyArray, addition: int = 0) -> Modulation:
+        """The rows of every block for sinusoids [T 256] (`conditioning.time_rows`); each block's weights are read, used
+        and freed in turn."""
+        rows = ops.table(features, self.table_dtype)
+        chosen = ops.placed([addition])
+        temb = self._briefly("time_text_embed.", lambda: self.model.time_text_embed(rows, chosen))
+        final = self._briefly("norm_out.", lambda: self.model.norm_out.modulation(temb))
+        layers: Iterable[Any] = self.model.transformer_blocks
+        blocks = [
+            self._briefly(f"transformer_blocks.{i}.", partial(block.modulation, temb)) for i, block in enumerate(layers)
+        ]
+        return Modulation(blocks, final)
+
+    @ops.computes
+    def condition(self, texts: Sequence[Array], shapes: Sequence[tuple[int, int, int]]) -> Condition:
+        lengths = [text.shape[1] for text in texts]
+        longest = max(lengths)
+        padded = [ops.pad_tokens(text, longest) for text in texts]
+        tables = conditioning.image_and_text_rope(self.config, shapes, longest)
+        img, txt = ([ops.table(part, self.table_dtype) for part in pair] for pair in tables)
+        mask = conditioning.key_mask(lengths, sum(f * h * w for f, h, w in shapes))
+        index = conditioning.zero_index(self.config, shapes)
+        return Condition(
+            txt=self.model.context(mx.concatenate(padded)),
+            rope=((img[0], img[1]), (txt[0], txt[1])),
+            index=None if index is None else ops.placed(index),
+            mask=None if mask is None else ops.placed(mask),
+        )
+
+    @ops.computes
+    def predict(self, latents: Array, condition: Condition, modulation: Modulation, step: int) -> Array:
+        mods, final = modulation.at(step, condition.index is not None)
+        latents = ops.repeated(latents, condition.txt.shape[0])
+        velocity = self.model(latents, condition.txt, mods, final, condition.rope, condition.index, condition.mask)
+        return ops.at_least_float32(velocity)
+
+    def _briefly(self, prefix: str, use: Callable[[], T]) -> T:
+        """Calls `use` while the timestep-only weights under `prefix` are loaded."""
+        plan = self.plan.only(lambda name: name.startswith(prefix) and timestep_only(name))
+        load.fill(self.model, plan, self.dtype_of)
+        result = ops.settle(use())
+        load.drop(self.model, plan.entries)
+        return result

@@ -1,3 +1,4 @@
+# Translated from the file of this name in backends/torch by `make twins`: edit that one.
 """Qwen-Image's VAE for still images, as a 2-D network. What is unusual about it: `qwenimg.common.models.qwen_vae`.
 
 B images, C channels, h w latents or pixels. Attribute paths are checkpoint keys.
@@ -9,9 +10,12 @@ import mlx.nn
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx import ops
+from qwenimg.backends.mlx.networks.vae import VAE
 from qwenimg.backends.mlx.ops import images
+from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.geometry import tiles
-from qwenimg.common.models.qwen_vae import QwenVAEConfig, halo
+from qwenimg.common.models.qwen_vae import QwenVAEConfig, decoder_only, halo
+from qwenimg.common.precision import Precision
 
 # Layers
 
@@ -152,3 +156,11 @@ class QwenImageVAE(mlx.nn.Module):
     def decode(self, z: Array, height: int, width: int, tile: int) -> Array:
         """Latents [B h w z] -> pixels [B 8h 8w 3], not clamped."""
         return self.decoder(self.post_quant_conv(z), height, width, tile)
+
+
+# Component
+
+
+class Component(VAE):
+    def __init__(self, config: QwenVAEConfig, plan: LoadPlan, precision: Precision):
+        super().__init__(lambda: QwenImageVAE(config), decoder_only, plan, precision)

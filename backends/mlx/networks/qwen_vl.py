@@ -1,3 +1,4 @@
+# Translated from the file of this name in backends/torch by `make twins`: edit that one.
 """Qwen2.5-VL's language model as a text encoder. What is unusual about it: `qwenimg.common.models.qwen_vl`.
 
 B batch, S tokens, H query heads, D head dim, C hidden size. Attribute paths are checkpoint keys.
@@ -5,12 +6,17 @@ B batch, S tokens, H query heads, D head dim, C hidden size. Attribute paths are
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 import mlx.nn
 from mlx.core import array as Array
 
-from qwenimg.backends.mlx import ops
+from qwenimg.backends.mlx import load, ops
+from qwenimg.common.checkpoint import LoadPlan
+from qwenimg.common.geometry import text_rope
 from qwenimg.common.models.qwen_vl import QwenVLConfig
+from qwenimg.common.precision import Precision
 
 Pair = tuple[Array, Array]
 
@@ -81,3 +87,22 @@ class QwenTextEncoder(mlx.nn.Module):
         for layer in self.layers:
             x = layer(x, rope)
         return self.norm(x)
+
+
+# Component
+
+
+class Component:
+    def __init__(self, config: QwenVLConfig, plan: LoadPlan, precision: Precision):
+        self.config = config
+        stream = ops.DTYPES[precision.residual_dtype("text")]
+        self.model = load.empty(lambda: QwenTextEncoder(config, stream))
+        load.fill(self.model, plan, lambda name: precision.weight_dtype("text", name))
+        self.table_dtype = ops.DTYPES[precision.compute_dtype("text")]
+
+    @ops.computes
+    def encode(self, ids: Sequence[int]) -> Array:
+        """Token ids of one prompt -> [1 S C], evaluated."""
+        table = text_rope(len(ids), self.config.head_dim, self.config.rope_theta)
+        cos, sin = (ops.table(part, self.table_dtype) for part in table)
+        return ops.settle(self.model(ops.placed([list(ids)]), (cos, sin)))

@@ -1,3 +1,4 @@
+# Translated from the file of this name in backends/torch by `make twins`: edit that one.
 """Stable Diffusion's UNet. What is unusual about it: `qwenimg.common.models.unet`.
 
 B batch, L pixels as tokens, S text tokens, H heads, D head dim, C channels, E channels of the time embedding, h w
@@ -8,15 +9,19 @@ on neither step nor latents.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn
 from mlx.core import array as Array
 
-from qwenimg.backends.mlx import ops
+from qwenimg.backends.mlx import load, ops
 from qwenimg.backends.mlx.ops import images
+from qwenimg.common.backend import NumpyArray
+from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.models.unet import LAYER_NORM_EPS, MLP_RATIO, TRANSFORMER_NORM_EPS, Level, UNetConfig
+from qwenimg.common.precision import Precision
 
 Pair = tuple[Array, Array]
 # Of one attention: keys and values of each of its transformer blocks. Of a level: of each of its attentions.
@@ -97,7 +102,8 @@ class FeedForwardIn(mlx.nn.Module):
 class FeedForward(mlx.nn.Module):
     def __init__(self, width: int):
         super().__init__()
-        self.net = [FeedForwardIn(width), mlx.nn.Identity(), ops.Linear(MLP_RATIO * width, width)]
+        layers = [FeedForwardIn(width), mlx.nn.Identity(), ops.Linear(MLP_RATIO * width, width)]
+        self.net = layers
 
     def __call__(self, x: Array) -> Array:
         return self.net[2](self.net[0](x))
@@ -247,3 +253,34 @@ class UNet(mlx.nn.Module):
         for block, pairs in zip(self.up_blocks, context[count + 1 :], strict=True):
             x = block(x, kept, temb, pairs)
         return self.conv_out(ops.silu(self.conv_norm_out(x)))
+
+
+# Component
+
+
+@dataclass(frozen=True)
+class Condition:
+    context: list[Context]
+    addition: Array | None
+    branches: int
+
+
+class Component:
+    def __init__(self, config: UNetConfig, plan: LoadPlan, precision: Precision):
+        stream = ops.DTYPES[precision.residual_dtype("transformer")]
+        self.dtype = ops.DTYPES[precision.compute_dtype("transformer")]
+        self.model = load.empty(lambda: UNet(config, stream))
+        load.fill(self.model, plan, lambda name: precision.weight_dtype("transformer", name))
+
+    @ops.computes
+    def condition(self, texts: NumpyArray, addition: NumpyArray | None) -> Condition:
+        """Text states [B S C]; pooled text and sinusoids of the sizes [B A]."""
+        extra = None if addition is None else ops.table(addition, self.dtype)
+        return Condition(self.model.context(ops.table(texts, self.dtype)), extra, len(texts))
+
+    @ops.computes
+    def predict(self, latents: Array, features: NumpyArray, condition: Condition) -> Array:
+        """Latents and prediction in the order of the pipeline, [1 C, h, w] -> [B 4, h, w]."""
+        x = images.from_bchw(ops.repeated(latents, condition.branches))
+        made = self.model(x, ops.table(features, self.dtype), condition.context, condition.addition)
+        return images.to_bchw(ops.at_least_float32(made))

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import cache, wraps
 
 import mlx.core as mx
-import numpy as np
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx.ops.observe import seen
@@ -34,14 +33,14 @@ def at_least_float32(x: Array) -> Array:
     return x if x.dtype in (mx.float32, mx.float64) else x.astype(mx.float32)
 
 
-def table(values: np.ndarray, dtype: mx.Dtype) -> Array:
-    """Numbers that were made in numpy, as float32 whatever `dtype`: float64 is the torch twin's alone."""
-    return mx.array(values.astype(np.float32))
-
-
 def pad_tokens(x: Array, length: int) -> Array:
     """[B S C] -> [B length C] with zeros at the end."""
     return mx.pad(x, [(0, 0), (0, length - x.shape[1]), (0, 0)])
+
+
+def repeated(x: Array, count: int) -> Array:
+    """A batch of one as a batch of `count`, without a copy."""
+    return mx.broadcast_to(x, (count, *x.shape[1:]))
 
 
 def stream(x: Array, dtype: mx.Dtype) -> Array:
@@ -147,19 +146,6 @@ def pad_right_bottom(x: Array) -> Array:
 def faded(x: Array, rows: list[float], columns: list[float]) -> Array:
     """An image [B h w C] times a weight for each row and for each column, in float32."""
     return at_least_float32(x) * mx.array(rows)[:, None, None] * mx.array(columns)[:, None]
-
-
-def submit(x: Array) -> Array:
-    """Hands what led to x to the device without waiting, so that no graph grows past one block: a very long command
-    buffer is killed by Metal's watchdog."""
-    mx.async_eval(x)
-    return x
-
-
-def settle(x: Array) -> Array:
-    """Evaluates x, so that what led to it can be freed."""
-    mx.eval(x)
-    return x
 
 
 def guide(conditional: Array, unconditional: Array, scale: float) -> Array:

@@ -5,9 +5,25 @@ B batch, L tokens, C channels.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import mlx.core as mx
+import numpy as np
 
 Array = mx.array
+
+
+Image = TypeVar("Image", Array, np.ndarray)
+
+
+def from_bchw(x: Image) -> Image:
+    """[B C h w], as outside of the networks, to [B h w C]."""
+    return x.transpose(0, 2, 3, 1)
+
+
+def to_bchw(x: Image) -> Image:
+    """[B h w C] to [B C h w], as outside of the networks."""
+    return x.transpose(0, 3, 1, 2)
 
 
 def upsample(x: Array) -> Array:

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import ops
-from qwenimg.common.models.clip import CLIPConfig
+from qwenimg.backends.torch import load, ops
+from qwenimg.common.checkpoint import LoadPlan
+from qwenimg.common.models.clip import CLIPConfig, eos_position
+from qwenimg.common.precision import Precision
 
 # Layers
 
@@ -112,3 +114,22 @@ class CLIPTextEncoder(torch.nn.Module):
         if hasattr(self, "text_projection"):
             pooled = self.text_projection(pooled)
         return self.final_layer_norm(used) if normed else used, pooled
+
+
+# Component
+
+
+class Component:
+    def __init__(self, config: CLIPConfig, plan: LoadPlan, precision: Precision, device: torch.device):
+        self.config = config
+        self.device = device
+        stream = ops.DTYPES[precision.residual_dtype("text")]
+        self.model = load.empty(lambda: CLIPTextEncoder(config, stream))
+        load.fill(self.model, plan, lambda name: precision.weight_dtype("text", name), device)
+
+    @ops.computes
+    def encode(self, ids: Sequence[Sequence[int]], skipped: int, normed: bool) -> tuple[Tensor, Tensor]:
+        """Chunks of ids [N S] -> states [N S C] and pooled vectors [N P]."""
+        ends = [eos_position(self.config, chunk) for chunk in ids]
+        rows = ops.placed([list(chunk) for chunk in ids], self.device)
+        return self.model(rows, ends, skipped, normed)

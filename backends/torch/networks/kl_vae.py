@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import ops
+from qwenimg.backends.torch.networks.vae import VAE
 from qwenimg.backends.torch.ops import images
+from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.geometry import Fade, fades
-from qwenimg.common.models.kl_vae import NORM_EPS, OVERLAP, KLVAEConfig
+from qwenimg.common.models.kl_vae import NORM_EPS, OVERLAP, KLVAEConfig, decoder_only
+from qwenimg.common.precision import Precision
 
 # Layers
 
@@ -182,3 +185,11 @@ class KLVAE(torch.nn.Module):
         """Latents [B z h w] -> pixels [B 3 8h 8w], not clamped."""
         z = self.post_quant_conv(z) if hasattr(self, "post_quant_conv") else z
         return self.decoder(z, height, width, tile)
+
+
+# Component
+
+
+class Component(VAE):
+    def __init__(self, config: KLVAEConfig, plan: LoadPlan, precision: Precision, device: torch.device):
+        super().__init__(lambda: KLVAE(config), decoder_only, plan, precision, device)

@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import ops
+from qwenimg.backends.torch.networks.vae import VAE
 from qwenimg.backends.torch.ops import images
+from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.geometry import tiles
-from qwenimg.common.models.qwen_vae import QwenVAEConfig, halo
+from qwenimg.common.models.qwen_vae import QwenVAEConfig, decoder_only, halo
+from qwenimg.common.precision import Precision
 
 # Layers
 
@@ -152,3 +155,11 @@ class QwenImageVAE(torch.nn.Module):
     def decode(self, z: Tensor, height: int, width: int, tile: int) -> Tensor:
         """Latents [B z h w] -> pixels [B 3 8h 8w], not clamped."""
         return self.decoder(self.post_quant_conv(z), height, width, tile)
+
+
+# Component
+
+
+class Component(VAE):
+    def __init__(self, config: QwenVAEConfig, plan: LoadPlan, precision: Precision, device: torch.device):
+        super().__init__(lambda: QwenImageVAE(config), decoder_only, plan, precision, device)

@@ -5,11 +5,16 @@ B batch, S tokens, H query heads, D head dim, C hidden size. Attribute paths are
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import ops
+from qwenimg.backends.torch import load, ops
+from qwenimg.common.checkpoint import LoadPlan
+from qwenimg.common.geometry import text_rope
 from qwenimg.common.models.qwen_vl import QwenVLConfig
+from qwenimg.common.precision import Precision
 
 Pair = tuple[Tensor, Tensor]
 
@@ -80,3 +85,23 @@ class QwenTextEncoder(torch.nn.Module):
         for layer in self.layers:
             x = layer(x, rope)
         return self.norm(x)
+
+
+# Component
+
+
+class Component:
+    def __init__(self, config: QwenVLConfig, plan: LoadPlan, precision: Precision, device: torch.device):
+        self.config = config
+        self.device = device
+        stream = ops.DTYPES[precision.residual_dtype("text")]
+        self.model = load.empty(lambda: QwenTextEncoder(config, stream))
+        load.fill(self.model, plan, lambda name: precision.weight_dtype("text", name), device)
+        self.table_dtype = ops.DTYPES[precision.compute_dtype("text")]
+
+    @ops.computes
+    def encode(self, ids: Sequence[int]) -> Tensor:
+        """Token ids of one prompt -> [1 S C], evaluated."""
+        table = text_rope(len(ids), self.config.head_dim, self.config.rope_theta)
+        cos, sin = (ops.table(part, self.table_dtype, self.device) for part in table)
+        return ops.settle(self.model(ops.placed([list(ids)], self.device), (cos, sin)))

@@ -8,14 +8,18 @@ on neither step nor latents.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import ops
+from qwenimg.backends.torch import load, ops
 from qwenimg.backends.torch.ops import images
+from qwenimg.common.backend import NumpyArray
+from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.models.unet import LAYER_NORM_EPS, MLP_RATIO, TRANSFORMER_NORM_EPS, Level, UNetConfig
+from qwenimg.common.precision import Precision
 
 Pair = tuple[Tensor, Tensor]
 # Of one attention: keys and values of each of its transformer blocks. Of a level: of each of its attentions.
@@ -96,9 +100,8 @@ class FeedForwardIn(torch.nn.Module):
 class FeedForward(torch.nn.Module):
     def __init__(self, width: int):
         super().__init__()
-        self.net = torch.nn.ModuleList(
-            [FeedForwardIn(width), torch.nn.Identity(), ops.Linear(MLP_RATIO * width, width)]
-        )
+        layers = [FeedForwardIn(width), torch.nn.Identity(), ops.Linear(MLP_RATIO * width, width)]
+        self.net = torch.nn.ModuleList(layers)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net[2](self.net[0](x))
@@ -250,3 +253,35 @@ class UNet(torch.nn.Module):
         for block, pairs in zip(self.up_blocks, context[count + 1 :], strict=True):
             x = block(x, kept, temb, pairs)
         return self.conv_out(ops.silu(self.conv_norm_out(x)))
+
+
+# Component
+
+
+@dataclass(frozen=True)
+class Condition:
+    context: list[Context]
+    addition: Tensor | None
+    branches: int
+
+
+class Component:
+    def __init__(self, config: UNetConfig, plan: LoadPlan, precision: Precision, device: torch.device):
+        self.device = device
+        stream = ops.DTYPES[precision.residual_dtype("transformer")]
+        self.dtype = ops.DTYPES[precision.compute_dtype("transformer")]
+        self.model = load.empty(lambda: UNet(config, stream))
+        load.fill(self.model, plan, lambda name: precision.weight_dtype("transformer", name), device)
+
+    @ops.computes
+    def condition(self, texts: NumpyArray, addition: NumpyArray | None) -> Condition:
+        """Text states [B S C]; pooled text and sinusoids of the sizes [B A]."""
+        extra = None if addition is None else ops.table(addition, self.dtype, self.device)
+        return Condition(self.model.context(ops.table(texts, self.dtype, self.device)), extra, len(texts))
+
+    @ops.computes
+    def predict(self, latents: Tensor, features: NumpyArray, condition: Condition) -> Tensor:
+        """Latents and prediction in the order of the pipeline, [1 C, h, w] -> [B 4, h, w]."""
+        x = images.from_bchw(ops.repeated(latents, condition.branches))
+        made = self.model(x, ops.table(features, self.dtype, self.device), condition.context, condition.addition)
+        return images.to_bchw(ops.at_least_float32(made))

@@ -9,6 +9,8 @@ Shapes: B batch, L tokens, H heads, D head dim, C channels. Images are [B C h w]
 from __future__ import annotations
 
 from qwenimg.backends.torch.ops.attention import *
+from qwenimg.backends.torch.ops.cpu import computes as computes
+from qwenimg.backends.torch.ops.device import *
 from qwenimg.backends.torch.ops.functions import *
 from qwenimg.backends.torch.ops.layers import *
 from qwenimg.backends.torch.ops.observe import *

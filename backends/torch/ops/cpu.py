@@ -16,12 +16,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Component(Protocol):
+class HasModel(Protocol):
     @property
     def model(self) -> torch.nn.Module: ...
 
 
-C = TypeVar("C", bound=Component)
+C = TypeVar("C", bound=HasModel)
 
 
 def computes(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, P], R]:

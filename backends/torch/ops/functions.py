@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,15 +15,14 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
-def table(values: np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Numbers that were made in numpy, float32 on the device, or float64 where that is the component's dtype."""
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    return torch.from_numpy(values).to(device=device, dtype=wide)
-
-
 def pad_tokens(x: Tensor, length: int) -> Tensor:
     """[B S C] -> [B length C] with zeros at the end."""
     return F.pad(x, (0, 0, 0, length - x.shape[1]))
+
+
+def repeated(x: Tensor, count: int) -> Tensor:
+    """A batch of one as a batch of `count`, without a copy."""
+    return x.expand(count, *x.shape[1:])
 
 
 def stream(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -116,16 +114,6 @@ def faded(x: Tensor, rows: list[float], columns: list[float]) -> Tensor:
     """An image [B C h w] times a weight for each row and for each column, in float32."""
     down, across = torch.tensor(rows, device=x.device), torch.tensor(columns, device=x.device)
     return at_least_float32(x) * down[:, None] * across
-
-
-def submit(x: Tensor) -> Tensor:
-    """Nothing here; MLX hands what led to x to the device."""
-    return x
-
-
-def settle(x: Tensor) -> Tensor:
-    """Nothing here; MLX evaluates, so that what led to x can be freed."""
-    return x
 
 
 def guide(conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:

@@ -5,9 +5,24 @@ B batch, L tokens, C channels.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+Image = TypeVar("Image", Tensor, np.ndarray)
+
+
+def from_bchw(x: Image) -> Image:
+    """Nothing here: the order outside of the networks, [B C h w], is this backend's own."""
+    return x
+
+
+def to_bchw(x: Image) -> Image:
+    """Nothing here, as above."""
+    return x
 
 
 def upsample(x: Tensor) -> Tensor:

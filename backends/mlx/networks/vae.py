@@ -1,0 +1,50 @@
+# Translated from the file of this name in backends/torch by `make twins`: edit that one.
+"""What the VAEs have in common as components: two halves, each loaded when it is first used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.nn
+
+from qwenimg.backends.mlx import load, ops
+from qwenimg.backends.mlx.ops import images
+from qwenimg.common.backend import NumpyArray
+from qwenimg.common.checkpoint import LoadPlan
+from qwenimg.common.precision import Precision
+
+WIDE = 2**20  # a tile side that no image reaches
+
+
+class VAE:
+    def __init__(
+        self,
+        build: Callable[[], mlx.nn.Module],
+        decoder_only: Callable[[str], bool],
+        plan: LoadPlan,
+        precision: Precision,
+    ):
+        self.decoder_only, self.plan = decoder_only, plan
+        self.dtype_of: Callable[[str], str] = lambda name: precision.weight_dtype("vae", name)
+        self.dtype = ops.DTYPES[precision.compute_dtype("vae")]
+        self.model: Any = load.empty(build)
+
+    @ops.computes
+    def decode(self, latents: NumpyArray, tile: int | None = None) -> NumpyArray:
+        self._need(self.decoder_only)
+        height, width = latents.shape[2:]
+        z = ops.table(images.from_bchw(latents), self.dtype)
+        return images.to_bchw(ops.numpy(self.model.decode(z, height, width, tile or WIDE)))
+
+    @ops.computes
+    def encode(self, pixels: NumpyArray) -> NumpyArray:
+        self._need(lambda name: not self.decoder_only(name))
+        x = ops.table(images.from_bchw(pixels), self.dtype)
+        return images.to_bchw(ops.numpy(self.model.encode(x)))
+
+    def _need(self, wanted: Callable[[str], bool]) -> None:
+        """Loads the half of the model that is used, once."""
+        plan = self.plan.only(wanted)
+        if load.missing(self.model, plan.entries):
+            load.fill(self.model, plan, self.dtype_of)

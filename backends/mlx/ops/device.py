@@ -1,0 +1,48 @@
+"""What crosses between numpy and the device, and when it is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import mlx.core as mx
+import numpy as np
+from mlx.core import array as Array
+
+from qwenimg.backends.mlx.ops.functions import at_least_float32
+
+T = TypeVar("T")
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def computes(method: Method) -> Method:
+    """Nothing here; torch is told to keep no gradients and how many threads to use."""
+    return method
+
+
+def table(values: np.ndarray, dtype: mx.Dtype) -> Array:
+    """Numbers that were made in numpy, as float32 whatever `dtype`: float64 is the torch twin's alone."""
+    return mx.array(values.astype(np.float32))
+
+
+def placed(values: np.ndarray | Sequence[Any]) -> Array:
+    """Indices or truth values, as they are."""
+    return mx.array(values)
+
+
+def numpy(x: Array) -> np.ndarray:
+    """float32, or float64 where that is what it is."""
+    return np.array(at_least_float32(x))
+
+
+def submit(x: Array) -> Array:
+    """Hands what led to x to the device without waiting, so that no graph grows past one block: a very long command
+    buffer is killed by Metal's watchdog."""
+    mx.async_eval(x)
+    return x
+
+
+def settle(x: T) -> T:
+    """Evaluates x, an array or some in tuples and lists, so that what led to it can be freed."""
+    mx.eval(x)
+    return x
