@@ -116,6 +116,16 @@ def _is_device(node: ast.AST) -> bool:
     return last(node).lstrip("_") == "device"
 
 
+def weight_dtypes(source: str) -> list[str]:
+    """Where a weight is asked for its dtype: `layer.dtype` says what a layer computes in, however it is kept."""
+
+    def broken(node: ast.AST) -> bool:
+        asked = isinstance(node, ast.Attribute) and node.attr in ("dtype", "itemsize")
+        return asked and last(node.value) in ("weight", "bias", "gamma")
+
+    return found(source, broken)
+
+
 # Products of matrices, which have their precision in ops/ only
 
 

@@ -114,6 +114,8 @@ def but(files: list[Path], *names: str) -> list[Path]:
         (rules.work_at_import, "", "with open('a') as f: pass"),
         (rules.frameworks, '"""As in torch."""\nx = "pytorch_model"', "if name == 'torch': pass"),
         (rules.frameworks, "x.device", "if engine.has_cuda: pass"),
+        (rules.weight_dtypes, "layer.dtype\nx.dtype", "layer.weight.dtype"),
+        (rules.weight_dtypes, "weight.shape", "x.to(self.attn.to_q.weight.dtype)"),
         (rules.frameworks, "", "def to_mlx(x): pass"),
         (rules.scripts, "name = __file__", "if __name__ == '__main__':\n    run()"),
         (rules.scripts, "import os", "import pytest"),
@@ -143,6 +145,10 @@ def test_stale_and_missing_exceptions_are_noticed(tmp_path, monkeypatch):
 
 def test_casts_are_in_ops_and_load():
     assert broken(rules.casts, but(BACKENDS, *OPS, *LOADERS), ALLOWED_CASTS) == []
+
+
+def test_no_forward_asks_a_weight_for_its_dtype():
+    assert broken(rules.weight_dtypes, sources("backends/torch/networks", "backends/mlx/networks")) == []
 
 
 def test_products_are_in_ops():

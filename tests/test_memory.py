@@ -291,8 +291,8 @@ def test_what_does_not_fit_is_refused_before_it_is_read(
         pipe.prepare(["a red circle"])
     touched: list[str] = []
     monkeypatch.setattr(OpenFile, "fill", lambda self, view, begin: touched.append(self.path.name))
-    module = importlib.import_module(type(pipe.engine).__module__)
-    monkeypatch.setattr(module.load, "empty", lambda build: touched.append("a model"))
+    load = importlib.import_module(type(pipe.engine).__module__.replace(".engine", ".load"))
+    monkeypatch.setattr(load, "empty", lambda build: touched.append("a model"))
     monkeypatch.setattr(pipe.engine, "free_memory", lambda: 1000)
     with pytest.raises(DoesNotFit) as caught:
         pipe("a red circle", guidance=1.0, width=32, height=32, steps=1)

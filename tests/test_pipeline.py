@@ -256,20 +256,18 @@ def test_text_encoder_is_freed_before_the_transformer_is_loaded(
     tiny_folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe, encoders, alive = load(tiny_folder, backend), [], []
-    make_text, make_transformer = pipe.engine.text_encoder, pipe.engine.transformer
+    original = pipe.engine.open
 
-    def text_encoder(*args):
-        encoder = make_text(*args)
-        encoders.append(weakref.ref(encoder.model))
-        return encoder
+    def opened(network, *rest):
+        if network == "qwen_dit":
+            gc.collect()
+            alive.append([ref() is not None for ref in encoders])
+        made = original(network, *rest)
+        if network == "qwen_vl":
+            encoders.append(weakref.ref(made.model))
+        return made
 
-    def transformer(*args):
-        gc.collect()
-        alive.append([ref() is not None for ref in encoders])
-        return make_transformer(*args)
-
-    monkeypatch.setattr(pipe.engine, "text_encoder", text_encoder)
-    monkeypatch.setattr(pipe.engine, "transformer", transformer)
+    monkeypatch.setattr(pipe.engine, "open", opened)
     pipe.prepare(["a ring", "a star", " "])
     for prompt in ("a ring", "a star"):
         pipe(prompt, width=32, height=32, steps=1)

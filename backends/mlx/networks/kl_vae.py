@@ -123,7 +123,7 @@ class Encoder(mlx.nn.Module):
 
     def __call__(self, x: Array) -> Array:
         """Pixels [B 8h 8w 3] -> [B h w 2z]."""
-        x = self.conv_in(images.laid_out(x, self.conv_in.weight))
+        x = self.conv_in(images.laid_out(x, self.conv_in.dtype))
         for block in self.down_blocks:
             x = block(x)
         return self.conv_out(ops.silu(self.conv_norm_out(self.mid_block(x))))
@@ -148,7 +148,7 @@ class Decoder(mlx.nn.Module):
 
     def __call__(self, z: Array, height: int, width: int, tile: int) -> Array:
         """Latents [B h w z] -> pixels [B 8h 8w 3]; the up blocks in tiles of at most `tile` latents a side."""
-        x = ops.settle(self.mid_block(self.conv_in(images.laid_out(z, self.conv_in.weight))))
+        x = ops.settle(self.mid_block(self.conv_in(images.laid_out(z, self.conv_in.dtype))))
         if height <= tile and width <= tile:
             return self.up(x)
         pixels = images.blank(x, self.channels, height * self.scale, width * self.scale)

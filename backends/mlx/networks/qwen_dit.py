@@ -130,7 +130,7 @@ class TransformerBlock(mlx.nn.Module):
         """img [B L C], txt [B S C], mods ([R 6C], [1 6C]) -> img, txt. `index` [L] gives image tokens their row."""
         shift1, scale1, gate1, shift2, scale2, gate2 = ops.chunks(mods[0], 6, index)
         txt_shift1, txt_scale1, txt_gate1, txt_shift2, txt_scale2, txt_gate2 = ops.chunks(mods[1], 6, None)
-        dtype = self.attn.to_q.weight.dtype
+        dtype = self.attn.to_q.dtype
 
         img_out, txt_out = self.attn(
             ops.norm_modulate(img, shift1, scale1, dtype, NORM_EPS),
@@ -199,7 +199,7 @@ class QwenImageTransformer(mlx.nn.Module):
         for block, mods in zip(self.transformer_blocks, block_mods, strict=True):
             img, txt = block(img, txt, mods, rope, index, mask)
             ops.submit(img)
-        return self.proj_out(self.norm_out(img, final_mod, self.proj_out.weight.dtype))
+        return self.proj_out(self.norm_out(img, final_mod, self.proj_out.dtype))
 
 
 # Component

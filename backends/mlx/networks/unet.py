@@ -246,7 +246,7 @@ class UNet(mlx.nn.Module):
         temb = ops.silu(temb if addition is None else ops.add(temb, self.add_embedding(addition)))
         count = len(self.down_blocks)
         keys, _ = context[count][0][0]  # in the dtype of most convolutions
-        kept = [ops.stream(self.conv_in(images.laid_out(latents, keys)), self.stream)]
+        kept = [ops.stream(self.conv_in(images.laid_out(latents, keys.dtype)), self.stream)]
         for block, pairs in zip(self.down_blocks, context[:count], strict=True):
             kept += block(kept[-1], temb, pairs)
         x = self.mid_block(kept[-1], temb, context[count])

@@ -36,7 +36,7 @@ def upsample_like(x: Array, kept: Array) -> Array:
     return upsample(x)[:, : kept.shape[1], : kept.shape[2]]
 
 
-def laid_out(x: Array, weight: Array) -> Array:
+def laid_out(x: Array, dtype: mx.Dtype) -> Array:
     """Nothing here: MLX has one layout."""
     return x
 

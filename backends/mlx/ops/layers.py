@@ -19,9 +19,14 @@ class Linear(mlx.nn.Module):
         if bias:
             self.bias = mx.zeros((outputs,))
 
+    @property
+    def dtype(self) -> mx.Dtype:
+        """What the layer computes in."""
+        return self.weight.dtype
+
     def __call__(self, x: Array) -> Array:
-        """[... in] -> [... out] in the weight's dtype, the bias added before the one rounding."""
-        x = x.astype(self.weight.dtype)
+        """[... in] -> [... out] in the layer's dtype, the bias added before the one rounding."""
+        x = x.astype(self.dtype)
         y = mx.addmm(self.bias, x, self.weight.T) if "bias" in self else mx.matmul(x, self.weight.T)
         return seen("linear", self.path, y)
 
@@ -60,11 +65,16 @@ class Conv2d(mlx.nn.Module):
         self.bias = mx.zeros((outputs,))
         self.stride, self.padding = stride, padding
 
+    @property
+    def dtype(self) -> mx.Dtype:
+        """What the layer computes in."""
+        return self.weight.dtype
+
     def __call__(self, x: Array) -> Array:
-        """[B h w in] -> [B h' w' out] in the weight's dtype, padded by half the kernel unless strided."""
+        """[B h w in] -> [B h' w' out] in the layer's dtype, padded by half the kernel unless strided."""
         dtype = _conv_dtype(self.weight)
         y = mx.conv2d(x.astype(dtype), self.weight.astype(dtype), stride=self.stride, padding=self.padding)
-        return seen("conv2d", self.path, (y + self.bias.astype(dtype)).astype(self.weight.dtype))
+        return seen("conv2d", self.path, (y + self.bias.astype(dtype)).astype(self.dtype))
 
 
 class ChannelNorm(mlx.nn.Module):

@@ -122,7 +122,7 @@ class Encoder(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pixels [B 3 8h 8w] -> [B 2z h w]."""
-        x = self.conv_in(images.laid_out(x, self.conv_in.weight))
+        x = self.conv_in(images.laid_out(x, self.conv_in.dtype))
         for block in self.down_blocks:
             x = block(x)
         return self.conv_out(ops.silu(self.conv_norm_out(self.mid_block(x))))
@@ -147,7 +147,7 @@ class Decoder(torch.nn.Module):
 
     def forward(self, z: Tensor, height: int, width: int, tile: int) -> Tensor:
         """Latents [B z h w] -> pixels [B 3 8h 8w]; the up blocks in tiles of at most `tile` latents a side."""
-        x = ops.settle(self.mid_block(self.conv_in(images.laid_out(z, self.conv_in.weight))))
+        x = ops.settle(self.mid_block(self.conv_in(images.laid_out(z, self.conv_in.dtype))))
         if height <= tile and width <= tile:
             return self.up(x)
         pixels = images.blank(x, self.channels, height * self.scale, width * self.scale)

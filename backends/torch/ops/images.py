@@ -35,10 +35,11 @@ def upsample_like(x: Tensor, kept: Tensor) -> Tensor:
     return F.interpolate(x, size=kept.shape[2:], mode="nearest")
 
 
-def laid_out(x: Tensor, weight: Tensor) -> Tensor:
-    """The image as convolutions want it in memory: channels last where they are 16 bit. In float32 a CPU would spend
-    more on laying out wide weights for it (measured 1.5 to 1.8 times the whole convolution at 16x16 and 8x8)."""
-    return x.contiguous(memory_format=torch.channels_last) if weight.itemsize == 2 else x
+def laid_out(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The image as convolutions in `dtype` want it in memory: channels last where that is 16 bit. In float32 a CPU
+    would spend more on laying out wide weights for it (measured 1.5 to 1.8 times the whole convolution at 16x16 and
+    8x8)."""
+    return x.contiguous(memory_format=torch.channels_last) if dtype.itemsize == 2 else x
 
 
 def tokens(x: Tensor) -> Tensor:

@@ -27,9 +27,14 @@ def _wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 class Linear(torch.nn.Linear):
     path = ""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the layer computes in."""
+        return self.weight.dtype
+
     def forward(self, x: Tensor) -> Tensor:
-        """[... in] -> [... out] in the weight's dtype."""
-        x = x.to(self.weight.dtype)
+        """[... in] -> [... out] in the layer's dtype."""
+        x = x.to(self.dtype)
         product = F.linear if multiplies(x.dtype, x.device.type) else _wide_linear
         return seen("linear", self.path, product(x, self.weight, self.bias))
 
@@ -58,9 +63,14 @@ class RMSNorm(torch.nn.Module):
 class Conv2d(torch.nn.Conv2d):
     path = ""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the layer computes in."""
+        return self.weight.dtype
+
     def forward(self, x: Tensor) -> Tensor:
-        """[B in h w] -> [B out h' w'] in the weight's dtype, padded by half the kernel unless strided."""
-        x, weight, bias = x.to(self.weight.dtype), self.weight, self.bias
+        """[B in h w] -> [B out h' w'] in the layer's dtype, padded by half the kernel unless strided."""
+        x, weight, bias = x.to(self.dtype), self.weight, self.bias
         if multiplies(x.dtype, x.device.type) or x.numel() > WIDE_IMAGE:
             return seen("conv2d", self.path, F.conv2d(x, weight, bias, self.stride, self.padding))
         # The same sums, rounded once: a third of the time at 32x32 and 64x64, as much as before at 8x8. In float32 a
