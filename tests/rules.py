@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 AT_IMPORT = {
     "TypeVar": "a type",
     "ParamSpec": "a type",
+    "ContextVar": "a name for what each context has of its own",
     "re.compile": "a constant",
     "frozenset": "a constant",
     "set": "a constant",

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from mlx.core import array as Array
 
-_observers: list[Callable[[str, str, Array], None]] = []
+Observer = Callable[[str, str, Array], None]
+# Of a context: pipelines in two threads do not see each other's.
+_observers: ContextVar[tuple[Observer, ...]] = ContextVar("observers", default=())
 
 
 @contextmanager
-def observe(observer: Callable[[str, str, Array], None]) -> Iterator[None]:
-    """Calls observer(operation, parameter path, result) after every operation below, for probes and traces."""
-    _observers.append(observer)
+def observe(observer: Observer) -> Iterator[None]:
+    """Calls observer(operation, parameter path, result) after every operation of this context, in the order in which
+    observers came."""
+    token = _observers.set((*_observers.get(), observer))
     try:
         yield
     finally:
-        _observers.remove(observer)
+        _observers.reset(token)
 
 
 def seen(operation: str, path: str, result: Array) -> Array:
-    for observer in _observers:
+    for observer in _observers.get():
         observer(operation, path, result)
     return result
