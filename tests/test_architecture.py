@@ -45,6 +45,7 @@ USED_BY_BACKENDS = {
     "geometry": "tables made in numpy, and tiles",
     "memory": "free RAM",
     "models": "configurations",
+    "observers": "what sees every operation",
     "precision": "the policy",
 }
 

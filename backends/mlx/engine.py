@@ -17,6 +17,7 @@ from qwenimg.backends.mlx.ops.functions import on_gpu
 from qwenimg.common.backend import NumpyArray, Observer
 from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.memory import free_ram
+from qwenimg.common.observers import observe
 from qwenimg.common.precision import Precision
 
 
@@ -63,7 +64,7 @@ class MLXEngine:
         mx.clear_cache()
 
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
-        return ops.observe(observer)
+        return observe(observer)
 
     def check_fp32(self) -> float:
         generator = np.random.RandomState(0)

@@ -16,6 +16,7 @@ from qwenimg.common.backend import NumpyArray, Observer
 from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.errors import BackendMissing
 from qwenimg.common.memory import free_ram
+from qwenimg.common.observers import observe
 from qwenimg.common.precision import Precision
 
 
@@ -77,7 +78,7 @@ class TorchEngine:
             torch.cuda.empty_cache()
 
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
-        return ops.observe(observer)
+        return observe(observer)
 
     def check_fp32(self) -> float:
         generator = np.random.RandomState(0)

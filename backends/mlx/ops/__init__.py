@@ -12,4 +12,3 @@ from qwenimg.backends.mlx.ops.attention import *
 from qwenimg.backends.mlx.ops.device import *
 from qwenimg.backends.mlx.ops.functions import *
 from qwenimg.backends.mlx.ops.layers import *
-from qwenimg.backends.mlx.ops.observe import *

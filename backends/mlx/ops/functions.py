@@ -9,7 +9,7 @@ from functools import cache, wraps
 import mlx.core as mx
 from mlx.core import array as Array
 
-from qwenimg.backends.mlx.ops.observe import seen
+from qwenimg.common.observers import seen
 
 DTYPES = {name: getattr(mx, name) for name in ("float64", "float32", "bfloat16", "float16")}
 

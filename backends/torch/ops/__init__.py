@@ -13,4 +13,3 @@ from qwenimg.backends.torch.ops.cpu import computes as computes
 from qwenimg.backends.torch.ops.device import *
 from qwenimg.backends.torch.ops.functions import *
 from qwenimg.backends.torch.ops.layers import *
-from qwenimg.backends.torch.ops.observe import *

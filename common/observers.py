@@ -1,14 +1,15 @@
-"""What sees every operation: probes and traces."""
+"""What sees every operation of the networks, for probes and traces: the same for both backends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TypeVar
 
-from torch import Tensor
+from qwenimg.common.backend import Observer
 
-Observer = Callable[[str, str, Tensor], None]
+Array = TypeVar("Array")
 # Of a context: pipelines in two threads do not see each other's.
 _observers: ContextVar[tuple[Observer, ...]] = ContextVar("observers", default=())
 
@@ -24,7 +25,8 @@ def observe(observer: Observer) -> Iterator[None]:
         _observers.reset(token)
 
 
-def seen(operation: str, path: str, result: Tensor) -> Tensor:
+def seen(operation: str, path: str, result: Array) -> Array:
+    """`result`, once every observer has seen it."""
     for observer in _observers.get():
         observer(operation, path, result)
     return result
