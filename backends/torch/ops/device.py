@@ -22,7 +22,7 @@ def table(values: np.ndarray, dtype: torch.dtype, device: torch.device) -> Tenso
 
 def placed(values: np.ndarray | Sequence[Any], device: torch.device) -> Tensor:
     """Indices or truth values, as they are."""
-    return torch.as_tensor(values, device=device)
+    return torch.tensor(values, device=device)
 
 
 def numpy(x: Tensor) -> np.ndarray:
