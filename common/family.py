@@ -88,6 +88,10 @@ class Family(Protocol):
         """Loads and computes what depends on no step, for latents of `shape` (rows, columns)."""
         ...
 
+    def end(self) -> None:
+        """Frees what `begin` made, also after a run that failed or was given up."""
+        ...
+
     def run(self, stage: Stage, start: Start) -> Run:
         """The denoiser for one stage of the request that `begin` was called with."""
         ...

@@ -88,6 +88,9 @@ class QwenImage:
             },
         )
 
+    def end(self) -> None:
+        self._run = None
+
     def run(self, stage: Stage, start: Start) -> Run:
         assert self._run is not None
         return inpaint.wrap(QwenRun(self, self._run), self, stage, start)
@@ -119,7 +122,7 @@ class QwenImage:
 
     def latents(self, x: Array, shape: tuple[int, int]) -> Latents:
         self._told = self._run.told if self._run else {}
-        self._run = None  # its arrays are free before the VAE decodes
+        self.end()  # its arrays are free before the VAE decodes
         return geometry.unpack(self.engine.numpy(x), *shape).astype(np.float32)
 
     def shapes(self) -> dict[str, str]:

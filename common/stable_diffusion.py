@@ -136,6 +136,10 @@ class StableDiffusion:
         assert self.base.prepared is not None
         self._told = {"text": str(list(self.base.prepared.texts.shape))}
 
+    def end(self) -> None:
+        for side in self._sides():
+            side.prepared = None
+
     def run(self, stage: Stage, start: Start) -> Run:
         side = self.refiner if stage.refines else self.base
         assert side is not None
@@ -147,8 +151,7 @@ class StableDiffusion:
         return self.engine.array(latents)
 
     def latents(self, x: Array, shape: tuple[int, int]) -> Latents:
-        for side in self._sides():
-            side.prepared = None
+        self.end()
         return self.engine.numpy(x).astype(np.float32)
 
     def shapes(self) -> dict[str, str]:

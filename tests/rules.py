@@ -36,6 +36,7 @@ AT_IMPORT = {
     "cache": "a decorator",
     "wraps": "a decorator",
     "_fused": "a decorator of backends/mlx/nn.py, which compiles when first called",
+    "call_options.described": "a decorator, which describes a function",
     "computes": "a decorator of backends/torch/cpu.py",
     "torch.inference_mode": "a decorator",
 }
