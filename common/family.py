@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from qwenimg.common.backend import Array
 from qwenimg.common.errors import NumericsError
+from qwenimg.common.estimate import Needs
 from qwenimg.common.keeper import Keeper
 from qwenimg.common.request import Request
 from qwenimg.common.sampling import Denoiser, Grid, Noise
@@ -82,6 +83,10 @@ class Family(Protocol):
 
     def announce(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
         """Encodes what fits of `prompts` now, the rest in its turn."""
+        ...
+
+    def needs(self, request: Request, plan: Plan, shape: tuple[int, int]) -> Needs:
+        """What the picture will take beside what is loaded already. Loads nothing."""
         ...
 
     def begin(self, request: Request, plan: Plan, shape: tuple[int, int]) -> None:

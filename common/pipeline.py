@@ -16,6 +16,7 @@ import numpy as np
 from qwenimg.common import call_options, geometry, image, noise
 from qwenimg.common.backend import Array, Engine
 from qwenimg.common.errors import NumericsError, PipelineBusy, UsageError
+from qwenimg.common.estimate import Estimate, Needs
 from qwenimg.common.family import Family, Latents, Plan, Stage, Start
 from qwenimg.common.metadata import FORMAT, Recipe
 from qwenimg.common.noise import Stream
@@ -23,6 +24,8 @@ from qwenimg.common.request import Asked, Defaults, Request
 from qwenimg.common.result import Result, Step
 from qwenimg.common.version import __version__
 
+GPU_SIDE, CPU_SIDE = 4096, 256  # of the matrices that the rate is measured with: a GPU's fill it, a CPU's are soon done
+RATE_SECONDS = 0.05  # that are measured at least
 Shape = tuple[int, int]
 
 
@@ -50,6 +53,7 @@ class Pipeline:
         self.backend, self.device = engine.name, engine.device
         self.tf32 = tf32  # whether float32 products are rounded to fewer digits on this device
         self._running, self._closed = Lock(), False
+        self._rate: float | None = None
 
     def __repr__(self) -> str:
         return f"<Pipeline {'closed · ' if self._closed else ''}{self.headline()}>"
@@ -102,6 +106,13 @@ class Pipeline:
             self._noise(request, Stream(request.seed))
         return request
 
+    @call_options.described
+    def estimate(self, prompt: str, **asked: Unpack[Asked]) -> Estimate:
+        """Memory and time that the picture would take. Raises as `check` does, and DoesNotFit; loads no weight."""
+        request = self.check(prompt, **asked)
+        needs = self._check_fits(request)
+        return Estimate(memory=max(needs.memory.values()), seconds=needs.operations * self._seconds_of_operation())
+
     def prepare(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
         """Announces `prompts`, so that the text encoder is loaded once for all that fit into memory, and before the
         transformer. The rest is encoded in its turn, again as much as fits."""
@@ -147,6 +158,28 @@ class Pipeline:
             finally:
                 self.family.end()
 
+    # Beforehand
+
+    def _check_fits(self, request: Request) -> Needs:
+        """Raises DoesNotFit before anything is loaded. Where what is loaded may be freed on the way, each part of the
+        run looks for itself."""
+        needs = self.family.needs(request, self.family.plan(request), self._shape(request))
+        if not ("the text encoder" in needs.memory and "a step of this size" in needs.memory):
+            for what, need in needs.memory.items():
+                self.family.keeper.check_fit(what, need)
+        return needs
+
+    def _seconds_of_operation(self) -> float:
+        """At the rate of a product in the transformer's dtype, the best of a few: other programs make it slower."""
+        if self._rate is None:
+            side = GPU_SIDE if self.engine.on_gpu else CPU_SIDE
+            dtype = self.precision.compute_dtype("transformer")
+            found: list[float] = []
+            while len(found) < 3 or sum(found) < RATE_SECONDS:
+                found.append(self.engine.product_seconds(side, dtype))
+            self._rate = min(found) / (2 * side**3)
+        return self._rate
+
     # The run
 
     def _generate(self, request: Request, warnings: list[str]) -> Iterator[Step | Result]:
@@ -155,6 +188,7 @@ class Pipeline:
         kept = [stage for stage in keeper.timing if stage == "encode" or stage.startswith("load text encoder")]
         keeper.timing = {stage: keeper.timing[stage] for stage in kept}
         plan, shape = family.plan(request), self._shape(request)
+        self._check_fits(request)
         warnings += self._warnings(request)
         for warning in warnings:
             self.notify("warning", warning)

@@ -170,6 +170,7 @@ class MLXEngine:
         self.on_gpu = nn.on_gpu()
         # Measured on a CPU: 15.1, since its convolutions copy every window. Metal has no such copy; not measured there.
         self.decode_buffers = 6.0 if self.on_gpu else 16.0
+        self.score_bytes = 0 if self.on_gpu else 2 * nn.SCORE_BYTES
         self.device = _device_name() if self.on_gpu else "CPU (mlx)"
 
     def text_encoder(self, config: QwenVLConfig, plan: LoadPlan, precision: Precision) -> TextEncoder:
@@ -221,6 +222,9 @@ class MLXEngine:
 
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         return nn.observe(observer)
+
+    def product_seconds(self, side: int, dtype: str) -> float:
+        return nn.product_seconds(side, nn.DTYPES[dtype])
 
     def check_fp32(self) -> float:
         generator = np.random.RandomState(0)

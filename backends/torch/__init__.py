@@ -185,6 +185,7 @@ class TorchEngine:
         self.name = name
         self.on_gpu = name == "cuda"
         self.decode_buffers = 3.5  # measured on a CPU: 3.1; a GPU's workspace for convolutions comes on top
+        self.score_bytes = 0
         self._device = torch.device("cuda" if self.on_gpu else "cpu")
         self.device = torch.cuda.get_device_name() if self.on_gpu else f"CPU (torch, {torch.get_num_threads()} threads)"
         torch.backends.cuda.matmul.allow_tf32 = False
@@ -244,6 +245,9 @@ class TorchEngine:
 
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         return nn.observe(observer)
+
+    def product_seconds(self, side: int, dtype: str) -> float:
+        return nn.product_seconds(side, nn.DTYPES[dtype], self._device)
 
     def check_fp32(self) -> float:
         generator = np.random.RandomState(0)

@@ -8,6 +8,7 @@ Shapes: B batch, L tokens, H heads, D head dim, C channels. Images are [B C h w]
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -321,3 +322,11 @@ def rescale(guided: Tensor, conditional: Tensor, share: float) -> Tensor:
 
 def _length(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+
+
+def product_seconds(side: int, dtype: torch.dtype, device: torch.device) -> float:
+    """Of one product of two matrices side x side."""
+    x = torch.ones((side, side), dtype=dtype, device=device)
+    begun = time.perf_counter()
+    torch.matmul(x, x)[0, 0].item()
+    return time.perf_counter() - begun
