@@ -89,7 +89,6 @@ def draw(flags: Flags, stop: Stop) -> int:
         files.sweep(folder)
     try:
         pipe = _open(flags, replay, report)
-        report.headline(pipe.headline())
         for words in unknown:
             report.notify("warning", words)
         wanted = [_completed(picture, pipe, given) for picture in wanted]
@@ -98,8 +97,8 @@ def draw(flags: Flags, stop: Stop) -> int:
             report.notify("warning", other)
         if flags.save_latents is not None and len(sizes) > 1:
             raise UsageError("--save-latents: one file takes pictures of one size; this run makes several sizes")
-        for picture in wanted:
-            pipe.check(**_asked(picture, noise, given))
+        expected = [pipe.estimate(**_asked(picture, noise, given)) for picture in wanted]
+        report.headline(pipe.headline(), expected)
         report.plan(pipe, wanted)
         skips = {picture.clip_skip or 0 for picture in wanted}
         pipe.prepare(_texts(wanted, pipe), max(skips) if len(skips) == 1 else 0)

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from qwenimg.cli import failures, streams
 from qwenimg.cli.batch import Picture
+from qwenimg.common import estimate
 
 if TYPE_CHECKING:
     from qwenimg import Pipeline, Result, Step
+    from qwenimg.common.estimate import Estimate
 
 
 class Report:
@@ -42,9 +44,14 @@ class Report:
             self._warned.add(text)
             self._line(f"qwenimg: warning: {text}", always=True)
 
-    def headline(self, text: str) -> None:
+    def headline(self, text: str, expected: Sequence[Estimate]) -> None:
+        """Told first, with the memory and the time of all pictures together; a long time in a line of its own."""
+        most, seconds = max(one.memory for one in expected), sum(one.seconds for one in expected)
         held, self._held = self._held or [], None
-        self._line(text)
+        self._line(f"{text} · {estimate.told(most, seconds)}")
+        if seconds > estimate.LONG:
+            takes = f"this takes about {estimate.duration(seconds)} on this device"
+            self.notify("warning", f"{takes}; fewer pixels, steps or pictures take less")
         for line in held:
             streams.say(line)
 

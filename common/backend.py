@@ -78,6 +78,7 @@ class Engine(Protocol):
     name: str  # as in --backend
     device: str  # for people: "Apple M4 Max", "NVIDIA H200", "CPU (torch, 8 threads)"
     on_gpu: bool
+    score_bytes: int  # of attention's scores that are in memory at a step's peak; 0 where a kernel never holds them
     decode_buffers: float  # images of the VAE decoder's widest level that are in memory at its peak
 
     def open(self, network: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:
@@ -123,6 +124,10 @@ class Engine(Protocol):
 
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         """Calls `observer` after every operation of the models while the context is open."""
+        ...
+
+    def product_seconds(self, side: int, dtype: str) -> float:
+        """Of one product of two matrices side x side."""
         ...
 
     def check_fp32(self) -> float:

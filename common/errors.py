@@ -19,6 +19,14 @@ class UsageError(QwenimgError, ValueError):
     exit_code = 2
 
 
+class UnknownOption(UsageError, TypeError):
+    """A keyword that a call does not take; its text names the nearest one that it does."""
+
+
+class PipelineBusy(UsageError):
+    """A call to a pipeline that is drawing another picture, of this thread or of another one."""
+
+
 class BackendMissing(QwenimgError):
     """The backend that was asked for is not installed or has no device here."""
 

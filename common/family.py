@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from qwenimg.common.backend import Array
 from qwenimg.common.errors import NumericsError
+from qwenimg.common.estimate import Needs
 from qwenimg.common.keeper import Keeper
 from qwenimg.common.request import Request
 from qwenimg.common.sampling import Denoiser, Grid, Noise
@@ -84,8 +85,16 @@ class Family(Protocol):
         """Encodes what fits of `prompts` now, the rest in its turn."""
         ...
 
+    def needs(self, request: Request, plan: Plan, shape: tuple[int, int]) -> Needs:
+        """What the picture will take beside what is loaded already. Loads nothing."""
+        ...
+
     def begin(self, request: Request, plan: Plan, shape: tuple[int, int]) -> None:
         """Loads and computes what depends on no step, for latents of `shape` (rows, columns)."""
+        ...
+
+    def end(self) -> None:
+        """Frees what `begin` made, also after a run that failed or was given up."""
         ...
 
     def run(self, stage: Stage, start: Start) -> Run:

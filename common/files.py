@@ -231,6 +231,19 @@ def output_path(
     return path.with_name(f"{stem}-{index}{suffix}" if numbered else f"{stem}{suffix}")
 
 
+def picture_path(path: str | Path) -> Path:
+    """`path`, .png added where it has no suffix. Raises UsageError for another format, or no name at all."""
+    shown = clean(path, 120)
+    if not isinstance(path, (str, Path)) or "\0" in str(path):
+        raise UsageError(f"{shown!r} is not a file's name")
+    file = Path(path).expanduser()
+    if file.suffix.lower() not in ("", ".png"):
+        raise UsageError(f"{shown}: PNG only for now; let the name end in .png")
+    if not file.name or str(path).endswith("/"):
+        raise UsageError(f"{shown!r} names no file; end it in a name")
+    return file if file.suffix else file.with_name(f"{file.name}.png")
+
+
 def _filled(pattern: str, fields: dict[str, str]) -> str:
     if not pattern:
         raise UsageError("-o: the name is empty")

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common import memory
+from qwenimg.common import estimate, memory
 from qwenimg.common.backend import VAE, Array, Engine
+from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.errors import DoesNotFit, NumericsError
 from qwenimg.common.precision import BYTES, Precision
 from qwenimg.common.probes import first_non_finite
@@ -39,9 +40,17 @@ class Keeper:
         free = self.engine.free_memory()
         if need > free:
             raise DoesNotFit(
-                f"{what} takes {need / 1e9:.1f} GB in {self.precision.name}, {free / 1e9:.1f} GB are free on "
+                f"{what} takes {estimate.size(need)} in {self.precision.name}, {estimate.size(free)} are free on "
                 f"{self.engine.device}; choose a smaller size, close other programs, or use --precision bf16, not fp32"
             )
+
+    def decoding(self, config: memory.AnyVAE, plan: LoadPlan, shape: tuple[int, int], beside: int) -> dict[str, int]:
+        """The fewest bytes for decoding latents of `shape`, `beside` what the model keeps, by what takes them."""
+        itemsize, engine = BYTES[self.precision.compute_dtype("vae")], self.engine
+        least = memory.decode_least(config, *shape, itemsize, engine.decode_buffers, engine.score_bytes)
+        height, width = (side * config.scale for side in shape)
+        weights = memory.weight_bytes(plan, self.precision, "vae")
+        return {f"decoding a picture of {width}x{height}": beside + weights + least}
 
     def check_encoding(self, pixels: NDArray[np.float32], width: int) -> None:
         """Raises DoesNotFit where the encoder's first level, of `width` channels, does not fit for [1, 3, H, W]."""

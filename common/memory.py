@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 from math import prod
 from pathlib import Path
 
+from qwenimg.common import limits
 from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.models.kl_vae import KLVAEConfig
 from qwenimg.common.models.qwen_dit import QwenDiTConfig
@@ -20,23 +20,12 @@ MAX_VALUES = 2**31  # of one array; beyond, kernels that count in 32 bits fail
 
 
 def free_ram() -> int:
-    """Bytes that the system could still give to a process."""
+    """Bytes that the system, and the limits on this process, could still give to it."""
     info = Path("/proc/meminfo")
     if info.exists():
         fields = dict(line.split(":", 1) for line in info.read_text().splitlines())
-        return min(int(fields["MemAvailable"].split()[0]) * 1024, _free_in_container())
+        return min(int(fields["MemAvailable"].split()[0]) * 1024, limits.left())
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-
-
-def _free_in_container() -> int:
-    """What a container's limit leaves (control groups, version 2); a large number where there is none."""
-    folder = Path("/sys/fs/cgroup")
-    try:
-        limit, used = (folder / "memory.max").read_text().strip(), int((folder / "memory.current").read_text())
-        cached = re.search(r"^inactive_file (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
-        return int(limit) - used + (int(cached[1]) if cached else 0)
-    except (OSError, ValueError):  # no such files, or a limit of "max"
-        return 2**62
 
 
 def weight_bytes(plan: LoadPlan, precision: Precision, component: str) -> int:
@@ -80,6 +69,25 @@ def _largest(config: AnyVAE, height: int, width: int) -> int:
     for level, (inputs, outputs, upsampled) in enumerate(config.up_blocks):
         sizes.append(height * width * 4**level * max(inputs, outputs) * (4 if upsampled else 1))
     return max(sizes)
+
+
+def scores(heads: int, branches: int, tokens: int, most: int) -> int:
+    """Bytes of attention's scores over so many tokens and of what is made of them, where a kernel holds them: `most`
+    (`Engine.score_bytes`) is that of one chunk."""
+    return min(most, 8 * heads * branches * tokens**2)
+
+
+def decode_least(config: AnyVAE, height: int, width: int, itemsize: int, buffers: float, most: int) -> int:
+    """The fewest bytes that decoding latents of height x width takes, weights aside: whole, or in the smallest tiles.
+
+    In tiles: the whole's input to the up blocks six times over (a block's, and query, key and value), one tile, and
+    the picture. The picture is then made 8 bit in copies of four floats a value."""
+    side = config.least_tile + 2 * config.tile_margin
+    picture = height * width * config.scale**2 * 3
+    trunk = 6 * height * width * config.up_blocks[0][0] * itemsize + scores(1, 1, height * width, most)
+    tile = decode_peak(config, min(side, height), min(side, width), itemsize, buffers)
+    whole = decode_peak(config, height, width, itemsize, buffers)
+    return max(min(whole, trunk + tile + 2 * picture * itemsize), picture * 18)
 
 
 def decode_tile(config: AnyVAE, height: int, width: int, itemsize: int, free: int, buffers: float) -> int | None:

@@ -103,6 +103,21 @@ class Parts:
         self._modulations[timesteps] = found
         return found
 
+    def waiting(self) -> int:
+        """Bytes of the transformer's weights that stay in memory and are still to be loaded."""
+        if self._transformer is not None:
+            return 0
+        resident = self.model.transformer.only(lambda name: not qwen_dit.timestep_only(name))
+        return memory.weight_bytes(resident, self.precision, "transformer")
+
+    def needs(self, texts: Sequence[str], run: int) -> dict[str, int]:
+        """Bytes for each part that is to be loaded, and for a run of the transformer that takes `run` beside it."""
+        found = {}
+        if not all(text in self._texts for text in texts):
+            found["the text encoder"] = memory.weight_bytes(self.model.text, self.precision, "text")
+        what = "the transformer" if self._transformer is None else "a step of this size"
+        return found | {what: self.waiting() + run}
+
     def _text_encoder(self) -> TextEncoder:
         plan, config = self.model.text, self.model.text_config
         need = memory.weight_bytes(plan, self.precision, "text")

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from threading import Lock
 from typing import Any, Unpack, cast
 
 import numpy as np
 
-from qwenimg.common import geometry, image, noise
+from qwenimg.common import call_options, geometry, image, noise
 from qwenimg.common.backend import Array, Engine
-from qwenimg.common.errors import NumericsError, UsageError
+from qwenimg.common.errors import NumericsError, PipelineBusy, UsageError
+from qwenimg.common.estimate import Estimate, Needs
 from qwenimg.common.family import Family, Latents, Plan, Stage, Start
 from qwenimg.common.metadata import FORMAT, Recipe
 from qwenimg.common.noise import Stream
@@ -21,11 +24,17 @@ from qwenimg.common.request import Asked, Defaults, Request
 from qwenimg.common.result import Result, Step
 from qwenimg.common.version import __version__
 
+GPU_SIDE, CPU_SIDE = 4096, 256  # of the matrices that the rate is measured with: a GPU's fill it, a CPU's are soon done
+RATE_SECONDS = 0.05  # that are measured at least
 Shape = tuple[int, int]
 
 
 class Pipeline:
-    """A model on a backend. Call it for a picture, or `stream` it for the steps as well. Not thread-safe."""
+    """A model on a backend. Call it for a picture, or `stream` it for the steps as well.
+
+    It draws one picture at a time: while it does, every other call, of any thread, raises PipelineBusy at once. A
+    stream that ends, fails, is closed or is dropped makes it free again.
+    """
 
     def __init__(
         self,
@@ -43,19 +52,28 @@ class Pipeline:
         self.precision, self.notify = family.keeper.precision, family.keeper.notify
         self.backend, self.device = engine.name, engine.device
         self.tf32 = tf32  # whether float32 products are rounded to fewer digits on this device
+        self._running, self._closed = Lock(), False
+        self._rate: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<Pipeline {'closed · ' if self._closed else ''}{self.headline()}>"
 
     # For users
 
+    @call_options.described
     def __call__(self, prompt: str, **asked: Unpack[Asked]) -> Result:
-        """A picture of `prompt`; see `Asked` for the rest. Raises QwenimgError."""
-        for event in self.stream(prompt, **asked):
-            if isinstance(event, Result):
-                return event
-        raise AssertionError("the stream ended without a result")
+        """A picture of `prompt`. Raises QwenimgError; UnknownOption, which is a TypeError too, for other keywords."""
+        *_, result = self.stream(prompt, **asked)
+        assert isinstance(result, Result)
+        return result
 
-    def stream(self, prompt: str, **asked: Unpack[Asked]) -> Iterator[Step | Result]:
-        """The same, yielding each `Step` when it is done and the `Result` last."""
-        request = self.check(prompt, **asked)
+    @call_options.described
+    def stream(self, prompt: str, **asked: Unpack[Asked]) -> Generator[Step | Result, None, None]:
+        """The same, yielding each `Step` when it is done and the `Result` last.
+
+        The pipeline is taken from the first `next` until the stream ends or is closed."""
+        with self._alone():
+            request = self.check(prompt, **asked)
         warnings = []
         if asked.get("negative_prompt") is not None and not request.guided:
             warnings.append(f"the negative prompt has no effect at guidance {request.guidance:g}")
@@ -63,10 +81,12 @@ class Pipeline:
             warnings.append("strength has no effect without a picture to start from")
         if asked.get("refine_at") is not None and "refiner" not in self.options:
             warnings.append("refine-at has no effect without a refiner")
-        return self._generate(request, warnings)
+        return self._taken(request, warnings)
 
+    @call_options.described
     def check(self, prompt: str, **asked: Unpack[Asked]) -> Request:
         """What `stream` would make of the same arguments. Raises UsageError or NumericsError; loads nothing."""
+        call_options.check_names(asked)
         given = {key: value for key, value in asked.items() if value is not None}
         picture = asked.get("image")
         if not (isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.size):
@@ -86,10 +106,18 @@ class Pipeline:
             self._noise(request, Stream(request.seed))
         return request
 
+    @call_options.described
+    def estimate(self, prompt: str, **asked: Unpack[Asked]) -> Estimate:
+        """Memory and time that the picture would take. Raises as `check` does, and DoesNotFit; loads no weight."""
+        request = self.check(prompt, **asked)
+        needs = self._check_fits(request)
+        return Estimate(memory=max(needs.memory.values()), seconds=needs.operations * self._seconds_of_operation())
+
     def prepare(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
         """Announces `prompts`, so that the text encoder is loaded once for all that fit into memory, and before the
         transformer. The rest is encoded in its turn, again as much as fits."""
-        self.family.announce(prompts, clip_skip)
+        with self._alone():
+            self.family.announce(prompts, clip_skip)
 
     def headline(self) -> str:
         """One line: backend, device, precision map and model."""
@@ -97,11 +125,60 @@ class Pipeline:
 
     def free_transformer(self) -> None:
         """Frees the transformer, some two thirds of all memory; the next picture loads it again."""
-        self.family.free_transformer()
+        with self._alone():
+            self.family.free_transformer()
 
     def close(self) -> None:
-        """Frees everything and closes the model's files."""
-        self.family.close()
+        """Frees everything and closes the model's files. Every later call but `close` raises UsageError."""
+        if not self._closed:
+            with self._alone():
+                self.family.close()
+                self._closed = True
+
+    # One at a time
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Raises PipelineBusy where something runs, and UsageError once the pipeline is closed."""
+        if not self._running.acquire(blocking=False):
+            raise PipelineBusy(
+                "this pipeline is busy with another picture: wait for it, close its stream, or load a second pipeline"
+            )
+        try:
+            if self._closed:
+                raise UsageError("this pipeline is closed; load the model again with qwenimg.load")
+            yield
+        finally:
+            self._running.release()
+
+    def _taken(self, request: Request, warnings: list[str]) -> Generator[Step | Result, None, None]:
+        with self._alone():
+            try:
+                yield from self._generate(request, warnings)
+            finally:
+                self.family.end()
+
+    # Beforehand
+
+    def _check_fits(self, request: Request) -> Needs:
+        """Raises DoesNotFit before anything is loaded. Where what is loaded may be freed on the way, each part of the
+        run looks for itself."""
+        needs = self.family.needs(request, self.family.plan(request), self._shape(request))
+        if not ("the text encoder" in needs.memory and "a step of this size" in needs.memory):
+            for what, need in needs.memory.items():
+                self.family.keeper.check_fit(what, need)
+        return needs
+
+    def _seconds_of_operation(self) -> float:
+        """At the rate of a product in the transformer's dtype, the best of a few: other programs make it slower."""
+        if self._rate is None:
+            side = GPU_SIDE if self.engine.on_gpu else CPU_SIDE
+            dtype = self.precision.compute_dtype("transformer")
+            found: list[float] = []
+            while len(found) < 3 or sum(found) < RATE_SECONDS:
+                found.append(self.engine.product_seconds(side, dtype))
+            self._rate = min(found) / (2 * side**3)
+        return self._rate
 
     # The run
 
@@ -111,6 +188,7 @@ class Pipeline:
         kept = [stage for stage in keeper.timing if stage == "encode" or stage.startswith("load text encoder")]
         keeper.timing = {stage: keeper.timing[stage] for stage in kept}
         plan, shape = family.plan(request), self._shape(request)
+        self._check_fits(request)
         warnings += self._warnings(request)
         for warning in warnings:
             self.notify("warning", warning)

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common import flow_plan, geometry, inpaint, memory, tokenizers
+from qwenimg.common import estimate, flow_plan, geometry, inpaint, memory, tokenizers
 from qwenimg.common.backend import Array, Condition, Engine, Modulation, Transformer
 from qwenimg.common.errors import NumericsError
+from qwenimg.common.estimate import Needs
 from qwenimg.common.family import CALLS, Latents, Plan, Run, Stage, Start
 from qwenimg.common.keeper import Notify
 from qwenimg.common.model import Model
@@ -67,6 +68,18 @@ class QwenImage:
     def announce(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
         self.parts.announce(prompts)
 
+    def needs(self, request: Request, plan: Plan, shape: tuple[int, int]) -> Needs:
+        model, parts, asked = self.model, self.parts, flow_plan.asked(plan)
+        tokens = shape[0] * shape[1] // model.transformer_config.patch_size**2
+        run = self._run_bytes(tokens, tuple(self.schedule_config.timestep(sigma) for sigma in asked))
+        texts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
+        seen = [min(TEXT_TOKENS, len(tokenizers.prompt_ids(parts.tokenizer, text).ids)) for text in texts]
+        one = sum(estimate.dit_operations(model.transformer_config, tokens + text) for text in seen)
+        return Needs(
+            memory=parts.needs(texts, run) | self.keeper.decoding(model.vae_config, model.vae, shape, parts.waiting()),
+            operations=len(asked) * one + estimate.decoder_operations(model.vae, *shape),
+        )
+
     def begin(self, request: Request, plan: Plan, shape: tuple[int, int]) -> None:
         patch = self.model.transformer_config.patch_size
         grid = (1, shape[0] // patch, shape[1] // patch)
@@ -88,6 +101,9 @@ class QwenImage:
             },
         )
 
+    def end(self) -> None:
+        self._run = None
+
     def run(self, stage: Stage, start: Start) -> Run:
         assert self._run is not None
         return inpaint.wrap(QwenRun(self, self._run), self, stage, start)
@@ -96,6 +112,7 @@ class QwenImage:
         """What a run takes besides weights: one branch of a step, and modulation that is still to be made."""
         config = self.model.transformer_config
         step = memory.step_peak(config, 1, tokens + TEXT_TOKENS)
+        step += memory.scores(config.num_attention_heads, 1, tokens + TEXT_TOKENS, self.engine.score_bytes)
         if self.parts.has_modulation(timesteps):
             return step
         return step + memory.modulation_bytes(config, self.keeper.precision, len(timesteps))
@@ -119,7 +136,7 @@ class QwenImage:
 
     def latents(self, x: Array, shape: tuple[int, int]) -> Latents:
         self._told = self._run.told if self._run else {}
-        self._run = None  # its arrays are free before the VAE decodes
+        self.end()  # its arrays are free before the VAE decodes
         return geometry.unpack(self.engine.numpy(x), *shape).astype(np.float32)
 
     def shapes(self) -> dict[str, str]:

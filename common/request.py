@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import SupportsFloat, TypedDict
+from typing import Annotated, SupportsFloat, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,21 +121,21 @@ class Defaults:
 class Asked(TypedDict, total=False):
     """What a call may say besides the prompt. None takes the model's default; the seed's is 0."""
 
-    negative_prompt: str | None
-    width: int | None
-    height: int | None
-    steps: int | None
-    guidance: float | None
-    seed: int | None
-    latents: NDArray[np.float32] | None
-    sampler: str | None
-    schedule: str | None
-    image: NDArray[np.uint8] | None
-    mask: NDArray[np.uint8] | None
-    strength: float | None
-    clip_skip: int | None
-    guidance_rescale: float | None
-    refine_at: float | None
+    negative_prompt: Annotated[str | None, "what to steer away from; needs guidance above 1"]
+    width: Annotated[int | None, "pixels; beside image, in its proportions"]
+    height: Annotated[int | None, "pixels; beside image, in its proportions"]
+    steps: Annotated[int | None, f"1 to {MAX_STEPS}"]
+    guidance: Annotated[float | None, f"0 to {MAX_GUIDANCE}; at 1 or below one pass, without a negative prompt"]
+    seed: Annotated[int | None, "0 to 2**64 - 1; 0 unless given"]
+    latents: Annotated[NDArray[np.float32] | None, "noise [1, C, H/8, W/8] in place of the seed's"]
+    sampler: Annotated[str | None, "a name that `qwenimg samplers` lists"]
+    schedule: Annotated[str | None, "noise levels: model, karras, exponential, beta, ays, ..."]
+    image: Annotated[NDArray[np.uint8] | None, "[H, W, 3], the picture to start from"]
+    mask: Annotated[NDArray[np.uint8] | None, "[H, W], from 128 on where image is to be made anew"]
+    strength: Annotated[float | None, "above 0 to 1, the share of the schedule that is run on image"]
+    clip_skip: Annotated[int | None, f"0 to {MAX_CLIP_SKIP}, last layers of CLIP that are left out"]
+    guidance_rescale: Annotated[float | None, "0 to 1, against pictures that guidance overexposes"]
+    refine_at: Annotated[float | None, "between 0 and 1 of the trained times, where a refiner takes over"]
 
 
 def _number(name: str, value: object) -> float:

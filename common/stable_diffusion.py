@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common import conditioning, inpaint, memory, noise_levels, sd_plan
+from qwenimg.common import conditioning, estimate, inpaint, memory, noise_levels, sd_plan
 from qwenimg.common.backend import VAE, Array, Condition, Engine, UNet
 from qwenimg.common.clip_texts import ClipTexts
 from qwenimg.common.errors import NumericsError
+from qwenimg.common.estimate import Needs
 from qwenimg.common.family import CALLS, Latents, Plan, Run, Stage, Start
 from qwenimg.common.keeper import Keeper, Notify
 from qwenimg.common.models import clip
@@ -78,6 +79,20 @@ class Side:
             self._unet = self.keeper.engine.open("unet", self.model.unet_config, plan, precision)
         return self._unet
 
+    def waiting(self) -> int:
+        """Bytes of the UNet's weights that are still to be loaded."""
+        return 0 if self.loaded else memory.weight_bytes(self.model.unet, self.keeper.precision, "transformer")
+
+    def needs(self, branches: int, shape: tuple[int, int]) -> dict[str, int]:
+        """Bytes for its UNet and a step."""
+        what = "a step of this size" if self.loaded else "the refiner" if self.model.refiner else "the unet"
+        return {what: self.waiting() + self.step_bytes(branches, *shape)}
+
+    def step_bytes(self, branches: int, height: int, width: int) -> int:
+        config = self.model.unet_config
+        scores = memory.scores(max(config.attention_head_dim), branches, height * width, self.keeper.engine.score_bytes)
+        return memory.unet_step_peak(config, branches, height, width) + scores
+
     @property
     def loaded(self) -> bool:
         return self._unet is not None
@@ -130,11 +145,27 @@ class StableDiffusion:
         for side in self._sides():
             side.texts.announce(prompts, clip_skip)
 
+    def needs(self, request: Request, plan: Plan, shape: tuple[int, int]) -> Needs:
+        branches, found, model = 1 + request.guided, dict[str, int](), self.model
+        for side in self._sides():
+            found |= side.needs(branches, shape)
+        base = self.base.waiting() if self.refiner is None else 0  # with a refiner the base makes room
+        levels = len(model.unet_config.block_out_channels)
+        one = branches * estimate.unet_operations(model.unet, levels, *shape)
+        return Needs(
+            memory=found | self.keeper.decoding(model.vae_config, model.vae, shape, base),
+            operations=plan.steps * one + estimate.decoder_operations(model.vae, *shape),
+        )
+
     def begin(self, request: Request, plan: Plan, shape: tuple[int, int]) -> None:
         for side in self._sides():
             side.prepare(request)
         assert self.base.prepared is not None
         self._told = {"text": str(list(self.base.prepared.texts.shape))}
+
+    def end(self) -> None:
+        for side in self._sides():
+            side.prepared = None
 
     def run(self, stage: Stage, start: Start) -> Run:
         side = self.refiner if stage.refines else self.base
@@ -147,8 +178,7 @@ class StableDiffusion:
         return self.engine.array(latents)
 
     def latents(self, x: Array, shape: tuple[int, int]) -> Latents:
-        for side in self._sides():
-            side.prepared = None
+        self.end()
         return self.engine.numpy(x).astype(np.float32)
 
     def shapes(self) -> dict[str, str]:
@@ -192,7 +222,7 @@ class DiffusionRun:
         self.time = noise_levels.clock(side.model.scheduler.levels, stage.grid)
         self.family, self.model, self.request = family, side.model, side.prepared.request
         h, w = start.noise.shape[2:]
-        self.unet = side.unet(memory.unet_step_peak(self.model.unet_config, len(side.prepared.texts), h, w))
+        self.unet = side.unet(side.step_bytes(len(side.prepared.texts), h, w))
         self.condition: Condition = self.unet.condition(side.prepared.texts, side.prepared.added)
         self.extra: list[Array] = []
         if self.model.sees_mask:

@@ -10,6 +10,7 @@ import numpy as np
 
 from qwenimg import Result, Step
 from qwenimg.common import precision as policies
+from qwenimg.common.estimate import Estimate
 from qwenimg.common.metadata import Recipe
 from qwenimg.common.request import Defaults
 
@@ -34,6 +35,7 @@ class FakePipeline:
         self.notify = notify or (lambda kind, text: None)
         self.faults, self.pause = faults or {}, pause
         self.prepared: list[str] = []
+        self.expected = 4.0
         self.asked: list[dict[str, Any]] = []
 
     def headline(self) -> str:
@@ -41,6 +43,10 @@ class FakePipeline:
 
     def check(self, prompt: str, **asked: Any) -> None:
         pass
+
+    def estimate(self, prompt: str, **asked: Any) -> Estimate:
+        self.check(prompt, **asked)
+        return Estimate(memory=3 * 10**8, seconds=self.expected)
 
     def prepare(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
         self.prepared += prompts

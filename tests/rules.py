@@ -38,6 +38,7 @@ AT_IMPORT = {
     "wraps": "a decorator",
     "_fused": "a decorator of backends/mlx/ops/functions.py, which compiles when first called",
     "ops.computes": "a decorator of backends/torch/ops/cpu.py",
+    "call_options.described": "a decorator, which describes a function",
     "torch.inference_mode": "a decorator",
 }
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -28,6 +28,7 @@ from qwenimg.cli.main import run
 from qwenimg.cli.words import command_place
 from qwenimg.common import builtin, files
 from qwenimg.common.errors import BackendMissing, DoesNotFit, ModelError, NumericsError, QwenimgError, UsageError
+from qwenimg.common.estimate import Estimate
 from qwenimg.common.metadata import recipe_from_png
 
 MAX_LINE = 300  # characters of an error
@@ -675,7 +676,7 @@ def test_pictures_without_a_recipe(library: Library) -> None:
 def test_the_headline_comes_first_and_warnings_once(library: Library) -> None:
     ran = cli("x", "-s", "1-2", "-W", "9")
     lines = ran.err.splitlines()
-    assert lines[0] == library.pipes[0].headline()
+    assert lines[0] == library.pipes[0].headline() + " · about 300 MB and 8 s"
     assert lines[1] == "qwenimg: warning: the built-in model draws shapes"
     assert ran.err.count("width 9 is odd") == 1
     assert "picture 2 of 2: seed 2, 9x12, 3 steps, guidance 4" in lines and "step 3/3, 0.25 s" in lines
@@ -714,7 +715,7 @@ def test_events(library: Library, tmp_path: Path) -> None:
     assert image["path"] == str(tmp_path / "5.png") and image["seed"] == 5 and image["recipe"]["seed"] == 5
     assert error == {"schema": 1, "event": "error", "index": 2, "exit": 6, "message": "step 3: non-finite \x1b"}
     assert (done["made"], done["failed"], done["exit"]) == (2, 1, 7)
-    assert "step 1/2" not in ran.err and ran.err.splitlines()[0] == library.pipes[0].headline()
+    assert "step 1/2" not in ran.err and ran.err.splitlines()[0].startswith(library.pipes[0].headline())
 
 
 def test_errors_are_events_too(library: Library) -> None:
@@ -961,3 +962,30 @@ def test_latents_of_several_sizes_do_not_go_into_one_file(library: Library, tmp_
     (tmp_path / "sizes.txt").write_text('{"prompt": "a", "width": 16}\n{"prompt": "b", "width": 32}\n')
     ran = cli("--prompt-file", "sizes.txt", "--save-latents", "l.npy")
     assert ran.code == 2 and "several sizes" in ran.err and library.asked == []
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(250.0, False), (400.0, True)])
+def test_a_long_time_is_told_before_the_work(
+    library: Library, monkeypatch: pytest.MonkeyPatch, seconds: float, told: bool
+) -> None:
+    """Of all pictures together, also with --quiet, and before anything is encoded."""
+    expected = Estimate(memory=10**9, seconds=seconds)
+    monkeypatch.setattr(FakePipeline, "estimate", lambda self, prompt, **asked: expected)
+    lines = cli("x", "-s", "1-2").err.splitlines()
+    assert lines[0].endswith(f"about 1.0 GB and {'13 min' if told else '8.3 min'}")
+    if told:
+        assert lines[1].startswith("qwenimg: warning: this takes about 13 min")
+        assert "this takes about 13 min" in cli("y", "-s", "3-4", "--quiet").err
+    assert ("this takes" in "\n".join(lines)) == told
+
+
+def test_what_will_not_fit_is_refused_before_anything_is_encoded(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: FakePipeline, prompt: str, **asked: object) -> Estimate:
+        raise DoesNotFit("the transformer takes 9.0 GB")
+
+    monkeypatch.setattr(FakePipeline, "estimate", refuse)
+    ran = cli("x", "-s", "1-2")
+    assert ran.code == 4 and "takes 9.0 GB" in ran.err.splitlines()[-1]
+    assert not library.pipes[0].prepared

@@ -483,7 +483,7 @@ def test_what_does_not_fit_is_refused_with_the_figures(
 ) -> None:
     pipe = load(tiny_folder, backend)
     monkeypatch.setattr(pipe.engine, "free_memory", lambda: 1000)
-    with pytest.raises(DoesNotFit, match=r"text encoder takes .* GB in fp32, 0\.0 GB are free"):
+    with pytest.raises(DoesNotFit, match=r"text encoder takes .* MB in fp32, 1 MB are free"):
         pipe("a ring", width=32, height=32, steps=1)
 
 

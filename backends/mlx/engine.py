@@ -28,6 +28,7 @@ class MLXEngine:
         self.on_gpu = on_gpu()
         # Measured on a CPU: 15.1, since its convolutions copy every window. Metal has no such copy; not measured there.
         self.decode_buffers = 6.0 if self.on_gpu else 16.0
+        self.score_bytes = 0 if self.on_gpu else 2 * ops.SCORE_BYTES
         self.device = _device_name() if self.on_gpu else "CPU (mlx)"
 
     def open(self, network: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:
@@ -65,6 +66,9 @@ class MLXEngine:
 
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         return observe(observer)
+
+    def product_seconds(self, side: int, dtype: str) -> float:
+        return ops.product_seconds(side, ops.DTYPES[dtype])
 
     def check_fp32(self) -> float:
         generator = np.random.RandomState(0)

@@ -33,6 +33,7 @@ class TorchEngine:
             )
         self.name = name
         self.on_gpu = name == "cuda"
+        self.score_bytes = 0
         self.decode_buffers = 3.5  # measured on a CPU: 3.1; a GPU's workspace for convolutions comes on top
         self._device = torch.device("cuda" if self.on_gpu else "cpu")
         self.device = torch.cuda.get_device_name() if self.on_gpu else f"CPU (torch, {torch.get_num_threads()} threads)"
@@ -79,6 +80,9 @@ class TorchEngine:
 
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         return observe(observer)
+
+    def product_seconds(self, side: int, dtype: str) -> float:
+        return ops.product_seconds(side, ops.DTYPES[dtype], self._device)
 
     def check_fp32(self) -> float:
         generator = np.random.RandomState(0)

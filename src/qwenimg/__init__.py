@@ -14,13 +14,37 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from qwenimg.common.errors import (
+    BackendMissing,
+    DoesNotFit,
+    ModelError,
+    NumericsError,
+    PipelineBusy,
+    QwenimgError,
+    UnknownOption,
+    UsageError,
+)
 from qwenimg.common.version import __version__
 
 if TYPE_CHECKING:
     from qwenimg.common.pipeline import Pipeline
     from qwenimg.common.result import Result, Step
 
-__all__ = ["Pipeline", "Result", "Step", "__version__", "load"]
+__all__ = [
+    "BackendMissing",
+    "DoesNotFit",
+    "ModelError",
+    "NumericsError",
+    "Pipeline",
+    "PipelineBusy",
+    "QwenimgError",
+    "Result",
+    "Step",
+    "UnknownOption",
+    "UsageError",
+    "__version__",
+    "load",
+]
 
 MAX_FP32_ERROR = 1e-5
 _LAZY = {"Pipeline": "pipeline", "Result": "result", "Step": "result"}
@@ -90,8 +114,6 @@ def _ignore(kind: str, text: str) -> None:
 
 
 def _check_fp32(error: float, precision: str, device: str) -> None:
-    from qwenimg.common.errors import NumericsError
-
     if precision.startswith("fp32") and not error <= MAX_FP32_ERROR:
         raise NumericsError(
             f"float32 matrix products on {device} are off by {error:.1e} (at most {MAX_FP32_ERROR:.0e}): "
@@ -103,3 +125,7 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module(f"qwenimg.common.{_LAZY[name]}"), name)
     raise AttributeError(f"module 'qwenimg' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from functools import cache, wraps
 
@@ -165,3 +166,12 @@ def rescale(guided: Array, conditional: Array, share: float) -> Array:
 
 def _length(x: Array) -> Array:
     return mx.sqrt(mx.sum(mx.square(x), axis=-1, keepdims=True))
+
+
+def product_seconds(side: int, dtype: mx.Dtype) -> float:
+    """Of one product of two matrices side x side."""
+    x = mx.ones((side, side), dtype)
+    mx.eval(x)
+    begun = time.perf_counter()
+    mx.eval(mx.matmul(x, x))
+    return time.perf_counter() - begun

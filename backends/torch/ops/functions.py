@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -133,3 +135,11 @@ def rescale(guided: Tensor, conditional: Tensor, share: float) -> Tensor:
 
 def _length(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+
+
+def product_seconds(side: int, dtype: torch.dtype, device: torch.device) -> float:
+    """Of one product of two matrices side x side."""
+    x = torch.ones((side, side), dtype=dtype, device=device)
+    begun = time.perf_counter()
+    torch.matmul(x, x)[0, 0].item()
+    return time.perf_counter() - begun

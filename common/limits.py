@@ -1,0 +1,73 @@
+"""What the limits on this process leave of memory: control groups of both versions, address space and data segment.
+
+MLX ends by SIGSEGV where an allocation fails, so what would fail is refused before. Linux only: macOS does not hold a
+process to these limits.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+NONE = 2**62
+RESERVED = (
+    2**27
+)  # of the address space, for stacks and heaps of threads that are still to start: never refused for less
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+
+
+def left() -> int:
+    """Bytes, NONE without a limit."""
+    own = Path("/proc/self/cgroup")
+    return min(_left_of_process(), left_in_groups(CONTROL_GROUPS, _text(own)))
+
+
+def _left_of_process() -> int:
+    """What `ulimit -v` and `ulimit -d` leave."""
+    try:
+        import resource
+    except ImportError:
+        return NONE
+    used = dict(re.findall(r"^(Vm\w+):\s+(\d+) kB$", _text(Path("/proc/self/status")), re.MULTILINE))
+    found = [NONE]
+    for name, kind, kept in (("VmSize", resource.RLIMIT_AS, RESERVED), ("VmData", resource.RLIMIT_DATA, RESERVED)):
+        limit = resource.getrlimit(kind)[0]
+        if name in used and limit != resource.RLIM_INFINITY:
+            found.append(limit - int(used[name]) * 1024 - kept)
+    return max(0, min(found))
+
+
+def left_in_groups(root: Path, own: str) -> int:
+    """What control groups leave; `own` is the text of /proc/self/cgroup, `root` where they are mounted.
+
+    A container sees its own group as the root, so the root is looked at as well as each group above this process's."""
+    found = [NONE]
+    for line in [*own.splitlines(), "0::/", "0:memory:/"]:
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            base, names = root, ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            base, names = root / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        group = base / path.strip("/")
+        found += [_left_in(folder, *names) for folder in (group, *group.parents) if folder.is_relative_to(base)]
+    return max(0, min(found))
+
+
+def _left_in(folder: Path, limit: str, current: str, cached: str) -> int:
+    """Files that are cached are given back when memory is short."""
+    try:
+        most, used = int(_text(folder / limit)), int(_text(folder / current))
+    except ValueError:  # no such files, or a limit of "max"
+        return NONE
+    given_back = re.search(rf"^{cached} (\d+)$", _text(folder / "memory.stat"), re.MULTILINE)
+    return most - used + (int(given_back[1]) if given_back else 0)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""

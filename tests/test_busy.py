@@ -1,0 +1,140 @@
+"""One pipeline draws one picture at a time: a second call is refused at once, and what is given up frees it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+
+import qwenimg
+from qwenimg import Pipeline, PipelineBusy, Result, Step, UsageError
+
+SMALL: dict[str, Any] = {"width": 32, "height": 32, "steps": 3, "seed": 5}
+WAIT = 300  # seconds, for a test that hangs; nothing is measured with it
+
+
+@pytest.fixture(params=["cpu", "mlx"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["qwen", "sd15"])
+def open_pipe(request: pytest.FixtureRequest, backend: str, tiny_folder: Path) -> Callable[[], Pipeline]:
+    folder = tiny_folder if request.param == "qwen" else request.getfixturevalue("folders")["sd15"]
+    return lambda: qwenimg.load(folder, backend=backend, precision="fp32")
+
+
+CALLS: dict[str, Callable[[Pipeline], object]] = {
+    "call": lambda pipe: pipe("a star", **SMALL),
+    "stream": lambda pipe: pipe.stream("a star", **SMALL),
+    "prepare": lambda pipe: pipe.prepare(["a star"]),
+    "free_transformer": lambda pipe: pipe.free_transformer(),
+    "close": lambda pipe: pipe.close(),
+}
+
+
+def test_a_second_thread_is_refused_and_the_first_keeps_its_picture(open_pipe: Callable[[], Pipeline]) -> None:
+    pipe, begun, go_on = open_pipe(), Event(), Event()
+    early = pipe.stream("a star", **SMALL)  # made before, and not begun
+
+    def draw() -> Result:
+        for event in pipe.stream("a ring", **SMALL):
+            if isinstance(event, Step) and event.index == 1:
+                begun.set()
+                assert go_on.wait(WAIT)
+        assert isinstance(event, Result)
+        return event
+
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(draw)
+        try:
+            assert begun.wait(WAIT)
+            for call in (*CALLS.values(), lambda pipe: next(early)):
+                with pytest.raises(PipelineBusy, match="this pipeline is busy"):
+                    call(pipe)
+        finally:
+            go_on.set()
+        drawn = future.result(WAIT)
+    fresh = open_pipe()
+    assert drawn.recipe["prompt"] == "a ring"
+    assert drawn.latents.tobytes() == fresh("a ring", **SMALL).latents.tobytes()
+    assert pipe("a star", **SMALL).latents.tobytes() == fresh("a star", **SMALL).latents.tobytes()
+
+
+class StoppedError(Exception):
+    """Of the one who reads the stream."""
+
+
+def _closed(pipe: Pipeline) -> None:
+    events = pipe.stream("a ring", **SMALL)
+    next(events)
+    events.close()
+
+
+def _dropped(pipe: Pipeline) -> None:
+    for _ in pipe.stream("a ring", **SMALL):
+        break
+    gc.collect()
+
+
+def _never_begun(pipe: Pipeline) -> None:
+    pipe.stream("a ring", **SMALL)
+
+
+def _raised_in(pipe: Pipeline) -> None:
+    events = pipe.stream("a ring", **SMALL)
+    next(events)
+    with pytest.raises(StoppedError):
+        events.throw(StoppedError())
+
+
+def _reader_raised(pipe: Pipeline) -> None:
+    with pytest.raises(StoppedError):
+        for _ in pipe.stream("a ring", **SMALL):
+            raise StoppedError
+
+
+def _decoder_failed(pipe: Pipeline) -> None:
+    def fail(latents: object) -> None:
+        raise MemoryError("no room to decode")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipe.family, "decode", fail)
+        with pytest.raises(MemoryError):
+            pipe("a ring", **SMALL)
+
+
+def _refused(pipe: Pipeline) -> None:
+    with pytest.raises(UsageError):
+        pipe("a ring", steps=0)
+
+
+ENDS = (_closed, _dropped, _never_begun, _raised_in, _reader_raised, _decoder_failed, _refused)
+
+
+def test_every_end_of_a_stream_frees_the_pipeline(open_pipe: Callable[[], Pipeline]) -> None:
+    """Bit for bit a fresh pipeline's picture after each, and nothing of the run that was given up is held."""
+    pipe = open_pipe()
+    wanted = open_pipe()("a star", **SMALL).latents.tobytes()
+    for end in ENDS:
+        end(pipe)
+        held = pipe.family._run if hasattr(pipe.family, "_run") else pipe.family.base.prepared
+        assert held is None, end.__name__
+        assert pipe("a star", **SMALL).latents.tobytes() == wanted, end.__name__
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "close"])
+def test_a_closed_pipeline_says_so(tiny_folder: Path, name: str) -> None:
+    pipe = qwenimg.load(tiny_folder, backend="cpu", precision="fp32")
+    late = pipe.stream("a star", **SMALL)
+    pipe.close()
+    pipe.close()
+    with pytest.raises(UsageError, match="this pipeline is closed; load the model again"):
+        CALLS[name](pipe)
+    with pytest.raises(UsageError, match="closed"):
+        next(late)

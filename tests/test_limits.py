@@ -1,0 +1,148 @@
+"""What limits on the process leave, and what a picture is said to take before a weight is read."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import qwenimg
+from qwenimg.common import estimate, image, limits, memory
+from qwenimg.common.errors import DoesNotFit
+from qwenimg.common.models import kl_vae, unet
+from qwenimg.common.untrusted import OpenFile
+
+linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux holds a process to these limits")
+
+# Limits
+
+RUN = """
+import resource, sys
+from qwenimg import backends
+from qwenimg.cli.main import run
+from qwenimg.common import limits
+
+backend, kind, field = sys.argv[1:4]
+backends.load(backend)
+used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field))
+limit = used * 1024 + 400 * 2**20
+resource.setrlimit(getattr(resource, kind), (limit, limit))
+sys.exit(run(["a red circle", "--size", "2048x2048", "--backend", backend, "-o", sys.argv[4]]))
+"""
+
+
+@linux
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.parametrize(("kind", "field"), [("RLIMIT_AS", "VmSize"), ("RLIMIT_DATA", "VmData")])
+def test_a_limit_is_told_with_numbers_before_any_work(tmp_path: Path, backend: str, kind: str, field: str) -> None:
+    """MLX ended by SIGSEGV, torch without numbers and after minutes of steps."""
+    arguments = [sys.executable, "-c", RUN, backend, kind, field, str(tmp_path / "a.png")]
+    done = subprocess.run(
+        arguments, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    line = done.stderr.splitlines()[-1]
+    print(line)
+    assert done.returncode == 4, done.stderr
+    assert " takes " in line and " are free on " in line and "step 1" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+GIB = 2**30
+
+
+def group(folder: Path, names: tuple[str, str], limit: object, used: int, stat: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, value in zip((*names, "memory.stat"), (limit, used, stat), strict=True):
+        (folder / name).write_text(f"{value}\n")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_tightest_control_group_counts(tmp_path: Path, version: int) -> None:
+    names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    cached = "inactive_file" if version == 2 else "total_inactive_file"
+    base = tmp_path if version == 2 else tmp_path / "memory"
+    own = "0::/a/b\n" if version == 2 else "12:cpu,cpuacct:/z\n4:memory:/a/b\n"
+    assert limits.left_in_groups(tmp_path, own) == limits.NONE
+    group(base / "a/b", names, 8 * GIB, GIB, f"anon 5\n{cached} {GIB // 2}")
+    assert limits.left_in_groups(tmp_path, own) == 7.5 * GIB
+    group(base / "a", names, 4 * GIB, 2 * GIB, "")
+    assert limits.left_in_groups(tmp_path, own) == 2 * GIB
+    group(base, names, GIB, GIB // 4, "")  # as a container sees its own
+    assert limits.left_in_groups(tmp_path, own) == 0.75 * GIB
+    group(base, names, "max" if version == 2 else 2**63 - 4096, 5, "")
+    group(base / "a", names, GIB, 2 * GIB, "")
+    assert limits.left_in_groups(tmp_path, own) == 0
+
+
+# Estimates
+
+
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.parametrize("kind", ["qwen", "sd15"])
+def test_an_estimate_reads_no_weight(
+    tiny_folder: Path, backend: str, kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_folder if kind == "qwen" else request.getfixturevalue("folders")[kind]
+    pipe = qwenimg.load(folder, backend=backend, precision="fp32")
+    touched: list[str] = []
+    monkeypatch.setattr(OpenFile, "fill", lambda self, view, begin: touched.append(self.path.name))
+    monkeypatch.setattr(pipe.engine, "free_memory", lambda: 2**50)
+    monkeypatch.setattr(pipe.engine, "product_seconds", lambda side, dtype: 2 * side**3 / 1e10)
+    asked: dict[str, Any] = {"steps": 4, "guidance": 3.0}
+    small, large, vast = (pipe.estimate("a ring", width=s, height=s, **asked) for s in (512, 2048, 8192))
+    print(*(estimate.told(one.memory, one.seconds) for one in (small, large, vast)), sep="; ")
+    # Attention over all pixels: time grows by more than the 16-fold number of pixels. MLX on a CPU holds a chunk of
+    # scores, which does not grow.
+    assert vast.seconds > 16 * large.seconds > 16**2 * small.seconds
+    assert vast.memory > 3 * large.memory > 3 * small.memory and vast.memory > 8192**2 * 54
+    monkeypatch.setattr(pipe.engine, "free_memory", lambda: vast.memory - 1)
+    for refused in (pipe.estimate, pipe):
+        with pytest.raises(DoesNotFit, match=r" takes .* GB in fp32, .* GB are free"):
+            refused("a ring", width=8192, height=8192, **asked)
+    assert not touched
+
+
+def entries(shapes: Any) -> Any:
+    return SimpleNamespace(entries={name: SimpleNamespace(shape=shape) for name, shape in shapes.items()})
+
+
+def test_operations_of_the_published_stable_diffusion() -> None:
+    """Of 512x512: known to take some 0.8 10^12 for a prediction of the UNet, and 2.5 10^12 for decoding."""
+    config = unet.UNetConfig(cross_attention_dim=768)
+    one = estimate.unet_operations(entries(unet.manifest(config)), 4, 64, 64)
+    widths = kl_vae.KLVAEConfig(block_out_channels=(128, 256, 512, 512), layers_per_block=2)
+    decoding = estimate.decoder_operations(entries(kl_vae.manifest(widths)), 64, 64)
+    print(f"unet {one:.2e}, decoder {decoding:.2e}")
+    assert 0.6e12 < one < 1.0e12 and 2.2e12 < decoding < 3.0e12
+
+
+def test_the_picture_in_8_bit_takes_what_is_predicted() -> None:
+    import tracemalloc
+
+    pixels = np.zeros((3, 512, 512), np.float32)
+    tracemalloc.start()
+    image.to_uint8(pixels)
+    peak = tracemalloc.get_traced_memory()[1] + pixels.nbytes
+    tracemalloc.stop()
+    predicted = pixels.size * 18
+    print(f"measured {peak / pixels.size:.1f} bytes a value, predicted 18")
+    assert peak <= predicted <= 1.5 * peak
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(0.01, "1 s"), (119, "119 s"), (130, "2.2 min"), (7100, "120 min"), (7300, "2 h"), (1e6, "12 days")],
+)
+def test_durations(seconds: float, told: str) -> None:
+    assert estimate.duration(seconds) == told
+
+
+def test_sizes() -> None:
+    assert [estimate.size(n) for n in (1, 43_400_000, 1_260_000_000)] == ["1 MB", "43 MB", "1.3 GB"]
+    assert memory.scores(8, 2, 1024, 10**6) == 10**6 and memory.scores(8, 2, 1024, 0) == 0

@@ -1,0 +1,118 @@
+"""The library as a user meets it: names, help, mistakes, and a result that shows and saves itself."""
+
+from __future__ import annotations
+
+import inspect
+import pydoc
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import qwenimg
+from qwenimg import Pipeline, QwenimgError, Result, UnknownOption, UsageError
+from qwenimg.common import errors
+from qwenimg.common.metadata import recipe_from_png
+from qwenimg.common.request import Asked, Request
+
+SMALL: dict[str, Any] = {"width": 32, "height": 32, "steps": 1, "seed": 7}
+
+
+@pytest.fixture(scope="module")
+def pipe(tiny_folder: Path) -> Pipeline:
+    return qwenimg.load(tiny_folder, backend="cpu", precision="fp32")
+
+
+@pytest.fixture(scope="module")
+def result(pipe: Pipeline) -> Result:
+    return pipe("a red\ncircle " * 30, **SMALL)
+
+
+def test_every_kind_of_error_is_public() -> None:
+    kinds = {name for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, QwenimgError)}
+    assert kinds <= set(qwenimg.__all__) and all(getattr(qwenimg, name) is getattr(errors, name) for name in kinds)
+    assert set(qwenimg.__all__) <= set(dir(qwenimg))
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("num_inference_steps", "did you mean steps?"),
+        ("guidance_scale", "did you mean guidance?"),
+        ("true_cfg_scale", "did you mean guidance?"),
+        ("num_images_per_prompt", "a call makes one picture; call once for each seed"),
+        ("generator", "did you mean seed?"),
+        ("negativ_prompt", "did you mean negative_prompt?"),
+        ("heigth", "did you mean height?"),
+        ("Seed", "did you mean seed?"),
+        ("zzz", "known are negative_prompt, width"),
+        ("x\x1b[31m" + "y" * 500, "known are negative_prompt, width"),
+    ],
+)
+def test_an_unknown_keyword_names_the_nearest(pipe: Pipeline, name: str, told: str) -> None:
+    """Whatever its value: None too is no reason to take it."""
+    for call in (pipe, pipe.stream, pipe.check):
+        for value in (30, None):
+            with pytest.raises(UnknownOption, match=re.escape(told)) as caught:
+                call("a ring", **{name: value})
+            assert isinstance(caught.value, TypeError) and isinstance(caught.value, UsageError)
+            assert str(caught.value).isprintable() and len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("method", ["__call__", "stream", "check"])
+def test_help_and_completion_show_every_option(pipe: Pipeline, method: str) -> None:
+    function = getattr(Pipeline, method)
+    parameters = inspect.signature(function).parameters
+    assert list(parameters) == ["self", "prompt", *Asked.__annotations__]
+    for name in Asked.__annotations__:
+        assert parameters[name].kind is parameters[name].KEYWORD_ONLY and parameters[name].default is None
+        assert re.search(rf"^    {name}: \S.{{5}}", function.__doc__, re.MULTILINE), name
+    assert "steps: 1 to 1000" in pydoc.plain(pydoc.render_doc(pipe))
+    assert "refine_at" in pydoc.plain(pydoc.render_doc(getattr(pipe, method)))
+    assert Asked.__annotations__.keys() | {"prompt"} == Request.__dataclass_fields__.keys()
+
+
+def test_a_pipeline_is_called_by_what_its_signature_says(pipe: Pipeline) -> None:
+    bound = inspect.signature(pipe).bind("a ring", steps=1, seed=2, width=32, height=32)
+    assert pipe(*bound.args, **bound.kwargs).seed == 2
+    with pytest.raises(TypeError):
+        inspect.signature(pipe).bind("a ring", num_inference_steps=1)
+
+
+# Results
+
+
+def test_a_result_is_one_line(result: Result, pipe: Pipeline) -> None:
+    shown = repr(result)
+    assert shown.startswith("<Result 32x32, seed 7, steps 1, tiny-qwen-image, 'a red") and len(shown) < 200
+    for one in (shown, repr([result]), repr(pipe)):
+        assert one.isprintable() and "array" not in one
+    assert result.seed == 7 and repr(pipe) == f"<Pipeline {pipe.headline()}>"
+
+
+def test_a_result_saves_itself_with_its_recipe(result: Result, tmp_path: Path) -> None:
+    from PIL import Image
+
+    written = result.save(tmp_path / "a")
+    assert written == tmp_path / "a.png" and written.is_absolute()
+    assert recipe_from_png(written)["seed"] == 7
+    assert np.array_equal(np.asarray(Image.open(written)), result.pixels)
+    before = written.read_bytes()
+    with pytest.raises(UsageError, match="exists already"):
+        result.save(str(written), metadata=False)
+    assert written.read_bytes() == before
+    result.save(written, overwrite=True, metadata=False)
+    assert Image.open(written).info == {} and [file.name for file in tmp_path.iterdir()] == ["a.png"]
+
+
+@pytest.mark.parametrize("name", ["a.bmp", "", "no/such/a.png", "b/", ".", "x" * 300 + ".png", "nul\0.png", None])
+def test_what_cannot_be_saved_is_one_line(result: Result, tmp_path: Path, name: Any) -> None:
+    path = name if not name or name.startswith(".") else f"{tmp_path}/{name}"
+    with pytest.raises(UsageError) as caught:
+        result.save(path)
+    assert str(caught.value).isprintable() and not list(tmp_path.iterdir())
