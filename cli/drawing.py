@@ -100,6 +100,7 @@ def draw(flags: Flags, stop: Stop) -> int:
             raise UsageError("--save-latents: one file takes pictures of one size; this run makes several sizes")
         for picture in wanted:
             pipe.check(**_asked(picture, noise, given))
+            _check_format(picture, flags)
         report.plan(pipe, wanted)
         skips = {picture.clip_skip or 0 for picture in wanted}
         pipe.prepare(_texts(wanted, pipe), max(skips) if len(skips) == 1 else 0)
@@ -270,6 +271,15 @@ def _completed(picture: Picture, pipe: Pipeline, given: Given) -> Picture:
     )
 
 
+def _check_format(picture: Picture, flags: Flags) -> None:
+    """Raises UsageError where the file could not hold the picture or its recipe."""
+    from qwenimg.common import encode
+
+    if picture.path is not None:
+        texts = "" if flags.no_metadata else picture.prompt + (picture.negative_prompt or "")
+        encode.check(picture.path.suffix, cast(int, picture.width), cast(int, picture.height), texts)
+
+
 def _texts(wanted: Sequence[Picture], pipe: Pipeline) -> list[str]:
     """Every text to encode, once."""
     texts: dict[str, None] = {}
@@ -371,10 +381,13 @@ def _compare_noise(result: Result, picture: Picture, replay: Replay | None, repo
 
 
 def _write(picture: Picture, result: Result, flags: Flags) -> None:
-    png = result.png(metadata=not flags.no_metadata)
+    from qwenimg.common.encode import encode
+
+    recipe = None if flags.no_metadata else result.recipe
     if picture.path is None:
-        streams.put(png)
+        streams.put(encode(result.pixels, recipe, ".png"))
     else:
         if makes_folder(flags.output):
             files.make_folder(picture.path.parent)
-        files.write_atomic(picture.path, png, overwrite=flags.overwrite)
+        data = encode(result.pixels, recipe, picture.path.suffix)
+        files.write_atomic(picture.path, data, overwrite=flags.overwrite)
