@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import qwenimg
-from qwenimg.cli import failures, streams
-from qwenimg.cli.batch import Picture, Replay, makes_folder, pictures, read_prompts, read_replay
+from qwenimg.cli import failures, writing
+from qwenimg.cli.batch import Picture, Replay, check_model, pictures, read_prompts, read_replay
 from qwenimg.cli.options import Fields, merged, parse_debug, sides
 from qwenimg.cli.progress import Report
 from qwenimg.cli.signals import Stop
@@ -78,6 +78,8 @@ def draw(flags: Flags, stop: Stop) -> int:
 
     report = Report(as_json=flags.json, quiet=flags.quiet, debug=parse_debug(flags.debug))
     replay = None if flags.replay is None else read_replay(flags.replay)
+    for line in () if replay is None else replay.told:
+        report.notify("warning", line)
     wanted = _wanted(flags, replay)
     _check_files(flags, replay, wanted)
     noise = None if flags.latents is None else _read_noise(flags.latents, wanted)
@@ -100,7 +102,7 @@ def draw(flags: Flags, stop: Stop) -> int:
             raise UsageError("--save-latents: one file takes pictures of one size; this run makes several sizes")
         for picture in wanted:
             pipe.check(**_asked(picture, noise, given))
-            _check_format(picture, flags)
+            writing.check(picture, no_metadata=flags.no_metadata)
         report.plan(pipe, wanted)
         skips = {picture.clip_skip or 0 for picture in wanted}
         pipe.prepare(_texts(wanted, pipe), max(skips) if len(skips) == 1 else 0)
@@ -157,6 +159,7 @@ def _check_files(flags: Flags, replay: Replay | None, wanted: Sequence[Picture])
         raise UsageError("--from: the noise of that picture was given with --latents; give the same file, or a seed")
     if replay is not None:
         _check_same(flags, replay.used)
+        check_model(replay, flags.model)
     if flags.save_latents is not None:
         if flags.save_latents.suffix.lower() not in LATENTS:
             raise UsageError(
@@ -271,15 +274,6 @@ def _completed(picture: Picture, pipe: Pipeline, given: Given) -> Picture:
     )
 
 
-def _check_format(picture: Picture, flags: Flags) -> None:
-    """Raises UsageError where the file could not hold the picture or its recipe."""
-    from qwenimg.common import encode
-
-    if picture.path is not None:
-        texts = "" if flags.no_metadata else picture.prompt + (picture.negative_prompt or "")
-        encode.check(picture.path.suffix, cast(int, picture.width), cast(int, picture.height), texts)
-
-
 def _texts(wanted: Sequence[Picture], pipe: Pipeline) -> list[str]:
     """Every text to encode, once."""
     texts: dict[str, None] = {}
@@ -310,7 +304,7 @@ def _draw_all(
             result = _draw_one(pipe, picture, _asked(picture, noise, given), report, stop)
             drawn = True
             _compare_noise(result, picture, replay, report)
-            _write(picture, result, flags)
+            writing.write(picture, result, flags)
             report.image(picture, result, time.monotonic() - start)
             made += 1
             kept += [result.latents] if flags.save_latents is not None else []
@@ -370,7 +364,7 @@ def _ran_out(error: Exception) -> bool:
 
 def _compare_noise(result: Result, picture: Picture, replay: Replay | None, report: Report) -> None:
     """Warns where a picture that is made again starts from other noise, so that it must come out different."""
-    if replay is None or replay.fields.get("seed") != str(picture.seed):
+    if replay is None or replay.noise_sha256 is None or replay.fields.get("seed") != str(picture.seed):
         return
     same_size = (replay.fields.get("width"), replay.fields.get("height")) == (picture.width, picture.height)
     if same_size and result.recipe["noise_sha256"] != replay.noise_sha256:
@@ -378,16 +372,3 @@ def _compare_noise(result: Result, picture: Picture, replay: Replay | None, repo
     for key, option in (("image_sha256", "-i"), ("mask_sha256", "--mask")):
         if replay.used.get(key, result.recipe.get(key)) != result.recipe.get(key):
             report.notify("warning", f"the picture given to {option} is not that of the picture given to --from")
-
-
-def _write(picture: Picture, result: Result, flags: Flags) -> None:
-    from qwenimg.common.encode import encode
-
-    recipe = None if flags.no_metadata else result.recipe
-    if picture.path is None:
-        streams.put(encode(result.pixels, recipe, ".png"))
-    else:
-        if makes_folder(flags.output):
-            files.make_folder(picture.path.parent)
-        data = encode(result.pixels, recipe, picture.path.suffix)
-        files.write_atomic(picture.path, data, overwrite=flags.overwrite)
