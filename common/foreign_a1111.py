@@ -12,7 +12,9 @@ import re
 from pathlib import Path
 
 from qwenimg.common.foreign import Foreign
+from qwenimg.common.untrusted import bad
 
+MAX_TEXT = 500_000  # characters: two prompts of the largest size, and the fields
 MAX_LINE = 200_000  # characters of the line of fields
 MAX_FIELDS = 200
 NEGATIVE = "Negative prompt:"
@@ -28,6 +30,10 @@ _MASKED = ("Mask blur", "Inpaint area", "Masked content", "Masked area padding",
 
 def read(text: str, path: Path) -> Foreign | None:
     """The recipe in `text`, None where no line looks like fields. Raises ModelError."""
+    if "Steps: " not in text:
+        return None
+    if len(text) > MAX_TEXT:
+        raise bad(path, f"its recipe has {len(text):,} characters; at most {MAX_TEXT:,} are read")
     lines = text.replace("\r\n", "\n").strip().split("\n")
     starts = [i for i, line in enumerate(lines) if _looks_like_fields(line)]
     if not starts:

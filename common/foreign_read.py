@@ -16,7 +16,7 @@ MAX_TEXT = 5_000_000  # characters of a recipe
 DEPTH = 16
 VALUES = 50_000
 _MFLUX_TAG = re.compile(r"<mflux:(seed|steps|guidance|model|loras)>([^<]{0,2000})</mflux:")
-_DESCRIPTION = re.compile(r'<rdf:li xml:lang="x-default">([^<]*)</rdf:li></rdf:Alt></dc:description>')
+_DESCRIPTION = re.compile(r'<rdf:li xml:lang="x-default">([^<]{0,400000})</rdf:li></rdf:Alt></dc:description>')
 
 
 def read_foreign(texts: Mapping[str, str], path: Path) -> Foreign | None:

@@ -6,7 +6,6 @@ makes room for all pixels before anything can be asked of it.
 
 from __future__ import annotations
 
-import html
 import struct
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,9 +15,10 @@ from qwenimg.common import exif, image
 from qwenimg.common.untrusted import OpenFile, bad, open_regular
 
 MAX_SEGMENTS = 10_000  # of a JPEG or WebP that are looked at; an animation has one for each picture
-MAX_CHUNK = 32 << 20  # bytes of one text in a WebP
+MAX_CHUNK = 8 << 20  # bytes of one text in a WebP
 XMP_KEY = "XML:com.adobe.xmp"
 RECIPE_TAGS = "<qwenimg:recipe>", "</qwenimg:recipe>"  # in XMP, which JPEG and WebP have and PNG's text has not
+_ENTITIES = ("&quot;", '"'), ("&#34;", '"'), ("&apos;", "'"), ("&#39;", "'")
 _EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
 
 
@@ -53,9 +53,15 @@ def read_texts(path: Path) -> dict[str, str]:
 
 
 def _recipe(xmp: str) -> str | None:
-    _, begin, rest = xmp.partition(RECIPE_TAGS[0])
-    text, end, _ = rest.partition(RECIPE_TAGS[1])
-    return html.unescape(text) if begin and end else None
+    """Our recipe in XMP; it was written without markup, and another program may have put entities for its quotes."""
+    begin = xmp.find(RECIPE_TAGS[0])
+    end = xmp.find(RECIPE_TAGS[1], begin)
+    if begin < 0 or end < 0:
+        return None
+    text = xmp[begin + len(RECIPE_TAGS[0]) : end]
+    for entity, character in _ENTITIES:
+        text = text.replace(entity, character)
+    return text
 
 
 def _from_blocks(blocks: list[tuple[str, bytes]], path: Path) -> dict[str, str]:

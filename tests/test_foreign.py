@@ -157,6 +157,10 @@ def test_too_long_texts_are_one_line() -> None:
     fields = "Steps: 1, Seed: 1, Size: 8x8"
     refused(read_foreign, {"parameters": "x" * 100_001 + "\n" + fields}, PATH)
     refused(read_foreign, {"parameters": "x" * 5_000_001}, PATH)
+    refused(read_foreign, {"parameters": "\n" * 4_900_000 + fields}, PATH)
+    assert read_foreign({"parameters": "\n" * 4_900_000}, PATH) is None
+    xmp = "<mflux:seed>1</mflux:seed>" + '<rdf:li xml:lang="x-default">' + "&amp;" * 6_000_000
+    assert read(XMP=xmp).fields == {"seed": 1}
     refused(read_foreign, {"prompt": "{" + " " * 5_000_000}, PATH)
     assert len(read(parameters=("Steps: 1, a: b, c: d\n" * 4_000) + fields).fields["prompt"]) < 100_000
 
