@@ -43,9 +43,9 @@ def read_texts(path: Path) -> dict[str, str]:
     with closing(open_regular(path)) as file:
         kind = _format(file.read(0, min(file.size, 12)))
         if kind == "JPEG":
-            found = _from_blocks(list(_jpeg_blocks(file)), path)
+            found = _from_blocks(file, _jpeg_blocks(file))
         elif kind == "WEBP":
-            found = _from_blocks(list(_webp_blocks(file)), path)
+            found = _from_blocks(file, _webp_blocks(file))
         else:
             found = image.read_text(path)
     recipe = _recipe(found.get(XMP_KEY, ""))
@@ -64,20 +64,22 @@ def _recipe(xmp: str) -> str | None:
     return text
 
 
-def _from_blocks(blocks: list[tuple[str, bytes]], path: Path) -> dict[str, str]:
-    """The texts of the first block of each kind."""
-    first = dict(reversed(blocks))
-    found = exif.texts(first["EXIF"], path) if "EXIF" in first else {}
+def _from_blocks(file: OpenFile, blocks: Iterator[tuple[str, int, int]]) -> dict[str, str]:
+    """The texts of the first block of each kind; no other is read."""
+    first: dict[str, tuple[int, int]] = {}
+    for kind, begin, length in blocks:
+        first.setdefault(kind, (begin, length))
+    found = exif.texts(file.read(*first["EXIF"]), file.path) if "EXIF" in first else {}
     if "XMP" in first:
         try:
-            found[XMP_KEY] = first["XMP"].decode("utf-8")
+            found[XMP_KEY] = file.read(*first["XMP"]).decode("utf-8")
         except UnicodeDecodeError as error:
-            raise bad(path, f"has XMP data that is not UTF-8 (byte {error.start})") from None
+            raise bad(file.path, f"has XMP data that is not UTF-8 (byte {error.start})") from None
     return found
 
 
-def _jpeg_blocks(file: OpenFile) -> Iterator[tuple[str, bytes]]:
-    """The EXIF and XMP of a JPEG; both stand before its pixels."""
+def _jpeg_blocks(file: OpenFile) -> Iterator[tuple[str, int, int]]:
+    """Kind, first byte and length of the EXIF and XMP of a JPEG, which stand before its pixels."""
     at = 2
     for _ in range(MAX_SEGMENTS):
         if at + 4 > file.size:
@@ -91,16 +93,18 @@ def _jpeg_blocks(file: OpenFile) -> Iterator[tuple[str, bytes]]:
             at += 1
             continue
         if marker == 0xE1:
-            body = file.read(at + 4, length - 2)
+            if at + 2 + length > file.size:
+                raise bad(file.path, "is a JPEG that ends before its pixels")
+            head = file.read(at + 4, min(length - 2, len(_XMP)))
             for kind, name in (("EXIF", _EXIF), ("XMP", _XMP)):
-                if body.startswith(name):
-                    yield kind, body.removeprefix(name)
+                if head.startswith(name):
+                    yield kind, at + 4 + len(name), length - 2 - len(name)
         at += 2 + length
     raise bad(file.path, f"is a JPEG of more than {MAX_SEGMENTS:,} segments; at most so many are read")
 
 
-def _webp_blocks(file: OpenFile) -> Iterator[tuple[str, bytes]]:
-    """The EXIF and XMP of a WebP, which stand behind its pixels."""
+def _webp_blocks(file: OpenFile) -> Iterator[tuple[str, int, int]]:
+    """The same of a WebP, where they stand behind the pixels."""
     at = 12
     for _ in range(MAX_SEGMENTS):
         if at + 8 > file.size:
@@ -109,6 +113,6 @@ def _webp_blocks(file: OpenFile) -> Iterator[tuple[str, bytes]]:
         if name in (b"EXIF", b"XMP "):
             if length > MAX_CHUNK:
                 raise bad(file.path, f"has {length:,} bytes of {name.decode().strip()}; at most {MAX_CHUNK:,} are read")
-            yield name.decode().strip(), file.read(at + 8, length)
+            yield name.decode().strip(), at + 8, length
         at += 8 + length + length % 2
     raise bad(file.path, f"is a WebP of more than {MAX_SEGMENTS:,} chunks; at most so many are read")

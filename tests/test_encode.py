@@ -243,6 +243,34 @@ def test_a_changed_byte_gives_the_recipe_or_one_line(
         assert str(error).isprintable() and len(str(error)) <= 300
 
 
+def test_of_many_blocks_the_first_is_read_and_no_other_kept(tmp_path: Path) -> None:
+    """640 MB of EXIF in a sparse JPEG, and 80 blocks of 8 MB in a WebP: far below 300 MB."""
+    import tracemalloc
+
+    xmp = b"http://ns.adobe.com/xap/1.0/\0first"
+    path = placed(tmp_path / "x.jpg", b"\xff\xd8\xff\xe1" + struct.pack(">H", len(xmp) + 2) + xmp)
+    with path.open("r+b") as file:
+        file.seek(0, io.SEEK_END)
+        for _ in range(9_000):
+            file.write(b"\xff\xe1\xff\xff" + xmp[:-5])
+            file.seek(65_535 - 2 - len(xmp[:-5]), io.SEEK_CUR)
+        file.write(b"\xff\xda\0\2")
+    many = placed(tmp_path / "x.webp", webp((b"XMP ", b"first")))
+    with many.open("r+b") as file:
+        file.seek(0, io.SEEK_END)
+        for _ in range(80):
+            file.write(struct.pack("<4sI", b"XMP ", MAX_CHUNK))
+            file.seek(MAX_CHUNK, io.SEEK_CUR)
+        file.truncate(file.tell())
+    tracemalloc.start()
+    for each in (path, many):
+        assert read_texts(each) == {XMP_KEY: "first"}
+    peak = tracemalloc.get_traced_memory()[1] / 1e6
+    tracemalloc.stop()
+    print(f"{path.stat().st_size / 1e6:,.0f} and {many.stat().st_size / 1e6:,.0f} MB of blocks: {peak:.1f} MB")
+    assert peak < 10
+
+
 def test_claimed_sizes_are_not_believed(tmp_path: Path) -> None:
     """A WebP of 16383 x 16383 and a JPEG of 65535 x 65535, of a hundred bytes each, with a recipe all the same."""
     xmp = XMP.replace("</rdf:Description>", f"<qwenimg:recipe>{json.dumps(RECIPE)}</qwenimg:recipe></rdf:Description>")
