@@ -19,6 +19,8 @@ from qwenimg.common.untrusted import bad, open_regular, short, strict_json
 if TYPE_CHECKING:
     from fractions import Fraction
 
+    from qwenimg.common.foreign import Foreign
+
 USED = ("image_sha256", "mask_sha256", "refiner", "vae", "prediction")
 MAX_PROMPT_FILE = 64 << 20  # bytes
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
@@ -68,17 +70,25 @@ class Replay:
     """What a picture's own recipe says about how to make it again."""
 
     fields: Fields
-    model: str
+    model: str | None  # None: -m says it
     precision: str
-    noise_given: bool  # its noise came from --latents, so that its seed says nothing
-    noise_sha256: str
+    noise_given: bool = False  # its noise came from --latents, so that its seed says nothing
+    noise_sha256: str | None = None
     used: dict[str, str]  # what it was made with besides: picture, mask, refiner, VAE, prediction
+    foreign_model: str | None = None  # what another program calls the model
+    told: tuple[str, ...] = ()  # what another program's recipe has that is not made again
 
 
 def read_replay(path: Path) -> Replay:
-    """The recipe in the PNG at `path`. Raises ModelError."""
+    """The recipe in the picture at `path`, ours or another program's. Raises ModelError."""
+    from qwenimg.common.foreign_read import read_foreign
     from qwenimg.common.metadata import recipe_from_png
+    from qwenimg.common.picture_text import read_texts
 
+    texts = read_texts(path)
+    foreign = None if "qwenimg" in texts else read_foreign(texts, path)
+    if foreign is not None:
+        return _foreign_replay(foreign, path)
     recipe = recipe_from_png(path)
     fields = Fields(
         prompt=recipe["prompt"],
@@ -103,6 +113,38 @@ def read_replay(path: Path) -> Replay:
         noise_sha256=recipe["noise_sha256"],
         used={key: str(recipe[key]) for key in USED if key in recipe},  # type: ignore[literal-required]
     )
+
+
+def _foreign_replay(foreign: Foreign, path: Path) -> Replay:
+    """What the recipe of another program says. Raises ModelError for one that cannot be followed."""
+    from qwenimg.common.foreign import known_model
+
+    if foreign.refused is not None:
+        raise bad(path, f"its recipe of {foreign.program} is not plain: {foreign.refused}")
+    seed = {"seed": str(foreign.fields["seed"])} if "seed" in foreign.fields else {}
+    fields = cast(Fields, {**foreign.fields, **seed})
+    if "negative_prompt" in fields and fields.get("guidance", 2) <= 1:  # it was not used
+        del fields["negative_prompt"]
+    model = None if foreign.model is None else known_model(foreign.model)
+    if model is not None and os.path.lexists(model):  # a name of unknown origin never opens a path
+        model = None
+    needs = {"image_sha256": foreign.picture, "mask_sha256": foreign.mask}
+    return Replay(
+        fields=fields,
+        model=model,
+        precision="auto",
+        used={key: "" for key, needed in needs.items() if needed},
+        foreign_model=foreign.model or "",
+        told=tuple(foreign.told()),
+    )
+
+
+def check_model(replay: Replay, given: str | None) -> None:
+    """Raises ModelError where neither -m nor the recipe says which model is meant."""
+    if given is None and replay.model is None:
+        name = short(replay.foreign_model, 60)
+        what = f"calls its model {name!r}, which is no name here" if name else "names no model"
+        raise ModelError(f"--from: that picture's recipe {what}; say with -m which model makes it")
 
 
 def read_prompts(source: str) -> list[tuple[str, Fields]]:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import qwenimg
-from qwenimg.cli import failures, streams
-from qwenimg.cli.batch import Picture, Replay, makes_folder, pictures, read_prompts, read_replay
+from qwenimg.cli import failures, writing
+from qwenimg.cli.batch import Picture, Replay, check_model, pictures, read_prompts, read_replay
 from qwenimg.cli.options import Fields, merged, parse_debug, sides
 from qwenimg.cli.progress import Report
 from qwenimg.cli.signals import Stop
@@ -78,6 +78,8 @@ def draw(flags: Flags, stop: Stop) -> int:
 
     report = Report(as_json=flags.json, quiet=flags.quiet, debug=parse_debug(flags.debug))
     replay = None if flags.replay is None else read_replay(flags.replay)
+    for line in () if replay is None else replay.told:
+        report.notify("warning", line)
     wanted = _wanted(flags, replay)
     _check_files(flags, replay, wanted)
     noise = None if flags.latents is None else _read_noise(flags.latents, wanted)
@@ -97,7 +99,10 @@ def draw(flags: Flags, stop: Stop) -> int:
             report.notify("warning", other)
         if flags.save_latents is not None and len(sizes) > 1:
             raise UsageError("--save-latents: one file takes pictures of one size; this run makes several sizes")
-        expected = [pipe.estimate(**_asked(picture, noise, given)) for picture in wanted]
+        expected = []
+        for picture in wanted:
+            expected.append(pipe.estimate(**_asked(picture, noise, given)))
+            writing.check(picture, no_metadata=flags.no_metadata)
         report.headline(pipe.headline(), expected)
         report.plan(pipe, wanted)
         skips = {picture.clip_skip or 0 for picture in wanted}
@@ -155,6 +160,7 @@ def _check_files(flags: Flags, replay: Replay | None, wanted: Sequence[Picture])
         raise UsageError("--from: the noise of that picture was given with --latents; give the same file, or a seed")
     if replay is not None:
         _check_same(flags, replay.used)
+        check_model(replay, flags.model)
     if flags.save_latents is not None:
         if flags.save_latents.suffix.lower() not in LATENTS:
             raise UsageError(
@@ -299,7 +305,7 @@ def _draw_all(
             result = _draw_one(pipe, picture, _asked(picture, noise, given), report, stop)
             drawn = True
             _compare_noise(result, picture, replay, report)
-            _write(picture, result, flags)
+            writing.write(picture, result, flags)
             report.image(picture, result, time.monotonic() - start)
             made += 1
             kept += [result.latents] if flags.save_latents is not None else []
@@ -359,7 +365,7 @@ def _ran_out(error: Exception) -> bool:
 
 def _compare_noise(result: Result, picture: Picture, replay: Replay | None, report: Report) -> None:
     """Warns where a picture that is made again starts from other noise, so that it must come out different."""
-    if replay is None or replay.fields.get("seed") != str(picture.seed):
+    if replay is None or replay.noise_sha256 is None or replay.fields.get("seed") != str(picture.seed):
         return
     same_size = (replay.fields.get("width"), replay.fields.get("height")) == (picture.width, picture.height)
     if same_size and result.recipe["noise_sha256"] != replay.noise_sha256:
@@ -367,13 +373,3 @@ def _compare_noise(result: Result, picture: Picture, replay: Replay | None, repo
     for key, option in (("image_sha256", "-i"), ("mask_sha256", "--mask")):
         if replay.used.get(key, result.recipe.get(key)) != result.recipe.get(key):
             report.notify("warning", f"the picture given to {option} is not that of the picture given to --from")
-
-
-def _write(picture: Picture, result: Result, flags: Flags) -> None:
-    png = result.png(metadata=not flags.no_metadata)
-    if picture.path is None:
-        streams.put(png)
-    else:
-        if makes_folder(flags.output):
-            files.make_folder(picture.path.parent)
-        files.write_atomic(picture.path, png, overwrite=flags.overwrite)

@@ -94,10 +94,15 @@ def _refused(*names: str) -> Callable[[_F], _F]:
 @click.option("--offline", is_flag=True, help="Use no network.")
 @click.option("--latents", type=_FILE, metavar="FILE", help="Noise from .npy or .safetensors, not from the seed.")
 # Output
-@click.option("-o", "--output", metavar="PATH", help="File, folder/, name with {seed} {index} {prompt} {date}, or -.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="PATH",
+    help="Name.png, .jpg or .webp, with {seed} {index} {prompt} {date}; folder/, or -.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace files that exist.")
 @click.option("--save-latents", type=_FILE, metavar="FILE", help="Also write the latents that are decoded.")
-@click.option("--no-metadata", is_flag=True, help="Write no recipe into the PNG.")
+@click.option("--no-metadata", is_flag=True, help="Write no recipe into the picture.")
 @click.option("--json", is_flag=True, help="Print events, a JSON object a line, instead of paths.")
 @click.option("--quiet", is_flag=True, help="Print warnings and errors only, besides paths.")
 @click.option("--debug", metavar="WHAT", help="Print timing, shapes or timing,shapes.")

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from qwenimg.common.errors import ModelError
 
+if TYPE_CHECKING:
+    from qwenimg.common.foreign import Foreign
+
 MAX_TEXT = 2_000  # characters of one text that are printed
-_PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @click.command("info")
@@ -21,9 +22,9 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--prediction", type=click.Choice(("eps", "v")), help="What a Stable Diffusion file's UNet predicts.")
 def info(file: Path, as_json: bool, prediction: Literal["eps", "v"] | None) -> None:
-    """Prints the recipe in a PNG, or what is in a model: a folder, a .safetensors file, or a name such as shapes."""
+    """Prints the recipe in a picture, or what is in a model: a folder, a .safetensors file or a name (shapes)."""
     file = _found(file)
-    if _is_png(file):
+    if _is_picture(file):
         _show_picture(file, as_json)
         return
     _show_model(file, as_json, prediction)
@@ -51,30 +52,48 @@ def _show_model(path: Path, as_json: bool, prediction: Literal["eps", "v"] | Non
         raise click.exceptions.Exit(ModelError.exit_code)
 
 
-def _is_png(path: Path) -> bool:
-    from qwenimg.common.untrusted import open_regular
+def _is_picture(path: Path) -> bool:
+    from qwenimg.common.picture_text import picture_format
 
-    if path.is_dir():
-        return False
-    with contextlib.closing(open_regular(path)) as file:
-        return file.size >= len(_PNG) and file.read(0, len(_PNG)) == _PNG
+    return not path.is_dir() and picture_format(path) is not None
 
 
 def _show_picture(path: Path, as_json: bool) -> None:
-    from qwenimg.common.image import read_text
+    from qwenimg.common.foreign_read import read_foreign
     from qwenimg.common.metadata import recipe_from_png
+    from qwenimg.common.picture_text import read_texts
 
-    texts = read_text(path)
+    texts = read_texts(path)
     recipe = dict(recipe_from_png(path)) if texts.pop("qwenimg", None) is not None else None
+    foreign = read_foreign(texts, path) if recipe is None else None
     if as_json:
-        click.echo(json.dumps({"kind": "picture", "recipe": recipe, "text": texts}))
+        click.echo(json.dumps({"kind": "picture", "recipe": recipe, "foreign": _described(foreign), "text": texts}))
         return
     for key, value in (recipe or {}).items():
         click.echo(_shown(key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)))
     if recipe is None:
         click.echo("no recipe of qwenimg")
+    if foreign is not None:
+        _show_foreign(foreign)
     for key, value in texts.items():
         click.echo(_shown(f"text {key}", value))
+
+
+def _described(foreign: Foreign | None) -> dict[str, object] | None:
+    if foreign is None:
+        return None
+    about = {"program": foreign.program, "fields": foreign.fields, "model": foreign.model}
+    return {**about, "told": foreign.told(), "refused": foreign.refused}
+
+
+def _show_foreign(foreign: Foreign) -> None:
+    click.echo(_shown("recipe of", foreign.program))
+    for key, value in {**foreign.fields, "model": foreign.model or "not named"}.items():
+        click.echo(_shown(key, str(value)))
+    for line in foreign.told():
+        click.echo(_shown("note", line))
+    if foreign.refused is not None:
+        click.echo(_shown("cannot be made again", foreign.refused))
 
 
 def _shown(key: str, value: str) -> str:

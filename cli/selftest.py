@@ -16,7 +16,7 @@ from qwenimg.backends import NAMES
 from qwenimg.cli import failures, streams
 from qwenimg.cli.progress import Bar
 from qwenimg.cli.signals import Stop
-from qwenimg.common.errors import NumericsError, UsageError
+from qwenimg.common.errors import NumericsError, UsageError, clean
 
 if TYPE_CHECKING:
     from qwenimg.common.selftest import Answer, Score
@@ -73,6 +73,8 @@ def _sheet_path(output: str, overwrite: bool) -> Path:
     path = files.output_path(
         output, seed=0, index=1, prompt="selftest", now=now, several=False, same_seeds=False
     ).absolute()
+    if path.suffix.lower() != ".png":
+        raise UsageError(f"-o {clean(output, 120)}: the sheet is a PNG; let the name end in .png")
     files.check_output(path, overwrite=overwrite)
     files.sweep(path.parent)
     return path

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     Float32 = npt.NDArray[np.float32]
 
+PICTURES = (".png", ".jpg", ".jpeg", ".webp")  # what `encode` writes
 FIELDS = ("seed", "index", "prompt", "date")
 STALE = 24 * 3600  # seconds after which a temporary file of a dead process is swept
 MAX_LATENTS = 1 << 30  # bytes
@@ -211,8 +212,8 @@ def output_path(
     Else a file name in which {seed} {index} {prompt} {date} are filled in; .png is added if it has no suffix.
     When `several` pictures are made, `-<index>` goes before the suffix of a name that has neither {seed} nor
     {index}; before that of the default name, which has the seed, only where the run has the `same_seeds` more than
-    once. Raises UsageError for an unknown field, a stray brace, a control character, another format than PNG, and
-    a device or pipe."""
+    once. Raises UsageError for an unknown field, a stray brace, a control character, a suffix that is none of PICTURES,
+    and a device or pipe."""
     assert index >= 1, index
     date = now.strftime("%Y%m%d-%H%M%S")
     fields = {"seed": str(seed), "index": str(index), "prompt": slug(prompt), "date": date}
@@ -225,8 +226,8 @@ def output_path(
     else:
         numbered = several and "{seed}" not in (pattern or "") and "{index}" not in (pattern or "")
     path = Path(name)
-    if path.suffix.lower() not in ("", ".png"):
-        raise UsageError(f"-o {clean(name, 120)}: PNG only for now; let the name end in .png")
+    if path.suffix.lower() not in ("", *PICTURES):
+        raise UsageError(f"-o {clean(name, 120)}: let the name end in one of {' '.join(PICTURES)}")
     stem, suffix = (path.stem, path.suffix) if path.suffix else (path.name, ".png")
     return path.with_name(f"{stem}-{index}{suffix}" if numbered else f"{stem}{suffix}")
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qwenimg.common import exif
 from qwenimg.common.errors import NumericsError
 from qwenimg.common.untrusted import bad, open_regular, short
 
@@ -86,7 +87,7 @@ def encode_png(pixels: Uint8, text: Mapping[str, str], xmp: str | None) -> bytes
 
     chunks = PngImagePlugin.PngInfo()
     for key, value in text.items():
-        chunks.add_text(key, _storable(value))
+        chunks.add_text(key, storable(value))
     if xmp is not None:
         chunks.add_itxt("XML:com.adobe.xmp", xmp)
     out = io.BytesIO()
@@ -95,12 +96,13 @@ def encode_png(pixels: Uint8, text: Mapping[str, str], xmp: str | None) -> bytes
     return out.getvalue()
 
 
-def _storable(text: str) -> str:
+def storable(text: str) -> str:
+    """`text` with NUL and lone surrogates, which no format's text holds, as their escapes."""
     return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def read_text(path: Path) -> dict[str, str]:
-    """The text chunks (tEXt, zTXt, iTXt) before the pixels of the PNG at `path`; the pixels are not decoded.
+    """The text chunks (tEXt, zTXt, iTXt) and EXIF texts before the pixels of the PNG at `path`, which are not decoded.
 
     Only the first 32 MiB are looked at. A picture may have any size: Pillow's limit on it, which guards decoding, is
     in `Image.open` and not here. Raises ModelError if it is no regular file or no readable PNG."""
@@ -110,7 +112,9 @@ def read_text(path: Path) -> dict[str, str]:
         head = file.read(0, min(file.size, TEXT_LIMIT))
     try:
         with warnings.catch_warnings(action="ignore"), PngImageFile(io.BytesIO(head)) as picture:
-            return {str(k): str(v) for k, v in picture.info.items() if isinstance(v, str)}
+            found = {str(k): str(v) for k, v in picture.info.items() if isinstance(v, str)}
+            block = picture.info.get("exif")
     # Pillow's parser raises whatever its many chunk readers raise; in every case the file is at fault.
     except Exception as error:
         raise bad(path, f"cannot be read as a PNG: {short(error, 80)}") from None
+    return found | (exif.texts(block, path) if isinstance(block, bytes) else {})

@@ -14,7 +14,7 @@ from pathlib import Path, PurePath
 from typing import NotRequired, TypedDict, cast
 
 from qwenimg.common.geometry import MAX_SIDE
-from qwenimg.common.image import read_text
+from qwenimg.common.picture_text import read_texts
 from qwenimg.common.request import MAX_CLIP_SKIP, MAX_GUIDANCE
 from qwenimg.common.samplers import MAX_STEPS
 from qwenimg.common.samplers_table import SAMPLERS
@@ -137,10 +137,10 @@ def png_text(recipe: Recipe) -> dict[str, str]:
 
 
 def recipe_from_png(path: Path) -> Recipe:
-    """The recipe in the PNG at `path`. Raises ModelError if it has none, a newer one, or one not ours."""
-    text = read_text(path).get("qwenimg")
+    """The recipe in the PNG, JPEG or WebP at `path`. Raises ModelError if it has none, a newer one, or one not ours."""
+    text = read_texts(path).get("qwenimg")
     if text is None:
-        raise bad(path, "has no recipe; only a PNG that qwenimg wrote with its metadata has one")
+        raise bad(path, "has no recipe; only a picture that qwenimg wrote with its metadata has one")
     if len(text) > MAX_JSON:
         raise bad(path, f"its recipe has {len(text):,} characters; at most {MAX_JSON:,} are read")
     return check_recipe(strict_json(text.encode(), path, depth=2, values=4 * MAX_ITEMS), path)

@@ -576,7 +576,7 @@ def test_outputs_are_checked_before_the_model_is_loaded(library: Library, tmp_pa
     cli("x", "-o", "no/such/a.png").refused(2, "folder")
     cli("x", "-o", "{sed}.png").refused(2)
     cli("x", "-o", "{seed.png").refused(2)
-    cli("x", "-o", "a.jpg").refused(2, "PNG")
+    cli("x", "-o", "a.bmp").refused(2, ".webp")
     cli("x", "-o", "a\0b.png").refused(2)
     cli("x", "-o", "a" * 300).refused(2)
     cli("x", "-o", "taken.png/a.png").refused(2)
@@ -605,6 +605,27 @@ def test_png_to_standard_output(library: Library, tmp_path: Path) -> None:
     ran = cli("x", "-o", "-", "-s", "3")
     assert ran.code == 0 and Image.open(io.BytesIO(ran.out)).size == (20, 12)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".jpeg", ".webp"])
+def test_other_formats_are_replayed_and_told(library: Library, suffix: str) -> None:
+    ran = cli("夜 <b>", "-s", "3,4", "-o", "a-{seed}" + suffix)
+    assert [path.name for path in ran.paths] == [f"a-3{suffix}", f"a-4{suffix}"]
+    assert Image.open(ran.paths[0]).size == (20, 12)
+    assert cli("--from", f"a-4{suffix}", "-o", "b" + suffix).code == 0
+    assert (library.asked[0]["prompt"], library.asked[0]["seed"]) == ("夜 <b>", 4)
+    shown = cli("info", "b" + suffix)
+    assert shown.code == 0 and "prompt: 夜 <b>" in shown.out.decode().splitlines()
+    cli("x", "-o", "b" + suffix).refused(2, "exists already")
+    assert cli("x", "-o", "c" + suffix, "--no-metadata").code == 0
+    cli("--from", "c" + suffix).refused(5, "has no recipe")
+
+
+def test_what_a_format_cannot_hold_is_told_before_anything_is_made(library: Library) -> None:
+    for args, words in ((("x" * 40_000, "-o", "a.jpg"), "too long"), (("x", "-W", "16384", "-o", "a.webp"), "16,383")):
+        ran = cli(*args)
+        assert ran.code == 2 and words in ran.err and not library.asked
+    assert cli("x" * 40_000, "-o", "a.jpg", "--no-metadata").code == 0
 
 
 def test_no_metadata(library: Library) -> None:

@@ -41,7 +41,7 @@ def test_reads_options_by_either_spelling(file: Path) -> None:
         ("guidance = nan", "nan"),
         ('size = "1x1"\naspect = "1:1"', "twice"),
         ('precision = "int3"', "int3"),
-        ('output = "a.jpg"', "PNG"),
+        ('output = "a.bmp"', ".webp"),
         ("steps = ", "TOML"),
         ("[model]\nname = 'x'", "model"),
         ("\x1b[31m = 1", "TOML"),

@@ -26,6 +26,8 @@ from hypothesis import strategies as st
 from qwenimg.common import files
 from qwenimg.common.errors import DoesNotFit, ModelError, NumericsError, QwenimgError, UsageError
 from qwenimg.common.files import (
+    FIELDS,
+    PICTURES,
     check_distinct,
     check_output,
     make_folder,
@@ -349,6 +351,9 @@ def out(pattern: str | None, *, several: bool = False, seed: int = 42, index: in
         ("{prompt}/", "red-cat/qwenimg-20260228-131415-s42.png", "red-cat/qwenimg-20260228-131415-s42-3.png"),
         ("x.png", "x.png", "x-3.png"),
         ("x.PNG", "x.PNG", "x-3.PNG"),
+        ("x.jpg", "x.jpg", "x-3.jpg"),
+        ("{seed}.JPEG", "42.JPEG", "42.JPEG"),
+        ("{prompt}.webp", "red-cat.webp", "red-cat-3.webp"),
         ("a/x", "a/x.png", "a/x-3.png"),
         ("{prompt}.png", "red-cat.png", "red-cat-3.png"),
         ("{date}", "20260228-131415.png", "20260228-131415-3.png"),
@@ -396,9 +401,9 @@ def test_bad_fields_list_the_good_ones(pattern: str) -> None:
         out(pattern)
 
 
-@pytest.mark.parametrize("pattern", ["x.jpg", "x.webp", "{seed}.jpeg", "x.png.gz", "v1.5"])
-def test_only_png(pattern: str) -> None:
-    with pytest.raises(UsageError, match="PNG only for now"):
+@pytest.mark.parametrize("pattern", ["x.bmp", "x.gif", "x.tiff", "{seed}.avif", "x.png.gz", "v1.5"])
+def test_other_formats_name_those_that_there_are(pattern: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(".png .jpg .jpeg .webp")):
         out(pattern)
 
 
@@ -407,7 +412,9 @@ def test_empty_name() -> None:
         out("")
 
 
-PIECES = st.sampled_from(["{seed}", "{index}", "{prompt}", "{date}", "{", "}", "/", "..", ".", "-", "猫", "a", ".png"])
+PIECES = st.sampled_from(
+    [*(f"{{{field}}}" for field in FIELDS), "{", "}", "/", "..", ".", "-", "猫", "a", ".png", ".jpg"]
+)
 
 
 @settings(max_examples=200, deadline=None)
@@ -416,14 +423,14 @@ PIECES = st.sampled_from(["{seed}", "{index}", "{prompt}", "{date}", "{", "}", "
     prompt=ANY_TEXT,
     several=st.booleans(),
 )
-def test_any_pattern_is_a_png_where_it_says_or_refused(pattern: str | None, prompt: str, several: bool) -> None:
+def test_any_pattern_is_a_picture_where_it_says_or_refused(pattern: str | None, prompt: str, several: bool) -> None:
     shared: dict[str, Any] = {"prompt": prompt, "now": NOW, "several": several, "same_seeds": False}
     try:
         first, second = (output_path(pattern, seed=6 + i, index=i, **shared) for i in (1, 2))
     except UsageError as error:
         assert str(error).isprintable() and len(str(error)) <= 300
         return
-    assert first.suffix.lower() == ".png" and first.name != ".png"
+    assert first.suffix.lower() in PICTURES and first.name.lower() not in PICTURES
     assert first != second or not several
     folders = first.as_posix().count("/")
     assert folders <= (pattern or "").count("/") + 1  # a prompt adds no folder

@@ -173,6 +173,12 @@ def test_sheet(draws: Callable[..., Truthful], tmp_path: Path):
     assert marks == [asked.prompt not in wrong for asked in PROMPTS]
 
 
+@pytest.mark.parametrize("name", ["sheet.jpg", "sheet.webp", "sheet.bmp"])
+def test_the_sheet_is_a_png(draws: Callable[..., Truthful], tmp_path: Path, name: str):
+    cli("selftest", "-o", name).refused(2, ".png")
+    assert not (tmp_path / name).exists()
+
+
 def test_a_picture_is_on_the_sheet_as_it_is():
     pictures = [np.full((128, 128, 3), value, np.uint8) for value in (10, 90, 200)]
     page = selftest.sheet([Tile(pixels=p, lines=("a b",)) for p in pictures], columns=2)

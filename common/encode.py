@@ -1,0 +1,95 @@
+"""A picture and its recipe as the bytes of a file: PNG and WebP without loss, JPEG at quality 95.
+
+A WebP with loss always halves the resolution of the colours, whatever its quality; so WebP is without.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+
+from qwenimg.common.errors import UsageError
+from qwenimg.common.files import PICTURES
+from qwenimg.common.image import Uint8, encode_png, storable
+from qwenimg.common.metadata import XMP, Recipe, png_text
+from qwenimg.common.picture_text import RECIPE_TAGS
+
+QUALITY = 95  # of JPEG
+EFFORT = 20  # of WebP, 0 to 100
+JPEG = (".jpg", ".jpeg")
+MAX_JPEG_TEXT = 65_000  # bytes: a segment of a JPEG holds 65,533 with its name
+_BESIDE = 10_000  # bytes of a recipe beside its prompts, at most; the longest of the tests has 2,500
+_MAX_SIDE = {".webp": 16_383, ".jpg": 65_500, ".jpeg": 65_500}  # the formats' own, as Pillow writes them
+_NAMESPACE = 'xmlns:qwenimg="urn:qwenimg:recipe"'
+
+
+def check(suffix: str, width: int, height: int, prompts: str) -> None:
+    """Refuses, before a picture is made, what a file that ends in `suffix` cannot hold: its size, or the texts of its
+    recipe, of which `prompts` are the long ones. Raises UsageError."""
+    suffix = suffix.lower()
+    most = _MAX_SIDE.get(suffix)
+    if most is not None and max(width, height) > most:
+        raise UsageError(f"{width}x{height}: {suffix} holds at most {most:,} pixels a side; write .png")
+    text = max(len(_escaped(json.dumps(prompts))), 2 * len(prompts))  # in XMP, and in UTF-16
+    if suffix in JPEG and text + _BESIDE > MAX_JPEG_TEXT:
+        raise _too_long(suffix)
+
+
+def encode(pixels: Uint8, recipe: Recipe | None, suffix: str) -> bytes:
+    """[H, W, 3] as the bytes of a file whose name ends in `suffix`, one of PICTURES in any case; None leaves out the
+    recipe and the mark of AI origin. The same bytes for the same input and the same Pillow. Raises UsageError for
+    another suffix, and where the format holds neither such a size nor so long a prompt.
+
+    JPEG and WebP keep the text that other programs read as EXIF UserComment, and our recipe in their XMP."""
+    suffix = suffix.lower()
+    if suffix not in PICTURES:
+        raise UsageError(f"{suffix or 'no suffix'}: pictures are written as {', '.join(PICTURES)}; choose one of them")
+    text = {} if recipe is None else png_text(recipe)
+    if suffix == ".png":
+        return encode_png(pixels, text, XMP if text else None)
+    check(suffix, pixels.shape[1], pixels.shape[0], "")
+    return _encode_other(pixels, text, suffix)
+
+
+def _encode_other(pixels: Uint8, text: dict[str, str], suffix: str) -> bytes:
+    from PIL import Image
+
+    picture = Image.fromarray(np.ascontiguousarray(pixels))
+    more = {"exif": _exif(text["parameters"]), "xmp": _xmp(text["qwenimg"])} if text else {}
+    if suffix in JPEG and any(len(block) > MAX_JPEG_TEXT for block in more.values()):
+        raise _too_long(suffix)
+    out = io.BytesIO()
+    if suffix in JPEG:
+        picture.save(out, format="JPEG", quality=QUALITY, subsampling=0, **more)
+    else:
+        picture.save(out, format="WEBP", lossless=True, quality=EFFORT, **more)
+    return out.getvalue()
+
+
+def _too_long(suffix: str) -> UsageError:
+    return UsageError(f"the prompt is too long for the recipe in a {suffix}; write .png or .webp, or --no-metadata")
+
+
+def _exif(parameters: str) -> bytes:
+    """EXIF whose UserComment is UTF-16, as AUTOMATIC1111 writes and reads it."""
+    from PIL import Image
+    from PIL.ExifTags import IFD, Base
+
+    block = Image.Exif()
+    block.get_ifd(IFD.Exif)[Base.UserComment] = b"UNICODE\0" + storable(parameters).encode("utf-16-be")
+    data: bytes = block.tobytes()
+    return data if data.startswith(b"Exif\0\0") else b"Exif\0\0" + data
+
+
+def _xmp(recipe: str) -> bytes:
+    begin, end = RECIPE_TAGS
+    named = XMP.replace("xmlns:xmp=", f"{_NAMESPACE}\n        xmlns:xmp=")
+    body = f"      {begin}{_escaped(recipe)}{end}\n"
+    return named.replace("    </rdf:Description>", f"{body}    </rdf:Description>").encode("utf-8")
+
+
+def _escaped(text: str) -> str:
+    """JSON that XML takes as it stands."""
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

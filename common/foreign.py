@@ -1,0 +1,186 @@
+"""A recipe that another program wrote: its fields under our names, and by name all that has no equivalent here.
+
+What is read is of unknown origin: every value is held to the type and bounds of our own recipe. A model's name is a
+name and never opened as a path.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypedDict, cast
+
+from qwenimg.common import recipes, samplers_table
+from qwenimg.common.errors import ModelError, UsageError
+from qwenimg.common.geometry import MAX_SIDE
+from qwenimg.common.request import MAX_GUIDANCE
+from qwenimg.common.samplers import MAX_STEPS
+from qwenimg.common.tokenizers import MAX_CHARACTERS
+from qwenimg.common.untrusted import bad, short
+
+MAX_NAME = 60  # characters of a name that is shown
+MAX_SHOWN = 20  # of the things without an equivalent
+
+# What other programs call our schedules, as `plain` leaves it.
+SCHEDULES = {
+    "karras": "karras",
+    "exponential": "exponential",
+    "beta": "beta",
+    "sgmuniform": "sgm_uniform",
+    "simple": "simple",
+    "alignyoursteps": "ays",
+    "ays": "ays",
+    "model": "model",
+}
+# Evenly spaced in time, as most models' own schedules are, with ends that may differ from theirs.
+LIKE_THE_MODELS = ("normal", "uniform", "automatic", "ddimuniform", "ddim", "default")
+_ENDINGS = ("karras", "polyexponential", "exponential", "sgmuniform", "alignyoursteps")  # in the name of a sampler
+
+# What the files of known models are called, without suffix and in small letters.
+FILES = {
+    "v1-5-pruned": "sd15",
+    "v1-5-pruned-emaonly": "sd15",
+    "v1-5-pruned-emaonly-fp16": "sd15",
+    "sd_xl_base_1.0": "sdxl",
+    "sd_xl_base_1.0_0.9vae": "sdxl",
+    "stable-diffusion-xl-base-1-0": "sdxl",
+    "qwen_image_bf16": "qwen-image",
+    "qwen_image_2512_bf16": "qwen-image-2512",
+}
+_SUFFIX = re.compile(r"\.(safetensors|ckpt|pt|pth|bin|gguf|sft)$", re.IGNORECASE)
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_TAG = re.compile(r"<(?:lora|lyco|lycoris|hypernet)\s*:[^<>]{0,200}>", re.IGNORECASE)
+
+_WHOLE = {"seed": (0, 2**64 - 1), "width": (1, MAX_SIDE), "height": (1, MAX_SIDE), "steps": (1, MAX_STEPS)}
+_REAL = {"guidance": MAX_GUIDANCE, "strength": 1, "guidance_rescale": 1}
+
+
+class Fields(TypedDict, total=False):
+    """What is asked for, as `Request` has it."""
+
+    prompt: str
+    negative_prompt: str
+    width: int  # pixels
+    height: int
+    steps: int
+    guidance: float
+    seed: int
+    sampler: str
+    schedule: str
+    strength: float
+    guidance_rescale: float
+
+
+@dataclass(kw_only=True)
+class Foreign:
+    """A recipe of another program, filled while it is read."""
+
+    program: str
+    path: Path
+    fields: Fields = field(default_factory=Fields)
+    model: str | None = None  # its name there
+    left_out: list[str] = field(default_factory=list)  # what has no equivalent here
+    notes: list[str] = field(default_factory=list)  # what means something else here
+    picture: bool = False  # whether it started from a picture
+    mask: bool = False
+    refused: str | None = None  # why it cannot be made again, where it cannot
+
+    def told(self) -> list[str]:
+        """What a user should know before the picture is made again, a line each."""
+        shown = [short(item, MAX_NAME) for item in dict.fromkeys(self.left_out)]
+        more = [f"and {len(shown) - MAX_SHOWN} more"] if len(shown) > MAX_SHOWN else []
+        listed = "; ".join([*shown[:MAX_SHOWN], *more])
+        left_out = [f"left out, without an equivalent here: {listed}"] if listed else []
+        return [f"{self.program}'s recipe: {line}" for line in [*left_out, *dict.fromkeys(self.notes)]]
+
+    def fault(self, name: str, expected: str) -> ModelError:
+        return bad(self.path, f"its recipe of {self.program} has a bad {short(name, 40)}: expected {expected}")
+
+    def put(self, key: str, value: object) -> None:
+        """Sets a field; None leaves it out. Raises ModelError for what is of another type or out of bounds."""
+        if value is None:
+            return
+        if key in _WHOLE:
+            least, most = _WHOLE[key]
+            if type(value) is not int or not least <= value <= most:
+                raise self.fault(key, f"an integer from {least} to {most}")
+        elif key in _REAL:
+            if type(value) not in (int, float) or not 0 <= cast(float, value) <= _REAL[key]:
+                raise self.fault(key, f"a number from 0 to {_REAL[key]}")
+            value = float(cast(float, value))
+        else:
+            value = self._without_tags(self.text(key, value, MAX_CHARACTERS))
+        cast(dict[str, object], self.fields)[key] = value
+
+    def text(self, name: str, value: object, limit: int) -> str:
+        if not isinstance(value, str) or len(value) > limit:
+            raise self.fault(name, f"a text of at most {limit:,} characters")
+        return value
+
+    def _without_tags(self, prompt: str) -> str:
+        tags = _TAG.findall(prompt)
+        self.left_out += tags
+        return _TAG.sub("", prompt).strip() if tags else prompt
+
+    def put_sampler(self, name: object, schedule: object = None) -> None:
+        """Sampler and schedule by the names that they have elsewhere, of which the first may hold the second."""
+        told = "" if schedule is None else self.text("schedule", schedule, 1_000)
+        if name is not None:
+            own, ending = known_sampler(self.text("sampler", name, 1_000))
+            told = told or ending
+            if own is None:
+                self.left_out.append(f"sampler {name}")
+            else:
+                self.fields["sampler"] = own
+                if samplers_table.SAMPLERS[own].stochastic:
+                    self.notes.append(f"the noise within the steps of {own} is drawn otherwise here")
+        self._put_schedule(told)
+
+    def _put_schedule(self, name: str) -> None:
+        if plain(name) in LIKE_THE_MODELS:
+            self.fields["schedule"] = "model"
+            self.notes.append(f"its schedule {short(name, 40)} is taken as the model's own, whose ends may differ")
+        elif plain(name) in SCHEDULES:
+            self.fields["schedule"] = SCHEDULES[plain(name)]
+        elif name:
+            self.left_out.append(f"schedule {name}")
+
+    def put_model(self, name: object) -> None:
+        """The model's name: of a path the last part, of a file without its suffix."""
+        if name is None:
+            return
+        text = self.text("model", name, 1_000).rstrip("/\\")
+        if not _HUB_ID.fullmatch(text) or _SUFFIX.search(text):
+            text = re.split(r"[/\\]", text)[-1]
+        self.model = _SUFFIX.sub("", text) or None
+
+    def note_clip_skip(self, name: str, layers: int) -> None:
+        if layers > 0:
+            own = f"for Stable Diffusion 1 it is --clip-skip {layers}, SDXL leaves out its last layer anyway"
+            self.notes.append(f"{name} is not applied: {own}")
+
+
+def plain(name: str) -> str:
+    """Small letters and digits only."""
+    return re.sub("[^a-z0-9]", "", name.lower())
+
+
+def known_sampler(name: str) -> tuple[str | None, str]:
+    """Our sampler for one of another program, None where there is none, and the schedule that its name ends in."""
+    ending = next((end for end in _ENDINGS if plain(name).endswith(end)), "")
+    if len(name) > MAX_NAME:
+        return None, ""
+    text = name.lower().replace("_", " ")
+    for words in (ending, "sgm uniform", "align your steps") if ending else ():
+        text = text.removesuffix(words)
+    try:
+        return samplers_table.find(text).name, ending
+    except UsageError:
+        return None, ending
+
+
+def known_model(name: str) -> str | None:
+    """What `-m` takes for the model that other programs call `name`: a known name or a hub id; else None."""
+    found = recipes.find(name) or recipes.find(FILES.get(name.lower(), ""))
+    return found.name if found else name if _HUB_ID.fullmatch(name) else None

@@ -1,0 +1,179 @@
+"""ComfyUI's `prompt`: a graph of nodes, read as far as it is plain: one KSampler, and what leads to it.
+
+From that node the model, the two prompts and the size are followed back. Nodes in between that change the result are
+named; a graph whose prompt, seed or sampler cannot be found so is not made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from qwenimg.common.foreign import Foreign
+from qwenimg.common.untrusted import bad, short
+
+MAX_NODES = 2_000
+MAX_HOPS = 50  # from the sampler back
+LOADERS = {"CheckpointLoaderSimple": "ckpt_name", "CheckpointLoader": "ckpt_name", "UNETLoader": "unet_name"}
+# They change nothing that is asked for, or say it again.
+PLAIN = (
+    "KSampler", "CLIPTextEncode", "ConditioningZeroOut", "VAEDecode", "VAELoader", "VAEEncode", "CLIPLoader",
+    "DualCLIPLoader", "SaveImage", "PreviewImage", "LoadImage", "Note", "MarkdownNote", *LOADERS,
+)  # fmt: skip
+FLOW = ("ModelSamplingAuraFlow", "ModelSamplingSD3", "ModelSamplingFlux", "EmptySD3LatentImage")
+HELD = ("value", "text", "string", "seed", "noise_seed", "int", "float", "number")  # where a node keeps one value
+
+
+class NotPlain(Exception):
+    """The graph is sound and cannot be followed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    kind: str
+    inputs: Mapping[str, object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    nodes: Mapping[str, Node]
+    seen: set[str] = field(default_factory=set)  # kinds that were understood on the way
+
+    def linked(self, node: Node, key: str) -> Node | None:
+        """The node that `key` of `node` comes from."""
+        link = node.inputs.get(key)
+        return self.nodes.get(str(link[0])) if isinstance(link, list) and link else None
+
+    def value(self, node: Node, key: str) -> object:
+        """The value of `key`, also where a node of its own holds it. Raises NotPlain."""
+        value = node.inputs.get(key)
+        for _ in range(MAX_HOPS):
+            if not isinstance(value, list):
+                return value
+            source = self.nodes.get(str(value[0])) if value else None
+            held = [name for name in HELD if source is not None and name in source.inputs]
+            if source is None or not held:
+                raise NotPlain(f"its {key} comes from a {'missing' if source is None else short(source.kind, 40)} node")
+            self.seen.add(source.kind)
+            value = source.inputs[held[0]]
+        raise NotPlain(f"its {key} runs in a circle")
+
+
+def read(data: object, path: Path) -> Foreign:
+    """The recipe of the graph `data`; `refused` says why where it is not plain. Raises ModelError."""
+    found = Foreign(program="ComfyUI", path=path)
+    graph = Graph(nodes=_nodes(data, path))
+    try:
+        _put_all(found, graph, _sampler(graph))
+    except NotPlain as error:
+        found.refused = str(error)
+    kinds = {node.kind for node in graph.nodes.values()}
+    found.left_out += [f"node {kind}" for kind in sorted(kinds - set(PLAIN) - graph.seen)]
+    return found
+
+
+def _nodes(data: object, path: Path) -> dict[str, Node]:
+    """The nodes, checked. Raises ModelError."""
+    if not isinstance(data, dict) or not data or len(data) > MAX_NODES:
+        raise bad(path, f"its ComfyUI graph is not an object of 1 to {MAX_NODES:,} nodes")
+    found = {}
+    for key, node in data.items():
+        kind = node.get("class_type") if isinstance(node, dict) else None
+        inputs = node.get("inputs") if isinstance(node, dict) else None
+        if not isinstance(kind, str) or not isinstance(inputs, dict):
+            raise bad(path, f"its ComfyUI graph has a node {short(key, 20)!r} without class_type and inputs")
+        found[key] = Node(kind=kind, inputs=inputs)
+    return found
+
+
+def _sampler(graph: Graph) -> Node:
+    kinds = [node.kind for node in graph.nodes.values() if "sampler" in node.kind.lower()]
+    if kinds != ["KSampler"]:
+        listed = short(", ".join(sorted(kinds)) or "none", 80)
+        raise NotPlain(f"its samplers are {listed}; a graph with one KSampler is read")
+    return next(node for node in graph.nodes.values() if node.kind == "KSampler")
+
+
+def _put_all(found: Foreign, graph: Graph, sampler: Node) -> None:
+    for key, own in (("seed", "seed"), ("steps", "steps"), ("cfg", "guidance")):
+        found.put(own, graph.value(sampler, key))
+    found.put_sampler(graph.value(sampler, "sampler_name"), graph.value(sampler, "scheduler"))
+    found.put("prompt", _prompt(found, graph, sampler, "positive"))
+    found.put("negative_prompt", _prompt(found, graph, sampler, "negative"))
+    _follow_model(found, graph, sampler)
+    _put_start(found, graph, sampler)
+    if "embedding:" in found.fields.get("prompt", "") + found.fields.get("negative_prompt", ""):
+        found.left_out.append("embedding: in a prompt")
+    if any(node.kind in FLOW for node in graph.nodes.values()) and "schedule" in found.fields:
+        found.fields["schedule"] = "model"
+        found.notes.append("its model is one of flow, whose own schedule is taken")
+
+
+def _prompt(found: Foreign, graph: Graph, sampler: Node, role: str) -> object:
+    """The text that `role`, positive or negative, leads to; nodes on the way are named. Raises NotPlain."""
+    node = graph.linked(sampler, role)
+    for _ in range(MAX_HOPS):
+        if node is None:
+            raise NotPlain(f"its {role} prompt comes from nowhere")
+        if node.kind == "CLIPTextEncode":
+            _follow_clip(found, graph, node)
+            return graph.value(node, "text")
+        if node.kind == "ConditioningZeroOut":
+            return ""
+        key = role if role in node.inputs else "conditioning"
+        if graph.linked(node, key) is None:
+            raise NotPlain(f"its {role} prompt comes from a {short(node.kind, 40)} node")
+        node = graph.linked(node, key)
+    raise NotPlain(f"its {role} prompt runs in a circle")
+
+
+def _follow_model(found: Foreign, graph: Graph, sampler: Node) -> None:
+    node = graph.linked(sampler, "model")
+    for _ in range(MAX_HOPS):
+        if node is None:
+            return
+        if node.kind in LOADERS:
+            found.put_model(graph.value(node, LOADERS[node.kind]))
+            return
+        _name_change(found, graph, node)
+        node = graph.linked(node, "model")
+
+
+def _follow_clip(found: Foreign, graph: Graph, node: Node | None) -> None:
+    """Names what stands between a text and its encoder."""
+    for _ in range(MAX_HOPS):
+        node = None if node is None else graph.linked(node, "clip")
+        if node is None:
+            return
+        stop = node.inputs.get("stop_at_clip_layer")
+        if node.kind == "CLIPSetLastLayer" and type(stop) is int and -100 <= stop <= -1:
+            graph.seen.add(node.kind)
+            found.note_clip_skip(f"CLIPSetLastLayer {stop}", -stop - 1)
+        elif "clip_name1" not in node.inputs and node.kind not in PLAIN:
+            _name_change(found, graph, node)
+
+
+def _name_change(found: Foreign, graph: Graph, node: Node) -> None:
+    """A node that changes the model, with the values that it holds."""
+    graph.seen.add(node.kind)
+    held = (str(value)[:40] for value in node.inputs.values() if isinstance(value, (str, int, float)))
+    found.left_out.append(f"{node.kind} {' '.join(held)}".strip())
+
+
+def _put_start(found: Foreign, graph: Graph, sampler: Node) -> None:
+    """The size of an empty latent; anything else is a picture to start from."""
+    start = graph.linked(sampler, "latent_image")
+    strength = graph.value(sampler, "denoise")
+    if start is None or not start.kind.startswith("Empty"):
+        found.picture = True
+        found.put("strength", strength)
+        return
+    graph.seen.add(start.kind)
+    for key in ("width", "height"):
+        found.put(key, graph.value(start, key))
+    batch = graph.value(start, "batch_size")
+    if batch not in (None, 1):
+        found.notes.append("it is one of a batch; the noise here is that of the batch's first picture")
+    if strength not in (None, 1, 1.0):
+        found.left_out.append(f"denoise {strength} without a picture")

@@ -1,0 +1,75 @@
+"""Which program wrote the recipe among a picture's texts, and that recipe read."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from qwenimg.common import foreign_a1111, foreign_comfyui, foreign_json
+from qwenimg.common.foreign import Foreign
+from qwenimg.common.picture_text import XMP_KEY
+from qwenimg.common.untrusted import bad, strict_json
+
+MAX_TEXT = 5_000_000  # characters of a recipe
+DEPTH = 16
+VALUES = 50_000
+_MFLUX_TAG = re.compile(r"<mflux:(seed|steps|guidance|model|loras)>([^<]{0,2000})</mflux:")
+_DESCRIPTION = re.compile(r'<rdf:li xml:lang="x-default">([^<]{0,400000})</rdf:li></rdf:Alt></dc:description>')
+
+
+def read_foreign(texts: Mapping[str, str], path: Path) -> Foreign | None:
+    """The recipe of another program in `texts`, as `read_texts` gives them; None where there is none that is known.
+
+    Raises ModelError for one that is not as its program writes it."""
+    if "invokeai_metadata" in texts:
+        return foreign_json.read_invokeai(_table(texts["invokeai_metadata"], path, "invokeai_metadata"), path)
+    for key in ("parameters", "UserComment"):
+        found = _read_text(texts.get(key, ""), path)
+        if found is not None:
+            return found
+    if texts.get("prompt", "").lstrip().startswith("{"):
+        return foreign_comfyui.read(_json(texts["prompt"], path, "ComfyUI's prompt"), path)
+    if "<mflux:seed>" in texts.get(XMP_KEY, ""):
+        return foreign_json.read_mflux(_mflux_xmp(texts[XMP_KEY]), path)
+    return None
+
+
+def _read_text(text: str, path: Path) -> Foreign | None:
+    if text.lstrip().startswith("{") and '"mflux_version"' in text:
+        return foreign_json.read_mflux(_table(text, path, "mflux's recipe"), path)
+    _check_length(text, path, "its recipe")
+    return foreign_a1111.read(text, path)
+
+
+def _table(text: str, path: Path, what: str) -> dict[str, object]:
+    data = _json(text, path, what)
+    if not isinstance(data, dict):
+        raise bad(path, f"{what} is not a JSON object")
+    return data
+
+
+def _json(text: str, path: Path, what: str) -> object:
+    _check_length(text, path, what)
+    return strict_json(text.encode("utf-8"), f"{path} ({what})", depth=DEPTH, values=VALUES)
+
+
+def _check_length(text: str, path: Path, what: str) -> None:
+    if len(text) > MAX_TEXT:
+        raise bad(path, f"{what} has {len(text):,} characters; at most {MAX_TEXT:,} are read")
+
+
+def _mflux_xmp(xmp: str) -> dict[str, object]:
+    """What mflux's XMP repeats of its EXIF, for pictures that have lost that; the size is not among it."""
+    found: dict[str, object] = {}
+    for key, value in _MFLUX_TAG.findall(xmp):
+        found.setdefault(key, _number(html.unescape(value)) if key in ("seed", "steps", "guidance") else value)
+    prompt = _DESCRIPTION.search(xmp)
+    return found | ({"prompt": html.unescape(prompt[1])} if prompt else {})
+
+
+def _number(text: str) -> object:
+    if text == "None":
+        return None
+    return foreign_a1111.number(text)

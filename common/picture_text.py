@@ -1,0 +1,118 @@
+"""The texts that a PNG, JPEG or WebP carries beside its pixels, by the names that PNG has for them.
+
+Nothing is decoded: a picture may claim any size. JPEG and WebP are walked through here, since Pillow's reader of WebP
+makes room for all pixels before anything can be asked of it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from qwenimg.common import exif, image
+from qwenimg.common.untrusted import OpenFile, bad, open_regular
+
+MAX_SEGMENTS = 10_000  # of a JPEG or WebP that are looked at; an animation has one for each picture
+MAX_CHUNK = 8 << 20  # bytes of one text in a WebP
+XMP_KEY = "XML:com.adobe.xmp"
+RECIPE_TAGS = "<qwenimg:recipe>", "</qwenimg:recipe>"  # in XMP, which JPEG and WebP have and PNG's text has not
+_ENTITIES = ("&quot;", '"'), ("&#34;", '"'), ("&apos;", "'"), ("&#39;", "'")
+_EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
+
+
+def picture_format(path: Path) -> str | None:
+    """PNG, JPEG or WEBP by the first bytes of the file at `path`, else None. Raises ModelError if it is no file."""
+    with closing(open_regular(path)) as file:
+        return _format(file.read(0, min(file.size, 12)))
+
+
+def _format(head: bytes) -> str | None:
+    if head.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "PNG"
+    if head.startswith(b"\xff\xd8\xff"):
+        return "JPEG"
+    return "WEBP" if head[:4] == b"RIFF" and head[8:12] == b"WEBP" else None
+
+
+def read_texts(path: Path) -> dict[str, str]:
+    """PNG's text chunks; `UserComment` of EXIF; XMP as `XML:com.adobe.xmp`; `qwenimg`, our recipe, wherever it was.
+
+    Raises ModelError if the file is no picture, or broken where its texts are."""
+    with closing(open_regular(path)) as file:
+        kind = _format(file.read(0, min(file.size, 12)))
+        if kind == "JPEG":
+            found = _from_blocks(file, _jpeg_blocks(file))
+        elif kind == "WEBP":
+            found = _from_blocks(file, _webp_blocks(file))
+        else:
+            found = image.read_text(path)
+    recipe = _recipe(found.get(XMP_KEY, ""))
+    return ({} if recipe is None else {"qwenimg": recipe}) | found
+
+
+def _recipe(xmp: str) -> str | None:
+    """Our recipe in XMP; it was written without markup, and another program may have put entities for its quotes."""
+    begin = xmp.find(RECIPE_TAGS[0])
+    end = xmp.find(RECIPE_TAGS[1], begin)
+    if begin < 0 or end < 0:
+        return None
+    text = xmp[begin + len(RECIPE_TAGS[0]) : end]
+    for entity, character in _ENTITIES:
+        text = text.replace(entity, character)
+    return text
+
+
+def _from_blocks(file: OpenFile, blocks: Iterator[tuple[str, int, int]]) -> dict[str, str]:
+    """The texts of the first block of each kind; no other is read."""
+    first: dict[str, tuple[int, int]] = {}
+    for kind, begin, length in blocks:
+        first.setdefault(kind, (begin, length))
+    found = exif.texts(file.read(*first["EXIF"]), file.path) if "EXIF" in first else {}
+    if "XMP" in first:
+        try:
+            found[XMP_KEY] = file.read(*first["XMP"]).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise bad(file.path, f"has XMP data that is not UTF-8 (byte {error.start})") from None
+    return found
+
+
+def _jpeg_blocks(file: OpenFile) -> Iterator[tuple[str, int, int]]:
+    """Kind, first byte and length of the EXIF and XMP of a JPEG, which stand before its pixels."""
+    at = 2
+    for _ in range(MAX_SEGMENTS):
+        if at + 4 > file.size:
+            raise bad(file.path, "is a JPEG that ends before its pixels")
+        start, marker, length = struct.unpack(">BBH", file.read(at, 4))
+        if start != 0xFF or (length < 2 and marker != 0xFF):
+            raise bad(file.path, f"is a broken JPEG: no marker at byte {at}")
+        if marker in (0xD9, 0xDA):  # the end, or the pixels
+            return
+        if marker == 0xFF:  # fills up
+            at += 1
+            continue
+        if marker == 0xE1:
+            if at + 2 + length > file.size:
+                raise bad(file.path, "is a JPEG that ends before its pixels")
+            head = file.read(at + 4, min(length - 2, len(_XMP)))
+            for kind, name in (("EXIF", _EXIF), ("XMP", _XMP)):
+                if head.startswith(name):
+                    yield kind, at + 4 + len(name), length - 2 - len(name)
+        at += 2 + length
+    raise bad(file.path, f"is a JPEG of more than {MAX_SEGMENTS:,} segments; at most so many are read")
+
+
+def _webp_blocks(file: OpenFile) -> Iterator[tuple[str, int, int]]:
+    """The same of a WebP, where they stand behind the pixels."""
+    at = 12
+    for _ in range(MAX_SEGMENTS):
+        if at + 8 > file.size:
+            return
+        name, length = struct.unpack("<4sI", file.read(at, 8))
+        if name in (b"EXIF", b"XMP "):
+            if length > MAX_CHUNK:
+                raise bad(file.path, f"has {length:,} bytes of {name.decode().strip()}; at most {MAX_CHUNK:,} are read")
+            yield name.decode().strip(), at + 8, length
+        at += 8 + length + length % 2
+    raise bad(file.path, f"is a WebP of more than {MAX_SEGMENTS:,} chunks; at most so many are read")
