@@ -103,7 +103,8 @@ def draw(flags: Flags, stop: Stop) -> int:
         report.plan(pipe, wanted)
         skips = {picture.clip_skip or 0 for picture in wanted}
         pipe.prepare(_texts(wanted, pipe), max(skips) if len(skips) == 1 else 0)
-        return _draw_all(pipe, wanted, noise, given, flags, replay, report, stop)
+        with stop.waits():
+            return _draw_all(pipe, wanted, noise, given, flags, replay, report, stop)
     finally:
         report.give_up()
 
@@ -294,6 +295,7 @@ def _draw_all(
     """Its exit code. Each failure is told with its picture, and `done` comes last, also where an error ends the run."""
     made, failed, fatal, kept = 0, list[int](), 0, list[Any]()
     for picture in wanted:
+        stop.picture()
         report.begin(picture)
         start, drawn = time.monotonic(), False
         try:
@@ -315,6 +317,7 @@ def _draw_all(
             elif not isinstance(error, (UsageError, NumericsError)):
                 fatal = failed[-1]
                 break
+    stop.check()
     code = fatal or (0 if not failed else failures.PARTIAL if made else failed[0])
     report.done(made, len(failed), code)
     return code
@@ -346,10 +349,11 @@ def _asked(picture: Picture, noise: Any, given: Given) -> dict[str, Any]:
 def _draw_one(pipe: Pipeline, picture: Picture, asked: dict[str, Any], report: Report, stop: Stop) -> Result:
     events = pipe.stream(**asked)
     for event in events:
-        stop.check()
         if isinstance(event, qwenimg.Result):
             return event
+        stop.step(event.index, event.total, event.seconds)
         report.step(picture, event)
+        stop.check_step()
     raise AssertionError("the stream ended without a picture")
 
 

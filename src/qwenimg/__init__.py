@@ -8,15 +8,14 @@ Importing this imports neither framework; `load` does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
-from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
 from qwenimg.common.version import __version__
 
+TYPE_CHECKING = False  # typing's own takes longer to import than this file: `cli/main.py` says why that matters
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from typing import Any, Literal
+
     from qwenimg.common.pipeline import Pipeline
     from qwenimg.common.result import Result, Step
 
@@ -46,6 +45,9 @@ def load(
     model's; prediction, "eps" or "v" where a file does not say.
     Everything about the files is checked before a framework is imported. Raises QwenimgError.
     """
+    from contextlib import ExitStack
+    from pathlib import Path
+
     from qwenimg import backends
     from qwenimg.common import builtin, families, hub, recipes
     from qwenimg.common import precision as policies
@@ -101,5 +103,7 @@ def _check_fp32(error: float, precision: str, device: str) -> None:
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
+        from importlib import import_module
+
         return getattr(import_module(f"qwenimg.common.{_LAZY[name]}"), name)
     raise AttributeError(f"module 'qwenimg' has no attribute {name!r}")
