@@ -20,6 +20,7 @@ RESERVED = (
     "doctor", "presets", "precision", "parity", "plan", "bench", "convert", "serve",
 )  # fmt: skip
 
+HELP_NAMES = ["-h", "--help"]
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Prompt": ("prompt", "negative_prompt", "prompt_file", "replay"),
     "Picture": (

@@ -219,12 +219,8 @@ def test_version() -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["x", "-q"], ["-q is reserved", "--quiet"]),
-        (["-q", "8", "x"], ["-q is reserved"]),
-        (["-q8", "x"], ["-q is reserved"]),
         (["x", "--scheduler", "euler"], ["--sampler", "--schedule"]),
         (["x", "--scheduler=euler"], ["--sampler", "--schedule"]),
-        (["x", "--lora", "y"], ["--lora"]),
         (["x", "--sampler", "eulr"], ["eulr", "euler"]),
         (["x", "--schedule=karas"], ["karas", "karras"]),
         (["x", "--mask", "y"], ["--mask", "-i"]),
