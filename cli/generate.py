@@ -76,7 +76,8 @@ def _not_built(command: _F) -> _F:
 # Prompt
 @click.option("-p", "--prompt", metavar="TEXT", help="The prompt, whatever it looks like.")
 @click.option("-n", "--negative-prompt", metavar="TEXT", help="What to steer away from; needs guidance above 1.")
-@click.option("--prompt-file", metavar="FILE|-", help="On each line a prompt, or a JSON object whose fields override.")
+@click.option("--prompt-file", metavar="FILE|-", help="On each line a prompt, a JSON object or a # comment.")
+@click.option("--keep-going", is_flag=True, help="Leave out the lines of a prompt file that are at fault; exit code 7.")
 @click.option(
     "--from",
     "replay",
@@ -140,11 +141,12 @@ def _not_built(command: _F) -> _F:
 @click.pass_context
 def generate(ctx: click.Context, /, **given: Any) -> int:
     """Makes pictures from text and prints their paths."""
-    from qwenimg.cli import config
+    from qwenimg.cli import config, environment
     from qwenimg.cli.drawing import Flags, draw
 
     if not given["words"] and all(given[name] is None for name in ("prompt", "prompt_file", "replay")):
         streams.show(ctx.get_help())
         raise UsageError('no prompt; give one, as in: qwenimg "a red circle"')
     config.settle(ctx, given)
+    environment.check(ctx, given)
     return draw(Flags(**given), ctx.obj if isinstance(ctx.obj, Stop) else Stop())

@@ -13,6 +13,7 @@ import click
 from qwenimg.common.errors import ModelError
 
 MAX_TEXT = 2_000  # characters of one text that are printed
+XMP = "XML:com.adobe.xmp"  # Pillow's name for it in a PNG
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -74,7 +75,13 @@ def _show_picture(path: Path, as_json: bool) -> None:
     if recipe is None:
         click.echo("no recipe of qwenimg")
     for key, value in texts.items():
-        click.echo(_shown(f"text {key}", value))
+        click.echo(_xmp(value) if key == XMP else _shown(f"text {key}", value))
+
+
+def _xmp(value: str) -> str:
+    """What it says of us, in words: raw XML is for programs, which have --json."""
+    made = "made by a model" if "trainedAlgorithmicMedia" in value else "does not say that a model made it"
+    return f"XMP: {made} ({len(value):,} characters; --json shows them)"
 
 
 def _shown(key: str, value: str) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwenimg.common.errors import DoesNotFit, NumericsError, QwenimgError, UsageError, clean
+from qwenimg.common.names import slug
 from qwenimg.common.safetensors_header import read_header
 from qwenimg.common.untrusted import OpenFile, bad, open_regular, short
 
@@ -34,7 +35,6 @@ STALE = 24 * 3600  # seconds after which a temporary file of a dead process is s
 MAX_LATENTS = 1 << 30  # bytes
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OUR_TEMP = re.compile(r"\..+\.(\d{1,9})(-\d+)?\.qwenimg\.part", re.DOTALL)
-_WINDOWS_DEVICE = re.compile(r"con|prn|aux|nul|(com|lpt)[0-9]")
 
 
 # Writing
@@ -186,20 +186,6 @@ def _is_alive(pid: int) -> bool:
 
 
 # Names
-
-
-def slug(text: str, limit: int = 80) -> str:
-    """A part of a file name from a prompt: at most `limit` of a-z, 0-9 and inner hyphens, `image` if none is left.
-
-    Accents are dropped (Unicode NFKD), what has no ASCII form is left out. No name that Windows reserves."""
-    ascii_only = unicodedata.normalize("NFKD", text[: 20 * limit]).encode("ascii", "ignore").decode().lower()
-    name = re.sub(r"[^a-z0-9]+", "-", ascii_only).strip("-")
-    if len(name) > limit:
-        whole_words = name[: limit + 1].rpartition("-")[0]
-        name = whole_words if len(whole_words) > limit // 2 else name[:limit]
-    if _WINDOWS_DEVICE.fullmatch(name):
-        name = f"image-{name}"
-    return (name or "image")[:limit].strip("-")
 
 
 def output_path(

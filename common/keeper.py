@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common import memory
+from qwenimg.common.amounts import size_text
 from qwenimg.common.backend import VAE, Array, Engine
 from qwenimg.common.errors import DoesNotFit, NumericsError
 from qwenimg.common.precision import BYTES, Precision
@@ -29,7 +30,7 @@ class Keeper:
     @contextmanager
     def loading(self, component: str, weights: int, more: int = 0) -> Iterator[None]:
         """Tells, checks that `weights` and `more` bytes are free, and times."""
-        self.notify("stage", f"loading {component} ({weights / 1e9:.1f} GB)")
+        self.notify("stage", f"loading {component} ({size_text(weights)})")
         self.check_fit(f"the {component}", weights + more)
         with self.timed(f"load {component}"):
             yield
@@ -39,7 +40,7 @@ class Keeper:
         free = self.engine.free_memory()
         if need > free:
             raise DoesNotFit(
-                f"{what} takes {need / 1e9:.1f} GB in {self.precision.name}, {free / 1e9:.1f} GB are free on "
+                f"{what} takes {size_text(need)} in {self.precision.name}, {size_text(free)} are free on "
                 f"{self.engine.device}; choose a smaller size, close other programs, or use --precision bf16, not fp32"
             )
 

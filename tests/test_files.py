@@ -31,7 +31,6 @@ from qwenimg.common.files import (
     make_folder,
     output_path,
     read_latents,
-    slug,
     sweep,
     write_atomic,
     write_latents,
@@ -303,36 +302,7 @@ def test_of_many_threads_one_wins(tmp_path: Path) -> None:
 
 # Names
 
-RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(10))}
 ANY_TEXT = st.text(alphabet=st.characters(exclude_categories=[]))
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("A red circle, on white!", "a-red-circle-on-white"),
-        ("Café Ångström ﬁn ①", "cafe-angstrom-fin-1"),
-        ("一只猫", "image"),
-        ("", "image"),
-        ("-rf ../../etc/passwd", "rf-etc-passwd"),
-        (".hidden\0\x1b[31m", "hidden-31m"),
-        ("CON", "image-con"),
-        ("com¹", "image-com1"),
-        ("lone \udcff", "lone"),
-        ("word " * 40, "word-" * 15 + "word"),
-        ("x" * 3_000_000, "x" * 80),
-    ],
-)
-def test_slug(text: str, expected: str) -> None:
-    assert slug(text) == expected
-
-
-@settings(deadline=None)
-@given(text=ANY_TEXT | st.sampled_from(sorted(RESERVED)), limit=st.integers(12, 90))
-def test_slug_is_always_a_safe_name(text: str, limit: int) -> None:
-    name = slug(text, limit)
-    assert re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", name) and len(name) <= limit
-    assert name not in RESERVED and slug(name, limit) == name
 
 
 def out(pattern: str | None, *, several: bool = False, seed: int = 42, index: int = 3) -> str:

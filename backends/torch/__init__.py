@@ -20,6 +20,7 @@ from qwenimg.backends.torch.qwen_dit import Pair, QwenImageTransformer, Rope, Tr
 from qwenimg.backends.torch.qwen_vae import QwenImageVAE
 from qwenimg.backends.torch.qwen_vl import QwenTextEncoder
 from qwenimg.common import conditioning, geometry
+from qwenimg.common.amounts import counted
 from qwenimg.common.backend import NumpyArray, Observer
 from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.errors import BackendMissing
@@ -186,7 +187,8 @@ class TorchEngine:
         self.on_gpu = name == "cuda"
         self.decode_buffers = 3.5  # measured on a CPU: 3.1; a GPU's workspace for convolutions comes on top
         self._device = torch.device("cuda" if self.on_gpu else "cpu")
-        self.device = torch.cuda.get_device_name() if self.on_gpu else f"CPU (torch, {torch.get_num_threads()} threads)"
+        threads = counted(torch.get_num_threads(), "thread")
+        self.device = torch.cuda.get_device_name() if self.on_gpu else f"CPU (torch, {threads})"
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
 
