@@ -38,7 +38,7 @@ def start(*args: object, cwd: Path) -> subprocess.Popen[str]:
 
 def qwenimg(*args: object, cwd: Path) -> tuple[int, str, str]:
     process = start(*args, cwd=cwd)
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=300)
     return process.returncode, out, err
 
 

@@ -279,7 +279,7 @@ print(won)
 def test_of_two_writers_one_wins(tmp_path: Path, links: bool) -> None:
     rounds = 60
     children = [python(RACE, tmp_path, me, rounds, links) for me in "12"]
-    won = [int(child.communicate(timeout=60)[0]) for child in children]
+    won = [int(child.communicate(timeout=300)[0]) for child in children]
     content = [(tmp_path / f"{i}.png").read_bytes() for i in range(rounds)]
     print(f"hard links {links}: {won} of {rounds} won")
     assert [content.count(me * 100_000) for me in (b"1", b"2")] == won and sum(won) == rounds
@@ -552,10 +552,10 @@ def test_more_than_a_gibibyte_is_refused_before_it_is_read(tmp_path: Path) -> No
     with (tmp_path / "x.npy").open("wb") as file:
         file.write(header)
         file.truncate(len(header) + 4 * 16 * 4097 * 4096)  # sparse
-    begin = time.perf_counter()
+    begin = time.process_time()
     with pytest.raises(ModelError, match="at most 1,073,741,824"):
         read_latents(tmp_path / "x.npy")
-    assert time.perf_counter() - begin < 1
+    assert time.process_time() - begin < 1
 
 
 @settings(max_examples=200, deadline=None)

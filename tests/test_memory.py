@@ -131,7 +131,7 @@ def measured(script: str, *arguments: object) -> Any:
         [sys.executable, "-c", PREAMBLE + script, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=300,
         # A full-size image is larger than any block that glibc keeps in its heap when it is freed; these are not.
         env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(1 << 20)},
     )

@@ -13,7 +13,7 @@ import pytest
 from qwenimg.cli import signals
 from qwenimg.cli.signals import Stop, Stopped
 
-HANGS = 120  # seconds after which a process that should have ended is taken for stuck; no test waits for them
+HANGS = 300  # seconds after which a process that should have ended is taken for stuck; no test waits for them
 SIGTERM = "os.kill(os.getpid(), signal.SIGTERM)"
 # Places where Python prints an exception and goes on.
 SWALLOWERS = {
