@@ -69,6 +69,7 @@ def _call(args: list[str], stop: Stop) -> int:
 
     try:
         with cli.make_context("qwenimg", args.copy(), obj=stop) as ctx:
+            stop.working = True
             code = cli.invoke(ctx)
     except Exit as ended:
         code = ended.exit_code

@@ -35,6 +35,7 @@ class Stop:
         self.number: int | None = None
         self.raises = False  # whether the handler may raise, wherever the main thread is
         self.lost = False  # whether it did, where nobody heard
+        self.working = False  # whether a command runs, which may take long to stop
         self.drawing = False
         self._begun = time.monotonic()  # of what runs now
         self._steps: list[float] = []  # seconds of those that are done
@@ -156,7 +157,8 @@ def _watch(inlet: int, stop: Stop, numbers: frozenset[int]) -> None:
     poll.register(inlet, select.POLLIN)
     first, told, ours = None, False, 0
     while True:
-        if first is not None and not told and (stop.drawing or time.monotonic() - first >= TELL):
+        late = first is not None and time.monotonic() - first >= TELL
+        if first is not None and not told and (stop.drawing or (late and stop.working and stop.raises)):
             told = True
             _tell(f"qwenimg: {stop.words()}")
         wait = None if first is None or told else TELL
