@@ -40,11 +40,18 @@ GRID := "a red circle" "a large blue star" "two yellow hearts" "a small green cr
 
 demo: $(VENV)/.demo-ready
 	$(BIN)/python tools/grid.py demo/shapes.png $(GRID)
+	@echo
+	@echo 'The command is $(BIN)/qwenimg. What to run next:'
+	@echo '  $(BIN)/qwenimg "a large blue star"       # draws it into this folder and prints its name'
+	@echo '  $(BIN)/qwenimg selftest                  # draws 40 prompts and checks every picture'
+	@echo '  $(BIN)/qwenimg --help                    # all options; README.md has the models for real pictures'
+	@echo 'To call it qwenimg: source $(BIN)/activate'
 
 picture: $(VENV)/.demo-ready
 	$(BIN)/python tools/grid.py docs/pictures/first.png $(GRID)
 
 test: lint
+	@echo 'The tests: about six minutes on two idle cores.'
 	$(PYTEST) -m "not slow"
 
 test-slow: $(VENV)/.test-ready
@@ -79,9 +86,12 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.test-ready: $(VENV)/.made pyproject.toml constraints.txt
+	@echo 'Installing torch, MLX and the tools of the tests into $(VENV), once: 1.5 GB with the CPU build of torch and several'
+	@echo 'with that for CUDA, so a few minutes, or more on a slow line. pip prints nothing until it is done.'
 	$(PIP) -e ".[mlx,torch,dev]"
 	@touch $@ $(VENV)/.demo-ready
 
 $(VENV)/.demo-ready: $(VENV)/.made pyproject.toml constraints.txt
+	@echo 'Installing qwenimg and $(DEMO_EXTRA) into $(VENV), once: a minute or more. pip prints nothing until it is done.'
 	$(PIP) -e ".[$(DEMO_EXTRA)]"
 	@touch $@

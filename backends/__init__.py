@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from qwenimg.common.training import Train
 
 NAMES = ("auto", "mlx", "cuda", "cpu")
+MISSING = "not available: "  # what `available` says starts with it where a backend is not
 _PACKAGES = {"mlx": "mlx", "cuda": "torch", "cpu": "torch"}
+# qwenimg itself is on no index: it is installed from a clone.
+_INSTALL = "in the clone of qwenimg: pip install '.[{}]' (README.md: Install)"
 
 
 def installed(name: str) -> bool:
@@ -34,8 +37,7 @@ def load(name: str = "auto") -> Engine:
     if name == "auto":
         name = _choose()
     if not installed(name):
-        extra = "mlx" if name == "mlx" else "torch"
-        raise BackendMissing(f"--backend {name} needs {_PACKAGES[name]}: pip install 'qwenimg[{extra}]'")
+        raise BackendMissing(f"--backend {name} needs {_PACKAGES[name]}; {_INSTALL.format(_PACKAGES[name])}")
     if name == "mlx":
         # MLX reads this once per process: fp32 must mean fp32 even where a faster, coarser mode is its default.
         os.environ.setdefault("MLX_ENABLE_TF32", "0")
@@ -62,7 +64,7 @@ def trainer(name: str = "auto") -> Train:
             "--backend mlx: training is built on torch, and a trained model runs on both; use --backend cpu or cuda"
         )
     if not installed("cpu"):
-        raise BackendMissing("training needs torch: pip install 'qwenimg[torch]'")
+        raise BackendMissing(f"training needs torch; {_INSTALL.format('torch')}")
     from functools import partial
 
     from qwenimg.backends.torch.engine import has_cuda
@@ -80,7 +82,7 @@ def available() -> dict[str, str]:
         try:
             found[name] = load(name).device
         except BackendMissing as error:
-            found[name] = f"not available: {error}"
+            found[name] = f"{MISSING}{error}"
     return found
 
 

@@ -48,6 +48,7 @@ class Picture:
     """One picture to make. What is None is left to the model."""
 
     index: int  # from 1
+    where: str  # the line of a prompt file that asks for it, else ""
     prompt: str
     negative_prompt: str | None
     width: int | None
@@ -147,59 +148,68 @@ def check_model(replay: Replay, given: str | None) -> None:
         raise ModelError(f"--from: that picture's recipe {what}; say with -m which model makes it")
 
 
-def read_prompts(source: str) -> list[tuple[str, Fields]]:
+Line = tuple[str, Fields | ModelError]  # where it is, and what it says or what is wrong with it
+
+
+def read_prompts(source: str) -> list[Line]:
     """Of each line of a prompt file (`-`: standard input) that is not blank, where it is and what it says.
 
-    A line that starts with { is a JSON object, any other a prompt. Raises ModelError naming file and line."""
+    A line that starts with # is left out, one that starts with { is a JSON object, any other a prompt. Raises
+    ModelError where the file as a whole cannot be used."""
     name, raw = ("standard input", _read_input()) if source == "-" else (source, _read_file(Path(source)))
-    found: list[tuple[str, Fields]] = []
+    found: list[Line] = []
     for number, line in enumerate(raw.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
         where = f"{name}:{number}"
         if len(found) > MAX_PICTURES:
             raise bad(where, f"more than {MAX_PICTURES} prompts; split the file")
-        if line.strip().startswith(b"{"):
-            found.append((where, _object(line.strip(), where)))
-        elif line.strip():
+        if line.strip() and not line.strip().startswith(b"#"):
             try:
-                found.append((where, Fields(prompt=line.decode("utf-8").strip())))
-            except UnicodeDecodeError as error:
-                raise bad(where, f"is not UTF-8 (byte {error.start})") from None
+                found.append((where, _fields_of(line, where)))
+            except ModelError as error:
+                found.append((where, error))
     if not found:
         raise bad(name, "has no prompts; give one on each line")
     return found
 
 
 def pictures(
-    base: Fields, lines: Sequence[tuple[str, Fields]] | None, output: str | None, *, overwrite: bool
-) -> list[Picture]:
-    """Every prompt with every seed, and the file of each. `lines` override `base`. Raises UsageError, ModelError."""
+    base: Fields, lines: Sequence[Line] | None, output: str | None, *, overwrite: bool
+) -> tuple[list[Picture], list[ModelError]]:
+    """Every prompt with every seed, and the file of each; and the faults of `lines`, which override `base`. Raises
+    UsageError."""
     from qwenimg.common import files
 
     # So far below 2^32 that counting up from it stays there.
     chance = secrets.randbelow(2**32 - MAX_PICTURES)
     check(base)
     seeds(base, chance)
-    wanted: list[tuple[Fields, int]] = []
+    wanted: list[tuple[Fields, int, str]] = []
+    faults: list[ModelError] = []
     for where, line in lines if lines is not None else [("", Fields())]:
+        if isinstance(line, ModelError):
+            faults.append(line)
+            continue
         fields = merged(base, line)
         try:
             if "prompt" not in fields:
                 raise UsageError("no prompt")
             check(fields)
-            wanted += [(fields, seed) for seed in seeds(fields, chance)]
+            wanted += [(fields, seed, where) for seed in seeds(fields, chance)]
         except UsageError as error:
-            raise bad(where, str(error)) if where else error from None
+            if not where:
+                raise
+            faults.append(bad(where, str(error)))
         if len(wanted) > MAX_PICTURES:
             raise UsageError(f"more than {MAX_PICTURES} pictures; run several times")
     now = datetime.now()
-    same_seeds = len({seed for _, seed in wanted}) < len(wanted)
+    same_seeds = len({seed for _, seed, _ in wanted}) < len(wanted)
     several = len(wanted) > 1
-    made = [_picture(*pair, i, several, same_seeds, output, now) for i, pair in enumerate(wanted, 1)]
+    made = [_picture(*each, i, several, same_seeds, output, now) for i, each in enumerate(wanted, 1)]
     paths = [picture.path for picture in made if picture.path is not None]
     files.check_distinct(paths)
     for path in paths:
         files.check_output(path, overwrite=overwrite, new_folder=makes_folder(output))
-    return made
+    return made, faults
 
 
 def makes_folder(output: str | None) -> bool:
@@ -208,7 +218,14 @@ def makes_folder(output: str | None) -> bool:
 
 
 def _picture(
-    fields: Fields, seed: int, index: int, several: bool, same_seeds: bool, output: str | None, now: datetime
+    fields: Fields,
+    seed: int,
+    where: str,
+    index: int,
+    several: bool,
+    same_seeds: bool,
+    output: str | None,
+    now: datetime,
 ) -> Picture:
     from qwenimg.common import files
 
@@ -226,6 +243,7 @@ def _picture(
         path = Path(os.path.abspath(path))  # noqa: PTH100 (resolve would follow a link that is to be replaced)
     return Picture(
         index=index,
+        where=where,
         prompt=fields["prompt"],
         negative_prompt=fields.get("negative_prompt"),
         width=fields.get("width"),
@@ -242,6 +260,16 @@ def _picture(
         seed=seed,
         path=path,
     )
+
+
+def _fields_of(line: bytes, where: str) -> Fields:
+    """Raises ModelError."""
+    if line.strip().startswith(b"{"):
+        return _object(line.strip(), where)
+    try:
+        return Fields(prompt=line.decode("utf-8").strip())
+    except UnicodeDecodeError as error:
+        raise bad(where, f"is not UTF-8 (byte {error.start})") from None
 
 
 def _object(line: bytes, where: str) -> Fields:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import json
+
 import click
 
 
 @click.command("devices")
-def devices() -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def devices(as_json: bool) -> None:
     """Prints each backend with its device, or why it is not available."""
     from qwenimg import backends
     from qwenimg.common.errors import clean
 
-    for name, device in backends.available().items():
+    found = backends.available()
+    if as_json:
+        rows = [_row(name, text.removeprefix(backends.MISSING), text) for name, text in found.items()]
+        click.echo(json.dumps({"backends": rows}))
+        return
+    for name, device in found.items():
         click.echo(f"{name:5} {clean(device, 280)}")
+
+
+def _row(name: str, reason: str, text: str) -> dict[str, object]:
+    here = reason == text
+    return {"name": name, "available": here, "device": text if here else None, "reason": None if here else reason}

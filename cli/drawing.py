@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import qwenimg
-from qwenimg.cli import failures, writing
+from qwenimg.cli import environment, failures, writing
 from qwenimg.cli.batch import Picture, Replay, check_model, pictures, read_prompts, read_replay
+from qwenimg.cli.faults import kept, told
 from qwenimg.cli.options import Fields, merged, parse_debug, sides
 from qwenimg.cli.progress import Report
 from qwenimg.cli.signals import Stop
 from qwenimg.common import files
+from qwenimg.common.amounts import counted
 from qwenimg.common.errors import DoesNotFit, ModelError, NumericsError, UsageError, clean
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ class Flags:
     prompt: str | None
     negative_prompt: str | None
     prompt_file: str | None
+    keep_going: bool
     replay: Path | None
     size: str | None
     aspect: str | None
@@ -77,16 +80,20 @@ def draw(flags: Flags, stop: Stop) -> int:
     from qwenimg.common import builtin, hub
 
     report = Report(as_json=flags.json, quiet=flags.quiet, debug=parse_debug(flags.debug))
+    for line in environment.unknown():
+        report.notify("warning", line)
     replay = None if flags.replay is None else read_replay(flags.replay)
     for line in () if replay is None else replay.told:
         report.notify("warning", line)
-    wanted = _wanted(flags, replay)
+    wanted, failed = _wanted(flags, replay, report)
     _check_files(flags, replay, wanted)
     noise = None if flags.latents is None else _read_noise(flags.latents, wanted)
     given = _read_pictures(flags, report)
     model = flags.model or (None if replay is None else replay.model)
     built_in = hub.is_built_in(model)
-    unknown = _unknown_words(wanted, asked_for=model is not None) if built_in else []
+    if built_in and model is None:
+        wanted = kept(wanted, lambda p: builtin.check_prompts([p.prompt]), report, failed, keep_going=flags.keep_going)
+    unknown = _unknown_words(wanted) if built_in else []
     for folder in {picture.path.parent for picture in wanted if picture.path is not None}:
         files.sweep(folder)
     try:
@@ -100,14 +107,18 @@ def draw(flags: Flags, stop: Stop) -> int:
         if flags.save_latents is not None and len(sizes) > 1:
             raise UsageError("--save-latents: one file takes pictures of one size; this run makes several sizes")
         expected = []
-        for picture in wanted:
-            expected.append(pipe.estimate(**_asked(picture, noise, given)))
+
+        def check(picture: Picture) -> None:
             writing.check(picture, no_metadata=flags.no_metadata)
+            expected.append(pipe.estimate(**_asked(picture, noise, given)))
+
+        wanted = kept(wanted, check, report, failed, keep_going=flags.keep_going)
         report.headline(pipe.headline(), expected)
         report.plan(pipe, wanted)
         skips = {picture.clip_skip or 0 for picture in wanted}
         pipe.prepare(_texts(wanted, pipe), max(skips) if len(skips) == 1 else 0)
-        return _draw_all(pipe, wanted, noise, given, flags, replay, report, stop)
+        with stop.waits():
+            return _draw_all(pipe, wanted, noise, given, flags, replay, report, stop, failed)
     finally:
         report.give_up()
 
@@ -115,7 +126,8 @@ def draw(flags: Flags, stop: Stop) -> int:
 # Before the model is opened
 
 
-def _wanted(flags: Flags, replay: Replay | None) -> list[Picture]:
+def _wanted(flags: Flags, replay: Replay | None, report: Report) -> tuple[list[Picture], list[int]]:
+    """The pictures to make, and the exit codes of those that cannot be made, of which is told. Raises QwenimgError."""
     prompt = _prompt(flags)
     if prompt is not None and flags.prompt_file is not None:
         raise UsageError("a prompt and --prompt-file; give one of them")
@@ -131,7 +143,8 @@ def _wanted(flags: Flags, replay: Replay | None) -> list[Picture]:
         if value is not None:
             base[name] = value
     lines = None if flags.prompt_file is None else read_prompts(flags.prompt_file)
-    return pictures(base, lines, flags.output, overwrite=flags.overwrite)
+    wanted, faults = pictures(base, lines, flags.output, overwrite=flags.overwrite)
+    return wanted, told(faults, report, left=len(wanted), keep_going=flags.keep_going)
 
 
 def _prompt(flags: Flags) -> str | None:
@@ -187,7 +200,8 @@ def _read_noise(path: Path, wanted: Sequence[Picture]) -> Any:
     noise = files.read_latents(path)
     if len(noise) not in (1, len(wanted)):
         raise UsageError(
-            f"--latents {clean(path, 120)}: has {len(noise)} latents, this run makes {len(wanted)} pictures"
+            f"--latents {clean(path, 120)}: has {counted(len(noise), 'row')} of latents, "
+            f"this run makes {counted(len(wanted), 'picture')}"
         )
     drawn = any(picture.sampler for picture in wanted)  # another sampler may draw noise in its steps, from the seed
     if len(noise) < len(wanted) and len({picture.prompt for picture in wanted}) < len(wanted) and not drawn:
@@ -218,15 +232,11 @@ def _read_pictures(flags: Flags, report: Report) -> Given:
     return Given(image=image, mask=None if flags.mask is None else input_image.read_mask(flags.mask, image))
 
 
-def _unknown_words(wanted: Sequence[Picture], *, asked_for: bool) -> list[str]:
-    """What the built-in model would not understand.
-
-    Raises ModelError where nobody asked for it and a prompt names nothing that it draws."""
+def _unknown_words(wanted: Sequence[Picture]) -> list[str]:
+    """What the built-in model would not understand."""
     from qwenimg.common import builtin
 
     prompts = [picture.prompt for picture in wanted]
-    if not asked_for:
-        builtin.check_prompts(prompts)
     negative = (picture.negative_prompt or "" for picture in wanted)
     found = (builtin.unknown_words(prompts), builtin.unknown_words(negative, " of the negative prompt"))
     return [words for words in found if words]
@@ -295,10 +305,13 @@ def _draw_all(
     replay: Replay | None,
     report: Report,
     stop: Stop,
+    failed: list[int],
 ) -> int:
-    """Its exit code. Each failure is told with its picture, and `done` comes last, also where an error ends the run."""
-    made, failed, fatal, kept = 0, list[int](), 0, list[Any]()
+    """Its exit code. `failed`: exit codes of what is not drawn at all. Each failure is told with its picture, and
+    `done` comes last, also where an error ends the run."""
+    made, fatal, latents = 0, 0, list[Any]()
     for picture in wanted:
+        stop.picture()
         report.begin(picture)
         start, drawn = time.monotonic(), False
         try:
@@ -308,9 +321,9 @@ def _draw_all(
             writing.write(picture, result, flags)
             report.image(picture, result, time.monotonic() - start)
             made += 1
-            kept += [result.latents] if flags.save_latents is not None else []
-            if flags.save_latents is not None and len(kept) == len(wanted):
-                files.write_latents(flags.save_latents, files.join_latents(kept), overwrite=flags.overwrite)
+            latents += [result.latents] if flags.save_latents is not None else []
+            if flags.save_latents is not None and len(latents) == len(wanted):
+                files.write_latents(flags.save_latents, files.join_latents(latents), overwrite=flags.overwrite)
         except Exception as error:
             stop.check()
             failed.append(report.failure(picture, error))
@@ -320,6 +333,7 @@ def _draw_all(
             elif not isinstance(error, (UsageError, NumericsError)):
                 fatal = failed[-1]
                 break
+    stop.check()
     code = fatal or (0 if not failed else failures.PARTIAL if made else failed[0])
     report.done(made, len(failed), code)
     return code
@@ -351,10 +365,11 @@ def _asked(picture: Picture, noise: Any, given: Given) -> dict[str, Any]:
 def _draw_one(pipe: Pipeline, picture: Picture, asked: dict[str, Any], report: Report, stop: Stop) -> Result:
     events = pipe.stream(**asked)
     for event in events:
-        stop.check()
         if isinstance(event, qwenimg.Result):
             return event
+        stop.step(event.index, event.total, event.seconds)
         report.step(picture, event)
+        stop.check_step()
     raise AssertionError("the stream ended without a picture")
 
 

@@ -10,7 +10,7 @@ import traceback
 
 import click
 
-from qwenimg.cli import streams
+from qwenimg.cli import environment, streams
 from qwenimg.common.errors import QwenimgError
 
 SCHEMA = 1  # of the events of --json
@@ -80,6 +80,8 @@ def event(code: int, text: str, index: int | None = None) -> bytes:
 
 def _usage(error: click.ClickException) -> str:
     text = " ".join(error.format_message().split())
+    if isinstance(error, click.BadParameter) and (name := environment.variable(error.ctx, error.param)):
+        text = f"{name} in the environment: {' '.join(error.message.split())}"
     if isinstance(error, click.NoSuchOption) and not error.option_name.startswith("--"):
         text += " A prompt that starts with - goes after -p."
     return text

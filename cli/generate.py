@@ -10,7 +10,7 @@ import click
 
 from qwenimg.backends import NAMES
 from qwenimg.cli import options, streams
-from qwenimg.cli.help import Sectioned, complete_prompt, show_version
+from qwenimg.cli.help import HELP_NAMES, Sectioned, complete_prompt, show_version
 from qwenimg.cli.signals import Stop
 from qwenimg.common.errors import UsageError
 
@@ -20,14 +20,17 @@ _SETTINGS = {
     "auto_envvar_prefix": "QWENIMG",
     "token_normalize_func": options.known_name,
     "max_content_width": 110,
+    "help_option_names": HELP_NAMES,
 }
 
 
 def _reserved(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
     if value is None or ctx.resilient_parsing:
         return
-    if param.name == "quantize":
-        raise UsageError("-q is reserved for quantising, which is not built yet; for less output use --quiet")
+    for what, names in NOT_BUILT.items():
+        if param.opts[0] in names:
+            hint = " (-q stays free for it; for less output: --quiet)" if "-q" in names else ""
+            raise UsageError(f"{names[0]}: {what} is not built yet{hint}; draw without it")
     raise UsageError(
         "--scheduler means two things: the solver is --sampler and the noise levels are --schedule; "
         "qwenimg samplers lists both"
@@ -49,12 +52,32 @@ def _refused(*names: str) -> Callable[[_F], _F]:
     )
 
 
+# What is not built, and the options by which other programs ask for it.
+NOT_BUILT = {
+    "quantising": ("-q", "--quantize", "--quantise", "--quantization"),
+    "LoRA": ("--lora", "--loras", "--lora-path", "--lora-paths", "--lora-scale", "--lora-scales", "--lora-style"),
+    "Lightning, a distilled model or LoRA for few steps,": ("--lightning", "--turbo", "--lcm"),
+    "ControlNet": ("--controlnet", "--control-net", "--control-image", "--controlnet-image-path"),
+    "the IP-adapter": ("--ip-adapter",),
+    "textual inversion": ("--embedding", "--embeddings", "--textual-inversion"),
+    "Qwen-Image-Edit": ("--edit",),
+    "upscaling": ("--upscale", "--upscaler", "--hires", "--hires-fix"),
+}
+
+
+def _not_built(command: _F) -> _F:
+    for names in NOT_BUILT.values():
+        command = _refused(*names)(command)
+    return command
+
+
 @click.command("generate", cls=Sectioned, context_settings=_SETTINGS)
 @click.argument("words", nargs=-1, metavar="PROMPT", shell_complete=complete_prompt)
 # Prompt
 @click.option("-p", "--prompt", metavar="TEXT", help="The prompt, whatever it looks like.")
 @click.option("-n", "--negative-prompt", metavar="TEXT", help="What to steer away from; needs guidance above 1.")
-@click.option("--prompt-file", metavar="FILE|-", help="On each line a prompt, or a JSON object whose fields override.")
+@click.option("--prompt-file", metavar="FILE|-", help="On each line a prompt, a JSON object or a # comment.")
+@click.option("--keep-going", is_flag=True, help="Leave out the lines of a prompt file that are at fault; exit code 7.")
 @click.option(
     "--from",
     "replay",
@@ -90,7 +113,9 @@ def _refused(*names: str) -> Callable[[_F], _F]:
 @click.option("--clip-skip", type=int, metavar="N", help="Leave out the last N layers of CLIP.")
 @click.option("--prediction", type=click.Choice(("eps", "v")), metavar="eps|v", help="What the UNet predicts.")
 @click.option("--backend", type=click.Choice(NAMES), default="auto", metavar="|".join(NAMES), help="Default auto.")
-@click.option("--precision", metavar="POLICY", help="auto, bf16, fp16, fp32, or parts: bf16,vae=bf16. Default auto.")
+@click.option(
+    "--precision", metavar="POLICY", help="auto, bf16, fp32; fp16 for Stable Diffusion only; parts: bf16,vae=bf16."
+)
 @click.option("--offline", is_flag=True, help="Use no network.")
 @click.option("--latents", type=_FILE, metavar="FILE", help="Noise from .npy or .safetensors, not from the seed.")
 # Output
@@ -116,16 +141,17 @@ def _refused(*names: str) -> Callable[[_F], _F]:
     callback=show_version,
     help="Show the version.",
 )
-@_refused("-q", "quantize")
 @_refused("--scheduler")
+@_not_built
 @click.pass_context
 def generate(ctx: click.Context, /, **given: Any) -> int:
     """Makes pictures from text and prints their paths."""
-    from qwenimg.cli import config
+    from qwenimg.cli import config, environment
     from qwenimg.cli.drawing import Flags, draw
 
     if not given["words"] and all(given[name] is None for name in ("prompt", "prompt_file", "replay")):
         streams.show(ctx.get_help())
         raise UsageError('no prompt; give one, as in: qwenimg "a red circle"')
     config.settle(ctx, given)
+    environment.check(ctx, given)
     return draw(Flags(**given), ctx.obj if isinstance(ctx.obj, Stop) else Stop())

@@ -20,8 +20,9 @@ RESERVED = (
     "doctor", "presets", "precision", "parity", "plan", "bench", "convert", "serve",
 )  # fmt: skip
 
+HELP_NAMES = ["-h", "--help"]
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Prompt": ("prompt", "negative_prompt", "prompt_file", "replay"),
+    "Prompt": ("prompt", "negative_prompt", "prompt_file", "keep_going", "replay"),
     "Picture": (
         "size", "aspect", "width", "height", "steps", "guidance", "guidance_rescale", "sampler", "schedule", "seed",
         "num_images",

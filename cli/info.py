@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from qwenimg.common.foreign import Foreign
 
 MAX_TEXT = 2_000  # characters of one text that are printed
+XMP = "XML:com.adobe.xmp"  # Pillow's name for it in a PNG
 
 
 @click.command("info")
@@ -76,7 +77,13 @@ def _show_picture(path: Path, as_json: bool) -> None:
     if foreign is not None:
         _show_foreign(foreign)
     for key, value in texts.items():
-        click.echo(_shown(f"text {key}", value))
+        click.echo(_xmp(value) if key == XMP else _shown(f"text {key}", value))
+
+
+def _xmp(value: str) -> str:
+    """What it says of us, in words: raw XML is for programs, which have --json."""
+    made = "made by a model" if "trainedAlgorithmicMedia" in value else "does not say that a model made it"
+    return f"XMP: {made} ({len(value):,} characters; --json shows them)"
 
 
 def _described(foreign: Foreign | None) -> dict[str, object] | None:

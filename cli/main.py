@@ -1,36 +1,57 @@
 """Where the command line begins, and how a run ends.
 
-Little is imported before the signals are watched: what is would be the place of a traceback for an early Ctrl-C.
+Nothing is imported here, nor by the package itself, before `run` is called: until then Ctrl-C would show a traceback.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 
-from qwenimg.cli import signals
+TYPE_CHECKING = False  # typing's own takes longer to import than all that comes before `run`
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from qwenimg.cli.signals import Stop
 
 COMPLETE_VAR = "_QWENIMG_COMPLETE"
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line `argv` (without the program's name) and returns its exit code."""
-    args = list(sys.argv[1:] if argv is None else argv)
-    with signals.watched() as stop:
-        try:
-            from qwenimg.cli import streams
+    """Runs the command line `argv` (without the program's name) and returns its exit code.
 
-            streams.make_safe()
-            if instruction := os.environ.get(COMPLETE_VAR):
-                return _complete(instruction)
+    Without `argv` it is that of the process, which ends when this returns."""
+    try:
+        from qwenimg.cli import signals
+
+        with signals.watched(process=argv is None) as stop:
+            code = _run(list(sys.argv[1:] if argv is None else argv), stop)
+        return code if stop.exit_code is None else stop.exit_code
+    except KeyboardInterrupt:  # before the signals were watched
+        if sys.stderr is not None:
+            os.write(2, b"qwenimg: error: stopped by a signal\n")
+        return 130
+
+
+def _run(args: list[str], stop: Stop) -> int:
+    try:
+        stop.raises = True
+        stop.check()
+        from qwenimg.cli import streams
+
+        streams.make_safe()
+        if instruction := os.environ.get(COMPLETE_VAR):
+            code = _complete(instruction)
+        else:
             code = _call(args, stop)
             streams.flush()
-            return code
-        except BaseException as error:
-            if isinstance(error, SystemExit) and stop.number is None:
-                raise
-            return _end(error, stop, args)
+        stop.raises = False  # here and below the last and first thing: between two assignments no signal is handled
+    except BaseException as error:
+        stop.raises = False
+        if isinstance(error, SystemExit) and stop.number is None:
+            raise
+        return _end(error, stop, args)
+    return code if stop.number is None else _end(None, stop, args)
 
 
 def _complete(instruction: str) -> int:
@@ -41,20 +62,21 @@ def _complete(instruction: str) -> int:
     return shell_complete(cli, {}, "qwenimg", COMPLETE_VAR, instruction)
 
 
-def _call(args: list[str], stop: signals.Stop) -> int:
+def _call(args: list[str], stop: Stop) -> int:
     from click.exceptions import Exit
 
     from qwenimg.cli.words import cli
 
     try:
         with cli.make_context("qwenimg", args.copy(), obj=stop) as ctx:
+            stop.working = True
             code = cli.invoke(ctx)
     except Exit as ended:
         code = ended.exit_code
     return code if isinstance(code, int) else 0
 
 
-def _end(error: BaseException, stop: signals.Stop, args: list[str]) -> int:
+def _end(error: BaseException | None, stop: Stop, args: list[str]) -> int:
     """The exit code for `error`, of which it tells; whatever was raised while a signal ended the run, the signal's."""
     from qwenimg.cli import streams
 
@@ -65,6 +87,7 @@ def _end(error: BaseException, stop: signals.Stop, args: list[str]) -> int:
     from qwenimg.cli.words import wants_json
 
     if stop.exit_code is None:
+        assert error is not None
         code, text = failures.tell(error)
     if code and wants_json(args):
         try:

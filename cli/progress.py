@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from qwenimg.cli import failures, streams
 from qwenimg.cli.batch import Picture
 from qwenimg.common import estimate
+from qwenimg.common.amounts import counted
+from qwenimg.common.errors import ModelError, clean
 
 if TYPE_CHECKING:
     from qwenimg import Pipeline, Result, Step
@@ -66,7 +68,7 @@ class Report:
         self.total = len(pictures)
         images = [{**asdict(p), "path": None if p.path is None else str(p.path)} for p in pictures]
         for one in images:
-            del one["aspect"]  # it has become the sides
+            del one["aspect"], one["where"]  # it has become the sides; a line number is for people
         about = {"backend": pipe.backend, "device": pipe.device, "model": pipe.model_name}
         self._event("plan", **about, precision=pipe.precision.summary(), images=images)
 
@@ -76,7 +78,7 @@ class Report:
         size = f"{picture.width}x{picture.height}"
         self._line(
             f"picture {picture.index} of {self.total}: seed {picture.seed}, {size}, "
-            f"{picture.steps} steps, guidance {picture.guidance:g}"
+            f"{counted(picture.steps or 0, 'step')}, guidance {picture.guidance:g}"
         )
 
     def step(self, picture: Picture, step: Step) -> None:
@@ -117,9 +119,18 @@ class Report:
         """Tells of a picture that was not made, and returns the exit code of its error."""
         self._bar.close()
         where = f"picture {picture.index} (seed {picture.seed}): " if self.total > 1 else ""
+        where = f"{clean(picture.where, 80)}: {where}" if picture.where else where
         code, text = failures.tell(error, where)
         if self.as_json:
             streams.put(failures.event(code, text, picture.index))
+        return code
+
+    def fault(self, error: ModelError) -> int:
+        """Tells of a line of a prompt file that asks for nothing that can be made, and returns its exit code."""
+        self._bar.close()
+        code, text = failures.tell(error)
+        if self.as_json:
+            streams.put(failures.event(code, text))
         return code
 
     def done(self, made: int, failed: int, code: int) -> None:

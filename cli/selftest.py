@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.command("selftest")
 @click.option("-m", "--model", metavar="FOLDER", help="A trained model; the built-in one unless given.")
 @click.option("--backend", type=click.Choice(NAMES), default="auto", metavar="|".join(NAMES), help="Default auto.")
-@click.option("--precision", default="auto", metavar="POLICY", help="As for a picture. Default auto.")
+@click.option("--precision", default="auto", metavar="POLICY", help="auto, bf16 or fp32, as for a picture.")
 @click.option("--size", metavar="WxH", help="Of each picture; the built-in model's unless given.")
 @click.option("-o", "--output", metavar="SHEET.png", help="Write all pictures on one sheet, marked right or wrong.")
 @click.option("--overwrite", is_flag=True, help="Replace the sheet if it exists.")

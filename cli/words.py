@@ -12,9 +12,10 @@ from importlib import import_module
 
 import click
 
+from qwenimg.cli import near
 from qwenimg.cli.generate import generate
-from qwenimg.cli.help import COMMANDS, RESERVED
-from qwenimg.common.errors import UsageError
+from qwenimg.cli.help import COMMANDS, HELP_NAMES, RESERVED
+from qwenimg.common.errors import UsageError, clean
 
 
 class Words(click.Group):
@@ -32,6 +33,11 @@ class Words(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         place = command_place(args)
         if place is None:
+            first = None if ctx.resilient_parsing else _first_word(args)
+            if first is not None and args[first] == "help":
+                return self.parse_args(ctx, [*args[first + 1 :], "--help"])
+            if first is not None:
+                _check_word(args[first])
             ctx.meta["qwenimg.implied"] = True
             return super().parse_args(ctx, ["generate", *args])
         if args[place] in RESERVED and not ctx.resilient_parsing:
@@ -41,13 +47,28 @@ class Words(click.Group):
 
 def command_place(args: Sequence[str]) -> int | None:
     """The place in `args` of the word that names a command, or None where the first word is a prompt or missing."""
+    place = _first_word(args)
+    return place if place is not None and args[place] in (*COMMANDS, *RESERVED) else None
+
+
+def _check_word(word: str) -> None:
+    """Raises UsageError for one that was hardly meant as a prompt."""
+    if word in near.NOT_BUILT:
+        raise UsageError(f"`qwenimg {word}` is not built yet; for a prompt of that word: -p {word}")
+    if name := near.meant(word, tuple(COMMANDS)):
+        shown = clean(word, 40)
+        raise UsageError(f"{shown} is no command; did you mean `qwenimg {name}`? For a prompt of that word: -p {shown}")
+
+
+def _first_word(args: Sequence[str]) -> int | None:
+    """The place in `args` of the first that is neither an option nor an option's value; None after `--`."""
     ctx = click.Context(generate, resilient_parsing=True, allow_interspersed_args=False, **generate.context_settings)
     found, _, _ = generate.make_parser(ctx).parse_args(list(args))
     words = found.get("words")
     if not isinstance(words, tuple):  # click's mark for nothing, which differs between its versions
         return None
     place = len(args) - len(words)
-    if not words or words[0] not in (*COMMANDS, *RESERVED):
+    if not words:
         return None
     return None if place and args[place - 1] == "--" else place  # after -- it is a prompt
 
@@ -63,4 +84,4 @@ def wants_json(args: Sequence[str]) -> bool:
     return (place is None or args[place] == "generate") and told in ("1", "true", "t", "yes", "y", "on")
 
 
-cli = Words("qwenimg", add_help_option=False)
+cli = Words("qwenimg", add_help_option=False, context_settings={"help_option_names": HELP_NAMES})

@@ -9,6 +9,7 @@ from math import prod
 from pathlib import Path
 
 from qwenimg.common import families, hub, schedules, sd_model, single_file
+from qwenimg.common.amounts import counted, size_text
 from qwenimg.common.component_files import find_files
 from qwenimg.common.config_file import parse, read_json
 from qwenimg.common.errors import ModelError, clean
@@ -123,7 +124,7 @@ def _component(folder: Path) -> Description:
             named[name] = stored
     part = Description(lines=[_summary(folder.name, named)])
     if unused:
-        part.lines.append(f"{folder.name}: {unused} tensors are known and not needed")
+        part.lines.append(f"{folder.name}: known and not needed: {counted(unused, 'tensor')}")
     shapes = {name: stored.shape for name, stored in named.items()}
     for kind, names in _differences(shapes, manifest):
         part.faults.append(f"{folder.name}: {len(names)} {kind}: {_listed(names)}")
@@ -175,9 +176,9 @@ def _single_file(path: Path, tensors: Mapping[str, Stored], prediction: Predicti
         return whole
     opened.close()
     for name, plan in opened.plans.items():
-        whole.lines.append(f"{name}: {len(plan.entries)} tensors, {plan.parameters / 1e6:,.1f} M parameters")
+        whole.lines.append(f"{name}: {counted(len(plan.entries), 'tensor')}, {plan.parameters / 1e6:,.1f} M parameters")
     if opened.ignored:
-        whole.lines.append(f"{opened.ignored} tensors are known and not needed")
+        whole.lines.append(f"known and not needed: {counted(opened.ignored, 'tensor')}")
     return whole
 
 
@@ -195,7 +196,8 @@ def _summary(name: str, tensors: Mapping[str, Stored]) -> str:
     parameters = sum(prod(stored.shape) for stored in tensors.values())
     size = sum(stored.end - stored.begin for stored in tensors.values())
     kinds = ", ".join(f"{count} {dtype}" for dtype, count in sorted(dtypes.items()))
-    return f"{name}: {len(tensors)} tensors ({kinds}), {parameters / 1e6:,.1f} M parameters, {size / 1e9:.2f} GB"
+    count = counted(len(tensors), "tensor")
+    return f"{name}: {count} ({kinds}), {parameters / 1e6:,.1f} M parameters, {size_text(size)}"
 
 
 def _differences(found: Mapping[str, Shape], expected: Mapping[str, Shape]) -> list[tuple[str, list[str]]]:

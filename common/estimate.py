@@ -38,10 +38,6 @@ def told(memory: int, seconds: float) -> str:
     return f"about {size(memory)} and {duration(seconds)}"
 
 
-def size(count: int) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{max(1, round(count / 1e6))} MB"
-
-
 def duration(seconds: float) -> str:
     """In one unit, to two digits at most: it is an estimate."""
     for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):

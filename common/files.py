@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwenimg.common.errors import DoesNotFit, NumericsError, QwenimgError, UsageError, clean
+from qwenimg.common.names import slug
 from qwenimg.common.safetensors_header import read_header
 from qwenimg.common.untrusted import OpenFile, bad, open_regular, short
 
@@ -35,7 +36,6 @@ STALE = 24 * 3600  # seconds after which a temporary file of a dead process is s
 MAX_LATENTS = 1 << 30  # bytes
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OUR_TEMP = re.compile(r"\..+\.(\d{1,9})(-\d+)?\.qwenimg\.part", re.DOTALL)
-_WINDOWS_DEVICE = re.compile(r"con|prn|aux|nul|(com|lpt)[0-9]")
 
 
 # Writing
@@ -189,20 +189,6 @@ def _is_alive(pid: int) -> bool:
 # Names
 
 
-def slug(text: str, limit: int = 80) -> str:
-    """A part of a file name from a prompt: at most `limit` of a-z, 0-9 and inner hyphens, `image` if none is left.
-
-    Accents are dropped (Unicode NFKD), what has no ASCII form is left out. No name that Windows reserves."""
-    ascii_only = unicodedata.normalize("NFKD", text[: 20 * limit]).encode("ascii", "ignore").decode().lower()
-    name = re.sub(r"[^a-z0-9]+", "-", ascii_only).strip("-")
-    if len(name) > limit:
-        whole_words = name[: limit + 1].rpartition("-")[0]
-        name = whole_words if len(whole_words) > limit // 2 else name[:limit]
-    if _WINDOWS_DEVICE.fullmatch(name):
-        name = f"image-{name}"
-    return (name or "image")[:limit].strip("-")
-
-
 def output_path(
     pattern: str | None, *, seed: int, index: int, prompt: str, now: datetime, several: bool, same_seeds: bool
 ) -> Path:
@@ -238,8 +224,8 @@ def picture_path(path: str | Path) -> Path:
     if not isinstance(path, (str, Path)) or "\0" in str(path):
         raise UsageError(f"{shown!r} is not a file's name")
     file = Path(path).expanduser()
-    if file.suffix.lower() not in ("", ".png"):
-        raise UsageError(f"{shown}: PNG only for now; let the name end in .png")
+    if file.suffix.lower() not in ("", *PICTURES):
+        raise UsageError(f"{shown}: let the name end in one of {' '.join(PICTURES)}")
     if not file.name or str(path).endswith("/"):
         raise UsageError(f"{shown!r} names no file; end it in a name")
     return file if file.suffix else file.with_name(f"{file.name}.png")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qwenimg.common import samplers_table
+from qwenimg.common.amounts import counted
 from qwenimg.common.errors import UsageError
 from qwenimg.common.family import Plan, Stage
 from qwenimg.common.request import Request
@@ -33,7 +34,7 @@ def skipped(steps: int, strength: float) -> int:
     """Steps that are left out where a picture is started from, as diffusers counts them. Raises UsageError."""
     left_out = int(max(steps - min(steps * strength, steps), 0))
     if left_out >= steps:
-        raise UsageError(f"strength {strength:g} of {steps} steps leaves none; give more steps or more strength")
+        raise UsageError(f"strength {strength:g} of {counted(steps, 'step')} leaves none; give more of either")
     return left_out
 
 

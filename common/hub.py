@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qwenimg.common import builtin, recipes
+from qwenimg.common.amounts import size_text as size_text  # for callers too
 from qwenimg.common.component_files import PICKLES, STEMS, find_files
 from qwenimg.common.errors import ModelError
 from qwenimg.common.recipes import Recipe
@@ -208,11 +209,3 @@ def is_offline() -> bool:
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)
-
-
-def size_text(count: int) -> str:
-    """`count` bytes for people, in decimal units."""
-    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if count >= unit:
-            return f"{count / unit:.1f} {name}"
-    return f"{count} bytes"

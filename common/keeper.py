@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common import estimate, memory
+from qwenimg.common import memory
+from qwenimg.common.amounts import size_text
 from qwenimg.common.backend import VAE, Array, Engine
 from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.errors import DoesNotFit, NumericsError
@@ -30,7 +31,7 @@ class Keeper:
     @contextmanager
     def loading(self, component: str, weights: int, more: int = 0) -> Iterator[None]:
         """Tells, checks that `weights` and `more` bytes are free, and times."""
-        self.notify("stage", f"loading {component} ({weights / 1e9:.1f} GB)")
+        self.notify("stage", f"loading {component} ({size_text(weights)})")
         self.check_fit(f"the {component}", weights + more)
         with self.timed(f"load {component}"):
             yield
@@ -40,7 +41,7 @@ class Keeper:
         free = self.engine.free_memory()
         if need > free:
             raise DoesNotFit(
-                f"{what} takes {estimate.size(need)} in {self.precision.name}, {estimate.size(free)} are free on "
+                f"{what} takes {size_text(need)} in {self.precision.name}, {size_text(free)} are free on "
                 f"{self.engine.device}; choose a smaller size, close other programs, or use --precision bf16, not fp32"
             )
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.errors import clean
-from qwenimg.common.metadata import XMP, Recipe, png_text
+from qwenimg.common.metadata import Recipe
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -56,19 +56,20 @@ class Result:
         return Image.fromarray(self.pixels)
 
     def save(self, path: str | Path, *, overwrite: bool = False, metadata: bool = True) -> Path:
-        """Writes the picture as a PNG with its recipe, whole or not at all; its absolute path.
+        """Writes the picture with its recipe, whole or not at all, in the format that the suffix says (.png, .jpg,
+        .jpeg or .webp; .png is added where there is none); its absolute path.
 
-        .png is added to a name without a suffix. Raises UsageError for a file that exists, unless `overwrite`, and for
-        another format, and DoesNotFit for a full disk."""
+        Raises UsageError for a file that exists, unless `overwrite`, for another format, and for what the format does
+        not hold, and DoesNotFit for a full disk."""
+        from qwenimg.common.encode import encode
         from qwenimg.common.files import picture_path, write_atomic
 
         file = picture_path(path)
-        write_atomic(file, self.png(metadata), overwrite=overwrite)
+        write_atomic(file, encode(self.pixels, self.recipe if metadata else None, file.suffix), overwrite=overwrite)
         return file.absolute()
 
     def png(self, metadata: bool = True) -> bytes:
         """The picture as a PNG file, with its recipe and the mark of AI origin unless `metadata` is false."""
-        from qwenimg.common.image import encode_png
+        from qwenimg.common.encode import encode
 
-        text: dict[str, Any] = png_text(self.recipe) if metadata else {}
-        return encode_png(self.pixels, text, XMP if metadata else None)
+        return encode(self.pixels, self.recipe if metadata else None, ".png")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from qwenimg.common.amounts import counted
 from qwenimg.common.errors import ModelError, UsageError, clean
 
 MAX_STEPS = 1000
@@ -96,7 +97,7 @@ def flow_schedule(config: FlowMatchConfig, steps: int, tokens: int) -> tuple[flo
             sigmas = _stretched(sigmas, config.shift_terminal)
     # Written so that a NaN fails it. A static shift may round the first level to just above 1.
     if not (sigmas[0] < 1.001 and sigmas[-1] > 0 and np.all(sigmas[1:] <= sigmas[:-1])):
-        raise UsageError(f"{steps} steps have no schedule for {tokens} image tokens; choose another size")
+        raise UsageError(f"{counted(steps, 'step')}: no schedule for {tokens} image tokens; choose another size")
     return (*map(float, sigmas), 0.0)
 
 

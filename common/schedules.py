@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from qwenimg.common.amounts import counted
 from qwenimg.common.errors import ModelError, UsageError, clean
 from qwenimg.common.noise_levels import DiffusionConfig
 from qwenimg.common.sampling import Grid
@@ -108,7 +109,7 @@ def _own(config: DiffusionConfig, sampler: str, steps: int) -> tuple[list[float]
     logwise = sampler in _LOGWISE
     times = _times(config, steps, whole=logwise or sampler in _STEPWISE, leave_out=logwise)
     if times[0] > len(levels.sigmas) - 1 or len(set(times)) < steps:
-        raise UsageError(f"{steps} steps are too many for this model's schedule; choose fewer, or --schedule simple")
+        raise UsageError(f"{counted(steps, 'step')}: too many for this schedule; choose fewer, or --schedule simple")
     sigmas = [levels.sigma(time) for time in times]
     if config.rescale_betas_zero_snr and sampler not in _FROM_AFAR:
         farthest = max(LARGEST, math.sqrt(2) * levels.sigmas[-2])
@@ -153,7 +154,7 @@ def _distilled_times(config: DiffusionConfig, steps: int) -> list[float]:
     """Every so many of the steps on which the teacher was distilled (S. Luo et al., 2023)."""
     teacher = config.original_inference_steps
     if steps > teacher:
-        raise UsageError(f"{steps} steps are more than the {teacher} on which this model was distilled; choose fewer")
+        raise UsageError(f"{counted(steps, 'step')}: this model was distilled on {teacher}; choose fewer")
     apart = config.num_train_timesteps // teacher
     known = [float(apart * i - 1) for i in range(teacher, 0, -1)]
     return [known[i * teacher // steps] for i in range(steps)]
@@ -186,7 +187,7 @@ def skipped(steps: int, strength: float) -> int:
     """Steps left out where a run starts from a picture, as diffusers counts them. Raises UsageError if all are."""
     left = min(int(steps * strength), steps)
     if left < 1:
-        raise UsageError(f"strength {strength:g} of {steps} steps leaves none; give more steps or more strength")
+        raise UsageError(f"strength {strength:g} of {counted(steps, 'step')} leaves none; give more of either")
     return steps - left
 
 
@@ -211,6 +212,7 @@ def split(whole: Grid, fraction: float, trained: int = 1000) -> tuple[Grid, Grid
     if not 0 < count < len(whole.timesteps):
         who, steps = ("base" if count < 1 else "refiner"), len(whole.timesteps)
         raise UsageError(
-            f"--refine-at {fraction:g} leaves the {who} none of {steps} steps: choose another, more steps or strength"
+            f"--refine-at {fraction:g} leaves the {who} none of {counted(steps, 'step')}: "
+            f"choose another, more steps or strength"
         )
     return part(whole, 0, count), part(whole, count)

@@ -220,12 +220,8 @@ def test_version() -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["x", "-q"], ["-q is reserved", "--quiet"]),
-        (["-q", "8", "x"], ["-q is reserved"]),
-        (["-q8", "x"], ["-q is reserved"]),
         (["x", "--scheduler", "euler"], ["--sampler", "--schedule"]),
         (["x", "--scheduler=euler"], ["--sampler", "--schedule"]),
-        (["x", "--lora", "y"], ["--lora"]),
         (["x", "--sampler", "eulr"], ["eulr", "euler"]),
         (["x", "--schedule=karas"], ["karas", "karras"]),
         (["x", "--mask", "y"], ["--mask", "-i"]),
@@ -704,6 +700,10 @@ def test_the_headline_comes_first_and_warnings_once(library: Library) -> None:
     assert len(ran.paths) == 2
 
 
+def test_one_is_one(library: Library) -> None:
+    assert "picture 1 of 1: seed 1, 20x12, 1 step, guidance 4" in cli("x", "-s", "1", "--steps", "1").err
+
+
 def test_quiet(library: Library) -> None:
     ran = cli("x", "--quiet")
     assert ran.err == "qwenimg: warning: the built-in model draws shapes\n" and len(ran.paths) == 1
@@ -862,6 +862,121 @@ def test_latents_that_fail_do_not_hide_the_picture(library: Library, monkeypatch
     assert ran.code == 7 and [p.name for p in ran.paths] == ["a.png"] and "exists" in ran.err
 
 
+# Faults in a prompt file
+
+LINES = b"""# three that are right
+red
+
+{"prompt": "blue", "steps": 0}
+  # and two that are not
+{"promt": "x"}
+green
+{"prompt": "#1", "seed": 5}
+"""
+
+
+def test_a_prompt_file_has_comments_and_each_fault_its_line(library: Library, tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_bytes(LINES)
+    ran = cli("--prompt-file", "p.txt", "-o", "out/", "--json")
+    lines = ran.err.splitlines()
+    assert ran.code == 5 and len(lines) == 2 and not library.calls, ran
+    assert [line.split(": ")[2] for line in lines] == ["p.txt:4", "p.txt:6"], lines
+    assert [(e["event"], e["index"], e["exit"]) for e in ran.events] == [("error", None, 5)] * 2
+
+
+def test_keep_going_leaves_out_what_is_at_fault(library: Library, tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_bytes(LINES)
+    ran = cli("--prompt-file", "p.txt", "-o", "{index}", "--keep-going", "--json")
+    assert ran.code == 7 and [a["prompt"] for a in library.asked] == ["red", "green", "#1"]
+    done = ran.events[-1]
+    assert (done["event"], done["made"], done["failed"], done["exit"]) == ("done", 3, 2, 7)
+    assert "p.txt:4: " in ran.err and "p.txt:6: " in ran.err
+    assert cli("--prompt-file", "-", "--keep-going", stdin=b"red").code == 0
+    cli("--prompt-file", "-", "--keep-going", stdin=b"\xff").refused(5, "standard input:1")
+    cli("--prompt-file", "-", stdin=b"# nothing").refused(5, "no prompts")
+
+
+def test_keep_going_at_what_only_the_model_refuses(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(self: FakePipeline, prompt: str, **asked: Any) -> None:
+        if prompt == "b":
+            raise UsageError("too small")
+
+    monkeypatch.setattr(FakePipeline, "check", check)
+    ran = cli("--prompt-file", "-", "--keep-going", "-s", "1-2", "-o", "{index}", stdin=b"a\nb\nc")
+    assert ran.code == 7 and ran.err.count("standard input:2: too small") == 1
+    assert [a["prompt"] for a in library.asked] == ["a", "a", "c", "c"]
+    ran = cli("--prompt-file", "-", stdin=b"a\nb\nc")
+    assert ran.code == 5 and ran.err.splitlines()[-1] == "qwenimg: error: standard input:2: too small"
+    assert cli("b").code == 2
+
+
+def test_many_faults_are_not_all_told(library: Library) -> None:
+    ran = cli("--prompt-file", "-", stdin=b"\xff\n" * 50)
+    lines = ran.err.splitlines()
+    assert ran.code == 5 and len(lines) == 21 and "input:20: " in lines[19] and "30 more lines" in lines[20]
+
+
+def test_a_picture_that_fails_is_told_with_its_line(library: Library) -> None:
+    library.faults[6] = NumericsError("x")
+    ran = cli("--prompt-file", "-", stdin=b'{"prompt": "a", "seed": 5}\n\n{"prompt": "b", "seed": 6}')
+    assert ran.code == 7 and "qwenimg: error: standard input:3: picture 2 (seed 6): x" in ran.err
+
+
+# The environment
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("STEPS", "x", ["'x' is not a valid integer"]),
+        ("STEPS", "5000", ["1 to 1000"]),
+        ("SIZE", "7", ["7"]),
+        ("SEED", "x", ["seed"]),
+        ("GUIDANCE", "nan", ["guidance"]),
+        ("BACKEND", "tpu", ["tpu"]),
+        ("PRECISION", "int3", ["int3"]),
+        ("SAMPLER", "eulr", ["euler"]),
+        ("QUIET", "perhaps", ["perhaps"]),
+        ("DEBUG", "all", ["timing"]),
+        ("PREDICTION", "w", ["'w'"]),
+    ],
+)
+def test_a_fault_in_the_environment_has_the_variables_name(
+    library: Library, monkeypatch: pytest.MonkeyPatch, name: str, value: str, words: list[str]
+) -> None:
+    monkeypatch.setenv(f"QWENIMG_{name}", value)
+    ran = cli("x")
+    ran.refused(2, f"QWENIMG_{name}", *words)
+    assert f"--{name.lower()}" not in ran.err
+    if name not in ("QUIET", "DEBUG"):
+        assert cli("x", f"--{name.lower()}", value).code == 2
+    cli("x", "--steps", "y").refused(2, "'--steps'")
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("QWENIMG_STEP", "QWENIMG_STEPS"), ("QWENIMG_CFG", "QWENIMG_GUIDANCE"), ("QWENIMG_BACKND", "QWENIMG_BACKEND"),
+        ("QWENIMG_NUM_INFERENCE_STEPS", "QWENIMG_STEPS"), ("QWENIMG_ZZZ", ""),
+    ],
+)  # fmt: skip
+def test_an_unknown_variable_is_warned_of(
+    library: Library, monkeypatch: pytest.MonkeyPatch, name: str, near: str
+) -> None:
+    monkeypatch.setenv(name, "7")
+    ran = cli("x")
+    [line] = [line for line in ran.err.splitlines() if "in the environment" in line]
+    assert ran.code == 0 and line.startswith(f"qwenimg: warning: {name} ")
+    assert line.endswith(f"did you mean {near}?" if near else "is not used")
+
+
+def test_known_variables_are_not_warned_of(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("STEPS", "2"), ("TRACEBACK", "1"), ("NO_METADATA", "1"), ("OUTPUT", "a.png"), ("JSON", "0")):
+        monkeypatch.setenv(f"QWENIMG_{name}", value)
+    ran = cli("x")
+    assert ran.code == 0 and "environment" not in ran.err and library.asked[0]["steps"] == 2
+
+
 # Other commands
 
 
@@ -871,6 +986,7 @@ def test_info_of_a_picture(library: Library) -> None:
     lines = ran.out.decode().splitlines()
     assert ran.code == 0 and "seed: 3" in lines and "seed: 666" not in lines and "prompt: 夜" in lines
     assert "\x1b" not in ran.out.decode() and "    seed: 666\\x1b[2J" in lines
+    assert "xpacket" not in ran.out.decode() and sum(line.startswith("XMP: made by a model (") for line in lines) == 1
     data = json.loads(cli("--json", "info", "a.png").out)
     assert data["recipe"]["seed"] == 3 and "parameters" in data["text"]
 
@@ -912,6 +1028,12 @@ def test_info_of_what_is_neither(library: Library) -> None:
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(qwenimg.backends, "available", lambda: {"mlx": "M9\x1b", "cuda": "not available: no card"})
     assert cli("devices").out.decode() == "mlx   M9\\x1b\ncuda  not available: no card\n"
+    assert json.loads(cli("devices", "--json").out) == {
+        "backends": [
+            {"name": "mlx", "available": True, "device": "M9\x1b", "reason": None},
+            {"name": "cuda", "available": False, "device": None, "reason": "no card"},
+        ]
+    }
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

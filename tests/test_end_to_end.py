@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,7 +38,7 @@ def start(*args: object, cwd: Path) -> subprocess.Popen[str]:
 
 def qwenimg(*args: object, cwd: Path) -> tuple[int, str, str]:
     process = start(*args, cwd=cwd)
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=300)
     return process.returncode, out, err
 
 
@@ -209,13 +208,13 @@ def test_a_signal_ends_within_a_step(tiny_folder: Path, tmp_path: Path, backend:
     for line in process.stderr:
         if line.startswith("step 2/"):
             break
-    sent = time.monotonic()
     process.send_signal(number)
-    _, err = process.communicate(timeout=30)
-    print(f"{backend}: ended {time.monotonic() - sent:.2f} s after the signal")
-    assert process.returncode == code and "Traceback" not in err
+    _, err = process.communicate(timeout=300)  # a thousand steps take longer on no machine that is not stuck
+    told, more = err.partition("stopping after this step")[::2]
+    print(f"{backend}: {told.count('step ')} steps until the signal was told, {more.count('step ')} after")
+    assert process.returncode == code and "Traceback" not in err and "step 1000/" not in err
+    assert more.count("\nstep ") <= 1
     assert listing(tmp_path) == []
-    assert time.monotonic() - sent < 5
 
 
 def test_cuda_is_not_replaced_by_another_backend(tiny_folder: Path, tmp_path: Path) -> None:

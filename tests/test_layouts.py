@@ -464,7 +464,7 @@ def test_description(made: Callable[[str], Made], kind: str) -> None:
     print(text)
     assert found.faults == [] and single_file.KINDS[kind].title in text
     assert all(f"{component}: " in text for component in made(kind).models)
-    assert "tensors are known and not needed" in text
+    assert "known and not needed: " in text
     assert "prediction: v (as given)" in describe(made(kind).file, prediction="v").lines
 
 

@@ -144,5 +144,4 @@ def test_durations(seconds: float, told: str) -> None:
 
 
 def test_sizes() -> None:
-    assert [estimate.size(n) for n in (1, 43_400_000, 1_260_000_000)] == ["1 MB", "43 MB", "1.3 GB"]
     assert memory.scores(8, 2, 1024, 10**6) == 10**6 and memory.scores(8, 2, 1024, 0) == 0

@@ -199,7 +199,7 @@ def test_killed_and_resumed_equals_unbroken(trained: Path, tmp_path: Path, stage
     for out in (broken, whole) if stage == "dit" else ():
         copied(trained, out)
     arguments = [sys.executable, "-c", KILLED, stage, str(broken), str(Path(__file__).parent)]
-    ended = subprocess.run(arguments, capture_output=True, text=True, timeout=100, check=False)
+    ended = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     config = options(stage, broken, steps=12, save_every=5)
     resumed = run(replace(config, resume=True))

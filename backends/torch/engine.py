@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import ops
+from qwenimg.common.amounts import counted
 from qwenimg.common.backend import NumpyArray, Observer
 from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.errors import BackendMissing
@@ -36,7 +37,8 @@ class TorchEngine:
         self.score_bytes = 0
         self.decode_buffers = 3.5  # measured on a CPU: 3.1; a GPU's workspace for convolutions comes on top
         self._device = torch.device("cuda" if self.on_gpu else "cpu")
-        self.device = torch.cuda.get_device_name() if self.on_gpu else f"CPU (torch, {torch.get_num_threads()} threads)"
+        threads = counted(torch.get_num_threads(), "thread")
+        self.device = torch.cuda.get_device_name() if self.on_gpu else f"CPU (torch, {threads})"
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
 

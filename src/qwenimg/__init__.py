@@ -8,25 +8,24 @@ Importing this imports neither framework; `load` does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
-from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-from qwenimg.common.errors import (
-    BackendMissing,
-    DoesNotFit,
-    ModelError,
-    NumericsError,
-    PipelineBusy,
-    QwenimgError,
-    UnknownOption,
-    UsageError,
-)
 from qwenimg.common.version import __version__
 
+TYPE_CHECKING = False  # typing's own takes longer to import than this file: `cli/main.py` says why that matters
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from typing import Any, Literal
+
+    from qwenimg.common.errors import (
+        BackendMissing,
+        DoesNotFit,
+        ModelError,
+        NumericsError,
+        PipelineBusy,
+        QwenimgError,
+        UnknownOption,
+        UsageError,
+    )
     from qwenimg.common.pipeline import Pipeline
     from qwenimg.common.result import Result, Step
 
@@ -47,7 +46,17 @@ __all__ = [
 ]
 
 MAX_FP32_ERROR = 1e-5
-_LAZY = {"Pipeline": "pipeline", "Result": "result", "Step": "result"}
+_ERRORS = (
+    "BackendMissing",
+    "DoesNotFit",
+    "ModelError",
+    "NumericsError",
+    "PipelineBusy",
+    "QwenimgError",
+    "UnknownOption",
+    "UsageError",
+)
+_LAZY = {"Pipeline": "pipeline", "Result": "result", "Step": "result", **dict.fromkeys(_ERRORS, "errors")}
 
 
 def load(
@@ -70,6 +79,9 @@ def load(
     model's; prediction, "eps" or "v" where a file does not say.
     Everything about the files is checked before a framework is imported. Raises QwenimgError.
     """
+    from contextlib import ExitStack
+    from pathlib import Path
+
     from qwenimg import backends
     from qwenimg.common import builtin, families, hub, recipes
     from qwenimg.common import precision as policies
@@ -123,6 +135,8 @@ def _check_fp32(error: float, precision: str, device: str) -> None:
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
+        from importlib import import_module
+
         return getattr(import_module(f"qwenimg.common.{_LAZY[name]}"), name)
     raise AttributeError(f"module 'qwenimg' has no attribute {name!r}")
 

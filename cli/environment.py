@@ -1,0 +1,87 @@
+"""Options from the environment, such as QWENIMG_STEPS: a fault has the variable's name, an unknown one is warned of."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, cast
+
+import click
+from click.core import ParameterSource
+
+from qwenimg.cli import options
+from qwenimg.cli.options import Fields
+from qwenimg.common.errors import UsageError, clean
+
+PREFIX = "QWENIMG_"
+OTHERS = ("QWENIMG_TRACEBACK",)  # no option's
+FIELDS = (
+    "prompt", "negative_prompt", "width", "height", "steps", "guidance", "num_images", "sampler", "schedule",
+    "strength", "clip_skip", "guidance_rescale", "refine_at",
+)  # fmt: skip
+
+
+def variable(ctx: click.Context | None, param: click.Parameter | None) -> str | None:
+    """The variable that `param` was read from, or None if it was not."""
+    if ctx is None or param is None or param.name is None:
+        return None
+    told = ctx.get_parameter_source(param.name) is ParameterSource.ENVIRONMENT
+    return _name(param) if told else None
+
+
+def check(ctx: click.Context, given: Mapping[str, Any]) -> None:
+    """Raises UsageError, with the variable's name, for a value that its option would refuse."""
+    for param in ctx.command.params:
+        name, value = param.name or "", given.get(param.name or "")
+        if value is None or (found := variable(ctx, param)) is None:
+            continue
+        try:
+            _check(name, value)
+        except UsageError as error:
+            option = f"--{name.replace('_', '-')} "  # which nobody gave
+            raise UsageError(f"{found} in the environment: {str(error).removeprefix(option)}") from None
+
+
+def unknown() -> list[str]:
+    """A line for each variable that begins with QWENIMG_ and is none of ours."""
+    from qwenimg.cli.generate import generate
+
+    params = [p for p in generate.params if isinstance(p, click.Option) and not p.hidden and p.name != "version"]
+    # What an option of that spelling would be called: QWENIMG_CFG is meant as QWENIMG_GUIDANCE.
+    spelled = {_spelled(opt): _name(p) for p in params for opt in p.opts if opt.startswith("--")}
+    spelled |= {_spelled(alias): spelled[_spelled(name)] for alias, name in options.ALIASES.items()}
+    known = {*(_name(p) for p in params), *OTHERS}
+    return [_line(name, spelled, known) for name in sorted(os.environ) if name.startswith(PREFIX) and name not in known]
+
+
+def _line(name: str, spelled: Mapping[str, str], known: set[str]) -> str:
+    ends = {other.removeprefix(PREFIX): other for other in sorted(known)}
+    near = get_close_matches(name.removeprefix(PREFIX), ends, 1, 0.7)
+    meant = spelled.get(name) or (ends[near[0]] if near else None)
+    hint = f"; did you mean {meant}?" if meant else ""
+    return f"{clean(name, 60)} in the environment is no option's name and is not used{hint}"
+
+
+def _name(param: click.Parameter) -> str:
+    return param.envvar if isinstance(param.envvar, str) else f"{PREFIX}{(param.name or '').upper()}"
+
+
+def _spelled(option: str) -> str:
+    return PREFIX + option.lstrip("-").replace("-", "_").upper()
+
+
+def _check(name: str, value: Any) -> None:
+    """Raises UsageError."""
+    if name in FIELDS:
+        options.check(cast(Fields, {name: value}))
+    elif name == "seed":
+        options.parse_seeds(value)
+    elif name in ("size", "aspect"):
+        options.sides(**{name: value})
+    elif name == "debug":
+        options.parse_debug(value)
+    elif name == "precision":
+        from qwenimg.common import precision
+
+        precision.check(value)

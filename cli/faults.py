@@ -1,0 +1,45 @@
+"""The lines of a prompt file that ask for what cannot be made: each is told, and ends the run or is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from qwenimg.cli.batch import Picture
+from qwenimg.cli.progress import Report
+from qwenimg.common.errors import ModelError, UsageError
+from qwenimg.common.untrusted import bad
+
+MOST = 20  # that are told one by one where they end the run
+
+
+def told(faults: Sequence[ModelError], report: Report, *, left: int, keep_going: bool) -> list[int]:
+    """The exit codes of `faults`, of which is told. Raises the last where they end the run: unless it shall keep going,
+    and where none are `left` to draw."""
+    if not faults or (keep_going and left):
+        return [report.fault(error) for error in faults]
+    *others, last = faults[:MOST]
+    for error in others:
+        report.fault(error)
+    if len(faults) > MOST:
+        report.fault(last)
+        last = ModelError(f"{len(faults) - MOST} more lines of the prompt file are at fault, after those above")
+    raise last
+
+
+def kept(
+    wanted: list[Picture], check: Callable[[Picture], object], report: Report, failed: list[int], *, keep_going: bool
+) -> list[Picture]:
+    """Those of `wanted` that pass `check`. What a prompt file asks for in vain is told with its line, and the exit code
+    is added to `failed`. Raises QwenimgError."""
+    passed: list[Picture] = []
+    faults: dict[str, ModelError] = {}
+    for picture in wanted:
+        try:
+            check(picture)
+            passed.append(picture)
+        except (UsageError, ModelError) as error:
+            if not picture.where:
+                raise
+            faults.setdefault(picture.where, bad(picture.where, str(error)))
+    failed += told(list(faults.values()), report, left=len(passed), keep_going=keep_going)
+    return passed

@@ -1,0 +1,41 @@
+"""One word that was hardly meant as a prompt: a command's name with a slip in it, or a command of other programs.
+
+Real prompts of one word (cat, rain, plane) are left alone, so a short name is known by its own letters only.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+LONG = ("generate", "devices", "selftest", "samplers")  # unlike other words, so that a likeness tells
+LIKE = 0.85  # of difflib: one wrong letter in seven
+# Of other programs, and what comes closest here.
+OTHERS = {
+    **dict.fromkeys(("list", "ls", "model"), "models"),
+    **dict.fromkeys(("download", "install", "fetch"), "pull"),
+    **dict.fromkeys(("txt2img", "text2img", "t2i", "imagine"), "generate"),
+    **dict.fromkeys(("img2img", "i2i", "inpaint"), "generate PROMPT -i PICTURE"),
+    **dict.fromkeys(("gpu", "gpus", "backends", "hardware"), "devices"),
+    **dict.fromkeys(("schedules", "schedulers"), "samplers"),
+    **dict.fromkeys(("metadata", "inspect"), "info"),
+    **dict.fromkeys(("complete", "completions"), "completion"),
+    **dict.fromkeys(("finetune", "fine-tune"), "train"),
+    **dict.fromkeys(("usage", "commands"), "--help"),
+    **dict.fromkeys(("version",), "--version"),
+}
+NOT_BUILT = ("webui", "gui", "server", "upscale", "quantize", "lora", "controlnet", "caption")
+
+
+def meant(word: str, commands: tuple[str, ...]) -> str | None:
+    """What `word` was probably meant as, to be put behind `qwenimg`; None for a prompt."""
+    if not word.isascii() or len(word) > 20 or " " in word:
+        return None
+    plain = word.lower().replace("_", "-")
+    if plain in OTHERS:
+        return OTHERS[plain]
+    if plain.replace("-", "") in LONG and plain not in LONG:
+        return plain.replace("-", "")
+    like = get_close_matches(plain, [name for name in LONG if name[0] == plain[:1]], 1, LIKE)
+    mixed = [name for name in commands if name[0] == plain[:1] and sorted(name) == sorted(plain)]
+    found = [name for name in (*like, *mixed) if name != plain]
+    return found[0] if found else None

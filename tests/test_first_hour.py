@@ -1,0 +1,61 @@
+"""What a newcomer reads: the hints of missing backends, the README's order, and what `make` says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+from rules import ROOT
+
+from qwenimg import backends
+from qwenimg.common.errors import BackendMissing
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("name", "extra"), [("mlx", "mlx"), ("cuda", "torch"), ("cpu", "torch")])
+def test_a_missing_backend_is_installed_from_the_clone(monkeypatch: pytest.MonkeyPatch, name: str, extra: str) -> None:
+    monkeypatch.setattr(backends, "installed", lambda name: False)
+    for call in (backends.load, *([backends.trainer] if name == "cpu" else [])):
+        with pytest.raises(BackendMissing) as caught:
+            call(name)
+        text = str(caught.value)
+        assert f"pip install '.[{extra}]'" in text and "clone" in text and len(text) < 200, text
+
+
+def test_nothing_names_a_distribution_that_is_on_no_index() -> None:
+    tracked = subprocess.run(["git", "ls-files", "*.py", "*.md", "Makefile"], cwd=ROOT, capture_output=True, text=True)
+    wrong = re.compile(r"pip install (-\S+ )*'?qwenimg\b")
+    files = [ROOT / name for name in tracked.stdout.split()] or [*ROOT.glob("*.md"), *ROOT.glob("backends/*.py")]
+    assert [str(path) for path in files if wrong.search(path.read_text(encoding="utf-8"))] == []
+
+
+def test_the_readme_installs_before_it_runs() -> None:
+    before = README[: README.index("## Install")]
+    assert "```" not in before
+    assert README.index("pip install '.[torch]'") < README.index("qwenimg selftest")
+    assert README.index("57.7 GB") < README.index("qwenimg pull qwen-image")
+    assert "CPU build" in README
+
+
+def said(*targets: str) -> str:
+    """The commands that make would run for `targets` where nothing is set up."""
+    if shutil.which("make") is None:
+        pytest.skip("no make here")
+    command = ["make", "-n", "VENV=/nowhere/venv", *targets]
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout
+
+
+def test_make_demo_ends_with_what_to_run_next() -> None:
+    lines = said("demo").splitlines()
+    end = "\n".join(lines[lines.index("echo") :])
+    assert '/nowhere/venv/bin/qwenimg "a large blue star"' in end and "source /nowhere/venv/bin/activate" in end
+
+
+def test_make_test_says_that_it_installs_and_how_long() -> None:
+    shown = said("test")
+    assert shown.index("Installing torch, MLX") < shown.index("pip install") and "minutes" in shown
