@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
+from qwenimg.common.amounts import size_text
 from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.models.qwen_dit import QwenDiTConfig
 
@@ -35,7 +36,7 @@ class Estimate:
 
 def told(memory: int, seconds: float) -> str:
     """`about 1.3 GB and 2 min`"""
-    return f"about {size(memory)} and {duration(seconds)}"
+    return f"about {size_text(memory)} and {duration(seconds)}"
 
 
 def duration(seconds: float) -> str:
