@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,13 +15,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 from qwenimg.cli.options import MAX_PICTURES, Fields, check, merged, seeds, sides
 from qwenimg.common.errors import ModelError, UsageError
-from qwenimg.common.untrusted import bad, open_regular, short, strict_json
+from qwenimg.common.tokenizers import MAX_CHARACTERS
+from qwenimg.common.untrusted import absolute, bad, kind, open_regular, short, strict_json
 
 if TYPE_CHECKING:
     from fractions import Fraction
 
+NAMES = ("model", "refiner", "vae")  # of what a recipe names and does not hold
 USED = ("image_sha256", "mask_sha256", "refiner", "vae", "prediction")
-MAX_PROMPT_FILE = 64 << 20  # bytes
+MAX_PROMPT_FILE = 32 << 20  # bytes
+MAX_LINE = 5_000_000  # bytes: two prompts of the largest size fit, \\u-escaped
+_TEXT = re.compile(rb"\S")
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "prompt": ((str,), "a text"),
     "negative_prompt": ((str,), "a text"),
@@ -72,6 +77,7 @@ class Replay:
     precision: str
     noise_given: bool  # its noise came from --latents, so that its seed says nothing
     noise_sha256: str
+    fingerprints: dict[str, str]  # of those of NAMES that were given as a path
     used: dict[str, str]  # what it was made with besides: picture, mask, refiner, VAE, prediction
 
 
@@ -101,6 +107,7 @@ def read_replay(path: Path) -> Replay:
         precision=recipe["precision"].get("name", "auto"),
         noise_given=recipe["rng"] == "given",
         noise_sha256=recipe["noise_sha256"],
+        fingerprints=recipe.get("fingerprints", {}),
         used={key: str(recipe[key]) for key in USED if key in recipe},  # type: ignore[literal-required]
     )
 
@@ -111,13 +118,15 @@ def read_prompts(source: str) -> list[tuple[str, Fields]]:
     A line that starts with { is a JSON object, any other a prompt. Raises ModelError naming file and line."""
     name, raw = ("standard input", _read_input()) if source == "-" else (source, _read_file(Path(source)))
     found: list[tuple[str, Fields]] = []
-    for number, line in enumerate(raw.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+    for number, line in lines_with_text(raw.removeprefix(b"\xef\xbb\xbf")):
         where = f"{name}:{number}"
         if len(found) > MAX_PICTURES:
             raise bad(where, f"more than {MAX_PICTURES} prompts; split the file")
-        if line.strip().startswith(b"{"):
+        if len(line) > MAX_LINE:
+            raise bad(where, f"has more than {MAX_LINE:,} bytes; a prompt has at most {MAX_CHARACTERS:,} characters")
+        if line.startswith(b"{"):
             found.append((where, _object(line.strip(), where)))
-        elif line.strip():
+        else:
             try:
                 found.append((where, Fields(prompt=line.decode("utf-8").strip())))
             except UnicodeDecodeError as error:
@@ -125,6 +134,17 @@ def read_prompts(source: str) -> list[tuple[str, Fields]]:
     if not found:
         raise bad(name, "has no prompts; give one on each line")
     return found
+
+
+def lines_with_text(raw: bytes) -> Iterator[tuple[int, bytes]]:
+    """The number, from 1, and the text of each line that is not blank, without the blanks before it. A file of 30
+    million blank lines costs no list of them, and a line that is too long is cut to one byte more than MAX_LINE."""
+    number = begin = 0
+    while match := _TEXT.search(raw, begin):
+        number += raw.count(b"\n", begin, match.start())
+        end = raw.find(b"\n", match.start())
+        begin = len(raw) if end < 0 else end
+        yield number + 1, raw[match.start() : min(begin, match.start() + MAX_LINE + 1)]
 
 
 def pictures(
@@ -181,7 +201,7 @@ def _picture(
             several=several,
             same_seeds=same_seeds,
         )
-        path = Path(os.path.abspath(path))  # noqa: PTH100 (resolve would follow a link that is to be replaced)
+        path = absolute(path)
     return Picture(
         index=index,
         prompt=fields["prompt"],
@@ -226,7 +246,7 @@ def _fields(data: dict[str, Any], where: str) -> Fields:
 
 
 def _read_file(path: Path) -> bytes:
-    if _is_pipe(path):  # as `<(command)` gives
+    if kind(path) == "other" and path.is_fifo():  # as `<(command)` gives
         raise bad(path, "is a pipe; send the prompts to standard input, with `command | qwenimg --prompt-file -`")
     with contextlib.closing(open_regular(path)) as file:
         if file.size > MAX_PROMPT_FILE:
@@ -234,17 +254,13 @@ def _read_file(path: Path) -> bytes:
         return file.read(0, file.size)
 
 
-def _is_pipe(path: Path) -> bool:
-    try:
-        return path.is_fifo()
-    except OSError:
-        return False
-
-
 def _read_input() -> bytes:
     if sys.stdin is None:
         raise ModelError("--prompt-file -: there is no standard input")
-    raw = sys.stdin.buffer.read(MAX_PROMPT_FILE + 1)
+    try:
+        raw = sys.stdin.buffer.read(MAX_PROMPT_FILE + 1)
+    except OSError as error:  # it is a folder, or open for writing only
+        raise ModelError(f"standard input: cannot be read: {short(error.strerror or error, 80)}") from None
     if len(raw) > MAX_PROMPT_FILE:
         raise ModelError(f"standard input: more than {MAX_PROMPT_FILE:,} bytes of prompts")
     return raw

@@ -17,7 +17,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @click.command("info")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path, readable=False))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--prediction", type=click.Choice(("eps", "v")), help="What a Stable Diffusion file's UNet predicts.")
 def info(file: Path, as_json: bool, prediction: Literal["eps", "v"] | None) -> None:
@@ -52,9 +52,9 @@ def _show_model(path: Path, as_json: bool, prediction: Literal["eps", "v"] | Non
 
 
 def _is_png(path: Path) -> bool:
-    from qwenimg.common.untrusted import open_regular
+    from qwenimg.common.untrusted import is_folder, open_regular
 
-    if path.is_dir():
+    if is_folder(path):
         return False
     with contextlib.closing(open_regular(path)) as file:
         return file.size >= len(_PNG) and file.read(0, len(_PNG)) == _PNG

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from qwenimg.cli import signals
 
@@ -45,7 +46,9 @@ def _call(args: list[str], stop: signals.Stop) -> int:
     from click.exceptions import Exit
 
     from qwenimg.cli.words import cli
+    from qwenimg.common.untrusted import absolute
 
+    absolute(Path())  # torch ends the process where there is no working folder
     try:
         with cli.make_context("qwenimg", args.copy(), obj=stop) as ctx:
             code = cli.invoke(ctx)

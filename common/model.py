@@ -14,6 +14,7 @@ from qwenimg.common.models import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.models.qwen_dit import QwenDiTConfig
 from qwenimg.common.models.qwen_vae import QwenVAEConfig
 from qwenimg.common.models.qwen_vl import QwenVLConfig
+from qwenimg.common.untrusted import is_file
 
 if TYPE_CHECKING:
     from qwenimg.common.samplers import FlowMatchConfig
@@ -86,7 +87,7 @@ def open_model(folder: Path) -> Model:
 def check_class(folder: Path) -> None:
     """Raises ModelError unless model_index.json is that of a pipeline that makes images from text with Qwen-Image."""
     index = folder / "model_index.json"
-    if not index.exists():
+    if not is_file(index):
         raise ModelError(
             f"{clean(folder)}: no model_index.json here; expected a folder in diffusers layout (transformer/ or unet/, "
             f"text_encoder/, vae/, tokenizer/, scheduler/), or a Stable Diffusion file"

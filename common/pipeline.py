@@ -35,7 +35,7 @@ class Pipeline:
         name: str,
         defaults: Defaults,
         tf32: bool = False,
-        options: Mapping[str, str] | None = None,
+        options: Mapping[str, Any] | None = None,
     ):
         """options: what the model was opened with, for recipes."""
         self.options = dict(options or {})

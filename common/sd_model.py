@@ -19,6 +19,7 @@ from qwenimg.common.models.unet import UNetConfig
 from qwenimg.common.noise_levels import DiffusionConfig, parse_diffusion
 from qwenimg.common.safetensors_header import read_header
 from qwenimg.common.single_file import Prediction
+from qwenimg.common.untrusted import is_folder
 
 # pipeline class -> whether it is SDXL; what a class is made for beyond that shows in its UNet.
 PIPELINES = {
@@ -152,7 +153,7 @@ def with_vae(model: SDModel, path: Path) -> SDModel:
     """`model` with the VAE in the folder or file `path`. Raises ModelError, and then `model` is closed."""
     with ExitStack() as stack:
         stack.callback(model.close)
-        config, plan = _vae_folder(path) if path.is_dir() else _vae_file(model, path)
+        config, plan = _vae_folder(path) if is_folder(path) else _vae_file(model, path)
         stack.callback(plan.close)
         changed = check(replace(model, vae_config=config, vae=plan))
         if set(model.vae.files).isdisjoint(model.unet.files):  # not one file that the others are still read from
