@@ -207,9 +207,10 @@ def _read_pictures(flags: Flags, report: Report) -> Given:
     from qwenimg.common import input_image
 
     image, told = input_image.read_image(flags.image)
-    for line in told:
+    mask, more = (None, []) if flags.mask is None else input_image.read_mask(flags.mask, image)
+    for line in told + more:
         report.notify("warning", line)
-    return Given(image=image, mask=None if flags.mask is None else input_image.read_mask(flags.mask, image))
+    return Given(image=image, mask=mask)
 
 
 def _unknown_words(wanted: Sequence[Picture], *, asked_for: bool) -> list[str]:

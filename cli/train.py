@@ -12,6 +12,8 @@ from qwenimg.common.errors import UsageError
 STAGES = ("vae", "text", "dit", "all")
 STEPS = {"vae": 6000, "text": 2000, "dit": 8200}
 BATCH = {"vae": 16, "text": 128, "dit": 48}
+_FOLDER = click.Path(path_type=Path, readable=False)  # what cannot be read is told as that, with the code for it
+_FOLDER = click.Path(path_type=Path, readable=False)  # what cannot be read is told as that, with the code for it
 SIZE = {"vae": "64", "text": "128", "dit": "128"}
 
 
@@ -19,7 +21,7 @@ SIZE = {"vae": "64", "text": "128", "dit": "128"}
 @click.argument("stage", type=click.Choice(STAGES))
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, readable=False),
+    type=_FOLDER,
     required=True,
     help="Folder of the model, in diffusers layout.",
 )
@@ -34,9 +36,7 @@ SIZE = {"vae": "64", "text": "128", "dit": "128"}
     "--precision", default="auto", help="auto, conservative, default, aggressive, or a dtype: fp32, bf16, fp16 [auto]."
 )
 @click.option("--phases", help="Percent of the steps: warm-up=10,full=20,predict=60:bf16,correct=10.")
-@click.option(
-    "--init", type=click.Path(path_type=Path, readable=False), help="Folder of a model whose weights to go on from."
-)
+@click.option("--init", type=_FOLDER, help="Folder of a model whose weights to go on from.")
 @click.option("--resume", is_flag=True, help="Go on from the checkpoint in the folder.")
 @click.option("--accumulate", type=int, default=1, help="Parts in which a step's batch is computed [1].")
 @click.option("--checkpointing", is_flag=True, help="Compute each block twice, to keep less in memory.")

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from qwenimg.common import model as qwen_model
 from qwenimg.common import hub, sd_model
+from qwenimg.common import model as qwen_model
 from qwenimg.common.backend import Engine
 from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.config_file import read_json

@@ -130,8 +130,10 @@ def png_text(recipe: Recipe) -> dict[str, str]:
     """The text of a picture: `parameters` for other tools, and `qwenimg`, ASCII JSON that keeps any text exactly.
 
     No path goes in by the names of models; `warnings` and the rest are stored as they are."""
-    named = {key: model_label(cast(str, recipe[key])) for key in ("model", "refiner", "vae") if key in recipe}  # type: ignore[literal-required]
-    told = {**recipe, **named}
+    names: dict[str, str] = {
+        key: model_label(str(recipe.get(key))) for key in ("model", "refiner", "vae") if key in recipe
+    }
+    told = {**recipe, **names}
     return {"parameters": a1111_parameters(recipe), "qwenimg": json.dumps(told, allow_nan=False)}
 
 

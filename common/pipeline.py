@@ -66,7 +66,8 @@ class Pipeline:
         return self._generate(request, warnings)
 
     def check(self, prompt: str, **asked: Unpack[Asked]) -> Request:
-        """What `stream` would make of the same arguments. Raises UsageError or NumericsError; loads nothing."""
+        """What `stream` would make of the same arguments. Raises UsageError, NumericsError, and DoesNotFit for a
+        picture that could not be encoded; loads nothing."""
         given = {key: value for key, value in asked.items() if value is not None}
         picture = asked.get("image")
         if not (isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.size):
@@ -84,6 +85,9 @@ class Pipeline:
             raise UsageError(f"{size} is too small: its noise would have fewer than {noise.FEWEST} numbers")
         if request.latents is not None:
             self._noise(request, Stream(request.seed))
+        if request.image is not None:
+            width, height = geometry.render_size(request.width, request.height, self.family.multiple)
+            self.family.check_encoding(height, width)
         return request
 
     def prepare(self, prompts: Sequence[str], clip_skip: int = 0) -> None:

@@ -109,7 +109,7 @@ def kind(path: Path) -> Literal["file", "folder", "other"] | None:
     Raises ModelError where that cannot be known: a folder on the way without permission, a link that leads to itself.
     (`Path.is_file` raises OSError for some of them, and for a name that is too long to be anything's.)"""
     try:
-        mode = os.stat(path).st_mode
+        mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     except OSError as error:
