@@ -23,7 +23,7 @@ from qwenimg.common.precision import Precision
 from qwenimg.common.qwen_image import QwenImage
 from qwenimg.common.recipes import Recipe
 from qwenimg.common.request import Defaults
-from qwenimg.common.sd_model import SDModel
+from qwenimg.common.sd_model import SDModel, TextPart
 from qwenimg.common.single_file import Prediction
 from qwenimg.common.stable_diffusion import StableDiffusion
 from qwenimg.common.untrusted import is_file
@@ -71,6 +71,12 @@ def open_refiner(base: Model | SDModel, path: Path) -> SDModel:
 
 def name(opened: Model | SDModel) -> Name:
     return "sd" if isinstance(opened, SDModel) else "qwen"
+
+
+def check_tokenizers(opened: Model | SDModel) -> None:
+    """Reads them, which a backend would otherwise do after its framework is imported. Raises ModelError."""
+    for part in opened.texts if isinstance(opened, SDModel) else (opened,):
+        _ = part.words if isinstance(part, TextPart) else part.tokenizer
 
 
 def labels(

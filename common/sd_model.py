@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from qwenimg.common import checkpoint, clip_tokenizer, single_file
 from qwenimg.common.checkpoint import LoadPlan
+from qwenimg.common.clip_tokenizer import CLIPTokenizer
 from qwenimg.common.config_file import parse, read_json
 from qwenimg.common.errors import ModelError, clean
 from qwenimg.common.models import clip, kl_vae, unet
@@ -42,6 +44,13 @@ class TextPart:
     plan: LoadPlan
     tokenizer: Path
     pad: str | None = None  # the padding token where the tokenizer is another model's
+
+    @cached_property
+    def words(self) -> CLIPTokenizer:
+        """Its tokenizer, read and checked once. Raises ModelError."""
+        found = clip_tokenizer.load(self.tokenizer, self.pad)
+        found.check_vocabulary(self.config.vocab_size)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

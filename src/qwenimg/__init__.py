@@ -62,6 +62,7 @@ def load(
             refining = families.open_refiner(opened, second.folder)
             options = families.with_refiner(options, second, refining)
             stack.callback(refining.close)
+        families.check_tokenizers(opened)
         family = families.name(opened)
         policies.parse(precision, on_gpu=False, family=family)
         engine = backends.load(backend)
