@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import zlib
 from pathlib import Path
 
 import pytest
+
+from qwenimg.common import builtin
 
 MB = 1 << 20
 MOST = 300  # MB above the same process before the file is opened
@@ -106,3 +109,12 @@ def test_it_is_refused_or_read_within_the_limits(tmp_path: Path, case: str) -> N
     name, make, call, expected = CASES[case]
     (tmp_path / name).write_bytes(make())
     assert expected in measured(tmp_path / name, call)
+
+
+def test_a_tokenizer_is_read_before_a_framework_is(tmp_path: Path) -> None:
+    """What a hostile one takes does not come on top of what a framework takes."""
+    copied = shutil.copytree(builtin.folder(), tmp_path / "m")
+    for name in ("tokenizer.json", "vocab.json"):
+        (copied / "tokenizer" / name).write_bytes(b'{"a": "' + EMOJI.encode() + b"a" * (8 * MB - 20) + b'"}')
+    text = measured(copied, "import qwenimg; qwenimg.load(path)")
+    assert text.startswith("5 ") and "tokenizer" in text
