@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from qwenimg.cli.options import MAX_PICTURES, Fields, check, merged, seeds, sides
 from qwenimg.common.errors import ModelError, UsageError
-from qwenimg.common.untrusted import bad, open_regular, short, strict_json
+from qwenimg.common.tokenizers import MAX_CHARACTERS
+from qwenimg.common.untrusted import absolute, bad, kind, open_regular, short, strict_json
 
 if TYPE_CHECKING:
     from fractions import Fraction
 
     from qwenimg.common.foreign import Foreign
 
+NAMES = ("model", "refiner", "vae")  # of what a recipe names and does not hold
 USED = ("image_sha256", "mask_sha256", "refiner", "vae", "prediction")
-MAX_PROMPT_FILE = 64 << 20  # bytes
+MAX_PROMPT_FILE = 32 << 20  # bytes
+MAX_LINE = 5_000_000  # bytes: two prompts of the largest size fit, \\u-escaped
+_TEXT = re.compile(rb"\S")
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "prompt": ((str,), "a text"),
     "negative_prompt": ((str,), "a text"),
@@ -75,6 +80,7 @@ class Replay:
     precision: str
     noise_given: bool = False  # its noise came from --latents, so that its seed says nothing
     noise_sha256: str | None = None
+    fingerprints: dict[str, str] = field(default_factory=dict)  # of those of NAMES that were given as a path
     used: dict[str, str]  # what it was made with besides: picture, mask, refiner, VAE, prediction
     foreign_model: str | None = None  # what another program calls the model
     told: tuple[str, ...] = ()  # what another program's recipe has that is not made again
@@ -112,6 +118,7 @@ def read_replay(path: Path) -> Replay:
         precision=recipe["precision"].get("name", "auto"),
         noise_given=recipe["rng"] == "given",
         noise_sha256=recipe["noise_sha256"],
+        fingerprints=recipe.get("fingerprints", {}),
         used={key: str(recipe[key]) for key in USED if key in recipe},  # type: ignore[literal-required]
     )
 
@@ -158,11 +165,13 @@ def read_prompts(source: str) -> list[Line]:
     ModelError where the file as a whole cannot be used."""
     name, raw = ("standard input", _read_input()) if source == "-" else (source, _read_file(Path(source)))
     found: list[Line] = []
-    for number, line in enumerate(raw.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+    for number, line in lines_with_text(raw.removeprefix(b"\xef\xbb\xbf")):
         where = f"{name}:{number}"
         if len(found) > MAX_PICTURES:
             raise bad(where, f"more than {MAX_PICTURES} prompts; split the file")
-        if line.strip() and not line.strip().startswith(b"#"):
+        if len(line) > MAX_LINE:
+            raise bad(where, f"has more than {MAX_LINE:,} bytes; a prompt has at most {MAX_CHARACTERS:,} characters")
+        if not line.startswith(b"#"):
             try:
                 found.append((where, _fields_of(line, where)))
             except ModelError as error:
@@ -170,6 +179,17 @@ def read_prompts(source: str) -> list[Line]:
     if not found:
         raise bad(name, "has no prompts; give one on each line")
     return found
+
+
+def lines_with_text(raw: bytes) -> Iterator[tuple[int, bytes]]:
+    """The number, from 1, and the text of each line that is not blank, without the blanks before it. A file of 30
+    million blank lines costs no list of them, and a line that is too long is cut to one byte more than MAX_LINE."""
+    number = begin = 0
+    while match := _TEXT.search(raw, begin):
+        number += raw.count(b"\n", begin, match.start())
+        end = raw.find(b"\n", match.start())
+        begin = len(raw) if end < 0 else end
+        yield number + 1, raw[match.start() : min(begin, match.start() + MAX_LINE + 1)]
 
 
 def pictures(
@@ -240,7 +260,7 @@ def _picture(
             several=several,
             same_seeds=same_seeds,
         )
-        path = Path(os.path.abspath(path))  # noqa: PTH100 (resolve would follow a link that is to be replaced)
+        path = absolute(path)
     return Picture(
         index=index,
         where=where,
@@ -296,7 +316,7 @@ def _fields(data: dict[str, Any], where: str) -> Fields:
 
 
 def _read_file(path: Path) -> bytes:
-    if _is_pipe(path):  # as `<(command)` gives
+    if kind(path) == "other" and path.is_fifo():  # as `<(command)` gives
         raise bad(path, "is a pipe; send the prompts to standard input, with `command | qwenimg --prompt-file -`")
     with contextlib.closing(open_regular(path)) as file:
         if file.size > MAX_PROMPT_FILE:
@@ -304,17 +324,13 @@ def _read_file(path: Path) -> bytes:
         return file.read(0, file.size)
 
 
-def _is_pipe(path: Path) -> bool:
-    try:
-        return path.is_fifo()
-    except OSError:
-        return False
-
-
 def _read_input() -> bytes:
     if sys.stdin is None:
         raise ModelError("--prompt-file -: there is no standard input")
-    raw = sys.stdin.buffer.read(MAX_PROMPT_FILE + 1)
+    try:
+        raw = sys.stdin.buffer.read(MAX_PROMPT_FILE + 1)
+    except OSError as error:  # it is a folder, or open for writing only
+        raise ModelError(f"standard input: cannot be read: {short(error.strerror or error, 80)}") from None
     if len(raw) > MAX_PROMPT_FILE:
         raise ModelError(f"standard input: more than {MAX_PROMPT_FILE:,} bytes of prompts")
     return raw

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import qwenimg
 from qwenimg.cli import environment, failures, writing
-from qwenimg.cli.batch import Picture, Replay, check_model, pictures, read_prompts, read_replay
+from qwenimg.cli.batch import NAMES, Picture, Replay, check_model, pictures, read_prompts, read_replay
 from qwenimg.cli.faults import kept, told
 from qwenimg.cli.options import Fields, merged, parse_debug, sides
 from qwenimg.cli.progress import Report
@@ -187,8 +187,7 @@ def _check_same(flags: Flags, used: Mapping[str, str]) -> None:
     for key, option, value in (
         ("image_sha256", "-i", flags.image),
         ("mask_sha256", "--mask", flags.mask),
-        ("refiner", "--refiner", flags.refiner),
-        ("vae", "--vae", flags.vae),
+        ("vae", "--vae", _vae(flags, used)),
     ):
         if key in used and value is None:
             what = "" if key.endswith("sha256") else f" ({clean(used[key], 60)})"
@@ -227,9 +226,10 @@ def _read_pictures(flags: Flags, report: Report) -> Given:
     from qwenimg.common import input_image
 
     image, told = input_image.read_image(flags.image)
-    for line in told:
+    mask, more = (None, []) if flags.mask is None else input_image.read_mask(flags.mask, image)
+    for line in told + more:
         report.notify("warning", line)
-    return Given(image=image, mask=None if flags.mask is None else input_image.read_mask(flags.mask, image))
+    return Given(image=image, mask=mask)
 
 
 def _unknown_words(wanted: Sequence[Picture]) -> list[str]:
@@ -243,27 +243,41 @@ def _unknown_words(wanted: Sequence[Picture]) -> list[str]:
 
 
 def _open(flags: Flags, replay: Replay | None, report: Report) -> Pipeline:
-    model, precision, prediction = flags.model, flags.precision, flags.prediction
+    model, refiner, precision, prediction = flags.model, flags.refiner, flags.precision, flags.prediction
     if replay is not None:
-        model, precision = model or replay.model, precision or replay.precision
+        model = model or (None if replay.model is None else _named(replay.model, "-m", flags))
+        if refiner is None and "refiner" in replay.used:
+            refiner = _named(replay.used["refiner"], "--refiner", flags)
+        precision = precision or replay.precision
         prediction = prediction or cast(Any, replay.used.get("prediction"))
+    return qwenimg.load(
+        model,
+        flags.backend,
+        precision or "auto",
+        offline=flags.offline,
+        refiner=refiner,
+        vae=flags.vae if replay is None else _vae(flags, replay.used),
+        prediction=prediction,
+        notify=report.notify,
+    )
+
+
+def _vae(flags: Flags, used: Mapping[str, str]) -> Path | None:
+    """The VAE that was asked for, or that a replayed recipe names by a hub id."""
+    from qwenimg.common import hub
+
+    return flags.vae if flags.vae is not None or "vae" not in used else hub.named_vae(used["vae"])
+
+
+def _named(name: str, option: str, flags: Flags) -> str:
+    """What to open for a model that the replayed recipe names. Raises ModelError that asks for `option`."""
+    from qwenimg.common import hub
+
     try:
-        return qwenimg.load(
-            model,
-            flags.backend,
-            precision or "auto",
-            offline=flags.offline,
-            refiner=flags.refiner,
-            vae=flags.vae,
-            prediction=prediction,
-            notify=report.notify,
-        )
+        return hub.named(name, offline=flags.offline)
     except ModelError as error:
-        if flags.model is None and replay is not None:
-            raise ModelError(
-                f"{error} (the model that {clean(flags.replay, 60)} names; give another with -m)"
-            ) from None
-        raise
+        where = clean(flags.replay, 60)
+        raise ModelError(f"{error} (the model that {where} was made with; give it with {option})") from None
 
 
 # With it
@@ -385,6 +399,10 @@ def _compare_noise(result: Result, picture: Picture, replay: Replay | None, repo
     same_size = (replay.fields.get("width"), replay.fields.get("height")) == (picture.width, picture.height)
     if same_size and result.recipe["noise_sha256"] != replay.noise_sha256:
         report.notify("warning", "the noise is not that of the picture given to --from")
+    prints = result.recipe.get("fingerprints", {})
+    for key, option in zip(NAMES, ("-m", "--refiner", "--vae"), strict=True):
+        if key in prints and replay.fingerprints.get(key, prints[key]) != prints[key]:
+            report.notify("warning", f"the weights given to {option} are not those of the picture given to --from")
     for key, option in (("image_sha256", "-i"), ("mask_sha256", "--mask")):
         if replay.used.get(key, result.recipe.get(key)) != result.recipe.get(key):
             report.notify("warning", f"the picture given to {option} is not that of the picture given to --from")

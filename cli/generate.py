@@ -15,7 +15,7 @@ from qwenimg.cli.signals import Stop
 from qwenimg.common.errors import UsageError
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_FILE = click.Path(path_type=Path)
+_FILE = click.Path(path_type=Path, readable=False)  # what cannot be read is told as that, with the code for it
 _SETTINGS = {
     "auto_envvar_prefix": "QWENIMG",
     "token_normalize_func": options.known_name,

@@ -19,7 +19,7 @@ XMP = "XML:com.adobe.xmp"  # Pillow's name for it in a PNG
 
 
 @click.command("info")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path, readable=False))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--prediction", type=click.Choice(("eps", "v")), help="What a Stable Diffusion file's UNet predicts.")
 def info(file: Path, as_json: bool, prediction: Literal["eps", "v"] | None) -> None:
@@ -55,8 +55,9 @@ def _show_model(path: Path, as_json: bool, prediction: Literal["eps", "v"] | Non
 
 def _is_picture(path: Path) -> bool:
     from qwenimg.common.picture_text import picture_format
+    from qwenimg.common.untrusted import is_folder
 
-    return not path.is_dir() and picture_format(path) is not None
+    return not is_folder(path) and picture_format(path) is not None
 
 
 def _show_picture(path: Path, as_json: bool) -> None:

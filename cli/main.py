@@ -63,10 +63,14 @@ def _complete(instruction: str) -> int:
 
 
 def _call(args: list[str], stop: Stop) -> int:
+    from pathlib import Path
+
     from click.exceptions import Exit
 
     from qwenimg.cli.words import cli
+    from qwenimg.common.untrusted import absolute
 
+    absolute(Path())  # torch ends the process where there is no working folder
     try:
         with cli.make_context("qwenimg", args.copy(), obj=stop) as ctx:
             stop.working = True

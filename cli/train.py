@@ -12,12 +12,19 @@ from qwenimg.common.errors import UsageError
 STAGES = ("vae", "text", "dit", "all")
 STEPS = {"vae": 6000, "text": 2000, "dit": 8200}
 BATCH = {"vae": 16, "text": 128, "dit": 48}
+_FOLDER = click.Path(path_type=Path, readable=False)  # what cannot be read is told as that, with the code for it
+_FOLDER = click.Path(path_type=Path, readable=False)  # what cannot be read is told as that, with the code for it
 SIZE = {"vae": "64", "text": "128", "dit": "128"}
 
 
 @click.command("train")
 @click.argument("stage", type=click.Choice(STAGES))
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the model, in diffusers layout.")
+@click.option(
+    "--out",
+    type=_FOLDER,
+    required=True,
+    help="Folder of the model, in diffusers layout.",
+)
 @click.option("--steps", type=int, help="Steps of each stage [6000 for vae, 2000 for text, 8200 for dit].")
 @click.option("--batch", type=int, help="Pictures or prompts in a step [16 for vae, 128 for text, 48 for dit].")
 @click.option(
@@ -29,7 +36,7 @@ SIZE = {"vae": "64", "text": "128", "dit": "128"}
     "--precision", default="auto", help="auto, conservative, default, aggressive, or a dtype: fp32, bf16, fp16 [auto]."
 )
 @click.option("--phases", help="Percent of the steps: warm-up=10,full=20,predict=60:bf16,correct=10.")
-@click.option("--init", type=click.Path(path_type=Path), help="Folder of a model whose weights to go on from.")
+@click.option("--init", type=_FOLDER, help="Folder of a model whose weights to go on from.")
 @click.option("--resume", is_flag=True, help="Go on from the checkpoint in the folder.")
 @click.option("--accumulate", type=int, default=1, help="Parts in which a step's batch is computed [1].")
 @click.option("--checkpointing", is_flag=True, help="Compute each block twice, to keep less in memory.")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common import clip_prompt, clip_tokenizer, memory
+from qwenimg.common import clip_prompt, memory
 from qwenimg.common.backend import ClipEncoder
 from qwenimg.common.clip_prompt import Chunk
 from qwenimg.common.keeper import Keeper
@@ -37,9 +37,7 @@ class ClipTexts:
     def __init__(self, model: SDModel, keeper: Keeper, make_room: Callable[[int], None]):
         """`make_room` frees what it can where so many bytes are not free."""
         self.model, self.keeper, self.make_room = model, keeper, make_room
-        self.tokenizers = [clip_tokenizer.load(text.tokenizer, text.pad) for text in model.texts]
-        for tokenizer, text in zip(self.tokenizers, model.texts, strict=True):
-            tokenizer.check_vocabulary(text.config.vocab_size)
+        self.tokenizers = [text.words for text in model.texts]
         self._kept: dict[tuple[str, int], Encoded] = {}
         self._announced: list[str] = []
 

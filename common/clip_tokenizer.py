@@ -20,7 +20,7 @@ from qwenimg.common import hub
 from qwenimg.common.errors import ModelError
 from qwenimg.common.tokenizer_files import QWEN, Vocabulary, has, json_object, read_vocabulary, refuse, shown
 from qwenimg.common.tokenizers import check_prompt, guarded
-from qwenimg.common.untrusted import bad, short
+from qwenimg.common.untrusted import bad, is_file, short
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -146,7 +146,7 @@ def find_clip_tokenizer(file: Path, given: Path | None = None) -> Path:
 
 
 def _first(folders: list[Path]) -> Path | None:
-    return next((f for f in folders if any(all((f / name).is_file() for name in names) for names in FILES)), None)
+    return next((f for f in folders if any(all(is_file(f / name) for name in names) for names in FILES)), None)
 
 
 # Special tokens

@@ -20,7 +20,7 @@ SHARD = re.compile(rf"({_STEM}(?:\.\w+)?)-\d+-of-\d+\.safetensors", re.ASCII)
 SHARD_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}\.safetensors")
 PICKLES = (".bin", ".ckpt", ".pt", ".pth")
 
-MAX_INDEX = 32 << 20  # bytes
+MAX_INDEX = 8 << 20  # bytes
 MAX_KEYS = 100_000
 MAX_SHARDS = 100  # all are held open, and macOS gives a process 256 descriptors
 
@@ -51,7 +51,7 @@ def find_files(folder: Path) -> Found:
     except FileNotFoundError:
         raise bad(folder, "does not exist: check the path or download the model") from None
     except (OSError, ValueError) as error:
-        raise bad(folder, f"cannot be listed: {error}") from None
+        raise bad(folder, f"cannot be listed: {getattr(error, 'strerror', None) or error}") from None
     for pattern in (PLAIN, VARIANT):
         candidates = [name for name in names if pattern.fullmatch(name)]
         if len(candidates) > 1:

@@ -24,6 +24,7 @@ from qwenimg.common.params import Manifest, Shape
 from qwenimg.common.safetensors_header import Stored, read_header
 from qwenimg.common.sd_model import SDModel
 from qwenimg.common.single_file import Prediction
+from qwenimg.common.untrusted import is_file, is_folder
 
 SHOWN = 5  # names of a kind
 
@@ -49,9 +50,9 @@ class Description:
 def describe(path: Path, prediction: Prediction | None = None) -> Description:
     """Of a folder in diffusers layout, one component's folder, or one safetensors file; `prediction` overrules what a
     Stable Diffusion file seems to predict. Raises ModelError where nothing can be said at all."""
-    if path.is_dir() and (path / "model_index.json").exists():
+    if is_folder(path) and is_file(path / "model_index.json"):
         return _folder(path)
-    if path.is_dir() and (path / "config.json").exists():
+    if is_folder(path) and is_file(path / "config.json"):
         return _component(path)
     return _file(path, prediction)
 
@@ -64,7 +65,7 @@ def _folder(folder: Path) -> Description:
     except ModelError as error:
         whole.faults.append(str(error))
         return whole
-    for name in hub.components(lambda name: (folder / name).is_file()):
+    for name in hub.components(lambda name: is_file(folder / name)):
         try:
             part = _component(folder / name)
         except ModelError as error:
@@ -94,18 +95,16 @@ def _pipeline(folder: Path) -> str:
 
 def _other_faults(folder: Path) -> list[str]:
     """What only shows when everything is opened together: components that do not fit, tokenizer, scheduler."""
-    from qwenimg.common import clip_tokenizer, tokenizers
-
     try:
         model = families.open_model(folder)
         model.close()
         if isinstance(model, SDModel):
             schedules.sampler_of(model.scheduler)
             for text in model.texts:
-                clip_tokenizer.load(text.tokenizer, text.pad).check_vocabulary(text.config.vocab_size)
+                text.words  # noqa: B018 (it is read and checked)
             return []
         model.schedule_config()
-        tokenizers.load(folder / "tokenizer").check_vocabulary(model.text_config.vocab_size)
+        model.tokenizer  # noqa: B018
     except ModelError as error:
         return [str(error)]
     return []
@@ -157,7 +156,7 @@ def _expected(folder: Path) -> tuple[Manifest, Callable[[str], str | None]]:
 
 def _file(path: Path, prediction: Prediction | None) -> Description:
     tensors = _tensors(find_files(path).files)
-    if path.is_file() and single_file.is_single_file(tensors):
+    if is_file(path) and single_file.is_single_file(tensors):
         return _single_file(path, tensors, prediction)
     layout = next((text for key, text in _LAYOUTS if any(key in name for name in tensors)), "unknown")
     return Description(lines=[f"layout: {layout}", _summary("file", tensors), f"first tensors: {_listed(tensors)}"])

@@ -6,6 +6,10 @@ whatever the file contained. Exit codes 130 and 143 (signals) and 7 (partial bat
 
 from __future__ import annotations
 
+import reprlib
+
+BITS = 1024  # of an integer that is written out
+
 
 class QwenimgError(Exception):
     """Base of all errors that are shown as one line."""
@@ -52,6 +56,36 @@ class NumericsError(QwenimgError, ArithmeticError):
 
 
 def clean(text: object, limit: int = 200) -> str:
-    """`text` in printable characters only and at most `limit` long, so that a file cannot write to the terminal."""
-    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text)[: limit + 1])
+    """`text` in printable characters only and at most `limit` long, so that a file cannot write to the terminal.
+
+    Any object, at the cost of `limit` characters: a name of megabytes, a list of millions or lists in lists are not
+    written out, nor is an integer of thousands of digits, which Python refuses to."""
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in _start(text, limit + 1))
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def _start(value: object, count: int) -> str:
+    """The first `count` characters of `value` as a text."""
+    if isinstance(value, str):
+        return value[:count]
+    if isinstance(value, (list, tuple, dict, set, frozenset)) or (isinstance(value, int) and value.bit_length() > BITS):
+        return _Start(count).repr(value)[:count]
+    try:
+        return str(value)[:count]
+    except Exception:  # of an object that is not ours, and of an error that holds such an integer
+        return f"<{type(value).__name__}>"
+
+
+class _Start(reprlib.Repr):
+    """`repr` of which about `count` characters are made."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.maxlevel = 8
+        self.maxtuple = self.maxlist = self.maxarray = self.maxdict = self.maxset = self.maxfrozenset = count
+        self.maxstring = self.maxother = count
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Python writes out at most 4,300 digits, and takes the square of their number for it."""
+        digits = int(x.bit_length() * 0.30103) + 1
+        return repr(x) if x.bit_length() <= BITS else f"<an integer of about {digits:,} digits>"

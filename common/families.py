@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from qwenimg.common import hub, sd_model
 from qwenimg.common import model as qwen_model
-from qwenimg.common import sd_model
 from qwenimg.common.backend import Engine
+from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.config_file import read_json
 from qwenimg.common.errors import ModelError, UsageError, clean
 from qwenimg.common.family import Family
+from qwenimg.common.fingerprint import fingerprint
+from qwenimg.common.hub import Resolved
 from qwenimg.common.keeper import Notify
-from qwenimg.common.metadata import model_label
 from qwenimg.common.model import Model
 from qwenimg.common.precision import Family as Name
 from qwenimg.common.precision import Precision
 from qwenimg.common.qwen_image import QwenImage
 from qwenimg.common.recipes import Recipe
 from qwenimg.common.request import Defaults
-from qwenimg.common.sd_model import SDModel
+from qwenimg.common.sd_model import SDModel, TextPart
 from qwenimg.common.single_file import Prediction
 from qwenimg.common.stable_diffusion import StableDiffusion
+from qwenimg.common.untrusted import is_file
 
 QWEN_WIDTH = 3072
 """Of the published transformer. One that was made smaller by leaving out layers keeps it, a toy has less."""
@@ -32,10 +37,10 @@ def open_model(path: Path, *, prediction: Prediction | None = None, vae: Path | 
 
     prediction: in place of what the files say; vae: the VAE in another folder or file."""
     index = path / "model_index.json"
-    if path.is_file():
+    if is_file(path):
         opened = sd_model.open_file(path, prediction)
         return opened if vae is None else sd_model.with_vae(opened, vae)
-    if index.exists() and read_json(index).get("_class_name") in sd_model.PIPELINES:
+    if is_file(index) and read_json(index).get("_class_name") in sd_model.PIPELINES:
         opened = sd_model.open_folder(path)
         opened = opened if prediction is None else sd_model.with_prediction(opened, prediction)
         return opened if vae is None else sd_model.with_vae(opened, vae)
@@ -48,7 +53,7 @@ def open_model(path: Path, *, prediction: Prediction | None = None, vae: Path | 
 def check_class(folder: Path) -> None:
     """Raises ModelError unless model_index.json is that of a pipeline that is supported."""
     index = folder / "model_index.json"
-    if not index.exists() or read_json(index).get("_class_name") not in sd_model.PIPELINES:
+    if not is_file(index) or read_json(index).get("_class_name") not in sd_model.PIPELINES:
         qwen_model.check_class(folder)
 
 
@@ -68,10 +73,34 @@ def name(opened: Model | SDModel) -> Name:
     return "sd" if isinstance(opened, SDModel) else "qwen"
 
 
-def labels(*, vae: Path | None, prediction: Prediction | None) -> dict[str, str]:
-    """What a recipe says of the options that a model was opened with."""
-    found: dict[str, str] = {} if prediction is None else {"prediction": prediction}
-    return found if vae is None else found | {"vae": model_label(str(vae))}
+def check_tokenizers(opened: Model | SDModel) -> None:
+    """Reads them, which a backend would otherwise do after its framework is imported. Raises ModelError."""
+    for part in opened.texts if isinstance(opened, SDModel) else (opened,):
+        _ = part.words if isinstance(part, TextPart) else part.tokenizer
+
+
+def labels(
+    resolved: Resolved, opened: Model | SDModel, *, vae: Path | None, prediction: Prediction | None
+) -> dict[str, Any]:
+    """What a recipe says of the options that a model was opened with: names, never paths, and fingerprints."""
+    found: dict[str, Any] = {} if prediction is None else {"prediction": prediction}
+    prints = {"model": fingerprint(_denoiser(opened).files)} if resolved.from_path else {}
+    if vae is not None:
+        found["vae"] = hub.from_path(str(vae), vae).name
+        prints["vae"] = fingerprint(opened.vae.files)
+    return found | {"fingerprints": prints} if prints else found
+
+
+def with_refiner(options: Mapping[str, Any], resolved: Resolved, opened: SDModel) -> dict[str, Any]:
+    """`options` as `labels` gives them, and the refiner."""
+    prints = options.get("fingerprints", {})
+    if resolved.from_path:
+        prints = prints | {"refiner": fingerprint(_denoiser(opened).files)}
+    return {**options, "refiner": resolved.name} | ({"fingerprints": prints} if prints else {})
+
+
+def _denoiser(opened: Model | SDModel) -> LoadPlan:
+    return opened.unet if isinstance(opened, SDModel) else opened.transformer
 
 
 def family(

@@ -57,7 +57,7 @@ def check_output(path: Path, *, overwrite: bool, new_folder: bool = False) -> No
         raise UsageError(f"{shown}: exists and is not a regular file; choose another name")
     if mode is not None and not overwrite:
         raise _exists(path)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # noqa: PTH112 (Path.is_dir raises where a folder on the way has no permission)
         raise UsageError(f"{shown}: its folder does not exist; create it or choose another")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"{shown}: no permission to write in its folder; choose another")

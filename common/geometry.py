@@ -92,7 +92,7 @@ def _neighbours(side: float) -> tuple[int, int]:
 
 def _check_size(width: int, height: int) -> None:
     if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE):
-        raise UsageError(f"size {width}x{height} is outside 1 to {MAX_SIDE} pixels a side")
+        raise UsageError(f"size {clean(width, 40)}x{clean(height, 40)} is outside 1 to {MAX_SIDE} pixels a side")
 
 
 # --- Packing: 2 x 2 latent pixels become one token, channels in the order (c, dy, dx)

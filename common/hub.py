@@ -17,7 +17,7 @@ from qwenimg.common.amounts import size_text as size_text  # for callers too
 from qwenimg.common.component_files import PICKLES, STEMS, find_files
 from qwenimg.common.errors import ModelError
 from qwenimg.common.recipes import Recipe
-from qwenimg.common.untrusted import short
+from qwenimg.common.untrusted import absolute, bad, is_file, kind, short
 
 _PARTS = "transformer|unet|text_encoder(_2)?|vae"
 _ALWAYS = ("model_index.json", "scheduler/scheduler_config.json", "vae/config.json")
@@ -42,6 +42,11 @@ class Resolved:
     name: str
     recipe: Recipe | None = None
     revision: str | None = None
+
+    @property
+    def from_path(self) -> bool:
+        """Whether the name alone does not say which model it is."""
+        return self.recipe is None and self.revision is None
 
 
 def needed(filename: str) -> bool:
@@ -72,15 +77,38 @@ def resolve(model: str | None, *, offline: bool = False) -> Resolved:
     A name is looked for in the Hugging Face cache only. Raises ModelError for what is not there, is there in part,
     or is known and not supported; `offline` changes only the wording."""
     given = recipes.DEFAULT if model is None else model
-    if model is not None and os.path.lexists(path := os.path.expanduser(model)):  # noqa: PTH111
-        return _from_path(model, Path(path))
+    if model:
+        path = Path(os.path.expanduser(model))  # noqa: PTH111 (Path.expanduser raises for a user who does not exist)
+        if os.path.lexists(path) or kind(path) is not None:
+            return from_path(model, path)
+    return _by_name(given, model is None, offline)
+
+
+def named(name: str, *, offline: bool = False) -> str:
+    """What `resolve` takes for the model that a picture's recipe calls `name`: a known name or a hub id of what the
+    cache has. Raises ModelError for anything else: a path in a picture is never opened, nor a folder of that name."""
+    known = recipes.find(name)
+    if known is None and (not _HUB_ID.fullmatch(name) or name.lower().endswith(_FILES)):
+        raise ModelError(f"'{short(name, 60)}' is neither a known model nor a hub id, and a recipe opens no path")
+    if known is recipes.BUILT_IN and not os.path.lexists(name):
+        return name
+    return str(_by_name(name, False, offline).folder)
+
+
+def named_vae(name: str) -> Path | None:
+    """The folder of the VAE that a picture's recipe calls `name`, if that is a hub id of which the cache has a copy."""
+    folders = snapshots(storage_folder(name)) if _HUB_ID.fullmatch(name) else []
+    return folders[0] if folders else None
+
+
+def _by_name(given: str, is_default: bool, offline: bool) -> Resolved:
     if recipes.find(given) is recipes.BUILT_IN:
         return _built_in()
     repo, recipe = find_repo(given)
     name = recipe.name if recipe else repo
     folders = snapshots(storage_folder(repo))
     if not folders:
-        if model is None and builtin.present():
+        if is_default and builtin.present():
             return _built_in()
         raise ModelError(_absent(name, repo, recipe, offline))
     for folder in folders:
@@ -89,7 +117,7 @@ def resolve(model: str | None, *, offline: bool = False) -> Resolved:
     raise ModelError(
         f"{name}: the copy in {short(cache_folder(), 100)} is incomplete, it lacks {lacks(folders[0])}; "
         f"`qwenimg pull {name}` resumes"
-        + (f"; until then: -m {builtin.NAME}" if model is None and builtin.present() else "")
+        + (f"; until then: -m {builtin.NAME}" if is_default and builtin.present() else "")
     )
 
 
@@ -109,12 +137,16 @@ def _built_in() -> Resolved:
     return Resolved(folder=builtin.folder(), name=builtin.NAME, recipe=recipes.BUILT_IN)
 
 
-def _from_path(given: str, path: Path) -> Resolved:
-    if not path.exists():
+def from_path(given: str, path: Path) -> Resolved:
+    """The model at `path`, called `given` in errors. Raises ModelError and UsageError."""
+    found = kind(path)
+    if found is None:
         raise ModelError(f"{short(given, 120)}: is a link that leads nowhere")
-    if not path.is_dir():
-        return Resolved(folder=path, name=short(path.name, 100))
-    whole = Path(os.path.abspath(path))  # noqa: PTH100 (links must stay, they say which snapshot it is)
+    if found == "other":
+        raise bad(path, "is a pipe, device or socket; a model is a folder or a file")
+    whole = absolute(path)  # links stay, they say which snapshot it is
+    if found == "file":
+        return Resolved(folder=path, name=short(whole.name, 100))
     storage = whole.parent.parent.name
     if whole.parent.name == "snapshots" and storage.count("--") == 2 and _COMMIT.fullmatch(whole.name):
         repo = storage.removeprefix("models--").replace("--", "/")
@@ -154,7 +186,7 @@ def lacks(folder: Path) -> str | None:
     """A file that `folder` needs and does not have. Raises ModelError for an index of shards that is broken."""
 
     def has(name: str) -> bool:
-        return (folder / name).is_file()
+        return is_file(folder / name)
 
     parts = components(has)
     names = required(has)
@@ -174,10 +206,10 @@ def _lacks_weights(folder: Path) -> str | None:
     try:
         files = find_files(folder).files
     except ModelError:
-        if any((folder / f"{stem}.safetensors{end}").is_file() for stem in STEMS for end in ("", ".index.json")):
+        if any(is_file(folder / f"{stem}.safetensors{end}") for stem in STEMS for end in ("", ".index.json")):
             raise
         return "*.safetensors"
-    return next((file.name for file in files if not file.is_file()), None)
+    return next((file.name for file in files if not is_file(file)), None)
 
 
 def snapshots(storage: Path) -> list[Path]:

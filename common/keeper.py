@@ -53,9 +53,8 @@ class Keeper:
         weights = memory.weight_bytes(plan, self.precision, "vae")
         return {f"decoding a picture of {width}x{height}": beside + weights + least}
 
-    def check_encoding(self, pixels: NDArray[np.float32], width: int) -> None:
-        """Raises DoesNotFit where the encoder's first level, of `width` channels, does not fit for [1, 3, H, W]."""
-        height, across = pixels.shape[2:]
+    def check_encoding(self, height: int, across: int, width: int) -> None:
+        """Raises DoesNotFit where the encoder's first level, of `width` channels, does not fit for so many pixels."""
         itemsize = BYTES[self.precision.compute_dtype("vae")]
         need = int(self.engine.decode_buffers * width * height * across * itemsize)
         self.check_fit(f"encoding a picture of {across}x{height}", need)
@@ -63,7 +62,7 @@ class Keeper:
     def encode(self, vae: VAE, pixels: NDArray[np.float32], width: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Mean and deviation [1, z, h, w] in the VAE's own statistics of pixels [1, 3, H, W]. `width`: channels of the
         encoder's first level."""
-        self.check_encoding(pixels, width)
+        self.check_encoding(pixels.shape[2], pixels.shape[3], width)
         with self.timed("encode image"):
             mean, log_variance = np.split(vae.encode(pixels), 2, axis=1)
         return mean, np.exp(0.5 * np.clip(log_variance, -30, 20))

@@ -61,6 +61,7 @@ class Recipe(TypedDict):
     mask_sha256: NotRequired[str]
     refiner: NotRequired[str]  # its name, as `model`
     vae: NotRequired[str]
+    fingerprints: NotRequired[dict[str, str]]  # of model, refiner, vae that were given as a path, see `fingerprint`
     prediction: NotRequired[str]  # eps or v, where it was given
 
 
@@ -72,7 +73,7 @@ _TEXTS = dict.fromkeys(
 _NUMBERS = {"seed": (0, 2**64 - 1), "width": (1, MAX_SIDE), "height": (1, MAX_SIDE), "steps": (1, MAX_STEPS)}
 _NUMBERS |= {"clip_skip": (0, MAX_CLIP_SKIP)}
 _REALS = {"guidance": MAX_GUIDANCE, "guidance_rescale": 1, "refine_at": 1, "strength": 1}
-_TABLES = ("precision", "versions")
+_TABLES = ("precision", "versions", "fingerprints")
 _HASHES = ("sigmas_sha256", "noise_sha256", "image_sha256", "mask_sha256")
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
@@ -128,8 +129,11 @@ def _quoted(value: str) -> str:
 def png_text(recipe: Recipe) -> dict[str, str]:
     """The text of a picture: `parameters` for other tools, and `qwenimg`, ASCII JSON that keeps any text exactly.
 
-    No absolute path goes in by `model`; `warnings` and the rest are stored as they are."""
-    told = {**recipe, "model": model_label(recipe["model"])}
+    No path goes in by the names of models; `warnings` and the rest are stored as they are."""
+    names: dict[str, str] = {
+        key: model_label(str(recipe.get(key))) for key in ("model", "refiner", "vae") if key in recipe
+    }
+    told = {**recipe, **names}
     return {"parameters": a1111_parameters(recipe), "qwenimg": json.dumps(told, allow_nan=False)}
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from qwenimg.common import checkpoint
+from qwenimg.common import checkpoint, tokenizers
 from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.config_file import parse, read_json
 from qwenimg.common.errors import ModelError, clean
@@ -14,6 +15,8 @@ from qwenimg.common.models import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.models.qwen_dit import QwenDiTConfig
 from qwenimg.common.models.qwen_vae import QwenVAEConfig
 from qwenimg.common.models.qwen_vl import QwenVLConfig
+from qwenimg.common.tokenizers import QwenTokenizer
+from qwenimg.common.untrusted import is_file
 
 if TYPE_CHECKING:
     from qwenimg.common.samplers import FlowMatchConfig
@@ -42,6 +45,13 @@ class Model:
     transformer: LoadPlan
     text: LoadPlan
     vae: LoadPlan
+
+    @cached_property
+    def tokenizer(self) -> QwenTokenizer:
+        """Read and checked once. Raises ModelError."""
+        found = tokenizers.load(self.folder / "tokenizer")
+        found.check_vocabulary(self.text_config.vocab_size)
+        return found
 
     def schedule_config(self) -> FlowMatchConfig:
         """Of scheduler/scheduler_config.json. Raises ModelError."""
@@ -86,7 +96,7 @@ def open_model(folder: Path) -> Model:
 def check_class(folder: Path) -> None:
     """Raises ModelError unless model_index.json is that of a pipeline that makes images from text with Qwen-Image."""
     index = folder / "model_index.json"
-    if not index.exists():
+    if not is_file(index):
         raise ModelError(
             f"{clean(folder)}: no model_index.json here; expected a folder in diffusers layout (transformer/ or unet/, "
             f"text_encoder/, vae/, tokenizer/, scheduler/), or a Stable Diffusion file"

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common import portable_math
-from qwenimg.common.errors import UsageError
+from qwenimg.common.errors import UsageError, clean
 
 _BLOCK = 16
 FEWEST = _BLOCK  # numbers that can be drawn at a time
@@ -68,7 +68,7 @@ def _normal(shape: tuple[int, ...], stream: np.random.RandomState) -> NDArray[np
 def check_seed(seed: int) -> None:
     """Raises UsageError unless `seed` is a whole number in 0 .. 2**64 - 1."""
     if not isinstance(seed, int) or not 0 <= seed < _SEEDS:
-        raise UsageError(f"seed {seed} is not a whole number from 0 to {_SEEDS - 1}")
+        raise UsageError(f"seed {clean(seed, 40)} is not a whole number from 0 to {_SEEDS - 1}")
 
 
 def low_bits_warning(seed: int) -> str | None:

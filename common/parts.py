@@ -28,8 +28,7 @@ class Parts:
     def __init__(self, engine: Engine, model: Model, precision: Precision, notify: Notify):
         self.engine, self.model, self.precision = engine, model, precision
         self.keeper = Keeper(engine, precision, notify)
-        self.tokenizer = tokenizers.load(model.folder / "tokenizer")
-        self.tokenizer.check_vocabulary(model.text_config.vocab_size)
+        self.tokenizer = model.tokenizer
         self._texts: dict[str, NDArray[np.float32]] = {}
         self._announced: list[str] = []
         self._transformer: Transformer | None = None

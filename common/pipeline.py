@@ -44,7 +44,7 @@ class Pipeline:
         name: str,
         defaults: Defaults,
         tf32: bool = False,
-        options: Mapping[str, str] | None = None,
+        options: Mapping[str, Any] | None = None,
     ):
         """options: what the model was opened with, for recipes."""
         self.options = dict(options or {})
@@ -85,7 +85,8 @@ class Pipeline:
 
     @call_options.described
     def check(self, prompt: str, **asked: Unpack[Asked]) -> Request:
-        """What `stream` would make of the same arguments. Raises UsageError or NumericsError; loads nothing."""
+        """What `stream` would make of the same arguments. Raises UsageError, NumericsError, and DoesNotFit for a
+        picture that could not be encoded; loads nothing."""
         call_options.check_names(asked)
         given = {key: value for key, value in asked.items() if value is not None}
         picture = asked.get("image")
@@ -104,6 +105,9 @@ class Pipeline:
             raise UsageError(f"{size} is too small: its noise would have fewer than {noise.FEWEST} numbers")
         if request.latents is not None:
             self._noise(request, Stream(request.seed))
+        if request.image is not None:
+            width, height = geometry.render_size(request.width, request.height, self.family.multiple)
+            self.family.check_encoding(height, width)
         return request
 
     @call_options.described

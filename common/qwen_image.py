@@ -142,6 +142,9 @@ class QwenImage:
     def shapes(self) -> dict[str, str]:
         return dict(self._told)
 
+    def check_encoding(self, height: int, width: int) -> None:
+        self.keeper.check_encoding(height, width, self.model.vae_config.base_dim)
+
     def encode(self, pixels: NDArray[np.float32]) -> tuple[Latents, Latents]:
         mean, std = self._statistics()
         center, deviation = self.keeper.encode(self.parts.vae(), pixels, self.model.vae_config.base_dim)

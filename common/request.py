@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from qwenimg.common import geometry, noise, tokenizers
 from qwenimg.common.errors import UsageError
 from qwenimg.common.samplers import MAX_STEPS
+from qwenimg.common.untrusted import short
 
 MULTIPLE = 16  # pixels: sizes are rendered at the next multiple and cropped
 MAX_GUIDANCE = 100
@@ -53,13 +54,13 @@ class Request:
         for text in (self.prompt, self.negative_prompt):
             tokenizers.check_prompt(text)
         if not 1 <= self.steps <= MAX_STEPS:
-            raise UsageError(f"steps is {self.steps}; choose 1 to {MAX_STEPS}")
+            raise UsageError(f"steps is {short(self.steps, 40)}; choose 1 to {MAX_STEPS}")
         if not 0 <= self.guidance <= MAX_GUIDANCE:
             raise UsageError(f"guidance is {self.guidance}; choose 0 to {MAX_GUIDANCE}")
         if not 0 < self.strength <= 1:
             raise UsageError(f"strength is {self.strength:g}; choose more than 0 and at most 1")
         if not 0 <= self.clip_skip <= MAX_CLIP_SKIP:
-            raise UsageError(f"clip-skip is {self.clip_skip}; choose 0 to {MAX_CLIP_SKIP}")
+            raise UsageError(f"clip-skip is {short(self.clip_skip, 40)}; choose 0 to {MAX_CLIP_SKIP}")
         if not 0 <= self.guidance_rescale <= 1:
             raise UsageError(f"guidance-rescale is {self.guidance_rescale:g}; choose 0 to 1")
         if not 0 < self.refine_at < 1:
@@ -112,9 +113,9 @@ class Defaults:
             return self.width if width is None else width, self.height if height is None else height
         rows, columns = picture.shape[:2]
         if width is not None:
-            return width, max(1, round(_whole("width", width) * rows / columns))
+            return width, max(1, round(Fraction(_whole("width", width) * rows, columns)))
         if height is not None:
-            return max(1, round(_whole("height", height) * columns / rows)), height
+            return max(1, round(Fraction(_whole("height", height) * columns, rows))), height
         return columns, rows
 
 
@@ -140,8 +141,11 @@ class Asked(TypedDict, total=False):
 
 def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, SupportsFloat):
-        raise UsageError(f"{name} is {value!r}; expected a number")
-    return float(value)
+        raise UsageError(f"{name} is {short(value, 40)!r}; expected a number")
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):  # an integer beyond every float, an array of several numbers
+        raise UsageError(f"{name} is {short(value, 40)}; expected a number") from None
 
 
 def _whole(name: str, value: object) -> int:
@@ -151,4 +155,4 @@ def _whole(name: str, value: object) -> int:
             raise TypeError
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise UsageError(f"{name} is {value!r}; expected a whole number") from None
+        raise UsageError(f"{name} is {short(value, 40)!r}; expected a whole number") from None

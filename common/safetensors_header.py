@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeGuard
 from qwenimg.common.params import Shape
 from qwenimg.common.untrusted import OpenFile, bad, open_regular, short, strict_json
 
-MAX_HEADER = 32 << 20  # bytes; 2,000 tensors take about 0.25 MB
+MAX_HEADER = 24 << 20  # bytes; 2,000 tensors take about 0.25 MB, one emoji makes 216 MB of memory of it all
 MAX_TENSORS = 100_000
 MAX_RANK = 8
 MAX_DIM = 2**31 - 1  # frameworks hold a dimension in 32 bits

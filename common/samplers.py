@@ -88,7 +88,7 @@ def flow_schedule(config: FlowMatchConfig, steps: int, tokens: int) -> tuple[flo
     outside 1 .. 1000, and for a size so far from the trained ones that float32 holds no schedule.
     """
     if not 1 <= steps <= MAX_STEPS:
-        raise UsageError(f"steps is {steps}; choose 1 to {MAX_STEPS}")
+        raise UsageError(f"steps is {clean(steps, 40)}; choose 1 to {MAX_STEPS}")
     if tokens < 1:
         raise ValueError(f"an image of {tokens} tokens has no schedule")
     with np.errstate(all="ignore"):

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from qwenimg.common import checkpoint, clip_tokenizer, single_file
 from qwenimg.common.checkpoint import LoadPlan
+from qwenimg.common.clip_tokenizer import CLIPTokenizer
 from qwenimg.common.config_file import parse, read_json
 from qwenimg.common.errors import ModelError, clean
 from qwenimg.common.models import clip, kl_vae, unet
@@ -19,6 +21,7 @@ from qwenimg.common.models.unet import UNetConfig
 from qwenimg.common.noise_levels import DiffusionConfig, parse_diffusion
 from qwenimg.common.safetensors_header import read_header
 from qwenimg.common.single_file import Prediction
+from qwenimg.common.untrusted import is_folder
 
 # pipeline class -> whether it is SDXL; what a class is made for beyond that shows in its UNet.
 PIPELINES = {
@@ -41,6 +44,13 @@ class TextPart:
     plan: LoadPlan
     tokenizer: Path
     pad: str | None = None  # the padding token where the tokenizer is another model's
+
+    @cached_property
+    def words(self) -> CLIPTokenizer:
+        """Its tokenizer, read and checked once. Raises ModelError."""
+        found = clip_tokenizer.load(self.tokenizer, self.pad)
+        found.check_vocabulary(self.config.vocab_size)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +162,7 @@ def with_vae(model: SDModel, path: Path) -> SDModel:
     """`model` with the VAE in the folder or file `path`. Raises ModelError, and then `model` is closed."""
     with ExitStack() as stack:
         stack.callback(model.close)
-        config, plan = _vae_folder(path) if path.is_dir() else _vae_file(model, path)
+        config, plan = _vae_folder(path) if is_folder(path) else _vae_file(model, path)
         stack.callback(plan.close)
         changed = check(replace(model, vae_config=config, vae=plan))
         if set(model.vae.files).isdisjoint(model.unet.files):  # not one file that the others are still read from

@@ -184,6 +184,9 @@ class StableDiffusion:
     def shapes(self) -> dict[str, str]:
         return dict(self._told)
 
+    def check_encoding(self, height: int, width: int) -> None:
+        self.keeper.check_encoding(height, width, self.model.vae_config.block_out_channels[0])
+
     def encode(self, pixels: NDArray[np.float32]) -> tuple[Latents, Latents]:
         scale, shift = self._statistics()
         mean, deviation = self.keeper.encode(self._open_vae(), pixels, self.model.vae_config.block_out_channels[0])

@@ -22,16 +22,18 @@ REGEX = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
+# One emoji makes Python keep a text with four bytes a character, so a file of 24 MiB can take 220 MB.
 MAX_BYTES = {  # Qwen's largest: 11.4 MB, 2.8 MB, 1.7 MB, 1 kB, 10 kB
-    "tokenizer.json": 64 << 20,
-    "vocab.json": 32 << 20,
-    "merges.txt": 32 << 20,
+    "tokenizer.json": 24 << 20,
+    "vocab.json": 8 << 20,
+    "merges.txt": 8 << 20,
     "added_tokens.json": 1 << 20,
     "tokenizer_config.json": 4 << 20,
     "special_tokens_map.json": 1 << 20,
 }
 MAX_ID = 2**20  # Qwen's largest is 151,664
-MAX_VALUES = 4 * MAX_ID  # an id and a merge of two for each token
+MAX_VALUES = 1_200_000  # Qwen's largest has 910,000 quotation marks: a name and a merge of two for each token
+MAX_MERGES = 2**19  # Qwen's largest has 151,387
 MAX_DEPTH = 64
 NO_LENGTH_LIMIT = b"1000000000000000019884624838656"  # how transformers writes model_max_length = int(1e30)
 
@@ -183,8 +185,11 @@ def _tokenizer_json(file: Path, form: Form) -> Vocabulary:
 
 
 def _merges_txt(file: Path) -> list[tuple[str, str]]:
+    raw = _read(file)
+    if raw.count(b"\n") > MAX_MERGES:
+        refuse(file, f"has more than {MAX_MERGES:,} lines")
     try:
-        lines = _read(file).decode("utf-8").removesuffix("\n").split("\n")
+        lines = raw.decode("utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         refuse(file, f"is not UTF-8 at byte {error.start}")
     return [_pair(file, line.removesuffix("\r")) for line in lines if not line.startswith("#version")]

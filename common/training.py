@@ -89,7 +89,9 @@ class TrainConfig:
             raise UsageError(f"rate is {self.rate}; choose a learning rate above 0, at most 1")
         for width, height in self.sizes:
             if width % 16 or height % 16 or not 32 <= min(width, height) <= max(width, height) <= 2048:
-                raise UsageError(f"size {width}x{height}: sides must be multiples of 16 from 32 to 2048")
+                raise UsageError(
+                    f"size {clean(width, 40)}x{clean(height, 40)}: sides must be multiples of 16 from 32 to 2048"
+                )
         plan_phases("fp32" if self.precision == "auto" else self.precision, self.steps, self.shares)
 
     @property
@@ -105,7 +107,7 @@ class Train(Protocol):
 
 def _between(name: str, value: int, least: int, most: int) -> None:
     if not least <= value <= most:
-        raise UsageError(f"{name} is {value}; choose {least} to {most}")
+        raise UsageError(f"{name} is {clean(value, 40)}; choose {least} to {most}")
 
 
 def parse_sizes(text: str) -> tuple[tuple[int, int], ...]:

@@ -29,7 +29,7 @@ class FakePipeline:
         pause: float = 0.0,
     ) -> None:
         self.backend = "cpu" if backend == "auto" else backend
-        self.device, self.model_name = "Fake CPU", model or "tiny"
+        self.device, self.model_name = "Fake CPU", model or "shapes-v1"
         self.precision = policies.parse(precision, on_gpu=False)
         self.defaults = Defaults(width=20, height=12, steps=3, guidance=4.0, negative_prompt=" ")
         self.notify = notify or (lambda kind, text: None)

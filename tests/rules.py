@@ -32,6 +32,7 @@ AT_IMPORT = {
     "Path": "a path, which asks the file system nothing",
     "dataclass": "a decorator",
     "property": "a decorator",
+    "cached_property": "a decorator",
     "staticmethod": "a decorator",
     "contextmanager": "a decorator",
     "cache": "a decorator",

@@ -649,7 +649,7 @@ def test_latents(library: Library) -> None:
 
 def test_from_makes_the_same_pixels(library: Library) -> None:
     args = ["夜\nSteps: 1, Seed: 2", "-n", "n", "-s", "77", "--size", "9x7", "--steps", "2", "--guidance", "3"]
-    first = cli(*args, "-m", "a/b", "--precision", "bf16,vae=bf16", "-o", "a").paths[0]
+    first = cli(*args, "-m", "shapes", "--precision", "bf16,vae=bf16", "-o", "a").paths[0]
     before = library.asked
     second = cli("--from", "a.png", "-o", "b")
     assert second.code == 0 and library.asked == before

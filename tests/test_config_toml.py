@@ -43,7 +43,7 @@ def test_reads_options_by_either_spelling(file: Path) -> None:
         ('precision = "int3"', "int3"),
         ('output = "a.bmp"', ".webp"),
         ("steps = ", "TOML"),
-        ("[model]\nname = 'x'", "model"),
+        ("[model]\nname = 'x'", "line 1, '[model]'"),
         ("\x1b[31m = 1", "TOML"),
         ("x = [" * 5000, "TOML"),
     ],
@@ -72,11 +72,11 @@ def test_flags_and_environment_come_first(file: Path, tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(qwenimg, "load", load)
     assert run(["a ring", "-o", "a.png"]) == 0
-    assert run(["a ring", "--steps", "2", "-m", "flag", "-W", "16", "-H", "48", "-o", "b.png"]) == 0
+    assert run(["a ring", "--steps", "2", "-m", "shapes", "-W", "16", "-H", "48", "-o", "b.png"]) == 0
     assert run(["--from", "b.png", "-o", "d.png"]) == 0
     monkeypatch.setenv("QWENIMG_STEPS", "5")
     assert run(["a ring", "-o", "c.png"]) == 0
-    assert [pipe.model_name for pipe in made] == ["from-file", "flag", "flag", "from-file"]
+    assert [pipe.model_name for pipe in made] == ["from-file", "shapes", "shapes", "from-file"]
     asked = [pipe.asked[0] for pipe in made]
     assert [request["steps"] for request in asked] == [7, 2, 2, 5]
     assert [(request["width"], request["height"]) for request in asked] == [(64, 32), (16, 48), (16, 48), (64, 32)]

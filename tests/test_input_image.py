@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageCms, ImageOps
 
 from qwenimg.common.errors import ModelError
 from qwenimg.common.input_image import read_image, read_mask
@@ -60,7 +60,7 @@ def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path) -> None:
 def test_masks(tmp_path: Path) -> None:
     values = np.array([[0, 255, 128]] * 2, np.uint8)
     Image.fromarray(values).save(tmp_path / "m.png")
-    assert np.array_equal(read_mask(tmp_path / "m.png", np.zeros((2, 3, 3), np.uint8)), values)
+    assert np.array_equal(read_mask(tmp_path / "m.png", np.zeros((2, 3, 3), np.uint8))[0], values)
     with pytest.raises(ModelError, match="3x2, the picture is 7x5"):
         read_mask(tmp_path / "m.png", PIXELS)
 
@@ -89,8 +89,8 @@ def _saved(kind: str) -> bytes:
         (_saved("PNG")[:60], "cannot be read as a PNG, JPEG or WebP"),
         (_saved("GIF"), "is no PNG, JPEG or WebP picture; convert"),
         (_saved("TIFF"), "is no PNG, JPEG or WebP picture; convert"),
-        (_huge_png(9_000), "9000x9000; at most 64 megapixels"),
-        (_huge_png(60_000), "at most 64 megapixels"),
+        (_huge_png(9_000), "9000x9000; at most 36 megapixels"),
+        (_huge_png(60_000), "at most 36 megapixels"),
     ],
 )
 def test_bad_files_are_one_line(tmp_path: Path, raw: bytes, message: str) -> None:
@@ -107,3 +107,97 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none.png"):
         with pytest.raises(ModelError):
             read_image(path)
+
+
+# Conversions
+
+
+def _told(tmp_path: Path, **options: object) -> list[str]:
+    image = options.pop("image")
+    assert isinstance(image, Image.Image)
+    path = tmp_path / "a"
+    image.save(path, **options)  # type: ignore[arg-type]
+    pixels, told = read_image(path)
+    assert pixels.shape == (image.height, image.width, 3) and pixels.dtype == np.uint8
+    print(told)
+    return told
+
+
+FLAT = Image.fromarray(PIXELS)
+FRAMES = {"save_all": True, "append_images": [FLAT.rotate(180), FLAT.rotate(90)]}
+
+
+@pytest.mark.parametrize(
+    ("image", "options", "words"),
+    [
+        (FLAT.convert("CMYK"), {"format": "JPEG"}, "is CMYK, taken as RGB"),
+        (FLAT.convert("P"), {"format": "PNG"}, "is of a palette, taken as RGB"),
+        (FLAT.convert("L"), {"format": "PNG"}, "is grey, taken as RGB"),
+        (FLAT.convert("LA"), {"format": "PNG"}, "is grey with transparency, taken as RGB"),
+        (FLAT.convert("1"), {"format": "PNG"}, "is black and white, taken as RGB"),
+        (Image.fromarray(np.full((5, 7), 999, np.uint16)), {"format": "PNG"}, "has 16 bits a value"),
+        (FLAT, {"format": "PNG", **FRAMES}, "has 3 pictures"),
+        (FLAT, {"format": "WEBP", **FRAMES}, "has 3 pictures"),
+        (FLAT, {"format": "PNG", "icc_profile": b"no profile"}, "a colour profile that cannot be used"),
+        (FLAT, {"format": "JPEG", "icc_profile": bytes(5 << 20)}, "a colour profile that is too large"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_every_conversion_is_told(tmp_path: Path, image: Image.Image, options: dict[str, object], words: str) -> None:
+    assert [line for line in _told(tmp_path, image=image, **options) if line.startswith("a: " + words) or words in line]
+
+
+def test_a_colour_profile_is_converted(tmp_path: Path) -> None:
+    """Lab and grey profiles do not fit RGB pixels and are told; sRGB's own changes nothing and is not."""
+    srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    assert _told(tmp_path, image=FLAT, format="PNG", icc_profile=srgb) == []
+    lab = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()
+    assert "cannot be used" in _told(tmp_path, image=FLAT, format="PNG", icc_profile=lab)[0]
+    swapped = bytearray(srgb)
+    r, b = swapped.index(b"rXYZ"), swapped.index(b"bXYZ")
+    swapped[r : r + 4], swapped[b : b + 4] = b"bXYZ", b"rXYZ"  # red is what sRGB calls blue
+    named = bytes(swapped).replace("sRGB".encode("utf-16-be"), "BGR!".encode("utf-16-be")).replace(b"sRGB", b"BGR!")
+    red = Image.new("RGB", (7, 5), (255, 0, 0))
+    assert (
+        "is converted from its colour profile (BGR!" in _told(tmp_path, image=red, format="PNG", icc_profile=named)[0]
+    )
+    assert np.abs(read_image(tmp_path / "a")[0].astype(int) - (0, 0, 255)).max() <= 2  # of 8 bits, lcms rounds
+
+
+def test_sixteen_bit_colours_are_told(tmp_path: Path) -> None:
+    def chunk(name: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0))
+    body = chunk(b"IDAT", zlib.compress(b"\0" + b"\xff\xff\x80\x00\x00\x00"))
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + head + body + chunk(b"IEND", b""))
+    pixels, told = read_image(tmp_path / "a.png")
+    assert pixels.tolist() == [[[255, 128, 0]]] and "16 bits" in told[0]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_every_orientation_is_pillows(tmp_path: Path, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    FLAT.save(tmp_path / "a.png", exif=exif)
+    with Image.open(tmp_path / "a.png") as picture:
+        expected = np.asarray(ImageOps.exif_transpose(picture))
+    pixels, told = read_image(tmp_path / "a.png")
+    assert np.array_equal(pixels, expected) and bool(told) == (orientation > 1)
+    FLAT.convert("L").save(tmp_path / "m.png", exif=exif)
+    assert read_mask(tmp_path / "m.png", pixels)[0].shape == expected.shape[:2]
+
+
+def test_strips_meet(tmp_path: Path) -> None:
+    tall = np.random.default_rng(1).integers(0, 256, (600, 3, 4), np.uint8)
+    Image.fromarray(tall).save(tmp_path / "a.png")
+    expected = Image.new("RGBA", (3, 600), "white")
+    expected.alpha_composite(Image.fromarray(tall))
+    pixels, _ = read_image(tmp_path / "a.png")
+    assert np.abs(pixels.astype(int) - np.asarray(expected.convert("RGB"))).max() <= 1  # two roundings of one blend
+
+
+def test_a_mask_is_told_of_too(tmp_path: Path) -> None:
+    FLAT.save(tmp_path / "m.png")
+    mask, told = read_mask(tmp_path / "m.png", PIXELS)
+    assert mask.shape == (5, 7) and told == ["m.png: is taken as grey"]

@@ -88,15 +88,17 @@ def load(
 
     resolved = hub.resolve(None if model is None else str(model), offline=offline)
     other_vae = None if vae is None else Path(vae).expanduser()
-    options = families.labels(vae=other_vae, prediction=prediction)
     with ExitStack() as stack:
         opened = families.open_model(resolved.folder, prediction=prediction, vae=other_vae)
         stack.callback(opened.close)
+        options = families.labels(resolved, opened, vae=other_vae, prediction=prediction)
         refining = None
         if refiner is not None:
             second = hub.resolve(str(refiner), offline=offline)
-            refining, options["refiner"] = families.open_refiner(opened, second.folder), second.name
+            refining = families.open_refiner(opened, second.folder)
+            options = families.with_refiner(options, second, refining)
             stack.callback(refining.close)
+        families.check_tokenizers(opened)
         family = families.name(opened)
         policies.parse(precision, on_gpu=False, family=family)
         engine = backends.load(backend)

@@ -1,0 +1,158 @@
+"""Any opened picture as 8-bit RGB or grey, and what was done to it, in lines for people.
+
+Converted strip by strip: a second copy of a large picture, in the four bytes a pixel of Pillow or in float64, would
+take more memory than the picture.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from qwenimg.common.image import Uint8
+from qwenimg.common.untrusted import short
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+ROWS = 256  # of a strip
+MAX_PROFILE = 4 << 20  # bytes
+ORIENTATION = 0x0112  # of EXIF
+_TURNED: dict[int, Callable[[Uint8], Uint8]] = {
+    2: lambda a: a[:, ::-1],
+    3: lambda a: a[::-1, ::-1],
+    4: lambda a: a[::-1],
+    5: lambda a: a.swapaxes(0, 1),
+    6: lambda a: a.swapaxes(0, 1)[:, ::-1],
+    7: lambda a: a.swapaxes(0, 1)[::-1, ::-1],
+    8: lambda a: a.swapaxes(0, 1)[::-1],
+}
+_NAMES = {
+    "1": "black and white", "L": "grey", "LA": "grey with transparency", "P": "of a palette", "PA": "of a palette",
+    "CMYK": "CMYK", "YCCK": "CMYK", "YCbCr": "YCbCr", "LAB": "Lab",
+}  # fmt: skip
+
+Convert = Callable[["Image"], "Image"]
+
+
+def rgb(picture: Image) -> tuple[Uint8, list[str]]:
+    """[H, W, 3] in sRGB, upright, and what was done to it. What is transparent is laid on white."""
+    from PIL import Image
+
+    told = _about(picture)
+    sixteen = picture.mode.startswith("I")
+    if not sixteen and picture.mode in _NAMES:
+        told.append(f"is {_NAMES[picture.mode]}, taken as RGB")
+    elif sixteen:
+        told[:0] = ["is grey, taken as RGB"]
+    to_srgb, line = _profile(picture)
+    told += [line] if line else []
+    see_through = not sixteen and ("A" in picture.mode or "a" in picture.mode or "transparency" in picture.info)
+    pixels = np.empty((picture.height, picture.width, 3), np.uint8)
+    least = 255
+    for top in range(0, picture.height, ROWS):
+        strip = _eight_bits(_strip(picture, top))
+        layer = strip.convert("RGBA") if see_through else strip
+        plain = to_srgb(layer if see_through else strip)
+        if see_through:
+            alpha = layer.getchannel("A")
+            least = min(least, int(np.asarray(alpha).min()))
+            plain = Image.composite(plain, Image.new("RGB", plain.size, "white"), alpha)
+        pixels[top : top + ROWS] = np.asarray(plain)
+    if least < 255:
+        told.append("is transparent in parts; they are taken as white")
+    return _upright(picture, pixels), told
+
+
+def grey(picture: Image) -> tuple[Uint8, list[str]]:
+    """[H, W], upright, and what was done to it. Transparency and colour profiles are left out of account."""
+    told = _about(picture)
+    if picture.mode not in ("1", "L") and not picture.mode.startswith("I"):
+        told.append("is taken as grey")
+    pixels = np.empty((picture.height, picture.width), np.uint8)
+    for top in range(0, picture.height, ROWS):
+        strip = _eight_bits(_strip(picture, top))
+        if strip.mode in ("RGBA", "LA", "PA", "P"):
+            strip = strip.convert("RGBA").convert("RGB")
+        pixels[top : top + ROWS] = np.asarray(strip.convert("L"))
+    return _upright(picture, pixels), told
+
+
+def upright_size(picture: Image) -> tuple[int, int]:
+    """Width and height once it is turned."""
+    width, height = picture.size
+    return (height, width) if _orientation(picture) >= 5 else (width, height)
+
+
+def _about(picture: Image) -> list[str]:
+    """What is told of every picture, before anything is decoded."""
+    frames = getattr(picture, "n_frames", 1)
+    return [
+        *(["has 16 bits a value, of which 8 are taken"] if _sixteen_bits(picture) else []),
+        *([f"has {frames:,} pictures (an animation, or views); the first is taken"] if frames > 1 else []),
+        *(["is turned upright, as its EXIF says"] if _orientation(picture) in _TURNED else []),
+    ]
+
+
+def _sixteen_bits(picture: Image) -> bool:
+    """Pillow reads 16-bit colours as 8 bits and tells so only by the name of the decoder's input."""
+    tile = getattr(picture, "tile", None)
+    return picture.mode.startswith("I") or bool(tile and any(";16" in str(part[3]) for part in tile))
+
+
+def _orientation(picture: Image) -> int:
+    found = picture.getexif().get(ORIENTATION)
+    return found if isinstance(found, int) else 1
+
+
+def _upright(picture: Image, pixels: Uint8) -> Uint8:
+    turn = _TURNED.get(_orientation(picture))
+    return pixels if turn is None else turn(pixels)
+
+
+def _strip(picture: Image, top: int) -> Image:
+    return picture.crop((0, top, picture.width, min(picture.height, top + ROWS)))
+
+
+def _eight_bits(strip: Image) -> Image:
+    """Values of 16 or 32 bits in 8, scaled: Pillow's own conversion would clip them."""
+    from PIL import Image
+
+    if not strip.mode.startswith("I"):
+        return strip
+    values = np.asarray(strip).astype(np.float64)
+    return Image.fromarray(np.rint(values / 65535 * 255).clip(0, 255).astype(np.uint8))
+
+
+def _profile(picture: Image) -> tuple[Convert, str | None]:
+    """How a strip becomes sRGB by the picture's ICC profile, and a line about it unless it is sRGB's own."""
+    raw = picture.info.get("icc_profile")
+    if not raw:
+        return _plain, None
+    if len(raw) > MAX_PROFILE:
+        return _plain, "has a colour profile that is too large and is not used"
+    from PIL import ImageCms
+
+    mode = "CMYK" if picture.mode == "CMYK" else "L" if picture.mode[0] in "1LI" else "RGB"
+    try:
+        profile = ImageCms.ImageCmsProfile(io.BytesIO(raw))
+        name = ImageCms.getProfileDescription(profile).strip()
+        if mode == "RGB" and "srgb" in name.lower():
+            return _plain, None
+        transform = ImageCms.buildTransform(profile, ImageCms.createProfile("sRGB"), mode, "RGB")
+    except (ImageCms.PyCMSError, OSError, ValueError, TypeError):
+        return _plain, "has a colour profile that cannot be used; taken as sRGB"
+
+    def to_srgb(strip: Image) -> Image:
+        made = ImageCms.applyTransform(strip if strip.mode == mode else strip.convert(mode), transform)
+        assert made is not None
+        return made
+
+    return to_srgb, f"is converted from its colour profile ({short(name, 40)}) to sRGB"
+
+
+def _plain(strip: Image) -> Image:
+    return strip.convert("RGB")
