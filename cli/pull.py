@@ -48,6 +48,8 @@ class Bar:
                 bar.close()
 
     def _draw(self, path: str, done: int, total: int) -> None:
+        if self._bar is not None and self._bar.total != total:  # checking is over, fetching begins
+            self.close()
         if self._bar is None:
             from tqdm import tqdm
 
@@ -59,8 +61,9 @@ class Bar:
 
 @click.command("pull")
 @click.argument("name", metavar="NAME")
+@click.option("--verify", is_flag=True, help="Hash what is here too, and fetch again what is damaged.")
 @click.option("--quiet", is_flag=True, help="Only errors on standard error.")
-def pull(name: str, quiet: bool) -> None:
+def pull(name: str, verify: bool, quiet: bool) -> None:
     """Download the model NAME, for example qwen-image or OWNER/NAME on the hub, and print its folder.
 
     What is there is not fetched again; what was interrupted is continued where it stopped; every file is checked
@@ -69,7 +72,7 @@ def pull(name: str, quiet: bool) -> None:
 
     bar = Bar(quiet=quiet)
     try:
-        folder = fetch_model(name, echo=bar.line, progress=bar.update)
+        folder = fetch_model(name, echo=bar.line, progress=bar.update, verify=verify)
     finally:
         bar.close()
     streams.put(os.fsencode(folder) + b"\n")

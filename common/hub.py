@@ -5,16 +5,18 @@ Nothing here touches the network; only `pull` does.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from urllib.parse import urlsplit
 
 from qwenimg.common import builtin, recipes
+from qwenimg.common.cache_files import read_small
 from qwenimg.common.component_files import PICKLES, STEMS, find_files
-from qwenimg.common.errors import ModelError
+from qwenimg.common.errors import ModelError, UsageError
 from qwenimg.common.recipes import Recipe
 from qwenimg.common.untrusted import short
 
@@ -181,9 +183,7 @@ def _lacks_weights(folder: Path) -> str | None:
 
 def snapshots(storage: Path) -> list[Path]:
     """The folders of the revisions in the cache: that of `main` first, then the newest."""
-    main = ""
-    with contextlib.suppress(OSError, ValueError):
-        main = (storage / "refs" / "main").read_text().strip()
+    main = read_small(storage / "refs" / "main").decode("ascii", "replace").strip()
     try:
         folders = [f for f in (storage / "snapshots").iterdir() if _COMMIT.fullmatch(f.name) and f.is_dir()]
         return sorted(folders, key=lambda f: (f.name != main, -f.stat().st_mtime))
@@ -198,16 +198,39 @@ def storage_folder(repo: str) -> Path:
 
 def cache_folder() -> Path:
     """Of the Hugging Face libraries: HF_HUB_CACHE, else in HF_HOME, else in ~/.cache."""
-    from huggingface_hub import constants
+    return Path(settings().HF_HUB_CACHE)
 
-    return Path(constants.HF_HUB_CACHE)
+
+def settings() -> ModuleType:
+    """What the HF_... variables of the environment say. Raises UsageError for one that cannot be read."""
+    try:
+        from huggingface_hub import constants
+
+        urlsplit(constants.ENDPOINT).port  # noqa: B018 (the library itself fails at it later)
+    except ValueError as error:
+        raise UsageError(f"an HF_... variable of the environment cannot be read: {short(error, 120)}") from None
+    return constants
+
+
+def token() -> str | None:
+    """That of HF_TOKEN, else of the file where the Hugging Face tools keep it. Raises UsageError."""
+    from huggingface_hub import get_token
+
+    if settings().HF_HUB_DISABLE_IMPLICIT_TOKEN:
+        return None
+    file = Path(settings().HF_TOKEN_PATH)
+    if file.exists() and not file.is_file():
+        raise UsageError(f"{short(file, 150)}: is no file that could hold a token; set HF_TOKEN_PATH to another")
+    try:
+        return get_token()
+    except (OSError, ValueError) as error:
+        reason = short(getattr(error, "strerror", None) or error, 80)
+        raise UsageError(f"{short(file, 150)}: the token cannot be read: {reason}") from None
 
 
 def is_offline() -> bool:
     """Whether HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE forbids the network."""
-    from huggingface_hub import constants
-
-    return bool(constants.HF_HUB_OFFLINE)
+    return bool(settings().HF_HUB_OFFLINE)
 
 
 def size_text(count: int) -> str:

@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import re
 import ssl
+import string
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -18,9 +19,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NoReturn, TypeVar
 from urllib.error import URLError
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
-from qwenimg.common.errors import ModelError
+from qwenimg.common.errors import ModelError, UsageError
 from qwenimg.common.untrusted import short, strict_json
 from qwenimg.common.version import __version__
 
@@ -32,6 +33,10 @@ SLOW = 1024  # bytes per second
 CHUNK = 1 << 20  # bytes
 REDIRECTS = 10
 MAX_JSON = 16 << 20  # bytes
+
+_HOST = re.compile(
+    r"(?=.{1,253}\Z)([A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?|(?=[^:]*:)[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9]{1,16})?"
+)
 
 Echo = Callable[[str], None]
 T = TypeVar("T")
@@ -48,6 +53,34 @@ class Server:
         """Whether `url` is on the hub itself: same scheme, host and port."""
         here, there = urlsplit(self.endpoint), urlsplit(url)
         return (here.scheme, here.netloc.lower()) == (there.scheme, there.netloc.lower())
+
+
+def connect(endpoint: str, token: str | None) -> Server:
+    """The hub at `endpoint`. Raises UsageError for an address or a token that no request can be made with."""
+    fault = address_fault(endpoint)
+    if fault is None and ("?" in endpoint or "#" in endpoint):
+        fault = "has a query"
+    if fault is not None:  # not shown: it may hold a password
+        raise UsageError(f"HF_ENDPOINT {fault}; give an address such as https://huggingface.co, or unset it")
+    if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
+        raise UsageError("HF_TOKEN, or the file of the token, holds what no token holds: copy it again, or unset it")
+    return Server(endpoint=endpoint.rstrip("/"), token=token)
+
+
+def address_fault(url: str) -> str | None:
+    """Why no request can be made to `url`, or None."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return "is no address"
+    if parts.scheme not in ("http", "https"):
+        return "begins with neither http:// nor https://"
+    if not parts.hostname or port == 0 or not (url.isascii() and url.isprintable() and " " not in url):
+        return "is no address"
+    if "@" in parts.netloc:
+        return "holds a user name"
+    return None if _HOST.fullmatch(parts.hostname) else "is no address"
 
 
 class Interrupted(Exception):
@@ -136,6 +169,8 @@ def _request(server: Server, url: str, headers: dict[str, str]) -> http.client.H
         response = _opener().open(urllib.request.Request(url, headers=headers), timeout=TIMEOUT)
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = error.reason if isinstance(error, URLError) else error
+        if isinstance(reason, (str, ValueError, http.client.InvalidURL)):  # no network was asked
+            raise ModelError(f"{host}: cannot be asked ({short(reason, 80)}): check the proxy settings") from None
         if isinstance(reason, ssl.SSLCertVerificationError):
             raise ModelError(
                 f"{host}: its certificate cannot be verified; set SSL_CERT_FILE to the right ones"
@@ -179,9 +214,12 @@ def pieces(response: http.client.HTTPResponse, count: int) -> Iterator[bytes]:
 
 def _next(url: str, location: str | None, what: str) -> str:
     """The address of a redirect: HTTP or HTTPS, and never from HTTPS to HTTP. Raises ModelError."""
-    target = urljoin(url, location or "")
-    allowed = ("https",) if urlsplit(url).scheme == "https" else ("http", "https")
-    if not location or urlsplit(target).scheme not in allowed:
+    try:
+        target = quote(urljoin(url, location or ""), safe=string.punctuation, encoding="latin-1")
+        fault = address_fault(target)
+    except ValueError:
+        fault = "is no address"
+    if not location or fault or (urlsplit(url).scheme == "https" and urlsplit(target).scheme != "https"):
         raise ModelError(f"{what}: the server redirects to '{short(location, 80)}', which is not followed")
     return target
 

@@ -14,43 +14,45 @@ import os
 import re
 import shutil
 import urllib.parse
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwenimg.common import hub
+from qwenimg.common import cache_files, hub
 from qwenimg.common.download import NOTE, PART, Wanted, bytes_kept, fetch
 from qwenimg.common.errors import DoesNotFit, ModelError, UsageError
 from qwenimg.common.families import check_class
-from qwenimg.common.hub_http import Echo, Server, get_json
+from qwenimg.common.hub_http import Echo, Server, connect, get_json
 from qwenimg.common.untrusted import short
+from qwenimg.common.verify import HASH, Progress, damaged, right, verify_offline
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 
-Progress = Callable[[str, int, int], None]
 
-
-def pull(name: str, *, echo: Echo, progress: Progress) -> Path:
+def pull(name: str, *, echo: Echo, progress: Progress, verify: bool = False) -> Path:
     """Downloads what is used of the model `name`, a recipe's name or a hub id, and returns its folder in the cache.
 
-    What is there is not fetched again, and what an earlier call left unfinished is continued. `echo` gets lines for
+    What is there is not fetched again, and what an earlier call left unfinished is continued. `verify`: what is there
+    is hashed, and fetched again where the hash is wrong; offline the wrong file is named. `echo` gets lines for
     people; `progress` gets the file, the bytes that are here and the bytes that this call set out for. Raises
     ModelError (offline, not there, server or hash at fault, not a supported model), DoesNotFit and UsageError (no
     permission)."""
-    from huggingface_hub import constants, get_token
-
     repo, _ = hub.find_repo(name)
     if hub.is_offline():
+        if verify:
+            folder = hub.resolve(repo, offline=True).folder
+            verify_offline(repo, folder, echo, progress)
+            return folder
         raise ModelError(f"{repo}: cannot be pulled offline; unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE")
-    token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
-    server = Server(endpoint=constants.ENDPOINT.rstrip("/"), token=token)
+    server = connect(hub.settings().ENDPOINT, hub.token())
     commit, files = _listing(server, repo, echo)
     work = _Work(server=server, repo=repo, commit=commit, storage=hub.storage_folder(repo), echo=echo)
     try:
         with _lock(work):
+            if verify:
+                _drop_damaged(work, files, progress)
             _download(work, files, progress)
             _finish(work)
     except OSError as error:
@@ -68,6 +70,10 @@ class _Work:
     commit: str
     storage: Path
     echo: Echo
+
+    @property
+    def cache(self) -> Path:
+        return self.storage.parent
 
     @property
     def snapshot(self) -> Path:
@@ -107,7 +113,7 @@ def _wanted(repo: str, path: str, entry: dict[str, object]) -> Wanted:
         size, digest = lfs.get("size"), lfs.get("sha256")
     else:
         size, digest = entry.get("size"), entry.get("blobId")
-    if type(size) is not int or not 0 <= size < 2**50 or not isinstance(digest, str) or not _HASH.fullmatch(digest):
+    if type(size) is not int or not 0 <= size < 2**50 or not isinstance(digest, str) or not HASH.fullmatch(digest):
         raise ModelError(f"{repo}: the hub lists no size and hash for {path}: check HF_ENDPOINT")
     return Wanted(path=path, size=size, digest=digest)
 
@@ -121,7 +127,7 @@ def _download(work: _Work, files: list[Wanted], progress: Progress) -> None:
     total = sum(f.size for f in absent.values())
     kept = sum(bytes_kept(f, work.blob(f)) for f in absent.values())
     _tell(work, len(absent), total, kept)
-    work.blob(files[0]).parent.mkdir(parents=True, exist_ok=True)
+    cache_files.make_folder(work.cache, work.blob(files[0]).parent)
     done = 0  # bytes of the files that are complete
     ahead = kept  # bytes kept of the files that are not begun
     for wanted in files:
@@ -136,19 +142,30 @@ def _download(work: _Work, files: list[Wanted], progress: Progress) -> None:
             check_class(work.snapshot)  # before the gigabytes
 
 
+def _drop_damaged(work: _Work, files: list[Wanted], progress: Progress) -> None:
+    """Takes the names from the files that are here with other bytes than the hub lists, so that they are fetched."""
+    paths = ((wanted, work.pointer(wanted), work.blob(wanted)) for wanted in files)
+    here = [
+        (pointer if cache_files.is_inside(work.cache, pointer, wanted.size) else blob, wanted)
+        for wanted, pointer, blob in paths
+        if _is_here(work, wanted)
+    ]
+    wrong = damaged(here, progress)
+    for _, wanted in wrong:
+        work.echo(f"{wanted.path}: its bytes are not those that the hub lists; fetching it again")
+        for place in (work.pointer(wanted), work.blob(wanted)):
+            place.unlink(missing_ok=True)
+    if not wrong:
+        work.echo(f"{work.repo}: {right(here)}")
+
+
 def _report(progress: Progress, path: str, before: int, total: int, had: int) -> None:
     progress(path, before + had, total)
 
 
 def _is_here(work: _Work, wanted: Wanted) -> bool:
-    return wanted.size in (_size(work.pointer(wanted)), _size(work.blob(wanted)))
-
-
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None
+    paths = (work.pointer(wanted), work.blob(wanted))
+    return any(cache_files.is_inside(work.cache, path, wanted.size) for path in paths)
 
 
 def _tell(work: _Work, count: int, total: int, kept: int) -> None:
@@ -171,9 +188,9 @@ def _tell(work: _Work, count: int, total: int, kept: int) -> None:
 def _link(work: _Work, wanted: Wanted) -> None:
     """The name in the snapshot: a relative link to the blob, or the blob itself where there are no links."""
     blob, pointer = work.blob(wanted), work.pointer(wanted)
-    if _size(pointer) == wanted.size:
+    cache_files.make_folder(work.cache, pointer.parent)
+    if cache_files.is_inside(work.cache, pointer, wanted.size):
         return
-    pointer.parent.mkdir(parents=True, exist_ok=True)
     pointer.unlink(missing_ok=True)
     try:
         pointer.symlink_to(os.path.relpath(blob, pointer.parent))
@@ -186,23 +203,23 @@ def _finish(work: _Work) -> None:
     lack = hub.lacks(work.snapshot)
     if lack:
         raise ModelError(f"{work.repo}: has no {lack}: not a Qwen-Image model in diffusers layout")
-    refs = work.storage / "refs"
-    refs.mkdir(exist_ok=True)
+    refs = cache_files.make_folder(work.cache, work.storage / "refs")
     temp = refs / f".main.{os.getpid()}"
-    temp.write_text(work.commit)
+    with cache_files.create(temp) as file:
+        file.write(work.commit.encode())
     temp.replace(refs / "main")
     for suffix in (PART, NOTE):
         for leftover in (work.storage / "blobs").glob(f"*{suffix}"):
-            leftover.unlink(missing_ok=True)
+            with suppress(OSError):  # a folder of that name is not ours
+                leftover.unlink()
 
 
 @contextmanager
 def _lock(work: _Work) -> Iterator[None]:
     """One `pull` of a repository at a time; a second waits. The system lets go of the lock of a process that dies."""
-    work.storage.mkdir(parents=True, exist_ok=True)
-    locks = work.storage.parent / ".locks" / work.storage.name
-    locks.mkdir(parents=True, exist_ok=True)
-    with (locks / "qwenimg.lock").open("ab") as file:
+    cache_files.make_folder(work.cache, work.storage)
+    locks = cache_files.make_folder(work.cache, work.cache / ".locks" / work.storage.name)
+    with cache_files.open_lock(locks / "qwenimg.lock") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -2,7 +2,7 @@
 
 `hub.faults[path]` is a list of what goes wrong, one for each request for `path`, then nothing:
 a status (503), ("cut", fraction of the body), ("stall", fraction), "drip", "whole" (200 for a range), "416",
-"other-range", "etag", "hash", "size", ("redirect", address).
+"other-range", "etag", "hash", "size", ("redirect", address), ("range", Content-Range), ("length", Content-Length).
 """
 
 from __future__ import annotations
@@ -148,13 +148,16 @@ class Handler(BaseHTTPRequestHandler):
             first, status = int(asked.removeprefix("bytes=").rstrip("-")), 206
             first += 5 if fault == "other-range" else 0
             about["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
+        if isinstance(fault, tuple) and fault[0] == "range":
+            about["Content-Range"] = fault[1]
         return self.answer(status, about, data[first:], fault, name)
 
     def answer(self, status, headers=None, data=b"", fault=None, name=None):
         self.send_response(status)
         for key, value in (headers or {}).items():
             self.send_header(key, value)
-        self.send_header("Content-Length", str(len(data)))
+        told = fault[1] if isinstance(fault, tuple) and fault[0] == "length" else str(len(data))
+        self.send_header("Content-Length", told)
         self.send_header("Connection", "close")
         self.end_headers()
         self.close_connection = True
@@ -165,7 +168,7 @@ class Handler(BaseHTTPRequestHandler):
                 for i in range(len(data)):
                     self.wfile.write(data[i : i + 1])
                     time.sleep(0.02)
-            kind, fraction = fault if isinstance(fault, tuple) else (None, 1)
+            kind, fraction = fault if isinstance(fault, tuple) and fault[0] in ("cut", "stall") else (None, 1)
             part = data[: int(len(data) * fraction)]
             self.wfile.write(part)
             if name:
