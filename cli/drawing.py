@@ -56,6 +56,7 @@ class Flags:
     refiner: str | None
     refine_at: float | None
     vae: Path | None
+    tokenizer: Path | None
     clip_skip: int | None
     prediction: Literal["eps", "v"] | None
     model: str | None
@@ -240,6 +241,7 @@ def _open(flags: Flags, replay: Replay | None, report: Report) -> Pipeline:
             offline=flags.offline,
             refiner=flags.refiner,
             vae=flags.vae,
+            tokenizer=flags.tokenizer,
             prediction=prediction,
             notify=report.notify,
         )

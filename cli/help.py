@@ -28,7 +28,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "Picture to start from": ("image", "strength", "mask"),
     "Model": (
-        "model", "backend", "precision", "offline", "latents", "refiner", "refine_at", "vae", "clip_skip", "prediction",
+        "model", "backend", "precision", "offline", "latents", "refiner", "refine_at", "vae", "tokenizer", "clip_skip",
+        "prediction",
     ),
     "Output": ("output", "overwrite", "save_latents", "no_metadata", "json", "quiet", "debug"),
 }  # fmt: skip

@@ -19,11 +19,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwenimg.common import cache_files, hub
+from qwenimg.common import cache_files, hub, recipes
 from qwenimg.common.download import NOTE, PART, Wanted, bytes_kept, fetch
 from qwenimg.common.errors import DoesNotFit, ModelError, UsageError
 from qwenimg.common.families import check_class
 from qwenimg.common.hub_http import Echo, Server, connect, get_json
+from qwenimg.common.recipes import Piece
 from qwenimg.common.untrusted import short
 from qwenimg.common.verify import HASH, Progress, damaged, right, verify_offline
 
@@ -32,23 +33,24 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 def pull(name: str, *, echo: Echo, progress: Progress, verify: bool = False) -> Path:
-    """Downloads what is used of the model `name`, a recipe's name or a hub id, and returns its folder in the cache.
+    """Downloads what is used of `name`, a recipe's or a piece's name or a hub id, and returns its folder in the cache.
 
     What is there is not fetched again, and what an earlier call left unfinished is continued. `verify`: what is there
     is hashed, and fetched again where the hash is wrong; offline the wrong file is named. `echo` gets lines for
     people; `progress` gets the file, the bytes that are here and the bytes that this call set out for. Raises
     ModelError (offline, not there, server or hash at fault, not a supported model), DoesNotFit and UsageError (no
     permission)."""
-    repo, _ = hub.find_repo(name)
+    piece = recipes.find_piece(name)
+    repo = piece.repo if piece else hub.find_repo(name)[0]
     if hub.is_offline():
-        if verify:
+        if verify and piece is None:
             folder = hub.resolve(repo, offline=True).folder
             verify_offline(repo, folder, echo, progress)
             return folder
         raise ModelError(f"{repo}: cannot be pulled offline; unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE")
     server = connect(hub.settings().ENDPOINT, hub.token())
-    commit, files = _listing(server, repo, echo)
-    work = _Work(server=server, repo=repo, commit=commit, storage=hub.storage_folder(repo), echo=echo)
+    commit, files = _listing(server, repo, piece, echo)
+    work = _Work(piece=piece, server=server, repo=repo, commit=commit, storage=hub.storage_folder(repo), echo=echo)
     try:
         with _lock(work):
             if verify:
@@ -65,6 +67,7 @@ def pull(name: str, *, echo: Echo, progress: Progress, verify: bool = False) -> 
 class _Work:
     """One commit of one repository, and where it goes."""
 
+    piece: Piece | None  # where it is no model
     server: Server
     repo: str
     commit: str
@@ -92,7 +95,7 @@ class _Work:
 # What the hub has
 
 
-def _listing(server: Server, repo: str, echo: Echo) -> tuple[str, list[Wanted]]:
+def _listing(server: Server, repo: str, piece: Piece | None, echo: Echo) -> tuple[str, list[Wanted]]:
     """The commit of `main` and the files of it that are used, the small ones first. Raises ModelError."""
     data = get_json(server, f"{server.endpoint}/api/models/{repo}/revision/main?blobs=true", repo, echo)
     commit = data.get("sha") if isinstance(data, dict) else None
@@ -100,8 +103,12 @@ def _listing(server: Server, repo: str, echo: Echo) -> tuple[str, list[Wanted]]:
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit) or not isinstance(entries, list):
         raise ModelError(f"{repo}: {short(server.endpoint, 80)} does not answer as a hub does: check HF_ENDPOINT")
     names = {e["rfilename"]: e for e in entries if isinstance(e, dict) and isinstance(e.get("rfilename"), str)}
-    files = [_wanted(repo, path, entry) for path, entry in names.items() if hub.needed(path)]
-    absent = [path for path in hub.required(names.__contains__) if path not in names]
+    is_used = hub.needed if piece is None else piece.files.__contains__
+    files = [_wanted(repo, path, entry) for path, entry in names.items() if is_used(path)]
+    required = hub.required(names.__contains__) if piece is None else piece.files[:2]
+    absent = [path for path in required if path not in names]
+    if absent and piece is not None:
+        raise ModelError(f"{repo}: has no {absent[0]}: check HF_ENDPOINT")
     if absent:
         raise ModelError(f"{repo}: has no {absent[0]}: not a model in diffusers layout that this program draws with")
     return commit, sorted(files, key=lambda f: (f.path != "model_index.json", f.size, f.path))
@@ -200,7 +207,7 @@ def _link(work: _Work, wanted: Wanted) -> None:
 
 def _finish(work: _Work) -> None:
     """Names the commit as `main`, and removes what was kept of files that `main` no longer has."""
-    lack = hub.lacks(work.snapshot)
+    lack = hub.lacks(work.snapshot) if work.piece is None else None
     if lack:
         raise ModelError(f"{work.repo}: has no {lack}: not a Qwen-Image model in diffusers layout")
     refs = cache_files.make_folder(work.cache, work.storage / "refs")

@@ -105,11 +105,45 @@ RECIPES = {
     )
 }
 DEFAULT = "qwen-image"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Files that a model needs and does not bring along; the first two must be there."""
+
+    name: str
+    repo: str
+    title: str
+    bytes: int
+    license: str
+    purpose: str
+    files: tuple[str, ...]
+
+
+CLIP_TOKENIZER = Piece(
+    name="clip-tokenizer",
+    repo="openai/clip-vit-large-patch14",
+    title="the vocabulary of CLIP",
+    bytes=1_500_000,
+    license="MIT",
+    purpose="the words of Stable Diffusion models in one file, which do not hold them",
+    files=("vocab.json", "merges.txt", "tokenizer_config.json", "special_tokens_map.json"),
+)
+
+
+def find_piece(name: str) -> Piece | None:
+    """The piece called `name`, or whose hub id is `name`."""
+    return CLIP_TOKENIZER if name.lower() in (CLIP_TOKENIZER.name, CLIP_TOKENIZER.repo) else None
+
+
 ALIASES = {"shapes": BUILT_IN.name, "sd1.5": "sd15", "sd-1.5": "sd15", "sdxl-base": "sdxl"}
 
 _EDITS = "edits images; this version makes images from text"
 _SD21 = "has no repository of its maker any more; give its folder, its file, or a hub id that you trust"
+_VOCABULARY = f"a vocabulary for Stable Diffusion files, and no model; get it by: qwenimg pull {CLIP_TOKENIZER.name}"
 REFUSED = {
+    CLIP_TOKENIZER.name: _VOCABULARY,
+    "clip-vit-large-patch14": _VOCABULARY,
     "qwen-image-edit": _EDITS,
     "qwen-image-edit-2509": _EDITS,
     "qwen-image-edit-2511": _EDITS,

@@ -34,6 +34,7 @@ def load(
     offline: bool = False,
     refiner: str | Path | None = None,
     vae: str | Path | None = None,
+    tokenizer: str | Path | None = None,
     prediction: Literal["eps", "v"] | None = None,
     notify: Callable[[str, str], None] | None = None,
 ) -> Pipeline:
@@ -43,7 +44,8 @@ def load(
     it was pulled, else the built-in model, of which notify is told. backend: auto, mlx, cuda or cpu. precision: see
     `qwenimg.common.precision.SYNTAX`. notify(kind, text) is told of stages, warnings and notices.
     For Stable Diffusion: refiner, an SDXL refiner that ends each picture; vae, a folder or file that replaces the
-    model's; prediction, "eps" or "v" where a file does not say.
+    model's; tokenizer, the folder of CLIP's where the model is one file and none is found; prediction, "eps" or "v"
+    where a file does not say.
     Everything about the files is checked before a framework is imported. Raises QwenimgError.
     """
     from qwenimg import backends
@@ -52,9 +54,10 @@ def load(
 
     resolved = hub.resolve(None if model is None else str(model), offline=offline)
     other_vae = None if vae is None else Path(vae).expanduser()
-    options = families.labels(vae=other_vae, prediction=prediction)
+    tokens = None if tokenizer is None else Path(tokenizer).expanduser()
+    options = families.labels(vae=other_vae, prediction=prediction, tokenizer=tokens)
     with ExitStack() as stack:
-        opened = families.open_model(resolved.folder, prediction=prediction, vae=other_vae)
+        opened = families.open_model(resolved.folder, prediction=prediction, vae=other_vae, tokenizer=tokens)
         stack.callback(opened.close)
         refining = None
         if refiner is not None:
