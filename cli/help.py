@@ -9,6 +9,7 @@ COMMANDS = {
     "generate": "make pictures, whatever the prompt's first word is",
     "info": "what a picture or a model is made of",
     "devices": "which backends run here, and on what",
+    "models": "the models to choose from, and which are here",
     "pull": "download a model",
     "train": "train the built-in model, or go on from its weights",
     "selftest": "draw 40 prompts with the built-in model and check the pictures",

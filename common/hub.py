@@ -50,6 +50,11 @@ def needed(filename: str) -> bool:
     return _NEEDED.fullmatch(filename) is not None
 
 
+def is_hub_id(text: str) -> bool:
+    """Whether `text` has the form owner/name."""
+    return _HUB_ID.fullmatch(text) is not None
+
+
 def components(has: Callable[[str], bool]) -> list[str]:
     """The folders with weights of a model, of which `has` tells whether a file is there: Qwen-Image's, or those of a
     Stable Diffusion, whose text encoders are one, two, or only the second."""
@@ -139,14 +144,21 @@ def find_repo(given: str) -> tuple[str, Recipe | None]:
         raise ModelError(f"{shown}: is built in and on no hub; use it by -m {shown}")
     if recipe or _HUB_ID.fullmatch(given):
         return (recipe.repo if recipe and recipe.repo else given), recipe
+    near = recipes.nearest(given)
+    meant = f"did you mean {near}? " if near else ""
     raise ModelError(
-        f"'{shown}': no such folder or model; known models are {', '.join(recipes.RECIPES)}; "
-        f"others by folder or by hub id (owner/name)"
+        f"'{shown}': no such folder or model; {meant}known models are {', '.join(recipes.RECIPES)} "
+        f"(qwenimg models); others by folder or by hub id (owner/name)"
     )
 
 
 def _absent(name: str, repo: str, recipe: Recipe | None, offline: bool) -> str:
     about = f"{repo}, {size_text(recipe.bytes)}," if recipe else "the model"
+    near = None if recipe else recipes.nearest(repo)
+    if near:
+        return (
+            f"{name}: is not in the cache {short(cache_folder(), 100)}; did you mean {near}? else: qwenimg pull {name}"
+        )
     when = " with the network on" if offline or is_offline() else ""
     return f"{name}: {about} is not in the cache {short(cache_folder(), 100)}; get it{when} by: qwenimg pull {name}"
 

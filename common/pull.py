@@ -14,12 +14,13 @@ import os
 import re
 import shutil
 import urllib.parse
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwenimg.common import cache_files, hub, recipes
+from qwenimg.common import cache_files, hub, recipes, requirements
 from qwenimg.common.download import NOTE, PART, Wanted, bytes_kept, fetch
 from qwenimg.common.errors import DoesNotFit, ModelError, UsageError
 from qwenimg.common.families import check_class
@@ -49,7 +50,11 @@ def pull(name: str, *, echo: Echo, progress: Progress, verify: bool = False) -> 
             return folder
         raise ModelError(f"{repo}: cannot be pulled offline; unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE")
     server = connect(hub.settings().ENDPOINT, hub.token())
-    commit, files = _listing(server, repo, piece, echo)
+    try:
+        commit, files = _listing(server, repo, piece, echo)
+    except ModelError as error:
+        near = recipes.nearest(name)
+        raise ModelError(f"{error}; did you mean {near}?") if near else error from None
     work = _Work(piece=piece, server=server, repo=repo, commit=commit, storage=hub.storage_folder(repo), echo=echo)
     try:
         with _lock(work):
@@ -134,6 +139,11 @@ def _download(work: _Work, files: list[Wanted], progress: Progress) -> None:
     total = sum(f.size for f in absent.values())
     kept = sum(bytes_kept(f, work.blob(f)) for f in absent.values())
     _tell(work, len(absent), total, kept)
+    if total - kept >= requirements.LARGE:
+        sizes = Counter[str]()
+        for f in files:
+            sizes[f.path.partition("/")[0]] += f.size
+        work.echo(requirements.machine_text(recipes.find(work.repo), max(sizes.values())))
     cache_files.make_folder(work.cache, work.blob(files[0]).parent)
     done = 0  # bytes of the files that are complete
     ahead = kept  # bytes kept of the files that are not begun
@@ -189,7 +199,8 @@ def _tell(work: _Work, count: int, total: int, kept: int) -> None:
             f"{short(work.storage.parent, 100)}: free some, or set HF_HUB_CACHE to a folder on another disk"
         )
     files = "1 file" if count == 1 else f"{count} files"
-    work.echo(f"{head}: {files}, {hub.size_text(total)}{have}; {hub.size_text(free)} free")
+    size = hub.size_text(total)
+    work.echo(f"{head}: {files}, {size}{have}{requirements.time_text(total - kept)}; {hub.size_text(free)} free")
 
 
 def _link(work: _Work, wanted: Wanted) -> None:
