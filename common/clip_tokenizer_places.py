@@ -12,7 +12,8 @@ from qwenimg.common.errors import ModelError
 from qwenimg.common.untrusted import bad, short
 
 FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"))  # either is a tokenizer
-MAX_BYTES = 8 << 20  # of CLIP's 2.2 MB and 1 MB; another model's is not read
+MAX_BYTES = 6 << 20  # of CLIP's 1 to 3.6 MB; Qwen's of 7 MB is not read
+MAX_TRIED = 8  # tokenizers of the right size that are read, at 0.2 s each, before it is given up
 MAX_ENTRIES = 500  # of a folder that is looked through
 MAX_PARENTS = 5  # folders above the file, in search of the program that it belongs to
 # Models whose tokenizer is CLIP's own, in the order in which they are looked for in the hub's cache.
@@ -56,8 +57,8 @@ def find_clip_tokenizer(file: Path, size: int, given: Path | None = None, also: 
             raise bad(given, "holds no tokenizer: give a folder with tokenizer.json, or vocab.json and merges.txt")
         clip_tokenizer.load(found, clip_tokenizer.EOS_PAD).check_vocabulary(size)
         return found
-    for folder in places(file, also):
-        if is_tokenizer(folder) and fits(folder, size):
+    for folder in islice(filter(is_tokenizer, places(file, also)), MAX_TRIED):
+        if fits(folder, size):
             return folder
     piece = recipes.CLIP_TOKENIZER
     raise ModelError(
@@ -100,8 +101,10 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def is_tokenizer(folder: Path) -> bool:
-    """Whether the files of a tokenizer are in `folder`, which is not said to be CLIP's."""
-    return any(all(_is_small_file(folder / name) for name in names) for names in FILES)
+    """Whether the files of a tokenizer of CLIP's size are in `folder`; a tokenizer.json comes first."""
+    whole, parts = FILES
+    names = whole if os.path.lexists(folder / whole[0]) else parts
+    return all(_is_small_file(folder / name) for name in names)
 
 
 def _is_small_file(path: Path) -> bool:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import http.client
 import re
+import socket
 import ssl
 import string
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -169,15 +171,59 @@ def _request(server: Server, url: str, headers: dict[str, str]) -> http.client.H
         response = _opener().open(urllib.request.Request(url, headers=headers), timeout=TIMEOUT)
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = error.reason if isinstance(error, URLError) else error
-        if isinstance(reason, (str, ValueError, http.client.InvalidURL)):  # no network was asked
-            raise ModelError(f"{host}: cannot be asked ({short(reason, 80)}): check the proxy settings") from None
         if isinstance(reason, ssl.SSLCertVerificationError):
             raise ModelError(
                 f"{host}: its certificate cannot be verified; set SSL_CERT_FILE to the right ones"
             ) from None
+        if isinstance(reason, (str, ValueError, http.client.InvalidURL)) and not isinstance(reason, OSError):
+            raise ModelError(f"{host}: cannot be asked ({short(reason, 80)}): check the proxy settings") from None
         raise Interrupted(f"no answer from {host}: {_reason(reason)}") from None
     assert isinstance(response, http.client.HTTPResponse), response
     return response
+
+
+class _Timely(http.client.HTTPResponse):
+    """Its head must come within TIMEOUT as a whole; the socket's own limit is for each byte."""
+
+    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        self._socket = sock
+
+    def begin(self) -> None:
+        late = threading.Timer(TIMEOUT, self._give_up)
+        late.daemon = True
+        late.start()
+        try:
+            super().begin()
+        finally:
+            late.cancel()
+            del self._socket  # which the body alone keeps open
+
+    def _give_up(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # it has come just now
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+
+class _Connection(http.client.HTTPConnection):
+    response_class = _Timely
+
+
+class _SecureConnection(http.client.HTTPSConnection):
+    response_class = _Timely
+
+
+class _Plain(urllib.request.HTTPHandler):
+    def http_open(self, request: urllib.request.Request) -> Any:
+        return self.do_open(_Connection, request)
+
+
+class _Secure(urllib.request.HTTPSHandler):
+    def __init__(self, context: ssl.SSLContext) -> None:
+        super().__init__(context=context)
+        self._verified = context
+
+    def https_open(self, request: urllib.request.Request) -> Any:
+        return self.do_open(_SecureConnection, request, context=self._verified)
 
 
 @cache
@@ -191,7 +237,7 @@ def _opener() -> urllib.request.OpenerDirector:
 
             bundle = certifi.where()
     context = ssl.create_default_context(cafile=bundle)
-    return urllib.request.build_opener(_AsIs, urllib.request.HTTPSHandler(context=context))
+    return urllib.request.build_opener(_AsIs, _Plain, _Secure(context))
 
 
 def pieces(response: http.client.HTTPResponse, count: int) -> Iterator[bytes]:

@@ -2,7 +2,8 @@
 
 `hub.faults[path]` is a list of what goes wrong, one for each request for `path`, then nothing:
 a status (503), ("cut", fraction of the body), ("stall", fraction), "drip", "whole" (200 for a range), "416",
-"other-range", "etag", "hash", "size", ("redirect", address), ("range", Content-Range), ("length", Content-Length).
+"slow-head" and "continue" (a head that never ends), "other-range", "etag", "hash", "size", ("redirect", address),
+("range", Content-Range), ("length", Content-Length).
 """
 
 from __future__ import annotations
@@ -109,6 +110,8 @@ class Handler(BaseHTTPRequestHandler):
         fault = self.next_fault(name, on_hub=bool(self.data_host))
         if isinstance(fault, int):
             return self.answer(fault, {"Retry-After": "0"})
+        if fault in ("slow-head", "continue"):
+            return self.endless_head(fault)
         if isinstance(fault, tuple) and fault[0] == "redirect":
             return self.answer(302, {"Location": fault[1]})
         return self.file(name, fault)
@@ -118,6 +121,14 @@ class Handler(BaseHTTPRequestHandler):
         faults = self.hub.faults.get(name, [])
         mine = bool(faults) and (not is_lfs(name) or on_hub == (faults[0] == "etag" or "redirect" in str(faults[0])))
         return faults.pop(0) if mine and self.command == "GET" else None
+
+    def endless_head(self, fault):
+        self.close_connection = True
+        try:
+            while not self.hub.released.wait(0.02):
+                self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n" if fault == "continue" else b"H")
+        except OSError:
+            pass  # the other side has gone
 
     def api(self):
         fault = (self.hub.faults.get("api") or [None]).pop(0)

@@ -2,9 +2,12 @@
 
 import contextlib
 import errno
+import http.client
 import json
 import os
 import shutil
+import ssl
+import urllib.error
 
 import pytest
 from fake_hub import COMMIT, REPO, digest_of
@@ -12,7 +15,7 @@ from huggingface_hub import constants
 from refusals import refused
 from test_hub import FIRST, SMALL, check_complete, fake, parts, pulled  # noqa: F401 (fake is a fixture)
 
-from qwenimg.common import hub
+from qwenimg.common import hub, hub_http
 from qwenimg.common.errors import ModelError, UsageError
 from qwenimg.common.pull import pull
 
@@ -273,6 +276,43 @@ def test_a_content_length_that_lies(length, fake, cache):  # noqa: F811
         quiet()
     fake.faults.clear()
     check_complete(pulled()[0], fake.files)
+
+
+@pytest.mark.parametrize("fault", ["slow-head", "continue"])
+@pytest.mark.parametrize("path", [FIRST, SMALL])
+def test_a_head_that_never_ends_is_given_up(path, fault, fake, cache, monkeypatch):  # noqa: F811
+    """Each byte comes in time, and so do many answers that are none."""
+    monkeypatch.setattr(hub_http, "TIMEOUT", 0.5)
+    monkeypatch.setattr(hub_http, "RETRIES", 99)  # a busy machine may be late, too
+    fake.faults[path] = [fault]
+    folder, lines, _ = pulled()
+    check_complete(folder, fake.files)
+    assert any(path in line and "trying again" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "tries"),
+    [
+        (ssl.SSLCertVerificationError(1, "self-signed"), "set SSL_CERT_FILE", 1),
+        (urllib.error.URLError(ssl.SSLCertVerificationError(1, "self-signed")), "set SSL_CERT_FILE", 1),
+        (urllib.error.URLError("unknown url type: socks5"), "check the proxy settings", 1),
+        (http.client.InvalidURL("nonnumeric port: 'x'"), "check the proxy settings", 1),
+        (UnicodeError("label empty or too long"), "check the proxy settings", 1),
+        (urllib.error.URLError(ConnectionRefusedError(111, "Connection refused")), "3 times in a row", 3),
+        (http.client.RemoteDisconnected("closed"), "3 times in a row", 3),
+        (ssl.SSLError("handshake"), "3 times in a row", 3),
+    ],
+)
+def test_what_another_try_may_change(error, text, tries, fake, cache, monkeypatch):  # noqa: F811
+    asked = []
+
+    class Opener:
+        def open(self, request, timeout):
+            asked.append(request)
+            raise error
+
+    monkeypatch.setattr(hub_http, "_opener", Opener)
+    assert text in refused(quiet) and len(asked) == tries
 
 
 def test_a_full_disk_while_the_note_is_written(fake, cache, monkeypatch):  # noqa: F811
