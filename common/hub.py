@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from urllib.parse import urlsplit
 
 from qwenimg.common import builtin, recipes
 from qwenimg.common.cache_files import read_small
@@ -217,8 +216,6 @@ def settings() -> ModuleType:
     """What the HF_... variables of the environment say. Raises UsageError for one that cannot be read."""
     try:
         from huggingface_hub import constants
-
-        urlsplit(constants.ENDPOINT).port  # noqa: B018 (the library itself fails at it later)
     except ValueError as error:
         raise UsageError(f"an HF_... variable of the environment cannot be read: {short(error, 120)}") from None
     return constants

@@ -57,13 +57,18 @@ class Server:
         return (here.scheme, here.netloc.lower()) == (there.scheme, there.netloc.lower())
 
 
-def connect(endpoint: str, token: str | None) -> Server:
-    """The hub at `endpoint`. Raises UsageError for an address or a token that no request can be made with."""
+def check_endpoint(endpoint: str) -> None:
+    """Raises UsageError for an address that no request can be made to."""
     fault = address_fault(endpoint)
     if fault is None and ("?" in endpoint or "#" in endpoint):
         fault = "has a query"
     if fault is not None:  # not shown: it may hold a password
         raise UsageError(f"HF_ENDPOINT {fault}; give an address such as https://huggingface.co, or unset it")
+
+
+def connect(endpoint: str, token: str | None) -> Server:
+    """The hub at `endpoint`. Raises UsageError for an address or a token that no request can be made with."""
+    check_endpoint(endpoint)
     if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
         raise UsageError("HF_TOKEN, or the file of the token, holds what no token holds: copy it again, or unset it")
     return Server(endpoint=endpoint.rstrip("/"), token=token)

@@ -24,7 +24,7 @@ from qwenimg.common import cache_files, hub, recipes, requirements
 from qwenimg.common.download import NOTE, PART, Wanted, bytes_kept, fetch
 from qwenimg.common.errors import DoesNotFit, ModelError, UsageError
 from qwenimg.common.families import check_class
-from qwenimg.common.hub_http import Echo, Server, connect, get_json
+from qwenimg.common.hub_http import Echo, Server, check_endpoint, connect, get_json
 from qwenimg.common.recipes import Piece
 from qwenimg.common.untrusted import short
 from qwenimg.common.verify import HASH, Progress, damaged, right, verify_offline
@@ -49,7 +49,9 @@ def pull(name: str, *, echo: Echo, progress: Progress, verify: bool = False) -> 
             verify_offline(repo, folder, echo, progress)
             return folder
         raise ModelError(f"{repo}: cannot be pulled offline; unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE")
-    server = connect(hub.settings().ENDPOINT, hub.token())
+    endpoint = hub.settings().ENDPOINT
+    check_endpoint(endpoint)  # the library's search for a token fails at some of these
+    server = connect(endpoint, hub.token())
     try:
         commit, files = _listing(server, repo, piece, echo)
     except ModelError as error:

@@ -7,7 +7,10 @@ import json
 import os
 import shutil
 import ssl
+import subprocess
+import sys
 import urllib.error
+from pathlib import Path
 
 import pytest
 from fake_hub import COMMIT, REPO, digest_of
@@ -232,6 +235,23 @@ def test_an_endpoint_that_is_no_address(address, fake, cache, monkeypatch):  # n
         quiet()
     assert str(caught.value).isprintable() and "secret" not in str(caught.value)
     assert not cache.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "found"),
+    [
+        ("HF_ENDPOINT", "http://[", "an HF_... variable"),
+        ("HF_ENDPOINT", "http://127.0.0.1:x", "HF_ENDPOINT is no address"),
+        ("HF_HUB_DOWNLOAD_TIMEOUT", "soon", "an HF_... variable"),
+    ],
+)
+def test_a_variable_that_cannot_be_read(name, value, found, tmp_path):
+    """In a process of its own, since huggingface_hub reads them while it is imported."""
+    code = "from qwenimg.cli.main import run; raise SystemExit(run(['pull', 'sd15']))"
+    env = os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "0", "HF_TOKEN": "", name: value}
+    env["PYTHONPATH"] = str(Path(__file__).parent.parent / "src")
+    ended = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2 and f"qwenimg: error: {found}" in ended.stderr and ended.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("token", ["a\tb", "hf_ä", "a b", "\x1b[31m"])
