@@ -45,9 +45,7 @@ def pull(name: str, *, echo: Echo, progress: Progress, verify: bool = False) -> 
     repo = piece.repo if piece else hub.find_repo(name)[0]
     if hub.is_offline():
         if verify and piece is None:
-            folder = hub.resolve(repo, offline=True).folder
-            verify_offline(repo, folder, echo, progress)
-            return folder
+            return verify_offline(repo, echo, progress)
         raise ModelError(f"{repo}: cannot be pulled offline; unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE")
     endpoint = hub.settings().ENDPOINT
     check_endpoint(endpoint)  # the library's search for a token fails at some of these
@@ -173,6 +171,7 @@ def _drop_damaged(work: _Work, files: list[Wanted], progress: Progress) -> None:
     for _, wanted in wrong:
         work.echo(f"{wanted.path}: its bytes are not those that the hub lists; fetching it again")
         for place in (work.pointer(wanted), work.blob(wanted)):
+            cache_files.make_folder(work.cache, place.parent)
             place.unlink(missing_ok=True)
     if not wrong:
         work.echo(f"{work.repo}: {right(here)}")

@@ -11,6 +11,7 @@ from pathlib import Path
 from qwenimg.common import hub
 from qwenimg.common.download import Wanted, digest
 from qwenimg.common.errors import ModelError
+from qwenimg.common.untrusted import short
 
 HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
@@ -42,17 +43,17 @@ def right(files: Sequence[tuple[Path, Wanted]]) -> str:
     return f"{count}, {hub.size_text(sum(wanted.size for _, wanted in files))}: every hash is right"
 
 
-def verify_offline(repo: str, folder: Path, echo: Callable[[str], None], progress: Progress) -> None:
-    """Checks `folder`, a snapshot in the cache, by the names of its blobs, which are their hashes. Raises ModelError
-    and OSError."""
-    files = []
-    for path in sorted(path for path in folder.rglob("*") if hub.needed(path.relative_to(folder).as_posix())):
-        name = path.relative_to(folder).as_posix()
-        blob = path.readlink().name if path.is_symlink() else ""
-        if not HASH.fullmatch(blob):
-            raise ModelError(f"{repo}: {name} has no hash here, the hub knows it: verify with the network on")
-        files.append((path, Wanted(path=name, size=path.stat().st_size, digest=blob)))
-    wrong = damaged(files, progress)
+def verify_offline(repo: str, echo: Callable[[str], None], progress: Progress) -> Path:
+    """Checks the snapshot of `repo` in the cache by the names of its blobs, which are their hashes, and returns its
+    folder. Raises ModelError."""
+    folder = next((f for f in hub.snapshots(hub.storage_folder(repo)) if hub.lacks(f) is None), None)
+    if folder is None:
+        raise ModelError(f"{repo}: is not whole in the cache, and cannot be pulled offline")
+    try:
+        files = [_named(repo, folder, path) for path in sorted(folder.rglob("*")) if _is_used(folder, path)]
+        wrong = damaged(files, progress)
+    except OSError as error:
+        raise ModelError(f"{repo}: cannot be read: {short(error.strerror or error, 80)}") from None
     if wrong:
         more = f" and {len(wrong) - 1} more" if wrong[1:] else ""
         raise ModelError(
@@ -60,3 +61,18 @@ def verify_offline(repo: str, folder: Path, echo: Callable[[str], None], progres
             f"with the network on this fetches it again: qwenimg pull --verify {repo}"
         )
     echo(f"{repo}: {right(files)}")
+    return folder
+
+
+def _is_used(folder: Path, path: Path) -> bool:
+    return hub.needed(path.relative_to(folder).as_posix())
+
+
+def _named(repo: str, folder: Path, path: Path) -> tuple[Path, Wanted]:
+    """The file at `path`, and what the name of its blob says of it."""
+    name = path.relative_to(folder).as_posix()
+    blob = path.readlink().name if path.is_symlink() else ""
+    if not path.is_file() or not HASH.fullmatch(blob):
+        what = "has no hash here, the hub knows it" if path.is_file() else "is missing, or no file"
+        raise ModelError(f"{repo}: {name} {what}: verify with the network on")
+    return path, Wanted(path=name, size=path.stat().st_size, digest=blob)

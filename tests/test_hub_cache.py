@@ -205,7 +205,31 @@ def test_verify_offline_names_the_file(fake, cache, monkeypatch):  # noqa: F811
     (folder / FIRST).unlink()
     (folder / FIRST).write_bytes(fake.files[FIRST])  # as on a disk without links
     assert "verify with the network on" in refused(quiet, verify=True)
+    optional = blob_of(cache, fake, "tokenizer/added_tokens.json")
+    optional.unlink()
+    assert "tokenizer/added_tokens.json is missing" in refused(quiet, verify=True)
+    os.mkfifo(optional)
+    assert "tokenizer/added_tokens.json is missing, or no file" in refused(quiet, verify=True)
+    shutil.rmtree(cache)
+    assert "not whole in the cache" in refused(quiet, verify=True)
     assert len(fake.requests) == count
+
+
+def test_verify_takes_no_name_from_a_file_outside(fake, cache, outside):  # noqa: F811
+    """The damaged file is in the snapshot itself, and `blobs` a link to a folder with a file of the hash's name."""
+    folder, _, _ = pulled()
+    blobs = cache / STORAGE / "blobs"
+    for path in folder.rglob("*"):
+        if path.is_symlink():
+            data = path.read_bytes()
+            path.unlink()
+            path.write_bytes(data[:-1] + b"?" if data else b"")
+    shutil.rmtree(blobs)
+    (outside / "file").rename(outside / digest_of(FIRST, fake.files[FIRST]))
+    blobs.symlink_to(outside)
+    with pytest.raises(UsageError, match="is a link"):
+        quiet(verify=True)
+    (outside / digest_of(FIRST, fake.files[FIRST])).rename(outside / "file")
 
 
 def test_verify_where_nothing_is_here_pulls(fake, cache):  # noqa: F811
