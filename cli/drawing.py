@@ -59,6 +59,7 @@ class Flags:
     refiner: str | None
     refine_at: float | None
     vae: Path | None
+    tokenizer: Path | None
     clip_skip: int | None
     prediction: Literal["eps", "v"] | None
     model: str | None
@@ -257,6 +258,7 @@ def _open(flags: Flags, replay: Replay | None, report: Report) -> Pipeline:
         offline=flags.offline,
         refiner=refiner,
         vae=flags.vae if replay is None else _vae(flags, replay.used),
+        tokenizer=flags.tokenizer,
         prediction=prediction,
         notify=report.notify,
     )

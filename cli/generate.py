@@ -110,6 +110,7 @@ def _not_built(command: _F) -> _F:
 @click.option("--refiner", metavar="MODEL", help="An SDXL refiner that ends each picture.")
 @click.option("--refine-at", type=float, metavar="X", help="Where it takes over. Default 0.8.")
 @click.option("--vae", type=_FILE, metavar="FILE", help="Another VAE for Stable Diffusion.")
+@click.option("--tokenizer", type=_FILE, metavar="FOLDER", help="CLIP's, for a Stable Diffusion file; else found.")
 @click.option("--clip-skip", type=int, metavar="N", help="Leave out the last N layers of CLIP.")
 @click.option("--prediction", type=click.Choice(("eps", "v")), metavar="eps|v", help="What the UNet predicts.")
 @click.option("--backend", type=click.Choice(NAMES), default="auto", metavar="|".join(NAMES), help="Default auto.")

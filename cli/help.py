@@ -9,6 +9,7 @@ COMMANDS = {
     "generate": "make pictures, whatever the prompt's first word is",
     "info": "what a picture or a model is made of",
     "devices": "which backends run here, and on what",
+    "models": "the models to choose from, and which are here",
     "pull": "download a model",
     "train": "train the built-in model, or go on from its weights",
     "selftest": "draw 40 prompts with the built-in model and check the pictures",
@@ -29,7 +30,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "Picture to start from": ("image", "strength", "mask"),
     "Model": (
-        "model", "backend", "precision", "offline", "latents", "refiner", "refine_at", "vae", "clip_skip", "prediction",
+        "model", "backend", "precision", "offline", "latents", "refiner", "refine_at", "vae", "tokenizer", "clip_skip",
+        "prediction",
     ),
     "Output": ("output", "overwrite", "save_latents", "no_metadata", "json", "quiet", "debug"),
 }  # fmt: skip

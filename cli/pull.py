@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from qwenimg.cli import streams
+from qwenimg.common.errors import UsageError
 
 EVERY = 10.0  # seconds between two lines where there is no terminal
 
@@ -48,6 +49,8 @@ class Bar:
                 bar.close()
 
     def _draw(self, path: str, done: int, total: int) -> None:
+        if self._bar is not None and self._bar.total != total:  # checking is over, fetching begins
+            self.close()
         if self._bar is None:
             from tqdm import tqdm
 
@@ -58,18 +61,27 @@ class Bar:
 
 
 @click.command("pull")
-@click.argument("name", metavar="NAME")
+@click.argument("name", metavar="[NAME]", required=False)
+@click.option("--verify", is_flag=True, help="Hash what is here too, and fetch again what is damaged.")
 @click.option("--quiet", is_flag=True, help="Only errors on standard error.")
-def pull(name: str, quiet: bool) -> None:
-    """Download the model NAME, for example qwen-image or OWNER/NAME on the hub, and print its folder.
+def pull(name: str | None, verify: bool, quiet: bool) -> None:
+    """Download the model NAME, for example qwen-image or OWNER/NAME on the hub, and print its folder. Without a name:
+    what there is, as `qwenimg models` prints it.
 
     What is there is not fetched again; what was interrupted is continued where it stopped; every file is checked
     against its hash. HF_HOME, HF_HUB_CACHE, HF_ENDPOINT and HF_TOKEN are those of the Hugging Face tools."""
+    if name is None:
+        if verify:
+            raise UsageError("--verify needs the NAME of a model; `qwenimg models` lists them")
+        from qwenimg.cli.models import table
+
+        click.echo(table())
+        return
     from qwenimg.common.pull import pull as fetch_model
 
     bar = Bar(quiet=quiet)
     try:
-        folder = fetch_model(name, echo=bar.line, progress=bar.update)
+        folder = fetch_model(name, echo=bar.line, progress=bar.update, verify=verify)
     finally:
         bar.close()
     streams.put(os.fsencode(folder) + b"\n")

@@ -6,7 +6,7 @@ Unusual here:
 - ViT-L pads with `<|endoftext|>`; the OpenCLIP encoders pad with "!" (id 0). As in transformers a padding token is a
   special one, so that with those every "!" of a prompt is that token, and never part of a "!!" or of a word's end.
 - Single files carry no tokenizer. All published models have the same vocabulary of 49,408 tokens, so that of any of
-  them serves: `find_clip_tokenizer`.
+  them serves: `clip_tokenizer_places` finds one.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qwenimg.common import hub
-from qwenimg.common.errors import ModelError
 from qwenimg.common.tokenizer_files import QWEN, Vocabulary, has, json_object, read_vocabulary, refuse, shown
 from qwenimg.common.tokenizers import check_prompt, guarded
-from qwenimg.common.untrusted import bad, is_file, short
+from qwenimg.common.untrusted import bad, short
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -28,19 +26,6 @@ if TYPE_CHECKING:
 EOS_PAD, OPEN_CLIP_PAD = "<|endoftext|>", "!"
 _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 REGEX = r"<\|startoftext\|>|<\|endoftext\|>|" + _WORDS
-FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"))  # either is a tokenizer
-# Models whose tokenizer is CLIP's own, in the order in which they are looked for in the hub's cache.
-REPOS = (
-    "openai/clip-vit-large-patch14",
-    "stable-diffusion-v1-5/stable-diffusion-v1-5",
-    "runwayml/stable-diffusion-v1-5",
-    "CompVis/stable-diffusion-v1-4",
-    "stabilityai/stable-diffusion-xl-base-1.0",
-    "stabilityai/sdxl-turbo",
-    "stabilityai/stable-diffusion-2-1",
-    "stabilityai/stable-diffusion-2-1-base",
-)
-
 _ROLES = {"bos_token": "<|startoftext|>", "eos_token": EOS_PAD, "unk_token": EOS_PAD, "pad_token": EOS_PAD}
 _NORMALIZER = {
     "type": "Sequence",
@@ -120,33 +105,6 @@ def load(folder: Path, pad: str | None = None) -> CLIPTokenizer:
         if token.content not in vocabulary.ids:
             refuse(vocabulary.file, f"has no token '{short(token.content, 40)}', which is to be its {role}")
     return CLIPTokenizer(vocabulary, special)
-
-
-# Where a tokenizer is
-
-
-def find_clip_tokenizer(file: Path, given: Path | None = None) -> Path:
-    """The folder of the tokenizer for the single file `file`: the user's own if `given`, else next to the file, else
-    that of a model in the hub's cache. Raises ModelError, which says where it was looked for and what to do."""
-    if given is not None:
-        found = _first([given, given / "tokenizer"])
-        if found is None:
-            raise bad(given, "holds no tokenizer: give a folder with tokenizer.json, or vocab.json and merges.txt")
-        return found
-    near = [file.parent / "tokenizer", file.parent]
-    cached = [f for repo in REPOS for f in hub.snapshots(hub.storage_folder(repo))]
-    found = _first([*near, *(place for folder in cached for place in (folder / "tokenizer", folder))])
-    if found is None:
-        raise ModelError(
-            f"{short(file.name, 60)}: has no tokenizer with it, as single files do, and none is in tokenizer/ or "
-            f"vocab.json and merges.txt beside it, nor in the hub's cache; copy the folder tokenizer/ of any Stable "
-            f"Diffusion model there, or: qwenimg pull {REPOS[1]}"
-        )
-    return found
-
-
-def _first(folders: list[Path]) -> Path | None:
-    return next((f for f in folders if any(all(is_file(f / name) for name in names) for names in FILES)), None)
 
 
 # Special tokens

@@ -18,6 +18,7 @@ PLAIN = re.compile(rf"{_STEM}\.safetensors(\.index\.json)?")
 VARIANT = re.compile(rf"{_STEM}\.\w+\.safetensors(\.index\.json)?|{_STEM}\.safetensors\.index\.\w+\.json", re.ASCII)
 SHARD = re.compile(rf"({_STEM}(?:\.\w+)?)-\d+-of-\d+\.safetensors", re.ASCII)
 SHARD_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}\.safetensors")
+_STORED = re.compile(r"[0-9a-f]{64}")
 PICKLES = (".bin", ".ckpt", ".pt", ".pth")
 
 MAX_INDEX = 8 << 20  # bytes
@@ -95,7 +96,8 @@ def _read_weight_map(path: Path) -> dict[str, str]:
 def _check_inside(shard: Path) -> None:
     """An index comes with the model, so what it names must not be a link out of the model.
 
-    In the Hugging Face cache, models--org--name/snapshots/<commit>/ holds links to models--org--name/blobs/.
+    In the Hugging Face cache, models--org--name/snapshots/<commit>/ holds links to models--org--name/blobs/, whose
+    files may be links to a store that all models of the cache share.
     """
     try:
         folder, target = shard.parent.resolve(strict=True), shard.resolve(strict=True)
@@ -105,6 +107,8 @@ def _check_inside(shard: Path) -> None:
     for parent in folder.parents:
         if parent.name == "snapshots" and parent.parent.name.startswith("models--"):
             allowed.append(parent.with_name("blobs"))
+            store = parent.parent.parent / "blobs"
+            allowed += [store] if _STORED.fullmatch(target.name) and target.parent.parent == store else []
     if not any(target.is_relative_to(place) for place in allowed):
         raise bad(shard, "is a link to a file outside the model: copy the file there, or link the whole folder")
 

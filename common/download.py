@@ -18,6 +18,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from qwenimg.common.cache_files import append, create, own_size, read_small
 from qwenimg.common.errors import DoesNotFit, ModelError, QwenimgError, UsageError
 from qwenimg.common.hub_http import Echo, Interrupted, Server, number, open_url, persist, pieces
 from qwenimg.common.untrusted import CHUNK, short
@@ -41,13 +42,13 @@ class Wanted:
 
 def bytes_kept(wanted: Wanted, blob: Path) -> int:
     """How many bytes of `wanted` an earlier process has left beside `blob`."""
+    size = own_size(_beside(blob, PART))
     try:
-        note = json.loads(_beside(blob, NOTE).read_bytes())
-        size = _beside(blob, PART).stat().st_size
-    except (OSError, ValueError, RecursionError):
+        note = json.loads(read_small(_beside(blob, NOTE)))
+    except (ValueError, RecursionError):
         return 0
     fits = isinstance(note, dict) and note.get("etag") == wanted.digest and note.get("size") == wanted.size
-    return size if fits and size <= wanted.size else 0
+    return size if size is not None and fits and size <= wanted.size else 0
 
 
 def fetch(
@@ -61,10 +62,11 @@ def fetch(
     kept = bytes_kept(wanted, blob)
     try:
         if not kept:
-            part.unlink(missing_ok=True)
-            note.write_text(json.dumps({"etag": wanted.digest, "commit": commit, "size": wanted.size}))
+            create(part).close()
+            with create(note) as file:
+                file.write(json.dumps({"etag": wanted.digest, "commit": commit, "size": wanted.size}).encode())
         _fill(server, url, wanted, part, echo, progress)
-        if _digest(part, wanted) == wanted.digest:
+        if digest(part, wanted) == wanted.digest:
             part.replace(blob)
             note.unlink(missing_ok=True)
             return
@@ -82,7 +84,8 @@ def fetch(
 
 def _fill(server: Server, url: str, wanted: Wanted, part: Path, echo: Echo, progress: Callable[[int], None]) -> None:
     """Appends to `part` until it has all bytes, and syncs it."""
-    with part.open("ab", buffering=0) as file:
+    with append(part) as file:
+        file.seek(0, os.SEEK_END)
 
         def attempt() -> None:
             before = file.tell()
@@ -139,16 +142,19 @@ def _check_etag(etag: str | None, wanted: Wanted) -> None:
         )
 
 
-def _digest(part: Path, wanted: Wanted) -> str:
-    """Of the file as it is on disk, by the method that made `wanted.digest`."""
+def digest(path: Path, wanted: Wanted, progress: Callable[[int], None] = lambda done: None) -> str:
+    """Of the file as it is on disk, by the method that made `wanted.digest`. Raises OSError.
+
+    `progress` gets the bytes read so far."""
     if len(wanted.digest) == 64:
-        digest = hashlib.sha256()
+        found = hashlib.sha256()
     else:
-        digest = hashlib.sha1(b"blob %d\0" % wanted.size, usedforsecurity=False)
-    with part.open("rb", buffering=0) as file:
+        found = hashlib.sha1(b"blob %d\0" % wanted.size, usedforsecurity=False)
+    with path.open("rb", buffering=0) as file:
         while piece := file.read(CHUNK):
-            digest.update(piece)
-    return digest.hexdigest()
+            found.update(piece)
+            progress(file.tell())
+    return found.hexdigest()
 
 
 def _beside(blob: Path, suffix: str) -> Path:

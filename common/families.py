@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from qwenimg.common import hub, sd_model
+from qwenimg.common import clip_tokenizer_places, hub, sd_model
 from qwenimg.common import model as qwen_model
 from qwenimg.common.backend import Engine
 from qwenimg.common.checkpoint import LoadPlan
@@ -32,14 +32,19 @@ QWEN_WIDTH = 3072
 """Of the published transformer. One that was made smaller by leaving out layers keeps it, a toy has less."""
 
 
-def open_model(path: Path, *, prediction: Prediction | None = None, vae: Path | None = None) -> Model | SDModel:
+def open_model(
+    path: Path, *, prediction: Prediction | None = None, vae: Path | None = None, tokenizer: Path | None = None
+) -> Model | SDModel:
     """Everything about the files at `path` checked, no weight read. Raises ModelError and UsageError.
 
-    prediction: in place of what the files say; vae: the VAE in another folder or file."""
+    prediction: in place of what the files say; vae: the VAE in another folder or file; tokenizer: the folder of that
+    for a single file, which has none."""
     index = path / "model_index.json"
     if is_file(path):
-        opened = sd_model.open_file(path, prediction)
+        opened = sd_model.open_file(path, prediction, tokenizer)
         return opened if vae is None else sd_model.with_vae(opened, vae)
+    if tokenizer is not None:
+        raise UsageError(f"--tokenizer is for a Stable Diffusion model in one file; {clean(path, 80)} has its own")
     if is_file(index) and read_json(index).get("_class_name") in sd_model.PIPELINES:
         opened = sd_model.open_folder(path)
         opened = opened if prediction is None else sd_model.with_prediction(opened, prediction)
@@ -58,10 +63,11 @@ def check_class(folder: Path) -> None:
 
 
 def open_refiner(base: Model | SDModel, path: Path) -> SDModel:
-    """The refiner at `path` for `base`. Raises ModelError and UsageError."""
+    """The refiner at `path` for `base`, whose tokenizer serves where a file has none. Raises ModelError and
+    UsageError."""
     if not isinstance(base, SDModel) or not base.sdxl or base.refiner or base.sees_mask:
         raise UsageError("--refiner is for SDXL base models only")
-    opened = open_model(path)
+    opened = sd_model.open_file(path, also=base.texts[-1].tokenizer) if path.is_file() else open_model(path)
     fits = isinstance(opened, SDModel) and opened.sdxl and not opened.sees_mask
     if isinstance(opened, SDModel) and fits and opened.vae_config.latent_channels == base.vae_config.latent_channels:
         return opened
@@ -80,11 +86,18 @@ def check_tokenizers(opened: Model | SDModel) -> None:
 
 
 def labels(
-    resolved: Resolved, opened: Model | SDModel, *, vae: Path | None, prediction: Prediction | None
+    resolved: Resolved,
+    opened: Model | SDModel,
+    *,
+    vae: Path | None,
+    prediction: Prediction | None,
+    tokenizer: Path | None = None,
 ) -> dict[str, Any]:
     """What a recipe says of the options that a model was opened with: names, never paths, and fingerprints."""
     found: dict[str, Any] = {} if prediction is None else {"prediction": prediction}
     prints = {"model": fingerprint(_denoiser(opened).files)} if resolved.from_path else {}
+    if tokenizer is not None:
+        found["tokenizer"] = clip_tokenizer_places.label(tokenizer)
     if vae is not None:
         found["vae"] = hub.from_path(str(vae), vae).name
         prints["vae"] = fingerprint(opened.vae.files)

@@ -5,17 +5,18 @@ Nothing here touches the network; only `pull` does.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from qwenimg.common import builtin, recipes
 from qwenimg.common.amounts import size_text as size_text  # for callers too
+from qwenimg.common.cache_files import read_small
 from qwenimg.common.component_files import PICKLES, STEMS, find_files
-from qwenimg.common.errors import ModelError
+from qwenimg.common.errors import ModelError, UsageError
 from qwenimg.common.recipes import Recipe
 from qwenimg.common.untrusted import absolute, bad, is_file, kind, short
 
@@ -52,6 +53,11 @@ class Resolved:
 def needed(filename: str) -> bool:
     """Whether the program uses the file `filename` of a repository: no variant, no pickle, no Python."""
     return _NEEDED.fullmatch(filename) is not None
+
+
+def is_hub_id(text: str) -> bool:
+    """Whether `text` has the form owner/name."""
+    return _HUB_ID.fullmatch(text) is not None
 
 
 def components(has: Callable[[str], bool]) -> list[str]:
@@ -170,14 +176,21 @@ def find_repo(given: str) -> tuple[str, Recipe | None]:
         raise ModelError(f"{shown}: is built in and on no hub; use it by -m {shown}")
     if recipe or _HUB_ID.fullmatch(given):
         return (recipe.repo if recipe and recipe.repo else given), recipe
+    near = recipes.nearest(given)
+    meant = f"did you mean {near}? " if near else ""
     raise ModelError(
-        f"'{shown}': no such folder or model; known models are {', '.join(recipes.RECIPES)}; "
-        f"others by folder or by hub id (owner/name)"
+        f"'{shown}': no such folder or model; {meant}known models are {', '.join(recipes.RECIPES)} "
+        f"(qwenimg models); others by folder or by hub id (owner/name)"
     )
 
 
 def _absent(name: str, repo: str, recipe: Recipe | None, offline: bool) -> str:
     about = f"{repo}, {size_text(recipe.bytes)}," if recipe else "the model"
+    near = None if recipe else recipes.nearest(repo)
+    if near:
+        return (
+            f"{name}: is not in the cache {short(cache_folder(), 100)}; did you mean {near}? else: qwenimg pull {name}"
+        )
     when = " with the network on" if offline or is_offline() else ""
     return f"{name}: {about} is not in the cache {short(cache_folder(), 100)}; get it{when} by: qwenimg pull {name}"
 
@@ -214,9 +227,7 @@ def _lacks_weights(folder: Path) -> str | None:
 
 def snapshots(storage: Path) -> list[Path]:
     """The folders of the revisions in the cache: that of `main` first, then the newest."""
-    main = ""
-    with contextlib.suppress(OSError, ValueError):
-        main = (storage / "refs" / "main").read_text().strip()
+    main = read_small(storage / "refs" / "main").decode("ascii", "replace").strip()
     try:
         folders = [f for f in (storage / "snapshots").iterdir() if _COMMIT.fullmatch(f.name) and f.is_dir()]
         return sorted(folders, key=lambda f: (f.name != main, -f.stat().st_mtime))
@@ -231,13 +242,34 @@ def storage_folder(repo: str) -> Path:
 
 def cache_folder() -> Path:
     """Of the Hugging Face libraries: HF_HUB_CACHE, else in HF_HOME, else in ~/.cache."""
-    from huggingface_hub import constants
+    return Path(settings().HF_HUB_CACHE)
 
-    return Path(constants.HF_HUB_CACHE)
+
+def settings() -> ModuleType:
+    """What the HF_... variables of the environment say. Raises UsageError for one that cannot be read."""
+    try:
+        from huggingface_hub import constants
+    except ValueError as error:
+        raise UsageError(f"an HF_... variable of the environment cannot be read: {short(error, 120)}") from None
+    return constants
+
+
+def token() -> str | None:
+    """That of HF_TOKEN, else of the file where the Hugging Face tools keep it. Raises UsageError."""
+    from huggingface_hub import get_token
+
+    if settings().HF_HUB_DISABLE_IMPLICIT_TOKEN:
+        return None
+    file = Path(settings().HF_TOKEN_PATH)
+    if file.exists() and not file.is_file():
+        raise UsageError(f"{short(file, 150)}: is no file that could hold a token; set HF_TOKEN_PATH to another")
+    try:
+        return get_token()
+    except (OSError, ValueError) as error:
+        reason = short(getattr(error, "strerror", None) or error, 80)
+        raise UsageError(f"{short(file, 150)}: the token cannot be read: {reason}") from None
 
 
 def is_offline() -> bool:
     """Whether HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE forbids the network."""
-    from huggingface_hub import constants
-
-    return bool(constants.HF_HUB_OFFLINE)
+    return bool(settings().HF_HUB_OFFLINE)

@@ -9,7 +9,10 @@ from __future__ import annotations
 import contextlib
 import http.client
 import re
+import socket
 import ssl
+import string
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -18,9 +21,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NoReturn, TypeVar
 from urllib.error import URLError
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
-from qwenimg.common.errors import ModelError
+from qwenimg.common.errors import ModelError, UsageError
 from qwenimg.common.untrusted import short, strict_json
 from qwenimg.common.version import __version__
 
@@ -32,6 +35,10 @@ SLOW = 1024  # bytes per second
 CHUNK = 1 << 20  # bytes
 REDIRECTS = 10
 MAX_JSON = 16 << 20  # bytes
+
+_HOST = re.compile(
+    r"(?=.{1,253}\Z)([A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?|(?=[^:]*:)[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9]{1,16})?"
+)
 
 Echo = Callable[[str], None]
 T = TypeVar("T")
@@ -48,6 +55,39 @@ class Server:
         """Whether `url` is on the hub itself: same scheme, host and port."""
         here, there = urlsplit(self.endpoint), urlsplit(url)
         return (here.scheme, here.netloc.lower()) == (there.scheme, there.netloc.lower())
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Raises UsageError for an address that no request can be made to."""
+    fault = address_fault(endpoint)
+    if fault is None and ("?" in endpoint or "#" in endpoint):
+        fault = "has a query"
+    if fault is not None:  # not shown: it may hold a password
+        raise UsageError(f"HF_ENDPOINT {fault}; give an address such as https://huggingface.co, or unset it")
+
+
+def connect(endpoint: str, token: str | None) -> Server:
+    """The hub at `endpoint`. Raises UsageError for an address or a token that no request can be made with."""
+    check_endpoint(endpoint)
+    if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
+        raise UsageError("HF_TOKEN, or the file of the token, holds what no token holds: copy it again, or unset it")
+    return Server(endpoint=endpoint.rstrip("/"), token=token)
+
+
+def address_fault(url: str) -> str | None:
+    """Why no request can be made to `url`, or None."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return "is no address"
+    if parts.scheme not in ("http", "https"):
+        return "begins with neither http:// nor https://"
+    if not parts.hostname or port == 0 or not (url.isascii() and url.isprintable() and " " not in url):
+        return "is no address"
+    if "@" in parts.netloc:
+        return "holds a user name"
+    return None if _HOST.fullmatch(parts.hostname) else "is no address"
 
 
 class Interrupted(Exception):
@@ -140,9 +180,55 @@ def _request(server: Server, url: str, headers: dict[str, str]) -> http.client.H
             raise ModelError(
                 f"{host}: its certificate cannot be verified; set SSL_CERT_FILE to the right ones"
             ) from None
+        if isinstance(reason, (str, ValueError, http.client.InvalidURL)) and not isinstance(reason, OSError):
+            raise ModelError(f"{host}: cannot be asked ({short(reason, 80)}): check the proxy settings") from None
         raise Interrupted(f"no answer from {host}: {_reason(reason)}") from None
     assert isinstance(response, http.client.HTTPResponse), response
     return response
+
+
+class _Timely(http.client.HTTPResponse):
+    """Its head must come within TIMEOUT as a whole; the socket's own limit is for each byte."""
+
+    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        self._socket = sock
+
+    def begin(self) -> None:
+        late = threading.Timer(TIMEOUT, self._give_up)
+        late.daemon = True
+        late.start()
+        try:
+            super().begin()
+        finally:
+            late.cancel()
+            del self._socket  # which the body alone keeps open
+
+    def _give_up(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # it has come just now
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+
+class _Connection(http.client.HTTPConnection):
+    response_class = _Timely
+
+
+class _SecureConnection(http.client.HTTPSConnection):
+    response_class = _Timely
+
+
+class _Plain(urllib.request.HTTPHandler):
+    def http_open(self, request: urllib.request.Request) -> Any:
+        return self.do_open(_Connection, request)
+
+
+class _Secure(urllib.request.HTTPSHandler):
+    def __init__(self, context: ssl.SSLContext) -> None:
+        super().__init__(context=context)
+        self._verified = context
+
+    def https_open(self, request: urllib.request.Request) -> Any:
+        return self.do_open(_SecureConnection, request, context=self._verified)
 
 
 @cache
@@ -156,7 +242,7 @@ def _opener() -> urllib.request.OpenerDirector:
 
             bundle = certifi.where()
     context = ssl.create_default_context(cafile=bundle)
-    return urllib.request.build_opener(_AsIs, urllib.request.HTTPSHandler(context=context))
+    return urllib.request.build_opener(_AsIs, _Plain, _Secure(context))
 
 
 def pieces(response: http.client.HTTPResponse, count: int) -> Iterator[bytes]:
@@ -179,9 +265,12 @@ def pieces(response: http.client.HTTPResponse, count: int) -> Iterator[bytes]:
 
 def _next(url: str, location: str | None, what: str) -> str:
     """The address of a redirect: HTTP or HTTPS, and never from HTTPS to HTTP. Raises ModelError."""
-    target = urljoin(url, location or "")
-    allowed = ("https",) if urlsplit(url).scheme == "https" else ("http", "https")
-    if not location or urlsplit(target).scheme not in allowed:
+    try:
+        target = quote(urljoin(url, location or ""), safe=string.punctuation, encoding="latin-1")
+        fault = address_fault(target)
+    except ValueError:
+        fault = "is no address"
+    if not location or fault or (urlsplit(url).scheme == "https" and urlsplit(target).scheme != "https"):
         raise ModelError(f"{what}: the server redirects to '{short(location, 80)}', which is not followed")
     return target
 

@@ -62,12 +62,26 @@ class Recipe(TypedDict):
     refiner: NotRequired[str]  # its name, as `model`
     vae: NotRequired[str]
     fingerprints: NotRequired[dict[str, str]]  # of model, refiner, vae that were given as a path, see `fingerprint`
+    tokenizer: NotRequired[str]  # of a single file, where it was given: the folder's name
     prediction: NotRequired[str]  # eps or v, where it was given
 
 
 # key -> the longest text allowed; and key -> the least and greatest number allowed.
 _TEXTS = dict.fromkeys(
-    ("version", "model", "backend", "device", "rng", "sampler", "schedule", "created", "refiner", "vae", "prediction"),
+    (
+        "version",
+        "model",
+        "backend",
+        "device",
+        "rng",
+        "sampler",
+        "schedule",
+        "created",
+        "refiner",
+        "vae",
+        "tokenizer",
+        "prediction",
+    ),
     MAX_TEXT,
 ) | dict.fromkeys(("prompt", "negative_prompt"), MAX_PROMPT)
 _NUMBERS = {"seed": (0, 2**64 - 1), "width": (1, MAX_SIDE), "height": (1, MAX_SIDE), "steps": (1, MAX_STEPS)}

@@ -14,43 +14,52 @@ import os
 import re
 import shutil
 import urllib.parse
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwenimg.common import hub
+from qwenimg.common import cache_files, hub, recipes, requirements
 from qwenimg.common.download import NOTE, PART, Wanted, bytes_kept, fetch
 from qwenimg.common.errors import DoesNotFit, ModelError, UsageError
 from qwenimg.common.families import check_class
-from qwenimg.common.hub_http import Echo, Server, get_json
+from qwenimg.common.hub_http import Echo, Server, check_endpoint, connect, get_json
+from qwenimg.common.recipes import Piece
 from qwenimg.common.untrusted import short
+from qwenimg.common.verify import HASH, Progress, damaged, right, verify_offline
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 
-Progress = Callable[[str, int, int], None]
 
+def pull(name: str, *, echo: Echo, progress: Progress, verify: bool = False) -> Path:
+    """Downloads what is used of `name`, a recipe's or a piece's name or a hub id, and returns its folder in the cache.
 
-def pull(name: str, *, echo: Echo, progress: Progress) -> Path:
-    """Downloads what is used of the model `name`, a recipe's name or a hub id, and returns its folder in the cache.
-
-    What is there is not fetched again, and what an earlier call left unfinished is continued. `echo` gets lines for
+    What is there is not fetched again, and what an earlier call left unfinished is continued. `verify`: what is there
+    is hashed, and fetched again where the hash is wrong; offline the wrong file is named. `echo` gets lines for
     people; `progress` gets the file, the bytes that are here and the bytes that this call set out for. Raises
     ModelError (offline, not there, server or hash at fault, not a supported model), DoesNotFit and UsageError (no
     permission)."""
-    from huggingface_hub import constants, get_token
-
-    repo, _ = hub.find_repo(name)
+    piece = recipes.find_piece(name)
+    repo = piece.repo if piece else hub.find_repo(name)[0]
     if hub.is_offline():
+        if verify and piece is None:
+            return verify_offline(repo, echo, progress)
         raise ModelError(f"{repo}: cannot be pulled offline; unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE")
-    token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
-    server = Server(endpoint=constants.ENDPOINT.rstrip("/"), token=token)
-    commit, files = _listing(server, repo, echo)
-    work = _Work(server=server, repo=repo, commit=commit, storage=hub.storage_folder(repo), echo=echo)
+    endpoint = hub.settings().ENDPOINT
+    check_endpoint(endpoint)  # the library's search for a token fails at some of these
+    server = connect(endpoint, hub.token())
+    try:
+        commit, files = _listing(server, repo, piece, echo)
+    except ModelError as error:
+        near = recipes.nearest(name)
+        raise ModelError(f"{error}; did you mean {near}?") if near else error from None
+    work = _Work(piece=piece, server=server, repo=repo, commit=commit, storage=hub.storage_folder(repo), echo=echo)
     try:
         with _lock(work):
+            if verify:
+                _drop_damaged(work, files, progress)
             _download(work, files, progress)
             _finish(work)
     except OSError as error:
@@ -63,11 +72,16 @@ def pull(name: str, *, echo: Echo, progress: Progress) -> Path:
 class _Work:
     """One commit of one repository, and where it goes."""
 
+    piece: Piece | None  # where it is no model
     server: Server
     repo: str
     commit: str
     storage: Path
     echo: Echo
+
+    @property
+    def cache(self) -> Path:
+        return self.storage.parent
 
     @property
     def snapshot(self) -> Path:
@@ -86,7 +100,7 @@ class _Work:
 # What the hub has
 
 
-def _listing(server: Server, repo: str, echo: Echo) -> tuple[str, list[Wanted]]:
+def _listing(server: Server, repo: str, piece: Piece | None, echo: Echo) -> tuple[str, list[Wanted]]:
     """The commit of `main` and the files of it that are used, the small ones first. Raises ModelError."""
     data = get_json(server, f"{server.endpoint}/api/models/{repo}/revision/main?blobs=true", repo, echo)
     commit = data.get("sha") if isinstance(data, dict) else None
@@ -94,8 +108,12 @@ def _listing(server: Server, repo: str, echo: Echo) -> tuple[str, list[Wanted]]:
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit) or not isinstance(entries, list):
         raise ModelError(f"{repo}: {short(server.endpoint, 80)} does not answer as a hub does: check HF_ENDPOINT")
     names = {e["rfilename"]: e for e in entries if isinstance(e, dict) and isinstance(e.get("rfilename"), str)}
-    files = [_wanted(repo, path, entry) for path, entry in names.items() if hub.needed(path)]
-    absent = [path for path in hub.required(names.__contains__) if path not in names]
+    is_used = hub.needed if piece is None else piece.files.__contains__
+    files = [_wanted(repo, path, entry) for path, entry in names.items() if is_used(path)]
+    required = hub.required(names.__contains__) if piece is None else piece.files[:2]
+    absent = [path for path in required if path not in names]
+    if absent and piece is not None:
+        raise ModelError(f"{repo}: has no {absent[0]}: check HF_ENDPOINT")
     if absent:
         raise ModelError(f"{repo}: has no {absent[0]}: not a model in diffusers layout that this program draws with")
     return commit, sorted(files, key=lambda f: (f.path != "model_index.json", f.size, f.path))
@@ -107,7 +125,7 @@ def _wanted(repo: str, path: str, entry: dict[str, object]) -> Wanted:
         size, digest = lfs.get("size"), lfs.get("sha256")
     else:
         size, digest = entry.get("size"), entry.get("blobId")
-    if type(size) is not int or not 0 <= size < 2**50 or not isinstance(digest, str) or not _HASH.fullmatch(digest):
+    if type(size) is not int or not 0 <= size < 2**50 or not isinstance(digest, str) or not HASH.fullmatch(digest):
         raise ModelError(f"{repo}: the hub lists no size and hash for {path}: check HF_ENDPOINT")
     return Wanted(path=path, size=size, digest=digest)
 
@@ -121,7 +139,12 @@ def _download(work: _Work, files: list[Wanted], progress: Progress) -> None:
     total = sum(f.size for f in absent.values())
     kept = sum(bytes_kept(f, work.blob(f)) for f in absent.values())
     _tell(work, len(absent), total, kept)
-    work.blob(files[0]).parent.mkdir(parents=True, exist_ok=True)
+    if total - kept >= requirements.LARGE:
+        sizes = Counter[str]()
+        for f in files:
+            sizes[f.path.partition("/")[0]] += f.size
+        work.echo(requirements.machine_text(recipes.find(work.repo), max(sizes.values())))
+    cache_files.make_folder(work.cache, work.blob(files[0]).parent)
     done = 0  # bytes of the files that are complete
     ahead = kept  # bytes kept of the files that are not begun
     for wanted in files:
@@ -136,19 +159,31 @@ def _download(work: _Work, files: list[Wanted], progress: Progress) -> None:
             check_class(work.snapshot)  # before the gigabytes
 
 
+def _drop_damaged(work: _Work, files: list[Wanted], progress: Progress) -> None:
+    """Takes the names from the files that are here with other bytes than the hub lists, so that they are fetched."""
+    paths = ((wanted, work.pointer(wanted), work.blob(wanted)) for wanted in files)
+    here = [
+        (pointer if cache_files.is_inside(work.cache, pointer, wanted.size) else blob, wanted)
+        for wanted, pointer, blob in paths
+        if _is_here(work, wanted)
+    ]
+    wrong = damaged(here, progress)
+    for _, wanted in wrong:
+        work.echo(f"{wanted.path}: its bytes are not those that the hub lists; fetching it again")
+        for place in (work.pointer(wanted), work.blob(wanted)):
+            cache_files.make_folder(work.cache, place.parent)
+            place.unlink(missing_ok=True)
+    if not wrong:
+        work.echo(f"{work.repo}: {right(here)}")
+
+
 def _report(progress: Progress, path: str, before: int, total: int, had: int) -> None:
     progress(path, before + had, total)
 
 
 def _is_here(work: _Work, wanted: Wanted) -> bool:
-    return wanted.size in (_size(work.pointer(wanted)), _size(work.blob(wanted)))
-
-
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None
+    paths = (work.pointer(wanted), work.blob(wanted))
+    return any(cache_files.is_inside(work.cache, path, wanted.size) for path in paths)
 
 
 def _tell(work: _Work, count: int, total: int, kept: int) -> None:
@@ -165,15 +200,16 @@ def _tell(work: _Work, count: int, total: int, kept: int) -> None:
             f"{short(work.storage.parent, 100)}: free some, or set HF_HUB_CACHE to a folder on another disk"
         )
     files = "1 file" if count == 1 else f"{count} files"
-    work.echo(f"{head}: {files}, {hub.size_text(total)}{have}; {hub.size_text(free)} free")
+    size = hub.size_text(total)
+    work.echo(f"{head}: {files}, {size}{have}{requirements.time_text(total - kept)}; {hub.size_text(free)} free")
 
 
 def _link(work: _Work, wanted: Wanted) -> None:
     """The name in the snapshot: a relative link to the blob, or the blob itself where there are no links."""
     blob, pointer = work.blob(wanted), work.pointer(wanted)
-    if _size(pointer) == wanted.size:
+    cache_files.make_folder(work.cache, pointer.parent)
+    if cache_files.is_inside(work.cache, pointer, wanted.size):
         return
-    pointer.parent.mkdir(parents=True, exist_ok=True)
     pointer.unlink(missing_ok=True)
     try:
         pointer.symlink_to(os.path.relpath(blob, pointer.parent))
@@ -183,26 +219,26 @@ def _link(work: _Work, wanted: Wanted) -> None:
 
 def _finish(work: _Work) -> None:
     """Names the commit as `main`, and removes what was kept of files that `main` no longer has."""
-    lack = hub.lacks(work.snapshot)
+    lack = hub.lacks(work.snapshot) if work.piece is None else None
     if lack:
         raise ModelError(f"{work.repo}: has no {lack}: not a Qwen-Image model in diffusers layout")
-    refs = work.storage / "refs"
-    refs.mkdir(exist_ok=True)
+    refs = cache_files.make_folder(work.cache, work.storage / "refs")
     temp = refs / f".main.{os.getpid()}"
-    temp.write_text(work.commit)
+    with cache_files.create(temp) as file:
+        file.write(work.commit.encode())
     temp.replace(refs / "main")
     for suffix in (PART, NOTE):
         for leftover in (work.storage / "blobs").glob(f"*{suffix}"):
-            leftover.unlink(missing_ok=True)
+            with suppress(OSError):  # a folder of that name is not ours
+                leftover.unlink()
 
 
 @contextmanager
 def _lock(work: _Work) -> Iterator[None]:
     """One `pull` of a repository at a time; a second waits. The system lets go of the lock of a process that dies."""
-    work.storage.mkdir(parents=True, exist_ok=True)
-    locks = work.storage.parent / ".locks" / work.storage.name
-    locks.mkdir(parents=True, exist_ok=True)
-    with (locks / "qwenimg.lock").open("ab") as file:
+    cache_files.make_folder(work.cache, work.storage)
+    locks = cache_files.make_folder(work.cache, work.cache / ".locks" / work.storage.name)
+    with cache_files.open_lock(locks / "qwenimg.lock") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -6,6 +6,7 @@ A model without a recipe (a folder, another hub id) takes `pipeline.Defaults` an
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +17,9 @@ class Recipe:
     repo: str | None  # hub id, owner/name; None: it ships with this package, see `builtin`
     title: str
     bytes: int  # of the files that are used, about; for messages
+    memory: int  # bytes at its peak on a GPU or a Mac, at its size in the precision of `auto`, about; for messages
+    license: str
+    purpose: str
     width: int  # pixels
     height: int
     steps: int
@@ -30,6 +34,9 @@ BUILT_IN = Recipe(
     repo=None,
     title="shapes, the built-in demo model",
     bytes=0,
+    memory=400_000_000,
+    license="Apache-2.0",
+    purpose="coloured shapes; shows that everything works here",
     width=256,
     height=256,
     steps=20,
@@ -46,6 +53,9 @@ RECIPES = {
             repo="Qwen/Qwen-Image",
             title="Qwen-Image, 20B",
             bytes=57_700_000_000,
+            memory=30_000_000_000,
+            license="Apache-2.0",
+            purpose="pictures from text, with readable writing, English and Chinese",
             width=1328,
             height=1328,
             steps=50,
@@ -58,6 +68,9 @@ RECIPES = {
             repo="Qwen/Qwen-Image-2512",
             title="Qwen-Image, 20B, of December 2025",
             bytes=57_700_000_000,
+            memory=30_000_000_000,
+            license="Apache-2.0",
+            purpose="the same with more natural people and detail",
             width=1328,
             height=1328,
             steps=50,
@@ -70,6 +83,9 @@ RECIPES = {
             repo="stable-diffusion-v1-5/stable-diffusion-v1-5",
             title="Stable Diffusion 1.5",
             bytes=4_270_000_000,
+            memory=4_000_000_000,
+            license="CreativeML Open RAIL-M",
+            purpose="small pictures on small machines; inpainting by -i and --mask",
             width=512,
             height=512,
             steps=50,
@@ -82,6 +98,9 @@ RECIPES = {
             repo="stabilityai/stable-diffusion-xl-base-1.0",
             title="Stable Diffusion XL 1.0",
             bytes=13_880_000_000,
+            memory=8_000_000_000,
+            license="CreativeML Open RAIL++-M",
+            purpose="pictures of 1024 pixels on ordinary machines",
             width=1024,
             height=1024,
             steps=50,
@@ -94,6 +113,9 @@ RECIPES = {
             repo="stabilityai/stable-diffusion-xl-refiner-1.0",
             title="the refiner of Stable Diffusion XL 1.0",
             bytes=12_150_000_000,
+            memory=8_000_000_000,
+            license="CreativeML Open RAIL++-M",
+            purpose="ends pictures of sdxl: --refiner sdxl-refiner",
             width=1024,
             height=1024,
             steps=50,
@@ -105,11 +127,45 @@ RECIPES = {
     )
 }
 DEFAULT = "qwen-image"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Files that a model needs and does not bring along; the first two must be there."""
+
+    name: str
+    repo: str
+    title: str
+    bytes: int
+    license: str
+    purpose: str
+    files: tuple[str, ...]
+
+
+CLIP_TOKENIZER = Piece(
+    name="clip-tokenizer",
+    repo="openai/clip-vit-large-patch14",
+    title="the vocabulary of CLIP",
+    bytes=1_500_000,
+    license="MIT",
+    purpose="the words of a Stable Diffusion model in one file",
+    files=("vocab.json", "merges.txt", "tokenizer_config.json", "special_tokens_map.json"),
+)
+
+
+def find_piece(name: str) -> Piece | None:
+    """The piece called `name`, or whose hub id is `name`."""
+    return CLIP_TOKENIZER if name.lower() in (CLIP_TOKENIZER.name, CLIP_TOKENIZER.repo) else None
+
+
 ALIASES = {"shapes": BUILT_IN.name, "sd1.5": "sd15", "sd-1.5": "sd15", "sdxl-base": "sdxl"}
 
 _EDITS = "edits images; this version makes images from text"
 _SD21 = "has no repository of its maker any more; give its folder, its file, or a hub id that you trust"
+_VOCABULARY = f"a vocabulary for Stable Diffusion files, and no model; get it by: qwenimg pull {CLIP_TOKENIZER.name}"
 REFUSED = {
+    CLIP_TOKENIZER.name: _VOCABULARY,
+    "clip-vit-large-patch14": _VOCABULARY,
     "qwen-image-edit": _EDITS,
     "qwen-image-edit-2509": _EDITS,
     "qwen-image-edit-2511": _EDITS,
@@ -126,6 +182,21 @@ def find(name: str) -> Recipe | None:
     lower = name.lower()
     lower = ALIASES.get(lower, lower)
     return RECIPES.get(lower) or next((r for r in RECIPES.values() if r.repo and r.repo.lower() == lower), None)
+
+
+def nearest(name: str) -> str | None:
+    """The name that `name` may have been meant for: of a model, a piece, or a repository of theirs."""
+    plain = name.lower()
+    names = [*RECIPES, CLIP_TOKENIZER.name]
+    repos = {recipe.repo.lower(): recipe.repo for recipe in RECIPES.values() if recipe.repo}
+    if plain in (*names, *ALIASES, *repos):
+        return None
+    if "/" in plain:
+        found = get_close_matches(plain, repos, n=1, cutoff=0.8)
+        return repos[found[0]] if found else None
+    starts = [known for known in names if len(plain) > 1 and known.startswith(plain)]
+    close = starts or get_close_matches(plain, [*names, *ALIASES], n=1, cutoff=0.6)
+    return ALIASES.get(close[0], close[0]) if close else None
 
 
 def refusal(name: str) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any
 from qwenimg.common import checkpoint, clip_tokenizer, single_file
 from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.clip_tokenizer import CLIPTokenizer
+from qwenimg.common.clip_tokenizer_places import find_clip_tokenizer
 from qwenimg.common.config_file import parse, read_json
 from qwenimg.common.errors import ModelError, clean
 from qwenimg.common.models import clip, kl_vae, unet
@@ -128,8 +129,11 @@ def open_folder(folder: Path) -> SDModel:
         )
 
 
-def open_file(path: Path, prediction: Prediction | None = None) -> SDModel:
-    """The model in the file `path`, and the tokenizer that is found for it. Raises ModelError."""
+def open_file(
+    path: Path, prediction: Prediction | None = None, tokenizer: Path | None = None, also: Path | None = None
+) -> SDModel:
+    """The model in the file `path`, with the `tokenizer` in that folder or the one that is found for it, maybe in the
+    folder `also`. Raises ModelError."""
     opened = single_file.open_file(path, prediction)
     found = opened.found
     with ExitStack() as stack:
@@ -137,7 +141,8 @@ def open_file(path: Path, prediction: Prediction | None = None) -> SDModel:
         if opened.unet is None or opened.vae is None or found.lacks:
             lacking = ", ".join(found.lacks)
             raise ModelError(f"{clean(path, 120)}: lacks {lacking}: give a file or a folder that has the whole model")
-        tokenizer = clip_tokenizer.find_clip_tokenizer(path)
+        size = max(config.vocab_size for config in opened.texts.values())
+        tokenizer = find_clip_tokenizer(path, size, tokenizer, also)
         model = check(
             SDModel(
                 source=path,

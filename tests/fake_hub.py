@@ -2,7 +2,8 @@
 
 `hub.faults[path]` is a list of what goes wrong, one for each request for `path`, then nothing:
 a status (503), ("cut", fraction of the body), ("stall", fraction), "drip", "whole" (200 for a range), "416",
-"other-range", "etag", "hash", "size", ("redirect", address).
+"slow-head" and "continue" (a head that never ends), "other-range", "etag", "hash", "size", ("redirect", address),
+("range", Content-Range), ("length", Content-Length).
 """
 
 from __future__ import annotations
@@ -109,6 +110,8 @@ class Handler(BaseHTTPRequestHandler):
         fault = self.next_fault(name, on_hub=bool(self.data_host))
         if isinstance(fault, int):
             return self.answer(fault, {"Retry-After": "0"})
+        if fault in ("slow-head", "continue"):
+            return self.endless_head(fault)
         if isinstance(fault, tuple) and fault[0] == "redirect":
             return self.answer(302, {"Location": fault[1]})
         return self.file(name, fault)
@@ -118,6 +121,14 @@ class Handler(BaseHTTPRequestHandler):
         faults = self.hub.faults.get(name, [])
         mine = bool(faults) and (not is_lfs(name) or on_hub == (faults[0] == "etag" or "redirect" in str(faults[0])))
         return faults.pop(0) if mine and self.command == "GET" else None
+
+    def endless_head(self, fault):
+        self.close_connection = True
+        try:
+            while not self.hub.released.wait(0.02):
+                self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n" if fault == "continue" else b"H")
+        except OSError:
+            pass  # the other side has gone
 
     def api(self):
         fault = (self.hub.faults.get("api") or [None]).pop(0)
@@ -148,13 +159,16 @@ class Handler(BaseHTTPRequestHandler):
             first, status = int(asked.removeprefix("bytes=").rstrip("-")), 206
             first += 5 if fault == "other-range" else 0
             about["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
+        if isinstance(fault, tuple) and fault[0] == "range":
+            about["Content-Range"] = fault[1]
         return self.answer(status, about, data[first:], fault, name)
 
     def answer(self, status, headers=None, data=b"", fault=None, name=None):
         self.send_response(status)
         for key, value in (headers or {}).items():
             self.send_header(key, value)
-        self.send_header("Content-Length", str(len(data)))
+        told = fault[1] if isinstance(fault, tuple) and fault[0] == "length" else str(len(data))
+        self.send_header("Content-Length", told)
         self.send_header("Connection", "close")
         self.end_headers()
         self.close_connection = True
@@ -165,7 +179,7 @@ class Handler(BaseHTTPRequestHandler):
                 for i in range(len(data)):
                     self.wfile.write(data[i : i + 1])
                     time.sleep(0.02)
-            kind, fraction = fault if isinstance(fault, tuple) else (None, 1)
+            kind, fraction = fault if isinstance(fault, tuple) and fault[0] in ("cut", "stall") else (None, 1)
             part = data[: int(len(data) * fraction)]
             self.wfile.write(part)
             if name:

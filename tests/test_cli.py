@@ -1098,7 +1098,9 @@ def test_real_refusals(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_pull_is_there() -> None:
     assert cli("pull", "--help").code == 0
-    cli("pull").refused(2, "NAME")
+    assert cli("pull").out == cli("models").out != b""
+    cli("pull", "--verify").refused(2, "NAME")
+    cli("pull", "sdlx").refused(5, "did you mean sdxl?")
 
 
 def test_latents_of_several_sizes_do_not_go_into_one_file(library: Library, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from refusals import refused
 from tiny_clip import BOS, EOS, tiny_clip_vocabulary, write_tiny_clip_tokenizer
 
 from qwenimg.common import clip_tokenizer
-from qwenimg.common.clip_tokenizer import find_clip_tokenizer, load
+from qwenimg.common.clip_tokenizer import load
 from qwenimg.common.errors import UsageError
 
 PROMPTS = [
@@ -168,40 +168,3 @@ def test_a_tokenizer_json_of_another_form(tmp_path: Path, part: str) -> None:
 def test_the_embeddings_must_be_as_many(tmp_path: Path) -> None:
     write_tiny_clip_tokenizer(tmp_path)
     assert "49408 embeddings" in refused(load(tmp_path).check_vocabulary, 49408)
-
-
-# Where it is
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-def test_where_it_is_looked_for(tmp_path: Path, cache: Path) -> None:
-    """The user's own, then beside the file, then a model in the cache; nothing is half a tokenizer."""
-    file = tmp_path / "models" / "model.safetensors"
-    file.parent.mkdir()
-    message = refused(find_clip_tokenizer, file)
-    assert "model.safetensors" in message and "merges.txt" in message and "qwenimg pull" in message
-
-    snapshot = cache / "models--runwayml--stable-diffusion-v1-5" / "snapshots" / ("a" * 40)
-    write_tiny_clip_tokenizer(snapshot / "tokenizer")
-    assert find_clip_tokenizer(file) == snapshot / "tokenizer"
-    openai = cache / "models--openai--clip-vit-large-patch14" / "snapshots" / ("b" * 40)
-    write_tiny_clip_tokenizer(openai)
-    assert find_clip_tokenizer(file) == openai
-
-    (file.parent / "vocab.json").write_text("{}")  # without merges.txt
-    assert find_clip_tokenizer(file) == openai
-    write_tiny_clip_tokenizer(file.parent)
-    assert find_clip_tokenizer(file) == file.parent
-    write_tiny_clip_tokenizer(file.parent / "tokenizer")
-    assert find_clip_tokenizer(file) == file.parent / "tokenizer"
-
-    write_tiny_clip_tokenizer(tmp_path / "mine" / "tokenizer")
-    assert find_clip_tokenizer(file, tmp_path / "mine") == tmp_path / "mine" / "tokenizer"
-    assert "holds no tokenizer" in refused(find_clip_tokenizer, file, tmp_path)

@@ -107,10 +107,31 @@ def test_options_that_fit_no_other_model(tiny_folder: Path, both) -> None:
 def test_a_file_without_a_tokenizer_says_where_it_was_looked_for(both, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("qwenimg.common.hub.cache_folder", lambda: tmp_path / "cache")
     shutil.copy(both["sd1"][1], tmp_path / "model.safetensors")
-    with pytest.raises(ModelError, match=r"tokenizer/.*beside it.*cache") as caught:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(ModelError, match=r"tokenizer/.*beside it.*cache.*pull clip-tokenizer") as caught:
         families.open_model(tmp_path / "model.safetensors")
     print(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_that_is_given(both, tmp_path: Path, monkeypatch) -> None:
+    """The picture is that of the tokenizer beside the file, and the recipe has its name and no path."""
+    monkeypatch.setattr("qwenimg.common.hub.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder, file = both["sd1"]
+    (tmp_path / "alone").mkdir()
+    alone = tmp_path / "alone" / "model.safetensors"
+    alone.symlink_to(file)
+    beside = qwenimg.load(file, "cpu", "fp32")("a red circle", **ASKED)
+    shutil.copytree(folder / "tokenizer", tmp_path / "my words")
+    given = qwenimg.load(alone, "cpu", "fp32", tokenizer=str(tmp_path / "my words"))("a red circle", **ASKED)
+    assert np.array_equal(given.latents, beside.latents)
+    assert given.recipe["tokenizer"] == "my words" and "tokenizer" not in beside.recipe
+    assert str(tmp_path).encode() not in given.png()
+    with pytest.raises(UsageError, match="--tokenizer is for a Stable Diffusion model in one file"):
+        families.open_model(folder, tokenizer=folder / "tokenizer")
+    with pytest.raises(ModelError, match="holds no tokenizer"):
+        families.open_model(alone, tokenizer=folder / "vae")
 
 
 def test_a_part_alone_says_what_is_missing(tmp_path: Path) -> None:

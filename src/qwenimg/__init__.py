@@ -67,6 +67,7 @@ def load(
     offline: bool = False,
     refiner: str | Path | None = None,
     vae: str | Path | None = None,
+    tokenizer: str | Path | None = None,
     prediction: Literal["eps", "v"] | None = None,
     notify: Callable[[str, str], None] | None = None,
 ) -> Pipeline:
@@ -76,7 +77,8 @@ def load(
     it was pulled, else the built-in model, of which notify is told. backend: auto, mlx, cuda or cpu. precision: see
     `qwenimg.common.precision.SYNTAX`. notify(kind, text) is told of stages, warnings and notices.
     For Stable Diffusion: refiner, an SDXL refiner that ends each picture; vae, a folder or file that replaces the
-    model's; prediction, "eps" or "v" where a file does not say.
+    model's; tokenizer, the folder of CLIP's where the model is one file and none is found; prediction, "eps" or "v"
+    where a file does not say.
     Everything about the files is checked before a framework is imported. Raises QwenimgError.
     """
     from contextlib import ExitStack
@@ -88,10 +90,11 @@ def load(
 
     resolved = hub.resolve(None if model is None else str(model), offline=offline)
     other_vae = None if vae is None else Path(vae).expanduser()
+    tokens = None if tokenizer is None else Path(tokenizer).expanduser()
     with ExitStack() as stack:
-        opened = families.open_model(resolved.folder, prediction=prediction, vae=other_vae)
+        opened = families.open_model(resolved.folder, prediction=prediction, vae=other_vae, tokenizer=tokens)
         stack.callback(opened.close)
-        options = families.labels(resolved, opened, vae=other_vae, prediction=prediction)
+        options = families.labels(resolved, opened, vae=other_vae, prediction=prediction, tokenizer=tokens)
         refining = None
         if refiner is not None:
             second = hub.resolve(str(refiner), offline=offline)
@@ -128,6 +131,8 @@ def _ignore(kind: str, text: str) -> None:
 
 
 def _check_fp32(error: float, precision: str, device: str) -> None:
+    from qwenimg.common.errors import NumericsError
+
     if precision.startswith("fp32") and not error <= MAX_FP32_ERROR:
         raise NumericsError(
             f"float32 matrix products on {device} are off by {error:.1e} (at most {MAX_FP32_ERROR:.0e}): "

@@ -1,0 +1,40 @@
+"""Which models there are, and which are here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import click
+
+
+@click.command("models")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def models(as_json: bool) -> None:
+    """Prints the models that are known by name, and those in the Hugging Face cache that have no name here.
+
+    Size: to fetch. Memory: what drawing takes on a GPU or a Mac, about; twice that on a CPU. Any other model in
+    diffusers layout is drawn with by its folder, file or hub id."""
+    click.echo(_as_json() if as_json else table())
+
+
+def _as_json() -> str:
+    from qwenimg.common import catalog, hub
+
+    return json.dumps({"cache": str(hub.cache_folder()), "models": [asdict(entry) for entry in catalog.entries()]})
+
+
+def table() -> str:
+    """The lines of the table, and what to do with a name."""
+    from qwenimg.common import catalog
+    from qwenimg.common.errors import clean
+    from qwenimg.common.hub import size_text
+
+    lines: list[tuple[str, ...]] = [("name", "here", "size", "memory", "license", "for")]
+    for entry in catalog.entries():
+        memory = "" if entry.memory is None else size_text(entry.memory)
+        told = (entry.license or "its own", entry.purpose or "in the cache")
+        lines.append((clean(entry.name, 100), entry.here, size_text(entry.bytes), memory, *told))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    rows = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    return "\n".join([*rows, "", 'get one: qwenimg pull NAME     draw with it: qwenimg -m NAME "a red circle"'])

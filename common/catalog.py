@@ -1,0 +1,116 @@
+"""What can be had and what is here: the models that are known by name, and the others in the hub's cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+from qwenimg.common import builtin, hub, recipes
+from qwenimg.common.clip_tokenizer_places import is_tokenizer
+from qwenimg.common.errors import ModelError
+from qwenimg.common.families import check_class
+from qwenimg.common.recipes import Piece, Recipe
+
+MAX_FOLDERS = 1000  # of the cache that are looked at
+
+Here = Literal["yes", "in part", "no"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A model, or a piece of one. What nobody says of a model without a recipe is None."""
+
+    name: str  # for `-m` and `pull`
+    here: Here
+    bytes: int  # to fetch, or that it has here
+    repo: str | None = None
+    title: str | None = None
+    license: str | None = None
+    purpose: str | None = None
+    memory: int | None = None  # bytes at its peak on a GPU or a Mac, about
+
+
+def entries() -> list[Entry]:
+    """Those with a name first, then the others of the cache. No network; nothing of a weight is read."""
+    named = [_recipe(recipe) for recipe in recipes.RECIPES.values()]
+    return [*named, _piece(recipes.CLIP_TOKENIZER), *_others({entry.repo for entry in named})]
+
+
+def _recipe(recipe: Recipe) -> Entry:
+    if recipe.repo is None:
+        here: Here = "yes" if builtin.present() else "no"
+        size = _bytes(builtin.folder()) if builtin.present() else 0
+    else:
+        here, size = _state(hub.storage_folder(recipe.repo)), recipe.bytes
+    return Entry(
+        name=recipe.name,
+        title=recipe.title,
+        repo=recipe.repo,
+        bytes=size,
+        license=recipe.license,
+        purpose=recipe.purpose,
+        memory=recipe.memory,
+        here=here,
+    )
+
+
+def _piece(piece: Piece) -> Entry:
+    here: Here = "yes" if any(map(is_tokenizer, hub.snapshots(hub.storage_folder(piece.repo)))) else "no"
+    return Entry(
+        name=piece.name,
+        title=piece.title,
+        repo=piece.repo,
+        bytes=piece.bytes,
+        license=piece.license,
+        purpose=piece.purpose,
+        here=here,
+    )
+
+
+def _others(known: set[str | None]) -> list[Entry]:
+    """The models of the cache that this program draws with and has no name for."""
+    found = []
+    try:
+        folders = sorted(islice(hub.cache_folder().glob("models--*--*"), MAX_FOLDERS))
+    except OSError:
+        return []
+    for storage in folders:
+        repo = storage.name.removeprefix("models--").replace("--", "/")
+        if repo in known or not hub.is_hub_id(repo) or not _draws(storage):
+            continue
+        size = max((_bytes(folder) for folder in hub.snapshots(storage)[:1]), default=0)
+        found.append(Entry(name=repo, repo=repo, bytes=size, here=_state(storage)))
+    return found
+
+
+def _draws(storage: Path) -> bool:
+    """Whether the newest snapshot in `storage` is of a class that is supported."""
+    for folder in hub.snapshots(storage)[:1]:
+        try:
+            check_class(folder)
+            return True
+        except ModelError:
+            return False
+    return False
+
+
+def _state(storage: Path) -> Here:
+    folders = hub.snapshots(storage)
+    for folder in folders:
+        try:
+            if hub.lacks(folder) is None:
+                return "yes"
+        except ModelError:
+            continue
+    return "in part" if folders else "no"
+
+
+def _bytes(folder: Path) -> int:
+    """Of the files of a model in `folder` that are used."""
+    total = 0
+    for path in folder.rglob("*"):
+        if path.is_file() and hub.needed(path.relative_to(folder).as_posix()):
+            total += path.stat().st_size
+    return total

@@ -1,0 +1,129 @@
+"""Where a tokenizer for a Stable Diffusion file is on this machine: other programs have the same one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from qwenimg.common import clip_tokenizer, hub, recipes
+from qwenimg.common.errors import ModelError
+from qwenimg.common.untrusted import bad, short
+
+FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"))  # either is a tokenizer
+MAX_BYTES = 6 << 20  # of CLIP's 1 to 3.6 MB; Qwen's of 7 MB is not read
+MAX_TRIED = 8  # tokenizers of the right size that are read, at 0.2 s each, before it is given up
+MAX_ENTRIES = 500  # of a folder that is looked through
+MAX_PARENTS = 5  # folders above the file, in search of the program that it belongs to
+# Models whose tokenizer is CLIP's own, in the order in which they are looked for in the hub's cache.
+REPOS = (
+    recipes.CLIP_TOKENIZER.repo,
+    "stable-diffusion-v1-5/stable-diffusion-v1-5",
+    "runwayml/stable-diffusion-v1-5",
+    "CompVis/stable-diffusion-v1-4",
+    "stabilityai/stable-diffusion-xl-base-1.0",
+    "stabilityai/sdxl-turbo",
+    "stabilityai/stable-diffusion-2-1",
+    "stabilityai/stable-diffusion-2-1-base",
+)
+# In the folders of ComfyUI, Fooocus and the web UI of Forge. AUTOMATIC1111's fetches openai's into the hub's cache.
+INSIDE = (
+    "comfy/sd1_tokenizer",
+    "ldm_patched/modules/sd1_tokenizer",
+    "backend/huggingface/stable-diffusion-v1-5/stable-diffusion-v1-5/tokenizer",
+    "backend/huggingface/runwayml/stable-diffusion-v1-5/tokenizer",
+    "backend/huggingface/stabilityai/stable-diffusion-xl-base-1.0/tokenizer",
+)
+PROGRAMS = (
+    "ComfyUI",
+    "Fooocus",
+    "stable-diffusion-webui",
+    "stable-diffusion-webui-forge",
+    "SwarmUI/dlbackend/ComfyUI",
+    "StabilityMatrix/Packages/ComfyUI",
+)
+APPLICATIONS = ("/Applications/ComfyUI.app/Contents/Resources/ComfyUI", "/opt/ComfyUI", "/workspace/ComfyUI")
+
+
+def find_clip_tokenizer(file: Path, size: int, given: Path | None = None, also: Path | None = None) -> Path:
+    """The folder of a tokenizer for the single file `file`, whose text encoders have `size` embeddings.
+
+    That is the user's own if `given`, else the first that fits: next to the file, `also`, in the hub's cache, in the
+    folder of another program. Raises ModelError, which says where it was looked for and what to do."""
+    if given is not None:
+        found = next((f for f in (given, given / "tokenizer") if is_tokenizer(f)), None)
+        if found is None:
+            raise bad(given, "holds no tokenizer: give a folder with tokenizer.json, or vocab.json and merges.txt")
+        clip_tokenizer.load(found, clip_tokenizer.EOS_PAD).check_vocabulary(size)
+        return found
+    for folder in islice(filter(is_tokenizer, places(file, also)), MAX_TRIED):
+        if fits(folder, size):
+            return folder
+    piece = recipes.CLIP_TOKENIZER
+    raise ModelError(
+        f"{short(file.name, 60)}: needs CLIP's vocabulary, which single files do not hold, and none that fits is in "
+        f"tokenizer/ or beside it, in the hub's cache or in a ComfyUI: qwenimg pull {piece.name} "
+        f"({hub.size_text(piece.bytes)}), or --tokenizer FOLDER"
+    )
+
+
+def places(file: Path, also: Path | None = None) -> Iterator[Path]:
+    """Folders that may be a tokenizer for `file`, the nearest first; each is looked for when it is asked for."""
+    here = Path(os.path.abspath(file)).parent  # noqa: PTH100 (a link's own folder)
+    yield from (here / "tokenizer", here)
+    if also is not None:
+        yield also
+    for repo in REPOS:
+        yield from _of_model(hub.storage_folder(repo))
+    home = Path.home() if "HOME" in os.environ else Path("/nonexistent")
+    near = [here, *here.parents][:MAX_PARENTS]
+    users = [home / folder / name for folder in ("", "Documents", "Desktop") for name in PROGRAMS]
+    for root in (*near, *(above / "ComfyUI" for above in near), *users, *map(Path, APPLICATIONS)):
+        yield from (root / inside for inside in INSIDE)
+    yield from (folder / "tokenizer" for folder in _entries(here))
+    for storage in _entries(hub.cache_folder()):
+        if storage.name.startswith("models--"):
+            yield from _of_model(storage)
+
+
+def _of_model(storage: Path) -> Iterator[Path]:
+    for folder in hub.snapshots(storage)[:MAX_ENTRIES]:
+        yield from (folder / "tokenizer", folder)
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as found:
+            return sorted(Path(entry.path) for entry in islice(found, MAX_ENTRIES) if entry.is_dir())
+    except OSError:
+        return []
+
+
+def is_tokenizer(folder: Path) -> bool:
+    """Whether the files of a tokenizer of CLIP's size are in `folder`; a tokenizer.json comes first."""
+    whole, parts = FILES
+    names = whole if os.path.lexists(folder / whole[0]) else parts
+    return all(_is_small_file(folder / name) for name in names)
+
+
+def _is_small_file(path: Path) -> bool:
+    try:
+        return path.is_file() and path.stat().st_size <= MAX_BYTES
+    except (OSError, ValueError):
+        return False
+
+
+def fits(folder: Path, size: int) -> bool:
+    """Whether the tokenizer in `folder` is of CLIP's form and has `size` tokens."""
+    try:
+        clip_tokenizer.load(folder, clip_tokenizer.EOS_PAD).check_vocabulary(size)
+    except ModelError:
+        return False
+    return True
+
+
+def label(folder: Path) -> str:
+    """The name of `folder` for a recipe, never a path."""
+    whole = Path(os.path.abspath(folder))  # noqa: PTH100
+    return short((whole.parent if whole.name.startswith("tokenizer") else whole).name or "tokenizer", 100)

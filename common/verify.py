@@ -1,0 +1,78 @@
+"""`pull --verify`: the files of a model that are here, hashed anew."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from qwenimg.common import hub
+from qwenimg.common.download import Wanted, digest
+from qwenimg.common.errors import ModelError
+from qwenimg.common.untrusted import short
+
+HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+Progress = Callable[[str, int, int], None]
+
+
+def damaged(files: Sequence[tuple[Path, Wanted]], progress: Progress) -> list[tuple[Path, Wanted]]:
+    """Those of `files` whose bytes have another hash than is wanted. Raises OSError."""
+    total, done = sum(wanted.size for _, wanted in files), 0
+    known: dict[tuple[str, str], bool] = {}
+    found = []
+    for path, wanted in files:
+        key = os.path.realpath(path), wanted.digest
+        if key not in known:
+            tell = functools.partial(_report, progress, f"checking {wanted.path}", done, total)
+            known[key] = digest(path, wanted, tell) == wanted.digest
+        done += wanted.size
+        if not known[key]:
+            found.append((path, wanted))
+    return found
+
+
+def _report(progress: Progress, path: str, before: int, total: int, had: int) -> None:
+    progress(path, before + had, total)
+
+
+def right(files: Sequence[tuple[Path, Wanted]]) -> str:
+    count = "1 file" if len(files) == 1 else f"{len(files)} files"
+    return f"{count}, {hub.size_text(sum(wanted.size for _, wanted in files))}: every hash is right"
+
+
+def verify_offline(repo: str, echo: Callable[[str], None], progress: Progress) -> Path:
+    """Checks the snapshot of `repo` in the cache by the names of its blobs, which are their hashes, and returns its
+    folder. Raises ModelError."""
+    folder = next((f for f in hub.snapshots(hub.storage_folder(repo)) if hub.lacks(f) is None), None)
+    if folder is None:
+        raise ModelError(f"{repo}: is not whole in the cache, and cannot be pulled offline")
+    try:
+        files = [_named(repo, folder, path) for path in sorted(folder.rglob("*")) if _is_used(folder, path)]
+        wrong = damaged(files, progress)
+    except OSError as error:
+        raise ModelError(f"{repo}: cannot be read: {short(error.strerror or error, 80)}") from None
+    if wrong:
+        more = f" and {len(wrong) - 1} more" if wrong[1:] else ""
+        raise ModelError(
+            f"{repo}: {wrong[0][1].path}{more} is damaged: its hash is not the one that the hub listed; "
+            f"with the network on this fetches it again: qwenimg pull --verify {repo}"
+        )
+    echo(f"{repo}: {right(files)}")
+    return folder
+
+
+def _is_used(folder: Path, path: Path) -> bool:
+    return hub.needed(path.relative_to(folder).as_posix())
+
+
+def _named(repo: str, folder: Path, path: Path) -> tuple[Path, Wanted]:
+    """The file at `path`, and what the name of its blob says of it."""
+    name = path.relative_to(folder).as_posix()
+    blob = path.readlink().name if path.is_symlink() else ""
+    if not path.is_file() or not HASH.fullmatch(blob):
+        what = "has no hash here, the hub knows it" if path.is_file() else "is missing, or no file"
+        raise ModelError(f"{repo}: {name} {what}: verify with the network on")
+    return path, Wanted(path=name, size=path.stat().st_size, digest=blob)
