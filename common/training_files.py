@@ -31,7 +31,7 @@ MAX_TABLE = 8 << 20  # bytes; a run of 5 million steps
 
 STEM = "diffusion_pytorch_model.safetensors"
 TEXT_STEM = "model.safetensors"
-OUTPUTS = {
+OUTPUTS: dict[Stage, dict[str, tuple[str, ...]]] = {
     "vae": {"vae": ("config.json", STEM)},
     "text": {
         "tokenizer": ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"),
@@ -73,9 +73,10 @@ def _outputs(config: TrainConfig) -> Iterator[Path]:
     written = dict(OUTPUTS[config.stage])
     if config.stage == "dit":
         written["tokenizer"] = OUTPUTS["text"]["tokenizer"]
-        for stage, part in (("vae", "vae"), ("text", "text_encoder")):
-            if config.init is not None and not is_file(config.out / part / "config.json"):
-                written[part] = OUTPUTS[stage][part]
+        copied = OUTPUTS["vae"] | {"text_encoder": OUTPUTS["text"]["text_encoder"]} if config.init is not None else {}
+        for part, names in copied.items():
+            if not is_file(config.out / part / "config.json"):
+                written[part] = names
     for folder, names in written.items():
         yield from (config.out / folder / name for name in names)
 
