@@ -156,9 +156,19 @@ def write_rest(folder: Path, config: QwenDiTConfig, weights: Mapping[str, Tensor
 
 def write_text(folder: Path, config: QwenVLConfig, weights: Mapping[str, Tensor], tokens: bpe.Vocabulary) -> None:
     """The text encoder's folder."""
-    named = {f"model.{key}": value for key, value in weights.items()}
+    embeddings = same_tokens(weights["embed_tokens.weight"], tokens)
+    named = {f"model.{key}": value for key, value in weights.items()} | {"model.embed_tokens.weight": embeddings}
     _write(folder / TEXT_STEM, _bytes(named | vision_tower(config.hidden_size)))
     _write_json(folder / "config.json", published_text_config(config, tokens.special_ids))
+
+
+def same_tokens(embeddings: Tensor, tokens: bpe.Vocabulary) -> Tensor:
+    """Embeddings [tokens C] in which a word that training never shows has the row of the word that means the same."""
+    made = embeddings.detach().clone()
+    for word, other in shapes_words.SAME_AS.items():
+        if bpe.spelled(word) in tokens.ids:
+            made[tokens.ids[bpe.spelled(word)]] = made[tokens.ids[bpe.spelled(other)]]
+    return made
 
 
 def published_text_config(config: QwenVLConfig, special: Mapping[str, int]) -> dict[str, object]:
