@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import click
 
 from qwenimg.cli import streams
-from qwenimg.common.errors import UsageError
 
 STAGES = ("vae", "text", "dit", "all")
 STEPS = {"vae": 6000, "text": 2000, "dit": 8200}
@@ -70,11 +70,13 @@ def train(
     of the loss are in OUT/training.
     """
     from qwenimg import backends
-    from qwenimg.common.training import TrainConfig, parse_sizes
+    from qwenimg.common import training_files
+    from qwenimg.common.training import Stage, TrainConfig, parse_sizes
 
-    run = backends.trainer(backend)
-    for name in ("vae", "text", "dit") if stage == "all" else (stage,):
-        config = TrainConfig(
+    stages: list[Stage] = [name for name in get_args(Stage) if stage in (name, "all")]
+    resumed = training_files.resumed(out, stages) if resume else []
+    configs = [
+        TrainConfig(
             stage=name,
             out=out,
             steps=STEPS[name] if steps is None else steps,
@@ -85,20 +87,17 @@ def train(
             precision=precision,
             shares=phases,
             init=init,
-            resume=_resumes(out, name, resume, several=stage == "all"),
+            resume=name in resumed,
             threads=threads,
             accumulate=accumulate,
             checkpointing=checkpointing,
             save_every=save_every,
             simple=simple,
         )
+        for name in stages
+    ]
+    for config in configs:  # before the first stage, which may take hours
+        training_files.check(config)
+    run = backends.trainer(backend)
+    for config in configs:
         run(config, streams.say)
-
-
-def _resumes(out: Path, stage: str, asked: bool, *, several: bool) -> bool:
-    """With `all`, the stage that has a checkpoint goes on and the next one starts."""
-    if asked and several and not (out / "training" / f"{stage}.safetensors").exists():
-        return False
-    if asked and not out.is_dir():
-        raise UsageError(f"--resume: {out} does not exist; start without --resume")
-    return asked

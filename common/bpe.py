@@ -69,6 +69,12 @@ def merged(word: list[str], pair: Pair) -> list[str]:
     return result
 
 
+def spelled(word: str) -> str:
+    """`word` as a token is written in the vocabulary."""
+    symbols = byte_symbols()
+    return "".join(symbols[byte] for byte in word.encode())
+
+
 def files(vocabulary: Vocabulary) -> dict[str, bytes]:
     """The tokenizer's files by name."""
     lines = ["#version: 0.2", *(f"{a} {b}" for a, b in vocabulary.merges)]

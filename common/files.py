@@ -63,12 +63,13 @@ def check_output(path: Path, *, overwrite: bool, new_folder: bool = False) -> No
         raise UsageError(f"{shown}: no permission to write in its folder; choose another")
 
 
-def make_folder(folder: Path) -> None:
-    """Makes the last folder of `folder` if it is missing. Raises UsageError, and DoesNotFit for a full disk."""
+def make_folder(folder: Path, *, parents: bool = False) -> None:
+    """Makes the last folder of `folder` if it is missing, with `parents` those above it too. Raises UsageError, and
+    DoesNotFit for a full disk."""
     try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        if error.errno in _NO_SPACE:
+        folder.mkdir(exist_ok=True, parents=parents)
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in _NO_SPACE:
             raise DoesNotFit(f"{_shown(folder)}: {_reason(error)}; choose another disk") from None
         raise UsageError(f"{_shown(folder)}: cannot be made: {_reason(error)}; choose another folder") from None
 
@@ -97,6 +98,26 @@ def write_atomic(path: Path, data: bytes, *, overwrite: bool) -> None:
         _sync_folder(path.parent)
     except OSError as error:
         raise _failure(path, len(data), error) from None
+    finally:
+        if temp is not None:
+            temp.unlink(missing_ok=True)
+
+
+def check_space(path: Path, size: int) -> None:
+    """Refuses, before any work is done, a `path` for which there is no room: takes `size` bytes beside it and gives
+    them back, so that quotas and limits count too. Raises UsageError and DoesNotFit."""
+    temp = None
+    try:
+        if size > shutil.disk_usage(path.parent).free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fd, temp = _open_temp(path)
+        try:
+            if hasattr(os, "posix_fallocate"):  # not on macOS
+                os.posix_fallocate(fd, 0, size)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise _failure(path, size, error) from None
     finally:
         if temp is not None:
             temp.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ It tests meaning on the machine it runs on: a wrong colour, side or shape shows 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,11 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qwenimg.common import recipes
+from qwenimg.common.captions import english
 from qwenimg.common.shapes_check import Pixels, Verdict, check
 from qwenimg.common.shapes_gate import GatePrompt
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from PIL.ImageFont import FreeTypeFont
 
     from qwenimg.common.pipeline import Pipeline
     from qwenimg.common.result import Step
@@ -147,18 +150,18 @@ class Tile:
 
 
 def tile(answer: Answer) -> Tile:
-    """The answer's picture over its prompt. Pillow's own font has no Chinese: there, the number alone."""
+    """The answer's picture over its prompt, which is told in English, since Pillow's own font has no Chinese."""
     prompt = answer.asked.prompt
-    shown = prompt if prompt.isascii() else f"({answer.asked.group})"
+    shown = prompt if prompt.isascii() else f"{english(answer.asked.wanted)} ({answer.asked.group})"
     verdict = "wrong: " + ", ".join(answer.wrong) if answer.wrong else "right"
     return Tile(pixels=answer.pixels, lines=(f"{answer.number}. {shown}", verdict), right=not answer.wrong)
 
 
-def sheet(tiles: Sequence[Tile], columns: int, side: int = 128) -> Pixels:
-    """The tiles in rows, each picture `side` pixels wide, as uint8 [H, W, 3]."""
+def sheet(tiles: Sequence[Tile], columns: int, side: int = 128, font: FreeTypeFont | None = None) -> Pixels:
+    """The tiles in rows, each picture `side` pixels wide, as uint8 [H, W, 3]. `font`: Pillow's own unless given."""
     from PIL import Image, ImageDraw, ImageFont
 
-    font = ImageFont.load_default()
+    font = font or ImageFont.load_default()  # type: ignore[assignment]
     written = [_wrapped(one.lines, side, font) for one in tiles]
     text = LINE * max(len(lines) for lines in written) + MARGIN
     tall = max(round(side * one.pixels.shape[0] / one.pixels.shape[1]) for one in tiles)
@@ -196,14 +199,14 @@ def _scaled(pixels: Pixels, side: int) -> Image:
 
 
 def _wrapped(lines: Iterable[str], side: int, font: object) -> list[str]:
-    """`lines` broken at spaces so that none is wider than `side` pixels, unless a word is."""
+    """`lines` broken at spaces and after Chinese characters, so that none is wider than `side`, unless a word is."""
     found: list[str] = []
     for line in lines:
         found.append("")
-        for word in line.split():
-            longer = f"{found[-1]} {word}".strip()
-            if found[-1] and font.getlength(longer) > side:  # type: ignore[attr-defined]
+        for word in re.findall(r"[\u3000-\u9fff\uff00-\uffef]\s*|[^\s\u3000-\u9fff\uff00-\uffef]+\s*", line):
+            longer = found[-1] + word
+            if found[-1] and font.getlength(longer.rstrip()) > side:  # type: ignore[attr-defined]
                 found.append(word)
             else:
                 found[-1] = longer
-    return found
+    return [line.rstrip() for line in found]

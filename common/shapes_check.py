@@ -2,6 +2,7 @@
 
 Background: the median of the border. Objects: connected regions far from it. Of each the colour is the palette's
 nearest to its core, the shape the best overlap with eight templates, the size from its area, the place from its box.
+A circle must also be round: what is like none of the shapes is most like a circle.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy.typing as npt
 
 from qwenimg.common.errors import UsageError
 from qwenimg.common.shapes import PALETTE, POSITIONS, SHAPES, SIZES, Floats, Scene, distance
+from qwenimg.common.shapes_fit import Fit, fit
 from qwenimg.common.shapes_words import Parsed, Thing, requirements
 
 Mask = npt.NDArray[np.bool_]
@@ -28,6 +30,7 @@ SPECK = 0.003  # of the shorter side squared: a quarter of the smallest star, be
 GRID = 40  # cells along each side of a template
 SPAN = 1.7  # half the side of the templates, in radii of a disc of the same area: the tips of a star are inside
 ALIKE = 0.65  # overlap below which a region is none of the shapes
+ROUGH = 0.2  # radii: how far a circle's edge may be out plus in; true circles, blurred ones too, reach 0.03, pears more
 APART = 0.1  # of the side: objects nearer than this are neither left nor right of each other
 MOST = 6  # objects that a prompt may ask for: their orders are tried one by one
 
@@ -117,33 +120,63 @@ def _related(a: Seen, relation: str, b: Seen) -> bool:
 
 def look(pixels: Pixels) -> tuple[str, list[Seen]]:
     """The background and the objects of a picture, uint8 [H, W, 3], the largest first."""
+    offset, ground = _offset(pixels)
+    seen = [_see(*region, offset, ground) for region in _regions(offset)]
+    return _nearest_color(ground), [one for _, one in sorted(seen, key=lambda pair: -pair[0])]
+
+
+def ideal_overlap(pixels: Pixels) -> float:
+    """The intersection over union of the largest object, uint8 [H, W, 3], with the ideal shape that fits it best, over
+    place and size; 0 where there is no object."""
+    offset, _ = _offset(pixels)
+    masks = [_solid(*region, offset)[0] for region in _regions(offset)]
+    if not masks:
+        return 0.0
+    mask = max(masks, key=np.count_nonzero)
+    mask = mask[_box(mask)]
+    return _fit(mask, _best_shape(mask)[0]).overlap
+
+
+def _fit(mask: Mask, shape: str) -> Fit:
+    return fit(mask, shape, _template(shape).area)
+
+
+def _offset(pixels: Pixels) -> tuple[Floats, Floats]:
+    """A picture less its background [H, W, 3], and that [3]."""
     assert pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3, (pixels.dtype, pixels.shape)
     image = pixels.astype(np.float32)
     border = np.concatenate((image[0], image[-1], image[:, 0], image[:, -1]))
     ground: Floats = np.median(border, axis=0)
     image -= ground
-    far: Mask = _products(image, image) > FAR**2
-    regions = components(far, SPECK * min(far.shape) ** 2)
-    seen = [_see(*region, image, ground) for region in regions]
-    return _nearest_color(ground), [one for _, one in sorted(seen, key=lambda pair: -pair[0])]
+    return image, ground
+
+
+def _regions(offset: Floats) -> list[tuple[int, int, Mask]]:
+    far: Mask = _products(offset, offset) > FAR**2
+    return components(far, SPECK * min(far.shape) ** 2)
+
+
+def _solid(row: int, column: int, mask: Mask, offset: Floats) -> tuple[Mask, Floats]:
+    """`mask` without the outer half of a soft edge, which is nearer to the background; and the rest's colour [3]."""
+    offset = offset[row : row + mask.shape[0], column : column + mask.shape[1]]
+    color = _core(offset, mask)
+    mask = mask & (_products(offset, color) > 0.5 * _products(color, color))
+    return mask, _core(offset, mask)
 
 
 def _see(row: int, column: int, mask: Mask, offset: Floats, ground: Floats) -> tuple[float, Seen]:
     """The area in pixels, and what it is. `offset` [H, W, 3] is the picture less its background `ground` [3]."""
     height, width, _ = offset.shape
-    offset = offset[row : row + mask.shape[0], column : column + mask.shape[1]]
-    color = _core(offset, mask)
-    # the outer half of a soft edge is nearer to the background: not part of the object
-    mask = mask & (_products(offset, color) > 0.5 * _products(color, color))
-    color = _core(offset, mask)
+    mask, color = _solid(row, column, mask, offset)
     rows, columns = _box(mask)
     x, y = (column + (columns.start + columns.stop) / 2) / width, (row + (rows.start + rows.stop) / 2) / height
     shape, overlap = _best_shape(mask[rows, columns])
+    known = overlap >= ALIKE and (shape != "circle" or _fit(mask[rows, columns], shape).rough <= ROUGH)
     area = float(mask.sum())
     radius = (area / _template(shape).area) ** 0.5 / min(height, width)
     return area, Seen(
         color=_nearest_color(ground + color),
-        shape=shape if overlap >= ALIKE else None,
+        shape=shape if known else None,
         size=min(SIZES, key=lambda size: abs(math.log(radius / SIZES[size]))),
         position=min(POSITIONS, key=lambda name: (POSITIONS[name][0] - x) ** 2 + (POSITIONS[name][1] - y) ** 2),
         x=x,

@@ -66,6 +66,9 @@ RELATION_WORDS = {
     "and": (("and",), ("和", "与")),
 }
 BACKGROUND_WORDS = (("background", "backdrop"), ("背景", "背景上面"))
+SAME_AS = {"星": "星星"}
+"""Words that people write and `describe` does not: each is read as the other one, and so is its token, since its
+embedding is written as the other's (`same_tokens`). Within a table above it would change the data."""
 FILLERS = (
     "a an the of in on at with to is are that there it picture image drawing photo draw paint show me please side",
     "个 颗 只 枚 块 的 在 有 是 位于 上 里 中 画 请 给我 帮我 一张 一幅 图 图片 图画 画面",
@@ -133,7 +136,7 @@ def _lexicon() -> dict[str, tuple[str, str]]:
                 words |= {_plural(word): ("shapes", value) for word in english}
             if kind == "color":
                 words |= {word + "色": (kind, value) for word in chinese}
-    return words
+    return words | {word: words[other] for word, other in SAME_AS.items()}
 
 
 def _plural(noun: str) -> str:
@@ -142,7 +145,7 @@ def _plural(noun: str) -> str:
 
 def vocabulary() -> set[str]:
     """Every word that `describe` may write and `parse` knows; English phrases are split at spaces."""
-    return {word for phrase in _lexicon() for word in phrase.split()}
+    return {word for phrase in _lexicon().keys() - SAME_AS.keys() for word in phrase.split()}
 
 
 @cache

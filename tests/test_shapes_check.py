@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 
 import numpy as np
@@ -15,7 +15,8 @@ from qwenimg.common import shapes
 from qwenimg.common.errors import UsageError
 from qwenimg.common.image import to_uint8
 from qwenimg.common.shapes import PALETTE, POSITIONS, SHAPES, SIZES, Scene, random_scene, render
-from qwenimg.common.shapes_check import check, components, look
+from qwenimg.common.shapes_check import ROUGH, check, components, ideal_overlap, look
+from qwenimg.common.shapes_fit import fit
 from qwenimg.common.shapes_gate import dataset_hash, gate_prompts, selftest_prompts
 from qwenimg.common.shapes_words import Parsed, Thing, parse, requirements
 
@@ -66,6 +67,95 @@ def test_true_pictures_pass(width: int, height: int, how: str, count: int):
     overlap = min(one.overlap for p in pictures for one in look(p)[1])
     print(f"{width}x{height} {how}: {count - len(failed)}/{count} right, least overlap {overlap:.3f}")
     assert failed == []
+
+
+# How near to an ideal shape
+
+
+@pytest.mark.parametrize("side", [64, 128, 256])
+def test_ideal_shapes_fit_themselves(side: int):
+    """At 64 the tips of a small star are thinner than a pixel."""
+    rng = np.random.default_rng(side)
+    scenes = [
+        shapes.one(rng, "red", shape, size, shapes.pick(rng, list(POSITIONS)), "white")
+        for shape in SHAPES
+        for size in SIZES
+    ]
+    found = [ideal_overlap(picture(scene, side, side)) for scene in scenes]
+    print(f"{side}: overlap {min(found):.3f} at least, {np.mean(found):.3f} on average")
+    assert min(found) > {64: 0.9, 128: 0.95, 256: 0.97}[side]
+    assert np.mean(found) > 0.97
+    assert ideal_overlap(np.full((side, side, 3), 250, np.uint8)) == 0
+
+
+Inside = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""Of x and y in radii, y up, whether it is inside."""
+
+
+def painted(inside: Inside, side: int) -> np.ndarray:
+    """A medium green object on white, each pixel covered by what of 4 x 4 points is inside."""
+    points = (np.arange(4 * side) + 0.5) / 4 - side / 2
+    x, y = points[None, :] / (SIZES["medium"] * side), -points[:, None] / (SIZES["medium"] * side)
+    cover = inside(x, y).reshape(side, 4, side, 4).mean(axis=(1, 3))[..., None]
+    white, green = (np.array(PALETTE[name], np.float64) for name in ("white", "green"))
+    return np.rint(white + cover * (green - white)).astype(np.uint8)
+
+
+def pear(tip: float, end: float) -> Inside:
+    """A disc, and on it ever smaller ones up to `tip` above its centre, the last one of radius `end`."""
+
+    def inside(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        steps = np.linspace(0, 1, 40)
+        return np.any([x * x + (y - t * (tip - end)) ** 2 < (1 - t * (1 - end)) ** 2 for t in steps], axis=0)
+
+    return inside
+
+
+def lump(*waves: tuple[int, float]) -> Inside:
+    """A disc whose radius has waves: so many around, so high."""
+
+    def inside(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        angle = np.arctan2(y, x)
+        return np.hypot(x, y) < 1 + sum(height * np.cos(count * angle + count) for count, height in waves)
+
+    return inside
+
+
+NO_CIRCLES = {
+    "pear": pear(1.35, 0.05),
+    "blunt pear": pear(1.4, 0.4),
+    "long pear": pear(1.6, 0.3),
+    "egg": lambda x, y: (1.15 * x) ** 2 + (y / 1.15) ** 2 < 1,
+    "three bumps": lump((3, 0.14)),
+    "two waves": lump((2, 0.1), (3, 0.1)),
+    "five bumps": lump((5, 0.14)),
+    "bitten": lambda x, y: (x * x + y * y < 1) & ((x - 0.9) ** 2 + (y - 0.6) ** 2 > 0.16),
+}
+
+
+@pytest.mark.parametrize("side", [128, 256])
+@pytest.mark.parametrize("name", NO_CIRCLES)
+def test_what_is_most_like_a_circle_and_is_none(name: str, side: int):
+    pixels = painted(NO_CIRCLES[name], side)
+    seen = look(pixels)[1]
+    print(f"{name}: {seen}, overlap with the ideal {ideal_overlap(pixels):.3f}")
+    assert len(seen) == 1 and seen[0].shape != "circle"
+    verdict = check(pixels, parse("a medium green circle"))
+    assert verdict.color and not verdict.shape and not verdict.ok
+
+
+@pytest.mark.parametrize("how", ["none", "all"])
+@pytest.mark.parametrize("side", [48, 64, 128, 256])
+def test_true_circles_are_far_from_the_bound(side: int, how: str):
+    rng = np.random.default_rng(side)
+    rough = []
+    for size in [*SIZES] * 4:
+        scene = shapes.one(rng, "blue", "circle", size, "center", "white")
+        mask = disturbed(picture(scene, side, side), how, rng)[..., 0] < 140  # half covered
+        rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+        rough.append(fit(mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1], "circle", np.pi).rough)
+    print(f"{side}, {how}: rough {max(rough):.3f} at most, the bound is {ROUGH}")
+    assert max(rough) < ROUGH / 2
 
 
 # Swaps: for each, what must then be wrong

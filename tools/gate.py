@@ -125,6 +125,9 @@ def judge(drawn: Sequence[Drawn]) -> dict[str, Any]:
     found: dict[str, Any] = {"groups": groups, "non_finite": sum(one.pixels is None for one in drawn)}
     if judged:
         found["overall"] = _share(judged)
+    overlaps = [one.overlap for one in judged if one.overlap is not None]
+    if overlaps:
+        found["overlap"] = {"n": len(overlaps), "mean": float(np.mean(overlaps)), "least": min(overlaps)}
     if "chinese" in groups:
         found["english_of_the_same"] = _same(drawn, "chinese")
     low = [one for one in drawn if one.job.group == LOW_GUIDANCE]
@@ -201,6 +204,10 @@ def _lines(result: dict[str, Any]) -> list[str]:
     if "vae" in result:
         vae = result["vae"]
         lines.append(f"VAE over {vae['n']} pictures: {vae['psnr']:.1f} dB, the worst {vae['floor']:.1f}")
+    if "overlap" in result:
+        overlap = result["overlap"]
+        figures = f"{overlap['mean']:.3f} on average, {overlap['least']:.3f} at least"
+        lines.append(f"overlap with the ideal shape, over {overlap['n']} pictures of one object: {figures}")
     return [*lines, f"not finite: {result['non_finite']}"]
 
 
@@ -324,6 +331,8 @@ def gate_rows(results: Sequence[dict[str, Any]]) -> list[list[str]]:
     rows += [shares(name, results, "80%") for name in ("guidance_1", "guidance_3_of_the_same")]
     vae = [f"{one['vae']['psnr']:.1f} dB" if "vae" in one else "" for one in results]
     red = [f"{one['red']['plain']:.0%} to {one['red']['negative']:.0%}" if "red" in one else "" for one in results]
+    overlap = [f"{one['overlap']['mean']:.3f}" if "overlap" in one else "" for one in results]
+    rows += [["overlap of one object with the ideal shape", "", *overlap]]
     rows += [["VAE, PSNR", f"{VAE_PSNR:.0f} dB", *vae], ["red, with red as the negative prompt", "less", *red]]
     rows += [["values not finite", "0", *(str(one["non_finite"]) for one in results)]]
     return [*rows, ["**passed**", "", *(_passed(one) for one in results)]]

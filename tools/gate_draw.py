@@ -20,7 +20,7 @@ from qwenimg.common import builtin, noise, recipes, shapes_gate
 from qwenimg.common.errors import NumericsError
 from qwenimg.common.selftest import JUDGED
 from qwenimg.common.shapes import SHAPES
-from qwenimg.common.shapes_check import Verdict, check, look
+from qwenimg.common.shapes_check import Verdict, check, ideal_overlap, look
 from qwenimg.common.shapes_gate import GatePrompt
 from qwenimg.common.shapes_words import Parsed, Thing
 
@@ -58,12 +58,14 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """A job that is done. `pixels` and `verdict` are None where a value was not finite."""
+    """A job that is done. `pixels` and `verdict` are None where a value was not finite; `overlap` is that of the only
+    object asked for with the ideal shape that fits best, 0 where there is none, and None where more are asked for."""
 
     job: Job
     pixels: Pixels | None
     verdict: Verdict | None
     colors: tuple[str, ...]  # of the objects that are seen
+    overlap: float | None = None
 
     @property
     def right(self) -> bool:
@@ -176,8 +178,20 @@ def _draw(job: Job) -> Drawn:
         pixels = _painter[0](job)
     except NumericsError:
         return Drawn(job=job, pixels=None, verdict=None, colors=())
-    colors = tuple(one.color for one in look(pixels)[1])
-    return Drawn(job=job, pixels=pixels, verdict=check(pixels, job.asked.wanted), colors=colors)
+    return judged(job, pixels)
+
+
+def judged(job: Job, pixels: Pixels) -> Drawn:
+    """`job` as done, with what the checker sees in `pixels`."""
+    seen = look(pixels)[1]
+    alone = [thing.count for thing in job.asked.wanted.things] == [1]
+    return Drawn(
+        job=job,
+        pixels=pixels,
+        verdict=check(pixels, job.asked.wanted),
+        colors=tuple(one.color for one in seen),
+        overlap=ideal_overlap(pixels) if alone else None,
+    )
 
 
 def draw_all(artist: Artist, wanted: Sequence[Job], workers: int = 1) -> Iterator[Drawn]:

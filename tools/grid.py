@@ -12,12 +12,13 @@ import sys
 from pathlib import Path
 
 import qwenimg
-from qwenimg.common import builtin
+from qwenimg.common import builtin, captions
 from qwenimg.common.errors import QwenimgError
 from qwenimg.common.files import write_atomic
 from qwenimg.common.image import encode_png
 from qwenimg.common.metadata import XMP
 from qwenimg.common.selftest import Tile, sheet
+from qwenimg.common.shapes_words import parse
 
 
 def main() -> int:
@@ -41,12 +42,14 @@ def main() -> int:
 
 def draw(args: argparse.Namespace) -> None:
     pipe = qwenimg.load(args.model, args.backend, args.precision, offline=True)
+    text = "".join(args.prompts)
+    font = None if text.isascii() else captions.font_for(text)  # Pillow's own has no Chinese
     tiles = []
     for seed, prompt in enumerate(args.prompts, args.seed):
-        shown = prompt if prompt.isascii() else f"(prompt {len(tiles) + 1})"  # Pillow's own font has no Chinese
-        tiles.append(Tile(pixels=pipe(prompt, seed=seed).pixels, lines=(shown,)))
+        shown = prompt if prompt.isascii() or font else captions.english(parse(prompt))
+        tiles.append(Tile(pixels=pipe(prompt, seed=seed).pixels, lines=(shown or f"(prompt {len(tiles) + 1})",)))
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(args.out, encode_png(sheet(tiles, args.columns, args.side), {}, XMP), overwrite=True)
+    write_atomic(args.out, encode_png(sheet(tiles, args.columns, args.side, font), {}, XMP), overwrite=True)
     print(args.out)
 
 

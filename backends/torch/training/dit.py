@@ -34,6 +34,8 @@ from qwenimg.common.model import open_model
 from qwenimg.common.models.qwen_dit import TIME_CHANNELS, QwenDiTConfig
 from qwenimg.common.samplers import FlowMatchConfig
 from qwenimg.common.training import TrainConfig
+from qwenimg.common.training_files import is_file
+from qwenimg.common.untrusted import open_regular
 
 
 @dataclass(frozen=True)
@@ -66,21 +68,27 @@ class DiTStage:
             self._fill(config.init)
         self.model.to(device).train()
         self.schedule = parse(FlowMatchConfig, SHAPES_SCHEDULER, source="the scheduler")
+        self._copy_parts()
         self.batches = LatentBatches(config.seed, config.batch, config.sizes, self.encoder, config.simple)
 
     def _open_text(self) -> QwenTextEncoder:
         """The trained text encoder of the run, or of the model to go on from; and its tokenizer."""
         source = _folder(self.config, "text_encoder", "text").parent
-        self._check_tokenizer(source / "tokenizer")
+        self._check_tokenizer(source / "tokenizer" / "tokenizer.json")
+        plan = train_folder.read_text(source / "text_encoder", self.text)
+        encoder = fresh(QwenTextEncoder(self.text, torch.float32), plan).requires_grad_(False).to(self.device)
         train_folder.write_tokenizer(self.config.out / "tokenizer", self.vocabulary)
         self.tokenizer = tokenizers.load(self.config.out / "tokenizer")
-        plan = train_folder.read_text(source / "text_encoder", self.text)
-        return fresh(QwenTextEncoder(self.text, torch.float32), plan).requires_grad_(False).to(self.device)
+        return encoder
 
-    def _check_tokenizer(self, folder: Path) -> None:
-        """Raises ModelError where the ids in `folder` do not mean what this version's mean."""
-        path = folder / "tokenizer.json"
-        if not path.exists() or path.read_bytes() != bpe.files(self.vocabulary)[path.name]:
+    def _check_tokenizer(self, path: Path) -> None:
+        """Raises ModelError where the ids in the file `path` do not mean what this version's mean."""
+        expected = bpe.files(self.vocabulary)[path.name]
+        found = b""
+        if path.exists():
+            with contextlib.closing(open_regular(path)) as file:
+                found = file.read(0, min(file.size, len(expected) + 1))
+        if found != expected:
             raise ModelError(f"{clean(path)}: is missing or of other words than this version's; train a new model")
 
     def _fill(self, init: Path) -> None:
@@ -163,13 +171,16 @@ class DiTStage:
 
     # Writing
 
-    def write(self, weights: Mapping[str, Tensor]) -> None:
-        """The whole folder, but for a VAE and a text encoder that are there already."""
+    def _copy_parts(self) -> None:
+        """A VAE and a text encoder that are not there yet; before the training, since they may be found bad."""
         config = self.config
         for part, stage in (("vae", "vae"), ("text_encoder", "text")):
-            if not (config.out / part / "config.json").exists():
+            if not is_file(config.out / part / "config.json"):
                 train_folder.copy_part(_folder(config, part, stage), config.out / part)
-        train_folder.write_rest(config.out, self.dit, weights)
+
+    def write(self, weights: Mapping[str, Tensor]) -> None:
+        """The rest of the folder."""
+        train_folder.write_rest(self.config.out, self.dit, weights)
 
 
 def new_transformer(config: QwenDiTConfig) -> QwenImageTransformer:
@@ -199,7 +210,7 @@ def modulation(dit: QwenImageTransformer, features: Tensor) -> tuple[list[Pair],
 def _folder(config: TrainConfig, part: str, stage: str) -> Path:
     """Of a part of the run's own, or of the model to go on from."""
     for folder in (config.out, config.init):
-        if folder is not None and (folder / part / "config.json").exists():
+        if folder is not None and is_file(folder / part / "config.json"):
             return folder / part
     out = clean(config.out)
     raise ModelError(f"{out}: has no {part}/ yet; run `qwenimg train {stage} --out {out}` first")

@@ -9,27 +9,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor
 
 from qwenimg.common import bpe, checkpoint, shapes_words
+from qwenimg.common.component_files import find_files
 from qwenimg.common.config_file import parse, read_json
-from qwenimg.common.errors import ModelError, clean
-from qwenimg.common.files import write_atomic
+from qwenimg.common.errors import ModelError, NumericsError, clean
+from qwenimg.common.files import make_folder, write_atomic
 from qwenimg.common.folder_files import INDEX, SHAPES_SCHEDULER
 from qwenimg.common.model import read_text_config
 from qwenimg.common.models import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.models.qwen_dit import QwenDiTConfig
 from qwenimg.common.models.qwen_vae import QwenVAEConfig
 from qwenimg.common.models.qwen_vl import QwenVLConfig
+from qwenimg.common.safetensors_header import read_header
 from qwenimg.common.training import ModelSize
+from qwenimg.common.training_files import STEM, TEXT_STEM
+from qwenimg.common.untrusted import bad, open_regular, short
 
-STEM = "diffusion_pytorch_model.safetensors"
-TEXT_STEM = "model.safetensors"
 VISION = {"hidden": 32, "intermediate": 40, "patch": 14, "merge": 2}
 
 
@@ -117,10 +120,25 @@ def _temporal(value: Tensor | None, shape: tuple[int, ...]) -> Tensor:
 
 
 def copy_part(source: Path, folder: Path) -> None:
-    """A component as it is; its config.json comes last."""
-    for name in (STEM, TEXT_STEM, "config.json"):
-        if (source / name).exists():
-            _write(folder / name, (source / name).read_bytes())
+    """A component as it is, all its weights being finite; its config.json comes last. Raises ModelError."""
+    found = find_files(source)
+    for path in found.files:
+        _write(folder / path.name, _checked(path))
+    for path in (*([found.index] if found.index else []), source / "config.json"):
+        with closing(open_regular(path)) as file:
+            _write(folder / path.name, file.read(0, file.size))
+
+
+def _checked(path: Path) -> bytes:
+    """The bytes of a safetensors file whose weights are all finite: also those that no still image needs."""
+    header = read_header(path)
+    with closing(header.file) as file:
+        data = file.read(0, file.size)
+        file.check_unchanged()
+    for name, value in load(data).items():
+        if not bool(torch.isfinite(value.float()).all()):
+            raise bad(path, f"tensor '{short(name, 80)}' has non-finite values; the file is damaged, fetch it again")
+    return data
 
 
 def write_tokenizer(folder: Path, tokens: bpe.Vocabulary) -> None:
@@ -138,9 +156,19 @@ def write_rest(folder: Path, config: QwenDiTConfig, weights: Mapping[str, Tensor
 
 def write_text(folder: Path, config: QwenVLConfig, weights: Mapping[str, Tensor], tokens: bpe.Vocabulary) -> None:
     """The text encoder's folder."""
-    named = {f"model.{key}": value for key, value in weights.items()}
+    embeddings = same_tokens(weights["embed_tokens.weight"], tokens)
+    named = {f"model.{key}": value for key, value in weights.items()} | {"model.embed_tokens.weight": embeddings}
     _write(folder / TEXT_STEM, _bytes(named | vision_tower(config.hidden_size)))
     _write_json(folder / "config.json", published_text_config(config, tokens.special_ids))
+
+
+def same_tokens(embeddings: Tensor, tokens: bpe.Vocabulary) -> Tensor:
+    """Embeddings [tokens C] in which a word that training never shows has the row of the word that means the same."""
+    made = embeddings.detach().clone()
+    for word, other in shapes_words.SAME_AS.items():
+        if bpe.spelled(word) in tokens.ids:
+            made[tokens.ids[bpe.spelled(word)]] = made[tokens.ids[bpe.spelled(other)]]
+    return made
 
 
 def published_text_config(config: QwenVLConfig, special: Mapping[str, int]) -> dict[str, object]:
@@ -197,11 +225,14 @@ def vision_tower(text_hidden: int) -> dict[str, Tensor]:
 
 def _bytes(weights: Mapping[str, Tensor]) -> bytes:
     values = {name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in weights.items()}
+    for name, value in values.items():
+        if not bool(torch.isfinite(value).all()):
+            raise NumericsError(f"weight {name} is not finite in bfloat16, and is not written")
     return save(values, metadata={"format": "pt"})
 
 
 def _write(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent, parents=True)
     write_atomic(path, data, overwrite=True)
 
 

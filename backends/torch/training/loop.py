@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -22,12 +21,13 @@ from torch.utils.checkpoint import checkpoint
 from qwenimg.backends.torch.training.dit import DiTStage
 from qwenimg.backends.torch.training.optimizer import Optimizer
 from qwenimg.backends.torch.training.precision import LossScaler, MixedPrecision, Part, recommend
-from qwenimg.backends.torch.training.state import Log, Progress, load_checkpoint, save_checkpoint
+from qwenimg.backends.torch.training.state import Log, Progress, check_finite, load_checkpoint, save_checkpoint
 from qwenimg.backends.torch.training.text import TextStage
 from qwenimg.backends.torch.training.threads import Workers
 from qwenimg.backends.torch.training.vae import VAEStage
-from qwenimg.common import training
-from qwenimg.common.errors import DoesNotFit, NumericsError, UsageError, clean
+from qwenimg.common import training, training_files
+from qwenimg.common.errors import DoesNotFit, NumericsError, clean
+from qwenimg.common.files import check_space
 from qwenimg.common.training import TrainConfig
 
 CLIP = 1.0  # longest gradient
@@ -64,8 +64,8 @@ class Run:
 
     def __init__(self, config: TrainConfig, tell: Callable[[str], None], device: torch.device):
         self.config = config
-        self.stem = config.out / "training" / config.stage
-        self._prepare_folder()
+        self.stem = training_files.stem(config)
+        training_files.prepare(config)
         threads = config.threads or torch.get_num_threads()
         self.at_once = min(threads, AT_ONCE) if device.type == "cpu" else 1
         self.maker = Workers(1, cores=1)
@@ -89,8 +89,7 @@ class Run:
 
         def both(text: str) -> None:
             tell(text)
-            with suppress(OSError), self.stem.with_suffix(".log").open("a", encoding="utf-8") as file:
-                file.write(text + "\n")
+            training_files.add_line(self.stem.with_suffix(".log"), text)
 
         return both
 
@@ -99,14 +98,6 @@ class Run:
     @property
     def checkpoint(self) -> Path:
         return self.stem.with_suffix(".safetensors")
-
-    def _prepare_folder(self) -> None:
-        try:
-            self.stem.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"{clean(self.config.out)}: cannot be made: {error.strerror}; choose another") from None
-        if self.checkpoint.exists() and not self.config.resume:
-            raise UsageError(f"{clean(self.checkpoint)}: a run is there already; go on with --resume, or move it away")
 
     def _phases(self, device: torch.device) -> tuple[training.Phase, ...]:
         config, precision = self.config, self.config.precision
@@ -119,6 +110,7 @@ class Run:
         return phases
 
     def _start(self) -> Progress:
+        check_space(self.checkpoint, sum(value.nbytes for value in self._tensors().values()))
         if not self.config.resume:
             return Progress(0, LossScaler())
         return load_checkpoint(self.checkpoint, self.config, self._tensors())
@@ -207,12 +199,14 @@ class Run:
         )
 
     def save(self) -> None:
-        """A checkpoint, then the folder with the average of the weights."""
-        save_checkpoint(self.checkpoint, self.config, Progress(self.step, self.precision.scaler), self._tensors())
+        """The folder with the average of the weights, then the checkpoint: a run that is killed between the two writes
+        the folder again. Raises NumericsError before either where a value of them is not finite."""
+        check_finite(self.step, self._tensors())
         self.stage.write(self.average)
+        save_checkpoint(self.checkpoint, self.config, Progress(self.step, self.precision.scaler), self._tensors())
 
     def _kept(self) -> str:
-        if not self.checkpoint.exists():
+        if not training_files.is_file(self.checkpoint):
             return "nothing was saved yet: start again"
         return f"the last checkpoint, {clean(self.checkpoint)}, is whole: go on with --resume"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -19,10 +19,12 @@ from torch import Tensor
 from qwenimg.backends.torch.ops import DTYPES
 from qwenimg.backends.torch.training.threads import Workers
 from qwenimg.common.errors import NumericsError
-from qwenimg.common.training import Phase, phase_at
+from qwenimg.common.training import MAX_STEPS, Phase, phase_at
 
 Part = tuple[float, Callable[[], Tensor]]
 """A share of a step's batch, and what computes its mean loss."""
+COUNT = {"min": 0, "max": 32 * MAX_STEPS}  # a step may back off more than once
+MOST = 2.0**64  # of a loss scale, so that scaled float32 stays far from its end
 
 
 @dataclass
@@ -37,10 +39,14 @@ class LossScaler:
     interval: int = 200
     least: float = 1.0
     largest: float = 2.0**24
-    good: int = 0
-    growths: int = 0
-    back_offs: int = 0
+    good: int = field(default=0, metadata=COUNT)
+    growths: int = field(default=0, metadata=COUNT)
+    back_offs: int = field(default=0, metadata=COUNT)
     collapsed: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.least <= self.scale <= self.largest <= MOST:
+            raise ValueError(f"the loss scale {self.scale:g} is not between {self.least:g} and {self.largest:g}")
 
     def finite(self) -> None:
         """After a step whose gradients were finite."""

@@ -10,24 +10,22 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from qwenimg.backends.torch.training.precision import LossScaler
-from qwenimg.common.errors import ModelError, clean
+from qwenimg.common.config_file import parse
+from qwenimg.common.errors import NumericsError
 from qwenimg.common.files import write_atomic
+from qwenimg.common.safetensors_header import Header
 from qwenimg.common.training import TrainConfig
-
-FORMAT = "qwenimg-training-1"
-SAME = ("stage", "batch", "sizes", "seed", "accumulate", "simple", "size")
-"""Options that a resumed run must have in common with its checkpoint; steps and precision may change."""
-COLUMNS = ("step", "loss", "rate", "gradient", "dtype", "scale", "growths", "back_offs", "images_per_second")
+from qwenimg.common.training_files import COLUMNS, FORMAT, State, open_checkpoint, read_table, run_of
+from qwenimg.common.untrusted import bad, short
 
 
 @dataclass
@@ -41,54 +39,77 @@ class Progress:
 # Checkpoints
 
 
+def check_finite(step: int, tensors: Mapping[str, Tensor]) -> None:
+    """Raises NumericsError naming the first of `tensors` that has a value which is not finite."""
+    for name, value in tensors.items():
+        if not is_finite(value):
+            raise NumericsError(f"step {step}: {name} is not finite, and is not written")
+
+
+def is_finite(x: Tensor) -> bool:
+    """Without the memory that a mask of x would take."""
+    return x.numel() == 0 or bool(torch.isfinite(torch.stack(torch.aminmax(x.detach()))).all())
+
+
 def save_checkpoint(path: Path, config: TrainConfig, progress: Progress, tensors: Mapping[str, Tensor]) -> None:
-    """Raises DoesNotFit where the disk is full; the old checkpoint is then still there."""
-    header = {"step": progress.step, "run": _run(config), "scaler": asdict(progress.scaler)}
+    """Raises NumericsError, and DoesNotFit where the disk is full; the old checkpoint is then still there."""
+    check_finite(progress.step, tensors)
+    header = {"step": progress.step, "run": run_of(config), "scaler": asdict(progress.scaler)}
     values = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     write_atomic(path, save(values, metadata={FORMAT: json.dumps(header)}), overwrite=True)
 
 
 def load_checkpoint(path: Path, config: TrainConfig, tensors: Mapping[str, Tensor]) -> Progress:
     """Copies the checkpoint's values into `tensors`, all of them or none. Raises ModelError."""
-    try:
-        with safe_open(path, "pt") as file:
-            header = _header(path, file.metadata() or {}, config)
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            progress = Progress(header["step"], _scaler(header["scaler"]))
-    except FileNotFoundError:
-        raise ModelError(f"{clean(path)}: no checkpoint here to resume; start without --resume") from None
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, ModelError):
-            raise
-        raise ModelError(f"{clean(path)}: is not a whole checkpoint: {clean(error, 80)}; move it away") from None
-    if {n: tuple(t.shape) for n, t in found.items()} != {n: tuple(t.shape) for n, t in tensors.items()}:
-        raise ModelError(f"{clean(path)}: holds other tensors than this model's; use the --out of its own run")
-    for name, tensor in tensors.items():
-        with torch.no_grad():
+    state = open_checkpoint(path, config)
+    with closing(state.header.file):
+        progress = Progress(state.step, _scaler(path, state))
+        _check_tensors(path, state.header, tensors)
+        found = {name: _read(state, name) for name in tensors}
+        state.header.file.check_unchanged()
+    with torch.no_grad():
+        for name, tensor in tensors.items():
             tensor.copy_(found[name])
     return progress
 
 
-def _run(config: TrainConfig) -> dict[str, Any]:
-    values = asdict(config)
-    return json.loads(json.dumps({name: values[name] for name in SAME}))
+def _scaler(path: Path, state: State) -> LossScaler:
+    if state.scaler.keys() != {field.name for field in fields(LossScaler)}:
+        raise bad(path, f"its loss scaler has fields {short(', '.join(state.scaler), 80)}; move it away")
+    return parse(LossScaler, state.scaler, source=path)
 
 
-def _header(path: Path, metadata: Mapping[str, str], config: TrainConfig) -> dict[str, Any]:
-    if FORMAT not in metadata:
-        raise ModelError(f"{clean(path)}: is not a checkpoint of `qwenimg train`; move it away or choose another --out")
-    header: dict[str, Any] = json.loads(metadata[FORMAT])
-    theirs, ours = header["run"], _run(config)
-    different = [name for name in SAME if theirs.get(name) != ours[name]]
-    if different:
-        name = different[0]
-        found = f"{name} was {clean(theirs.get(name), 60)}, now it is {clean(ours[name], 60)}"
-        raise ModelError(f"{clean(path)}: is of another run: {found}; give the same options, or another --out")
-    return header
+def _check_tensors(path: Path, header: Header, tensors: Mapping[str, Tensor]) -> None:
+    """Of each tensor its name, dtype and shape; the model, its average and the optimiser are what is expected."""
+    missing, extra = tensors.keys() - header.tensors.keys(), header.tensors.keys() - tensors.keys()
+    for what, names in (("lacks", missing), ("holds unknown", extra)):
+        if names:
+            raise bad(path, f"{what} tensor '{short(min(names), 80)}': use the --out of its own run, or move it away")
+    for name, tensor in tensors.items():
+        stored = header.tensors[name]
+        if (stored.dtype, stored.shape) != ("F32", tuple(tensor.shape)):
+            found = f"{stored.dtype} {short(list(stored.shape), 60)}, expected F32 {list(tensor.shape)}"
+            raise bad(path, f"tensor '{short(name, 80)}' is {found}: use the --out of its own run, or move it away")
 
 
-def _scaler(values: dict[str, Any]) -> LossScaler:
-    return LossScaler(**{field.name: values[field.name] for field in fields(LossScaler)})
+def _read(state: State, name: str) -> Tensor:
+    file, stored = state.header.file, state.header.tensors[name]
+    value = torch.frombuffer(bytearray(file.read(stored.begin, stored.end - stored.begin)), dtype=torch.float32)
+    if fault := _fault(name, value, state.step):
+        raise bad(file.path, f"tensor '{short(name, 80)}' {fault}; move it away and start again, or from a copy")
+    return value.view(stored.shape)
+
+
+def _fault(name: str, value: Tensor, steps: int) -> str | None:
+    """What no run can have written: beside what is not finite, a mean of squares below 0 and an impossible count."""
+    if not is_finite(value):
+        return f"has {int((~torch.isfinite(value)).sum())} non-finite values"
+    least, most = (float(x) for x in torch.aminmax(value))
+    if name.startswith("exp_avg_sq.") and least < 0:
+        return f"is a mean of squares and reaches {least:.3g}"
+    if name.startswith("step.") and not (0 <= least <= most <= steps and most == round(most)):
+        return f"counts {most:g} steps of the run's {steps}"
+    return None
 
 
 # The loss
@@ -99,20 +120,15 @@ class Log:
 
     def __init__(self, stem: Path, start: int):
         self.stem = stem
-        self.rows: list[list[str]] = []
-        table = stem.with_suffix(".csv")
-        if start and table.exists():
-            lines = table.read_text(encoding="utf-8").splitlines()[1:]
-            rows = [line.split(",") for line in lines]
-            self.rows = [row for row in rows if len(row) == len(COLUMNS) and int(row[0]) <= start]
+        self.rows = read_table(stem.with_suffix(".csv"), start) if start else []
 
     def row(self, **figures: object) -> None:
-        self.rows.append([str(figures[name]) for name in COLUMNS])
+        self.rows.append(",".join(str(figures[name]) for name in COLUMNS))
 
     def write(self) -> None:
-        lines = [",".join(row) for row in [list(COLUMNS), *self.rows]]
-        write_atomic(self.stem.with_suffix(".csv"), ("\n".join(lines) + "\n").encode(), overwrite=True)
-        points = [(float(row[0]), float(row[1])) for row in self.rows]
+        text = "\n".join([",".join(COLUMNS), *self.rows]) + "\n"
+        write_atomic(self.stem.with_suffix(".csv"), text.encode(), overwrite=True)
+        points = [(float(step), float(loss)) for step, loss, *_ in (row.split(",") for row in self.rows)]
         if len(points) > 1:
             write_atomic(self.stem.with_suffix(".png"), curve(points), overwrite=True)
 

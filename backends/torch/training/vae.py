@@ -6,6 +6,7 @@ term, which with the sampling keeps the latents smooth (D. Kingma and M. Welling
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -19,6 +20,7 @@ from qwenimg.backends.torch.networks.qwen_vae import QwenImageVAE
 from qwenimg.backends.torch.training import folder as train_folder
 from qwenimg.backends.torch.training.data import Float32, crops, pictures
 from qwenimg.common.checkpoint import LoadPlan
+from qwenimg.common.errors import NumericsError
 from qwenimg.common.models import qwen_vae
 from qwenimg.common.training import TrainConfig
 
@@ -90,6 +92,8 @@ class VAEStage:
         model = QwenImageVAE(self.vae)
         model.load_state_dict({name: value.cpu().bfloat16().float() for name, value in weights.items()})
         mean, std, psnr = measure(model.eval(), pictures(self.config.seed, MEASURED, MEASURED_SIZE))
+        if not all(map(math.isfinite, (*mean, *std, psnr))):
+            raise NumericsError("the latents of these weights are not finite, and nothing is written")
         self.tell(f"VAE: {psnr:.1f} dB over {MEASURED} pictures; latents' deviations {min(std):.3f} to {max(std):.3f}")
         train_folder.write_vae(self.config.out / "vae", self.vae, weights, mean, std)
 

@@ -1,0 +1,236 @@
+"""The files of a training run: those that it will write, refused before it starts, and those that it goes on from.
+
+Nothing here needs a framework, so that a run that cannot end well ends before one is imported. What is read is not
+trusted: only regular files are opened, and every value is checked before it is used. What is read and bad is a
+ModelError; what would be written and cannot be, a UsageError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from qwenimg.common.errors import ModelError, UsageError, clean
+from qwenimg.common.files import check_output, make_folder
+from qwenimg.common.safetensors_header import Header, read_header
+from qwenimg.common.training import MAX_STEPS, Stage, TrainConfig
+from qwenimg.common.untrusted import bad, open_regular, short, strict_json
+
+FORMAT = "qwenimg-training-1"
+SAME = ("stage", "batch", "sizes", "seed", "accumulate", "simple", "size")
+"""Options that a resumed run must have in common with its checkpoint; steps and precision may change."""
+COLUMNS = ("step", "loss", "rate", "gradient", "dtype", "scale", "growths", "back_offs", "images_per_second")
+MAX_TABLE = 8 << 20  # bytes; a run of 5 million steps
+
+STEM = "diffusion_pytorch_model.safetensors"
+TEXT_STEM = "model.safetensors"
+OUTPUTS: dict[Stage, dict[str, tuple[str, ...]]] = {
+    "vae": {"vae": ("config.json", STEM)},
+    "text": {
+        "tokenizer": ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"),
+        "text_encoder": ("config.json", TEXT_STEM),
+    },
+    "dit": {"transformer": ("config.json", STEM), "scheduler": ("scheduler_config.json",), ".": ("model_index.json",)},
+}
+"""Files by folder that a stage writes, beside those of `training/`."""
+
+
+# Before a run
+
+
+def stem(config: TrainConfig) -> Path:
+    """The name of the run's own files, without their suffixes."""
+    return config.out / "training" / config.stage
+
+
+def check(config: TrainConfig) -> None:
+    """Refuses what would fail later, and changes nothing: a checkpoint that is broken or of another run, and a file or
+    folder that cannot be written. Raises ModelError and UsageError."""
+    own = stem(config)
+    checkpoint = own.with_suffix(".safetensors")
+    if config.resume:
+        state = open_checkpoint(checkpoint, config)
+        state.header.file.close()
+        read_table(own.with_suffix(".csv"), state.step)
+    elif os.path.lexists(checkpoint):
+        raise UsageError(f"{clean(checkpoint)}: a run is there already; go on with --resume, or move it away")
+    if is_link(own.with_suffix(".log")):
+        raise UsageError(f"{clean(own.with_suffix('.log'))}: is a link, and lines would go elsewhere; move it away")
+    for path in _outputs(config):
+        _check_place(path)
+
+
+def _outputs(config: TrainConfig) -> Iterator[Path]:
+    for suffix in (".safetensors", ".csv", ".png", ".log"):
+        yield stem(config).with_suffix(suffix)
+    written = dict(OUTPUTS[config.stage])
+    if config.stage == "dit":
+        written["tokenizer"] = OUTPUTS["text"]["tokenizer"]
+        copied = OUTPUTS["vae"] | {"text_encoder": OUTPUTS["text"]["text_encoder"]} if config.init is not None else {}
+        for part, names in copied.items():
+            if not is_file(config.out / part / "config.json"):
+                written[part] = names
+    for folder, names in written.items():
+        yield from (config.out / folder / name for name in names)
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is something under this name that is no folder. False where nobody may look."""
+    return os.path.exists(path) and not os.path.isdir(path)  # noqa: PTH110, PTH112 (Path's raise without permission)
+
+
+def is_link(path: Path) -> bool:
+    return os.path.islink(path)  # noqa: PTH114 (Path's raises for a name that is too long)
+
+
+def _check_place(path: Path) -> None:
+    """Raises UsageError unless `path` could be written, once missing folders are made."""
+    folder = path.parent
+    while not os.path.lexists(folder):
+        folder = folder.parent
+    if not os.path.isdir(folder):  # noqa: PTH112 (as above)
+        raise UsageError(f"{clean(folder)}: is not a folder; move it away or choose another --out")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"{clean(folder)}: no permission to write in this folder; choose another --out")
+    if folder == path.parent:
+        check_output(path, overwrite=True)
+
+
+def prepare(config: TrainConfig) -> None:
+    """`check`, and the folder for the run's own files. Raises DoesNotFit too, for a full disk."""
+    check(config)
+    make_folder(stem(config).parent, parents=True)
+
+
+def resumed(out: Path, stages: Sequence[Stage]) -> list[Stage]:
+    """Of `stages` those that go on with --resume: all that have a checkpoint in `out`. Raises UsageError where there is
+    no such folder, ModelError where none has one."""
+    if not os.path.isdir(out):  # noqa: PTH112 (as above)
+        raise UsageError(f"--resume: {clean(out)} does not exist; start without --resume")
+    found = [stage for stage in stages if os.path.lexists(out / "training" / f"{stage}.safetensors")]
+    if not found:
+        raise bad(out, f"no checkpoint of {' or '.join(stages)} here to resume; start without --resume")
+    return found
+
+
+# While it runs
+
+
+def add_line(path: Path, text: str) -> None:
+    """Appends to a regular file; what cannot be written is left out, since it is told on the terminal too."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    with contextlib.suppress(OSError), open(os.open(path, flags, 0o666), "ab", buffering=0) as file:  # noqa: PTH123
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.write(text.encode(errors="backslashreplace") + b"\n")
+
+
+# To go on from
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """An open checkpoint: where its tensors are, the number of steps done, and the loss scaler's fields, unchecked."""
+
+    header: Header
+    step: int
+    scaler: dict[str, object]
+
+
+def run_of(config: TrainConfig) -> dict[str, Any]:
+    """The options by which a checkpoint knows its run, as JSON has them."""
+    values = asdict(config)
+    found: dict[str, Any] = json.loads(json.dumps({name: values[name] for name in SAME}))
+    return found
+
+
+def open_checkpoint(path: Path, config: TrainConfig) -> State:
+    """The checkpoint `path` with its header checked; the caller closes `header.file`. Raises ModelError."""
+    _check_own(path)
+    if not os.path.lexists(path):
+        raise bad(path, "no checkpoint here to resume; start without --resume")
+    try:
+        header = read_header(path)
+    except ModelError as error:
+        reason = str(error).rpartition(path.name)[2].removeprefix(" (header)").removesuffix(": download it again")
+        raise bad(path, f"is not a whole checkpoint{short(reason, 120)}; move it away") from None
+    try:
+        step, scaler = _fields(path, header.metadata, config)
+    except BaseException:
+        header.file.close()
+        raise
+    return State(header=header, step=step, scaler=scaler)
+
+
+def _fields(path: Path, metadata: dict[str, str], config: TrainConfig) -> tuple[int, dict[str, object]]:
+    if FORMAT not in metadata:
+        raise bad(path, "is not a checkpoint of `qwenimg train`; move it away or choose another --out")
+    found = strict_json(metadata[FORMAT].encode(), f"{path} (run)", depth=8, values=1000)
+    if not isinstance(found, dict) or found.keys() != {"step", "run", "scaler"}:
+        raise bad(path, "its header is not that of a checkpoint: step, run and scaler; move it away")
+    step, run, scaler = found["step"], found["run"], found["scaler"]
+    if not isinstance(run, dict) or not isinstance(scaler, dict):
+        raise bad(path, "its header has a run or a scaler that is not a table; move it away")
+    _check_run(path, run, run_of(config))
+    if type(step) is not int or not 0 <= step <= MAX_STEPS:
+        raise bad(path, f"its step is {short(step, 40)}; expected a whole number from 0 to {MAX_STEPS}; move it away")
+    if step > config.steps:
+        raise bad(path, f"is of step {step}, beyond --steps {config.steps}; give --steps {step} or more")
+    return step, scaler
+
+
+def _check_run(path: Path, theirs: dict[str, object], ours: dict[str, object]) -> None:
+    for name in SAME:
+        if json.dumps(theirs.get(name)) != json.dumps(ours[name]):  # as text: 1, 1.0 and true are equal in Python
+            found = f"{name} was {short(theirs.get(name), 60)}, now it is {short(ours[name], 60)}"
+            raise bad(path, f"is of another run: {found}; give the same options, or another --out")
+
+
+def _check_own(path: Path) -> None:
+    """A run writes its files itself, and never a link."""
+    if is_link(path):
+        raise bad(path, "is a link, which no run writes; copy the file here or move the link away")
+
+
+def read_table(path: Path, last: int) -> list[str]:
+    """Rows of the table `path` up to the step `last`, as text and in order; none where there is no table.
+
+    Raises ModelError for anything but a table that a run wrote."""
+    _check_own(path)
+    if not os.path.lexists(path):
+        return []
+    with contextlib.closing(open_regular(path)) as file:
+        if file.size > MAX_TABLE:
+            raise bad(path, f"has {file.size} bytes; at most {MAX_TABLE} are read; move it away")
+        raw = file.read(0, file.size)
+    try:
+        lines = raw.decode("ascii").splitlines()
+    except UnicodeDecodeError as error:
+        raise bad(path, f"is not the loss of a run: byte {error.start} is no plain text; move it away") from None
+    if not lines or lines[0] != ",".join(COLUMNS):
+        raise bad(path, f"is not the loss of a run: expected a first line {','.join(COLUMNS)}; move it away")
+    steps = [0]
+    for number, line in enumerate(lines[1:], 2):
+        steps.append(_step(path, number, line))
+        if steps[-1] <= steps[-2]:
+            raise bad(path, f"line {number}: step {steps[-1]} comes after step {steps[-2]}; move it away")
+    return [line for step, line in zip(steps[1:], lines[1:], strict=True) if step <= last]
+
+
+def _step(path: Path, number: int, line: str) -> int:
+    """The step of a row of figures, all finite."""
+    values = line.split(",")
+    try:
+        figures = [float(value) for name, value in zip(COLUMNS, values, strict=True) if name != "dtype"]
+        whole = len(values[0]) <= len(str(MAX_STEPS)) and values[0].isdigit()
+    except ValueError:
+        whole = False
+    if not whole or not all(math.isfinite(x) for x in figures):
+        raise bad(path, f"line {number} is not a row of {len(COLUMNS)} figures: {short(line, 60)}; move it away")
+    return int(values[0])
