@@ -81,6 +81,20 @@ def test_a_perfect_model_passes_and_each_fault_is_found(all_jobs: list[Job]):
     assert with_color(gate_draw.WITHOUT_RED)["negative prompt"]
 
 
+def test_overlap_is_of_one_object_only(all_jobs: list[Job]):
+    """Perfect pictures fit, and a picture without an object counts as 0."""
+    some = [job for job in all_jobs if job.group in ("trained", "size", "count", "relation")][::40]
+    shown = [gate_draw.judged(job, pixels(scene(job.asked.wanted, job.asked.seed), SIDE, SIDE)) for job in some]
+    alone = [one for one in shown if [thing.count for thing in one.job.asked.wanted.things] == [1]]
+    found = gate.judge(shown)["overlap"]
+    print(found)
+    assert 0 < len(alone) < len(shown) and found["n"] == len(alone)
+    assert found["mean"] > 0.97 and found["least"] > 0.93
+    empty = gate_draw.judged(alone[0].job, np.full((SIDE, SIDE, 3), 250, np.uint8))
+    assert gate.judge([*shown, empty])["overlap"]["least"] == 0
+    assert any("overlap with the ideal shape" in line for line in gate._lines(gate.judge(shown)))
+
+
 def _other(job: Job) -> str:
     return "blue" if job.asked.wanted.things[0].color in (None, "red", "white") else "white"
 

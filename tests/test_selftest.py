@@ -24,6 +24,7 @@ from qwenimg.common.image import read_text
 from qwenimg.common.selftest import Answer, Tile
 from qwenimg.common.shapes_check import Verdict, check
 from qwenimg.common.shapes_gate import selftest_prompts
+from qwenimg.common.shapes_words import parse
 
 PROMPTS = selftest_prompts()
 # of n prompts, how many must be right: 0.95 * 7 = 6.65, 0.85 * 4 = 3.4, ...; in all 6.65 + 3.4 + 3.6 + ... = 33.95
@@ -191,7 +192,7 @@ def test_a_picture_is_on_the_sheet_as_it_is():
     assert (large[selftest.MARGIN : selftest.MARGIN + 256, selftest.MARGIN : selftest.MARGIN + 128] == 0).all()
 
 
-def test_long_prompts_are_wrapped_and_chinese_is_numbered():
+def test_long_prompts_are_wrapped_and_chinese_is_told_in_english():
     asked = replace(PROMPTS[0], prompt="a small red circle to the left of a very large purple star")
     blank = np.zeros((32, 32, 3), np.uint8)
     verdict = check(blank, asked.wanted)
@@ -203,8 +204,8 @@ def test_long_prompts_are_wrapped_and_chinese_is_numbered():
     lines = selftest._wrapped(selftest.tile(answer).lines, 128, font)
     assert len(lines) > 3 and max(font.getlength(line) for line in lines) <= 128
     assert " ".join(lines).startswith(f"7. {asked.prompt}")
-    chinese = replace(answer, asked=replace(asked, prompt="一个圆", group="chinese"))
-    assert selftest.tile(chinese).lines[0] == "7. (chinese)"
+    chinese = replace(answer, asked=replace(asked, prompt="一个圆", wanted=parse("一个圆"), group="chinese"))
+    assert selftest.tile(chinese).lines[0] == "7. a circle (chinese)"
 
 
 # The command

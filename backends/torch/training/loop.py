@@ -208,7 +208,7 @@ class Run:
     def _kept(self) -> str:
         if not training_files.is_file(self.checkpoint):
             return "nothing was saved yet: start again"
-        return f"the last checkpoint, {clean(self.checkpoint)}, is whole: go on with --resume"
+        return f"the last checkpoint, {clean('/'.join(self.checkpoint.parts[-2:]))}, is whole: go on with --resume"
 
     def _tell_memory(self) -> None:
         kept = self.precision.kept
