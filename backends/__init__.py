@@ -7,7 +7,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from qwenimg.common.errors import BackendMissing, UsageError, clean
+from qwenimg.common.base.errors import BackendMissing, UsageError
+from qwenimg.common.base.text import clean
 
 if TYPE_CHECKING:
     from qwenimg.common.backend import Engine

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from qwenimg.cli.options import MAX_PICTURES, Fields, check, merged, seeds, sides
-from qwenimg.common.errors import ModelError, UsageError
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.safe_files import absolute, bad, kind, open_regular
+from qwenimg.common.base.strict_json import strict_json
+from qwenimg.common.base.text import short
 from qwenimg.common.tokenizers import MAX_CHARACTERS
-from qwenimg.common.untrusted import absolute, bad, kind, open_regular, short, strict_json
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -197,7 +199,7 @@ def pictures(
 ) -> tuple[list[Picture], list[ModelError]]:
     """Every prompt with every seed, and the file of each; and the faults of `lines`, which override `base`. Raises
     UsageError."""
-    from qwenimg.common import files
+    from qwenimg.common.base import atomic_files
 
     # So far below 2^32 that counting up from it stays there.
     chance = secrets.randbelow(2**32 - MAX_PICTURES)
@@ -226,9 +228,9 @@ def pictures(
     several = len(wanted) > 1
     made = [_picture(*each, i, several, same_seeds, output, now) for i, each in enumerate(wanted, 1)]
     paths = [picture.path for picture in made if picture.path is not None]
-    files.check_distinct(paths)
+    atomic_files.check_distinct(paths)
     for path in paths:
-        files.check_output(path, overwrite=overwrite, new_folder=makes_folder(output))
+        atomic_files.check_output(path, overwrite=overwrite, new_folder=makes_folder(output))
     return made, faults
 
 
@@ -247,11 +249,11 @@ def _picture(
     output: str | None,
     now: datetime,
 ) -> Picture:
-    from qwenimg.common import files
+    from qwenimg.common.base import atomic_files
 
     path = None
     if output != "-":
-        path = files.output_path(
+        path = atomic_files.output_path(
             output,
             seed=seed,
             index=index,

@@ -15,7 +15,8 @@ import click
 from click.core import ParameterSource
 
 from qwenimg.cli import options
-from qwenimg.common.errors import ModelError, UsageError, clean
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.text import clean
 
 MAX_BYTES = 64 << 10
 # Seeds, prompts and files belong to one run.
@@ -100,7 +101,7 @@ def _check(found: Mapping[str, Any]) -> None:
 
         precision.check(found["precision"])
     if "output" in found:
-        from qwenimg.common.files import output_path
+        from qwenimg.common.base.atomic_files import output_path
 
         now = datetime.now()
         output_path(found["output"], seed=0, index=1, prompt="", now=now, several=False, same_seeds=False)
@@ -158,7 +159,7 @@ def _check_plain(file: Path, raw: bytes) -> None:
 
 def _read(file: Path) -> bytes:
     """Its bytes, none where it is not there. Raises UsageError."""
-    from qwenimg.common.untrusted import kind, open_regular
+    from qwenimg.common.base.safe_files import kind, open_regular
 
     try:
         if kind(file) is None and not os.path.lexists(file):

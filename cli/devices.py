@@ -12,7 +12,7 @@ import click
 def devices(as_json: bool) -> None:
     """Prints each backend with its device, or why it is not available."""
     from qwenimg import backends
-    from qwenimg.common.errors import clean
+    from qwenimg.common.base.text import clean
 
     found = backends.available()
     if as_json:

@@ -16,9 +16,10 @@ from qwenimg.cli.faults import kept, told
 from qwenimg.cli.options import Fields, merged, parse_debug, sides
 from qwenimg.cli.progress import Report
 from qwenimg.cli.signals import Stop
-from qwenimg.common import files
-from qwenimg.common.amounts import counted
-from qwenimg.common.errors import DoesNotFit, ModelError, NumericsError, UsageError, clean
+from qwenimg.common.base import atomic_files
+from qwenimg.common.base.amounts import counted
+from qwenimg.common.base.errors import DoesNotFit, ModelError, NumericsError, UsageError
+from qwenimg.common.base.text import clean
 
 if TYPE_CHECKING:
     from qwenimg import Pipeline, Result
@@ -96,7 +97,7 @@ def draw(flags: Flags, stop: Stop) -> int:
         wanted = kept(wanted, lambda p: builtin.check_prompts([p.prompt]), report, failed, keep_going=flags.keep_going)
     unknown = _unknown_words(wanted) if built_in else []
     for folder in {picture.path.parent for picture in wanted if picture.path is not None}:
-        files.sweep(folder)
+        atomic_files.sweep(folder)
     try:
         pipe = _open(flags, replay, report)
         for words in unknown:
@@ -180,7 +181,7 @@ def _check_files(flags: Flags, replay: Replay | None, wanted: Sequence[Picture])
             raise UsageError(
                 f"--save-latents {clean(flags.save_latents, 120)}: let the name end in .npy or .safetensors"
             )
-        files.check_output(flags.save_latents, overwrite=flags.overwrite)
+        atomic_files.check_output(flags.save_latents, overwrite=flags.overwrite)
 
 
 def _check_same(flags: Flags, used: Mapping[str, str]) -> None:
@@ -197,7 +198,7 @@ def _check_same(flags: Flags, used: Mapping[str, str]) -> None:
 
 def _read_noise(path: Path, wanted: Sequence[Picture]) -> Any:
     """Latents [N, C, h, w], one for each picture or one for all prompts. Raises UsageError."""
-    noise = files.read_latents(path)
+    noise = atomic_files.read_latents(path)
     if len(noise) not in (1, len(wanted)):
         raise UsageError(
             f"--latents {clean(path, 120)}: has {counted(len(noise), 'row')} of latents, "
@@ -339,7 +340,9 @@ def _draw_all(
             made += 1
             latents += [result.latents] if flags.save_latents is not None else []
             if flags.save_latents is not None and len(latents) == len(wanted):
-                files.write_latents(flags.save_latents, files.join_latents(latents), overwrite=flags.overwrite)
+                atomic_files.write_latents(
+                    flags.save_latents, atomic_files.join_latents(latents), overwrite=flags.overwrite
+                )
         except Exception as error:
             stop.check()
             failed.append(report.failure(picture, error))

@@ -12,7 +12,8 @@ from click.core import ParameterSource
 
 from qwenimg.cli import options
 from qwenimg.cli.options import Fields
-from qwenimg.common.errors import UsageError, clean
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
 
 PREFIX = "QWENIMG_"
 OTHERS = ("QWENIMG_TRACEBACK",)  # no option's

@@ -11,7 +11,7 @@ import traceback
 import click
 
 from qwenimg.cli import environment, streams
-from qwenimg.common.errors import QwenimgError
+from qwenimg.common.base.errors import QwenimgError
 
 SCHEMA = 1  # of the events of --json
 PARTIAL = 7

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from qwenimg.cli.batch import Picture
 from qwenimg.cli.progress import Report
-from qwenimg.common.errors import ModelError, UsageError
-from qwenimg.common.untrusted import bad
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.safe_files import bad
 
 MOST = 20  # that are told one by one where they end the run
 

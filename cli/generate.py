@@ -12,7 +12,7 @@ from qwenimg.backends import NAMES
 from qwenimg.cli import options, streams
 from qwenimg.cli.help import HELP_NAMES, Sectioned, complete_prompt, show_version
 from qwenimg.cli.signals import Stop
-from qwenimg.common.errors import UsageError
+from qwenimg.common.base.errors import UsageError
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _FILE = click.Path(path_type=Path, readable=False)  # what cannot be read is told as that, with the code for it

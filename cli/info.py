@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from qwenimg.common.errors import ModelError
+from qwenimg.common.base.errors import ModelError
 
 if TYPE_CHECKING:
     from qwenimg.common.foreign import Foreign
@@ -54,8 +54,8 @@ def _show_model(path: Path, as_json: bool, prediction: Literal["eps", "v"] | Non
 
 
 def _is_picture(path: Path) -> bool:
+    from qwenimg.common.base.safe_files import is_folder
     from qwenimg.common.picture_text import picture_format
-    from qwenimg.common.untrusted import is_folder
 
     return not is_folder(path) and picture_format(path) is not None
 
@@ -106,7 +106,7 @@ def _show_foreign(foreign: Foreign) -> None:
 
 def _shown(key: str, value: str) -> str:
     """`key: value` with control characters escaped; further lines are indented, so none can pass for a key."""
-    from qwenimg.common.metadata import printable
+    from qwenimg.common.base.text import printable
 
     more = f" ... ({len(value):,} characters)" if len(value) > MAX_TEXT else ""
     lines = printable(value[:MAX_TEXT] + more).split("\n")

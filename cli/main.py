@@ -68,7 +68,7 @@ def _call(args: list[str], stop: Stop) -> int:
     from click.exceptions import Exit
 
     from qwenimg.cli.words import cli
-    from qwenimg.common.untrusted import absolute
+    from qwenimg.common.base.safe_files import absolute
 
     absolute(Path())  # torch ends the process where there is no working folder
     try:

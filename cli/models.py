@@ -19,15 +19,16 @@ def models(as_json: bool) -> None:
 
 
 def _as_json() -> str:
-    from qwenimg.common import catalog, hub
+    from qwenimg.common import catalog
+    from qwenimg.common.base import hf_cache
 
-    return json.dumps({"cache": str(hub.cache_folder()), "models": [asdict(entry) for entry in catalog.entries()]})
+    return json.dumps({"cache": str(hf_cache.cache_folder()), "models": [asdict(entry) for entry in catalog.entries()]})
 
 
 def table() -> str:
     """The lines of the table, and what to do with a name."""
     from qwenimg.common import catalog
-    from qwenimg.common.errors import clean
+    from qwenimg.common.base.text import clean
     from qwenimg.common.hub import size_text
 
     lines: list[tuple[str, ...]] = [("name", "here", "size", "memory", "license", "for")]

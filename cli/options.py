@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, TypedDict, cast
 
-from qwenimg.common.errors import UsageError, clean
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
 
 if TYPE_CHECKING:
     from fractions import Fraction

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from qwenimg.cli import failures, streams
 from qwenimg.cli.batch import Picture
 from qwenimg.common import estimate
-from qwenimg.common.amounts import counted
-from qwenimg.common.errors import ModelError, clean
+from qwenimg.common.base.amounts import counted
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.text import clean
 
 if TYPE_CHECKING:
     from qwenimg import Pipeline, Result, Step

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from qwenimg.cli import streams
-from qwenimg.common.errors import UsageError
+from qwenimg.common.base.errors import UsageError
 
 EVERY = 10.0  # seconds between two lines where there is no terminal
 

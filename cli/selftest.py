@@ -16,7 +16,8 @@ from qwenimg.backends import NAMES
 from qwenimg.cli import failures, streams
 from qwenimg.cli.progress import Bar
 from qwenimg.cli.signals import Stop
-from qwenimg.common.errors import NumericsError, UsageError, clean
+from qwenimg.common.base.errors import NumericsError, UsageError
+from qwenimg.common.base.text import clean
 
 if TYPE_CHECKING:
     from qwenimg.common.selftest import Answer, Score
@@ -65,18 +66,18 @@ def selftest(
 
 def _sheet_path(output: str, overwrite: bool) -> Path:
     """The sheet's file, by the rules for a picture's. Raises UsageError."""
-    from qwenimg.common import files
+    from qwenimg.common.base import atomic_files
 
     if output == "-":
         raise UsageError("-o -: the sheet goes to a file; standard output has the score")
     now = datetime.now()
-    path = files.output_path(
+    path = atomic_files.output_path(
         output, seed=0, index=1, prompt="selftest", now=now, several=False, same_seeds=False
     ).absolute()
     if path.suffix.lower() != ".png":
         raise UsageError(f"-o {clean(output, 120)}: the sheet is a PNG; let the name end in .png")
-    files.check_output(path, overwrite=overwrite)
-    files.sweep(path.parent)
+    atomic_files.check_output(path, overwrite=overwrite)
+    atomic_files.sweep(path.parent)
     return path
 
 
@@ -103,13 +104,13 @@ def _answers(
 
 def _judge(answers: list[Answer], path: Path | None, overwrite: bool, told: Told) -> int:
     """Tells the score and writes the sheet. Raises NumericsError where too little is right."""
-    from qwenimg.common import files
     from qwenimg.common import selftest as test
+    from qwenimg.common.base import atomic_files
 
     scores = test.scores(answers)
     told.scores(scores, [test.line(score) for score in scores], answers)
     if path is not None:
-        files.write_atomic(path, test.sheet_png(answers), overwrite=overwrite)
+        atomic_files.write_atomic(path, test.sheet_png(answers), overwrite=overwrite)
         told.result(b"sheet: " + os.fsencode(path))
     failed = [score.group for score in scores if not score.passed]
     told.event("done", passed=not failed, sheet=None if path is None else str(path))

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TextIO
 
-from qwenimg.common.errors import clean
+from qwenimg.common.base.text import clean
 
 MAX_LINE = 300  # characters
 

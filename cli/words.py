@@ -15,7 +15,8 @@ import click
 from qwenimg.cli import near
 from qwenimg.cli.generate import generate
 from qwenimg.cli.help import COMMANDS, HELP_NAMES, RESERVED
-from qwenimg.common.errors import UsageError, clean
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
 
 
 class Words(click.Group):

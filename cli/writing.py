@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from qwenimg.cli import streams
 from qwenimg.cli.batch import Picture, makes_folder
-from qwenimg.common import files
+from qwenimg.common.base import atomic_files
 
 if TYPE_CHECKING:
     from qwenimg import Result
@@ -31,5 +31,7 @@ def write(picture: Picture, result: Result, flags: Flags) -> None:
         streams.put(encode(result.pixels, recipe, ".png"))
         return
     if makes_folder(flags.output):
-        files.make_folder(picture.path.parent)
-    files.write_atomic(picture.path, encode(result.pixels, recipe, picture.path.suffix), overwrite=flags.overwrite)
+        atomic_files.make_folder(picture.path.parent)
+    atomic_files.write_atomic(
+        picture.path, encode(result.pixels, recipe, picture.path.suffix), overwrite=flags.overwrite
+    )

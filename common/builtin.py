@@ -12,7 +12,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from qwenimg.common import recipes
-from qwenimg.common.errors import ModelError, clean
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.text import clean
 
 NAME = recipes.BUILT_IN.name
 SUMS = "SHA256SUMS"

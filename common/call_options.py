@@ -10,7 +10,8 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from qwenimg.common.errors import UnknownOption, clean
+from qwenimg.common.base.errors import UnknownOption
+from qwenimg.common.base.text import clean
 from qwenimg.common.request import Asked
 
 F = TypeVar("F", bound=Callable[..., Any])

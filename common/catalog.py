@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from qwenimg.common import builtin, hub, recipes
+from qwenimg.common.base import hf_cache
+from qwenimg.common.base.errors import ModelError
 from qwenimg.common.clip_tokenizer_places import is_tokenizer
-from qwenimg.common.errors import ModelError
 from qwenimg.common.families import check_class
 from qwenimg.common.recipes import Piece, Recipe
 
@@ -43,7 +44,7 @@ def _recipe(recipe: Recipe) -> Entry:
         here: Here = "yes" if builtin.present() else "no"
         size = _bytes(builtin.folder()) if builtin.present() else 0
     else:
-        here, size = _state(hub.storage_folder(recipe.repo)), recipe.bytes
+        here, size = _state(hf_cache.storage_folder(recipe.repo)), recipe.bytes
     return Entry(
         name=recipe.name,
         title=recipe.title,
@@ -57,7 +58,7 @@ def _recipe(recipe: Recipe) -> Entry:
 
 
 def _piece(piece: Piece) -> Entry:
-    here: Here = "yes" if any(map(is_tokenizer, hub.snapshots(hub.storage_folder(piece.repo)))) else "no"
+    here: Here = "yes" if any(map(is_tokenizer, hf_cache.snapshots(hf_cache.storage_folder(piece.repo)))) else "no"
     return Entry(
         name=piece.name,
         title=piece.title,
@@ -73,21 +74,21 @@ def _others(known: set[str | None]) -> list[Entry]:
     """The models of the cache that this program draws with and has no name for."""
     found = []
     try:
-        folders = sorted(islice(hub.cache_folder().glob("models--*--*"), MAX_FOLDERS))
+        folders = sorted(islice(hf_cache.cache_folder().glob("models--*--*"), MAX_FOLDERS))
     except OSError:
         return []
     for storage in folders:
         repo = storage.name.removeprefix("models--").replace("--", "/")
         if repo in known or not hub.is_hub_id(repo) or not _draws(storage):
             continue
-        size = max((_bytes(folder) for folder in hub.snapshots(storage)[:1]), default=0)
+        size = max((_bytes(folder) for folder in hf_cache.snapshots(storage)[:1]), default=0)
         found.append(Entry(name=repo, repo=repo, bytes=size, here=_state(storage)))
     return found
 
 
 def _draws(storage: Path) -> bool:
     """Whether the newest snapshot in `storage` is of a class that is supported."""
-    for folder in hub.snapshots(storage)[:1]:
+    for folder in hf_cache.snapshots(storage)[:1]:
         try:
             check_class(folder)
             return True
@@ -97,7 +98,7 @@ def _draws(storage: Path) -> bool:
 
 
 def _state(storage: Path) -> Here:
-    folders = hub.snapshots(storage)
+    folders = hf_cache.snapshots(storage)
     for folder in folders:
         try:
             if hub.lacks(folder) is None:

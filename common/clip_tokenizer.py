@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qwenimg.common.base.safe_files import bad
+from qwenimg.common.base.text import short
 from qwenimg.common.tokenizer_files import QWEN, Vocabulary, has, json_object, read_vocabulary, refuse, shown
 from qwenimg.common.tokenizers import check_prompt, guarded
-from qwenimg.common.untrusted import bad, short
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -8,8 +8,10 @@ from itertools import islice
 from pathlib import Path
 
 from qwenimg.common import clip_tokenizer, hub, recipes
-from qwenimg.common.errors import ModelError
-from qwenimg.common.untrusted import bad, short
+from qwenimg.common.base import hf_cache
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.safe_files import bad
+from qwenimg.common.base.text import short
 
 FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"))  # either is a tokenizer
 MAX_BYTES = 6 << 20  # of CLIP's 1 to 3.6 MB; Qwen's of 7 MB is not read
@@ -75,20 +77,20 @@ def places(file: Path, also: Path | None = None) -> Iterator[Path]:
     if also is not None:
         yield also
     for repo in REPOS:
-        yield from _of_model(hub.storage_folder(repo))
+        yield from _of_model(hf_cache.storage_folder(repo))
     home = Path.home() if "HOME" in os.environ else Path("/nonexistent")
     near = [here, *here.parents][:MAX_PARENTS]
     users = [home / folder / name for folder in ("", "Documents", "Desktop") for name in PROGRAMS]
     for root in (*near, *(above / "ComfyUI" for above in near), *users, *map(Path, APPLICATIONS)):
         yield from (root / inside for inside in INSIDE)
     yield from (folder / "tokenizer" for folder in _entries(here))
-    for storage in _entries(hub.cache_folder()):
+    for storage in _entries(hf_cache.cache_folder()):
         if storage.name.startswith("models--"):
             yield from _of_model(storage)
 
 
 def _of_model(storage: Path) -> Iterator[Path]:
-    for folder in hub.snapshots(storage)[:MAX_ENTRIES]:
+    for folder in hf_cache.snapshots(storage)[:MAX_ENTRIES]:
         yield from (folder / "tokenizer", folder)
 
 

@@ -10,7 +10,9 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from qwenimg.common.untrusted import bad, open_regular, short, strict_json
+from qwenimg.common.base.safe_files import bad, open_regular
+from qwenimg.common.base.strict_json import strict_json
+from qwenimg.common.base.text import short
 
 STEMS = ("diffusion_pytorch_model", "model")
 _STEM = rf"(?:{'|'.join(STEMS)})"

@@ -9,10 +9,13 @@ from math import prod
 from pathlib import Path
 
 from qwenimg.common import families, hub, schedules, sd_model, single_file
-from qwenimg.common.amounts import counted, size_text
+from qwenimg.common.base.amounts import counted, size_text
+from qwenimg.common.base.config import parse, read_json
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.safe_files import is_file, is_folder
+from qwenimg.common.base.shape import Manifest, Shape
+from qwenimg.common.base.text import clean
 from qwenimg.common.component_files import find_files
-from qwenimg.common.config_file import parse, read_json
-from qwenimg.common.errors import ModelError, clean
 from qwenimg.common.models import clip, kl_vae, qwen_dit, qwen_vae, qwen_vl, unet
 from qwenimg.common.models.clip import CLIPConfig
 from qwenimg.common.models.kl_vae import KLVAEConfig
@@ -20,11 +23,9 @@ from qwenimg.common.models.qwen_dit import QwenDiTConfig
 from qwenimg.common.models.qwen_vae import QwenVAEConfig
 from qwenimg.common.models.qwen_vl import QwenVLConfig
 from qwenimg.common.models.unet import UNetConfig
-from qwenimg.common.params import Manifest, Shape
 from qwenimg.common.safetensors_header import Stored, read_header
 from qwenimg.common.sd_model import SDModel
 from qwenimg.common.single_file import Prediction
-from qwenimg.common.untrusted import is_file, is_folder
 
 SHOWN = 5  # names of a kind
 

@@ -18,10 +18,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwenimg.common.cache_files import append, create, own_size, read_small
-from qwenimg.common.errors import DoesNotFit, ModelError, QwenimgError, UsageError
+from qwenimg.common.base.cache_files import append, create, own_size, read_small
+from qwenimg.common.base.errors import DoesNotFit, ModelError, QwenimgError, UsageError
+from qwenimg.common.base.safe_files import CHUNK
+from qwenimg.common.base.text import short
 from qwenimg.common.hub_http import Echo, Interrupted, Server, number, open_url, persist, pieces
-from qwenimg.common.untrusted import CHUNK, short
 
 PROGRESS = 1 << 20  # bytes that one connection must bring for its end not to count as a failure in a row
 PART, NOTE = ".qwenimg.part", ".qwenimg.part.json"

@@ -10,8 +10,8 @@ import json
 
 import numpy as np
 
-from qwenimg.common.errors import UsageError
-from qwenimg.common.files import PICTURES
+from qwenimg.common.base.atomic_files import PICTURES
+from qwenimg.common.base.errors import UsageError
 from qwenimg.common.image import Uint8, encode_png, storable
 from qwenimg.common.metadata import XMP, Recipe, png_text
 from qwenimg.common.picture_text import RECIPE_TAGS

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from qwenimg.common.amounts import size_text
+from qwenimg.common.base.amounts import size_text
 from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.models.qwen_dit import QwenDiTConfig
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from qwenimg.common.untrusted import bad
+from qwenimg.common.base.safe_files import bad
 
 MAKE, MODEL, SUB_TABLE, USER_COMMENT = 0x010F, 0x0110, 0x8769, 0x9286
 _TEXTS = (1, 2, 7)  # types of one byte a value: BYTE, ASCII, UNDEFINED

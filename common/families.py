@@ -10,9 +10,11 @@ from typing import Any
 from qwenimg.common import clip_tokenizer_places, hub, sd_model
 from qwenimg.common import model as qwen_model
 from qwenimg.common.backend import Engine
+from qwenimg.common.base.config import read_json
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.safe_files import is_file
+from qwenimg.common.base.text import clean
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.config_file import read_json
-from qwenimg.common.errors import ModelError, UsageError, clean
 from qwenimg.common.family import Family
 from qwenimg.common.fingerprint import fingerprint
 from qwenimg.common.hub import Resolved
@@ -26,7 +28,6 @@ from qwenimg.common.request import Defaults
 from qwenimg.common.sd_model import SDModel, TextPart
 from qwenimg.common.single_file import Prediction
 from qwenimg.common.stable_diffusion import StableDiffusion
-from qwenimg.common.untrusted import is_file
 
 QWEN_WIDTH = 3072
 """Of the published transformer. One that was made smaller by leaving out layers keeps it, a toy has less."""

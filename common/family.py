@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.backend import Array
-from qwenimg.common.errors import NumericsError
+from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.estimate import Needs
 from qwenimg.common.keeper import Keeper
 from qwenimg.common.request import Request

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from qwenimg.common.untrusted import OpenFile
+from qwenimg.common.base.safe_files import OpenFile
 
 HEAD = 64 << 10  # bytes
 PIECE = 4 << 10

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from qwenimg.common import samplers_table
-from qwenimg.common.amounts import counted
-from qwenimg.common.errors import UsageError
+from qwenimg.common.base.amounts import counted
+from qwenimg.common.base.errors import UsageError
 from qwenimg.common.family import Plan, Stage
 from qwenimg.common.request import Request
 from qwenimg.common.samplers import FlowMatchConfig, flow_schedule

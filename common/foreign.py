@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TypedDict, cast
 
 from qwenimg.common import recipes, samplers_table
-from qwenimg.common.errors import ModelError, UsageError
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.safe_files import bad
+from qwenimg.common.base.text import short
 from qwenimg.common.geometry import MAX_SIDE
 from qwenimg.common.request import MAX_GUIDANCE
 from qwenimg.common.samplers import MAX_STEPS
 from qwenimg.common.tokenizers import MAX_CHARACTERS
-from qwenimg.common.untrusted import bad, short
 
 MAX_NAME = 60  # characters of a name that is shown
 MAX_SHOWN = 20  # of the things without an equivalent

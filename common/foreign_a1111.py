@@ -11,8 +11,8 @@ import json
 import re
 from pathlib import Path
 
+from qwenimg.common.base.safe_files import bad
 from qwenimg.common.foreign import Foreign
-from qwenimg.common.untrusted import bad
 
 MAX_TEXT = 500_000  # characters: two prompts of the largest size, and the fields
 MAX_LINE = 200_000  # characters of the line of fields

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from qwenimg.common.base.safe_files import bad
+from qwenimg.common.base.text import short
 from qwenimg.common.foreign import Foreign
-from qwenimg.common.untrusted import bad, short
 
 MAX_NODES = 2_000
 MAX_HOPS = 50  # from the sampler back

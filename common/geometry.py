@@ -16,7 +16,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.errors import UsageError, clean
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
 
 MAX_SIDE = 16384
 ROPE_POSITIONS = 4096  # rows of the rotary table that the published model was made with

@@ -10,15 +10,15 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 from qwenimg.common import builtin, recipes
-from qwenimg.common.amounts import size_text as size_text  # for callers too
-from qwenimg.common.cache_files import read_small
+from qwenimg.common.base.amounts import size_text as size_text  # for callers too
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.hf_cache import _COMMIT, cache_folder, is_offline, snapshots, storage_folder
+from qwenimg.common.base.safe_files import absolute, bad, is_file, kind
+from qwenimg.common.base.text import short
 from qwenimg.common.component_files import PICKLES, STEMS, find_files
-from qwenimg.common.errors import ModelError, UsageError
 from qwenimg.common.recipes import Recipe
-from qwenimg.common.untrusted import absolute, bad, is_file, kind, short
 
 _PARTS = "transformer|unet|text_encoder(_2)?|vae"
 _ALWAYS = ("model_index.json", "scheduler/scheduler_config.json", "vae/config.json")
@@ -30,7 +30,6 @@ _NEEDED = re.compile(
     rf"|({_PARTS})/(config\.json|[A-Za-z0-9_-]{{1,100}}\.safetensors(\.index\.json)?)"
 )
 _HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _FILES = (".safetensors", ".gguf", *PICKLES)  # a model in one file, readable or not
 
 
@@ -223,53 +222,3 @@ def _lacks_weights(folder: Path) -> str | None:
             raise
         return "*.safetensors"
     return next((file.name for file in files if not is_file(file)), None)
-
-
-def snapshots(storage: Path) -> list[Path]:
-    """The folders of the revisions in the cache: that of `main` first, then the newest."""
-    main = read_small(storage / "refs" / "main").decode("ascii", "replace").strip()
-    try:
-        folders = [f for f in (storage / "snapshots").iterdir() if _COMMIT.fullmatch(f.name) and f.is_dir()]
-        return sorted(folders, key=lambda f: (f.name != main, -f.stat().st_mtime))
-    except OSError:
-        return []
-
-
-def storage_folder(repo: str) -> Path:
-    """Where the cache keeps `repo`: its blobs, snapshots and refs."""
-    return cache_folder() / f"models--{repo.replace('/', '--')}"
-
-
-def cache_folder() -> Path:
-    """Of the Hugging Face libraries: HF_HUB_CACHE, else in HF_HOME, else in ~/.cache."""
-    return Path(settings().HF_HUB_CACHE)
-
-
-def settings() -> ModuleType:
-    """What the HF_... variables of the environment say. Raises UsageError for one that cannot be read."""
-    try:
-        from huggingface_hub import constants
-    except ValueError as error:
-        raise UsageError(f"an HF_... variable of the environment cannot be read: {short(error, 120)}") from None
-    return constants
-
-
-def token() -> str | None:
-    """That of HF_TOKEN, else of the file where the Hugging Face tools keep it. Raises UsageError."""
-    from huggingface_hub import get_token
-
-    if settings().HF_HUB_DISABLE_IMPLICIT_TOKEN:
-        return None
-    file = Path(settings().HF_TOKEN_PATH)
-    if file.exists() and not file.is_file():
-        raise UsageError(f"{short(file, 150)}: is no file that could hold a token; set HF_TOKEN_PATH to another")
-    try:
-        return get_token()
-    except (OSError, ValueError) as error:
-        reason = short(getattr(error, "strerror", None) or error, 80)
-        raise UsageError(f"{short(file, 150)}: the token cannot be read: {reason}") from None
-
-
-def is_offline() -> bool:
-    """Whether HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE forbids the network."""
-    return bool(settings().HF_HUB_OFFLINE)

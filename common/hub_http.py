@@ -23,9 +23,10 @@ from typing import Any, NoReturn, TypeVar
 from urllib.error import URLError
 from urllib.parse import quote, urljoin, urlsplit
 
-from qwenimg.common.errors import ModelError, UsageError
-from qwenimg.common.untrusted import short, strict_json
-from qwenimg.common.version import __version__
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.strict_json import strict_json
+from qwenimg.common.base.text import short
+from qwenimg.common.base.version import __version__
 
 RETRIES = 6  # in a row; a connection that brought much starts the count anew
 BACKOFF = 1.0  # seconds before the first retry; each further one waits twice as long

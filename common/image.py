@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from qwenimg.common import exif
-from qwenimg.common.errors import NumericsError
-from qwenimg.common.untrusted import bad, open_regular, short
+from qwenimg.common.base.errors import NumericsError
+from qwenimg.common.base.safe_files import bad, open_regular
+from qwenimg.common.base.text import short
 
 Uint8 = npt.NDArray[np.uint8]
 

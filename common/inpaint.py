@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from qwenimg.common.backend import Array
-from qwenimg.common.errors import NumericsError
+from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.family import Latents, Run, Stage, Start
 from qwenimg.common.sampling import Grid
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qwenimg.common import input_pixels
-from qwenimg.common.errors import ModelError
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.safe_files import bad, open_regular
+from qwenimg.common.base.text import short
 from qwenimg.common.image import Uint8
-from qwenimg.common.untrusted import bad, open_regular, short
 
 if TYPE_CHECKING:
     from PIL.Image import Image

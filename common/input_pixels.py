@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qwenimg.common.base.text import short
 from qwenimg.common.image import Uint8
-from qwenimg.common.untrusted import short
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common import memory
-from qwenimg.common.amounts import size_text
 from qwenimg.common.backend import VAE, Array, Engine
+from qwenimg.common.base.amounts import size_text
+from qwenimg.common.base.errors import DoesNotFit, NumericsError
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.errors import DoesNotFit, NumericsError
 from qwenimg.common.precision import BYTES, Precision
 from qwenimg.common.probes import first_non_finite
 

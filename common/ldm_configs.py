@@ -14,16 +14,17 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from qwenimg.common.base.config import parse
+from qwenimg.common.base.safe_files import bad
+from qwenimg.common.base.shape import Manifest, Shape
+from qwenimg.common.base.text import short
 from qwenimg.common.clip_tokenizer import EOS_PAD, OPEN_CLIP_PAD
-from qwenimg.common.config_file import parse
 from qwenimg.common.layouts import CLIP_H_LAYERS, Sources
 from qwenimg.common.models import clip, kl_vae, unet
 from qwenimg.common.models.clip import CLIPConfig
 from qwenimg.common.models.kl_vae import KLVAEConfig
 from qwenimg.common.models.unet import UNetConfig
-from qwenimg.common.params import Manifest, Shape
 from qwenimg.common.safetensors_header import Header
-from qwenimg.common.untrusted import bad, short
 
 Shapes = dict[str, Shape]
 

@@ -8,18 +8,19 @@ that contains "Steps: 1, Seed: 2" cannot be told from the fields.
 
 import json
 import re
-import unicodedata
 from datetime import datetime
 from pathlib import Path, PurePath
 from typing import NotRequired, TypedDict, cast
 
+from qwenimg.common.base.safe_files import bad
+from qwenimg.common.base.strict_json import strict_json
+from qwenimg.common.base.text import short
 from qwenimg.common.geometry import MAX_SIDE
 from qwenimg.common.picture_text import read_texts
 from qwenimg.common.request import MAX_CLIP_SKIP, MAX_GUIDANCE
 from qwenimg.common.samplers import MAX_STEPS
 from qwenimg.common.samplers_table import SAMPLERS
 from qwenimg.common.tokenizers import MAX_CHARACTERS
-from qwenimg.common.untrusted import bad, short, strict_json
 
 FORMAT = 1
 MAX_PROMPT = MAX_CHARACTERS
@@ -221,22 +222,3 @@ def _is_time(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-# Printing
-
-_JOINERS = "\u200c\u200d"  # zero width (non-)joiner: Persian, Indic scripts and emoji need them
-
-
-def printable(text: str) -> str:
-    """`text` for a terminal, lines kept: control characters (ESC, NUL, tab, direction, ...) become escapes."""
-    return "".join(c if _is_safe(c) else repr(c)[1:-1] for c in text)
-
-
-def _is_safe(c: str) -> bool:
-    # Cc Cf Cs Co Cn: control, format, surrogate, private, unassigned. Zl Zp: line breaks that are not "\n".
-    return (
-        c == "\n"
-        or c in _JOINERS
-        or (unicodedata.category(c)[0] != "C" and unicodedata.category(c) not in ("Zl", "Zp"))
-    )

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from qwenimg.common import checkpoint, tokenizers
+from qwenimg.common.base.config import parse, read_json
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.safe_files import is_file
+from qwenimg.common.base.text import clean
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.config_file import parse, read_json
-from qwenimg.common.errors import ModelError, clean
 from qwenimg.common.models import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.models.qwen_dit import QwenDiTConfig
 from qwenimg.common.models.qwen_vae import QwenVAEConfig
 from qwenimg.common.models.qwen_vl import QwenVLConfig
 from qwenimg.common.tokenizers import QwenTokenizer
-from qwenimg.common.untrusted import is_file
 
 if TYPE_CHECKING:
     from qwenimg.common.samplers import FlowMatchConfig

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common import portable_math
-from qwenimg.common.errors import UsageError, clean
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
 
 _BLOCK = 16
 FEWEST = _BLOCK  # numbers that can be drawn at a time

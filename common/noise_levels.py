@@ -18,8 +18,9 @@ from itertools import accumulate, pairwise
 from operator import mul
 from pathlib import Path
 
-from qwenimg.common.config_file import parse
-from qwenimg.common.errors import ModelError, clean
+from qwenimg.common.base.config import parse
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.text import clean
 from qwenimg.common.sampling import Grid
 
 MAX_BETA = 0.999

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-Shape = tuple[int, ...]
-Manifest = dict[str, Shape]
+from qwenimg.common.base.shape import Manifest, Shape
 
 
 def linear(name: str, outputs: int, inputs: int, *, bias: bool = True) -> Manifest:

@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 from qwenimg.common import exif, image
-from qwenimg.common.untrusted import OpenFile, bad, open_regular
+from qwenimg.common.base.safe_files import OpenFile, bad, open_regular
 
 MAX_SEGMENTS = 10_000  # of a JPEG or WebP that are looked at; an animation has one for each picture
 MAX_CHUNK = 8 << 20  # bytes of one text in a WebP

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from qwenimg.common.errors import UsageError
+from qwenimg.common.base.errors import UsageError
 
 Family = Literal["qwen", "sd"]
 

@@ -20,13 +20,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwenimg.common import cache_files, hub, recipes, requirements
+from qwenimg.common import hub, recipes, requirements
+from qwenimg.common.base import cache_files, hf_cache
+from qwenimg.common.base.errors import DoesNotFit, ModelError, UsageError
+from qwenimg.common.base.text import short
 from qwenimg.common.download import NOTE, PART, Wanted, bytes_kept, fetch
-from qwenimg.common.errors import DoesNotFit, ModelError, UsageError
 from qwenimg.common.families import check_class
 from qwenimg.common.hub_http import Echo, Server, check_endpoint, connect, get_json
 from qwenimg.common.recipes import Piece
-from qwenimg.common.untrusted import short
 from qwenimg.common.verify import HASH, Progress, damaged, right, verify_offline
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -43,19 +44,19 @@ def pull(name: str, *, echo: Echo, progress: Progress, verify: bool = False) -> 
     permission)."""
     piece = recipes.find_piece(name)
     repo = piece.repo if piece else hub.find_repo(name)[0]
-    if hub.is_offline():
+    if hf_cache.is_offline():
         if verify and piece is None:
             return verify_offline(repo, echo, progress)
         raise ModelError(f"{repo}: cannot be pulled offline; unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE")
-    endpoint = hub.settings().ENDPOINT
+    endpoint = hf_cache.settings().ENDPOINT
     check_endpoint(endpoint)  # the library's search for a token fails at some of these
-    server = connect(endpoint, hub.token())
+    server = connect(endpoint, hf_cache.token())
     try:
         commit, files = _listing(server, repo, piece, echo)
     except ModelError as error:
         near = recipes.nearest(name)
         raise ModelError(f"{error}; did you mean {near}?") if near else error from None
-    work = _Work(piece=piece, server=server, repo=repo, commit=commit, storage=hub.storage_folder(repo), echo=echo)
+    work = _Work(piece=piece, server=server, repo=repo, commit=commit, storage=hf_cache.storage_folder(repo), echo=echo)
     try:
         with _lock(work):
             if verify:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from qwenimg.common import estimate, flow_plan, geometry, inpaint, memory, tokenizers
 from qwenimg.common.backend import Array, Condition, Engine, Modulation, Transformer
-from qwenimg.common.errors import NumericsError
+from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.estimate import Needs
 from qwenimg.common.family import CALLS, Latents, Plan, Run, Stage, Start
 from qwenimg.common.keeper import Notify

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common import geometry, noise, tokenizers
-from qwenimg.common.errors import UsageError
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import short
 from qwenimg.common.samplers import MAX_STEPS
-from qwenimg.common.untrusted import short
 
 MULTIPLE = 16  # pixels: sizes are rendered at the next multiple and cropped
 MAX_GUIDANCE = 100

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.errors import clean
+from qwenimg.common.base.text import clean
 from qwenimg.common.metadata import Recipe
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ class Result:
 
         Raises UsageError for a file that exists, unless `overwrite`, for another format, and for what the format does
         not hold, and DoesNotFit for a full disk."""
+        from qwenimg.common.base.atomic_files import picture_path, write_atomic
         from qwenimg.common.encode import encode
-        from qwenimg.common.files import picture_path, write_atomic
 
         file = picture_path(path)
         write_atomic(file, encode(self.pixels, self.recipe if metadata else None, file.suffix), overwrite=overwrite)

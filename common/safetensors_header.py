@@ -12,8 +12,10 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple, TypeGuard
 
-from qwenimg.common.params import Shape
-from qwenimg.common.untrusted import OpenFile, bad, open_regular, short, strict_json
+from qwenimg.common.base.safe_files import OpenFile, bad, open_regular
+from qwenimg.common.base.shape import Shape
+from qwenimg.common.base.strict_json import strict_json
+from qwenimg.common.base.text import short
 
 MAX_HEADER = 24 << 20  # bytes; 2,000 tensors take about 0.25 MB, one emoji makes 216 MB of memory of it all
 MAX_TENSORS = 100_000

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.amounts import counted
-from qwenimg.common.errors import ModelError, UsageError, clean
+from qwenimg.common.base.amounts import counted
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.text import clean
 
 MAX_STEPS = 1000
 _LARGEST_SHIFT = 100.0

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.errors import NumericsError
+from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.sampling import Array, Denoiser, Grid, Noise
 
 ToHost: TypeAlias = Callable[[Array], NDArray[np.float64]]

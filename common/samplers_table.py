@@ -9,7 +9,8 @@ from difflib import get_close_matches
 from types import MappingProxyType
 
 from qwenimg.common import samplers_adaptive, samplers_cfgpp, samplers_multistep, samplers_ode, samplers_sde
-from qwenimg.common.errors import UsageError, clean
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
 from qwenimg.common.sampling import Array
 
 

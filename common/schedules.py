@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from qwenimg.common.amounts import counted
-from qwenimg.common.errors import ModelError, UsageError, clean
+from qwenimg.common.base.amounts import counted
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.text import clean
 from qwenimg.common.noise_levels import DiffusionConfig
 from qwenimg.common.sampling import Grid
 from qwenimg.common.spreads import AYS_SD, AYS_SDXL, LARGEST, SPREADS, ays, even_in_log, even_in_root

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from qwenimg.common import checkpoint, clip_tokenizer, single_file
+from qwenimg.common.base.config import parse, read_json
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.safe_files import is_folder
+from qwenimg.common.base.text import clean
 from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.clip_tokenizer import CLIPTokenizer
 from qwenimg.common.clip_tokenizer_places import find_clip_tokenizer
-from qwenimg.common.config_file import parse, read_json
-from qwenimg.common.errors import ModelError, clean
 from qwenimg.common.models import clip, kl_vae, unet
 from qwenimg.common.models.clip import CLIPConfig
 from qwenimg.common.models.kl_vae import KLVAEConfig
@@ -22,7 +24,6 @@ from qwenimg.common.models.unet import UNetConfig
 from qwenimg.common.noise_levels import DiffusionConfig, parse_diffusion
 from qwenimg.common.safetensors_header import read_header
 from qwenimg.common.single_file import Prediction
-from qwenimg.common.untrusted import is_folder
 
 # pipeline class -> whether it is SDXL; what a class is made for beyond that shows in its UNet.
 PIPELINES = {

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from qwenimg.common.errors import UsageError
+from qwenimg.common.base.errors import UsageError
 from qwenimg.common.shapes import PALETTE, POSITIONS, SHAPES, SIZES, Floats, Scene, distance
 from qwenimg.common.shapes_fit import Fit, fit
 from qwenimg.common.shapes_words import Parsed, Thing, requirements

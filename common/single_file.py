@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Literal
 
 from qwenimg.common import layouts
+from qwenimg.common.base.safe_files import bad
+from qwenimg.common.base.shape import Manifest
+from qwenimg.common.base.text import short
 from qwenimg.common.checkpoint import LoadPlan, plan_sources
 from qwenimg.common.layouts import Sources
 from qwenimg.common.ldm_configs import FIRST, KINDS, Text, behind, clip_config, stored_vae, unet_config, vae_config
@@ -19,9 +22,7 @@ from qwenimg.common.models import clip, kl_vae, unet
 from qwenimg.common.models.clip import CLIPConfig
 from qwenimg.common.models.kl_vae import KLVAEConfig
 from qwenimg.common.models.unet import UNetConfig
-from qwenimg.common.params import Manifest
 from qwenimg.common.safetensors_header import Header, Stored, read_header
-from qwenimg.common.untrusted import bad, short
 
 Prediction = Literal["eps", "v"]
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from qwenimg.common import conditioning, estimate, inpaint, memory, noise_levels, sd_plan
 from qwenimg.common.backend import VAE, Array, Condition, Engine, UNet
+from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.clip_texts import ClipTexts
-from qwenimg.common.errors import NumericsError
 from qwenimg.common.estimate import Needs
 from qwenimg.common.family import CALLS, Latents, Plan, Run, Stage, Start
 from qwenimg.common.keeper import Keeper, Notify

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
-from qwenimg.common.untrusted import bad, open_regular, short, strict_json
+from qwenimg.common.base.safe_files import bad, open_regular
+from qwenimg.common.base.strict_json import strict_json
+from qwenimg.common.base.text import short
 
 REGEX = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from qwenimg.common.added_tokens import Added, read_added
-from qwenimg.common.errors import ModelError, UsageError, clean
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.safe_files import bad
+from qwenimg.common.base.text import clean, short
 from qwenimg.common.tokenizer_files import REGEX, Vocabulary, read_vocabulary, refuse
-from qwenimg.common.untrusted import bad, short
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

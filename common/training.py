@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from qwenimg.common.errors import UsageError, clean
-from qwenimg.common.untrusted import short
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean, short
 
 Stage = Literal["vae", "text", "dit"]
 

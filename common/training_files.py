@@ -17,11 +17,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from qwenimg.common.errors import ModelError, UsageError, clean
-from qwenimg.common.files import check_output, make_folder
+from qwenimg.common.base.atomic_files import check_output, make_folder
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.safe_files import bad, open_regular
+from qwenimg.common.base.strict_json import strict_json
+from qwenimg.common.base.text import clean, short
 from qwenimg.common.safetensors_header import Header, read_header
 from qwenimg.common.training import MAX_STEPS, Stage, TrainConfig
-from qwenimg.common.untrusted import bad, open_regular, short, strict_json
 
 FORMAT = "qwenimg-training-1"
 SAME = ("stage", "batch", "sizes", "seed", "accumulate", "simple", "size")

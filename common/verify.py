@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from qwenimg.common import hub
+from qwenimg.common.base import hf_cache
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.text import short
 from qwenimg.common.download import Wanted, digest
-from qwenimg.common.errors import ModelError
-from qwenimg.common.untrusted import short
 
 HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
@@ -46,7 +47,7 @@ def right(files: Sequence[tuple[Path, Wanted]]) -> str:
 def verify_offline(repo: str, echo: Callable[[str], None], progress: Progress) -> Path:
     """Checks the snapshot of `repo` in the cache by the names of its blobs, which are their hashes, and returns its
     folder. Raises ModelError."""
-    folder = next((f for f in hub.snapshots(hub.storage_folder(repo)) if hub.lacks(f) is None), None)
+    folder = next((f for f in hf_cache.snapshots(hf_cache.storage_folder(repo)) if hub.lacks(f) is None), None)
     if folder is None:
         raise ModelError(f"{repo}: is not whole in the cache, and cannot be pulled offline")
     try:

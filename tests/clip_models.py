@@ -11,7 +11,7 @@ import torch
 from parity_cases import MLX, TORCH, Twin
 
 from qwenimg.common import checkpoint, parity
-from qwenimg.common.config_file import parse, read_json
+from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.models import clip
 from qwenimg.common.models.clip import CLIPConfig
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from qwenimg.common.errors import ModelError
+from qwenimg.common.base.errors import ModelError
 
 SECONDS = 1.0  # processor time within which any file must be refused: the wall clock of a shared machine flakes
 

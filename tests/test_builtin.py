@@ -23,7 +23,7 @@ from test_cli import Library, cli
 
 import qwenimg
 from qwenimg.common import builtin, hub, recipes
-from qwenimg.common.errors import ModelError
+from qwenimg.common.base.errors import ModelError
 from qwenimg.common.geometry import parse_aspect
 from qwenimg.common.image import read_text
 from qwenimg.common.metadata import recipe_from_png

@@ -26,8 +26,9 @@ from qwenimg.cli.generate import generate
 from qwenimg.cli.help import COMMANDS, RESERVED, SECTIONS
 from qwenimg.cli.main import run
 from qwenimg.cli.words import command_place
-from qwenimg.common import builtin, files
-from qwenimg.common.errors import BackendMissing, DoesNotFit, ModelError, NumericsError, QwenimgError, UsageError
+from qwenimg.common import builtin
+from qwenimg.common.base import atomic_files
+from qwenimg.common.base.errors import BackendMissing, DoesNotFit, ModelError, NumericsError, QwenimgError, UsageError
 from qwenimg.common.estimate import Estimate
 from qwenimg.common.metadata import recipe_from_png
 
@@ -296,7 +297,7 @@ def test_any_text_makes_a_picture_or_one_line(text: str, before: list[str]) -> N
         library = Library()
         patch.setattr(qwenimg, "load", library.load)
         patch.setattr(builtin, "folder", lambda: Path("/nowhere"))  # which refuses prompts that name no shape
-        patch.setattr(files, "write_atomic", lambda path, data, *, overwrite: None)
+        patch.setattr(atomic_files, "write_atomic", lambda path, data, *, overwrite: None)
         ran = cli(*before, text)
     if ran.code == 0 and library.calls:
         assert library.asked[0]["prompt"] == text and len(ran.paths) == 1
@@ -313,7 +314,7 @@ def test_any_text_makes_a_picture_or_one_line(text: str, before: list[str]) -> N
 def test_any_words_end_without_a_bug(args: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(qwenimg, "load", Library().load)
-        patch.setattr(files, "write_atomic", lambda path, data, *, overwrite: None)
+        patch.setattr(atomic_files, "write_atomic", lambda path, data, *, overwrite: None)
         ran = cli(*args)
     assert ran.code in (0, 2, 5) and "Traceback" not in ran.err, ran
 
@@ -632,7 +633,7 @@ def test_no_metadata(library: Library) -> None:
 
 def test_latents(library: Library) -> None:
     assert cli("x", "-s", "4", "--save-latents", "l.safetensors").code == 0
-    saved = files.read_latents(Path("l.safetensors"))
+    saved = atomic_files.read_latents(Path("l.safetensors"))
     assert saved.shape == (1, 4, 2, 2) and saved.dtype == np.float32 and (saved == 4).all()
     assert cli("x", "--latents", "l.safetensors", "-o", "a").code == 0
     np.testing.assert_array_equal(library.asked[0]["latents"], saved)
@@ -821,7 +822,7 @@ def test_a_full_disk_ends_a_batch(library: Library, monkeypatch: pytest.MonkeyPa
     def full(path: Path, data: bytes, *, overwrite: bool) -> None:
         raise DoesNotFit(f"{path}: no space")
 
-    monkeypatch.setattr(files, "write_atomic", full)
+    monkeypatch.setattr(atomic_files, "write_atomic", full)
     ran = cli("x", "-s", "1-3")
     assert ran.code == 4 and len(library.asked) == 1
     monkeypatch.undo()
@@ -829,14 +830,14 @@ def test_a_full_disk_ends_a_batch(library: Library, monkeypatch: pytest.MonkeyPa
 
 def writes(monkeypatch: pytest.MonkeyPatch, fails: str, error: Exception) -> None:
     """Lets the writing of the file `fails` end in `error`."""
-    original = files.write_atomic
+    original = atomic_files.write_atomic
 
     def write(path: Path, data: bytes, *, overwrite: bool) -> None:
         if path.name == fails:
             raise error
         original(path, data, overwrite=overwrite)
 
-    monkeypatch.setattr(files, "write_atomic", write)
+    monkeypatch.setattr(atomic_files, "write_atomic", write)
 
 
 @pytest.mark.parametrize(("error", "made"), [(UsageError("exists"), 2), (DoesNotFit("full"), 1)])

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from tiny_clip import KINDS, tiny_clip
 
 from qwenimg.common import checkpoint, parity
-from qwenimg.common.config_file import parse
-from qwenimg.common.errors import UsageError
+from qwenimg.common.base.config import parse
+from qwenimg.common.base.errors import UsageError
 from qwenimg.common.models import clip
 from qwenimg.common.models.clip import CLIPConfig
 

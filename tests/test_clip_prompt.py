@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tiny_clip import write_tiny_clip_tokenizer
 
 from qwenimg.common import clip_prompt, clip_tokenizer
+from qwenimg.common.base.errors import UsageError
 from qwenimg.common.clip_prompt import LENGTH, Chunk, apply_weights, chunks, parse, prompt_chunks
 from qwenimg.common.clip_tokenizer import CLIPTokenizer
-from qwenimg.common.errors import UsageError
 
 # What users of the web UI are told these mean.
 EXAMPLES: dict[str, list[tuple[str, float]]] = {

@@ -13,8 +13,8 @@ from refusals import refused
 from tiny_clip import BOS, EOS, tiny_clip_vocabulary, write_tiny_clip_tokenizer
 
 from qwenimg.common import clip_tokenizer
+from qwenimg.common.base.errors import UsageError
 from qwenimg.common.clip_tokenizer import load
-from qwenimg.common.errors import UsageError
 
 PROMPTS = [
     "",

@@ -14,8 +14,8 @@ from test_hub import cache, fake, no_sockets  # noqa: F401 (fixtures)
 from tiny_clip import tiny_clip_vocabulary, write_tiny_clip_tokenizer
 
 from qwenimg.common import clip_tokenizer_places, hub, recipes
+from qwenimg.common.base.errors import ModelError
 from qwenimg.common.clip_tokenizer_places import find_clip_tokenizer, label
-from qwenimg.common.errors import ModelError
 from qwenimg.common.pull import pull
 
 SIZE = len(tiny_clip_vocabulary()[0])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from refusals import refused
 
-from qwenimg.common.config_file import parse, read_json
+from qwenimg.common.base.config import parse, read_json
 
 
 @dataclass(frozen=True, kw_only=True)

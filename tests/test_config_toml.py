@@ -10,7 +10,7 @@ from fake_pipeline import FakePipeline
 import qwenimg
 from qwenimg.cli import config
 from qwenimg.cli.main import run
-from qwenimg.common.errors import UsageError
+from qwenimg.common.base.errors import UsageError
 
 
 @pytest.fixture

@@ -23,9 +23,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qwenimg.common import files
-from qwenimg.common.errors import DoesNotFit, ModelError, NumericsError, QwenimgError, UsageError
-from qwenimg.common.files import (
+from qwenimg.common.base import atomic_files
+from qwenimg.common.base.atomic_files import (
     FIELDS,
     PICTURES,
     check_distinct,
@@ -37,6 +36,7 @@ from qwenimg.common.files import (
     write_atomic,
     write_latents,
 )
+from qwenimg.common.base.errors import DoesNotFit, ModelError, NumericsError, QwenimgError, UsageError
 
 SRC = Path(__file__).parents[1] / "src"
 OLD, NEW = b"old" * 1000, b"new" * 5000
@@ -141,7 +141,7 @@ def test_every_failing_call_keeps_the_old_file(
     path = tmp_path / "x.png"
     if old:
         path.write_bytes(OLD)
-    target = {"open": (files, "_open_temp"), "fsync": (os, "fsync"), "publish": (Path, "replace")}[call]
+    target = {"open": (atomic_files, "_open_temp"), "fsync": (os, "fsync"), "publish": (Path, "replace")}[call]
     monkeypatch.setattr(*target, fail)
     monkeypatch.setattr(os, "link", fail)  # else publishing a new file would not come to the rename
     full = code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -150,9 +150,9 @@ def test_every_failing_call_keeps_the_old_file(
 
 
 def test_too_little_space_is_seen_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = files.shutil.disk_usage(tmp_path)._replace(free=14_999)
-    monkeypatch.setattr(files.shutil, "disk_usage", lambda folder: usage)
-    monkeypatch.setattr(files, "_open_temp", None)  # not reached
+    usage = atomic_files.shutil.disk_usage(tmp_path)._replace(free=14_999)
+    monkeypatch.setattr(atomic_files.shutil, "disk_usage", lambda folder: usage)
+    monkeypatch.setattr(atomic_files, "_open_temp", None)  # not reached
     assert "15,000 bytes needed, 14,999 free" in refused(tmp_path / "x.png", DoesNotFit, overwrite=False)
 
 

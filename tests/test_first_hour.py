@@ -11,7 +11,7 @@ import pytest
 from rules import ROOT
 
 from qwenimg import backends
-from qwenimg.common.errors import BackendMissing
+from qwenimg.common.base.errors import BackendMissing
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

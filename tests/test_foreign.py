@@ -13,7 +13,7 @@ from refusals import refused
 from test_metadata import RECIPE, recipe
 
 from qwenimg.common import foreign_a1111
-from qwenimg.common.errors import ModelError
+from qwenimg.common.base.errors import ModelError
 from qwenimg.common.foreign import FILES, SCHEDULES, Foreign, known_model, known_sampler
 from qwenimg.common.foreign_json import SCHEDULERS
 from qwenimg.common.foreign_read import read_foreign

@@ -23,7 +23,7 @@ from rules import ROOT
 from truthful import pixels, scene
 
 from qwenimg.common import builtin, recipes, shapes, shapes_gate
-from qwenimg.common.errors import NumericsError
+from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.shapes_check import check, look
 
 SIDE = 96  # pixels

@@ -17,7 +17,7 @@ from tiny_model import DIT, tiny_dit
 
 import qwenimg
 from qwenimg.common import checkpoint, conditioning, parity
-from qwenimg.common.errors import NumericsError
+from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.models import qwen_dit
 from qwenimg.common.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, FP64, Precision
 from qwenimg.common.probes import first_non_finite

@@ -20,7 +20,7 @@ from huggingface_hub import constants
 from refusals import refused
 
 from qwenimg.common import builtin, download, hub, hub_http
-from qwenimg.common.errors import DoesNotFit, ModelError, UsageError
+from qwenimg.common.base.errors import DoesNotFit, ModelError, UsageError
 from qwenimg.common.pull import pull
 
 FIRST = f"transformer/{next(iter(SHARDS))}"

@@ -19,7 +19,8 @@ from refusals import refused
 from test_hub import FIRST, SMALL, check_complete, fake, parts, pulled  # noqa: F401 (fake is a fixture)
 
 from qwenimg.common import hub, hub_http
-from qwenimg.common.errors import ModelError, UsageError
+from qwenimg.common.base import hf_cache
+from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.pull import pull
 
 STORAGE = f"models--{REPO.replace('/', '--')}"
@@ -280,7 +281,7 @@ def test_a_variable_that_cannot_be_read(name, value, found, tmp_path):
 
 @pytest.mark.parametrize("token", ["a\tb", "hf_ä", "a b", "\x1b[31m"])
 def test_a_token_that_is_none(token, fake, cache, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(hub, "token", lambda: token)
+    monkeypatch.setattr(hf_cache, "token", lambda: token)
     with pytest.raises(UsageError, match="HF_TOKEN") as caught:
         quiet()
     assert token not in str(caught.value) and fake.requests == []
@@ -361,7 +362,7 @@ def test_what_another_try_may_change(error, text, tries, fake, cache, monkeypatc
 
 def test_a_full_disk_while_the_note_is_written(fake, cache, monkeypatch):  # noqa: F811
     from qwenimg.common import download
-    from qwenimg.common.errors import DoesNotFit
+    from qwenimg.common.base.errors import DoesNotFit
 
     def full(path):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from qwenimg.common.errors import ModelError, NumericsError
+from qwenimg.common.base.errors import ModelError, NumericsError
 from qwenimg.common.image import blank_warning, crop, encode_png, read_text, to_uint8
 
 PIXELS = np.random.default_rng(3).integers(0, 256, (5, 7, 3), dtype=np.uint8)

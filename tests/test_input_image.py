@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms, ImageOps
 
-from qwenimg.common.errors import ModelError
+from qwenimg.common.base.errors import ModelError
 from qwenimg.common.input_image import read_image, read_mask
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (5, 7, 3), np.uint8)

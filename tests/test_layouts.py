@@ -15,10 +15,10 @@ from refusals import refused, safetensors_bytes, tensor
 from safetensors.torch import load_file, save_file
 
 from qwenimg.common import checkpoint, layouts, single_file
+from qwenimg.common.base.config import parse, read_json
+from qwenimg.common.base.errors import ModelError
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.config_file import parse, read_json
 from qwenimg.common.describe import describe
-from qwenimg.common.errors import ModelError
 from qwenimg.common.models import clip, kl_vae, unet
 from qwenimg.common.models.clip import CLIPConfig
 from qwenimg.common.models.kl_vae import KLVAEConfig

@@ -20,12 +20,12 @@ from wide_checkpoint import write
 
 import qwenimg
 from qwenimg.common import checkpoint, conditioning, model
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.errors import ModelError
 from qwenimg.common.models import qwen_dit, qwen_vae
 from qwenimg.common.models.qwen_dit import QwenDiTConfig
 from qwenimg.common.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, Precision
-from qwenimg.common.untrusted import OpenFile
 
 BACKENDS = ("torch", "mlx")
 PARTS = ("transformer", "text", "vae")

@@ -18,12 +18,12 @@ from wide_checkpoint import write
 
 import qwenimg
 from qwenimg.common import checkpoint, memory
-from qwenimg.common.errors import DoesNotFit
+from qwenimg.common.base.errors import DoesNotFit
+from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.geometry import tiles
 from qwenimg.common.models import qwen_vae
 from qwenimg.common.models.qwen_vae import QwenVAEConfig
 from qwenimg.common.precision import FP32, FP64
-from qwenimg.common.untrusted import OpenFile
 
 BACKENDS = ("cpu", "mlx")
 # A prediction is never below what is measured, so that what should fit does, and at most this far above.

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
-from qwenimg.common.errors import ModelError
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.text import printable
 from qwenimg.common.image import encode_png
 from qwenimg.common.metadata import (
     MAX_PROMPT,
@@ -23,7 +24,6 @@ from qwenimg.common.metadata import (
     check_recipe,
     model_label,
     png_text,
-    printable,
     recipe_from_png,
 )
 

@@ -16,6 +16,7 @@ from tiny_clip import write_tiny_clip_tokenizer
 
 from qwenimg.cli.models import models
 from qwenimg.common import hub, recipes, requirements
+from qwenimg.common.base import hf_cache
 from qwenimg.common.pull import pull
 
 
@@ -23,7 +24,7 @@ def listed() -> dict[str, dict]:
     told = CliRunner().invoke(models, ["--json"], catch_exceptions=False)
     assert told.exit_code == 0 and told.stdout.count("\n") == 1
     found = json.loads(told.stdout)
-    assert found["cache"] == str(hub.cache_folder())
+    assert found["cache"] == str(hf_cache.cache_folder())
     return {entry["name"]: entry for entry in found["models"]}
 
 
@@ -52,11 +53,11 @@ def test_what_is_here(fake, cache) -> None:  # noqa: F811
     """A model without a recipe has its hub id; what `main` lacks is there in part; a tokenizer alone is none."""
     folder, _, _ = pulled()
     for recipe in ("qwen-image", "sd15"):
-        storage = hub.storage_folder(recipes.RECIPES[recipe].repo or "")
+        storage = hf_cache.storage_folder(recipes.RECIPES[recipe].repo or "")
         shutil.copytree(folder.parent.parent, storage, symlinks=True)
         if recipe == "sd15":
             (storage / "snapshots" / COMMIT / "vae" / "config.json").unlink()
-    write_tiny_clip_tokenizer(hub.storage_folder(recipes.CLIP_TOKENIZER.repo) / "snapshots" / COMMIT)
+    write_tiny_clip_tokenizer(hf_cache.storage_folder(recipes.CLIP_TOKENIZER.repo) / "snapshots" / COMMIT)
     entries = listed()
     found = {name: entry["here"] for name, entry in entries.items() if entry["here"] != "no"}
     assert found == {"qwen-image": "yes", "sd15": "in part", "shapes-v1": "yes", "clip-tokenizer": "yes", REPO: "yes"}
@@ -102,12 +103,12 @@ def test_did_you_mean(given: str, meant: str, cache, no_sockets, monkeypatch) ->
     assert f"did you mean {meant}?" in refused(hub.resolve, given)
     monkeypatch.setattr("qwenimg.common.hub_http.BACKOFF", 0.001)
     monkeypatch.setattr("qwenimg.common.pull._listing", lambda *_: refuse())
-    monkeypatch.setattr("qwenimg.common.hub.is_offline", lambda: False)
+    monkeypatch.setattr("qwenimg.common.base.hf_cache.is_offline", lambda: False)
     assert f"did you mean {meant}?" in refused(pull, given, echo=print, progress=lambda *_: None)
 
 
 def refuse() -> None:
-    from qwenimg.common.errors import ModelError
+    from qwenimg.common.base.errors import ModelError
 
     raise ModelError("is not on the hub")
 

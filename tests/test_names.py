@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qwenimg.common.amounts import counted, size_text
-from qwenimg.common.names import slug
+from qwenimg.common.base.amounts import counted, size_text
+from qwenimg.common.base.names import slug
 
 RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(10))}
 ANY_TEXT = st.text(alphabet=st.characters(exclude_categories=[]))

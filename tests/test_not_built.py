@@ -10,7 +10,7 @@ from test_cli import Library, cli, library  # noqa: F401 (a fixture)
 from qwenimg.cli import near
 from qwenimg.cli.generate import NOT_BUILT
 from qwenimg.cli.help import COMMANDS
-from qwenimg.common.errors import UsageError
+from qwenimg.common.base.errors import UsageError
 from qwenimg.common.tokenizers import check_prompt
 
 OPTIONS = [(name, what.split(",")[0]) for what, names in NOT_BUILT.items() for name in names]

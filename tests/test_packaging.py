@@ -16,7 +16,7 @@ import pytest
 import rules
 from rules import ROOT, sources
 
-from qwenimg.common.version import __version__
+from qwenimg.common.base.version import __version__
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 FOLDERS = ("backends", "common", "cli")

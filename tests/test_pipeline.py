@@ -19,7 +19,7 @@ from tiny_model import LIGHTNING
 import qwenimg
 from qwenimg import backends
 from qwenimg.common import geometry, noise
-from qwenimg.common.errors import DoesNotFit, ModelError, NumericsError, UsageError
+from qwenimg.common.base.errors import DoesNotFit, ModelError, NumericsError, UsageError
 from qwenimg.common.metadata import png_text, recipe_from_png
 from qwenimg.common.pipeline import Pipeline
 from qwenimg.common.result import Result, Step

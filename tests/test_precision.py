@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwenimg.common import precision
-from qwenimg.common.errors import QwenimgError, UsageError
+from qwenimg.common.base.errors import QwenimgError, UsageError
 from qwenimg.common.models import qwen_dit, qwen_vae, qwen_vl, unet
 from qwenimg.common.precision import (
     BASES,

@@ -13,7 +13,7 @@ import pytest
 
 import qwenimg
 from qwenimg import Pipeline, QwenimgError, Result, UnknownOption, UsageError
-from qwenimg.common import errors
+from qwenimg.common.base import errors
 from qwenimg.common.metadata import recipe_from_png
 from qwenimg.common.request import Asked, Request
 

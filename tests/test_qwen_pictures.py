@@ -13,7 +13,7 @@ from PIL import Image
 
 import qwenimg
 from qwenimg.common import geometry
-from qwenimg.common.errors import UsageError
+from qwenimg.common.base.errors import UsageError
 from qwenimg.common.samplers_table import SAMPLERS
 
 BACKENDS = ("cpu", "mlx")

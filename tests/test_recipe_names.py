@@ -12,10 +12,11 @@ from test_metadata import recipe, saved
 from qwenimg.cli import config
 from qwenimg.cli.main import run
 from qwenimg.common import families, hub, recipes
-from qwenimg.common.errors import ModelError
+from qwenimg.common.base import hf_cache
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.safe_files import open_regular
 from qwenimg.common.fingerprint import HEAD, PIECE, fingerprint
 from qwenimg.common.metadata import check_recipe, png_text, recipe_from_png
-from qwenimg.common.untrusted import open_regular
 
 PATHS = [
     "/etc/passwd",
@@ -35,7 +36,7 @@ PATHS = [
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(hub, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(hf_cache, "cache_folder", lambda: tmp_path / "cache")
     monkeypatch.setattr(config, "path", lambda: tmp_path / "config.toml")
     monkeypatch.chdir(tmp_path)
     return tmp_path / "cache"

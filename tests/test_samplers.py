@@ -11,7 +11,7 @@ from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qwenimg.common.errors import ModelError, UsageError
+from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.samplers import FlowMatchConfig, flow_schedule
 from qwenimg.common.samplers_ode import euler
 from qwenimg.common.sampling import Grid

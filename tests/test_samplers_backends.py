@@ -10,7 +10,7 @@ import pytest
 import torch
 from sampler_reference import SD
 
-from qwenimg.common.errors import NumericsError
+from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.noise_levels import parse_diffusion
 from qwenimg.common.samplers_table import SAMPLERS
 from qwenimg.common.sampling import Grid

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from qwenimg.cli.samplers import samplers
-from qwenimg.common.errors import UsageError
+from qwenimg.common.base.errors import UsageError
 from qwenimg.common.samplers_table import ALIASES, SAMPLERS, find
 from qwenimg.common.schedules import SCHEDULES
 

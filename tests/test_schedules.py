@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampler_reference import SD, scheduler
 
-from qwenimg.common.errors import ModelError, UsageError
+from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.noise_levels import clock, parse_diffusion, scalings
 from qwenimg.common.sampling import Grid
 from qwenimg.common.schedules import SCHEDULES, grid, part, sampler_of, skipped, split

@@ -14,8 +14,8 @@ from tiny_sd import tiny_kl_vae
 
 import qwenimg
 from qwenimg.common import families, safetensors_header
-from qwenimg.common.errors import ModelError, UsageError
-from qwenimg.common.untrusted import OpenFile
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.safe_files import OpenFile
 
 BACKENDS = ("cpu", "mlx")
 KINDS = ("sd1", "sd2", "sdxl")
@@ -105,7 +105,7 @@ def test_options_that_fit_no_other_model(tiny_folder: Path, both) -> None:
 
 
 def test_a_file_without_a_tokenizer_says_where_it_was_looked_for(both, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("qwenimg.common.hub.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("qwenimg.common.base.hf_cache.cache_folder", lambda: tmp_path / "cache")
     shutil.copy(both["sd1"][1], tmp_path / "model.safetensors")
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(ModelError, match=r"tokenizer/.*beside it.*cache.*pull clip-tokenizer") as caught:
@@ -116,7 +116,7 @@ def test_a_file_without_a_tokenizer_says_where_it_was_looked_for(both, tmp_path:
 
 def test_a_tokenizer_that_is_given(both, tmp_path: Path, monkeypatch) -> None:
     """The picture is that of the tokenizer beside the file, and the recipe has its name and no path."""
-    monkeypatch.setattr("qwenimg.common.hub.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("qwenimg.common.base.hf_cache.cache_folder", lambda: tmp_path / "cache")
     monkeypatch.setenv("HOME", str(tmp_path))
     folder, file = both["sd1"]
     (tmp_path / "alone").mkdir()
@@ -183,7 +183,7 @@ def test_a_folder_whose_parts_do_not_fit_is_closed(both, handles: list[OpenFile]
 
 
 def test_a_file_without_a_tokenizer_is_closed(both, handles: list[OpenFile], tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("qwenimg.common.hub.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("qwenimg.common.base.hf_cache.cache_folder", lambda: tmp_path / "cache")
     fails(handles, 1, "tokenizer", Path(shutil.copy(both["sd1"][1], tmp_path / "model.safetensors")))
 
 

@@ -16,7 +16,7 @@ from tiny_sd import DDIM, LEADING, TEXTS, TRAINED
 
 import qwenimg
 from qwenimg.common import noise
-from qwenimg.common.errors import ModelError, NumericsError, UsageError
+from qwenimg.common.base.errors import ModelError, NumericsError, UsageError
 from qwenimg.common.pipeline import Pipeline
 
 BACKENDS = ("cpu", "mlx")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tiny_tokenizer import tiny_special_ids, tiny_vocabulary, tokenizer_config, tokenizer_json, write_tiny_tokenizer
 
 from qwenimg.common import tokenizers as ours
-from qwenimg.common.errors import ModelError, UsageError
+from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.tokenizer_files import REGEX
 
 REFUSED_WITHIN = 2.0  # CPU seconds: the promise for any file or prompt; the slowest measured here is 0.6

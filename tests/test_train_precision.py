@@ -9,7 +9,7 @@ import torch
 
 from qwenimg.backends.torch.training.precision import LossScaler, MixedPrecision, recommend
 from qwenimg.common import training
-from qwenimg.common.errors import NumericsError, UsageError
+from qwenimg.common.base.errors import NumericsError, UsageError
 
 CPU = torch.device("cpu")
 

@@ -32,8 +32,9 @@ from qwenimg.backends.torch.training import optimizer as train_optimizer
 from qwenimg.backends.torch.training import state as train_state
 from qwenimg.backends.torch.training import text as train_text
 from qwenimg.backends.torch.training import vae as train_vae
-from qwenimg.common import bpe, files, geometry, noise, shapes, shapes_words, tokenizers
-from qwenimg.common.errors import BackendMissing, DoesNotFit, ModelError, NumericsError, UsageError
+from qwenimg.common import bpe, geometry, noise, shapes, shapes_words, tokenizers
+from qwenimg.common.base import atomic_files
+from qwenimg.common.base.errors import BackendMissing, DoesNotFit, ModelError, NumericsError, UsageError
 from qwenimg.common.training import ModelSize, TrainConfig, parse_sizes
 
 SIZE = ModelSize(
@@ -454,8 +455,8 @@ def test_loss_that_is_not_a_number(with_parts: Path, monkeypatch: pytest.MonkeyP
 def test_full_disk(with_parts: Path, monkeypatch: pytest.MonkeyPatch):
     run(options("dit", with_parts, steps=2))
     before = (with_parts / "training" / "dit.safetensors").read_bytes()
-    usage = files.shutil.disk_usage(with_parts)._replace(free=99)
-    monkeypatch.setattr(files.shutil, "disk_usage", lambda folder: usage)
+    usage = atomic_files.shutil.disk_usage(with_parts)._replace(free=99)
+    monkeypatch.setattr(atomic_files.shutil, "disk_usage", lambda folder: usage)
     with pytest.raises((DoesNotFit, ModelError)) as caught:
         run(options("dit", with_parts, steps=4, resume=True))
     print(caught.value)

@@ -32,7 +32,7 @@ from qwenimg.backends.torch.training import loop as train
 from qwenimg.backends.torch.training import state as train_state
 from qwenimg.backends.torch.training import vae as train_vae
 from qwenimg.common import training_files
-from qwenimg.common.errors import DoesNotFit, ModelError, NumericsError, QwenimgError, UsageError
+from qwenimg.common.base.errors import DoesNotFit, ModelError, NumericsError, QwenimgError, UsageError
 from qwenimg.common.training import ModelSize, Stage, TrainConfig
 from qwenimg.common.training_files import COLUMNS, FORMAT, STEM, TEXT_STEM
 

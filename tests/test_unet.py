@@ -15,8 +15,8 @@ from refusals import refused
 from sd_models import MLX, PUBLISHED, TINY, TORCH, Given, reference, relative, sides, tiny_unet, unet_config, unet_plan
 
 from qwenimg.common import checkpoint, parity
+from qwenimg.common.base.shape import Manifest
 from qwenimg.common.models import unet
-from qwenimg.common.params import Manifest
 from qwenimg.common.precision import FP64, SD_BASES
 from qwenimg.common.probes import first_non_finite
 

@@ -14,9 +14,10 @@ import pytest
 
 from qwenimg.cli import config
 from qwenimg.cli.main import run
-from qwenimg.common import untrusted
-from qwenimg.common.errors import ModelError, QwenimgError, UsageError, clean
-from qwenimg.common.files import read_latents
+from qwenimg.common.base import safe_files
+from qwenimg.common.base.atomic_files import read_latents
+from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError
+from qwenimg.common.base.text import clean
 from qwenimg.common.request import Defaults, Request
 
 BIG = 10**5000
@@ -70,7 +71,7 @@ def test_every_kind_of_file_at_every_option(option: str, kind: str, place: Path,
         return  # a folder is written into, a link is replaced
     if option in ("--refiner", "--vae"):  # looked at once there is a model
         with pytest.raises(ModelError) as caught:
-            untrusted.open_regular(place / OPTIONS[option])
+            safe_files.open_regular(place / OPTIONS[option])
         assert str(caught.value).isprintable()
         return
     code, _ = line(capsys, *asked(option, OPTIONS[option]))
@@ -140,8 +141,8 @@ def test_a_working_folder_that_is_gone(tmp_path: Path, monkeypatch, capsys) -> N
     code, said = line(capsys, "a red circle")
     assert code == 2 and "the working folder does not exist any more" in said
     with pytest.raises(UsageError, match="working folder"):
-        untrusted.absolute(Path("x"))
-    assert untrusted.absolute(Path("/x/../y")) == Path("/y")
+        safe_files.absolute(Path("x"))
+    assert safe_files.absolute(Path("/x/../y")) == Path("/y")
 
 
 @pytest.mark.parametrize(

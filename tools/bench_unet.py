@@ -26,7 +26,7 @@ from wide_checkpoint import write
 
 import qwenimg.backends
 from qwenimg.common import checkpoint
-from qwenimg.common.config_file import parse
+from qwenimg.common.base.config import parse
 from qwenimg.common.models import unet
 from qwenimg.common.models.unet import UNetConfig
 from qwenimg.common.precision import SD_BASES

@@ -31,7 +31,7 @@ from doc_tables import DOCS, table, write
 from gate_draw import EXTRA, LOW_GUIDANCE, PLAIN, WITHOUT_RED, Artist, Drawn, Job, Pixels, draw_all, jobs, model_folder
 
 from qwenimg.common import builtin, recipes, shapes, shapes_gate
-from qwenimg.common.errors import UsageError
+from qwenimg.common.base.errors import UsageError
 from qwenimg.common.selftest import LEAST
 from qwenimg.common.shapes_check import Verdict
 from qwenimg.common.training import parse_sizes

@@ -17,7 +17,7 @@ import numpy as np
 
 import qwenimg
 from qwenimg.common import builtin, noise, recipes, shapes_gate
-from qwenimg.common.errors import NumericsError
+from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.selftest import JUDGED
 from qwenimg.common.shapes import SHAPES
 from qwenimg.common.shapes_check import Verdict, check, ideal_overlap, look

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import qwenimg
 from qwenimg.common import builtin, captions
-from qwenimg.common.errors import QwenimgError
-from qwenimg.common.files import write_atomic
+from qwenimg.common.base.atomic_files import write_atomic
+from qwenimg.common.base.errors import QwenimgError
 from qwenimg.common.image import encode_png
 from qwenimg.common.metadata import XMP
 from qwenimg.common.selftest import Tile, sheet

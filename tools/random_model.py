@@ -17,12 +17,12 @@ from typing import Any, Literal
 import numpy as np
 from tiny_tokenizer import write_tiny_tokenizer
 
+from qwenimg.common.base.shape import Manifest
 from qwenimg.common.folder_files import INDEX, SCHEDULER
 from qwenimg.common.models import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.models.qwen_dit import QwenDiTConfig
 from qwenimg.common.models.qwen_vae import QwenVAEConfig
 from qwenimg.common.models.qwen_vl import QwenVLConfig
-from qwenimg.common.params import Manifest
 
 Array = np.ndarray[Any, Any]
 Dtype = Literal["float32", "float16", "bfloat16"]

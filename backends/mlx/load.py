@@ -9,8 +9,9 @@ import mlx.core as mx
 import mlx.nn
 
 from qwenimg.backends.mlx.ops import DTYPES
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.text import clean
 from qwenimg.common.checkpoint import Entry, LoadPlan, read
-from qwenimg.common.errors import ModelError, clean
 
 Model = TypeVar("Model", bound=mlx.nn.Module)
 

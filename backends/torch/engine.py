@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import ops
-from qwenimg.common.amounts import counted
 from qwenimg.common.backend import NumpyArray, Observer
+from qwenimg.common.base.amounts import counted
+from qwenimg.common.base.errors import BackendMissing
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.errors import BackendMissing
 from qwenimg.common.memory import free_ram
 from qwenimg.common.observers import observe
 from qwenimg.common.precision import Precision

@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qwenimg.common import params
-from qwenimg.common.errors import ModelError, UsageError, clean
-from qwenimg.common.params import Manifest
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.shape import Manifest
+from qwenimg.common.base.text import clean
 
 CLASS_NAMES = ("CLIPTextModel", "CLIPTextModelWithProjection")
 MODEL_TYPE = "clip_text_model"

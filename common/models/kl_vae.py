@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qwenimg.common import params
-from qwenimg.common.errors import ModelError, clean
-from qwenimg.common.params import Manifest
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.shape import Manifest
+from qwenimg.common.base.text import clean
 
 CLASS_NAME = "AutoencoderKL"
 IGNORED_CONFIG: frozenset[str] = frozenset()

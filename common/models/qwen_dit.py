@@ -16,8 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from qwenimg.common import params
-from qwenimg.common.errors import ModelError
-from qwenimg.common.params import Manifest
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.shape import Manifest
 
 CLASS_NAME = "QwenImageTransformer2DModel"
 IGNORED_CONFIG = frozenset({"pooled_projection_dim"})  # left over in published configs from an older class

@@ -16,8 +16,8 @@ import math
 from dataclasses import dataclass, field
 
 from qwenimg.common import params
-from qwenimg.common.errors import ModelError
-from qwenimg.common.params import Manifest, Shape
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.shape import Manifest, Shape
 
 CLASS_NAME = "AutoencoderKLQwenImage"
 IGNORED_CONFIG = frozenset({"dropout"})

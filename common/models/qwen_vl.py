@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qwenimg.common import params
-from qwenimg.common.errors import ModelError
-from qwenimg.common.params import Manifest
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.shape import Manifest
 
 MODEL_TYPE = "qwen2_5_vl"
 _PREFIXES = ("model.language_model.", "language_model.model.", "model.")

@@ -8,7 +8,7 @@ Importing this imports neither framework; `load` does.
 
 from __future__ import annotations
 
-from qwenimg.common.version import __version__
+from qwenimg.common.base.version import __version__
 
 TYPE_CHECKING = False  # typing's own takes longer to import than this file: `cli/main.py` says why that matters
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any, Literal
 
-    from qwenimg.common.errors import (
+    from qwenimg.common.base.errors import (
         BackendMissing,
         DoesNotFit,
         ModelError,
@@ -131,7 +131,7 @@ def _ignore(kind: str, text: str) -> None:
 
 
 def _check_fp32(error: float, precision: str, device: str) -> None:
-    from qwenimg.common.errors import NumericsError
+    from qwenimg.common.base.errors import NumericsError
 
     if precision.startswith("fp32") and not error <= MAX_FP32_ERROR:
         raise NumericsError(

@@ -27,15 +27,16 @@ from qwenimg.backends.torch.training.data import Batch, LatentBatches, padded
 from qwenimg.backends.torch.training.text import states_of
 from qwenimg.backends.torch.training.vae import Encoder, fresh, initialise
 from qwenimg.common import bpe, conditioning, geometry, tokenizers
-from qwenimg.common.config_file import parse
-from qwenimg.common.errors import ModelError, clean
+from qwenimg.common.base.config import parse
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.safe_files import open_regular
+from qwenimg.common.base.text import clean
 from qwenimg.common.folder_files import SHAPES_SCHEDULER
 from qwenimg.common.model import open_model
 from qwenimg.common.models.qwen_dit import TIME_CHANNELS, QwenDiTConfig
 from qwenimg.common.samplers import FlowMatchConfig
 from qwenimg.common.training import TrainConfig
 from qwenimg.common.training_files import is_file
-from qwenimg.common.untrusted import open_regular
 
 
 @dataclass(frozen=True)

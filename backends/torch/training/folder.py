@@ -18,10 +18,12 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from qwenimg.common import bpe, checkpoint, shapes_words
+from qwenimg.common.base.atomic_files import make_folder, write_atomic
+from qwenimg.common.base.config import parse, read_json
+from qwenimg.common.base.errors import ModelError, NumericsError
+from qwenimg.common.base.safe_files import bad, open_regular
+from qwenimg.common.base.text import clean, short
 from qwenimg.common.component_files import find_files
-from qwenimg.common.config_file import parse, read_json
-from qwenimg.common.errors import ModelError, NumericsError, clean
-from qwenimg.common.files import make_folder, write_atomic
 from qwenimg.common.folder_files import INDEX, SHAPES_SCHEDULER
 from qwenimg.common.model import read_text_config
 from qwenimg.common.models import qwen_dit, qwen_vae, qwen_vl
@@ -31,7 +33,6 @@ from qwenimg.common.models.qwen_vl import QwenVLConfig
 from qwenimg.common.safetensors_header import read_header
 from qwenimg.common.training import ModelSize
 from qwenimg.common.training_files import STEM, TEXT_STEM
-from qwenimg.common.untrusted import bad, open_regular, short
 
 VISION = {"hidden": 32, "intermediate": 40, "patch": 14, "merge": 2}
 

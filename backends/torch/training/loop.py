@@ -26,8 +26,9 @@ from qwenimg.backends.torch.training.text import TextStage
 from qwenimg.backends.torch.training.threads import Workers
 from qwenimg.backends.torch.training.vae import VAEStage
 from qwenimg.common import training, training_files
-from qwenimg.common.errors import DoesNotFit, NumericsError, clean
-from qwenimg.common.files import check_space
+from qwenimg.common.base.atomic_files import check_space
+from qwenimg.common.base.errors import DoesNotFit, NumericsError
+from qwenimg.common.base.text import clean
 from qwenimg.common.training import TrainConfig
 
 CLIP = 1.0  # longest gradient

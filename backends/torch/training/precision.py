@@ -18,7 +18,7 @@ from torch import Tensor
 
 from qwenimg.backends.torch.ops import DTYPES
 from qwenimg.backends.torch.training.threads import Workers
-from qwenimg.common.errors import NumericsError
+from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.training import MAX_STEPS, Phase, phase_at
 
 Part = tuple[float, Callable[[], Tensor]]

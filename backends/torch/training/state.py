@@ -19,13 +19,14 @@ from safetensors.torch import save
 from torch import Tensor
 
 from qwenimg.backends.torch.training.precision import LossScaler
-from qwenimg.common.config_file import parse
-from qwenimg.common.errors import NumericsError
-from qwenimg.common.files import write_atomic
+from qwenimg.common.base.atomic_files import write_atomic
+from qwenimg.common.base.config import parse
+from qwenimg.common.base.errors import NumericsError
+from qwenimg.common.base.safe_files import bad
+from qwenimg.common.base.text import short
 from qwenimg.common.safetensors_header import Header
 from qwenimg.common.training import TrainConfig
 from qwenimg.common.training_files import COLUMNS, FORMAT, State, open_checkpoint, read_table, run_of
-from qwenimg.common.untrusted import bad, short
 
 
 @dataclass

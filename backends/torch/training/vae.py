@@ -19,8 +19,8 @@ from qwenimg.backends.torch import load, ops
 from qwenimg.backends.torch.networks.qwen_vae import QwenImageVAE
 from qwenimg.backends.torch.training import folder as train_folder
 from qwenimg.backends.torch.training.data import Float32, crops, pictures
+from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.errors import NumericsError
 from qwenimg.common.models import qwen_vae
 from qwenimg.common.training import TrainConfig
 

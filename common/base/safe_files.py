@@ -7,22 +7,17 @@ from __future__ import annotations
 
 import errno
 import io
-import json
-import math
 import os
-import re
 import stat
-from collections import Counter
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
-from qwenimg.common.errors import ModelError, UsageError, clean
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.text import clean, short
 
 # A copy of this size stays in the cache; larger reads were slower (5.4 GB/s at 1 MiB, 3.9 GB/s at 8 MiB).
 CHUNK = 1 << 20
-MAX_DIGITS = 20  # as many as 2**64 has
 
 
 def bad(path: Path | str, what: str) -> ModelError:
@@ -31,11 +26,6 @@ def bad(path: Path | str, what: str) -> ModelError:
     if len(shown) > 120:
         shown = "…" + shown[-119:]
     return ModelError(short(f"{shown}: {what}", 280))
-
-
-def short(text: object, limit: int) -> str:
-    """`clean(text, limit)`."""
-    return clean(text, limit)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -149,75 +139,3 @@ def _why_not(path: Path, error: OSError | ValueError) -> str:
     if isinstance(error, OSError):
         return f"cannot be opened: {error.strerror}"
     return "cannot be opened: its name holds a null byte"
-
-
-def strict_json(raw: bytes, path: Path | str, *, depth: int, values: int, infinities: bool = False) -> object:
-    """`raw` as JSON, or ModelError: UTF-8 without byte order mark, no duplicate key, no NaN, no infinity unless
-    `infinities`, integers of at most 20 digits, nested at most `depth` deep, at most about `values` values."""
-    if raw.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
-        raise bad(path, "starts with a byte order mark: save it as UTF-8 without one")
-    _check_structure(raw, path, depth, values)
-    try:
-        data: object = json.loads(
-            raw.decode("utf-8"),
-            object_pairs_hook=_no_duplicates,
-            parse_int=_int,
-            parse_float=_float,
-            parse_constant=_infinity if infinities else _constant,
-        )
-    except UnicodeDecodeError as error:
-        raise bad(path, f"is not UTF-8 (byte {error.start})") from None
-    except json.JSONDecodeError as error:
-        raise bad(path, f"is not JSON ({error.msg}, character {error.pos})") from None
-    except ValueError as error:
-        raise bad(path, f"is not JSON as expected: {error}") from None
-    return data
-
-
-def _check_structure(raw: bytes, path: Path | str, depth: int, values: int) -> None:
-    """Bound nesting and number of values before the parser, which recurses and allocates, sees the text."""
-    unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    crowded = unescaped.count(b'"') > values
-    structure = b"" if crowded else re.sub(rb'"[^"]*"', b"", unescaped).translate(None, _NOT_STRUCTURE)
-    if crowded or len(structure) > 2 * values:
-        raise bad(path, f"holds more values than are allowed (about {values})")
-    brackets = structure.translate(None, b",")
-    deepest = max(accumulate(1 if b in b"[{" else -1 for b in brackets), default=0)
-    if deepest > depth:
-        raise bad(path, f"is JSON nested {deepest} deep; at most {depth} is allowed")
-
-
-_NOT_STRUCTURE = bytes(set(range(256)) - set(b",[]{}"))
-
-
-def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"key '{short(twice, 80)}' occurs twice")
-    return found
-
-
-def _int(digits: str) -> int:
-    if len(digits) > MAX_DIGITS:
-        raise ValueError(f"an integer has {len(digits)} digits")
-    if digits == "-0":
-        raise ValueError("-0 is not an integer")
-    return int(digits)
-
-
-def _float(digits: str) -> float:
-    value = float(digits)
-    if not math.isfinite(value):
-        raise ValueError(f"{short(digits, 30)} is too large")
-    return value
-
-
-def _infinity(name: str) -> float:
-    if name == "NaN":
-        _constant(name)
-    return float(name)
-
-
-def _constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not allowed")

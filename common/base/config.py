@@ -13,7 +13,9 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from qwenimg.common.untrusted import bad, open_regular, short, strict_json
+from qwenimg.common.base.safe_files import bad, open_regular
+from qwenimg.common.base.strict_json import strict_json
+from qwenimg.common.base.text import short
 
 MAX_BYTES = 8 << 20
 MAX_DEPTH = 64

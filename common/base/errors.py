@@ -55,15 +55,6 @@ class NumericsError(QwenimgError, ArithmeticError):
     exit_code = 6
 
 
-def clean(text: object, limit: int = 200) -> str:
-    """`text` in printable characters only and at most `limit` long, so that a file cannot write to the terminal.
-
-    Any object, at the cost of `limit` characters: a name of megabytes, a list of millions or lists in lists are not
-    written out, nor is an integer of thousands of digits, which Python refuses to."""
-    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in _start(text, limit + 1))
-    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
-
-
 def _start(value: object, count: int) -> str:
     """The first `count` characters of `value` as a text."""
     if isinstance(value, str):

@@ -11,7 +11,8 @@ import os
 import stat
 from pathlib import Path
 
-from qwenimg.common.errors import UsageError, clean
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
 
 _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 SMALL = 4096  # bytes of a note or a ref

@@ -19,10 +19,11 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qwenimg.common.errors import DoesNotFit, NumericsError, QwenimgError, UsageError, clean
-from qwenimg.common.names import slug
+from qwenimg.common.base.errors import DoesNotFit, NumericsError, QwenimgError, UsageError
+from qwenimg.common.base.names import slug
+from qwenimg.common.base.safe_files import OpenFile, bad, open_regular
+from qwenimg.common.base.text import clean, short
 from qwenimg.common.safetensors_header import read_header
-from qwenimg.common.untrusted import OpenFile, bad, open_regular, short
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,0 +1,64 @@
+"""The cache of models that huggingface_hub and other programs share: where it is and how it is laid out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import ModuleType
+
+from qwenimg.common.base.amounts import size_text as size_text  # for callers too
+from qwenimg.common.base.cache_files import read_small
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import short
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def snapshots(storage: Path) -> list[Path]:
+    """The folders of the revisions in the cache: that of `main` first, then the newest."""
+    main = read_small(storage / "refs" / "main").decode("ascii", "replace").strip()
+    try:
+        folders = [f for f in (storage / "snapshots").iterdir() if _COMMIT.fullmatch(f.name) and f.is_dir()]
+        return sorted(folders, key=lambda f: (f.name != main, -f.stat().st_mtime))
+    except OSError:
+        return []
+
+
+def storage_folder(repo: str) -> Path:
+    """Where the cache keeps `repo`: its blobs, snapshots and refs."""
+    return cache_folder() / f"models--{repo.replace('/', '--')}"
+
+
+def cache_folder() -> Path:
+    """Of the Hugging Face libraries: HF_HUB_CACHE, else in HF_HOME, else in ~/.cache."""
+    return Path(settings().HF_HUB_CACHE)
+
+
+def settings() -> ModuleType:
+    """What the HF_... variables of the environment say. Raises UsageError for one that cannot be read."""
+    try:
+        from huggingface_hub import constants
+    except ValueError as error:
+        raise UsageError(f"an HF_... variable of the environment cannot be read: {short(error, 120)}") from None
+    return constants
+
+
+def token() -> str | None:
+    """That of HF_TOKEN, else of the file where the Hugging Face tools keep it. Raises UsageError."""
+    from huggingface_hub import get_token
+
+    if settings().HF_HUB_DISABLE_IMPLICIT_TOKEN:
+        return None
+    file = Path(settings().HF_TOKEN_PATH)
+    if file.exists() and not file.is_file():
+        raise UsageError(f"{short(file, 150)}: is no file that could hold a token; set HF_TOKEN_PATH to another")
+    try:
+        return get_token()
+    except (OSError, ValueError) as error:
+        reason = short(getattr(error, "strerror", None) or error, 80)
+        raise UsageError(f"{short(file, 150)}: the token cannot be read: {reason}") from None
+
+
+def is_offline() -> bool:
+    """Whether HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE forbids the network."""
+    return bool(settings().HF_HUB_OFFLINE)

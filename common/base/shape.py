@@ -1,0 +1,6 @@
+"""The shape of a tensor, and a table of them by name."""
+
+from __future__ import annotations
+
+Shape = tuple[int, ...]
+Manifest = dict[str, Shape]
