@@ -62,7 +62,7 @@ def sides(
     width: int | None = None, height: int | None = None, size: str | None = None, aspect: str | None = None
 ) -> Fields:
     """The sides that were asked for, by one of the three ways. Raises UsageError."""
-    from qwenimg.common.geometry import parse_aspect, parse_size
+    from qwenimg.common.numbers.sizes import parse_aspect, parse_size
 
     if (size is not None) + (aspect is not None) + (width is not None or height is not None) > 1:
         raise UsageError("the size is given twice; give --size, or --aspect, or --width and --height")
@@ -86,7 +86,7 @@ def merged(base: Fields, more: Fields) -> Fields:
 
 def check(fields: Fields) -> None:
     """Raises UsageError for a text or a number that no model takes."""
-    from qwenimg.common.geometry import MAX_SIDE
+    from qwenimg.common.numbers.sizes import MAX_SIDE
     from qwenimg.common.request import MAX_CLIP_SKIP, MAX_GUIDANCE
     from qwenimg.common.samplers import MAX_STEPS
     from qwenimg.common.tokenizers import check_prompt

@@ -49,7 +49,7 @@ def selftest(
 
     Exit code 0 if enough are right, 6 if not. It is the same work, seed for seed, on every machine."""
     from qwenimg.common.builtin import NAME
-    from qwenimg.common.geometry import parse_size
+    from qwenimg.common.numbers.sizes import parse_size
     from qwenimg.common.shapes_gate import selftest_prompts
 
     sides = None if size is None else parse_size(size)

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common import geometry
 from qwenimg.common.models.qwen_dit import ROPE_THETA, TIME_CHANNELS, QwenDiTConfig
+from qwenimg.common.numbers import rope
+from qwenimg.common.numbers import timesteps as timesteps_
 
 Shape = tuple[int, int, int]
 Table = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -18,16 +19,16 @@ Table = tuple[NDArray[np.float64], NDArray[np.float64]]
 def image_and_text_rope(config: QwenDiTConfig, shapes: Sequence[Shape], length: int) -> tuple[Table, Table]:
     """(cos, sin) [L, D/2] for images of `shapes` (frames, rows, columns) and [S, D/2] for `length` text tokens."""
     layered, axes = config.use_layer3d_rope, config.axes_dims_rope
-    image = geometry.image_positions(shapes, layered)
-    text = geometry.text_positions(shapes, length, layered)
-    return geometry.rope_table(image, axes, ROPE_THETA), geometry.rope_table(text, axes, ROPE_THETA)
+    image = rope.image_positions(shapes, layered)
+    text = rope.text_positions(shapes, length, layered)
+    return rope.rope_table(image, axes, ROPE_THETA), rope.rope_table(text, axes, ROPE_THETA)
 
 
-def time_rows(config: QwenDiTConfig, timesteps: Sequence[float], dtype: geometry.TimeDtype) -> NDArray[np.float64]:
+def time_rows(config: QwenDiTConfig, timesteps: Sequence[float], dtype: timesteps_.TimeDtype) -> NDArray[np.float64]:
     """Sinusoids [T, 256] of a schedule's timesteps (0..1000), and of timestep 0 as the last row for a model with
     `zero_cond_t`. `dtype`: what a timestep is rounded to first (float32, or the transformer's as diffusers does)."""
     times = [*timesteps, 0.0] if config.zero_cond_t else list(timesteps)
-    return np.stack([geometry.timestep_features(time, TIME_CHANNELS, dtype=dtype) for time in times])
+    return np.stack([timesteps_.timestep_features(time, TIME_CHANNELS, dtype=dtype) for time in times])
 
 
 def key_mask(lengths: Sequence[int], image_tokens: int) -> NDArray[np.bool_] | None:
@@ -53,5 +54,5 @@ def sinusoids(
     values: Sequence[float], channels: int, *, cosines_first: bool = True, shift: int = 0
 ) -> NDArray[np.float64]:
     """Of each value for a diffusion UNet, [N, channels]: angle i is value / 10000^(i / (channels / 2 - shift))."""
-    rows = np.stack([geometry.sinusoids(value, channels, shift=shift) for value in values])
+    rows = np.stack([timesteps_.sinusoids(value, channels, shift=shift) for value in values])
     return rows if cosines_first else np.roll(rows, channels // 2, axis=1)

@@ -15,7 +15,7 @@ from qwenimg.common import recipes, samplers_table
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import short
-from qwenimg.common.geometry import MAX_SIDE
+from qwenimg.common.numbers.sizes import MAX_SIDE
 from qwenimg.common.request import MAX_GUIDANCE
 from qwenimg.common.samplers import MAX_STEPS
 from qwenimg.common.tokenizers import MAX_CHARACTERS

@@ -15,7 +15,7 @@ from typing import NotRequired, TypedDict, cast
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import short
-from qwenimg.common.geometry import MAX_SIDE
+from qwenimg.common.numbers.sizes import MAX_SIDE
 from qwenimg.common.picture_text import read_texts
 from qwenimg.common.request import MAX_CLIP_SKIP, MAX_GUIDANCE
 from qwenimg.common.samplers import MAX_STEPS

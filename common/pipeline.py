@@ -13,14 +13,15 @@ from typing import Any, Unpack, cast
 
 import numpy as np
 
-from qwenimg.common import call_options, geometry, image, noise
+from qwenimg.common import call_options, image
 from qwenimg.common.backend import Array, Engine
 from qwenimg.common.base.errors import NumericsError, PipelineBusy, UsageError
 from qwenimg.common.base.version import __version__
 from qwenimg.common.estimate import Estimate, Needs
 from qwenimg.common.family import Family, Latents, Plan, Stage, Start
 from qwenimg.common.metadata import FORMAT, Recipe
-from qwenimg.common.noise import Stream
+from qwenimg.common.numbers import noise, sizes
+from qwenimg.common.numbers.noise import Stream
 from qwenimg.common.request import Asked, Defaults, Request
 from qwenimg.common.result import Result, Step
 
@@ -106,7 +107,7 @@ class Pipeline:
         if request.latents is not None:
             self._noise(request, Stream(request.seed))
         if request.image is not None:
-            width, height = geometry.render_size(request.width, request.height, self.family.multiple)
+            width, height = sizes.render_size(request.width, request.height, self.family.multiple)
             self.family.check_encoding(height, width)
         return request
 
@@ -247,7 +248,7 @@ class Pipeline:
 
     def _shape(self, request: Request) -> Shape:
         """Rows and columns of latents."""
-        width, height = geometry.render_size(request.width, request.height, self.family.multiple)
+        width, height = sizes.render_size(request.width, request.height, self.family.multiple)
         return height // self.family.scale, width // self.family.scale
 
     # What the run starts from and ends with
@@ -256,7 +257,7 @@ class Pipeline:
         """Draws in the order of diffusers: the picture's latents, the noise, the masked picture's latents."""
         if request.image is None:
             return Start(noise=self._noise(request, stream))
-        width, height = geometry.render_size(request.width, request.height, self.family.multiple)
+        width, height = sizes.render_size(request.width, request.height, self.family.multiple)
         picture = image.fit(request.image, request.width, request.height)
         pixels = image.from_uint8(image.extend(picture, width, height))
         unused = self.family.sees_mask and request.mask is not None and request.strength == 1

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common import estimate, flow_plan, geometry, inpaint, memory, tokenizers
+from qwenimg.common import estimate, flow_plan, inpaint, memory, tokenizers
 from qwenimg.common.backend import Array, Condition, Engine, Modulation, Transformer
 from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.estimate import Needs
 from qwenimg.common.family import CALLS, Latents, Plan, Run, Stage, Start
 from qwenimg.common.keeper import Notify
 from qwenimg.common.model import Model
+from qwenimg.common.numbers import packing, sizes
 from qwenimg.common.parts import TEXT_TOKENS, Parts
 from qwenimg.common.precision import Precision
 from qwenimg.common.request import MULTIPLE, Request
@@ -47,7 +48,7 @@ class QwenImage:
     # What is asked
 
     def plan(self, request: Request) -> Plan:
-        rows, columns = geometry.render_size(request.width, request.height, MULTIPLE)
+        rows, columns = sizes.render_size(request.width, request.height, MULTIPLE)
         return flow_plan.plan(self.schedule_config, request, rows * columns // MULTIPLE**2)
 
     def warnings(self, request: Request) -> list[str]:
@@ -132,12 +133,12 @@ class QwenImage:
     # Latents
 
     def array(self, latents: Latents) -> Array:
-        return self.engine.array(geometry.pack(latents))
+        return self.engine.array(packing.pack(latents))
 
     def latents(self, x: Array, shape: tuple[int, int]) -> Latents:
         self._told = self._run.told if self._run else {}
         self.end()  # its arrays are free before the VAE decodes
-        return geometry.unpack(self.engine.numpy(x), *shape).astype(np.float32)
+        return packing.unpack(self.engine.numpy(x), *shape).astype(np.float32)
 
     def shapes(self) -> dict[str, str]:
         return dict(self._told)

@@ -10,9 +10,10 @@ from typing import Annotated, SupportsFloat, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common import geometry, noise, tokenizers
+from qwenimg.common import tokenizers
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import short
+from qwenimg.common.numbers import noise, sizes
 from qwenimg.common.samplers import MAX_STEPS
 
 MULTIPLE = 16  # pixels: sizes are rendered at the next multiple and cropped
@@ -49,7 +50,7 @@ class Request:
         for name in ("prompt", "negative_prompt", "sampler", "schedule"):
             if not isinstance(getattr(self, name), str):
                 raise UsageError(f"{name} is {type(getattr(self, name)).__name__}; expected a text")
-        geometry.render_size(self.width, self.height, MULTIPLE)
+        sizes.render_size(self.width, self.height, MULTIPLE)
         noise.check_seed(self.seed)
         for text in (self.prompt, self.negative_prompt):
             tokenizers.check_prompt(text)
@@ -103,8 +104,8 @@ class Defaults:
     def size(self, aspect: Fraction) -> tuple[int, int]:
         """Width and height for `aspect`: those that Qwen-Image was trained for, else of about the usual area."""
         if not self.qwen_sizes:
-            return geometry.aspect_size(aspect, self.width * self.height)
-        return geometry.ASPECT_SIZES.get(aspect) or geometry.aspect_size(aspect, geometry.ASPECT_AREA)
+            return sizes.aspect_size(aspect, self.width * self.height)
+        return sizes.ASPECT_SIZES.get(aspect) or sizes.aspect_size(aspect, sizes.ASPECT_AREA)
 
     def sides(self, width: int | None, height: int | None, picture: NDArray[np.uint8] | None = None) -> tuple[int, int]:
         """Width and height where one or both are not said: with a `picture` [H, W, 3] to start from in its proportions,

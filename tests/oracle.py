@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from qwenimg.common.geometry import pack, unpack
+from qwenimg.common.numbers.packing import pack, unpack
 
 
 @cache

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from parity_cases import DIT, TEXT, Twin, rounded
 
-from qwenimg.common import conditioning, geometry, parity
+from qwenimg.common import conditioning, parity
+from qwenimg.common.numbers import rope
 from qwenimg.common.precision import Precision, at_least_float32
 
 SHAPES = [(1, 5, 7)]  # image tokens
@@ -107,7 +108,7 @@ class Block:
 
 def _tables() -> dict[str, np.ndarray]:
     (img_cos, img_sin), (txt_cos, txt_sin) = conditioning.image_and_text_rope(DIT, SHAPES, WORDS)
-    cos, sin = geometry.text_rope(len(IDS), TEXT.head_dim, TEXT.rope_theta)
+    cos, sin = rope.text_rope(len(IDS), TEXT.head_dim, TEXT.rope_theta)
     features = conditioning.time_rows(DIT, TIMES, "float32")
     made = {"img_cos": img_cos, "img_sin": img_sin, "txt_cos": txt_cos, "txt_sin": txt_sin}
     return made | {"cos": cos, "sin": sin, "features": features}

@@ -204,7 +204,7 @@ def test_backends_use_only_this_of_common():
         used = {name.strip() for pair in modules for name in ",".join(pair).split(",") if name.strip()}
         return sorted(used - USED_BY_BACKENDS.keys())
 
-    assert foreign("from qwenimg.common import errors, samplers\nfrom qwenimg.common.noise import normal") == [
+    assert foreign("from qwenimg.common import errors, samplers\nfrom qwenimg.common.numbers.noise import normal") == [
         "noise",
         "samplers",
     ]

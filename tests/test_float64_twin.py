@@ -17,8 +17,9 @@ from tiny_model import DIT, TEXT, VAE, tiny_dit, tiny_text_encoder, tiny_vae
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from qwenimg.backends.torch.ops import layers
-from qwenimg.common import checkpoint, conditioning, geometry
+from qwenimg.common import checkpoint, conditioning
 from qwenimg.common.models import qwen_dit, qwen_vae, qwen_vl
+from qwenimg.common.numbers import timesteps
 from qwenimg.common.precision import FP64
 
 # Relative L2 between the float64 twin and diffusers in double. Measured: see each test's output.
@@ -126,7 +127,7 @@ def test_transformer(tmp_path: Path, case: str) -> None:
                 hidden_states=latents,
                 encoder_hidden_states=padded,
                 encoder_hidden_states_mask=mask if B > 1 else None,
-                timestep=torch.full((B,), geometry.rounded(time, "float32"), dtype=torch.float64),
+                timestep=torch.full((B,), timesteps.rounded(time, "float32"), dtype=torch.float64),
                 img_shapes=[shapes] * B,
                 additional_t_cond=chosen if ours.config.use_additional_t_cond else None,
                 return_dict=False,

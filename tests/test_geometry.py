@@ -12,8 +12,9 @@ from diffusers.models.transformers.transformer_qwenimage import QwenEmbedLayer3D
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qwenimg.common import geometry as g
 from qwenimg.common.base.errors import UsageError
+from qwenimg.common.numbers import packing, rope, tiles, timesteps
+from qwenimg.common.numbers import sizes as g
 from qwenimg.common.request import Defaults
 
 AXES = (16, 56, 56)
@@ -134,10 +135,10 @@ def test_a_side_that_is_not_said_follows_the_picture(width, height, expected):
 def test_packing_equals_the_pipeline(shape):
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     B, C, h, w = shape
-    tokens = g.pack(x)
+    tokens = packing.pack(x)
     assert tokens.shape == (B, h * w // 4, 4 * C) and tokens.dtype == np.float32
     assert np.array_equal(tokens, QwenImagePipeline._pack_latents(torch.tensor(x), B, C, h, w).numpy())
-    back = g.unpack(tokens, h, w)
+    back = packing.unpack(tokens, h, w)
     reference = QwenImagePipeline._unpack_latents(torch.tensor(tokens), h * 8, w * 8, 8)
     assert np.array_equal(back, reference[:, :, 0].numpy())
     assert np.array_equal(back, x)
@@ -145,15 +146,15 @@ def test_packing_equals_the_pipeline(shape):
 
 def test_channel_order_of_a_token():
     c, y, x = np.meshgrid(np.arange(3), np.arange(4), np.arange(6), indexing="ij")
-    tokens = g.pack((100 * c + 10 * y + x)[None])
+    tokens = packing.pack((100 * c + 10 * y + x)[None])
     assert tokens[0, 1 * 3 + 2].tolist() == [24, 25, 34, 35, 124, 125, 134, 135, 224, 225, 234, 235]
 
 
 def test_odd_latents_are_refused():
     with pytest.raises(ValueError, match="even"):
-        g.pack(np.zeros((1, 16, 3, 4)))
+        packing.pack(np.zeros((1, 16, 3, 4)))
     with pytest.raises(ValueError, match="not those of"):
-        g.unpack(np.zeros((1, 4, 64)), 4, 6)
+        packing.unpack(np.zeros((1, 4, 64)), 4, 6)
 
 
 # Time
@@ -161,7 +162,7 @@ def test_odd_latents_are_refused():
 
 @pytest.mark.parametrize("timestep", [1000.0, 951.3, 749.2680, 20.0, 0.5, 0.0])
 def test_timestep_features(timestep):
-    ours = g.timestep_features(timestep)
+    ours = timesteps.timestep_features(timestep)
     assert ours.shape == (256,) and ours.dtype == np.float64
 
     t = torch.tensor([timestep]) / 1000
@@ -179,22 +180,22 @@ def test_rounded_equals_torch(dtype):
     """Every number of four digits after the point would take long: a dense grid and ties of bfloat16."""
     grid = np.concatenate([np.linspace(0, 1000, 8001), np.arange(0, 1001) + 0.5, 256 + np.arange(1000) / 2])
     theirs = torch.tensor(grid, dtype=torch.float32).to(getattr(torch, dtype)) / 1000
-    ours = [g.rounded(float(np.float32(v)), dtype) for v in grid]
+    ours = [timesteps.rounded(float(np.float32(v)), dtype) for v in grid]
     assert ours == theirs.double().tolist()
 
 
 def test_half_precision_time_is_what_the_reference_computes():
     timestep = torch.tensor([951.3]).to(torch.bfloat16) / 1000
     theirs = get_timestep_embedding(timestep, 256, flip_sin_to_cos=True, downscale_freq_shift=0, scale=1000)[0]
-    ours = torch.tensor(g.timestep_features(951.3, dtype="bfloat16"))
-    assert g.rounded(951.3, "bfloat16") == 0.953125
+    ours = torch.tensor(timesteps.timestep_features(951.3, dtype="bfloat16"))
+    assert timesteps.rounded(951.3, "bfloat16") == 0.953125
     assert float((ours - theirs.double()).abs().max()) < FEATURE_TOLERANCE
 
 
 def test_bad_times():
     for timestep, channels in [(-1.0, 256), (math.nan, 256), (math.inf, 256), (1.0, 255)]:
         with pytest.raises(ValueError, match="features"):
-            g.timestep_features(timestep, channels)
+            timesteps.timestep_features(timestep, channels)
 
 
 # Rotary positions and tables
@@ -205,7 +206,7 @@ LAYERED_LISTS = [[(1, 7, 5)] * 4 + [(1, 9, 3)], [(1, 3, 2)] * 9, [(1, 4, 4), (1,
 
 
 def assert_table_equals(positions, reference):
-    cos, sin = g.rope_table(positions, AXES)
+    cos, sin = rope.rope_table(positions, AXES)
     assert cos.shape == sin.shape == (len(positions), 64) and cos.dtype == np.float64
     theirs = reference.to(torch.complex128).numpy()
     figure = np.abs(cos + 1j * sin - theirs).max()
@@ -217,59 +218,59 @@ def assert_table_equals(positions, reference):
 @pytest.mark.parametrize("shapes", SHAPE_LISTS)
 def test_rope_equals_diffusers(shapes):
     image, text = QwenEmbedRope(10000, list(AXES), scale_rope=True)([shapes], max_txt_seq_len=37)
-    assert_table_equals(g.image_positions(shapes), image)
-    assert_table_equals(g.text_positions(shapes, 37), text)
+    assert_table_equals(rope.image_positions(shapes), image)
+    assert_table_equals(rope.text_positions(shapes, 37), text)
 
 
 @pytest.mark.parametrize("shapes", LAYERED_LISTS)
 def test_layered_rope_equals_diffusers(shapes):
     image, text = QwenEmbedLayer3DRope(10000, list(AXES), scale_rope=True)([shapes], max_txt_seq_len=19)
-    assert_table_equals(g.image_positions(shapes, layered=True), image)
-    assert_table_equals(g.text_positions(shapes, 19, layered=True), text)
+    assert_table_equals(rope.image_positions(shapes, layered=True), image)
+    assert_table_equals(rope.text_positions(shapes, 19, layered=True), text)
 
 
 def test_text_at_the_end_of_the_table_equals_diffusers():
     _, text = QwenEmbedRope(10000, list(AXES), scale_rope=True)([ONE], max_txt_seq_len=4093)
-    assert_table_equals(g.text_positions(ONE, 4093), text)
+    assert_table_equals(rope.text_positions(ONE, 4093), text)
 
 
 def test_positions_by_hand():
-    positions = g.image_positions([(1, 3, 2), (1, 1, 4)])
+    positions = rope.image_positions([(1, 3, 2), (1, 1, 4)])
     assert positions.dtype == np.int64
     assert positions[:6].tolist() == [[0, -2, -1], [0, -2, 0], [0, -1, -1], [0, -1, 0], [0, 0, -1], [0, 0, 0]]
     assert positions[6:].tolist() == [[1, -1, -2], [1, -1, -1], [1, -1, 0], [1, -1, 1]]
-    assert g.text_positions([(1, 3, 2), (1, 1, 4)], 2).tolist() == [[2, 2, 2], [3, 3, 3]]
-    assert g.image_positions([(1, 1, 1), (1, 1, 1)], layered=True).tolist() == [[0, -1, -1], [-1, -1, -1]]
-    assert g.text_positions([(1, 1, 1)] * 6, 1, layered=True).tolist() == [[5, 5, 5]]
+    assert rope.text_positions([(1, 3, 2), (1, 1, 4)], 2).tolist() == [[2, 2, 2], [3, 3, 3]]
+    assert rope.image_positions([(1, 1, 1), (1, 1, 1)], layered=True).tolist() == [[0, -1, -1], [-1, -1, -1]]
+    assert rope.text_positions([(1, 1, 1)] * 6, 1, layered=True).tolist() == [[5, 5, 5]]
 
 
 def test_text_past_the_table_is_a_usage_error():
-    assert len(g.text_positions(ONE, 4093)) == 4093
+    assert len(rope.text_positions(ONE, 4093)) == 4093
     with pytest.raises(UsageError, match="4094 text tokens after position 2"):
-        g.text_positions(ONE, 4094)
+        rope.text_positions(ONE, 4094)
 
 
 def test_a_condition_of_several_frames_is_refused():
     with pytest.raises(ValueError, match="2 frames"):
-        g.image_positions([(1, 2, 2), (2, 2, 2)], layered=True)
+        rope.image_positions([(1, 2, 2), (2, 2, 2)], layered=True)
 
 
 def test_angles_in_float64():
-    positions = g.image_positions([(1, 58, 104)])
+    positions = rope.image_positions([(1, 58, 104)])
     columns = []
     for axis, d in enumerate(AXES):
         frequencies = torch.pow(torch.tensor(10000.0, dtype=torch.float64), -torch.arange(0, d, 2).double() / d)
         columns.append(torch.outer(torch.tensor(positions[:, axis]).double(), frequencies))
-    difference = np.abs(g.rope_angles(positions, AXES) - torch.cat(columns, 1).numpy()).max()
+    difference = np.abs(rope.rope_angles(positions, AXES) - torch.cat(columns, 1).numpy()).max()
     print(f"angles against torch float64: {difference:.2g}")
     assert difference < FLOAT64_TOLERANCE
 
 
 def test_axes_must_match():
     with pytest.raises(ValueError, match="rotary axes"):
-        g.rope_angles(np.zeros((3, 2), np.int64), AXES)
+        rope.rope_angles(np.zeros((3, 2), np.int64), AXES)
     with pytest.raises(ValueError, match="rotary axes"):
-        g.rope_angles(np.zeros((3, 1), np.int64), (7,))
+        rope.rope_angles(np.zeros((3, 1), np.int64), (7,))
 
 
 @pytest.mark.parametrize(("length", "head_dim", "theta"), [(37, 128, 1e6), (301, 12, 10000.0)])
@@ -284,7 +285,7 @@ def test_text_rope_equals_transformers(length, head_dim, theta):
         rope_parameters={"rope_type": "default", "rope_theta": theta},
     )
     their_cos, their_sin = Qwen2RotaryEmbedding(config)(torch.zeros(1), torch.arange(length)[None])
-    cos, sin = g.text_rope(length, head_dim, theta)
+    cos, sin = rope.text_rope(length, head_dim, theta)
     assert cos.shape == sin.shape == (length, head_dim // 2)
     # transformers repeats the table for both halves of a head.
     figures = [
@@ -302,7 +303,7 @@ def test_text_rope_equals_transformers(length, head_dim, theta):
 @given(st.integers(1, 700), st.integers(1, 300), st.integers(0, 90))
 def test_tiles_partition(size, tile, halo):
     kept = []
-    for part in g.tiles(size, tile, halo):
+    for part in tiles.tiles(size, tile, halo):
         assert 1 <= part.keep_stop - part.keep_start <= tile
         assert part.read_start == max(0, part.keep_start - halo)
         assert part.read_stop == min(size, part.keep_stop + halo)
@@ -311,8 +312,8 @@ def test_tiles_partition(size, tile, halo):
 
 
 def test_tiles_by_hand():
-    assert g.tiles(10, 4, 1) == [(0, 5, 0, 4), (3, 9, 4, 8), (7, 10, 8, 10)]
-    assert g.tiles(4, 4, 9) == [(0, 4, 0, 4)]
+    assert tiles.tiles(10, 4, 1) == [(0, 5, 0, 4), (3, 9, 4, 8), (7, 10, 8, 10)]
+    assert tiles.tiles(4, 4, 9) == [(0, 4, 0, 4)]
 
 
 def test_a_tiled_filter_equals_the_whole():
@@ -325,7 +326,7 @@ def test_a_tiled_filter_equals_the_whole():
         )
 
     pieces = []
-    for part in g.tiles(101, 16, 3):
+    for part in tiles.tiles(101, 16, 3):
         local = filtered(signal[part.read_start : part.read_stop])
         pieces.append(local[part.keep_start - part.read_start : part.keep_stop - part.read_start])
     assert np.array_equal(np.concatenate(pieces), filtered(signal))
@@ -334,4 +335,4 @@ def test_a_tiled_filter_equals_the_whole():
 @pytest.mark.parametrize("bad", [(0, 1, 0), (1, 0, 0), (1, 1, -1)])
 def test_bad_tiles(bad):
     with pytest.raises(ValueError, match="no tiles"):
-        g.tiles(*bad)
+        tiles.tiles(*bad)

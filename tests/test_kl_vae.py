@@ -12,8 +12,9 @@ import torch
 from refusals import refused
 from sd_models import MLX, TORCH, VAE_PUBLISHED, VAE_TINY, Side, relative, sides, tiny_vae, vae_config, vae_plan
 
-from qwenimg.common import checkpoint, geometry, parity
+from qwenimg.common import checkpoint, parity
 from qwenimg.common.models import kl_vae
+from qwenimg.common.numbers import tiles
 from qwenimg.common.precision import FP64, SD_BASES, parse
 from qwenimg.common.probes import first_non_finite
 
@@ -193,7 +194,7 @@ def test_tiles_are_near_the_whole(folder: Path, tile: int) -> None:
 )
 def test_weights_of_tiles_add_up_to_one(size: int, tile: int, overlap: int, scale: int) -> None:
     total = np.zeros(size * scale)
-    parts = geometry.fades(size, tile, overlap, scale)
+    parts = tiles.fades(size, tile, overlap, scale)
     for part in parts:
         assert 0 <= part.read_start < part.read_stop <= size
         assert len(part.weights) == (part.read_stop - part.read_start) * scale

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from qwenimg.common import noise, portable_math
 from qwenimg.common.base.errors import UsageError
+from qwenimg.common.numbers import noise, portable_math
 
 SEEDS = [0, 1, 42, 2**31, 2**32 - 1, 2**32 + 5, 2**63, 2**64 - 1]
 SIZES = [16, 17, 31, 48, 100, 1000, 16 * 10 * 14, 65536 + 7, 2 * 65536 + 16]

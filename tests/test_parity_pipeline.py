@@ -18,7 +18,8 @@ from test_float64_twin import ExactTimes
 from tiny_model import DIT
 
 import qwenimg
-from qwenimg.common import conditioning, flow_plan, geometry, noise, parity, tokenizers
+from qwenimg.common import conditioning, flow_plan, parity, tokenizers
+from qwenimg.common.numbers import noise, packing, rope
 from qwenimg.common.parity import Case, Output, Verdict, judge
 from qwenimg.common.pipeline import Pipeline
 from qwenimg.common.samplers import FlowMatchConfig
@@ -98,8 +99,8 @@ def test_pixels_equal_diffusers_in_double(tiny_folder: Path, exact_pixels, backe
 
 def packing_order(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:
     """Tokens of (dy, dx, c) rather than (c, dy, dx)."""
-    patch.setattr(geometry, "pack", wrong_pack)
-    patch.setattr(geometry, "unpack", wrong_unpack)
+    patch.setattr(packing, "pack", wrong_pack)
+    patch.setattr(packing, "unpack", wrong_unpack)
 
 
 def wrong_pack(x: np.ndarray) -> np.ndarray:
@@ -156,13 +157,13 @@ def branches_swapped(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:
 
 
 def rows_and_columns_swapped(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:
-    original = geometry.image_positions
-    patch.setattr(geometry, "image_positions", lambda *arguments: original(*arguments)[:, [0, 2, 1]])
+    original = rope.image_positions
+    patch.setattr(rope, "image_positions", lambda *arguments: original(*arguments)[:, [0, 2, 1]])
 
 
 def text_from_zero(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:
-    original = geometry.text_positions
-    patch.setattr(geometry, "text_positions", lambda *arguments: original(*arguments) - original(*arguments)[0])
+    original = rope.text_positions
+    patch.setattr(rope, "text_positions", lambda *arguments: original(*arguments) - original(*arguments)[0])
 
 
 FAULTS = {
@@ -212,6 +213,6 @@ def test_wrong_vae_scale_is_caught(tiny_folder: Path, exact_pixels, backend: str
 
 def test_packing_is_bit_exact_and_its_fault_is_not() -> None:
     theirs = QwenImagePipeline._pack_latents(torch.from_numpy(INITIAL), 1, 16, 6, 10).numpy()
-    assert parity.identical(geometry.pack(INITIAL), np.ascontiguousarray(theirs))
+    assert parity.identical(packing.pack(INITIAL), np.ascontiguousarray(theirs))
     assert not parity.identical(wrong_pack(INITIAL), np.ascontiguousarray(theirs))
     assert parity.identical(wrong_unpack(wrong_pack(INITIAL), 6, 10), INITIAL), "wrong, but consistent"

@@ -18,9 +18,9 @@ from tiny_model import LIGHTNING
 
 import qwenimg
 from qwenimg import backends
-from qwenimg.common import geometry, noise
 from qwenimg.common.base.errors import DoesNotFit, ModelError, NumericsError, UsageError
 from qwenimg.common.metadata import png_text, recipe_from_png
+from qwenimg.common.numbers import noise, sizes
 from qwenimg.common.pipeline import Pipeline
 from qwenimg.common.result import Result, Step
 
@@ -187,7 +187,7 @@ def test_default_negative_prompt_is_a_space(tiny_folder: Path, backend: str) -> 
 def test_any_size_is_honoured(tiny_folder: Path, backend: str, size: tuple[int, int]) -> None:
     result = load(tiny_folder, backend)("a ring", width=size[0], height=size[1], steps=1, guidance=1.0)
     assert result.image.size == size
-    full = geometry.render_size(*size)
+    full = sizes.render_size(*size)
     whole = load(tiny_folder, backend)("a ring", width=full[0], height=full[1], steps=1, guidance=1.0)
     assert np.array_equal(result.pixels, whole.pixels[: size[1], : size[0]])
 

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 import qwenimg
-from qwenimg.common import geometry
 from qwenimg.common.base.errors import UsageError
+from qwenimg.common.numbers import packing
 from qwenimg.common.samplers_table import SAMPLERS
 
 BACKENDS = ("cpu", "mlx")
@@ -34,7 +34,7 @@ def expected(folder: Path, class_name: str, **asked: Any) -> np.ndarray:
         prompt=PROMPT, negative_prompt=NEGATIVE, true_cfg_scale=4.0, width=80, height=48, num_inference_steps=6,
         image=Image.fromarray(PICTURE), generator=torch.Generator().manual_seed(5), output_type="latent", **asked,
     ).images  # fmt: skip
-    return geometry.unpack(final.float().numpy(), 6, 10)
+    return packing.unpack(final.float().numpy(), 6, 10)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -15,8 +15,8 @@ import torch
 from tiny_sd import DDIM, LEADING, TEXTS, TRAINED
 
 import qwenimg
-from qwenimg.common import noise
 from qwenimg.common.base.errors import ModelError, NumericsError, UsageError
+from qwenimg.common.numbers import noise
 from qwenimg.common.pipeline import Pipeline
 
 BACKENDS = ("cpu", "mlx")

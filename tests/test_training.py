@@ -32,9 +32,10 @@ from qwenimg.backends.torch.training import optimizer as train_optimizer
 from qwenimg.backends.torch.training import state as train_state
 from qwenimg.backends.torch.training import text as train_text
 from qwenimg.backends.torch.training import vae as train_vae
-from qwenimg.common import bpe, geometry, noise, shapes, shapes_words, tokenizers
+from qwenimg.common import bpe, shapes, shapes_words, tokenizers
 from qwenimg.common.base import atomic_files
 from qwenimg.common.base.errors import BackendMissing, DoesNotFit, ModelError, NumericsError, UsageError
+from qwenimg.common.numbers import noise, timesteps
 from qwenimg.common.training import ModelSize, TrainConfig, parse_sizes
 
 SIZE = ModelSize(
@@ -323,7 +324,7 @@ def test_prompts_are_dropped_and_in_two_languages():
 
 def test_time_features_are_those_of_inference():
     levels = np.array([0.0, 0.02, 0.3017, 0.75, 1.0])
-    expected = np.stack([geometry.timestep_features(1000 * level) for level in levels])
+    expected = np.stack([timesteps.timestep_features(1000 * level) for level in levels])
     difference = np.abs(train_dit.time_features(levels) - expected).max()
     print(f"largest difference {difference:.1e}")
     assert difference < 1e-4  # an angle of 1000 rounded to float32, which inference does and training does not

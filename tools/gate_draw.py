@@ -16,8 +16,9 @@ import conftest  # noqa: F401  (the environment of the tests, before a framework
 import numpy as np
 
 import qwenimg
-from qwenimg.common import builtin, noise, recipes, shapes_gate
+from qwenimg.common import builtin, recipes, shapes_gate
 from qwenimg.common.base.errors import NumericsError
+from qwenimg.common.numbers import noise
 from qwenimg.common.selftest import JUDGED
 from qwenimg.common.shapes import SHAPES
 from qwenimg.common.shapes_check import Verdict, check, ideal_overlap, look

@@ -13,8 +13,8 @@ from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.networks.vae import VAE
 from qwenimg.backends.mlx.ops import images
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.geometry import Fade, fades
 from qwenimg.common.models.kl_vae import NORM_EPS, OVERLAP, KLVAEConfig, decoder_only
+from qwenimg.common.numbers.tiles import Fade, fades
 from qwenimg.common.precision import Precision
 
 # Layers

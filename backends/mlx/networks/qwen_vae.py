@@ -13,8 +13,8 @@ from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.networks.vae import VAE
 from qwenimg.backends.mlx.ops import images
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.geometry import tiles
 from qwenimg.common.models.qwen_vae import QwenVAEConfig, decoder_only, halo
+from qwenimg.common.numbers.tiles import tiles
 from qwenimg.common.precision import Precision
 
 # Layers

@@ -14,8 +14,8 @@ from mlx.core import array as Array
 
 from qwenimg.backends.mlx import load, ops
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.geometry import text_rope
 from qwenimg.common.models.qwen_vl import QwenVLConfig
+from qwenimg.common.numbers.rope import text_rope
 from qwenimg.common.precision import Precision
 
 Pair = tuple[Array, Array]

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from qwenimg.backends.torch import load, ops
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.geometry import text_rope
 from qwenimg.common.models.qwen_vl import QwenVLConfig
+from qwenimg.common.numbers.rope import text_rope
 from qwenimg.common.precision import Precision
 
 Pair = tuple[Tensor, Tensor]

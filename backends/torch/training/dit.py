@@ -26,7 +26,7 @@ from qwenimg.backends.torch.training import folder as train_folder
 from qwenimg.backends.torch.training.data import Batch, LatentBatches, padded
 from qwenimg.backends.torch.training.text import states_of
 from qwenimg.backends.torch.training.vae import Encoder, fresh, initialise
-from qwenimg.common import bpe, conditioning, geometry, tokenizers
+from qwenimg.common import bpe, conditioning, tokenizers
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import open_regular
@@ -34,6 +34,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.folder_files import SHAPES_SCHEDULER
 from qwenimg.common.model import open_model
 from qwenimg.common.models.qwen_dit import TIME_CHANNELS, QwenDiTConfig
+from qwenimg.common.numbers import packing
 from qwenimg.common.samplers import FlowMatchConfig
 from qwenimg.common.training import TrainConfig
 from qwenimg.common.training_files import is_file
@@ -123,8 +124,8 @@ class DiTStage:
         noisy = (1 - sigma) * made.latents + sigma * made.noise
         on_device = partial(torch.Tensor.to, device=self.device)
         return Inputs(
-            noisy=on_device(torch.from_numpy(geometry.pack(noisy))),
-            velocity=on_device(torch.from_numpy(geometry.pack(made.noise - made.latents))),
+            noisy=on_device(torch.from_numpy(packing.pack(noisy))),
+            velocity=on_device(torch.from_numpy(packing.pack(made.noise - made.latents))),
             features=on_device(torch.from_numpy(time_features(levels))),
             text=self._states(ids),
             lengths=[length - tokenizers.DROPPED for length in lengths],

@@ -21,8 +21,9 @@ from qwenimg.backends.torch.networks.qwen_vl import QwenTextEncoder
 from qwenimg.backends.torch.training import folder as train_folder
 from qwenimg.backends.torch.training.data import TEXT_KIND, generator, padded, prompt
 from qwenimg.backends.torch.training.vae import fresh, initialise
-from qwenimg.common import geometry, shapes, tokenizers
+from qwenimg.common import shapes, tokenizers
 from qwenimg.common.models.qwen_vl import QwenVLConfig
+from qwenimg.common.numbers import rope
 from qwenimg.common.shapes import Object, Scene
 from qwenimg.common.training import TrainConfig
 
@@ -70,7 +71,7 @@ def new_text_encoder(config: QwenVLConfig) -> QwenTextEncoder:
 
 def states_of(encoder: QwenTextEncoder, config: QwenVLConfig, ids: Tensor) -> Tensor:
     """Token ids [B S] -> states [B S C], on the device of `ids`."""
-    cos, sin = geometry.text_rope(ids.shape[1], config.head_dim, config.rope_theta)
+    cos, sin = rope.text_rope(ids.shape[1], config.head_dim, config.rope_theta)
     return encoder(ids, (ops.table(cos, torch.float32, ids.device), ops.table(sin, torch.float32, ids.device)))
 
 

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common import portable_math
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.numbers import portable_math
 
 _BLOCK = 16
 FEWEST = _BLOCK  # numbers that can be drawn at a time

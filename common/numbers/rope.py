@@ -1,0 +1,83 @@
+"""Rotary position embeddings: positions of image and text tokens, and the tables of their angles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.numbers.sizes import Shape
+
+ROPE_POSITIONS = 4096  # rows of the rotary table that the published model was made with
+
+
+# --- Rotary positions
+
+
+def image_positions(shapes: Sequence[Shape], layered: bool = False) -> NDArray[np.int64]:
+    """Positions (frame, row, column) of the tokens of all images in order, [L 3].
+
+    Image i starts at frame i; rows and columns are centred: -(n - n // 2) .. n // 2 - 1. In the layered model
+    the last image is the condition, at frame -1.
+    """
+    parts = []
+    for index, (frames, rows, columns) in enumerate(shapes):
+        condition = layered and index == len(shapes) - 1
+        if condition and frames != 1:
+            raise ValueError(f"the condition image has {frames} frames, expected 1")
+        first = -1 if condition else index
+        axes = np.meshgrid(first + np.arange(frames), _centred(rows), _centred(columns), indexing="ij")
+        parts.append(np.stack(axes, axis=-1).reshape(-1, 3))
+    return np.concatenate(parts).astype(np.int64)
+
+
+def text_positions(shapes: Sequence[Shape], length: int, layered: bool = False) -> NDArray[np.int64]:
+    """Positions of `length` text tokens, [S 3]: the same number on all axes, counted from past every image.
+
+    Raises UsageError if the last position leaves the table of 4096.
+    """
+    start = max(max(rows // 2, columns // 2) for _, rows, columns in shapes)
+    if layered:
+        start = max(start, len(shapes) - 1)
+    if start + length >= ROPE_POSITIONS:
+        raise UsageError(
+            f"{length} text tokens after position {start} do not fit below {ROPE_POSITIONS}; "
+            "choose a smaller image or a shorter prompt"
+        )
+    return np.repeat(np.arange(start, start + length, dtype=np.int64)[:, None], 3, axis=1)
+
+
+def _centred(count: int) -> NDArray[np.int64]:
+    return np.arange(count, dtype=np.int64) - (count - count // 2)
+
+
+# --- Rotary tables
+
+
+def rope_angles(positions: NDArray[np.int64], axes: Sequence[int], theta: float = 10000.0) -> NDArray[np.float64]:
+    """Angles [L, sum(axes)/2] of positions [L A]: axis a of width d gives position / theta^(2i/d), i < d/2.
+
+    Rotary position embedding: J. Su et al., "RoFormer", 2021.
+    """
+    if positions.ndim != 2 or positions.shape[1] != len(axes) or any(d % 2 for d in axes):
+        raise ValueError(f"positions {positions.shape} do not go with rotary axes {tuple(axes)}")
+    parts = []
+    for a, d in enumerate(axes):
+        frequencies = np.array([theta ** (-2 * i / d) for i in range(d // 2)])
+        parts.append(positions[:, a, None] * frequencies)
+    return np.concatenate(parts, axis=1)
+
+
+def rope_table(
+    positions: NDArray[np.int64], axes: Sequence[int], theta: float = 10000.0
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Cosine and sine of `rope_angles`, each [L, sum(axes)/2]."""
+    angles = rope_angles(positions, axes, theta)
+    return np.cos(angles), np.sin(angles)
+
+
+def text_rope(length: int, head_dim: int, theta: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Cosine and sine for the text encoder, each [S, head_dim/2]; pair i is channels i and i + head_dim/2."""
+    return rope_table(np.arange(length, dtype=np.int64)[:, None], (head_dim,), theta)

@@ -1,0 +1,90 @@
+"""Sizes and positions: image sizes, latent packing, time features, rotary tables and tiles.
+
+Numbers only: tables are float64, so that both backends round the same values. B batch, L image tokens, S text
+tokens, A position axes, C channels; `h w` are latent rows and columns.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from fractions import Fraction
+
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
+
+MAX_SIDE = 16384
+
+Shape = tuple[int, int, int]
+"""(frames, rows, columns) of an image in tokens; a token is 16 x 16 pixels."""
+
+# --- Image sizes
+
+ASPECT_SIZES = {
+    Fraction(1, 1): (1328, 1328),
+    Fraction(16, 9): (1664, 928),
+    Fraction(9, 16): (928, 1664),
+    Fraction(4, 3): (1472, 1104),
+    Fraction(3, 4): (1104, 1472),
+    Fraction(3, 2): (1584, 1056),
+    Fraction(2, 3): (1056, 1584),
+}
+"""Width and height in pixels that Qwen-Image was trained for, by aspect, which is width by height."""
+
+ASPECT_AREA = 1472 * 1104  # pixels, for another aspect: the middle one of theirs
+
+MAX_ASPECT = 100  # of the longer side by the shorter
+
+
+def ceil_to(value: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is not below `value`."""
+    return -(-value // multiple) * multiple
+
+
+def render_size(width: int, height: int, multiple: int = 16) -> tuple[int, int]:
+    """Width and height to render at, from which the requested size is cropped at the right and the bottom."""
+    _check_size(width, height)
+    return ceil_to(width, multiple), ceil_to(height, multiple)
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Width and height from `1664x928`. Raises UsageError."""
+    match = re.fullmatch(r"([0-9]{1,9})[xX]([0-9]{1,9})", text.strip())
+    if match is None:
+        raise UsageError(f"size {clean(text, 40)!r} is not WIDTHxHEIGHT in pixels, such as 1664x928")
+    width, height = int(match[1]), int(match[2])
+    _check_size(width, height)
+    return width, height
+
+
+def parse_aspect(text: str) -> Fraction:
+    """Width by height from `16:9`. Raises UsageError."""
+    match = re.fullmatch(r"([0-9]{1,4}(?:\.[0-9]{1,4})?):([0-9]{1,4}(?:\.[0-9]{1,4})?)", text.strip())
+    if match is None or not Fraction(match[1]) or not Fraction(match[2]):
+        raise UsageError(f"aspect {clean(text, 40)!r} is not WIDTH:HEIGHT, such as 16:9")
+    aspect = Fraction(match[1]) / Fraction(match[2])
+    if max(aspect, 1 / aspect) > MAX_ASPECT:
+        raise UsageError(f"aspect {text.strip()} is outside 1:{MAX_ASPECT} to {MAX_ASPECT}:1")
+    return aspect
+
+
+def aspect_size(aspect: Fraction, area: int) -> tuple[int, int]:
+    """Width and height in multiples of 16, as near to `aspect` and then to `area`, in pixels, as the nearest can be."""
+    ratio = float(aspect)
+    width, height = math.sqrt(area * ratio), math.sqrt(area / ratio)
+
+    def error(size: tuple[int, int]) -> tuple[float, float]:
+        return abs(math.log(size[0] / size[1] / ratio)), abs(math.log(size[0] * size[1] / area))
+
+    return min(itertools.product(_neighbours(width), _neighbours(height)), key=error)
+
+
+def _neighbours(side: float) -> tuple[int, int]:
+    below = max(16, int(side) // 16 * 16)
+    return below, below + 16
+
+
+def _check_size(width: int, height: int) -> None:
+    if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE):
+        raise UsageError(f"size {clean(width, 40)}x{clean(height, 40)} is outside 1 to {MAX_SIDE} pixels a side")

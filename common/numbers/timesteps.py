@@ -1,0 +1,51 @@
+"""Sinusoids of timesteps, rounded as the models were trained."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+# --- Time features
+
+TimeDtype = Literal["float32", "bfloat16", "float16"]
+
+
+def rounded(timestep: float, dtype: TimeDtype) -> float:
+    """timestep / 1000, both numbers rounded to `dtype`: the time that a diffusers model sees."""
+    return _round(_round(timestep, dtype) / 1000.0, dtype)
+
+
+def timestep_features(
+    timestep: float, channels: int = 256, max_period: float = 10000.0, dtype: TimeDtype = "float32"
+) -> NDArray[np.float64]:
+    """Sinusoidal features of a time in 0 .. 1000, [channels]: all cosines, then all sines, in float64.
+
+    Angle i is 1000 t / max_period^(2i/channels) (A. Vaswani et al., "Attention Is All You Need", 2017),
+    where t is `rounded(timestep, dtype)`.
+    """
+    if not 0 <= timestep < math.inf or channels % 2:
+        raise ValueError(f"time {timestep} has no {channels} features: 0 or more, and an even number of features")
+    return sinusoids(1000.0 * rounded(timestep, dtype), channels, max_period)
+
+
+def sinusoids(value: float, channels: int, max_period: float = 10000.0, shift: int = 0) -> NDArray[np.float64]:
+    """All cosines, then all sines [channels] of angles value / max_period^(i / (channels/2 - shift)), in float64."""
+    half = channels // 2
+    frequencies = np.array([math.exp(-math.log(max_period) * i / (half - shift)) for i in range(half)])
+    angles = value * frequencies
+    return np.concatenate([np.cos(angles), np.sin(angles)])
+
+
+def _round(value: float, dtype: TimeDtype) -> float:
+    """Nearest value of `dtype`, ties to even; through float32, in which half-precision operations compute."""
+    single = np.float32(value)
+    if dtype == "float32":
+        return float(single)
+    if dtype == "float16":
+        return float(np.float16(single))
+    bits = int(single.view(np.uint32))
+    bits += 0x7FFF + (bits >> 16 & 1)
+    return float(np.uint32(bits & 0xFFFF0000).view(np.float32))
