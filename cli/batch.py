@@ -92,7 +92,7 @@ def read_replay(path: Path) -> Replay:
     """The recipe in the picture at `path`, ours or another program's. Raises ModelError."""
     from qwenimg.common.foreign_read import read_foreign
     from qwenimg.common.metadata import recipe_from_png
-    from qwenimg.common.picture_text import read_texts
+    from qwenimg.common.pictures.texts import read_texts
 
     texts = read_texts(path)
     foreign = None if "qwenimg" in texts else read_foreign(texts, path)

@@ -20,6 +20,7 @@ from qwenimg.common.base import atomic_files
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import DoesNotFit, ModelError, NumericsError, UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.pictures import latents as latents_
 
 if TYPE_CHECKING:
     from qwenimg import Pipeline, Result
@@ -198,7 +199,7 @@ def _check_same(flags: Flags, used: Mapping[str, str]) -> None:
 
 def _read_noise(path: Path, wanted: Sequence[Picture]) -> Any:
     """Latents [N, C, h, w], one for each picture or one for all prompts. Raises UsageError."""
-    noise = atomic_files.read_latents(path)
+    noise = latents_.read_latents(path)
     if len(noise) not in (1, len(wanted)):
         raise UsageError(
             f"--latents {clean(path, 120)}: has {counted(len(noise), 'row')} of latents, "
@@ -225,10 +226,10 @@ def _read_pictures(flags: Flags, report: Report) -> Given:
             if value is not None:
                 raise UsageError(f"{option} needs the picture that it is for; give it with -i")
         return Given()
-    from qwenimg.common import input_image
+    from qwenimg.common.pictures import input
 
-    image, told = input_image.read_image(flags.image)
-    mask, more = (None, []) if flags.mask is None else input_image.read_mask(flags.mask, image)
+    image, told = input.read_image(flags.image)
+    mask, more = (None, []) if flags.mask is None else input.read_mask(flags.mask, image)
     for line in told + more:
         report.notify("warning", line)
     return Given(image=image, mask=mask)
@@ -340,9 +341,7 @@ def _draw_all(
             made += 1
             latents += [result.latents] if flags.save_latents is not None else []
             if flags.save_latents is not None and len(latents) == len(wanted):
-                atomic_files.write_latents(
-                    flags.save_latents, atomic_files.join_latents(latents), overwrite=flags.overwrite
-                )
+                latents_.write_latents(flags.save_latents, latents_.join_latents(latents), overwrite=flags.overwrite)
         except Exception as error:
             stop.check()
             failed.append(report.failure(picture, error))

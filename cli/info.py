@@ -55,7 +55,7 @@ def _show_model(path: Path, as_json: bool, prediction: Literal["eps", "v"] | Non
 
 def _is_picture(path: Path) -> bool:
     from qwenimg.common.base.safe_files import is_folder
-    from qwenimg.common.picture_text import picture_format
+    from qwenimg.common.pictures.texts import picture_format
 
     return not is_folder(path) and picture_format(path) is not None
 
@@ -63,7 +63,7 @@ def _is_picture(path: Path) -> bool:
 def _show_picture(path: Path, as_json: bool) -> None:
     from qwenimg.common.foreign_read import read_foreign
     from qwenimg.common.metadata import recipe_from_png
-    from qwenimg.common.picture_text import read_texts
+    from qwenimg.common.pictures.texts import read_texts
 
     texts = read_texts(path)
     recipe = dict(recipe_from_png(path)) if texts.pop("qwenimg", None) is not None else None

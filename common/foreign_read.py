@@ -11,7 +11,7 @@ from qwenimg.common import foreign_a1111, foreign_comfyui, foreign_json
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.foreign import Foreign
-from qwenimg.common.picture_text import XMP_KEY
+from qwenimg.common.pictures.texts import XMP_KEY
 
 MAX_TEXT = 5_000_000  # characters of a recipe
 DEPTH = 16

@@ -16,7 +16,7 @@ from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import short
 from qwenimg.common.numbers.sizes import MAX_SIDE
-from qwenimg.common.picture_text import read_texts
+from qwenimg.common.pictures.texts import read_texts
 from qwenimg.common.request import MAX_CLIP_SKIP, MAX_GUIDANCE
 from qwenimg.common.samplers import MAX_STEPS
 from qwenimg.common.samplers_table import SAMPLERS

@@ -13,7 +13,7 @@ from typing import Any, Unpack, cast
 
 import numpy as np
 
-from qwenimg.common import call_options, image
+from qwenimg.common import call_options
 from qwenimg.common.backend import Array, Engine
 from qwenimg.common.base.errors import NumericsError, PipelineBusy, UsageError
 from qwenimg.common.base.version import __version__
@@ -22,6 +22,7 @@ from qwenimg.common.family import Family, Latents, Plan, Stage, Start
 from qwenimg.common.metadata import FORMAT, Recipe
 from qwenimg.common.numbers import noise, sizes
 from qwenimg.common.numbers.noise import Stream
+from qwenimg.common.pictures import pixels as image
 from qwenimg.common.request import Asked, Defaults, Request
 from qwenimg.common.result import Result, Step
 

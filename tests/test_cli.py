@@ -31,6 +31,7 @@ from qwenimg.common.base import atomic_files
 from qwenimg.common.base.errors import BackendMissing, DoesNotFit, ModelError, NumericsError, QwenimgError, UsageError
 from qwenimg.common.estimate import Estimate
 from qwenimg.common.metadata import recipe_from_png
+from qwenimg.common.pictures import latents
 
 MAX_LINE = 300  # characters of an error
 
@@ -633,7 +634,7 @@ def test_no_metadata(library: Library) -> None:
 
 def test_latents(library: Library) -> None:
     assert cli("x", "-s", "4", "--save-latents", "l.safetensors").code == 0
-    saved = atomic_files.read_latents(Path("l.safetensors"))
+    saved = latents.read_latents(Path("l.safetensors"))
     assert saved.shape == (1, 4, 2, 2) and saved.dtype == np.float32 and (saved == 4).all()
     assert cli("x", "--latents", "l.safetensors", "-o", "a").code == 0
     np.testing.assert_array_equal(library.asked[0]["latents"], saved)

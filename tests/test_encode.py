@@ -21,7 +21,7 @@ from qwenimg.common.base.atomic_files import PICTURES
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.encode import encode
 from qwenimg.common.metadata import XMP, a1111_parameters, png_text, recipe_from_png
-from qwenimg.common.picture_text import MAX_CHUNK, MAX_SEGMENTS, XMP_KEY, picture_format, read_texts
+from qwenimg.common.pictures.texts import MAX_CHUNK, MAX_SEGMENTS, XMP_KEY, picture_format, read_texts
 
 OTHERS = [".jpg", ".jpeg", ".webp"]
 
@@ -114,7 +114,7 @@ def test_colours_stay_what_they_are(suffix: str, most: float) -> None:
 
 
 def test_png_is_as_before() -> None:
-    from qwenimg.common.image import encode_png
+    from qwenimg.common.pictures.png import encode_png
 
     assert encode(PIXELS, RECIPE, ".png") == encode_png(PIXELS, png_text(RECIPE), XMP)
 

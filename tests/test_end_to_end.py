@@ -16,8 +16,8 @@ import oracle
 import pytest
 from PIL import Image
 
-from qwenimg.common.base.atomic_files import read_latents, write_latents
 from qwenimg.common.numbers import noise
+from qwenimg.common.pictures.latents import read_latents, write_latents
 
 BACKENDS = ("cpu", "mlx")
 COMMAND = (sys.executable, "-c", "import sys; from qwenimg.cli.main import run; sys.exit(run())")

@@ -31,12 +31,11 @@ from qwenimg.common.base.atomic_files import (
     check_output,
     make_folder,
     output_path,
-    read_latents,
     sweep,
     write_atomic,
-    write_latents,
 )
 from qwenimg.common.base.errors import DoesNotFit, ModelError, NumericsError, QwenimgError, UsageError
+from qwenimg.common.pictures.latents import read_latents, write_latents
 
 SRC = Path(__file__).parents[1] / "src"
 OLD, NEW = b"old" * 1000, b"new" * 5000

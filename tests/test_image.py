@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from qwenimg.common.base.errors import ModelError, NumericsError
-from qwenimg.common.image import blank_warning, crop, encode_png, read_text, to_uint8
+from qwenimg.common.pictures.pixels import blank_warning, crop, to_uint8
+from qwenimg.common.pictures.png import encode_png, read_text
 
 PIXELS = np.random.default_rng(3).integers(0, 256, (5, 7, 3), dtype=np.uint8)
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image, ImageCms, ImageOps
 
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.input_image import read_image, read_mask
+from qwenimg.common.pictures.input import read_image, read_mask
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (5, 7, 3), np.uint8)
 

@@ -20,7 +20,7 @@ from truthful import Truthful
 
 import qwenimg
 from qwenimg.common import builtin, recipes, selftest, shapes_gate
-from qwenimg.common.image import read_text
+from qwenimg.common.pictures.png import read_text
 from qwenimg.common.selftest import Answer, Tile
 from qwenimg.common.shapes_check import Verdict, check
 from qwenimg.common.shapes_gate import selftest_prompts

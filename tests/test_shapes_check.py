@@ -13,7 +13,7 @@ from PIL import Image, ImageFilter
 
 from qwenimg.common import shapes
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.image import to_uint8
+from qwenimg.common.pictures.pixels import to_uint8
 from qwenimg.common.shapes import PALETTE, POSITIONS, SHAPES, SIZES, Scene, random_scene, render
 from qwenimg.common.shapes_check import ROUGH, check, components, ideal_overlap, look
 from qwenimg.common.shapes_fit import fit

@@ -15,9 +15,9 @@ import pytest
 from qwenimg.cli import config
 from qwenimg.cli.main import run
 from qwenimg.common.base import safe_files
-from qwenimg.common.base.atomic_files import read_latents
 from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.pictures.latents import read_latents
 from qwenimg.common.request import Defaults, Request
 
 BIG = 10**5000

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qwenimg.common import input_pixels
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad, open_regular
 from qwenimg.common.base.text import short
-from qwenimg.common.image import Uint8
+from qwenimg.common.pictures import input_pixels
+from qwenimg.common.pictures.pixels import Uint8
 
 if TYPE_CHECKING:
     from PIL.Image import Image

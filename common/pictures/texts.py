@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from qwenimg.common import exif, image
 from qwenimg.common.base.safe_files import OpenFile, bad, open_regular
+from qwenimg.common.pictures import exif, png
 
 MAX_SEGMENTS = 10_000  # of a JPEG or WebP that are looked at; an animation has one for each picture
 MAX_CHUNK = 8 << 20  # bytes of one text in a WebP
@@ -47,7 +47,7 @@ def read_texts(path: Path) -> dict[str, str]:
         elif kind == "WEBP":
             found = _from_blocks(file, _webp_blocks(file))
         else:
-            found = image.read_text(path)
+            found = png.read_text(path)
     recipe = _recipe(found.get(XMP_KEY, ""))
     return ({} if recipe is None else {"qwenimg": recipe}) | found
 

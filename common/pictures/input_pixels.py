@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qwenimg.common.base.text import short
-from qwenimg.common.image import Uint8
+from qwenimg.common.pictures.pixels import Uint8
 
 if TYPE_CHECKING:
     from PIL.Image import Image

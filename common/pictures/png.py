@@ -1,0 +1,61 @@
+"""PNG files with text in them."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from qwenimg.common.base.safe_files import bad, open_regular
+from qwenimg.common.base.text import short
+from qwenimg.common.pictures import exif
+from qwenimg.common.pictures.pixels import Uint8
+
+TEXT_LIMIT = 32 << 20  # bytes of a PNG that are read in search of its text: two 3 MB prompts, escaped, fit
+ZLIB_LEVEL = 4  # on a smooth 1328x1328 picture as small as level 6 in half the time
+
+
+def encode_png(pixels: Uint8, text: Mapping[str, str], xmp: str | None) -> bytes:
+    """[H, W, C], C 3 or 4, as the bytes of a PNG: the same for the same input and the same Pillow and zlib.
+
+    Each item of `text` becomes tEXt if it is Latin-1, else iTXt in UTF-8. What PNG text cannot hold, NUL and
+    lone surrogates, is stored as its escape (`\\x00`, `\\udcff`)."""
+    from PIL import Image, PngImagePlugin
+
+    chunks = PngImagePlugin.PngInfo()
+    for key, value in text.items():
+        chunks.add_text(key, storable(value))
+    if xmp is not None:
+        chunks.add_itxt("XML:com.adobe.xmp", xmp)
+    out = io.BytesIO()
+    picture = Image.fromarray(np.ascontiguousarray(pixels))
+    picture.save(out, format="PNG", pnginfo=chunks, compress_level=ZLIB_LEVEL)
+    return out.getvalue()
+
+
+def storable(text: str) -> str:
+    """`text` with NUL and lone surrogates, which no format's text holds, as their escapes."""
+    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def read_text(path: Path) -> dict[str, str]:
+    """The text chunks (tEXt, zTXt, iTXt) and EXIF texts before the pixels of the PNG at `path`, which are not decoded.
+
+    Only the first 32 MiB are looked at. A picture may have any size: Pillow's limit on it, which guards decoding, is
+    in `Image.open` and not here. Raises ModelError if it is no regular file or no readable PNG."""
+    from PIL.PngImagePlugin import PngImageFile
+
+    with closing(open_regular(path)) as file:
+        head = file.read(0, min(file.size, TEXT_LIMIT))
+    try:
+        with warnings.catch_warnings(action="ignore"), PngImageFile(io.BytesIO(head)) as picture:
+            found = {str(k): str(v) for k, v in picture.info.items() if isinstance(v, str)}
+            block = picture.info.get("exif")
+    # Pillow's parser raises whatever its many chunk readers raise; in every case the file is at fault.
+    except Exception as error:
+        raise bad(path, f"cannot be read as a PNG: {short(error, 80)}") from None
+    return found | (exif.texts(block, path) if isinstance(block, bytes) else {})
