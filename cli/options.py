@@ -88,7 +88,7 @@ def check(fields: Fields) -> None:
     """Raises UsageError for a text or a number that no model takes."""
     from qwenimg.common.numbers.sizes import MAX_SIDE
     from qwenimg.common.request import MAX_CLIP_SKIP, MAX_GUIDANCE
-    from qwenimg.common.samplers import MAX_STEPS
+    from qwenimg.common.sampling.flow_match import MAX_STEPS
     from qwenimg.common.tokenizers import check_prompt
 
     for text in (fields.get("prompt"), fields.get("negative_prompt")):
@@ -105,11 +105,11 @@ def check(fields: Fields) -> None:
     for name in ("strength", "guidance_rescale", "refine_at"):
         _between(cast("dict[str, float]", fields).get(name), name.replace("_", "-"), 0, 1)
     if "sampler" in fields:
-        from qwenimg.common import samplers_table
+        from qwenimg.common.sampling import table
 
-        samplers_table.find(fields["sampler"])
+        table.find(fields["sampler"])
     if "schedule" in fields:
-        from qwenimg.common.schedules import check_name
+        from qwenimg.common.sampling.schedules import check_name
 
         check_name(fields["schedule"])
 

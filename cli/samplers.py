@@ -15,8 +15,8 @@ def samplers(as_json: bool) -> None:
     Order: of accuracy, of stochastic samplers that of the pictures' distribution. Asks: how often the model is asked
     in a step. Flow: whether it works with flow models, such as Qwen-Image, too.
     """
-    from qwenimg.common.samplers_table import SAMPLERS
-    from qwenimg.common.schedules import SCHEDULES
+    from qwenimg.common.sampling.schedules import SCHEDULES
+    from qwenimg.common.sampling.table import SAMPLERS
 
     if as_json:
         rows = [sampler.described() for sampler in SAMPLERS.values()]

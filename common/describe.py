@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
-from qwenimg.common import families, hub, schedules, sd_model, single_file
+from qwenimg.common import families, hub, sd_model, single_file
 from qwenimg.common.base.amounts import counted, size_text
 from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError
@@ -24,6 +24,7 @@ from qwenimg.common.models.qwen_vae import QwenVAEConfig
 from qwenimg.common.models.qwen_vl import QwenVLConfig
 from qwenimg.common.models.unet import UNetConfig
 from qwenimg.common.safetensors_header import Stored, read_header
+from qwenimg.common.sampling import schedules
 from qwenimg.common.sd_model import SDModel
 from qwenimg.common.single_file import Prediction
 

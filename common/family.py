@@ -14,7 +14,7 @@ from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.estimate import Needs
 from qwenimg.common.keeper import Keeper
 from qwenimg.common.request import Request
-from qwenimg.common.sampling import Denoiser, Grid, Noise
+from qwenimg.common.sampling.types import Denoiser, Grid, Noise
 
 Latents: TypeAlias = NDArray[np.float32]
 Solver: TypeAlias = Callable[[Array, Grid, Denoiser, Noise], Iterator[Array]]

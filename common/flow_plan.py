@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from qwenimg.common import samplers_table
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.family import Plan, Stage
 from qwenimg.common.request import Request
-from qwenimg.common.samplers import FlowMatchConfig, flow_schedule
-from qwenimg.common.sampling import Array, Grid
+from qwenimg.common.sampling import table
+from qwenimg.common.sampling.flow_match import FlowMatchConfig, flow_schedule
+from qwenimg.common.sampling.types import Array, Grid
 
 OWN = ("", "model")  # the model's schedule
 
 
 def plan(config: FlowMatchConfig, request: Request, tokens: int) -> Plan:
     """For a picture of `tokens` latent tokens. Raises UsageError."""
-    sampler = samplers_table.find(request.sampler or "euler")
+    sampler = table.find(request.sampler or "euler")
     if not sampler.flow:
         raise UsageError(
             f"--sampler {sampler.name} has no form for flow models, such as Qwen-Image's; see qwenimg samplers"

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict, cast
 
-from qwenimg.common import recipes, samplers_table
+from qwenimg.common import recipes
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import short
 from qwenimg.common.numbers.sizes import MAX_SIDE
 from qwenimg.common.request import MAX_GUIDANCE
-from qwenimg.common.samplers import MAX_STEPS
+from qwenimg.common.sampling import table
+from qwenimg.common.sampling.flow_match import MAX_STEPS
 from qwenimg.common.tokenizers import MAX_CHARACTERS
 
 MAX_NAME = 60  # characters of a name that is shown
@@ -134,7 +135,7 @@ class Foreign:
                 self.left_out.append(f"sampler {name}")
             else:
                 self.fields["sampler"] = own
-                if samplers_table.SAMPLERS[own].stochastic:
+                if table.SAMPLERS[own].stochastic:
                     self.notes.append(f"the noise within the steps of {own} is drawn otherwise here")
         self._put_schedule(told)
 
@@ -176,7 +177,7 @@ def known_sampler(name: str) -> tuple[str | None, str]:
     for words in (ending, "sgm uniform", "align your steps") if ending else ():
         text = text.removesuffix(words)
     try:
-        return samplers_table.find(text).name, ending
+        return table.find(text).name, ending
     except UsageError:
         return None, ending
 

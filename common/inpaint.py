@@ -7,7 +7,7 @@ from typing import Protocol
 from qwenimg.common.backend import Array
 from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.family import Latents, Run, Stage, Start
-from qwenimg.common.sampling import Grid
+from qwenimg.common.sampling.types import Grid
 
 
 class _Arrays(Protocol):

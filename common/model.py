@@ -20,7 +20,7 @@ from qwenimg.common.models.qwen_vl import QwenVLConfig
 from qwenimg.common.tokenizers import QwenTokenizer
 
 if TYPE_CHECKING:
-    from qwenimg.common.samplers import FlowMatchConfig
+    from qwenimg.common.sampling.flow_match import FlowMatchConfig
 
 PIPELINE = "QwenImagePipeline"
 SCHEDULER = "FlowMatchEulerDiscreteScheduler"
@@ -56,7 +56,7 @@ class Model:
 
     def schedule_config(self) -> FlowMatchConfig:
         """Of scheduler/scheduler_config.json. Raises ModelError."""
-        from qwenimg.common.samplers import FlowMatchConfig
+        from qwenimg.common.sampling.flow_match import FlowMatchConfig
 
         path = self.folder / "scheduler" / "scheduler_config.json"
         return _config(FlowMatchConfig, path, SCHEDULER, _SCHEDULER_IGNORED)

@@ -14,7 +14,7 @@ from qwenimg.common import tokenizers
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import short
 from qwenimg.common.numbers import noise, sizes
-from qwenimg.common.samplers import MAX_STEPS
+from qwenimg.common.sampling.flow_match import MAX_STEPS
 
 MULTIPLE = 16  # pixels: sizes are rendered at the next multiple and cropped
 MAX_GUIDANCE = 100

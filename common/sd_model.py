@@ -21,8 +21,8 @@ from qwenimg.common.models import clip, kl_vae, unet
 from qwenimg.common.models.clip import CLIPConfig
 from qwenimg.common.models.kl_vae import KLVAEConfig
 from qwenimg.common.models.unet import UNetConfig
-from qwenimg.common.noise_levels import DiffusionConfig, parse_diffusion
 from qwenimg.common.safetensors_header import read_header
+from qwenimg.common.sampling.discrete import DiffusionConfig, parse_diffusion
 from qwenimg.common.single_file import Prediction
 
 # pipeline class -> whether it is SDXL; what a class is made for beyond that shows in its UNet.

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 from functools import partial
 
-from qwenimg.common import samplers_table, schedules
 from qwenimg.common.backend import Engine
 from qwenimg.common.family import Plan, Solver, Stage
 from qwenimg.common.request import Request
-from qwenimg.common.samplers_table import Sampler
+from qwenimg.common.sampling import schedules, table
+from qwenimg.common.sampling.table import Sampler
 from qwenimg.common.sd_model import SDModel
 
 
 def plan(model: SDModel, request: Request, engine: Engine, *, refined: bool) -> Plan:
     """Raises UsageError."""
     config = model.scheduler
-    sampler = samplers_table.find(request.sampler or schedules.sampler_of(config))
+    sampler = table.find(request.sampler or schedules.sampler_of(config))
     grid = schedules.grid(config, sampler.name, request.schedule, request.steps, sdxl=model.sdxl)
     if request.image is not None:
         grid = schedules.part(grid, schedules.skipped(request.steps, request.strength))

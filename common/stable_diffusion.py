@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common import conditioning, estimate, inpaint, memory, noise_levels, sd_plan
+from qwenimg.common import conditioning, estimate, inpaint, memory, sd_plan
 from qwenimg.common.backend import VAE, Array, Condition, Engine, UNet
 from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.clip_texts import ClipTexts
@@ -26,6 +26,7 @@ from qwenimg.common.models import clip
 from qwenimg.common.models.unet import UNetConfig
 from qwenimg.common.precision import Precision
 from qwenimg.common.request import Request
+from qwenimg.common.sampling import discrete
 from qwenimg.common.sd_model import SDModel
 
 AESTHETIC, POOR_AESTHETIC = 6.0, 2.5  # scores that the refiner is told of the picture and of the negative branch
@@ -222,7 +223,7 @@ class DiffusionRun:
 
     def __init__(self, family: StableDiffusion, side: Side, stage: Stage, start: Start):
         assert side.prepared is not None
-        self.time = noise_levels.clock(side.model.scheduler.levels, stage.grid)
+        self.time = discrete.clock(side.model.scheduler.levels, stage.grid)
         self.family, self.model, self.request = family, side.model, side.prepared.request
         h, w = start.noise.shape[2:]
         self.unet = side.unet(side.step_bytes(len(side.prepared.texts), h, w))
@@ -260,7 +261,7 @@ class DiffusionRun:
         return c_skip * x + c_out * prediction
 
     def _scalings(self, sigma: float) -> tuple[float, float, float]:
-        return noise_levels.scalings(self.model.scheduler.prediction_type, sigma)
+        return discrete.scalings(self.model.scheduler.prediction_type, sigma)
 
     def _predictions(self, x: Array, sigma: float) -> list[Array]:
         self.calls.append((x, sigma))

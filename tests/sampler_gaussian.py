@@ -11,8 +11,8 @@ import math
 
 import numpy as np
 
-from qwenimg.common.samplers_table import Sampler
-from qwenimg.common.sampling import Grid
+from qwenimg.common.sampling.table import Sampler
+from qwenimg.common.sampling.types import Grid
 
 MEAN, VARIANCE = 0.5, 0.49
 

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
-from qwenimg.common.noise_levels import DiffusionConfig, clock, scalings
-from qwenimg.common.sampling import Grid
+from qwenimg.common.sampling.discrete import DiffusionConfig, clock, scalings
+from qwenimg.common.sampling.types import Grid
 
 SHAPE = (1, 3, 5, 7)
 SD = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "num_train_timesteps": 1000}

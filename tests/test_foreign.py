@@ -19,8 +19,8 @@ from qwenimg.common.foreign_json import SCHEDULERS
 from qwenimg.common.foreign_read import read_foreign
 from qwenimg.common.metadata import a1111_parameters
 from qwenimg.common.recipes import RECIPES
-from qwenimg.common.samplers_table import SAMPLERS
-from qwenimg.common.schedules import SCHEDULES as OWN_SCHEDULES
+from qwenimg.common.sampling.schedules import SCHEDULES as OWN_SCHEDULES
+from qwenimg.common.sampling.table import SAMPLERS
 
 PATH = Path("x.png")
 

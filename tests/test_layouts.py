@@ -23,7 +23,7 @@ from qwenimg.common.models import clip, kl_vae, unet
 from qwenimg.common.models.clip import CLIPConfig
 from qwenimg.common.models.kl_vae import KLVAEConfig
 from qwenimg.common.models.unet import UNetConfig
-from qwenimg.common.noise_levels import parse_diffusion
+from qwenimg.common.sampling.discrete import parse_diffusion
 from qwenimg.common.single_file import SingleFile, open_file
 
 KINDS = tuple(tiny_ldm.UNETS)

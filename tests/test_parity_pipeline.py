@@ -22,7 +22,7 @@ from qwenimg.common import conditioning, flow_plan, parity, tokenizers
 from qwenimg.common.numbers import noise, packing, rope
 from qwenimg.common.parity import Case, Output, Verdict, judge
 from qwenimg.common.pipeline import Pipeline
-from qwenimg.common.samplers import FlowMatchConfig
+from qwenimg.common.sampling.flow_match import FlowMatchConfig
 
 BACKENDS = ("cpu", "mlx")
 STEPS = 3  # with two, the terminal fixes both noise levels and a wrong shift does not show

@@ -14,7 +14,7 @@ from PIL import Image
 import qwenimg
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.numbers import packing
-from qwenimg.common.samplers_table import SAMPLERS
+from qwenimg.common.sampling.table import SAMPLERS
 
 BACKENDS = ("cpu", "mlx")
 LATENTS = 1e-4  # relative L2 after all steps, float32; measured at most 3e-6

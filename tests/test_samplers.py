@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.samplers import FlowMatchConfig, flow_schedule
-from qwenimg.common.samplers_ode import euler
-from qwenimg.common.sampling import Grid
+from qwenimg.common.sampling.flow_match import FlowMatchConfig, flow_schedule
+from qwenimg.common.sampling.ode import euler
+from qwenimg.common.sampling.types import Grid
 
 QWEN = {
     "base_image_seq_len": 256,

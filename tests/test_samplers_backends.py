@@ -11,10 +11,10 @@ import torch
 from sampler_reference import SD
 
 from qwenimg.common.base.errors import NumericsError
-from qwenimg.common.noise_levels import parse_diffusion
-from qwenimg.common.samplers_table import SAMPLERS
-from qwenimg.common.sampling import Grid
-from qwenimg.common.schedules import grid
+from qwenimg.common.sampling.discrete import parse_diffusion
+from qwenimg.common.sampling.schedules import grid
+from qwenimg.common.sampling.table import SAMPLERS
+from qwenimg.common.sampling.types import Grid
 
 SHAPE = (1, 4, 5, 3)
 CONFIG = parse_diffusion({"_class_name": "DDIMScheduler", **SD, "steps_offset": 1}, "scheduler_config.json")

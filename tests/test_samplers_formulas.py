@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from sampler_reference import SHAPE, network, noises, relative, run, scheduler
 
-from qwenimg.common.samplers_adaptive import _ATOL, _RTOL
-from qwenimg.common.samplers_table import SAMPLERS
-from qwenimg.common.sampling import Grid
+from qwenimg.common.sampling.adaptive import _ATOL, _RTOL
+from qwenimg.common.sampling.table import SAMPLERS
+from qwenimg.common.sampling.types import Grid
 
 EXACT = 1e-12  # both sides in float64
 FLOAT32 = 3e-5  # diffusers' levels and steps

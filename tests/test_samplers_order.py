@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from sampler_gaussian import MEAN, exact_ode, levels, moments, run, spread
 
-from qwenimg.common.sampler_steps import adams, integral
-from qwenimg.common.samplers_adaptive import _RTOL
-from qwenimg.common.samplers_table import SAMPLERS
+from qwenimg.common.sampling.adaptive import _RTOL
+from qwenimg.common.sampling.steps import adams, integral
+from qwenimg.common.sampling.table import SAMPLERS
 
 STEPS = 160
 BAND = 0.2  # of one-step methods about their order

@@ -14,11 +14,11 @@ from sampler_reference import (
     scheduler,
 )
 
-from qwenimg.common.noise_levels import parse_diffusion
-from qwenimg.common.sampler_steps import diffused, halfway
-from qwenimg.common.samplers_table import SAMPLERS
-from qwenimg.common.sampling import Grid
-from qwenimg.common.schedules import grid, part, sampler_of
+from qwenimg.common.sampling.discrete import parse_diffusion
+from qwenimg.common.sampling.schedules import grid, part, sampler_of
+from qwenimg.common.sampling.steps import diffused, halfway
+from qwenimg.common.sampling.table import SAMPLERS
+from qwenimg.common.sampling.types import Grid
 
 # The references compute their levels, and some their steps, in float32; measured at most 2.1e-5.
 TOLERANCE = 5e-5

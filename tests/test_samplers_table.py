@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from qwenimg.cli.samplers import samplers
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.samplers_table import ALIASES, SAMPLERS, find
-from qwenimg.common.schedules import SCHEDULES
+from qwenimg.common.sampling.schedules import SCHEDULES
+from qwenimg.common.sampling.table import ALIASES, SAMPLERS, find
 
 DOCS = Path(__file__).parents[1] / "docs"
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from sampler_reference import SD, scheduler
 
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.noise_levels import clock, parse_diffusion, scalings
-from qwenimg.common.sampling import Grid
-from qwenimg.common.schedules import SCHEDULES, grid, part, sampler_of, skipped, split
-from qwenimg.common.spreads import AYS_SD, AYS_SDXL, ays, beta_quantile
+from qwenimg.common.sampling.discrete import clock, parse_diffusion, scalings
+from qwenimg.common.sampling.schedules import SCHEDULES, grid, part, sampler_of, skipped, split
+from qwenimg.common.sampling.spacing import AYS_SD, AYS_SDXL, ays, beta_quantile
+from qwenimg.common.sampling.types import Grid
 
 FLOAT32 = 2e-5  # relative: diffusers multiplies a thousand factors in float32
 BETAS = {
@@ -234,7 +234,7 @@ def test_half_the_logarithm_of_signal_to_noise():
 
 
 def test_every_class_has_the_defaults_of_diffusers():
-    from qwenimg.common import noise_levels
+    from qwenimg.common.sampling import discrete
 
     files = {
         "PNDMScheduler": "pndm", "DDIMScheduler": "ddim", "DDPMScheduler": "ddpm",
@@ -246,7 +246,7 @@ def test_every_class_has_the_defaults_of_diffusers():
         "DEISMultistepScheduler": "deis_multistep", "SASolverScheduler": "sasolver", "LCMScheduler": "lcm",
         "TCDScheduler": "tcd",
     }  # fmt: skip
-    assert files.keys() == noise_levels._DEFAULTS.keys()
+    assert files.keys() == discrete._DEFAULTS.keys()
     for name, file in files.items():
         reference = scheduler(file, name)
         found = parse_diffusion({"_class_name": name}, "x")

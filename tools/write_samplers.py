@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from doc_tables import table, write
 
-from qwenimg.common.samplers_table import SAMPLERS
+from qwenimg.common.sampling.table import SAMPLERS
 
 
 def main() -> None:

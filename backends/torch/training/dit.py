@@ -35,7 +35,7 @@ from qwenimg.common.folder_files import SHAPES_SCHEDULER
 from qwenimg.common.model import open_model
 from qwenimg.common.models.qwen_dit import TIME_CHANNELS, QwenDiTConfig
 from qwenimg.common.numbers import packing
-from qwenimg.common.samplers import FlowMatchConfig
+from qwenimg.common.sampling.flow_match import FlowMatchConfig
 from qwenimg.common.training import TrainConfig
 from qwenimg.common.training_files import is_file
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from qwenimg.common.sampler_steps import adams, gain, growth, slope, toward, weighted
-from qwenimg.common.sampling import Array, Denoiser, Grid, Noise
+from qwenimg.common.sampling.steps import adams, gain, growth, slope, toward, weighted
+from qwenimg.common.sampling.types import Array, Denoiser, Grid, Noise
 
 # Adams and Bashforth's weights for equal steps, the newest slope first.
 _EQUAL = ((1.0,), (3 / 2, -1 / 2), (23 / 12, -16 / 12, 5 / 12), (55 / 24, -59 / 24, 37 / 24, -9 / 24))

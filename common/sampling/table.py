@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from types import MappingProxyType
 
-from qwenimg.common import samplers_adaptive, samplers_cfgpp, samplers_multistep, samplers_ode, samplers_sde
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.sampling import Array
+from qwenimg.common.sampling import adaptive as samplers_adaptive
+from qwenimg.common.sampling import cfgpp, multistep, ode, sde
+from qwenimg.common.sampling.types import Array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,56 +63,56 @@ _ZHANG = "Q. Zhang, Chen 2023, DEIS"
 _CHUNG = "Chung et al. 2024, CFG++"
 
 _ALL = (
-    Sampler(name="ddim", title="DDIM", order=1, evaluations="1", source=_SONG, function=samplers_ode.ddim),
+    Sampler(name="ddim", title="DDIM", order=1, evaluations="1", source=_SONG, function=ode.ddim),
     Sampler(
-        name="ddpm", title="DDPM", order=1, evaluations="1", source="Ho et al. 2020", function=samplers_sde.ddpm,
+        name="ddpm", title="DDPM", order=1, evaluations="1", source="Ho et al. 2020", function=sde.ddpm,
         stochastic=True, flow=False,
     ),
     Sampler(
         name="pndm", title="PNDM", order=2, evaluations="1, first 2", source="L. Liu et al. 2022",
-        function=samplers_multistep.pndm,
+        function=multistep.pndm,
     ),
-    Sampler(name="euler", title="Euler", order=1, evaluations="1", source=_KARRAS, function=samplers_ode.euler),
+    Sampler(name="euler", title="Euler", order=1, evaluations="1", source=_KARRAS, function=ode.euler),
     Sampler(
         name="euler_ancestral", title="Euler ancestral", order=1, evaluations="1", source=_CROWSON,
-        function=samplers_sde.euler_ancestral, stochastic=True,
+        function=sde.euler_ancestral, stochastic=True,
     ),
     Sampler(
-        name="heun", title="Heun", order=2, evaluations="2, last 1", source=_KARRAS, function=samplers_ode.heun
+        name="heun", title="Heun", order=2, evaluations="2, last 1", source=_KARRAS, function=ode.heun
     ),
     Sampler(
         name="heunpp2", title="HeunPP2", order=1, evaluations="3, last 2 and 1", source="Carzit 2023",
-        function=samplers_ode.heunpp2,
+        function=ode.heunpp2,
     ),
-    Sampler(name="lms", title="LMS", order=4, evaluations="1", source=_CROWSON, function=samplers_multistep.lms),
-    Sampler(name="dpm2", title="DPM2", order=2, evaluations="2, last 1", source=_KARRAS, function=samplers_ode.dpm2),
+    Sampler(name="lms", title="LMS", order=4, evaluations="1", source=_CROWSON, function=multistep.lms),
+    Sampler(name="dpm2", title="DPM2", order=2, evaluations="2, last 1", source=_KARRAS, function=ode.dpm2),
     Sampler(
         name="dpm2_ancestral", title="DPM2 ancestral", order=2, evaluations="2, last 1", source=_CROWSON,
-        function=samplers_sde.dpm2_ancestral, stochastic=True,
+        function=sde.dpm2_ancestral, stochastic=True,
     ),
     Sampler(
         name="dpmpp_2s_ancestral", title="DPM++ 2S ancestral", order=2, evaluations="2, last 1", source=_LU_PP,
-        function=samplers_sde.dpmpp_2s_ancestral, stochastic=True,
+        function=sde.dpmpp_2s_ancestral, stochastic=True,
     ),
     Sampler(
         name="dpmpp_sde", title="DPM++ SDE", order=2, evaluations="2, last 1", source=_LU_PP,
-        function=samplers_sde.dpmpp_sde, stochastic=True,
+        function=sde.dpmpp_sde, stochastic=True,
     ),
     Sampler(
         name="dpmpp_2m", title="DPM++ 2M", order=2, evaluations="1", source=_LU_PP,
-        function=samplers_multistep.dpmpp_2m,
+        function=multistep.dpmpp_2m,
     ),
     Sampler(
         name="dpmpp_2m_sde", title="DPM++ 2M SDE", order=2, evaluations="1", source=_LU_PP,
-        function=samplers_sde.dpmpp_2m_sde, stochastic=True,
+        function=sde.dpmpp_2m_sde, stochastic=True,
     ),
     Sampler(
         name="dpmpp_2m_sde_heun", title="DPM++ 2M SDE Heun", order=2, evaluations="1", source=_LU_PP,
-        function=samplers_sde.dpmpp_2m_sde_heun, stochastic=True,
+        function=sde.dpmpp_2m_sde_heun, stochastic=True,
     ),
     Sampler(
         name="dpmpp_3m_sde", title="DPM++ 3M SDE", order=2, evaluations="1", source="Crowson 2023, k-diffusion",
-        function=samplers_sde.dpmpp_3m_sde, stochastic=True,
+        function=sde.dpmpp_3m_sde, stochastic=True,
     ),
     Sampler(
         name="dpm_fast", title="DPM fast", order=3, evaluations="1 on average", source=_LU,
@@ -123,44 +124,44 @@ _ALL = (
     ),
     Sampler(
         name="unipc", title="UniPC", order=3, evaluations="1", source="Zhao et al. 2023",
-        function=samplers_multistep.unipc,
+        function=multistep.unipc,
     ),
-    Sampler(name="deis", title="DEIS", order=2, evaluations="1", source=_ZHANG, function=samplers_multistep.deis),
+    Sampler(name="deis", title="DEIS", order=2, evaluations="1", source=_ZHANG, function=multistep.deis),
     Sampler(
         name="sa_solver", title="SA-Solver", order=2, evaluations="1", source="Xue et al. 2023",
-        function=samplers_sde.sa_solver, stochastic=True,
+        function=sde.sa_solver, stochastic=True,
     ),
-    Sampler(name="ipndm", title="iPNDM", order=2, evaluations="1", source=_ZHANG, function=samplers_multistep.ipndm),
+    Sampler(name="ipndm", title="iPNDM", order=2, evaluations="1", source=_ZHANG, function=multistep.ipndm),
     Sampler(
-        name="ipndm_v", title="iPNDM-v", order=4, evaluations="1", source=_ZHANG, function=samplers_multistep.ipndm_v
+        name="ipndm_v", title="iPNDM-v", order=4, evaluations="1", source=_ZHANG, function=multistep.ipndm_v
     ),
     Sampler(
         name="res_multistep", title="RES multistep", order=2, evaluations="1", source="Q. Zhang et al. 2023, RES",
-        function=samplers_multistep.res_multistep,
+        function=multistep.res_multistep,
     ),
     Sampler(
-        name="lcm", title="LCM", order=1, evaluations="1", source="Luo et al. 2023", function=samplers_sde.lcm,
+        name="lcm", title="LCM", order=1, evaluations="1", source="Luo et al. 2023", function=sde.lcm,
         stochastic=True,
     ),
     Sampler(
-        name="tcd", title="TCD", order=1, evaluations="1", source="Zheng et al. 2024", function=samplers_sde.tcd,
+        name="tcd", title="TCD", order=1, evaluations="1", source="Zheng et al. 2024", function=sde.tcd,
         stochastic=True, flow=False,
     ),
     Sampler(
         name="euler_cfgpp", title="Euler CFG++", order=1, evaluations="1", source=_CHUNG,
-        function=samplers_cfgpp.euler_cfgpp,
+        function=cfgpp.euler_cfgpp,
     ),
     Sampler(
         name="euler_ancestral_cfgpp", title="Euler ancestral CFG++", order=1, evaluations="1", source=_CHUNG,
-        function=samplers_cfgpp.euler_ancestral_cfgpp, stochastic=True,
+        function=cfgpp.euler_ancestral_cfgpp, stochastic=True,
     ),
     Sampler(
         name="dpmpp_2s_ancestral_cfgpp", title="DPM++ 2S ancestral CFG++", order=2, evaluations="2, last 1",
-        source=_CHUNG, function=samplers_cfgpp.dpmpp_2s_ancestral_cfgpp, stochastic=True,
+        source=_CHUNG, function=cfgpp.dpmpp_2s_ancestral_cfgpp, stochastic=True,
     ),
     Sampler(
         name="dpmpp_2m_cfgpp", title="DPM++ 2M CFG++", order=2, evaluations="1", source=_CHUNG,
-        function=samplers_cfgpp.dpmpp_2m_cfgpp,
+        function=cfgpp.dpmpp_2m_cfgpp,
     ),
 )  # fmt: skip
 SAMPLERS: Mapping[str, Sampler] = MappingProxyType({sampler.name: sampler for sampler in _ALL})

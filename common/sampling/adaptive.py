@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.base.errors import NumericsError
-from qwenimg.common.sampling import Array, Denoiser, Grid, Noise
+from qwenimg.common.sampling.types import Array, Denoiser, Grid, Noise
 
 ToHost: TypeAlias = Callable[[Array], NDArray[np.float64]]
 

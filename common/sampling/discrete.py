@@ -21,7 +21,7 @@ from pathlib import Path
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import clean
-from qwenimg.common.sampling import Grid
+from qwenimg.common.sampling.types import Grid
 
 MAX_BETA = 0.999
 # sqrt(1 - a) / sqrt(a) is 4096, which solvers that take steps in log sigma can bear; one step from 2**24 is exact.

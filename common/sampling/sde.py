@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from qwenimg.common.sampler_steps import ancestral, diffused, gain, growth, halfway, renoised, toward
-from qwenimg.common.samplers_ode import ddim, midpoint
-from qwenimg.common.sampling import Array, Denoiser, Grid, Noise
+from qwenimg.common.sampling.ode import ddim, midpoint
+from qwenimg.common.sampling.steps import ancestral, diffused, gain, growth, halfway, renoised, toward
+from qwenimg.common.sampling.types import Array, Denoiser, Grid, Noise
 
 # Where SA-Solver is stochastic: timesteps 200 to 800 of Stable Diffusion's betas, and the same share of a flow.
 SA_LEVELS = (0.5705, 5.12)

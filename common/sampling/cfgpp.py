@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from qwenimg.common.sampler_steps import ancestral, gain, growth, halfway, renoised
-from qwenimg.common.sampling import Array, Denoiser, Grid, Noise
+from qwenimg.common.sampling.steps import ancestral, gain, growth, halfway, renoised
+from qwenimg.common.sampling.types import Array, Denoiser, Grid, Noise
 
 
 def _step(x: Array, guided: Array, unguided: Array, grid: Grid, sigma: float, after: float) -> Array:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from qwenimg.common.sampler_steps import ancestral, renoised, slope, toward
-from qwenimg.common.sampling import Array, Denoiser, Grid, Noise
+from qwenimg.common.sampling.steps import ancestral, renoised, slope, toward
+from qwenimg.common.sampling.types import Array, Denoiser, Grid, Noise
 
 
 def ddim(x: Array, grid: Grid, denoise: Denoiser, noise: Noise, eta: float = 0.0) -> Iterator[Array]:

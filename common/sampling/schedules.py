@@ -16,9 +16,9 @@ from types import MappingProxyType
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.noise_levels import DiffusionConfig
-from qwenimg.common.sampling import Grid
-from qwenimg.common.spreads import AYS_SD, AYS_SDXL, LARGEST, SPREADS, ays, even_in_log, even_in_root
+from qwenimg.common.sampling.discrete import DiffusionConfig
+from qwenimg.common.sampling.spacing import AYS_SD, AYS_SDXL, LARGEST, SPREADS, ays, even_in_log, even_in_root
+from qwenimg.common.sampling.types import Grid
 
 MAX_STEPS = 1000
 MODEL = "model"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from qwenimg.common.sampling import Array, Grid, Noise
+from qwenimg.common.sampling.types import Array, Grid, Noise
 
 # Gauss and Legendre's eight points on -1..1: exact for polynomials up to degree 15.
 _POINTS = (0.1834346424956498, 0.5255324099163290, 0.7966664774136267, 0.9602898564975363)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from qwenimg.common.noise_levels import Levels
+from qwenimg.common.sampling.discrete import Levels
 
 LARGEST = 4096.0  # of levels that are spread by their size: zero terminal SNR may be further out
 _RHO = 7.0  # Karras et al.'s
