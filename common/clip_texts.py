@@ -12,7 +12,7 @@ from qwenimg.common import clip_prompt, memory
 from qwenimg.common.backend import ClipEncoder
 from qwenimg.common.clip_prompt import Chunk
 from qwenimg.common.keeper import Keeper
-from qwenimg.common.models import clip
+from qwenimg.common.networks import clip
 from qwenimg.common.sd_model import SDModel, TextPart
 
 Float32 = NDArray[np.float32]

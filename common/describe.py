@@ -16,13 +16,13 @@ from qwenimg.common.base.safe_files import is_file, is_folder
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
 from qwenimg.common.component_files import find_files
-from qwenimg.common.models import clip, kl_vae, qwen_dit, qwen_vae, qwen_vl, unet
-from qwenimg.common.models.clip import CLIPConfig
-from qwenimg.common.models.kl_vae import KLVAEConfig
-from qwenimg.common.models.qwen_dit import QwenDiTConfig
-from qwenimg.common.models.qwen_vae import QwenVAEConfig
-from qwenimg.common.models.qwen_vl import QwenVLConfig
-from qwenimg.common.models.unet import UNetConfig
+from qwenimg.common.networks import clip, kl_vae, qwen_dit, qwen_vae, qwen_vl, unet
+from qwenimg.common.networks.clip import CLIPConfig
+from qwenimg.common.networks.kl_vae import KLVAEConfig
+from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.qwen_vae import QwenVAEConfig
+from qwenimg.common.networks.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.safetensors_header import Stored, read_header
 from qwenimg.common.sampling import schedules
 from qwenimg.common.sd_model import SDModel

@@ -13,7 +13,7 @@ from math import prod
 
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.models.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 
 LONG = 600  # seconds, from which on a run says how long it takes before it starts
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qwenimg.common.models import qwen_dit, qwen_vae
+from qwenimg.common.networks import qwen_dit, qwen_vae
 
 # Qwen-Image's own
 SCHEDULER: dict[str, object] = {

@@ -17,8 +17,8 @@ import re
 from collections.abc import Iterable, Mapping
 
 from qwenimg.common.checkpoint import Source
-from qwenimg.common.models.kl_vae import KLVAEConfig
-from qwenimg.common.models.unet import UNetConfig
+from qwenimg.common.networks.kl_vae import KLVAEConfig
+from qwenimg.common.networks.unet import UNetConfig
 
 Sources = dict[str, Source]
 

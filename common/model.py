@@ -13,10 +13,10 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.models import qwen_dit, qwen_vae, qwen_vl
-from qwenimg.common.models.qwen_dit import QwenDiTConfig
-from qwenimg.common.models.qwen_vae import QwenVAEConfig
-from qwenimg.common.models.qwen_vl import QwenVLConfig
+from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
+from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.qwen_vae import QwenVAEConfig
+from qwenimg.common.networks.qwen_vl import QwenVLConfig
 from qwenimg.common.tokenizers import QwenTokenizer
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common import conditioning, memory, tokenizers
+from qwenimg.common import memory, tokenizers
 from qwenimg.common.backend import VAE, Array, Engine, Modulation, TextEncoder, Transformer
 from qwenimg.common.keeper import Keeper, Notify
 from qwenimg.common.model import Model
-from qwenimg.common.models import qwen_dit
+from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.precision import Precision
 
 TEXT_TOKENS = 512  # of a prompt that the transformer sees, as in the reference
@@ -93,7 +93,9 @@ class Parts:
         """Once per schedule; later pictures with one of the last few schedules use it again."""
         found = self._modulations.pop(timesteps, None)
         if found is None:
-            features = conditioning.time_rows(self.model.transformer_config, timesteps, self.precision.time_dtype())
+            features = qwen_conditioning.time_rows(
+                self.model.transformer_config, timesteps, self.precision.time_dtype()
+            )
             self.keeper.notify("stage", "computing modulation")
             while len(self._modulations) >= KEPT_SCHEDULES:
                 del self._modulations[next(iter(self._modulations))]

@@ -17,10 +17,10 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.clip_tokenizer import CLIPTokenizer
 from qwenimg.common.clip_tokenizer_places import find_clip_tokenizer
-from qwenimg.common.models import clip, kl_vae, unet
-from qwenimg.common.models.clip import CLIPConfig
-from qwenimg.common.models.kl_vae import KLVAEConfig
-from qwenimg.common.models.unet import UNetConfig
+from qwenimg.common.networks import clip, kl_vae, unet
+from qwenimg.common.networks.clip import CLIPConfig
+from qwenimg.common.networks.kl_vae import KLVAEConfig
+from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.safetensors_header import read_header
 from qwenimg.common.sampling.discrete import DiffusionConfig, parse_diffusion
 from qwenimg.common.single_file import Prediction

@@ -18,10 +18,10 @@ from qwenimg.common.base.text import short
 from qwenimg.common.checkpoint import LoadPlan, plan_sources
 from qwenimg.common.layouts import Sources
 from qwenimg.common.ldm_configs import FIRST, KINDS, Text, behind, clip_config, stored_vae, unet_config, vae_config
-from qwenimg.common.models import clip, kl_vae, unet
-from qwenimg.common.models.clip import CLIPConfig
-from qwenimg.common.models.kl_vae import KLVAEConfig
-from qwenimg.common.models.unet import UNetConfig
+from qwenimg.common.networks import clip, kl_vae, unet
+from qwenimg.common.networks.clip import CLIPConfig
+from qwenimg.common.networks.kl_vae import KLVAEConfig
+from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.safetensors_header import Header, Stored, read_header
 
 Prediction = Literal["eps", "v"]

@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common import conditioning, estimate, inpaint, memory, sd_plan
+from qwenimg.common import estimate, inpaint, memory, sd_plan
 from qwenimg.common.backend import VAE, Array, Condition, Engine, UNet
 from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.clip_texts import ClipTexts
 from qwenimg.common.estimate import Needs
 from qwenimg.common.family import CALLS, Latents, Plan, Run, Stage, Start
 from qwenimg.common.keeper import Keeper, Notify
-from qwenimg.common.models import clip
-from qwenimg.common.models.unet import UNetConfig
+from qwenimg.common.networks import clip, qwen_conditioning
+from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.precision import Precision
 from qwenimg.common.request import Request
 from qwenimg.common.sampling import discrete
@@ -280,4 +280,4 @@ class DiffusionRun:
 
 def _sinusoids(config: UNetConfig, values: Sequence[float], channels: int) -> NDArray[np.float64]:
     """Of times and of sizes alike, [N, channels], in the model's own order."""
-    return conditioning.sinusoids(values, channels, cosines_first=config.flip_sin_to_cos, shift=config.freq_shift)
+    return qwen_conditioning.sinusoids(values, channels, cosines_first=config.flip_sin_to_cos, shift=config.freq_shift)

@@ -12,8 +12,8 @@ from parity_cases import MLX, TORCH, Twin
 
 from qwenimg.common import checkpoint, parity
 from qwenimg.common.base.config import parse, read_json
-from qwenimg.common.models import clip
-from qwenimg.common.models.clip import CLIPConfig
+from qwenimg.common.networks import clip
+from qwenimg.common.networks.clip import CLIPConfig
 
 BACKENDS = {"torch": TORCH, "MLX": MLX}
 # Relative L2. Measured at most 6e-7 in float32 and 4e-16 in float64: sums in another order over five layers.

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from parity_cases import DIT, TEXT, Twin, rounded
 
-from qwenimg.common import conditioning, parity
+from qwenimg.common import parity
+from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.numbers import rope
 from qwenimg.common.precision import Precision, at_least_float32
 
@@ -107,9 +108,9 @@ class Block:
 
 
 def _tables() -> dict[str, np.ndarray]:
-    (img_cos, img_sin), (txt_cos, txt_sin) = conditioning.image_and_text_rope(DIT, SHAPES, WORDS)
+    (img_cos, img_sin), (txt_cos, txt_sin) = qwen_conditioning.image_and_text_rope(DIT, SHAPES, WORDS)
     cos, sin = rope.text_rope(len(IDS), TEXT.head_dim, TEXT.rope_theta)
-    features = conditioning.time_rows(DIT, TIMES, "float32")
+    features = qwen_conditioning.time_rows(DIT, TIMES, "float32")
     made = {"img_cos": img_cos, "img_sin": img_sin, "txt_cos": txt_cos, "txt_sin": txt_sin}
     return made | {"cos": cos, "sin": sin, "features": features}
 

@@ -13,7 +13,7 @@ import torch
 
 from qwenimg.backends import load as load_backend
 from qwenimg.common import checkpoint, parity
-from qwenimg.common.models import qwen_dit, qwen_vae, qwen_vl
+from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.precision import Precision
 
 DIT = qwen_dit.QwenDiTConfig(

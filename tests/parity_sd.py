@@ -17,7 +17,7 @@ from parity_cases import weights
 from sd_models import MLX, PUBLISHED, TORCH, VAE_PUBLISHED, ExactSinusoids, Side, unet_config, vae_config
 
 from qwenimg.common import checkpoint, parity
-from qwenimg.common.models import kl_vae, unet
+from qwenimg.common.networks import kl_vae, unet
 from qwenimg.common.precision import SD_BASES, Precision, parse
 
 UNET = unet_config(

@@ -17,7 +17,7 @@ from tiny_model import randomise
 from qwenimg.backends import load as load_backend
 from qwenimg.common import checkpoint
 from qwenimg.common.base.config import parse
-from qwenimg.common.models import kl_vae, unet
+from qwenimg.common.networks import kl_vae, unet
 from qwenimg.common.precision import Precision
 
 CROSS = ("CrossAttnDownBlock2D", "CrossAttnUpBlock2D")

@@ -235,7 +235,7 @@ def test_each_contract_can_fail(tmp_path):
     shutil.copy(ROOT / "src" / "qwenimg" / "__init__.py", tmp_path / "src" / "qwenimg")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     faults = {
-        "common/params.py": "import torch",
+        "common/networks/params.py": "import torch",
         "backends/mlx/ops/layers.py": "import torch",
         "backends/torch/ops/layers.py": "import mlx.core",
         "cli/__init__.py": "import numpy",

@@ -17,8 +17,8 @@ from tiny_clip import KINDS, tiny_clip
 from qwenimg.common import checkpoint, parity
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.models import clip
-from qwenimg.common.models.clip import CLIPConfig
+from qwenimg.common.networks import clip
+from qwenimg.common.networks.clip import CLIPConfig
 
 LENGTHS = (1, 2, 13, 77)
 

@@ -11,7 +11,7 @@ import torch
 from clip_models import BACKENDS, FLOAT32, model_on, opened, relative, run
 
 from qwenimg.common import clip_prompt, clip_tokenizer
-from qwenimg.common.models import clip
+from qwenimg.common.networks import clip
 
 PROMPTS = ("", "a photo of a Red Circle!! and 红色", "red " * 100)  # the reference cuts the last one off
 

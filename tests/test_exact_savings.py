@@ -19,9 +19,9 @@ from parity_cases import MLX, TORCH, Twin
 from wide_checkpoint import write
 
 import qwenimg
-from qwenimg.common import checkpoint, conditioning
+from qwenimg.common import checkpoint
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.models import qwen_dit
+from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.precision import FP32, FP64, Precision
 
 # Relative L2. The same products, but over all rows of a schedule at once: a library may sum them in another order.
@@ -67,7 +67,7 @@ def all_resident(twin: Twin, made: Any) -> Any:
 
 def modulation_of(twin: Twin, plain: Any, timestep: float, addition: int) -> Any:
     """The modulation of one step, straight from the layers."""
-    rows = twin.array(conditioning.time_rows(plain.config, [timestep], "float32"), plain_dtype(twin, plain))
+    rows = twin.array(qwen_conditioning.time_rows(plain.config, [timestep], "float32"), plain_dtype(twin, plain))
     chosen = index(twin, addition)
     with torch.inference_mode():
         temb = plain.model.time_text_embed(rows, chosen)
@@ -124,7 +124,7 @@ def test_modulation_once_is_modulation_in_every_step(tmp_path: Path, model: str,
         saving = transformer(twin, config, plan, precision)
         plain = all_resident(twin, transformer(twin, config, plan, precision))
         for times in (TIMES, OTHER_TIMES):  # the second schedule reads the freed weights again
-            modulation = saving.modulate(conditioning.time_rows(config, times, "float32"), addition)
+            modulation = saving.modulate(qwen_conditioning.time_rows(config, times, "float32"), addition)
             assert resident(twin, saving.model) == {n for n in plan.entries if not qwen_dit.timestep_only(n)}
             worst = Counter[str]()
             for step, time in enumerate(times):
@@ -157,7 +157,7 @@ def test_another_timestep_is_another_modulation(tmp_path: Path) -> None:
     """What the test above compares depends on the step by far more than its limit."""
     with opened(tmp_path, "plain") as (config, plan, _):
         made = transformer(TORCH(), config, plan, FP32)
-        modulation = made.modulate(conditioning.time_rows(config, TIMES, "float32"))
+        modulation = made.modulate(qwen_conditioning.time_rows(config, TIMES, "float32"))
         first, second = (velocity(TORCH(), made, modulation, step) for step in (0, 1))
     assert relative(TORCH(), first, second) > 0.01
 
@@ -172,7 +172,7 @@ def test_tables_once_are_tables_in_every_step(tmp_path: Path, arm: str, lengths:
     twin = make()
     with opened(tmp_path, "zero_cond_t") as (config, plan, _):
         made = transformer(twin, config, plan, precision)
-        modulation = made.modulate(conditioning.time_rows(config, TIMES, "float32"))
+        modulation = made.modulate(qwen_conditioning.time_rows(config, TIMES, "float32"))
         words, x = texts(twin, made, *lengths), latents(twin, made, IMAGES)
         once = made.condition(words, IMAGES)
         for step in range(len(TIMES)):
@@ -186,8 +186,8 @@ def test_a_run_makes_them_once(tiny_folder: Path, backend: str, monkeypatch: pyt
     """Of three steps with two branches, then again: tables once per branch and run, modulation once in all."""
     calls = Counter[str]()
     for name in ("image_and_text_rope", "zero_index", "key_mask", "time_rows"):
-        original = getattr(conditioning, name)
-        monkeypatch.setattr(conditioning, name, counting(calls, name, original))
+        original = getattr(qwen_conditioning, name)
+        monkeypatch.setattr(qwen_conditioning, name, counting(calls, name, original))
     pipe = qwenimg.load(tiny_folder, backend=backend, precision="fp32")
     twin = TORCH() if backend == "cpu" else MLX()
     monkeypatch.setattr(twin.load, "read", counting(calls, "modulation weights", twin.load.read, modulation_weight))

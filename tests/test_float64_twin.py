@@ -17,8 +17,8 @@ from tiny_model import DIT, TEXT, VAE, tiny_dit, tiny_text_encoder, tiny_vae
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from qwenimg.backends.torch.ops import layers
-from qwenimg.common import checkpoint, conditioning
-from qwenimg.common.models import qwen_dit, qwen_vae, qwen_vl
+from qwenimg.common import checkpoint
+from qwenimg.common.networks import qwen_conditioning, qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.numbers import timesteps
 from qwenimg.common.precision import FP64
 
@@ -110,7 +110,7 @@ def test_transformer(tmp_path: Path, case: str) -> None:
     latents = normal(1, B, L, 64)
     texts = [normal(10 + i, 1, length, 60) for i, length in enumerate(lengths)]
     with NarrowTensors() as loading:
-        modulation = ours.modulate(conditioning.time_rows(config, TIMES, "float32"), addition)
+        modulation = ours.modulate(qwen_conditioning.time_rows(config, TIMES, "float32"), addition)
     with NarrowTensors() as narrow:
         condition = ours.condition(texts, shapes)
         made = [ours.predict(latents, condition, modulation, step) for step in range(len(TIMES))]

@@ -11,9 +11,9 @@ from diffusers.models.transformers.transformer_qwenimage import QwenEmbedRope, Q
 from parity_cases import MLX, TORCH, Twin
 from wide_checkpoint import write
 
-from qwenimg.common import checkpoint, conditioning
+from qwenimg.common import checkpoint
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.models import qwen_dit
+from qwenimg.common.networks import qwen_conditioning, qwen_dit
 
 # Of the outputs, and of what the block adds to its inputs: sums over 12288 products, some ten roundings in a row.
 LIMIT = 1e-5
@@ -48,7 +48,7 @@ def ours(twin: Twin, plan: LoadPlan) -> tuple[torch.nn.Module, list[np.ndarray]]
     device = [torch.device("cpu")] if twin.name == "torch" else []
     twin.load.fill(model, plan, lambda name: "float32", *device)
     img, txt, temb = (twin.array(values, "float32") for values in inputs().values())
-    tables = conditioning.image_and_text_rope(CONFIG, [SHAPE], WORDS)
+    tables = qwen_conditioning.image_and_text_rope(CONFIG, [SHAPE], WORDS)
     rope = tuple(tuple(twin.array(table, "float32") for table in pair) for pair in tables)
     block = model.transformer_blocks[0]
     with torch.inference_mode():

@@ -16,16 +16,16 @@ from parity_cases import MLX, TORCH, Twin, rounded, twins
 from tiny_model import DIT, tiny_dit
 
 import qwenimg
-from qwenimg.common import checkpoint, conditioning, parity
+from qwenimg.common import checkpoint, parity
 from qwenimg.common.base.errors import NumericsError
-from qwenimg.common.models import qwen_dit
+from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, FP64, Precision
 from qwenimg.common.probes import first_non_finite
 
 PEAK = (2e7, 2e8)  # of the streams
 SHAPES = [(1, 5, 7)]
 CONFIG = qwen_dit.QwenDiTConfig(**DIT)
-FEATURES = conditioning.time_rows(CONFIG, (913.7, 200.5), "float32")
+FEATURES = qwen_conditioning.time_rows(CONFIG, (913.7, 200.5), "float32")
 BLOCKS = DIT["num_layers"] + 1  # and the head
 
 

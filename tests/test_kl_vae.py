@@ -13,7 +13,7 @@ from refusals import refused
 from sd_models import MLX, TORCH, VAE_PUBLISHED, VAE_TINY, Side, relative, sides, tiny_vae, vae_config, vae_plan
 
 from qwenimg.common import checkpoint, parity
-from qwenimg.common.models import kl_vae
+from qwenimg.common.networks import kl_vae
 from qwenimg.common.numbers import tiles
 from qwenimg.common.precision import FP64, SD_BASES, parse
 from qwenimg.common.probes import first_non_finite

@@ -19,10 +19,10 @@ from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.describe import describe
-from qwenimg.common.models import clip, kl_vae, unet
-from qwenimg.common.models.clip import CLIPConfig
-from qwenimg.common.models.kl_vae import KLVAEConfig
-from qwenimg.common.models.unet import UNetConfig
+from qwenimg.common.networks import clip, kl_vae, unet
+from qwenimg.common.networks.clip import CLIPConfig
+from qwenimg.common.networks.kl_vae import KLVAEConfig
+from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.sampling.discrete import parse_diffusion
 from qwenimg.common.single_file import SingleFile, open_file
 

@@ -16,7 +16,7 @@ import qwenimg
 from qwenimg.common import estimate, limits, memory
 from qwenimg.common.base.errors import DoesNotFit
 from qwenimg.common.base.safe_files import OpenFile
-from qwenimg.common.models import kl_vae, unet
+from qwenimg.common.networks import kl_vae, unet
 from qwenimg.common.pictures import pixels as image
 
 linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux holds a process to these limits")

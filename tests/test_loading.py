@@ -19,12 +19,12 @@ from safetensors.torch import load_file, save_file
 from wide_checkpoint import write
 
 import qwenimg
-from qwenimg.common import checkpoint, conditioning, model
+from qwenimg.common import checkpoint, model
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.models import qwen_dit, qwen_vae
-from qwenimg.common.models.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks import qwen_conditioning, qwen_dit, qwen_vae
+from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, Precision
 
 BACKENDS = ("torch", "mlx")
@@ -138,7 +138,7 @@ def broken(folder: Path, key: str, value: float, dtype: str) -> LoadPlan:
 
 def load_and_modulate(backend: str, plan: LoadPlan, precision: Precision) -> None:
     made = twin_of(backend).engine.open("qwen_dit", SMALL, plan, precision)
-    made.modulate(conditioning.time_rows(SMALL, [500.0], "float32"))
+    made.modulate(qwen_conditioning.time_rows(SMALL, [500.0], "float32"))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -223,7 +223,7 @@ def test_each_weight_is_read_once_and_only_when_it_is_needed(
     resident = stored("transformer", lambda name: not qwen_dit.timestep_only(name))
     assert data_bytes(parts["transformer"], reads) == resident < stored("transformer")
     for times in (1, 2):  # schedules
-        transformer.modulate(conditioning.time_rows(opened.transformer_config, [500.0], "float32"))
+        transformer.modulate(qwen_conditioning.time_rows(opened.transformer_config, [500.0], "float32"))
         timed = stored("transformer", qwen_dit.timestep_only)
         assert data_bytes(parts["transformer"], reads) == resident + times * timed
     vae = pipe.family.parts.vae()

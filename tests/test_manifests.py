@@ -18,10 +18,10 @@ from refusals import refused
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.model import open_model
-from qwenimg.common.models import qwen_dit, qwen_vae, qwen_vl
-from qwenimg.common.models.qwen_dit import QwenDiTConfig
-from qwenimg.common.models.qwen_vae import QwenVAEConfig
-from qwenimg.common.models.qwen_vl import QwenVLConfig
+from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
+from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.qwen_vae import QwenVAEConfig
+from qwenimg.common.networks.qwen_vl import QwenVLConfig
 
 # The configurations as they are published, fields that the forward does not use included.
 PUBLISHED_DIT = {

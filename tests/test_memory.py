@@ -20,8 +20,8 @@ import qwenimg
 from qwenimg.common import checkpoint, memory
 from qwenimg.common.base.errors import DoesNotFit
 from qwenimg.common.base.safe_files import OpenFile
-from qwenimg.common.models import qwen_vae
-from qwenimg.common.models.qwen_vae import QwenVAEConfig
+from qwenimg.common.networks import qwen_vae
+from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.numbers.tiles import tiles
 from qwenimg.common.precision import FP32, FP64
 

@@ -11,8 +11,8 @@ import pytest
 import safetensors.torch
 from parity_cases import DIT, MLX, TORCH, Twin, weights
 
-from qwenimg.common import checkpoint, conditioning, parity
-from qwenimg.common.models import qwen_dit
+from qwenimg.common import checkpoint, parity
+from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.precision import BF16, FP32, FP64, Precision
 
 TARGET = [(1, 5, 3)]
@@ -46,7 +46,7 @@ class Runs:
         self.twin, (config, self.shapes, self.lengths) = twin, CASES[case]
         plan = checkpoint.plan(folder, "transformer", qwen_dit.manifest(config))
         self.model = twin.engine.open("qwen_dit", config, plan, precision)
-        self.modulation = self.model.modulate(conditioning.time_rows(config, TIMES, "float32"))
+        self.modulation = self.model.modulate(qwen_conditioning.time_rows(config, TIMES, "float32"))
         self.wide = "float64" if precision is FP64 else "float32"
         rng = np.random.default_rng(8)
         tokens = sum(math.prod(shape) for shape in self.shapes)
@@ -97,7 +97,7 @@ def test_what_pads_a_row_does_not_reach_it(folder: Path, twin, case: str, monkey
 
     monkeypatch.setattr(runs.twin.nn, "pad_tokens", loud)
     assert parity.identical(runs(rows), clean)
-    monkeypatch.setattr(conditioning, "key_mask", lambda lengths, tokens: None)
+    monkeypatch.setattr(qwen_conditioning, "key_mask", lambda lengths, tokens: None)
     assert not np.allclose(runs(rows), clean, rtol=0.01), "without the mask it does"
 
 

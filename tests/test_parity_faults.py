@@ -13,7 +13,7 @@ from parity_bench import Bench
 from parity_blocks import BLOCKS
 from parity_cases import MLX, TORCH, Twin
 
-from qwenimg.common import conditioning
+from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.precision import BF16, FP32
 
 Plant = Callable[[pytest.MonkeyPatch, Twin], None]
@@ -104,17 +104,19 @@ def text_rope_pairs(patch: pytest.MonkeyPatch, twin: Twin) -> None:
 
 
 def no_mask(patch: pytest.MonkeyPatch, twin: Twin) -> None:
-    patch.setattr(conditioning, "key_mask", lambda lengths, tokens: None)
+    patch.setattr(qwen_conditioning, "key_mask", lambda lengths, tokens: None)
 
 
 def mask_one_too_long(patch: pytest.MonkeyPatch, twin: Twin) -> None:
-    original = conditioning.key_mask
-    patch.setattr(conditioning, "key_mask", lambda lengths, tokens: original([max(lengths), min(lengths) + 1], tokens))
+    original = qwen_conditioning.key_mask
+    patch.setattr(
+        qwen_conditioning, "key_mask", lambda lengths, tokens: original([max(lengths), min(lengths) + 1], tokens)
+    )
 
 
 def mask_of_the_other_row(patch: pytest.MonkeyPatch, twin: Twin) -> None:
-    original = conditioning.key_mask
-    patch.setattr(conditioning, "key_mask", lambda lengths, tokens: original(lengths[::-1], tokens))
+    original = qwen_conditioning.key_mask
+    patch.setattr(qwen_conditioning, "key_mask", lambda lengths, tokens: original(lengths[::-1], tokens))
 
 
 def head_scale_and_shift_swapped(patch: pytest.MonkeyPatch, twin: Twin) -> None:

@@ -18,7 +18,8 @@ from test_float64_twin import ExactTimes
 from tiny_model import DIT
 
 import qwenimg
-from qwenimg.common import conditioning, flow_plan, parity, tokenizers
+from qwenimg.common import flow_plan, parity, tokenizers
+from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.numbers import noise, packing, rope
 from qwenimg.common.parity import Case, Output, Verdict, judge
 from qwenimg.common.pipeline import Pipeline
@@ -144,7 +145,7 @@ def template_one_token_off(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:
 
 def wrong_text_mask(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:
     pipe.family.batch_guidance = True
-    patch.setattr(conditioning, "key_mask", lambda lengths, tokens: None)
+    patch.setattr(qwen_conditioning, "key_mask", lambda lengths, tokens: None)
 
 
 def guidance_without_norm(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:

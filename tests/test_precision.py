@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from qwenimg.common import precision
 from qwenimg.common.base.errors import QwenimgError, UsageError
-from qwenimg.common.models import qwen_dit, qwen_vae, qwen_vl, unet
+from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl, unet
 from qwenimg.common.precision import (
     BASES,
     BF16,

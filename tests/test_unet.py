@@ -16,7 +16,7 @@ from sd_models import MLX, PUBLISHED, TINY, TORCH, Given, reference, relative, s
 
 from qwenimg.common import checkpoint, parity
 from qwenimg.common.base.shape import Manifest
-from qwenimg.common.models import unet
+from qwenimg.common.networks import unet
 from qwenimg.common.precision import FP64, SD_BASES
 from qwenimg.common.probes import first_non_finite
 

@@ -35,9 +35,9 @@ import torch
 from wide_checkpoint import write
 
 import qwenimg.backends
-from qwenimg.common import checkpoint, conditioning
-from qwenimg.common.models import qwen_dit
-from qwenimg.common.models.qwen_dit import QwenDiTConfig
+from qwenimg.common import checkpoint
+from qwenimg.common.networks import qwen_conditioning, qwen_dit
+from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.precision import BASES
 
 ROOT = Path(__file__).parent.parent
@@ -134,7 +134,7 @@ def oracle_arm(model: torch.nn.Module, given: Inputs) -> Arm:
 def our_arms(engine: Any, config: QwenDiTConfig, plan: checkpoint.LoadPlan, policy: str, given: Inputs) -> list[Arm]:
     """`ours`, and `ours, all inside` on the same weights."""
     transformer = engine.open("qwen_dit", config, plan, BASES[policy])
-    features = conditioning.time_rows(config, [TIMESTEP], "float32")
+    features = qwen_conditioning.time_rows(config, [TIMESTEP], "float32")
     modulation = transformer.modulate(features)
     resident = sum(parameter_bytes(transformer.model))
     load_modulation(engine, transformer)

@@ -27,8 +27,8 @@ from wide_checkpoint import write
 import qwenimg.backends
 from qwenimg.common import checkpoint
 from qwenimg.common.base.config import parse
-from qwenimg.common.models import unet
-from qwenimg.common.models.unet import UNetConfig
+from qwenimg.common.networks import unet
+from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.precision import SD_BASES
 
 TIME = 437.0  # a whole number, as Stable Diffusion's times are

@@ -25,8 +25,8 @@ from doc_tables import DOCS, table, write
 from safetensors.torch import save_file
 
 from qwenimg import backends
-from qwenimg.common import checkpoint, conditioning, precision
-from qwenimg.common.models import qwen_dit
+from qwenimg.common import checkpoint, precision
+from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.precision import FP64, PLACES, Precision
 
 POLICIES = ("fp32", "bf16", "bf16,final_norm=off", "bf16-plain", "fp16-plain")
@@ -52,7 +52,7 @@ def velocity(backend: str, policy: Precision, plan: checkpoint.LoadPlan) -> np.n
     text = random.standard_normal((1, 24, 3584)).astype(np.float32)
     engine = backends.load(backend)
     transformer = engine.open("qwen_dit", CONFIG, plan, policy)
-    modulation = transformer.modulate(conditioning.time_rows(CONFIG, [713.2], policy.time_dtype()))
+    modulation = transformer.modulate(qwen_conditioning.time_rows(CONFIG, [713.2], policy.time_dtype()))
     array = (lambda x: torch.from_numpy(x).double()) if policy is FP64 else engine.array
     condition = transformer.condition([array(text)], [(1, 8, 8)])
     return engine.numpy(transformer.predict(array(latents), condition, modulation, 0)).astype(np.float64)

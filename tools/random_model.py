@@ -19,10 +19,10 @@ from tiny_tokenizer import write_tiny_tokenizer
 
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.folder_files import INDEX, SCHEDULER
-from qwenimg.common.models import qwen_dit, qwen_vae, qwen_vl
-from qwenimg.common.models.qwen_dit import QwenDiTConfig
-from qwenimg.common.models.qwen_vae import QwenVAEConfig
-from qwenimg.common.models.qwen_vl import QwenVLConfig
+from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
+from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.qwen_vae import QwenVAEConfig
+from qwenimg.common.networks.qwen_vl import QwenVLConfig
 
 Array = np.ndarray[Any, Any]
 Dtype = Literal["float32", "float16", "bfloat16"]

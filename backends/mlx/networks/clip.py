@@ -1,5 +1,5 @@
 # Translated from the file of this name in backends/torch by `make twins`: edit that one.
-"""CLIP's text encoder. What is unusual about it: `qwenimg.common.models.clip`.
+"""CLIP's text encoder. What is unusual about it: `qwenimg.common.networks.clip`.
 
 B prompts or chunks of them, S tokens, H heads, D head dim, C hidden size, P width of the pooled vector. Attribute paths
 are checkpoint keys.
@@ -15,7 +15,7 @@ from mlx.core import array as Array
 
 from qwenimg.backends.mlx import load, ops
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.models.clip import CLIPConfig, eos_position
+from qwenimg.common.networks.clip import CLIPConfig, eos_position
 from qwenimg.common.precision import Precision
 
 # Layers

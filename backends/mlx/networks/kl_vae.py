@@ -1,5 +1,5 @@
 # Translated from the file of this name in backends/torch by `make twins`: edit that one.
-"""Stable Diffusion's VAE. What is unusual about it: `qwenimg.common.models.kl_vae`.
+"""Stable Diffusion's VAE. What is unusual about it: `qwenimg.common.networks.kl_vae`.
 
 B images, C channels, L pixels as tokens, h w latents or pixels. Attribute paths are checkpoint keys.
 """
@@ -13,7 +13,7 @@ from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.networks.vae import VAE
 from qwenimg.backends.mlx.ops import images
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.models.kl_vae import NORM_EPS, OVERLAP, KLVAEConfig, decoder_only
+from qwenimg.common.networks.kl_vae import NORM_EPS, OVERLAP, KLVAEConfig, decoder_only
 from qwenimg.common.numbers.tiles import Fade, fades
 from qwenimg.common.precision import Precision
 

@@ -1,5 +1,5 @@
 # Translated from the file of this name in backends/torch by `make twins`: edit that one.
-"""Qwen-Image's VAE for still images, as a 2-D network. What is unusual about it: `qwenimg.common.models.qwen_vae`.
+"""Qwen-Image's VAE for still images, as a 2-D network. What is unusual about it: `qwenimg.common.networks.qwen_vae`.
 
 B images, C channels, h w latents or pixels. Attribute paths are checkpoint keys.
 """
@@ -13,7 +13,7 @@ from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.networks.vae import VAE
 from qwenimg.backends.mlx.ops import images
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.models.qwen_vae import QwenVAEConfig, decoder_only, halo
+from qwenimg.common.networks.qwen_vae import QwenVAEConfig, decoder_only, halo
 from qwenimg.common.numbers.tiles import tiles
 from qwenimg.common.precision import Precision
 

@@ -1,5 +1,5 @@
 # Translated from the file of this name in backends/torch by `make twins`: edit that one.
-"""Qwen2.5-VL's language model as a text encoder. What is unusual about it: `qwenimg.common.models.qwen_vl`.
+"""Qwen2.5-VL's language model as a text encoder. What is unusual about it: `qwenimg.common.networks.qwen_vl`.
 
 B batch, S tokens, H query heads, D head dim, C hidden size. Attribute paths are checkpoint keys.
 """
@@ -14,7 +14,7 @@ from mlx.core import array as Array
 
 from qwenimg.backends.mlx import load, ops
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.models.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.qwen_vl import QwenVLConfig
 from qwenimg.common.numbers.rope import text_rope
 from qwenimg.common.precision import Precision
 

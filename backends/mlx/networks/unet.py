@@ -1,5 +1,5 @@
 # Translated from the file of this name in backends/torch by `make twins`: edit that one.
-"""Stable Diffusion's UNet. What is unusual about it: `qwenimg.common.models.unet`.
+"""Stable Diffusion's UNet. What is unusual about it: `qwenimg.common.networks.unet`.
 
 B batch, L pixels as tokens, S text tokens, H heads, D head dim, C channels, E channels of the time embedding, h w
 latents. Attribute paths are checkpoint keys. Keys and values of the text come ready from `context`, since they depend
@@ -20,7 +20,7 @@ from qwenimg.backends.mlx import load, ops
 from qwenimg.backends.mlx.ops import images
 from qwenimg.common.backend import NumpyArray
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.models.unet import LAYER_NORM_EPS, MLP_RATIO, TRANSFORMER_NORM_EPS, Level, UNetConfig
+from qwenimg.common.networks.unet import LAYER_NORM_EPS, MLP_RATIO, TRANSFORMER_NORM_EPS, Level, UNetConfig
 from qwenimg.common.precision import Precision
 
 Pair = tuple[Array, Array]

@@ -1,4 +1,4 @@
-"""CLIP's text encoder. What is unusual about it: `qwenimg.common.models.clip`.
+"""CLIP's text encoder. What is unusual about it: `qwenimg.common.networks.clip`.
 
 B prompts or chunks of them, S tokens, H heads, D head dim, C hidden size, P width of the pooled vector. Attribute paths
 are checkpoint keys.
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qwenimg.backends.torch import load, ops
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.models.clip import CLIPConfig, eos_position
+from qwenimg.common.networks.clip import CLIPConfig, eos_position
 from qwenimg.common.precision import Precision
 
 # Layers

@@ -1,4 +1,4 @@
-"""Qwen-Image's transformer. What is unusual about it: `qwenimg.common.models.qwen_dit`.
+"""Qwen-Image's transformer. What is unusual about it: `qwenimg.common.networks.qwen_dit`.
 
 B batch, L image tokens, S text tokens, H heads, D head dim, C = H * D. Attribute paths are checkpoint keys.
 Modulation rows come ready from `modulation`, since they depend on the timestep alone.
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import load, ops
-from qwenimg.common import conditioning
 from qwenimg.common.backend import NumpyArray
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.models.qwen_dit import MLP_RATIO, NORM_EPS, TIME_CHANNELS, QwenDiTConfig, timestep_only
+from qwenimg.common.networks import qwen_conditioning
+from qwenimg.common.networks.qwen_dit import MLP_RATIO, NORM_EPS, TIME_CHANNELS, QwenDiTConfig, timestep_only
 from qwenimg.common.precision import Precision
 
 Pair = tuple[Tensor, Tensor]
@@ -254,10 +254,10 @@ class Component:
         lengths = [text.shape[1] for text in texts]
         longest = max(lengths)
         padded = [ops.pad_tokens(text, longest) for text in texts]
-        tables = conditioning.image_and_text_rope(self.config, shapes, longest)
+        tables = qwen_conditioning.image_and_text_rope(self.config, shapes, longest)
         img, txt = ([ops.table(part, self.table_dtype, self.device) for part in pair] for pair in tables)
-        mask = conditioning.key_mask(lengths, sum(f * h * w for f, h, w in shapes))
-        index = conditioning.zero_index(self.config, shapes)
+        mask = qwen_conditioning.key_mask(lengths, sum(f * h * w for f, h, w in shapes))
+        index = qwen_conditioning.zero_index(self.config, shapes)
         return Condition(
             txt=self.model.context(torch.cat(padded)),
             rope=((img[0], img[1]), (txt[0], txt[1])),

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL's language model as a text encoder. What is unusual about it: `qwenimg.common.models.qwen_vl`.
+"""Qwen2.5-VL's language model as a text encoder. What is unusual about it: `qwenimg.common.networks.qwen_vl`.
 
 B batch, S tokens, H query heads, D head dim, C hidden size. Attribute paths are checkpoint keys.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qwenimg.backends.torch import load, ops
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.models.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.qwen_vl import QwenVLConfig
 from qwenimg.common.numbers.rope import text_rope
 from qwenimg.common.precision import Precision
 

@@ -26,14 +26,15 @@ from qwenimg.backends.torch.training import folder as train_folder
 from qwenimg.backends.torch.training.data import Batch, LatentBatches, padded
 from qwenimg.backends.torch.training.text import states_of
 from qwenimg.backends.torch.training.vae import Encoder, fresh, initialise
-from qwenimg.common import bpe, conditioning, tokenizers
+from qwenimg.common import bpe, tokenizers
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import open_regular
 from qwenimg.common.base.text import clean
 from qwenimg.common.folder_files import SHAPES_SCHEDULER
 from qwenimg.common.model import open_model
-from qwenimg.common.models.qwen_dit import TIME_CHANNELS, QwenDiTConfig
+from qwenimg.common.networks import qwen_conditioning
+from qwenimg.common.networks.qwen_dit import TIME_CHANNELS, QwenDiTConfig
 from qwenimg.common.numbers import packing
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
 from qwenimg.common.training import TrainConfig
@@ -161,11 +162,11 @@ class DiTStage:
         return torch.nn.functional.mse_loss(velocity.float(), batch.velocity[rows])
 
     def _mask(self, lengths: list[int], shape: tuple[int, int, int]) -> Tensor | None:
-        mask = conditioning.key_mask(lengths, math.prod(shape))
+        mask = qwen_conditioning.key_mask(lengths, math.prod(shape))
         return None if mask is None else torch.from_numpy(mask).to(self.device)
 
     def _rope(self, shape: tuple[int, int, int], length: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        image, text = conditioning.image_and_text_rope(self.dit, [shape], length)
+        image, text = qwen_conditioning.image_and_text_rope(self.dit, [shape], length)
         return (self._table(image[0]), self._table(image[1])), (self._table(text[0]), self._table(text[1]))
 
     def _table(self, values: np.ndarray) -> Tensor:

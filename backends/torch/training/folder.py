@@ -26,10 +26,10 @@ from qwenimg.common.base.text import clean, short
 from qwenimg.common.component_files import find_files
 from qwenimg.common.folder_files import INDEX, SHAPES_SCHEDULER
 from qwenimg.common.model import read_text_config
-from qwenimg.common.models import qwen_dit, qwen_vae, qwen_vl
-from qwenimg.common.models.qwen_dit import QwenDiTConfig
-from qwenimg.common.models.qwen_vae import QwenVAEConfig
-from qwenimg.common.models.qwen_vl import QwenVLConfig
+from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
+from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.qwen_vae import QwenVAEConfig
+from qwenimg.common.networks.qwen_vl import QwenVLConfig
 from qwenimg.common.safetensors_header import read_header
 from qwenimg.common.training import ModelSize
 from qwenimg.common.training_files import STEM, TEXT_STEM

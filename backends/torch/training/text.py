@@ -22,7 +22,7 @@ from qwenimg.backends.torch.training import folder as train_folder
 from qwenimg.backends.torch.training.data import TEXT_KIND, generator, padded, prompt
 from qwenimg.backends.torch.training.vae import fresh, initialise
 from qwenimg.common import shapes, tokenizers
-from qwenimg.common.models.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.qwen_vl import QwenVLConfig
 from qwenimg.common.numbers import rope
 from qwenimg.common.shapes import Object, Scene
 from qwenimg.common.training import TrainConfig

@@ -21,7 +21,7 @@ from qwenimg.backends.torch.training import folder as train_folder
 from qwenimg.backends.torch.training.data import Float32, crops, pictures
 from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.models import qwen_vae
+from qwenimg.common.networks import qwen_vae
 from qwenimg.common.training import TrainConfig
 
 Model = TypeVar("Model", bound=torch.nn.Module)

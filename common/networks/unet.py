@@ -19,10 +19,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from qwenimg.common import params
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
+from qwenimg.common.networks import params
 
 CLASS_NAME = "UNet2DConditionModel"
 # Fields without effect here: dropout is for training, attention scores are always float32 at least, and the number of

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.models.qwen_dit import ROPE_THETA, TIME_CHANNELS, QwenDiTConfig
+from qwenimg.common.networks.qwen_dit import ROPE_THETA, TIME_CHANNELS, QwenDiTConfig
 from qwenimg.common.numbers import rope
 from qwenimg.common.numbers import timesteps as timesteps_
 

@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from qwenimg.common import params
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
+from qwenimg.common.networks import params
 
 CLASS_NAME = "AutoencoderKL"
 IGNORED_CONFIG: frozenset[str] = frozenset()

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from qwenimg.common import params
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
+from qwenimg.common.networks import params
 
 MODEL_TYPE = "qwen2_5_vl"
 _PREFIXES = ("model.language_model.", "language_model.model.", "model.")

@@ -19,10 +19,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from qwenimg.common import params
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
+from qwenimg.common.networks import params
 
 CLASS_NAMES = ("CLIPTextModel", "CLIPTextModelWithProjection")
 MODEL_TYPE = "clip_text_model"

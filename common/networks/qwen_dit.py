@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from qwenimg.common import params
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
+from qwenimg.common.networks import params
 
 CLASS_NAME = "QwenImageTransformer2DModel"
 IGNORED_CONFIG = frozenset({"pooled_projection_dim"})  # left over in published configs from an older class
