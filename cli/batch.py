@@ -18,7 +18,7 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import absolute, bad, kind, open_regular
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import short
-from qwenimg.common.tokenizers import MAX_CHARACTERS
+from qwenimg.common.prompts.check import MAX_CHARACTERS
 
 if TYPE_CHECKING:
     from fractions import Fraction

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from qwenimg.common.tokenizer_files import REGEX, byte_symbols
+from qwenimg.common.prompts.vocabulary import REGEX, byte_symbols
 
 Pair = tuple[str, str]
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common import clip_prompt, memory
+from qwenimg.common import memory
 from qwenimg.common.backend import ClipEncoder
-from qwenimg.common.clip_prompt import Chunk
 from qwenimg.common.keeper import Keeper
 from qwenimg.common.networks import clip
+from qwenimg.common.prompts import weighted as clip_prompt
+from qwenimg.common.prompts.weighted import Chunk
 from qwenimg.common.sd_model import SDModel, TextPart
 
 Float32 = NDArray[np.float32]

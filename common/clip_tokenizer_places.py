@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from qwenimg.common import clip_tokenizer, hub, recipes
+from qwenimg.common import hub, recipes
 from qwenimg.common.base import hf_cache
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import short
+from qwenimg.common.prompts import clip
 
 FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"))  # either is a tokenizer
 MAX_BYTES = 6 << 20  # of CLIP's 1 to 3.6 MB; Qwen's of 7 MB is not read
@@ -57,7 +58,7 @@ def find_clip_tokenizer(file: Path, size: int, given: Path | None = None, also: 
         found = next((f for f in (given, given / "tokenizer") if is_tokenizer(f)), None)
         if found is None:
             raise bad(given, "holds no tokenizer: give a folder with tokenizer.json, or vocab.json and merges.txt")
-        clip_tokenizer.load(found, clip_tokenizer.EOS_PAD).check_vocabulary(size)
+        clip.load(found, clip.EOS_PAD).check_vocabulary(size)
         return found
     for folder in islice(filter(is_tokenizer, places(file, also)), MAX_TRIED):
         if fits(folder, size):
@@ -119,7 +120,7 @@ def _is_small_file(path: Path) -> bool:
 def fits(folder: Path, size: int) -> bool:
     """Whether the tokenizer in `folder` is of CLIP's form and has `size` tokens."""
     try:
-        clip_tokenizer.load(folder, clip_tokenizer.EOS_PAD).check_vocabulary(size)
+        clip.load(folder, clip.EOS_PAD).check_vocabulary(size)
     except ModelError:
         return False
     return True

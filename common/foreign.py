@@ -16,10 +16,10 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import short
 from qwenimg.common.numbers.sizes import MAX_SIDE
+from qwenimg.common.prompts.check import MAX_CHARACTERS
 from qwenimg.common.request import MAX_GUIDANCE
 from qwenimg.common.sampling import table
 from qwenimg.common.sampling.flow_match import MAX_STEPS
-from qwenimg.common.tokenizers import MAX_CHARACTERS
 
 MAX_NAME = 60  # characters of a name that is shown
 MAX_SHOWN = 20  # of the things without an equivalent

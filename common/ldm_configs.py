@@ -18,12 +18,12 @@ from qwenimg.common.base.config import parse
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import short
-from qwenimg.common.clip_tokenizer import EOS_PAD, OPEN_CLIP_PAD
 from qwenimg.common.layouts import CLIP_H_LAYERS, Sources
 from qwenimg.common.networks import clip, kl_vae, unet
 from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.prompts.clip import EOS_PAD, OPEN_CLIP_PAD
 from qwenimg.common.safetensors_header import Header
 
 Shapes = dict[str, Shape]

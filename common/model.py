@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from qwenimg.common import checkpoint, tokenizers
+from qwenimg.common import checkpoint
 from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import is_file
@@ -17,7 +17,8 @@ from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
-from qwenimg.common.tokenizers import QwenTokenizer
+from qwenimg.common.prompts import qwen
+from qwenimg.common.prompts.qwen import QwenTokenizer
 
 if TYPE_CHECKING:
     from qwenimg.common.sampling.flow_match import FlowMatchConfig
@@ -50,7 +51,7 @@ class Model:
     @cached_property
     def tokenizer(self) -> QwenTokenizer:
         """Read and checked once. Raises ModelError."""
-        found = tokenizers.load(self.folder / "tokenizer")
+        found = qwen.load(self.folder / "tokenizer")
         found.check_vocabulary(self.text_config.vocab_size)
         return found
 

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common import memory, tokenizers
+from qwenimg.common import memory
 from qwenimg.common.backend import VAE, Array, Engine, Modulation, TextEncoder, Transformer
 from qwenimg.common.keeper import Keeper, Notify
 from qwenimg.common.model import Model
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.precision import Precision
+from qwenimg.common.prompts import qwen
 
 TEXT_TOKENS = 512  # of a prompt that the transformer sees, as in the reference
 TEXT_BYTES = 2**30  # of encoded prompts that are kept; a prompt of 512 tokens takes 7.3 MB
@@ -75,7 +76,7 @@ class Parts:
                 if prompt not in needed and self._held() > TEXT_BYTES:
                     break
                 if prompt not in self._texts:
-                    self._texts[prompt] = self._encode(encoder, tokenizers.prompt_ids(self.tokenizer, prompt).ids)
+                    self._texts[prompt] = self._encode(encoder, qwen.prompt_ids(self.tokenizer, prompt).ids)
         del encoder
         self.engine.release()
 
@@ -86,7 +87,7 @@ class Parts:
         """Text states [1, S, C] without the template's."""
         states = encoder.encode(ids)
         self.keeper.check_finite(states, "text encoder", "text", lambda: encoder.encode(ids))
-        kept = self.engine.numpy(states)[:, tokenizers.DROPPED : tokenizers.DROPPED + TEXT_TOKENS]
+        kept = self.engine.numpy(states)[:, qwen.DROPPED : qwen.DROPPED + TEXT_TOKENS]
         return np.ascontiguousarray(kept, np.float32)
 
     def modulation(self, timesteps: tuple[float, ...]) -> Modulation:

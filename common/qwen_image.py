@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common import estimate, flow_plan, inpaint, memory, tokenizers
+from qwenimg.common import estimate, flow_plan, inpaint, memory
 from qwenimg.common.backend import Array, Condition, Engine, Modulation, Transformer
 from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.estimate import Needs
@@ -25,6 +25,7 @@ from qwenimg.common.model import Model
 from qwenimg.common.numbers import packing, sizes
 from qwenimg.common.parts import TEXT_TOKENS, Parts
 from qwenimg.common.precision import Precision
+from qwenimg.common.prompts import qwen
 from qwenimg.common.request import MULTIPLE, Request
 
 BATCHED_TOKENS = 1024  # images of at most this many tokens leave a GPU idle: both branches of guidance go in one batch
@@ -55,7 +56,7 @@ class QwenImage:
         found = []
         texts = {"prompt": request.prompt} | ({"negative prompt": request.negative_prompt} if request.guided else {})
         for name, text in texts.items():
-            lost = tokenizers.prompt_ids(self.parts.tokenizer, text).lost(TEXT_TOKENS)
+            lost = qwen.prompt_ids(self.parts.tokenizer, text).lost(TEXT_TOKENS)
             if lost:
                 found.append(f"the {name} is cut: the model sees its first {TEXT_TOKENS} tokens, not the last {lost}")
         if request.clip_skip:
@@ -74,7 +75,7 @@ class QwenImage:
         tokens = shape[0] * shape[1] // model.transformer_config.patch_size**2
         run = self._run_bytes(tokens, tuple(self.schedule_config.timestep(sigma) for sigma in asked))
         texts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
-        seen = [min(TEXT_TOKENS, len(tokenizers.prompt_ids(parts.tokenizer, text).ids)) for text in texts]
+        seen = [min(TEXT_TOKENS, len(qwen.prompt_ids(parts.tokenizer, text).ids)) for text in texts]
         one = sum(estimate.dit_operations(model.transformer_config, tokens + text) for text in seen)
         return Needs(
             memory=parts.needs(texts, run) | self.keeper.decoding(model.vae_config, model.vae, shape, parts.waiting()),

@@ -10,10 +10,10 @@ from typing import Annotated, SupportsFloat, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common import tokenizers
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import short
 from qwenimg.common.numbers import noise, sizes
+from qwenimg.common.prompts import check
 from qwenimg.common.sampling.flow_match import MAX_STEPS
 
 MULTIPLE = 16  # pixels: sizes are rendered at the next multiple and cropped
@@ -53,7 +53,7 @@ class Request:
         sizes.render_size(self.width, self.height, MULTIPLE)
         noise.check_seed(self.seed)
         for text in (self.prompt, self.negative_prompt):
-            tokenizers.check_prompt(text)
+            check.check_prompt(text)
         if not 1 <= self.steps <= MAX_STEPS:
             raise UsageError(f"steps is {short(self.steps, 40)}; choose 1 to {MAX_STEPS}")
         if not 0 <= self.guidance <= MAX_GUIDANCE:

@@ -9,18 +9,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from qwenimg.common import checkpoint, clip_tokenizer, single_file
+from qwenimg.common import checkpoint, single_file
 from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.clip_tokenizer import CLIPTokenizer
 from qwenimg.common.clip_tokenizer_places import find_clip_tokenizer
 from qwenimg.common.networks import clip, kl_vae, unet
 from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.prompts import clip as clip_tokenizer
+from qwenimg.common.prompts.clip import CLIPTokenizer
 from qwenimg.common.safetensors_header import read_header
 from qwenimg.common.sampling.discrete import DiffusionConfig, parse_diffusion
 from qwenimg.common.single_file import Prediction

@@ -10,8 +10,9 @@ import tiny_ldm
 import torch
 from clip_models import BACKENDS, FLOAT32, model_on, opened, relative, run
 
-from qwenimg.common import clip_prompt, clip_tokenizer
 from qwenimg.common.networks import clip
+from qwenimg.common.prompts import clip as clip_tokenizer
+from qwenimg.common.prompts import weighted
 
 PROMPTS = ("", "a photo of a Red Circle!! and 红色", "red " * 100)  # the reference cuts the last one off
 
@@ -60,7 +61,7 @@ def test_states_are_the_references(references: dict[str, Reference], kind: str, 
                 config, plan = opened(folder)
                 plan.close()
                 tokenizer = clip_tokenizer.load(reference.tokenizer(part))
-                ids = np.array([clip_prompt.chunks(tokenizer, prompt)[0].ids])
+                ids = np.array([weighted.chunks(tokenizer, prompt)[0].ids])
                 how = clip.used_states(config, reference.sdxl, clip_skip)
                 made = run(twin, model_on(twin, folder, "float32", "float32"), config, ids, *how)
                 states.append(made[0].values)

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_clip import write_tiny_clip_tokenizer
 
-from qwenimg.common import clip_prompt, clip_tokenizer
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.clip_prompt import LENGTH, Chunk, apply_weights, chunks, parse, prompt_chunks
-from qwenimg.common.clip_tokenizer import CLIPTokenizer
+from qwenimg.common.prompts import clip as clip_tokenizer
+from qwenimg.common.prompts import weighted
+from qwenimg.common.prompts.clip import CLIPTokenizer
+from qwenimg.common.prompts.weighted import LENGTH, Chunk, apply_weights, chunks, parse, prompt_chunks
 
 # What users of the web UI are told these mean.
 EXAMPLES: dict[str, list[tuple[str, float]]] = {
@@ -92,7 +93,7 @@ def test_brackets(prompt: str) -> None:
 @given(st.text(alphabet="ab ()[]\\:1.-", max_size=40))
 def test_no_text_fails(prompt: str) -> None:
     parts = parse(prompt)
-    assert all(text and abs(weight) <= clip_prompt.MAX_WEIGHT for text, weight in parts)
+    assert all(text and abs(weight) <= weighted.MAX_WEIGHT for text, weight in parts)
     if not set(prompt) & set("()[]\\"):
         assert parts == ([(prompt, 1.0)] if prompt else [])
 
@@ -149,7 +150,7 @@ def test_as_many_chunks_for_every_tokenizer(tmp_path: Path, tokenizer: CLIPToken
 def test_too_long(tokenizer: CLIPTokenizer) -> None:
     with pytest.raises(UsageError, match="3001 tokens, the limit is 3000"):
         chunks(tokenizer, "red " * 3001)
-    assert len(chunks(tokenizer, "red " * 3000)) == clip_prompt.MAX_CHUNKS
+    assert len(chunks(tokenizer, "red " * 3000)) == weighted.MAX_CHUNKS
 
 
 # Weights on states

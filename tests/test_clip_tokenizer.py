@@ -12,9 +12,9 @@ import pytest
 from refusals import refused
 from tiny_clip import BOS, EOS, tiny_clip_vocabulary, write_tiny_clip_tokenizer
 
-from qwenimg.common import clip_tokenizer
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.clip_tokenizer import load
+from qwenimg.common.prompts import clip
+from qwenimg.common.prompts.clip import load
 
 PROMPTS = [
     "",
@@ -90,7 +90,7 @@ def test_another_padding_token(tmp_path: Path) -> None:
     for name, pad in (("vit-l", EOS), ("open-clip", "!")):
         write_tiny_clip_tokenizer(tmp_path / name, pad)
     theirs = CLIPTokenizer.from_pretrained(tmp_path / "open-clip")
-    ours = load(tmp_path / "vit-l", pad=clip_tokenizer.OPEN_CLIP_PAD)
+    ours = load(tmp_path / "vit-l", pad=clip.OPEN_CLIP_PAD)
     assert ours.pad == theirs.pad_token_id != load(tmp_path / "vit-l").pad
     for prompt in PROMPTS:
         assert [ours.bos, *ours.words(prompt), ours.eos] == theirs(prompt).input_ids

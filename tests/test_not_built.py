@@ -11,7 +11,7 @@ from qwenimg.cli import near
 from qwenimg.cli.generate import NOT_BUILT
 from qwenimg.cli.help import COMMANDS
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.tokenizers import check_prompt
+from qwenimg.common.prompts.check import check_prompt
 
 OPTIONS = [(name, what.split(",")[0]) for what, names in NOT_BUILT.items() for name in names]
 

@@ -18,11 +18,12 @@ from test_float64_twin import ExactTimes
 from tiny_model import DIT
 
 import qwenimg
-from qwenimg.common import flow_plan, parity, tokenizers
+from qwenimg.common import flow_plan, parity
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.numbers import noise, packing, rope
 from qwenimg.common.parity import Case, Output, Verdict, judge
 from qwenimg.common.pipeline import Pipeline
+from qwenimg.common.prompts import qwen
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
 
 BACKENDS = ("cpu", "mlx")
@@ -140,7 +141,7 @@ def shift_for_other_size(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:
 
 
 def template_one_token_off(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:
-    patch.setattr(tokenizers, "DROPPED", tokenizers.DROPPED + 1)
+    patch.setattr(qwen, "DROPPED", qwen.DROPPED + 1)
 
 
 def wrong_text_mask(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from qwenimg.backends.torch.training import folder as train_folder
-from qwenimg.common import bpe, builtin, shapes_words, tokenizers
+from qwenimg.common import bpe, builtin, shapes_words
+from qwenimg.common.prompts import qwen
 from qwenimg.common.shapes_gate import gate_prompts
 from qwenimg.common.shapes_words import SAME_AS, parse
 
@@ -32,9 +33,9 @@ def test_data_and_vocabulary_do_not_have_them():
     tokens = train_folder.vocabulary()
     path = builtin.folder() / "tokenizer" / "tokenizer.json"
     assert path.read_bytes() == bpe.files(tokens)[path.name]
-    tokenizer = tokenizers.load(path.parent)
+    tokenizer = qwen.load(path.parent)
     of_words = {tokens.ids[bpe.spelled(word)] for word in SAME_AS}
-    asked = {token for one in gate_prompts() for token in tokenizers.prompt_ids(tokenizer, one.prompt).ids}
+    asked = {token for one in gate_prompts() for token in qwen.prompt_ids(tokenizer, one.prompt).ids}
     assert not of_words & asked  # so the gate's figures are of these weights too
 
 

@@ -17,9 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_tokenizer import tiny_special_ids, tiny_vocabulary, tokenizer_config, tokenizer_json, write_tiny_tokenizer
 
-from qwenimg.common import tokenizers as ours
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.tokenizer_files import REGEX
+from qwenimg.common.prompts import check, vocabulary
+from qwenimg.common.prompts import qwen as ours
+from qwenimg.common.prompts.vocabulary import REGEX
 
 REFUSED_WITHIN = 2.0  # CPU seconds: the promise for any file or prompt; the slowest measured here is 0.6
 STYLES = ("json", "vocab+merges", "both")
@@ -224,7 +225,7 @@ def test_a_million_characters(tokenizer: ours.QwenTokenizer) -> None:
     for call in (tokenizer.encode, lambda prompt: ours.prompt_ids(tokenizer, prompt)):
         with pytest.raises(UsageError, match="1000000 characters"):
             call("x" * 1_000_000)
-    assert len(ours.prompt_ids(tokenizer, "x" * ours.MAX_CHARACTERS).ids) == 1024 + 34
+    assert len(ours.prompt_ids(tokenizer, "x" * check.MAX_CHARACTERS).ids) == 1024 + 34
 
 
 def test_a_byte_that_is_not_text(tokenizer: ours.QwenTokenizer) -> None:
@@ -236,7 +237,7 @@ def test_a_byte_that_is_not_text(tokenizer: ours.QwenTokenizer) -> None:
 
 @pytest.mark.parametrize("unit", [" ", "\n", " \n", "a", "!", "'s", "\u0301\u0323", "👨‍👩‍👧", "<|im_end|>", "\u3000"])
 def test_the_longest_prompts_take_no_time(tokenizer: ours.QwenTokenizer, unit: str) -> None:
-    prompt = (unit * ours.MAX_CHARACTERS)[: ours.MAX_CHARACTERS - 1] + "x"
+    prompt = (unit * check.MAX_CHARACTERS)[: check.MAX_CHARACTERS - 1] + "x"
     start = time.process_time()
     ids = tokenizer.encode(prompt)
     seconds = time.process_time() - start
@@ -449,11 +450,9 @@ def test_a_panic_of_the_library_becomes_a_model_error(tmp_path: Path) -> None:
         Tokenizer.from_str(json.dumps(data)).encode("x")
     print(type(raw.value).__mro__)
     with pytest.raises(ModelError, match="cannot be used by the tokenizers library"):
-        ours.guarded(tmp_path, lambda: Tokenizer.from_str(json.dumps(data)).encode("x"))
+        vocabulary.guarded(tmp_path, lambda: Tokenizer.from_str(json.dumps(data)).encode("x"))
 
 
 def test_importing_needs_no_third_party_package() -> None:
-    code = (
-        "import sys, qwenimg.common.tokenizers; sys.exit({'tokenizers', 'numpy', 'torch'} & set(sys.modules) != set())"
-    )
+    code = "import sys, qwenimg.common.prompts.qwen; sys.exit({'tokenizers', 'numpy', 'torch'} & set(sys.modules) != set())"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -32,10 +32,11 @@ from qwenimg.backends.torch.training import optimizer as train_optimizer
 from qwenimg.backends.torch.training import state as train_state
 from qwenimg.backends.torch.training import text as train_text
 from qwenimg.backends.torch.training import vae as train_vae
-from qwenimg.common import bpe, shapes, shapes_words, tokenizers
+from qwenimg.common import bpe, shapes, shapes_words
 from qwenimg.common.base import atomic_files
 from qwenimg.common.base.errors import BackendMissing, DoesNotFit, ModelError, NumericsError, UsageError
 from qwenimg.common.numbers import noise, timesteps
+from qwenimg.common.prompts import qwen
 from qwenimg.common.training import ModelSize, TrainConfig, parse_sizes
 
 SIZE = ModelSize(
@@ -157,9 +158,9 @@ def test_latents_are_standardised(trained: Path):
 
 
 def test_template_is_34_tokens(trained: Path):
-    tokenizer = tokenizers.load(trained / "tokenizer")
-    prefix = tokenizer.encode(tokenizers.TEMPLATE.split("{}")[0])
-    assert len(prefix) == tokenizers.DROPPED
+    tokenizer = qwen.load(trained / "tokenizer")
+    prefix = tokenizer.encode(qwen.TEMPLATE.split("{}")[0])
+    assert len(prefix) == qwen.DROPPED
     words = {word: len(tokenizer.encode(word)) for word in (" red", " circle", " background", "红色", "三角形")}
     print(words)
     assert set(words.values()) == {1}
@@ -170,7 +171,7 @@ def test_a_word_is_one_token_and_any_text_is_spelled(tmp_path: Path):
 
     vocabulary = bpe.learn(["red", " red", "圆", "reddish"])
     train_folder.write_tokenizer(tmp_path, vocabulary)
-    ours, theirs = tokenizers.load(tmp_path), Qwen2Tokenizer.from_pretrained(tmp_path)
+    ours, theirs = qwen.load(tmp_path), Qwen2Tokenizer.from_pretrained(tmp_path)
     for text in ("red", "a red 圆", "reddish 猫 🙂", "\u0000é"):
         assert ours.encode(text) == theirs(text)["input_ids"], text
     assert len(ours.encode("red")) == len(ours.encode("圆")) == 1

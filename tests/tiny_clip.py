@@ -13,7 +13,7 @@ import torch
 from tiny_model import randomise
 
 from qwenimg.common import bpe
-from qwenimg.common.tokenizer_files import byte_symbols
+from qwenimg.common.prompts.vocabulary import byte_symbols
 
 BOS, EOS = "<|startoftext|>", "<|endoftext|>"
 WORDS = (

@@ -26,7 +26,7 @@ from qwenimg.backends.torch.training import folder as train_folder
 from qwenimg.backends.torch.training.data import Batch, LatentBatches, padded
 from qwenimg.backends.torch.training.text import states_of
 from qwenimg.backends.torch.training.vae import Encoder, fresh, initialise
-from qwenimg.common import bpe, tokenizers
+from qwenimg.common import bpe
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import open_regular
@@ -36,6 +36,7 @@ from qwenimg.common.model import open_model
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.networks.qwen_dit import TIME_CHANNELS, QwenDiTConfig
 from qwenimg.common.numbers import packing
+from qwenimg.common.prompts import qwen
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
 from qwenimg.common.training import TrainConfig
 from qwenimg.common.training_files import is_file
@@ -81,7 +82,7 @@ class DiTStage:
         plan = train_folder.read_text(source / "text_encoder", self.text)
         encoder = fresh(QwenTextEncoder(self.text, torch.float32), plan).requires_grad_(False).to(self.device)
         train_folder.write_tokenizer(self.config.out / "tokenizer", self.vocabulary)
-        self.tokenizer = tokenizers.load(self.config.out / "tokenizer")
+        self.tokenizer = qwen.load(self.config.out / "tokenizer")
         return encoder
 
     def _check_tokenizer(self, path: Path) -> None:
@@ -129,13 +130,13 @@ class DiTStage:
             velocity=on_device(torch.from_numpy(packing.pack(made.noise - made.latents))),
             features=on_device(torch.from_numpy(time_features(levels))),
             text=self._states(ids),
-            lengths=[length - tokenizers.DROPPED for length in lengths],
+            lengths=[length - qwen.DROPPED for length in lengths],
             shape=(1, rows, columns),
         )
 
     def _by_length(self, batch: Batch) -> tuple[Batch, np.ndarray, list[int]]:
         """The batch in the order of its prompts' lengths; its token ids [B S], padded; and the lengths."""
-        unsorted = [tokenizers.prompt_ids(self.tokenizer, prompt).ids for prompt in batch.prompts]
+        unsorted = [qwen.prompt_ids(self.tokenizer, prompt).ids for prompt in batch.prompts]
         order = sorted(range(len(unsorted)), key=lambda i: len(unsorted[i]))
         found = [unsorted[i] for i in order]
         table, lengths = padded(found)
@@ -148,7 +149,7 @@ class DiTStage:
         """What the text encoder makes of ids [B S], without the template's: [B S-34 C]."""
         with torch.no_grad():
             on_device = torch.from_numpy(ids).to(self.device)
-            return states_of(self.text_encoder, self.text, on_device)[:, tokenizers.DROPPED :]
+            return states_of(self.text_encoder, self.text, on_device)[:, qwen.DROPPED :]
 
     # Loss
 

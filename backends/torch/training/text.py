@@ -21,9 +21,10 @@ from qwenimg.backends.torch.networks.qwen_vl import QwenTextEncoder
 from qwenimg.backends.torch.training import folder as train_folder
 from qwenimg.backends.torch.training.data import TEXT_KIND, generator, padded, prompt
 from qwenimg.backends.torch.training.vae import fresh, initialise
-from qwenimg.common import shapes, tokenizers
+from qwenimg.common import shapes
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
 from qwenimg.common.numbers import rope
+from qwenimg.common.prompts import qwen
 from qwenimg.common.shapes import Object, Scene
 from qwenimg.common.training import TrainConfig
 
@@ -84,7 +85,7 @@ class TextStage:
         self.text = train_folder.text_config(config.size, self.vocabulary.size)
         folder = config.out / "tokenizer"
         train_folder.write_tokenizer(folder, self.vocabulary)
-        self.tokenizer = tokenizers.load(folder)
+        self.tokenizer = qwen.load(folder)
         torch.manual_seed(config.seed)
         self.model = Reader(self.text)
         if config.init is not None:
@@ -105,7 +106,7 @@ class TextStage:
         rng = generator(self.config.seed, TEXT_KIND, step)
         scenes = [shapes.random_scene(rng) for _ in range(self.config.batch)]
         prompts = [prompt(scene, rng, simple=False, drop=False) for scene in scenes]
-        ids, lengths = padded([tokenizers.prompt_ids(self.tokenizer, text).ids for text in prompts])
+        ids, lengths = padded([qwen.prompt_ids(self.tokenizer, text).ids for text in prompts])
         answers = np.array([answers_of(scene) for scene in scenes])
         values = (ids, np.array(lengths) - 1, answers)
         return Texts(*(torch.from_numpy(value).to(self.device) for value in values))

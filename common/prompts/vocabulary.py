@@ -13,8 +13,9 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
+from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad, open_regular
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import short
@@ -231,3 +232,16 @@ def _check_merges(found: Vocabulary) -> None:
         if left not in found.ids or right not in found.ids or left + right not in found.ids:
             merge = f"'{short(left, 40)}' with '{short(right, 40)}'"
             refuse(found.file, f"has a merge of {merge}, for which the vocabulary lacks a token")
+
+
+T = TypeVar("T")
+
+
+def guarded(file: Path, call: Callable[[], T]) -> T:
+    """`call()`; what the tokenizers library raises, panics (BaseException) included, becomes a ModelError."""
+    try:
+        return call()
+    except (KeyboardInterrupt, SystemExit, MemoryError, ModelError):
+        raise
+    except BaseException as error:
+        refuse(file, f"cannot be used by the tokenizers library ({short(error, 60)})")

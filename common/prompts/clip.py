@@ -18,8 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import short
-from qwenimg.common.tokenizer_files import QWEN, Vocabulary, has, json_object, read_vocabulary, refuse, shown
-from qwenimg.common.tokenizers import check_prompt, guarded
+from qwenimg.common.prompts.check import check_prompt
+from qwenimg.common.prompts.vocabulary import (
+    QWEN,
+    Vocabulary,
+    guarded,
+    has,
+    json_object,
+    read_vocabulary,
+    refuse,
+    shown,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

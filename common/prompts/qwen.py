@@ -11,22 +11,18 @@ Unusual here:
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from qwenimg.common.added_tokens import Added, read_added
-from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad
-from qwenimg.common.base.text import clean, short
-from qwenimg.common.tokenizer_files import REGEX, Vocabulary, read_vocabulary, refuse
+from qwenimg.common.base.text import clean
+from qwenimg.common.prompts.added_tokens import Added, read_added
+from qwenimg.common.prompts.check import check_prompt
+from qwenimg.common.prompts.vocabulary import REGEX, Vocabulary, guarded, read_vocabulary, refuse
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-T = TypeVar("T")
 
 TEMPLATE = (
     "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, "
@@ -35,7 +31,6 @@ TEMPLATE = (
 )
 DROPPED = 34  # tokens of TEMPLATE before the prompt
 MAX_TOKENS = 1024  # tokens kept after the dropped ones
-MAX_CHARACTERS = 100_000  # of a prompt
 
 
 @dataclass(frozen=True)
@@ -79,33 +74,6 @@ def load(folder: Path) -> QwenTokenizer:
     return QwenTokenizer(vocabulary, read_added(folder, vocabulary))
 
 
-# What other programs take out of a prompt and act upon.
-_TAGS = {
-    "lora": "a LoRA",
-    "lyco": "a LyCORIS",
-    "hypernet": "a hypernetwork",
-    "controlnet": "a ControlNet",
-    "embedding": "textual inversion",
-}
-_TAG = re.compile(rf"(?i)<\s*({'|'.join(_TAGS)})\s*:[^<>]*>|\b(embedding):[\w.-]")
-
-
-def check_prompt(prompt: str) -> None:
-    """UsageError unless `prompt` is Unicode text of at most MAX_CHARACTERS characters."""
-    if len(prompt) > MAX_CHARACTERS:
-        raise UsageError(
-            f"the prompt has {len(prompt)} characters, the limit is {MAX_CHARACTERS}. Shorten it: far fewer are read."
-        )
-    try:
-        prompt.encode("utf-8")
-    except UnicodeEncodeError as error:
-        found = f"the prompt has a byte that is not text ({clean(prompt[error.start])})"
-        raise UsageError(f"{found} at character {error.start + 1}. Give the prompt in UTF-8.") from None
-    if tag := _TAG.search(prompt):  # a text encoder would take it for words
-        what = _TAGS[(tag[1] or tag[2]).lower()]
-        raise UsageError(f"the prompt asks for {what} ({clean(tag[0], 60)}), which is not built yet; leave it out")
-
-
 def prompt_ids(tokenizer: QwenTokenizer, prompt: str) -> PromptTokens:
     """TEMPLATE filled with `prompt`, as ids, cut on the right to DROPPED + MAX_TOKENS as diffusers does.
 
@@ -142,13 +110,3 @@ def _build(vocabulary: Vocabulary, added: dict[str, Added]) -> Tokenizer:
                 f"the id {token.id} of {clean(content, 60)!r} does not follow the vocabulary's last",
             )
     return tokenizer
-
-
-def guarded(file: Path, call: Callable[[], T]) -> T:
-    """`call()`; what the tokenizers library raises, panics (BaseException) included, becomes a ModelError."""
-    try:
-        return call()
-    except (KeyboardInterrupt, SystemExit, MemoryError, ModelError):
-        raise
-    except BaseException as error:
-        refuse(file, f"cannot be used by the tokenizers library ({short(error, 60)})")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from qwenimg.common.base.text import short
-from qwenimg.common.tokenizer_files import Vocabulary, check_ids, json_object, refuse, refuse_value, shown
+from qwenimg.common.prompts.vocabulary import Vocabulary, check_ids, json_object, refuse, refuse_value, shown
 
 MAX_ADDED = 1024
 MAX_LENGTH = 256  # characters

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.clip_tokenizer import CLIPTokenizer
+from qwenimg.common.prompts.clip import CLIPTokenizer
 
 LENGTH = 77  # of a chunk, with start and end token
 MAX_CHUNKS = 40  # 3,000 tokens: each chunk's states are seen by every attention layer in every step

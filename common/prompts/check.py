@@ -1,0 +1,37 @@
+"""What holds for every prompt, whatever the tokenizer."""
+
+from __future__ import annotations
+
+import re
+
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
+
+MAX_CHARACTERS = 100_000  # of a prompt
+
+
+# What other programs take out of a prompt and act upon.
+_TAGS = {
+    "lora": "a LoRA",
+    "lyco": "a LyCORIS",
+    "hypernet": "a hypernetwork",
+    "controlnet": "a ControlNet",
+    "embedding": "textual inversion",
+}
+_TAG = re.compile(rf"(?i)<\s*({'|'.join(_TAGS)})\s*:[^<>]*>|\b(embedding):[\w.-]")
+
+
+def check_prompt(prompt: str) -> None:
+    """UsageError unless `prompt` is Unicode text of at most MAX_CHARACTERS characters."""
+    if len(prompt) > MAX_CHARACTERS:
+        raise UsageError(
+            f"the prompt has {len(prompt)} characters, the limit is {MAX_CHARACTERS}. Shorten it: far fewer are read."
+        )
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError as error:
+        found = f"the prompt has a byte that is not text ({clean(prompt[error.start])})"
+        raise UsageError(f"{found} at character {error.start + 1}. Give the prompt in UTF-8.") from None
+    if tag := _TAG.search(prompt):  # a text encoder would take it for words
+        what = _TAGS[(tag[1] or tag[2]).lower()]
+        raise UsageError(f"the prompt asks for {what} ({clean(tag[0], 60)}), which is not built yet; leave it out")
