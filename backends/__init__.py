@@ -11,7 +11,7 @@ from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.base.text import clean
 
 if TYPE_CHECKING:
-    from qwenimg.common.backend import Engine
+    from qwenimg.common.runtime.engine import Engine
     from qwenimg.common.training import Train
 
 NAMES = ("auto", "mlx", "cuda", "cpu")

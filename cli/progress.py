@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from qwenimg.cli import failures, streams
 from qwenimg.cli.batch import Picture
-from qwenimg.common import estimate
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import clean
+from qwenimg.common.runtime import estimate
 
 if TYPE_CHECKING:
     from qwenimg import Pipeline, Result, Step
-    from qwenimg.common.estimate import Estimate
+    from qwenimg.common.runtime.estimate import Estimate
 
 
 class Report:

@@ -9,7 +9,6 @@ from typing import Any
 
 from qwenimg.common import clip_tokenizer_places, hub, sd_model
 from qwenimg.common import model as qwen_model
-from qwenimg.common.backend import Engine
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import is_file
@@ -18,13 +17,14 @@ from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.family import Family
 from qwenimg.common.fingerprint import fingerprint
 from qwenimg.common.hub import Resolved
-from qwenimg.common.keeper import Notify
 from qwenimg.common.model import Model
 from qwenimg.common.precision import Family as Name
 from qwenimg.common.precision import Precision
 from qwenimg.common.qwen_image import QwenImage
 from qwenimg.common.recipes import Recipe
 from qwenimg.common.request import Defaults
+from qwenimg.common.runtime.engine import Engine
+from qwenimg.common.runtime.runtime import Notify
 from qwenimg.common.sd_model import SDModel, TextPart
 from qwenimg.common.single_file import Prediction
 from qwenimg.common.stable_diffusion import StableDiffusion

@@ -9,11 +9,11 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.backend import Array
 from qwenimg.common.base.errors import NumericsError
-from qwenimg.common.estimate import Needs
-from qwenimg.common.keeper import Keeper
 from qwenimg.common.request import Request
+from qwenimg.common.runtime.engine import Array
+from qwenimg.common.runtime.estimate import Needs
+from qwenimg.common.runtime.runtime import Keeper
 from qwenimg.common.sampling.types import Denoiser, Grid, Noise
 
 Latents: TypeAlias = NDArray[np.float32]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from qwenimg.common.backend import Array
 from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.family import Latents, Run, Stage, Start
+from qwenimg.common.runtime.engine import Array
 from qwenimg.common.sampling.types import Grid
 
 

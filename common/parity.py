@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.backend import Array, Engine
+from qwenimg.common.runtime.engine import Array, Engine
 
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 LIMIT = {"float32": 6.0, "bfloat16": 2.0, "float16": 2.0}  # K of the relative error

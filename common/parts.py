@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common import memory
-from qwenimg.common.backend import VAE, Array, Engine, Modulation, TextEncoder, Transformer
-from qwenimg.common.keeper import Keeper, Notify
 from qwenimg.common.model import Model
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.precision import Precision
 from qwenimg.common.prompts import qwen
+from qwenimg.common.runtime import memory
+from qwenimg.common.runtime.engine import VAE, Array, Engine, Modulation, TextEncoder, Transformer
+from qwenimg.common.runtime.runtime import Keeper, Notify
 
 TEXT_TOKENS = 512  # of a prompt that the transformer sees, as in the reference
 TEXT_BYTES = 2**30  # of encoded prompts that are kept; a prompt of 512 tokens takes 7.3 MB

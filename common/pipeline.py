@@ -14,10 +14,8 @@ from typing import Any, Unpack, cast
 import numpy as np
 
 from qwenimg.common import call_options
-from qwenimg.common.backend import Array, Engine
 from qwenimg.common.base.errors import NumericsError, PipelineBusy, UsageError
 from qwenimg.common.base.version import __version__
-from qwenimg.common.estimate import Estimate, Needs
 from qwenimg.common.family import Family, Latents, Plan, Stage, Start
 from qwenimg.common.metadata import FORMAT, Recipe
 from qwenimg.common.numbers import noise, sizes
@@ -25,6 +23,8 @@ from qwenimg.common.numbers.noise import Stream
 from qwenimg.common.pictures import pixels as image
 from qwenimg.common.request import Asked, Defaults, Request
 from qwenimg.common.result import Result, Step
+from qwenimg.common.runtime.engine import Array, Engine
+from qwenimg.common.runtime.estimate import Estimate, Needs
 
 GPU_SIDE, CPU_SIDE = 4096, 256  # of the matrices that the rate is measured with: a GPU's fill it, a CPU's are soon done
 RATE_SECONDS = 0.05  # that are measured at least

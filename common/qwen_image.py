@@ -15,18 +15,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common import estimate, flow_plan, inpaint, memory
-from qwenimg.common.backend import Array, Condition, Engine, Modulation, Transformer
+from qwenimg.common import flow_plan, inpaint
 from qwenimg.common.base.errors import NumericsError
-from qwenimg.common.estimate import Needs
 from qwenimg.common.family import CALLS, Latents, Plan, Run, Stage, Start
-from qwenimg.common.keeper import Notify
 from qwenimg.common.model import Model
 from qwenimg.common.numbers import packing, sizes
 from qwenimg.common.parts import TEXT_TOKENS, Parts
 from qwenimg.common.precision import Precision
 from qwenimg.common.prompts import qwen
 from qwenimg.common.request import MULTIPLE, Request
+from qwenimg.common.runtime import estimate, memory
+from qwenimg.common.runtime.engine import Array, Condition, Engine, Modulation, Transformer
+from qwenimg.common.runtime.estimate import Needs
+from qwenimg.common.runtime.runtime import Notify
 
 BATCHED_TOKENS = 1024  # images of at most this many tokens leave a GPU idle: both branches of guidance go in one batch
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from qwenimg.common.backend import Engine
 from qwenimg.common.family import Plan, Solver, Stage
 from qwenimg.common.request import Request
+from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.sampling import schedules, table
 from qwenimg.common.sampling.table import Sampler
 from qwenimg.common.sd_model import SDModel

@@ -15,17 +15,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common import estimate, inpaint, memory, sd_plan
-from qwenimg.common.backend import VAE, Array, Condition, Engine, UNet
+from qwenimg.common import inpaint, sd_plan
 from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.clip_texts import ClipTexts
-from qwenimg.common.estimate import Needs
 from qwenimg.common.family import CALLS, Latents, Plan, Run, Stage, Start
-from qwenimg.common.keeper import Keeper, Notify
 from qwenimg.common.networks import clip, qwen_conditioning
 from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.precision import Precision
 from qwenimg.common.request import Request
+from qwenimg.common.runtime import estimate, memory
+from qwenimg.common.runtime.engine import VAE, Array, Condition, Engine, UNet
+from qwenimg.common.runtime.estimate import Needs
+from qwenimg.common.runtime.runtime import Keeper, Notify
 from qwenimg.common.sampling import discrete
 from qwenimg.common.sd_model import SDModel
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from qwenimg import Result, Step
 from qwenimg.common import precision as policies
-from qwenimg.common.estimate import Estimate
 from qwenimg.common.metadata import Recipe
 from qwenimg.common.request import Defaults
+from qwenimg.common.runtime.estimate import Estimate
 
 Notify = Callable[[str, str], None]
 

@@ -20,7 +20,7 @@ from qwenimg.common import checkpoint, parity
 from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, FP64, Precision
-from qwenimg.common.probes import first_non_finite
+from qwenimg.common.runtime.probe import first_non_finite
 
 PEAK = (2e7, 2e8)  # of the streams
 SHAPES = [(1, 5, 7)]

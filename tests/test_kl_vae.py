@@ -16,7 +16,7 @@ from qwenimg.common import checkpoint, parity
 from qwenimg.common.networks import kl_vae
 from qwenimg.common.numbers import tiles
 from qwenimg.common.precision import FP64, SD_BASES, parse
-from qwenimg.common.probes import first_non_finite
+from qwenimg.common.runtime.probe import first_non_finite
 
 # Relative L2 to diffusers in double. Measured: float32 at most 2.4e-6, diffusers' own 1.5e-6, float64 2e-15.
 LIMITS = {"float32": 6e-6, "float64": 1e-13}

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import qwenimg
-from qwenimg.common import estimate, limits, memory
 from qwenimg.common.base.errors import DoesNotFit
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.networks import kl_vae, unet
 from qwenimg.common.pictures import pixels as image
+from qwenimg.common.runtime import estimate, limits, memory
 
 linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux holds a process to these limits")
 

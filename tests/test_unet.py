@@ -18,7 +18,7 @@ from qwenimg.common import checkpoint, parity
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import unet
 from qwenimg.common.precision import FP64, SD_BASES
-from qwenimg.common.probes import first_non_finite
+from qwenimg.common.runtime.probe import first_non_finite
 
 # Relative L2 to diffusers in double. Measured: float32 at most 1.3e-6, diffusers' own float32 9e-7, float64 2e-15.
 LIMITS = {"float32": 4e-6, "float64": 1e-13}

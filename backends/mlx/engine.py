@@ -1,4 +1,4 @@
-"""The MLX engine: opens the networks as components of the protocol of `qwenimg.common.backend`."""
+"""The MLX engine: opens the networks as components of the protocol of `qwenimg.common.runtime.engine`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mlx.core import array as Array
 
 from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.ops.functions import on_gpu
-from qwenimg.common.backend import NumpyArray, Observer
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.memory import free_ram
-from qwenimg.common.observers import observe
 from qwenimg.common.precision import Precision
+from qwenimg.common.runtime.engine import NumpyArray, Observer
+from qwenimg.common.runtime.memory import free_ram
+from qwenimg.common.runtime.observers import observe
 
 
 class MLXEngine:

@@ -1,4 +1,4 @@
-"""The torch engine: opens the networks as components of the protocol of `qwenimg.common.backend`."""
+"""The torch engine: opens the networks as components of the protocol of `qwenimg.common.runtime.engine`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import ops
-from qwenimg.common.backend import NumpyArray, Observer
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import BackendMissing
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.memory import free_ram
-from qwenimg.common.observers import observe
 from qwenimg.common.precision import Precision
+from qwenimg.common.runtime.engine import NumpyArray, Observer
+from qwenimg.common.runtime.memory import free_ram
+from qwenimg.common.runtime.observers import observe
 
 
 def has_cuda() -> bool:

@@ -10,7 +10,7 @@ from functools import cache, wraps
 import mlx.core as mx
 from mlx.core import array as Array
 
-from qwenimg.common.observers import seen
+from qwenimg.common.runtime.observers import seen
 
 DTYPES = {name: getattr(mx, name) for name in ("float64", "float32", "bfloat16", "float16")}
 

@@ -7,7 +7,7 @@ import mlx.nn
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx.ops.functions import at_least_float32, on_gpu
-from qwenimg.common.observers import seen
+from qwenimg.common.runtime.observers import seen
 
 
 class Linear(mlx.nn.Module):

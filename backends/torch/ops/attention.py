@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwenimg.common.observers import seen
+from qwenimg.common.runtime.observers import seen
 
 SCORE_BYTES = 2**28  # attention runs over chunks of queries whose scores take at most this much
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qwenimg.backends.torch.ops.cpu import multiplies
 from qwenimg.backends.torch.ops.functions import at_least_float32
-from qwenimg.common.observers import seen
+from qwenimg.common.runtime.observers import seen
 
 WIDE_VALUES = 2**21  # of a linear layer's weight that are widened at once
 WIDE_IMAGE = 2**25  # values of an image: a larger one is not widened, for its memory

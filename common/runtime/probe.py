@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qwenimg.common.backend import Array, Engine
+from qwenimg.common.runtime.engine import Array, Engine
 
 
 class _Found(Exception):

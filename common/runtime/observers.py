@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
 
-from qwenimg.common.backend import Observer
+from qwenimg.common.runtime.engine import Observer
 
 Array = TypeVar("Array")
 # Of a context: pipelines in two threads do not see each other's.

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common import memory
-from qwenimg.common.backend import VAE, Array, Engine
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import DoesNotFit, NumericsError
 from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.precision import BYTES, Precision
-from qwenimg.common.probes import first_non_finite
+from qwenimg.common.runtime import memory
+from qwenimg.common.runtime.engine import VAE, Array, Engine
+from qwenimg.common.runtime.probe import first_non_finite
 
 Notify = Callable[[str, str], None]
 
