@@ -91,8 +91,8 @@ class Replay:
 def read_replay(path: Path) -> Replay:
     """The recipe in the picture at `path`, ours or another program's. Raises ModelError."""
     from qwenimg.common.foreign_read import read_foreign
-    from qwenimg.common.metadata import recipe_from_png
     from qwenimg.common.pictures.texts import read_texts
+    from qwenimg.common.pipeline.recipe import recipe_from_png
 
     texts = read_texts(path)
     foreign = None if "qwenimg" in texts else read_foreign(texts, path)

@@ -62,8 +62,8 @@ def _is_picture(path: Path) -> bool:
 
 def _show_picture(path: Path, as_json: bool) -> None:
     from qwenimg.common.foreign_read import read_foreign
-    from qwenimg.common.metadata import recipe_from_png
     from qwenimg.common.pictures.texts import read_texts
+    from qwenimg.common.pipeline.recipe import recipe_from_png
 
     texts = read_texts(path)
     recipe = dict(recipe_from_png(path)) if texts.pop("qwenimg", None) is not None else None

@@ -87,8 +87,8 @@ def merged(base: Fields, more: Fields) -> Fields:
 def check(fields: Fields) -> None:
     """Raises UsageError for a text or a number that no model takes."""
     from qwenimg.common.numbers.sizes import MAX_SIDE
+    from qwenimg.common.pipeline.request import MAX_CLIP_SKIP, MAX_GUIDANCE
     from qwenimg.common.prompts.check import check_prompt
-    from qwenimg.common.request import MAX_CLIP_SKIP, MAX_GUIDANCE
     from qwenimg.common.sampling.flow_match import MAX_STEPS
 
     for text in (fields.get("prompt"), fields.get("negative_prompt")):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def check(picture: Picture, *, no_metadata: bool) -> None:
     """Raises UsageError where the file could not hold the picture or its recipe."""
-    from qwenimg.common import encode
+    from qwenimg.common.pipeline import encode
 
     if picture.path is not None:
         texts = "" if no_metadata else picture.prompt + (picture.negative_prompt or "")
@@ -24,7 +24,7 @@ def check(picture: Picture, *, no_metadata: bool) -> None:
 
 def write(picture: Picture, result: Result, flags: Flags) -> None:
     """In the format that the name ends in; standard output takes a PNG. Raises UsageError and DoesNotFit."""
-    from qwenimg.common.encode import encode
+    from qwenimg.common.pipeline.encode import encode
 
     recipe = None if flags.no_metadata else result.recipe
     if picture.path is None:

@@ -14,15 +14,15 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.family import Family
 from qwenimg.common.fingerprint import fingerprint
 from qwenimg.common.hub import Resolved
 from qwenimg.common.model import Model
+from qwenimg.common.pipeline.diffusion_model import Family
+from qwenimg.common.pipeline.request import Defaults
 from qwenimg.common.precision import Family as Name
 from qwenimg.common.precision import Precision
 from qwenimg.common.qwen_image import QwenImage
 from qwenimg.common.recipes import Recipe
-from qwenimg.common.request import Defaults
 from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.runtime.runtime import Notify
 from qwenimg.common.sd_model import SDModel, TextPart

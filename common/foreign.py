@@ -16,8 +16,8 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import short
 from qwenimg.common.numbers.sizes import MAX_SIDE
+from qwenimg.common.pipeline.request import MAX_GUIDANCE
 from qwenimg.common.prompts.check import MAX_CHARACTERS
-from qwenimg.common.request import MAX_GUIDANCE
 from qwenimg.common.sampling import table
 from qwenimg.common.sampling.flow_match import MAX_STEPS
 

@@ -15,15 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common import flow_plan, inpaint
 from qwenimg.common.base.errors import NumericsError
-from qwenimg.common.family import CALLS, Latents, Plan, Run, Stage, Start
 from qwenimg.common.model import Model
 from qwenimg.common.numbers import packing, sizes
 from qwenimg.common.parts import TEXT_TOKENS, Parts
+from qwenimg.common.pipeline import flow_plan, inpaint
+from qwenimg.common.pipeline.diffusion_model import CALLS, Latents, Run, Start
+from qwenimg.common.pipeline.plan import Plan, Stage
+from qwenimg.common.pipeline.request import MULTIPLE, Request
 from qwenimg.common.precision import Precision
 from qwenimg.common.prompts import qwen
-from qwenimg.common.request import MULTIPLE, Request
 from qwenimg.common.runtime import estimate, memory
 from qwenimg.common.runtime.engine import Array, Condition, Engine, Modulation, Transformer
 from qwenimg.common.runtime.estimate import Needs

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from qwenimg.common.family import Plan, Solver, Stage
-from qwenimg.common.request import Request
+from qwenimg.common.pipeline.plan import Plan, Solver, Stage
+from qwenimg.common.pipeline.request import Request
 from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.sampling import schedules, table
 from qwenimg.common.sampling.table import Sampler

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFont import FreeTypeFont
 
-    from qwenimg.common.pipeline import Pipeline
-    from qwenimg.common.result import Step
+    from qwenimg.common.pipeline.pipeline import Pipeline
+    from qwenimg.common.pipeline.result import Step
 
 BOTH = ("color", "shape")
 ALL = (*BOTH, "position", "size", "background", "count", "relation")
@@ -85,7 +85,7 @@ class Score:
 def draw(pipe: Pipeline, prompts: Iterable[GatePrompt], size: tuple[int, int] | None = None) -> Iterator[Step | Answer]:
     """Each `Step`, and for each prompt its `Answer`, at the built-in model's own steps and guidance, and at its size
     unless width and height are given."""
-    from qwenimg.common.result import Result
+    from qwenimg.common.pipeline.result import Result
 
     r = recipes.BUILT_IN
     width, height = size or (r.width, r.height)
@@ -183,8 +183,8 @@ def sheet(tiles: Sequence[Tile], columns: int, side: int = 128, font: FreeTypeFo
 
 def sheet_png(answers: Sequence[Answer]) -> bytes:
     """The sheet of a self-test as a PNG file, marked as made by a model."""
-    from qwenimg.common.metadata import XMP
     from qwenimg.common.pictures.png import encode_png
+    from qwenimg.common.pipeline.recipe import XMP
 
     return encode_png(sheet([tile(answer) for answer in answers], columns=8), {}, XMP)
 

@@ -15,14 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common import inpaint, sd_plan
+from qwenimg.common import sd_plan
 from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.clip_texts import ClipTexts
-from qwenimg.common.family import CALLS, Latents, Plan, Run, Stage, Start
 from qwenimg.common.networks import clip, qwen_conditioning
 from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.pipeline import inpaint
+from qwenimg.common.pipeline.diffusion_model import CALLS, Latents, Run, Start
+from qwenimg.common.pipeline.plan import Plan, Stage
+from qwenimg.common.pipeline.request import Request
 from qwenimg.common.precision import Precision
-from qwenimg.common.request import Request
 from qwenimg.common.runtime import estimate, memory
 from qwenimg.common.runtime.engine import VAE, Array, Condition, Engine, UNet
 from qwenimg.common.runtime.estimate import Needs

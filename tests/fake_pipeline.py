@@ -10,8 +10,8 @@ import numpy as np
 
 from qwenimg import Result, Step
 from qwenimg.common import precision as policies
-from qwenimg.common.metadata import Recipe
-from qwenimg.common.request import Defaults
+from qwenimg.common.pipeline.recipe import Recipe
+from qwenimg.common.pipeline.request import Defaults
 from qwenimg.common.runtime.estimate import Estimate
 
 Notify = Callable[[str, str], None]

@@ -33,8 +33,11 @@ ALLOWED_CASTS = {(file, "TorchEngine.check_fp32:"): MEASURES for file in ENGINES
 }
 ALLOWED_TO_NUMPY = {(ENGINES[1], "MLXEngine.check_fp32: np.array(mx.matmul"): MEASURES}
 ALLOWED_FRAMEWORKS = {
-    ("common/pipeline.py", "Pipeline._recipe: torch-cpu"): "the name of a random number generator, in the recipe",
-    ("common/metadata.py", "a1111_parameters: torch-cpu"): "the same name, read back",
+    (
+        "common/pipeline/pipeline.py",
+        "Pipeline._recipe: torch-cpu",
+    ): "the name of a random number generator, in the recipe",
+    ("common/pipeline/recipe.py", "a1111_parameters: torch-cpu"): "the same name, read back",
 }
 # What the backends may use of common: no schedule, key map, tokenizer, noise or loop.
 USED_BY_BACKENDS = {

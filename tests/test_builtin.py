@@ -24,11 +24,11 @@ from test_cli import Library, cli
 import qwenimg
 from qwenimg.common import builtin, hub, recipes
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.metadata import recipe_from_png
 from qwenimg.common.model import open_model
 from qwenimg.common.numbers.sizes import parse_aspect
 from qwenimg.common.pictures.png import read_text
-from qwenimg.common.request import Defaults
+from qwenimg.common.pipeline.recipe import recipe_from_png
+from qwenimg.common.pipeline.request import Defaults
 from qwenimg.common.shapes_words import parse
 from qwenimg.common.training import parse_sizes
 

@@ -16,12 +16,12 @@ from PIL import Image
 from refusals import refused
 from test_metadata import PIXELS, RECIPE, recipe
 
-from qwenimg.common import encode as encoding
 from qwenimg.common.base.atomic_files import PICTURES
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.encode import encode
-from qwenimg.common.metadata import XMP, a1111_parameters, png_text, recipe_from_png
 from qwenimg.common.pictures.texts import MAX_CHUNK, MAX_SEGMENTS, XMP_KEY, picture_format, read_texts
+from qwenimg.common.pipeline import encode as encoding
+from qwenimg.common.pipeline.encode import encode
+from qwenimg.common.pipeline.recipe import XMP, a1111_parameters, png_text, recipe_from_png
 
 OTHERS = [".jpg", ".jpeg", ".webp"]
 

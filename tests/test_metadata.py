@@ -15,7 +15,8 @@ from PIL import Image, PngImagePlugin
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import printable
-from qwenimg.common.metadata import (
+from qwenimg.common.pictures.png import encode_png
+from qwenimg.common.pipeline.recipe import (
     MAX_PROMPT,
     XMP,
     Recipe,
@@ -25,7 +26,6 @@ from qwenimg.common.metadata import (
     png_text,
     recipe_from_png,
 )
-from qwenimg.common.pictures.png import encode_png
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, 5, 3), dtype=np.uint8)
 RECIPE: Recipe = {

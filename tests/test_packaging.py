@@ -97,7 +97,7 @@ def test_the_wheel_installs_and_runs(wheel, tmp_path):
     run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", target, wheel)
     installed = {path.name for path in target.iterdir()}
     assert installed - {"bin"} == {"qwenimg", f"qwenimg-{__version__}.dist-info"}
-    code = "import qwenimg, qwenimg.backends, qwenimg.common.pipeline, qwenimg.cli; print(qwenimg.__file__)"
+    code = "import qwenimg, qwenimg.backends, qwenimg.common.pipeline.pipeline, qwenimg.cli; print(qwenimg.__file__)"
     where = Path(run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(target)).strip())
     assert where.is_relative_to(target)
     shown = run(sys.executable, target / "bin" / "qwenimg", "--version", cwd=tmp_path, PYTHONPATH=str(target))

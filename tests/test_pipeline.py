@@ -19,10 +19,10 @@ from tiny_model import LIGHTNING
 import qwenimg
 from qwenimg import backends
 from qwenimg.common.base.errors import DoesNotFit, ModelError, NumericsError, UsageError
-from qwenimg.common.metadata import png_text, recipe_from_png
 from qwenimg.common.numbers import noise, sizes
-from qwenimg.common.pipeline import Pipeline
-from qwenimg.common.result import Result, Step
+from qwenimg.common.pipeline.pipeline import Pipeline
+from qwenimg.common.pipeline.recipe import png_text, recipe_from_png
+from qwenimg.common.pipeline.result import Result, Step
 
 BACKENDS = ("cpu", "mlx")
 

@@ -16,7 +16,7 @@ from qwenimg.common.base import hf_cache
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import open_regular
 from qwenimg.common.fingerprint import HEAD, PIECE, fingerprint
-from qwenimg.common.metadata import check_recipe, png_text, recipe_from_png
+from qwenimg.common.pipeline.recipe import check_recipe, png_text, recipe_from_png
 
 PATHS = [
     "/etc/passwd",

@@ -17,7 +17,7 @@ from tiny_sd import DDIM, LEADING, TEXTS, TRAINED
 import qwenimg
 from qwenimg.common.base.errors import ModelError, NumericsError, UsageError
 from qwenimg.common.numbers import noise
-from qwenimg.common.pipeline import Pipeline
+from qwenimg.common.pipeline.pipeline import Pipeline
 
 BACKENDS = ("cpu", "mlx")
 LATENTS = 1e-4  # relative L2 after all steps, float32; measured at most 4e-6

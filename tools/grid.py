@@ -15,8 +15,8 @@ import qwenimg
 from qwenimg.common import builtin, captions
 from qwenimg.common.base.atomic_files import write_atomic
 from qwenimg.common.base.errors import QwenimgError
-from qwenimg.common.metadata import XMP
 from qwenimg.common.pictures.png import encode_png
+from qwenimg.common.pipeline.recipe import XMP
 from qwenimg.common.selftest import Tile, sheet
 from qwenimg.common.shapes_words import parse
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
         UnknownOption,
         UsageError,
     )
-    from qwenimg.common.pipeline import Pipeline
-    from qwenimg.common.result import Result, Step
+    from qwenimg.common.pipeline.pipeline import Pipeline
+    from qwenimg.common.pipeline.result import Result, Step
 
 __all__ = [
     "BackendMissing",
@@ -109,7 +109,7 @@ def load(
         error = engine.check_fp32()
         _check_fp32(error, policy.name, engine.device)
 
-        from qwenimg.common.pipeline import Pipeline
+        from qwenimg.common.pipeline.pipeline import Pipeline
 
         recipe = resolved.recipe
         if model is None and recipe is recipes.BUILT_IN and notify is not None:

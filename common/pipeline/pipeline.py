@@ -13,16 +13,17 @@ from typing import Any, Unpack, cast
 
 import numpy as np
 
-from qwenimg.common import call_options
 from qwenimg.common.base.errors import NumericsError, PipelineBusy, UsageError
 from qwenimg.common.base.version import __version__
-from qwenimg.common.family import Family, Latents, Plan, Stage, Start
-from qwenimg.common.metadata import FORMAT, Recipe
 from qwenimg.common.numbers import noise, sizes
 from qwenimg.common.numbers.noise import Stream
 from qwenimg.common.pictures import pixels as image
-from qwenimg.common.request import Asked, Defaults, Request
-from qwenimg.common.result import Result, Step
+from qwenimg.common.pipeline import call_options
+from qwenimg.common.pipeline.diffusion_model import Family, Latents, Start
+from qwenimg.common.pipeline.plan import Plan, Stage
+from qwenimg.common.pipeline.recipe import FORMAT, Recipe
+from qwenimg.common.pipeline.request import Asked, Defaults, Request
+from qwenimg.common.pipeline.result import Result, Step
 from qwenimg.common.runtime.engine import Array, Engine
 from qwenimg.common.runtime.estimate import Estimate, Needs
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from qwenimg.common.base.atomic_files import PICTURES
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.metadata import XMP, Recipe, png_text
 from qwenimg.common.pictures.pixels import Uint8
 from qwenimg.common.pictures.png import encode_png, storable
 from qwenimg.common.pictures.texts import RECIPE_TAGS
+from qwenimg.common.pipeline.recipe import XMP, Recipe, png_text
 
 QUALITY = 95  # of JPEG
 EFFORT = 20  # of WebP, 0 to 100

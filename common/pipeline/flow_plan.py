@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.family import Plan, Stage
-from qwenimg.common.request import Request
+from qwenimg.common.pipeline.plan import Plan, Stage
+from qwenimg.common.pipeline.request import Request
 from qwenimg.common.sampling import table
 from qwenimg.common.sampling.flow_match import FlowMatchConfig, flow_schedule
 from qwenimg.common.sampling.types import Array, Grid

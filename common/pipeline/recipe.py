@@ -17,8 +17,8 @@ from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import short
 from qwenimg.common.numbers.sizes import MAX_SIDE
 from qwenimg.common.pictures.texts import read_texts
+from qwenimg.common.pipeline.request import MAX_CLIP_SKIP, MAX_GUIDANCE
 from qwenimg.common.prompts.check import MAX_CHARACTERS
-from qwenimg.common.request import MAX_CLIP_SKIP, MAX_GUIDANCE
 from qwenimg.common.sampling.flow_match import MAX_STEPS
 from qwenimg.common.sampling.table import SAMPLERS
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from qwenimg.common.base.errors import NumericsError
-from qwenimg.common.family import Latents, Run, Stage, Start
+from qwenimg.common.pipeline.diffusion_model import Latents, Run, Start
+from qwenimg.common.pipeline.plan import Stage
 from qwenimg.common.runtime.engine import Array
 from qwenimg.common.sampling.types import Grid
 

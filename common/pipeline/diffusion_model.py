@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -10,44 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.base.errors import NumericsError
-from qwenimg.common.request import Request
+from qwenimg.common.pipeline.plan import Plan, Stage
+from qwenimg.common.pipeline.request import Request
 from qwenimg.common.runtime.engine import Array
 from qwenimg.common.runtime.estimate import Needs
 from qwenimg.common.runtime.runtime import Keeper
-from qwenimg.common.sampling.types import Denoiser, Grid, Noise
+from qwenimg.common.sampling.types import Denoiser
 
 Latents: TypeAlias = NDArray[np.float32]
-Solver: TypeAlias = Callable[[Array, Grid, Denoiser, Noise], Iterator[Array]]
 
 CALLS = 4  # of the model that a run remembers, to look at when a result is not finite: no step makes more
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stage:
-    """A stretch of the schedule that one denoiser walks: all of it, or the base's or the refiner's part."""
-
-    grid: Grid
-    solver: Solver
-    refines: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """How a request is sampled. `sigmas` are those of all stages, for the recipe."""
-
-    sampler: str
-    schedule: str
-    stages: tuple[Stage, ...]
-    whole: bool = True  # from pure noise on, not from a picture with some
-
-    @property
-    def steps(self) -> int:
-        return sum(len(stage.grid.sigmas) - 1 for stage in self.stages)
-
-    @property
-    def sigmas(self) -> tuple[float, ...]:
-        first, *others = (stage.grid.sigmas for stage in self.stages)
-        return first + tuple(sigma for sigmas in others for sigma in sigmas[1:])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from qwenimg.common.base.errors import UnknownOption
 from qwenimg.common.base.text import clean
-from qwenimg.common.request import Asked
+from qwenimg.common.pipeline.request import Asked
 
 F = TypeVar("F", bound=Callable[..., Any])
 
