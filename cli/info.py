@@ -33,16 +33,17 @@ def info(file: Path, as_json: bool, prediction: Literal["eps", "v"] | None) -> N
 
 def _found(file: Path) -> Path:
     """`file`, or the folder of the model that is known by this name."""
-    from qwenimg.common import hub, recipes
+    from qwenimg.common import hub
+    from qwenimg.common.families import catalog
 
-    if os.path.lexists(file) or recipes.find(str(file)) is None:
+    if os.path.lexists(file) or catalog.find(str(file)) is None:
         return file
     return hub.resolve(str(file)).folder
 
 
 def _show_model(path: Path, as_json: bool, prediction: Literal["eps", "v"] | None) -> None:
     """What is there and what does not fit; ends with the exit code of a broken model where something does not."""
-    from qwenimg.common.describe import describe
+    from qwenimg.common.families.describe import describe
 
     found = describe(path, prediction)
     if as_json:

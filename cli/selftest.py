@@ -85,7 +85,7 @@ def _answers(
     pipe: qwenimg.Pipeline, prompts: list[GatePrompt], size: tuple[int, int] | None, told: Told, stop: Stop
 ) -> list[Answer]:
     from qwenimg.common import selftest as test
-    from qwenimg.common.recipes import BUILT_IN
+    from qwenimg.common.families.catalog import BUILT_IN
 
     pipe.prepare([*(asked.prompt for asked in prompts), BUILT_IN.negative_prompt])
     found: list[Answer] = []

@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 
-from qwenimg.common import recipes
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import clean
+from qwenimg.common.families import catalog
 
-NAME = recipes.BUILT_IN.name
+NAME = catalog.BUILT_IN.name
 SUMS = "SHA256SUMS"
 """The file in the folder that pins the others: a line `HASH  PATH` for each, as sha256sum writes and checks it."""
 SHOWN = 8  # unknown words that are named
@@ -49,7 +49,7 @@ def real_model() -> str:
     """The command that fetches the default model, and what that takes."""
     from qwenimg.common.hub import size_text
 
-    recipe = recipes.RECIPES[recipes.DEFAULT]
+    recipe = catalog.RECIPES[catalog.DEFAULT]
     return f"qwenimg pull {recipe.name} ({size_text(recipe.bytes)})"
 
 

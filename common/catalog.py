@@ -7,12 +7,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from qwenimg.common import builtin, hub, recipes
+from qwenimg.common import builtin, hub
 from qwenimg.common.base import hf_cache
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.clip_tokenizer_places import is_tokenizer
-from qwenimg.common.families import check_class
-from qwenimg.common.recipes import Piece, Recipe
+from qwenimg.common.families import catalog, repository
+from qwenimg.common.families.catalog import Piece, Recipe
+from qwenimg.common.families.registry import check_class
+from qwenimg.common.families.stable_diffusion.find_tokenizer import is_tokenizer
 
 MAX_FOLDERS = 1000  # of the cache that are looked at
 
@@ -35,8 +36,8 @@ class Entry:
 
 def entries() -> list[Entry]:
     """Those with a name first, then the others of the cache. No network; nothing of a weight is read."""
-    named = [_recipe(recipe) for recipe in recipes.RECIPES.values()]
-    return [*named, _piece(recipes.CLIP_TOKENIZER), *_others({entry.repo for entry in named})]
+    named = [_recipe(recipe) for recipe in catalog.RECIPES.values()]
+    return [*named, _piece(catalog.CLIP_TOKENIZER), *_others({entry.repo for entry in named})]
 
 
 def _recipe(recipe: Recipe) -> Entry:
@@ -101,7 +102,7 @@ def _state(storage: Path) -> Here:
     folders = hf_cache.snapshots(storage)
     for folder in folders:
         try:
-            if hub.lacks(folder) is None:
+            if repository.lacks(folder) is None:
                 return "yes"
         except ModelError:
             continue
@@ -112,6 +113,6 @@ def _bytes(folder: Path) -> int:
     """Of the files of a model in `folder` that are used."""
     total = 0
     for path in folder.rglob("*"):
-        if path.is_file() and hub.needed(path.relative_to(folder).as_posix()):
+        if path.is_file() and repository.needed(path.relative_to(folder).as_posix()):
             total += path.stat().st_size
     return total

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict, cast
 
-from qwenimg.common import recipes
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import short
+from qwenimg.common.families import catalog
 from qwenimg.common.numbers.sizes import MAX_SIDE
 from qwenimg.common.pipeline.request import MAX_GUIDANCE
 from qwenimg.common.prompts.check import MAX_CHARACTERS
@@ -184,5 +184,5 @@ def known_sampler(name: str) -> tuple[str | None, str]:
 
 def known_model(name: str) -> str | None:
     """What `-m` takes for the model that other programs call `name`: a known name or a hub id; else None."""
-    found = recipes.find(name) or recipes.find(FILES.get(name.lower(), ""))
+    found = catalog.find(name) or catalog.find(FILES.get(name.lower(), ""))
     return found.name if found else name if _HUB_ID.fullmatch(name) else None

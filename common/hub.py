@@ -7,28 +7,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwenimg.common import builtin, recipes
+from qwenimg.common import builtin
 from qwenimg.common.base.amounts import size_text as size_text  # for callers too
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.hf_cache import _COMMIT, cache_folder, is_offline, snapshots, storage_folder
-from qwenimg.common.base.safe_files import absolute, bad, is_file, kind
+from qwenimg.common.base.safe_files import absolute, bad, kind
 from qwenimg.common.base.text import short
-from qwenimg.common.component_files import PICKLES, STEMS, find_files
-from qwenimg.common.recipes import Recipe
+from qwenimg.common.component_files import PICKLES
+from qwenimg.common.families import catalog
+from qwenimg.common.families.catalog import Recipe
+from qwenimg.common.families.repository import lacks
 
-_PARTS = "transformer|unet|text_encoder(_2)?|vae"
-_ALWAYS = ("model_index.json", "scheduler/scheduler_config.json", "vae/config.json")
-
-# A dot within the name of a weight file marks a variant (fp16), which is not used.
-_NEEDED = re.compile(
-    r"model_index\.json|scheduler/scheduler_config\.json"
-    r"|tokenizer(_2)?/((tokenizer|vocab|tokenizer_config|added_tokens|special_tokens_map)\.json|merges\.txt)"
-    rf"|({_PARTS})/(config\.json|[A-Za-z0-9_-]{{1,100}}\.safetensors(\.index\.json)?)"
-)
 _HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _FILES = (".safetensors", ".gguf", *PICKLES)  # a model in one file, readable or not
 
@@ -49,27 +41,9 @@ class Resolved:
         return self.recipe is None and self.revision is None
 
 
-def needed(filename: str) -> bool:
-    """Whether the program uses the file `filename` of a repository: no variant, no pickle, no Python."""
-    return _NEEDED.fullmatch(filename) is not None
-
-
 def is_hub_id(text: str) -> bool:
     """Whether `text` has the form owner/name."""
     return _HUB_ID.fullmatch(text) is not None
-
-
-def components(has: Callable[[str], bool]) -> list[str]:
-    """The folders with weights of a model, of which `has` tells whether a file is there: Qwen-Image's, or those of a
-    Stable Diffusion, whose text encoders are one, two, or only the second."""
-    denoiser = "unet" if has("unet/config.json") else "transformer"
-    texts = [part for part in ("text_encoder", "text_encoder_2") if has(f"{part}/config.json")]
-    return [denoiser, *(texts or ["text_encoder"]), "vae"]
-
-
-def required(has: Callable[[str], bool]) -> list[str]:
-    """The files of such a model that have one name only."""
-    return [*_ALWAYS, *(f"{part}/config.json" for part in components(has) if part != "vae")]
 
 
 # On this machine
@@ -81,7 +55,7 @@ def resolve(model: str | None, *, offline: bool = False) -> Resolved:
 
     A name is looked for in the Hugging Face cache only. Raises ModelError for what is not there, is there in part,
     or is known and not supported; `offline` changes only the wording."""
-    given = recipes.DEFAULT if model is None else model
+    given = catalog.DEFAULT if model is None else model
     if model:
         path = Path(os.path.expanduser(model))  # noqa: PTH111 (Path.expanduser raises for a user who does not exist)
         if os.path.lexists(path) or kind(path) is not None:
@@ -92,10 +66,10 @@ def resolve(model: str | None, *, offline: bool = False) -> Resolved:
 def named(name: str, *, offline: bool = False) -> str:
     """What `resolve` takes for the model that a picture's recipe calls `name`: a known name or a hub id of what the
     cache has. Raises ModelError for anything else: a path in a picture is never opened, nor a folder of that name."""
-    known = recipes.find(name)
+    known = catalog.find(name)
     if known is None and (not _HUB_ID.fullmatch(name) or name.lower().endswith(_FILES)):
         raise ModelError(f"'{short(name, 60)}' is neither a known model nor a hub id, and a recipe opens no path")
-    if known is recipes.BUILT_IN and not os.path.lexists(name):
+    if known is catalog.BUILT_IN and not os.path.lexists(name):
         return name
     return str(_by_name(name, False, offline).folder)
 
@@ -107,7 +81,7 @@ def named_vae(name: str) -> Path | None:
 
 
 def _by_name(given: str, is_default: bool, offline: bool) -> Resolved:
-    if recipes.find(given) is recipes.BUILT_IN:
+    if catalog.find(given) is catalog.BUILT_IN:
         return _built_in()
     repo, recipe = find_repo(given)
     name = recipe.name if recipe else repo
@@ -128,10 +102,10 @@ def _by_name(given: str, is_default: bool, offline: bool) -> Resolved:
 
 def is_built_in(model: str | None) -> bool:
     """Whether `resolve` gives the built-in model for `model`."""
-    if model is not None and (recipes.find(model) is not recipes.BUILT_IN or os.path.lexists(model)):
+    if model is not None and (catalog.find(model) is not catalog.BUILT_IN or os.path.lexists(model)):
         return False
     try:
-        return resolve(model).recipe is recipes.BUILT_IN
+        return resolve(model).recipe is catalog.BUILT_IN
     except ModelError:
         return False
 
@@ -139,7 +113,7 @@ def is_built_in(model: str | None) -> bool:
 def _built_in() -> Resolved:
     if not builtin.present():
         raise builtin.absent()
-    return Resolved(folder=builtin.folder(), name=builtin.NAME, recipe=recipes.BUILT_IN)
+    return Resolved(folder=builtin.folder(), name=builtin.NAME, recipe=catalog.BUILT_IN)
 
 
 def from_path(given: str, path: Path) -> Resolved:
@@ -155,7 +129,7 @@ def from_path(given: str, path: Path) -> Resolved:
     storage = whole.parent.parent.name
     if whole.parent.name == "snapshots" and storage.count("--") == 2 and _COMMIT.fullmatch(whole.name):
         repo = storage.removeprefix("models--").replace("--", "/")
-        recipe = recipes.find(repo)
+        recipe = catalog.find(repo)
         return Resolved(folder=path, name=recipe.name if recipe else repo, recipe=recipe, revision=whole.name)
     return Resolved(folder=path, name=short(whole.name or "model", 100))
 
@@ -167,58 +141,28 @@ def find_repo(given: str) -> tuple[str, Recipe | None]:
         raise ModelError(f"{shown}: no such file")
     if given.startswith((".", "~", os.sep)) or given.count(os.sep) > 1 or given.endswith(os.sep):
         raise ModelError(f"{shown}: no such folder")
-    reason = recipes.refusal(given)
+    reason = catalog.refusal(given)
     if reason:
         raise ModelError(f"{shown}: {reason}")
-    recipe = recipes.find(given)
-    if recipe is recipes.BUILT_IN:
+    recipe = catalog.find(given)
+    if recipe is catalog.BUILT_IN:
         raise ModelError(f"{shown}: is built in and on no hub; use it by -m {shown}")
     if recipe or _HUB_ID.fullmatch(given):
         return (recipe.repo if recipe and recipe.repo else given), recipe
-    near = recipes.nearest(given)
+    near = catalog.nearest(given)
     meant = f"did you mean {near}? " if near else ""
     raise ModelError(
-        f"'{shown}': no such folder or model; {meant}known models are {', '.join(recipes.RECIPES)} "
+        f"'{shown}': no such folder or model; {meant}known models are {', '.join(catalog.RECIPES)} "
         f"(qwenimg models); others by folder or by hub id (owner/name)"
     )
 
 
 def _absent(name: str, repo: str, recipe: Recipe | None, offline: bool) -> str:
     about = f"{repo}, {size_text(recipe.bytes)}," if recipe else "the model"
-    near = None if recipe else recipes.nearest(repo)
+    near = None if recipe else catalog.nearest(repo)
     if near:
         return (
             f"{name}: is not in the cache {short(cache_folder(), 100)}; did you mean {near}? else: qwenimg pull {name}"
         )
     when = " with the network on" if offline or is_offline() else ""
     return f"{name}: {about} is not in the cache {short(cache_folder(), 100)}; get it{when} by: qwenimg pull {name}"
-
-
-def lacks(folder: Path) -> str | None:
-    """A file that `folder` needs and does not have. Raises ModelError for an index of shards that is broken."""
-
-    def has(name: str) -> bool:
-        return is_file(folder / name)
-
-    parts = components(has)
-    names = required(has)
-    for tokens in (part.replace("text_encoder", "tokenizer") for part in parts if part.startswith("text_encoder")):
-        names += [] if has(f"{tokens}/tokenizer.json") else [f"{tokens}/vocab.json", f"{tokens}/merges.txt"]
-    for name in names:
-        if not has(name):
-            return name
-    for component in parts:
-        missing = _lacks_weights(folder / component)
-        if missing:
-            return f"{component}/{missing}"
-    return None
-
-
-def _lacks_weights(folder: Path) -> str | None:
-    try:
-        files = find_files(folder).files
-    except ModelError:
-        if any(is_file(folder / f"{stem}.safetensors{end}") for stem in STEMS for end in ("", ".index.json")):
-            raise
-        return "*.safetensors"
-    return next((file.name for file in files if not is_file(file)), None)

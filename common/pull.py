@@ -20,14 +20,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwenimg.common import hub, recipes, requirements
+from qwenimg.common import hub, requirements
 from qwenimg.common.base import cache_files, hf_cache
 from qwenimg.common.base.errors import DoesNotFit, ModelError, UsageError
 from qwenimg.common.base.text import short
 from qwenimg.common.download import NOTE, PART, Wanted, bytes_kept, fetch
-from qwenimg.common.families import check_class
+from qwenimg.common.families import catalog, repository
+from qwenimg.common.families.catalog import Piece
+from qwenimg.common.families.registry import check_class
 from qwenimg.common.hub_http import Echo, Server, check_endpoint, connect, get_json
-from qwenimg.common.recipes import Piece
 from qwenimg.common.verify import HASH, Progress, damaged, right, verify_offline
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -42,7 +43,7 @@ def pull(name: str, *, echo: Echo, progress: Progress, verify: bool = False) -> 
     people; `progress` gets the file, the bytes that are here and the bytes that this call set out for. Raises
     ModelError (offline, not there, server or hash at fault, not a supported model), DoesNotFit and UsageError (no
     permission)."""
-    piece = recipes.find_piece(name)
+    piece = catalog.find_piece(name)
     repo = piece.repo if piece else hub.find_repo(name)[0]
     if hf_cache.is_offline():
         if verify and piece is None:
@@ -54,7 +55,7 @@ def pull(name: str, *, echo: Echo, progress: Progress, verify: bool = False) -> 
     try:
         commit, files = _listing(server, repo, piece, echo)
     except ModelError as error:
-        near = recipes.nearest(name)
+        near = catalog.nearest(name)
         raise ModelError(f"{error}; did you mean {near}?") if near else error from None
     work = _Work(piece=piece, server=server, repo=repo, commit=commit, storage=hf_cache.storage_folder(repo), echo=echo)
     try:
@@ -109,9 +110,9 @@ def _listing(server: Server, repo: str, piece: Piece | None, echo: Echo) -> tupl
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit) or not isinstance(entries, list):
         raise ModelError(f"{repo}: {short(server.endpoint, 80)} does not answer as a hub does: check HF_ENDPOINT")
     names = {e["rfilename"]: e for e in entries if isinstance(e, dict) and isinstance(e.get("rfilename"), str)}
-    is_used = hub.needed if piece is None else piece.files.__contains__
+    is_used = repository.needed if piece is None else piece.files.__contains__
     files = [_wanted(repo, path, entry) for path, entry in names.items() if is_used(path)]
-    required = hub.required(names.__contains__) if piece is None else piece.files[:2]
+    required = repository.required(names.__contains__) if piece is None else piece.files[:2]
     absent = [path for path in required if path not in names]
     if absent and piece is not None:
         raise ModelError(f"{repo}: has no {absent[0]}: check HF_ENDPOINT")
@@ -144,7 +145,7 @@ def _download(work: _Work, files: list[Wanted], progress: Progress) -> None:
         sizes = Counter[str]()
         for f in files:
             sizes[f.path.partition("/")[0]] += f.size
-        work.echo(requirements.machine_text(recipes.find(work.repo), max(sizes.values())))
+        work.echo(requirements.machine_text(catalog.find(work.repo), max(sizes.values())))
     cache_files.make_folder(work.cache, work.blob(files[0]).parent)
     done = 0  # bytes of the files that are complete
     ahead = kept  # bytes kept of the files that are not begun
@@ -220,7 +221,7 @@ def _link(work: _Work, wanted: Wanted) -> None:
 
 def _finish(work: _Work) -> None:
     """Names the commit as `main`, and removes what was kept of files that `main` no longer has."""
-    lack = hub.lacks(work.snapshot) if work.piece is None else None
+    lack = repository.lacks(work.snapshot) if work.piece is None else None
     if lack:
         raise ModelError(f"{work.repo}: has no {lack}: not a Qwen-Image model in diffusers layout")
     refs = cache_files.make_folder(work.cache, work.storage / "refs")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qwenimg.common import recipes
 from qwenimg.common.captions import english
+from qwenimg.common.families import catalog
 from qwenimg.common.shapes_check import Pixels, Verdict, check
 from qwenimg.common.shapes_gate import GatePrompt
 
@@ -87,7 +87,7 @@ def draw(pipe: Pipeline, prompts: Iterable[GatePrompt], size: tuple[int, int] | 
     unless width and height are given."""
     from qwenimg.common.pipeline.result import Result
 
-    r = recipes.BUILT_IN
+    r = catalog.BUILT_IN
     width, height = size or (r.width, r.height)
     for number, asked in enumerate(prompts, 1):
         events = pipe.stream(

@@ -13,6 +13,7 @@ from qwenimg.common.base import hf_cache
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import short
 from qwenimg.common.download import Wanted, digest
+from qwenimg.common.families import repository
 
 HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
@@ -47,7 +48,7 @@ def right(files: Sequence[tuple[Path, Wanted]]) -> str:
 def verify_offline(repo: str, echo: Callable[[str], None], progress: Progress) -> Path:
     """Checks the snapshot of `repo` in the cache by the names of its blobs, which are their hashes, and returns its
     folder. Raises ModelError."""
-    folder = next((f for f in hf_cache.snapshots(hf_cache.storage_folder(repo)) if hub.lacks(f) is None), None)
+    folder = next((f for f in hf_cache.snapshots(hf_cache.storage_folder(repo)) if repository.lacks(f) is None), None)
     if folder is None:
         raise ModelError(f"{repo}: is not whole in the cache, and cannot be pulled offline")
     try:
@@ -66,7 +67,7 @@ def verify_offline(repo: str, echo: Callable[[str], None], progress: Progress) -
 
 
 def _is_used(folder: Path, path: Path) -> bool:
-    return hub.needed(path.relative_to(folder).as_posix())
+    return repository.needed(path.relative_to(folder).as_posix())
 
 
 def _named(repo: str, folder: Path, path: Path) -> tuple[Path, Wanted]:

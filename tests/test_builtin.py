@@ -22,9 +22,10 @@ from refusals import refused
 from test_cli import Library, cli
 
 import qwenimg
-from qwenimg.common import builtin, hub, recipes
+from qwenimg.common import builtin, hub
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.model import open_model
+from qwenimg.common.families import catalog
+from qwenimg.common.families.qwen_image.checkpoint import open_model
 from qwenimg.common.numbers.sizes import parse_aspect
 from qwenimg.common.pictures.png import read_text
 from qwenimg.common.pipeline.recipe import recipe_from_png
@@ -33,7 +34,7 @@ from qwenimg.common.shapes_words import parse
 from qwenimg.common.training import parse_sizes
 
 REAL = "qwenimg pull qwen-image (57.7 GB)"
-SMALL = replace(recipes.BUILT_IN, width=32, height=48, steps=2)
+SMALL = replace(catalog.BUILT_IN, width=32, height=48, steps=2)
 
 
 @pytest.fixture
@@ -55,8 +56,8 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def placed(toy: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The toy in the place of the built-in model, at toy sizes."""
     monkeypatch.setattr(builtin, "folder", lambda: toy)
-    monkeypatch.setattr(recipes, "BUILT_IN", SMALL)
-    monkeypatch.setitem(recipes.RECIPES, SMALL.name, SMALL)
+    monkeypatch.setattr(catalog, "BUILT_IN", SMALL)
+    monkeypatch.setitem(catalog.RECIPES, SMALL.name, SMALL)
     monkeypatch.setattr(builtin, "TRAINED_SIZES", ((48, 32), (48, 48)))
     return toy
 
@@ -258,7 +259,7 @@ def test_the_sizes_are_those_of_its_training():
 
 @pytest.mark.parametrize("aspect", ["1:1", "16:9", "9:16", "4:3", "3:4", "3:2", "2:3", "5:4"])
 def test_the_usual_aspects_are_drawn_without_a_warning(aspect: str):
-    r = recipes.BUILT_IN
+    r = catalog.BUILT_IN
     size = Defaults(width=r.width, height=r.height).size(parse_aspect(aspect))
     print(f"{aspect}: {size[0]}x{size[1]}")
     assert builtin.other_sizes([size]) is None

@@ -13,9 +13,11 @@ from refusals import refused
 from test_hub import cache, fake, no_sockets  # noqa: F401 (fixtures)
 from tiny_clip import tiny_clip_vocabulary, write_tiny_clip_tokenizer
 
-from qwenimg.common import clip_tokenizer_places, hub, recipes
+from qwenimg.common import hub
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.clip_tokenizer_places import find_clip_tokenizer, label
+from qwenimg.common.families import catalog
+from qwenimg.common.families.stable_diffusion import find_tokenizer
+from qwenimg.common.families.stable_diffusion.find_tokenizer import find_clip_tokenizer, label
 from qwenimg.common.pull import pull
 
 SIZE = len(tiny_clip_vocabulary()[0])
@@ -54,7 +56,7 @@ def test_the_nearest_comes_first(file: Path, cache: Path, tmp_path: Path) -> Non
         storage(cache, "someone/finetune") / "tokenizer",
         near / "stable-diffusion-v1-5" / "tokenizer",
         tmp_path / "home" / "Documents" / "ComfyUI" / "comfy" / "sd1_tokenizer",
-        tmp_path / "home" / "stable-diffusion-webui-forge" / clip_tokenizer_places.INSIDE[2],
+        tmp_path / "home" / "stable-diffusion-webui-forge" / find_tokenizer.INSIDE[2],
         tmp_path / "home" / "Fooocus" / "ldm_patched" / "modules" / "sd1_tokenizer",
         tmp_path / "home" / "ComfyUI" / "comfy" / "sd1_tokenizer",
         tmp_path / "work" / "ComfyUI" / "comfy" / "sd1_tokenizer",
@@ -87,7 +89,7 @@ def test_one_that_does_not_fit_is_passed_over(file: Path, cache: Path) -> None: 
     assert find_clip_tokenizer(file, SIZE) == good
     vocab.unlink()
     with vocab.open("wb") as large:
-        large.truncate(clip_tokenizer_places.MAX_BYTES + 1)
+        large.truncate(find_tokenizer.MAX_BYTES + 1)
     assert find_clip_tokenizer(file, SIZE) == good
     assert "none that fits" in refused(find_clip_tokenizer, file, SIZE + 1)
 
@@ -119,9 +121,9 @@ def test_a_recipe_holds_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.fixture
 def published(fake, file, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):  # noqa: F811
     """The hub with the repository of the tokenizer, which holds a whole model, too."""
-    piece = replace(recipes.CLIP_TOKENIZER, repo=REPO)
-    monkeypatch.setattr(recipes, "CLIP_TOKENIZER", piece)
-    monkeypatch.setattr(clip_tokenizer_places, "REPOS", (REPO,))
+    piece = replace(catalog.CLIP_TOKENIZER, repo=REPO)
+    monkeypatch.setattr(catalog, "CLIP_TOKENIZER", piece)
+    monkeypatch.setattr(find_tokenizer, "REPOS", (REPO,))
     write_tiny_clip_tokenizer(tmp_path / "published")
     fake.files = {path.name: path.read_bytes() for path in (tmp_path / "published").iterdir()}
     fake.files |= {"model.safetensors": bytes(99), "tokenizer.json": b"{}", "config.json": b"{}", "README.md": b""}
@@ -132,7 +134,7 @@ def published(fake, file, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):  # n
 def test_pull_fetches_the_vocabulary_alone(published, file: Path, name: str) -> None:
     lines: list[str] = []
     folder = pull(name, echo=lines.append, progress=lambda *_: None)
-    assert {path.name for path in folder.iterdir()} == set(recipes.CLIP_TOKENIZER.files)
+    assert {path.name for path in folder.iterdir()} == set(catalog.CLIP_TOKENIZER.files)
     assert "4 files" in lines[0] and folder.name == COMMIT and published.data_requests == []
     assert find_clip_tokenizer(file, SIZE) == folder
     again: list[str] = []

@@ -22,8 +22,9 @@ from gate_draw import Artist, Drawn, Job
 from rules import ROOT
 from truthful import pixels, scene
 
-from qwenimg.common import builtin, recipes, shapes, shapes_gate
+from qwenimg.common import builtin, shapes, shapes_gate
 from qwenimg.common.base.errors import NumericsError
+from qwenimg.common.families import catalog
 from qwenimg.common.shapes_check import check, look
 
 SIDE = 96  # pixels
@@ -167,7 +168,7 @@ for stage in ("vae", "text", "dit"):
 
 def test_three_artists_draw_alike(trained: Path, monkeypatch: pytest.MonkeyPatch):
     """Both backends and diffusers from the same noise: a model of four steps, one prompt."""
-    monkeypatch.setattr(recipes, "BUILT_IN", replace(recipes.BUILT_IN, steps=2))
+    monkeypatch.setattr(catalog, "BUILT_IN", replace(catalog.BUILT_IN, steps=2))
     [job] = gate_draw.jobs(["trained"], 1)
     pictures = {}
     for backend in ("cpu", "mlx", "diffusers"):

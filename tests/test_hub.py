@@ -21,6 +21,7 @@ from refusals import refused
 
 from qwenimg.common import builtin, download, hub, hub_http
 from qwenimg.common.base.errors import DoesNotFit, ModelError, UsageError
+from qwenimg.common.families import repository
 from qwenimg.common.pull import pull
 
 FIRST = f"transformer/{next(iter(SHARDS))}"
@@ -131,8 +132,8 @@ def test_only_files_that_are_used_are_needed():
         "transformer/config.json\n",
         "image_encoder/model.safetensors",
     ]
-    assert [name for name in used if not hub.needed(name)] == []
-    assert [name for name in unused if hub.needed(name)] == []
+    assert [name for name in used if not repository.needed(name)] == []
+    assert [name for name in unused if repository.needed(name)] == []
 
 
 def test_a_folder_comes_before_a_name(tmp_path, monkeypatch, cache, no_sockets):

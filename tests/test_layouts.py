@@ -14,17 +14,18 @@ from parity_cases import MLX, TORCH, Twin
 from refusals import refused, safetensors_bytes, tensor
 from safetensors.torch import load_file, save_file
 
-from qwenimg.common import checkpoint, layouts, single_file
+from qwenimg.common import checkpoint
 from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.describe import describe
+from qwenimg.common.families.describe import describe
+from qwenimg.common.families.stable_diffusion import ldm_keys, single_file
+from qwenimg.common.families.stable_diffusion.single_file import SingleFile, open_file
 from qwenimg.common.networks import clip, kl_vae, unet
 from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.sampling.discrete import parse_diffusion
-from qwenimg.common.single_file import SingleFile, open_file
 
 KINDS = tuple(tiny_ldm.UNETS)
 BACKENDS = {"torch": TORCH, "MLX": MLX}
@@ -433,8 +434,8 @@ def test_every_ignored_name_is_ignored(made: Callable[[str], Made], tmp_path: Pa
     tensors = dict(made("sd2").tensors)
     before = open_file(made("sd2").file)
     before.close()
-    names = [*layouts.IGNORED, *(prefix + "x" for prefix in layouts.IGNORED_PREFIXES)]
-    names += [f"cond_stage_model.{name}" for name in layouts.IGNORED_TEXT]
+    names = [*ldm_keys.IGNORED, *(prefix + "x" for prefix in ldm_keys.IGNORED_PREFIXES)]
+    names += [f"cond_stage_model.{name}" for name in ldm_keys.IGNORED_TEXT]
     new = {name: torch.ones(2) for name in names if name not in tensors and name != "v_pred"}
     save_file(tensors | new, tmp_path / "a.safetensors")
     after = open_file(tmp_path / "a.safetensors")

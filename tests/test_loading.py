@@ -19,10 +19,11 @@ from safetensors.torch import load_file, save_file
 from wide_checkpoint import write
 
 import qwenimg
-from qwenimg.common import checkpoint, model
+from qwenimg.common import checkpoint
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.checkpoint import LoadPlan
+from qwenimg.common.families.qwen_image import checkpoint as model
 from qwenimg.common.networks import qwen_conditioning, qwen_dit, qwen_vae
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, Precision
@@ -236,7 +237,7 @@ def test_each_weight_is_read_once_and_only_when_it_is_needed(
 
 def test_opening_imports_no_framework_and_reads_no_weight(tiny_folder: Path) -> None:
     script = (
-        "import sys, pathlib; from qwenimg.common.model import open_model;"
+        "import sys, pathlib; from qwenimg.common.families.qwen_image.checkpoint import open_model;"
         f"open_model(pathlib.Path({str(tiny_folder)!r})); assert not {{'torch', 'mlx', 'numpy'}} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=300)

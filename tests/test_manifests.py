@@ -17,7 +17,7 @@ from refusals import refused
 
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.shape import Manifest
-from qwenimg.common.model import open_model
+from qwenimg.common.families.qwen_image.checkpoint import open_model
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig

@@ -15,8 +15,9 @@ from test_hub import FIRST, Usage, cache, fake, no_sockets, pulled  # noqa: F401
 from tiny_clip import write_tiny_clip_tokenizer
 
 from qwenimg.cli.models import models
-from qwenimg.common import hub, recipes, requirements
+from qwenimg.common import hub, requirements
 from qwenimg.common.base import hf_cache
+from qwenimg.common.families import catalog, repository
 from qwenimg.common.pull import pull
 
 
@@ -37,7 +38,7 @@ def table() -> list[str]:
 
 def test_with_nothing_pulled(cache, no_sockets) -> None:  # noqa: F811
     entries = listed()
-    assert [*entries] == [*recipes.RECIPES, "clip-tokenizer"]
+    assert [*entries] == [*catalog.RECIPES, "clip-tokenizer"]
     assert {entry["here"] for name, entry in entries.items() if name != "shapes-v1"} == {"no"}
     assert entries["shapes-v1"]["here"] == "yes" and 10e6 < entries["shapes-v1"]["bytes"] < 30e6
     for entry in entries.values():
@@ -53,15 +54,15 @@ def test_what_is_here(fake, cache) -> None:  # noqa: F811
     """A model without a recipe has its hub id; what `main` lacks is there in part; a tokenizer alone is none."""
     folder, _, _ = pulled()
     for recipe in ("qwen-image", "sd15"):
-        storage = hf_cache.storage_folder(recipes.RECIPES[recipe].repo or "")
+        storage = hf_cache.storage_folder(catalog.RECIPES[recipe].repo or "")
         shutil.copytree(folder.parent.parent, storage, symlinks=True)
         if recipe == "sd15":
             (storage / "snapshots" / COMMIT / "vae" / "config.json").unlink()
-    write_tiny_clip_tokenizer(hf_cache.storage_folder(recipes.CLIP_TOKENIZER.repo) / "snapshots" / COMMIT)
+    write_tiny_clip_tokenizer(hf_cache.storage_folder(catalog.CLIP_TOKENIZER.repo) / "snapshots" / COMMIT)
     entries = listed()
     found = {name: entry["here"] for name, entry in entries.items() if entry["here"] != "no"}
     assert found == {"qwen-image": "yes", "sd15": "in part", "shapes-v1": "yes", "clip-tokenizer": "yes", REPO: "yes"}
-    assert entries[REPO]["bytes"] == sum(len(fake.files[path]) for path in fake.files if hub.needed(path))
+    assert entries[REPO]["bytes"] == sum(len(fake.files[path]) for path in fake.files if repository.needed(path))
     assert entries[REPO]["license"] is None and any(line.startswith(REPO) for line in table())
 
 
@@ -76,7 +77,7 @@ def test_a_cache_with_odd_things(cache, no_sockets) -> None:  # noqa: F811
     for pipe in ("models--a--h/snapshots/" + COMMIT + "/model_index.json", "models--a--i/refs/main", "models--a--k"):
         (cache / pipe).parent.mkdir(parents=True, exist_ok=True)
         os.mkfifo(cache / pipe)
-    assert [*listed()] == [*recipes.RECIPES, "clip-tokenizer"]
+    assert [*listed()] == [*catalog.RECIPES, "clip-tokenizer"]
 
 
 def test_a_cache_that_is_a_file(cache, no_sockets) -> None:  # noqa: F811
@@ -117,7 +118,7 @@ def refuse() -> None:
     "given", ["flux", "x", "", "a/b", "someone/else", "SDXL", "shapes", "Qwen/Qwen-Image", "z" * 5000]
 )
 def test_nothing_is_near(given: str) -> None:
-    assert recipes.nearest(given) is None
+    assert catalog.nearest(given) is None
 
 
 # Before gigabytes
@@ -136,8 +137,8 @@ def test_time_and_machine_come_before_the_gigabytes(fake, monkeypatch) -> None: 
 
     refused(pull, REPO, echo=echo, progress=lambda *_: None)
     assert "57.0 GB, about 76 min at 100 Mbit/s; " in lines[0] and "its largest part has 57.0 GB" in lines[1]
-    known = replace(recipes.RECIPES["qwen-image"], repo=REPO)
-    monkeypatch.setitem(recipes.RECIPES, "qwen-image", known)
+    known = replace(catalog.RECIPES["qwen-image"], repo=REPO)
+    monkeypatch.setitem(catalog.RECIPES, "qwen-image", known)
     lines.clear()
     fake.data_requests.clear()
     refused(pull, "qwen-image", echo=echo, progress=lambda *_: None)
@@ -161,6 +162,6 @@ def test_time(count: int, text: str) -> None:
 
 def test_a_machine_that_is_too_small(monkeypatch) -> None:
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 2**22, "SC_PAGE_SIZE": 4096}.__getitem__)
-    text = requirements.machine_text(recipes.RECIPES["qwen-image"], 0)
+    text = requirements.machine_text(catalog.RECIPES["qwen-image"], 0)
     assert text.endswith("this machine has 17.2 GB: too little for it; -m shapes-v1 draws here")
-    assert requirements.machine_text(recipes.RECIPES["sd15"], 0).endswith("this machine has 17.2 GB")
+    assert requirements.machine_text(catalog.RECIPES["sd15"], 0).endswith("this machine has 17.2 GB")

@@ -422,7 +422,7 @@ def test_a_step_that_does_not_fit_is_refused_before_it_starts(
 def test_texts_beyond_the_limit_are_encoded_in_their_turn(
     tiny_folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qwenimg.common import parts
+    from qwenimg.common.families.qwen_image import parts
 
     monkeypatch.setattr(parts, "TEXT_BYTES", 4000)
     told: list[str] = []
@@ -467,7 +467,7 @@ def test_a_closed_pipeline_has_closed_its_files(tiny_folder: Path, backend: str)
 def test_what_another_class_would_draw_is_refused(
     tiny_folder: Path, file: str, change: dict, message: str, tmp_path: Path
 ) -> None:
-    from qwenimg.common.describe import describe
+    from qwenimg.common.families.describe import describe
 
     folder = shutil.copytree(tiny_folder, tmp_path / "model")
     path = folder / file

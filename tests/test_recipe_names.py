@@ -11,10 +11,11 @@ from test_metadata import recipe, saved
 
 from qwenimg.cli import config
 from qwenimg.cli.main import run
-from qwenimg.common import families, hub, recipes
+from qwenimg.common import hub
 from qwenimg.common.base import hf_cache
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import open_regular
+from qwenimg.common.families import catalog, registry
 from qwenimg.common.fingerprint import HEAD, PIECE, fingerprint
 from qwenimg.common.pipeline.recipe import check_recipe, png_text, recipe_from_png
 
@@ -79,8 +80,8 @@ def test_a_vae_is_named_without_its_path(given: str, cache: Path) -> None:
     Path("a").mkdir()
     Path("a/b").write_bytes(b"x" * 100)
     opened: Any = SimpleNamespace(vae=SimpleNamespace(files=(open_regular(Path(given)),)))
-    known = hub.Resolved(folder=Path(), name="shapes-v1", recipe=recipes.BUILT_IN)
-    labels = families.labels(known, opened, vae=Path(given), prediction=None)
+    known = hub.Resolved(folder=Path(), name="shapes-v1", recipe=catalog.BUILT_IN)
+    labels = registry.labels(known, opened, vae=Path(given), prediction=None)
     assert labels["vae"] == "b" and set(labels["fingerprints"]) == {"vae"}
     told = recipe(**labels)
     assert check_recipe(told, Path("x")) == told

@@ -7,8 +7,8 @@ from fractions import Fraction
 
 import pytest
 
-from qwenimg.common import families, recipes
-from qwenimg.common.model import open_model
+from qwenimg.common.families import catalog, registry
+from qwenimg.common.families.qwen_image.checkpoint import open_model
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.pipeline.request import Defaults
 
@@ -19,8 +19,8 @@ TOTAL = 57.7e9  # bytes: 40.9 GB of transformer, 16.6 GB of text encoder, 0.25 G
     ("name", "repo"), [("qwen-image", "Qwen/Qwen-Image"), ("qwen-image-2512", "Qwen/Qwen-Image-2512")]
 )
 def test_the_two_models(name, repo):
-    recipe = recipes.find(name)
-    assert recipe is recipes.find(repo) is recipes.find(name.upper()) is recipes.find(repo.lower())
+    recipe = catalog.find(name)
+    assert recipe is catalog.find(repo) is catalog.find(name.upper()) is catalog.find(repo.lower())
     assert (recipe.name, recipe.repo, recipe.family) == (name, repo, "qwen-image")
     assert (recipe.width, recipe.height, recipe.steps, recipe.guidance) == (1328, 1328, 50, 4.0)
     assert recipe.negative_prompt == " "
@@ -31,7 +31,7 @@ def test_a_recipe_changes_only_the_size():
     """What the model card does not say differently is what holds without a recipe."""
     plain = Defaults()
     assert (plain.width, plain.height, plain.steps, plain.guidance, plain.negative_prompt) == (1024, 1024, 50, 4.0, " ")
-    for recipe in (recipe for recipe in recipes.RECIPES.values() if recipe.family == "qwen-image" and recipe.repo):
+    for recipe in (recipe for recipe in catalog.RECIPES.values() if recipe.family == "qwen-image" and recipe.repo):
         assert (recipe.steps, recipe.guidance, recipe.negative_prompt) == (
             plain.steps,
             plain.guidance,
@@ -47,7 +47,7 @@ def test_the_trained_sizes_belong_to_the_published_width(tiny_folder):
         (QwenDiTConfig(num_layers=40), (1664, 928)),
         (tiny.transformer_config, (1360, 768)),
     ):
-        found = families.defaults(replace(tiny, transformer_config=config), None)
+        found = registry.defaults(replace(tiny, transformer_config=config), None)
         assert found.size(Fraction(16, 9)) == expected
     tiny.close()
 
@@ -62,24 +62,24 @@ def test_the_trained_sizes_belong_to_the_published_width(tiny_folder):
     ],
 )
 def test_stable_diffusion(name, other, size, guidance, parameters):
-    recipe = recipes.find(name)
-    assert recipe is recipes.find(other) is recipes.find(recipe.repo)
+    recipe = catalog.find(name)
+    assert recipe is catalog.find(other) is catalog.find(recipe.repo)
     assert (recipe.width, recipe.height, recipe.steps, recipe.guidance) == (size, size, 50, guidance)
     assert recipe.negative_prompt == "" and recipe.bytes == pytest.approx(4 * parameters, rel=0.01)
 
 
 def test_the_built_in_model():
-    recipe = recipes.find("shapes")
-    assert recipe is recipes.find("shapes-v1") is recipes.find("Shapes") is recipes.BUILT_IN
+    recipe = catalog.find("shapes")
+    assert recipe is catalog.find("shapes-v1") is catalog.find("Shapes") is catalog.BUILT_IN
     assert recipe.repo is None and recipe.width % 16 == recipe.height % 16 == 0
     assert (recipe.steps, recipe.guidance, recipe.negative_prompt) == (20, 3.0, " ")
-    assert recipes.find("None") is None
+    assert catalog.find("None") is None
 
 
 def test_the_default_and_the_keys():
-    assert recipes.DEFAULT in recipes.RECIPES
-    assert all(key == recipe.name == key.lower() for key, recipe in recipes.RECIPES.items())
-    assert not recipes.RECIPES.keys() & recipes.REFUSED.keys()
+    assert catalog.DEFAULT in catalog.RECIPES
+    assert all(key == recipe.name == key.lower() for key, recipe in catalog.RECIPES.items())
+    assert not catalog.RECIPES.keys() & catalog.REFUSED.keys()
 
 
 @pytest.mark.parametrize(
@@ -94,17 +94,17 @@ def test_the_default_and_the_keys():
     ],
 )
 def test_refused_names_say_why(name, part):
-    assert part in recipes.refusal(name)
-    assert recipes.find(name) is None
+    assert part in catalog.refusal(name)
+    assert catalog.find(name) is None
 
 
 @pytest.mark.parametrize("name", ["qwen-image", "Qwen/Qwen-Image-2512", "someone/sdk", "", "flux"])
 def test_other_names_are_not_refused(name):
-    assert recipes.refusal(name) is None
+    assert catalog.refusal(name) is None
 
 
 def test_import_is_light():
-    code = "import sys, qwenimg.common.recipes, qwenimg.common.hub as h; h.needed('x')\n"
+    code = "import sys, qwenimg.common.families.catalog, qwenimg.common.hub as h; h.needed('x')\n"
     code += "print([m for m in ('numpy', 'torch', 'mlx', 'huggingface_hub', 'tokenizers', 'PIL') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

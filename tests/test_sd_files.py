@@ -13,9 +13,10 @@ from tiny_ldm import behind, models_of, one_file, vae_file, write_folder
 from tiny_sd import tiny_kl_vae
 
 import qwenimg
-from qwenimg.common import families, safetensors_header
+from qwenimg.common import safetensors_header
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import OpenFile
+from qwenimg.common.families import registry
 
 BACKENDS = ("cpu", "mlx")
 KINDS = ("sd1", "sd2", "sdxl")
@@ -97,10 +98,10 @@ def test_another_vae(both, backend: str, tmp_path: Path) -> None:
 def test_options_that_fit_no_other_model(tiny_folder: Path, both) -> None:
     for options in ({"vae": both["sd1"][0] / "vae"}, {"prediction": "v"}):
         with pytest.raises(UsageError, match="for Stable Diffusion"):
-            families.open_model(tiny_folder, **options)
-    opened = families.open_model(tiny_folder)
+            registry.open_model(tiny_folder, **options)
+    opened = registry.open_model(tiny_folder)
     with pytest.raises(UsageError, match="SDXL base"):
-        families.open_refiner(opened, both["sdxl"][0])
+        registry.open_refiner(opened, both["sdxl"][0])
     opened.close()
 
 
@@ -109,7 +110,7 @@ def test_a_file_without_a_tokenizer_says_where_it_was_looked_for(both, tmp_path:
     shutil.copy(both["sd1"][1], tmp_path / "model.safetensors")
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(ModelError, match=r"tokenizer/.*beside it.*cache.*pull clip-tokenizer") as caught:
-        families.open_model(tmp_path / "model.safetensors")
+        registry.open_model(tmp_path / "model.safetensors")
     print(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -129,15 +130,15 @@ def test_a_tokenizer_that_is_given(both, tmp_path: Path, monkeypatch) -> None:
     assert given.recipe["tokenizer"] == "my words" and "tokenizer" not in beside.recipe
     assert str(tmp_path).encode() not in given.png()
     with pytest.raises(UsageError, match="--tokenizer is for a Stable Diffusion model in one file"):
-        families.open_model(folder, tokenizer=folder / "tokenizer")
+        registry.open_model(folder, tokenizer=folder / "tokenizer")
     with pytest.raises(ModelError, match="holds no tokenizer"):
-        families.open_model(alone, tokenizer=folder / "vae")
+        registry.open_model(alone, tokenizer=folder / "vae")
 
 
 def test_a_part_alone_says_what_is_missing(tmp_path: Path) -> None:
     save_file(vae_file(models_of("sd1")["vae"]), tmp_path / "vae.safetensors")
     with pytest.raises(ModelError, match="lacks unet, text encoder"):
-        families.open_model(tmp_path / "vae.safetensors")
+        registry.open_model(tmp_path / "vae.safetensors")
 
 
 # What was opened when a later part fails
@@ -159,7 +160,7 @@ def handles(monkeypatch: pytest.MonkeyPatch) -> list[OpenFile]:
 
 def fails(handles: list[OpenFile], least: int, message: str, path: Path, vae: Path | None = None) -> None:
     with pytest.raises(ModelError, match=message):
-        families.open_model(path, vae=vae)
+        registry.open_model(path, vae=vae)
     print([file.path.name for file in handles])
     assert len(handles) >= least and all(file.stream.closed for file in handles)
 

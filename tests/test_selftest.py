@@ -19,7 +19,8 @@ from test_cli import cli
 from truthful import Truthful
 
 import qwenimg
-from qwenimg.common import builtin, recipes, selftest, shapes_gate
+from qwenimg.common import builtin, selftest, shapes_gate
+from qwenimg.common.families import catalog
 from qwenimg.common.pictures.png import read_text
 from qwenimg.common.selftest import Answer, Tile
 from qwenimg.common.shapes_check import Verdict, check
@@ -77,7 +78,7 @@ def test_a_perfect_model_has_every_picture_right(draws: Callable[..., Truthful])
         assert ("no threshold" in line) == (LEAST[group] == 0)
         assert f"at least {LEAST[group]} " in line or not LEAST[group]
     assert lines[-1].split()[:7] == ["total", "40", "of", "40", "at", "least", "33"] and lines[-1].endswith("passed")
-    r = recipes.BUILT_IN
+    r = catalog.BUILT_IN
     assert {(a["width"], a["height"], a["steps"], a["guidance"]) for a in pipe.asked} == {
         (r.width, r.height, r.steps, r.guidance)
     }
@@ -248,7 +249,7 @@ def test_random_weights_fail_it(backend: str, monkeypatch: pytest.MonkeyPatch, t
     """The ordinary pipeline, on both backends: what draws noise is found out, and -m takes any folder."""
     write_random_model(tmp_path / "random")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(recipes, "BUILT_IN", replace(recipes.BUILT_IN, width=48, height=32, steps=2))
+    monkeypatch.setattr(catalog, "BUILT_IN", replace(catalog.BUILT_IN, width=48, height=32, steps=2))
     monkeypatch.setattr(shapes_gate, "selftest_prompts", lambda: PROMPTS[:3])
     ran = cli("selftest", "-m", "random", "--backend", backend, "--precision", "fp32", "-o", "a.png", "--json")
     events = {event["event"]: event for event in ran.events}

@@ -30,8 +30,9 @@ import numpy as np
 from doc_tables import DOCS, table, write
 from gate_draw import EXTRA, LOW_GUIDANCE, PLAIN, WITHOUT_RED, Artist, Drawn, Job, Pixels, draw_all, jobs, model_folder
 
-from qwenimg.common import builtin, recipes, shapes, shapes_gate
+from qwenimg.common import builtin, shapes, shapes_gate
 from qwenimg.common.base.errors import UsageError
+from qwenimg.common.families import catalog
 from qwenimg.common.selftest import LEAST
 from qwenimg.common.shapes_check import Verdict
 from qwenimg.common.training import parse_sizes
@@ -90,7 +91,7 @@ def _size(text: str) -> tuple[int, int]:
 
 def _about(artist: Artist) -> dict[str, Any]:
     """What was drawn with what."""
-    r, folder = recipes.BUILT_IN, model_folder(artist.model)
+    r, folder = catalog.BUILT_IN, model_folder(artist.model)
     weights = {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*.safetensors"))
@@ -288,7 +289,7 @@ def pair(a: Artist, ours: Sequence[Drawn], b: Artist, theirs: Sequence[Drawn]) -
 def write_tables() -> None:
     """docs/shapes.md from every docs/results/gate-*.json and from the pairs."""
     results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("gate-*.json"))]
-    usual = recipes.BUILT_IN.width * recipes.BUILT_IN.height
+    usual = catalog.BUILT_IN.width * catalog.BUILT_IN.height
     results.sort(key=lambda one: abs(one["width"] * one["height"] - usual))  # the default size first
     if results:
         write("shapes.md", "gate", table(["prompts", "at least", *map(head, results)], gate_rows(results)))
@@ -310,7 +311,7 @@ def write_tables() -> None:
 
 def head(result: dict[str, Any]) -> str:
     """Of its column in a table."""
-    size, r = (result["width"], result["height"]), recipes.BUILT_IN
+    size, r = (result["width"], result["height"]), catalog.BUILT_IN
     other = "" if size == (r.width, r.height) else f", {size[0]}x{size[1]}"
     return f"{result['backend']} {result['precision']}{other}"
 
@@ -353,7 +354,7 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument("--workers", type=int, default=1, help="processes")
         one.add_argument("--limit", type=int, help="at most that many prompts of a group")
     gate.add_argument("--out", type=Path, help="result as JSON")
-    r = recipes.BUILT_IN
+    r = catalog.BUILT_IN
     gate.add_argument(
         "--size", type=_size, default=(r.width, r.height), help="of the pictures; the model's default unless given"
     )

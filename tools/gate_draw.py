@@ -16,8 +16,9 @@ import conftest  # noqa: F401  (the environment of the tests, before a framework
 import numpy as np
 
 import qwenimg
-from qwenimg.common import builtin, recipes, shapes_gate
+from qwenimg.common import builtin, shapes_gate
 from qwenimg.common.base.errors import NumericsError
+from qwenimg.common.families import catalog
 from qwenimg.common.numbers import noise
 from qwenimg.common.selftest import JUDGED
 from qwenimg.common.shapes import SHAPES
@@ -41,7 +42,7 @@ class Artist:
     model: str
     backend: str
     precision: str
-    size: tuple[int, int] = (recipes.BUILT_IN.width, recipes.BUILT_IN.height)
+    size: tuple[int, int] = (catalog.BUILT_IN.width, catalog.BUILT_IN.height)
 
     def __str__(self) -> str:
         return f"{self.backend}:{self.precision}"
@@ -53,8 +54,8 @@ class Job:
 
     group: str
     asked: GatePrompt
-    guidance: float = recipes.BUILT_IN.guidance
-    negative: str = recipes.BUILT_IN.negative_prompt
+    guidance: float = catalog.BUILT_IN.guidance
+    negative: str = catalog.BUILT_IN.negative_prompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,7 @@ def jobs(groups: Sequence[str] | None, limit: int | None) -> list[Job]:
     found = [Job(group=asked.group, asked=asked) for asked in shapes_gate.gate_prompts()]
     pairs = [job for job in found if job.group in ("trained", "held-out") and job.asked.seed % 4 == 0]
     found += [replace(job, group=LOW_GUIDANCE, guidance=1.0) for job in pairs]
-    for group, negative in ((PLAIN, recipes.BUILT_IN.negative_prompt), (WITHOUT_RED, "red")):
+    for group, negative in ((PLAIN, catalog.BUILT_IN.negative_prompt), (WITHOUT_RED, "red")):
         found += [Job(group=group, asked=asked, negative=negative) for asked in _any_colour()]
     names = list(dict.fromkeys(job.group for job in found))
     for name in groups or []:
@@ -113,7 +114,7 @@ def _spread(found: Sequence[Job], group: str, limit: int | None) -> list[Job]:
 
 def model_folder(model: str) -> Path:
     """The folder that `model` stands for."""
-    return builtin.folder() if recipes.find(model) is recipes.BUILT_IN and not Path(model).exists() else Path(model)
+    return builtin.folder() if catalog.find(model) is catalog.BUILT_IN and not Path(model).exists() else Path(model)
 
 
 def painter(artist: Artist) -> Callable[[Job], Pixels]:
@@ -131,7 +132,7 @@ def _ours(artist: Artist) -> Callable[[Job], Pixels]:
             negative_prompt=job.negative,
             width=width,
             height=height,
-            steps=recipes.BUILT_IN.steps,
+            steps=catalog.BUILT_IN.steps,
             guidance=job.guidance,
             seed=job.asked.seed,
         )
@@ -154,7 +155,7 @@ def _diffusers(artist: Artist) -> Callable[[Job], Pixels]:
             job.asked.prompt,
             latents,
             negative_prompt=job.negative,
-            steps=recipes.BUILT_IN.steps,
+            steps=catalog.BUILT_IN.steps,
             guidance=job.guidance,
             dtype=dtype,
         )

@@ -28,8 +28,9 @@ from safetensors import safe_open
 
 from qwenimg.backends.torch.training.data import COLOR_ONLY, DROPPED
 from qwenimg.backends.torch.training.state import FORMAT, curve
-from qwenimg.common import builtin, recipes, shapes, shapes_gate
-from qwenimg.common.model import open_model
+from qwenimg.common import builtin, shapes, shapes_gate
+from qwenimg.common.families import catalog
+from qwenimg.common.families.qwen_image.checkpoint import open_model
 
 STAGES = {"vae": "VAE", "text": "text encoder, of prompts", "dit": "transformer"}
 CURVE = (320, 200)  # pixels
@@ -158,7 +159,7 @@ def _parts(folder: Path) -> str:
     rows = [[name, f"{plan.parameters:,}", ", ".join(plan.dtypes)] for name, plan in plans.items()]
     rows.append(["all", f"{model.parameters:,}", ""])
     model.close()
-    r = recipes.BUILT_IN
+    r = catalog.BUILT_IN
     default = f"Default: {r.width}x{r.height} pixels, {r.steps} steps, guidance {r.guidance:g}."
     return table(["part", "parameters", "stored as"], rows) + f"\n\n{default}"
 

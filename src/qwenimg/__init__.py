@@ -85,24 +85,25 @@ def load(
     from pathlib import Path
 
     from qwenimg import backends
-    from qwenimg.common import builtin, families, hub, recipes
+    from qwenimg.common import builtin, hub
     from qwenimg.common import precision as policies
+    from qwenimg.common.families import catalog, registry
 
     resolved = hub.resolve(None if model is None else str(model), offline=offline)
     other_vae = None if vae is None else Path(vae).expanduser()
     tokens = None if tokenizer is None else Path(tokenizer).expanduser()
     with ExitStack() as stack:
-        opened = families.open_model(resolved.folder, prediction=prediction, vae=other_vae, tokenizer=tokens)
+        opened = registry.open_model(resolved.folder, prediction=prediction, vae=other_vae, tokenizer=tokens)
         stack.callback(opened.close)
-        options = families.labels(resolved, opened, vae=other_vae, prediction=prediction, tokenizer=tokens)
+        options = registry.labels(resolved, opened, vae=other_vae, prediction=prediction, tokenizer=tokens)
         refining = None
         if refiner is not None:
             second = hub.resolve(str(refiner), offline=offline)
-            refining = families.open_refiner(opened, second.folder)
-            options = families.with_refiner(options, second, refining)
+            refining = registry.open_refiner(opened, second.folder)
+            options = registry.with_refiner(options, second, refining)
             stack.callback(refining.close)
-        families.check_tokenizers(opened)
-        family = families.name(opened)
+        registry.check_tokenizers(opened)
+        family = registry.name(opened)
         policies.parse(precision, on_gpu=False, family=family)
         engine = backends.load(backend)
         policy = policies.parse(precision, on_gpu=engine.on_gpu, family=family)
@@ -112,13 +113,13 @@ def load(
         from qwenimg.common.pipeline.pipeline import Pipeline
 
         recipe = resolved.recipe
-        if model is None and recipe is recipes.BUILT_IN and notify is not None:
+        if model is None and recipe is catalog.BUILT_IN and notify is not None:
             notify("notice", builtin.notice(opened.parameters))
         pipeline = Pipeline(
             engine,
-            families.family(engine, opened, policy, notify or _ignore, refining),
+            registry.family(engine, opened, policy, notify or _ignore, refining),
             name=resolved.name,
-            defaults=families.defaults(opened, recipe),
+            defaults=registry.defaults(opened, recipe),
             tf32=error > MAX_FP32_ERROR,
             options=options,
         )

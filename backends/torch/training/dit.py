@@ -31,8 +31,8 @@ from qwenimg.common.base.config import parse
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import open_regular
 from qwenimg.common.base.text import clean
+from qwenimg.common.families.qwen_image.checkpoint import open_model
 from qwenimg.common.folder_files import SHAPES_SCHEDULER
-from qwenimg.common.model import open_model
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.networks.qwen_dit import TIME_CHANNELS, QwenDiTConfig
 from qwenimg.common.numbers import packing

@@ -24,8 +24,8 @@ from qwenimg.common.base.errors import ModelError, NumericsError
 from qwenimg.common.base.safe_files import bad, open_regular
 from qwenimg.common.base.text import clean, short
 from qwenimg.common.component_files import find_files
+from qwenimg.common.families.qwen_image.checkpoint import read_text_config
 from qwenimg.common.folder_files import INDEX, SHAPES_SCHEDULER
-from qwenimg.common.model import read_text_config
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig

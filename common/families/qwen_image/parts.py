@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.model import Model
+from qwenimg.common.families.qwen_image.checkpoint import Model
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.precision import Precision
 from qwenimg.common.prompts import qwen

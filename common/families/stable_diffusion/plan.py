@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from functools import partial
 
+from qwenimg.common.families.stable_diffusion.checkpoint import SDModel
 from qwenimg.common.pipeline.plan import Plan, Solver, Stage
 from qwenimg.common.pipeline.request import Request
 from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.sampling import schedules, table
 from qwenimg.common.sampling.table import Sampler
-from qwenimg.common.sd_model import SDModel
 
 
 def plan(model: SDModel, request: Request, engine: Engine, *, refined: bool) -> Plan:

@@ -7,27 +7,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from qwenimg.common import clip_tokenizer_places, hub, sd_model
-from qwenimg.common import model as qwen_model
+from qwenimg.common import hub
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.checkpoint import LoadPlan
+from qwenimg.common.families.catalog import Recipe
+from qwenimg.common.families.qwen_image import checkpoint as qwen_model
+from qwenimg.common.families.qwen_image.checkpoint import Model
+from qwenimg.common.families.qwen_image.model import QwenImage
+from qwenimg.common.families.stable_diffusion import checkpoint, find_tokenizer
+from qwenimg.common.families.stable_diffusion.checkpoint import SDModel, TextPart
+from qwenimg.common.families.stable_diffusion.model import StableDiffusion
+from qwenimg.common.families.stable_diffusion.single_file import Prediction
 from qwenimg.common.fingerprint import fingerprint
 from qwenimg.common.hub import Resolved
-from qwenimg.common.model import Model
 from qwenimg.common.pipeline.diffusion_model import Family
 from qwenimg.common.pipeline.request import Defaults
 from qwenimg.common.precision import Family as Name
 from qwenimg.common.precision import Precision
-from qwenimg.common.qwen_image import QwenImage
-from qwenimg.common.recipes import Recipe
 from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.runtime.runtime import Notify
-from qwenimg.common.sd_model import SDModel, TextPart
-from qwenimg.common.single_file import Prediction
-from qwenimg.common.stable_diffusion import StableDiffusion
 
 QWEN_WIDTH = 3072
 """Of the published transformer. One that was made smaller by leaving out layers keeps it, a toy has less."""
@@ -42,14 +43,14 @@ def open_model(
     for a single file, which has none."""
     index = path / "model_index.json"
     if is_file(path):
-        opened = sd_model.open_file(path, prediction, tokenizer)
-        return opened if vae is None else sd_model.with_vae(opened, vae)
+        opened = checkpoint.open_file(path, prediction, tokenizer)
+        return opened if vae is None else checkpoint.with_vae(opened, vae)
     if tokenizer is not None:
         raise UsageError(f"--tokenizer is for a Stable Diffusion model in one file; {clean(path, 80)} has its own")
-    if is_file(index) and read_json(index).get("_class_name") in sd_model.PIPELINES:
-        opened = sd_model.open_folder(path)
-        opened = opened if prediction is None else sd_model.with_prediction(opened, prediction)
-        return opened if vae is None else sd_model.with_vae(opened, vae)
+    if is_file(index) and read_json(index).get("_class_name") in checkpoint.PIPELINES:
+        opened = checkpoint.open_folder(path)
+        opened = opened if prediction is None else checkpoint.with_prediction(opened, prediction)
+        return opened if vae is None else checkpoint.with_vae(opened, vae)
     for option, value in (("--prediction", prediction), ("--vae", vae)):
         if value is not None:
             raise UsageError(f"{option} is for Stable Diffusion; {clean(path, 80)} is another model")
@@ -59,7 +60,7 @@ def open_model(
 def check_class(folder: Path) -> None:
     """Raises ModelError unless model_index.json is that of a pipeline that is supported."""
     index = folder / "model_index.json"
-    if not is_file(index) or read_json(index).get("_class_name") not in sd_model.PIPELINES:
+    if not is_file(index) or read_json(index).get("_class_name") not in checkpoint.PIPELINES:
         qwen_model.check_class(folder)
 
 
@@ -68,7 +69,7 @@ def open_refiner(base: Model | SDModel, path: Path) -> SDModel:
     UsageError."""
     if not isinstance(base, SDModel) or not base.sdxl or base.refiner or base.sees_mask:
         raise UsageError("--refiner is for SDXL base models only")
-    opened = sd_model.open_file(path, also=base.texts[-1].tokenizer) if path.is_file() else open_model(path)
+    opened = checkpoint.open_file(path, also=base.texts[-1].tokenizer) if path.is_file() else open_model(path)
     fits = isinstance(opened, SDModel) and opened.sdxl and not opened.sees_mask
     if isinstance(opened, SDModel) and fits and opened.vae_config.latent_channels == base.vae_config.latent_channels:
         return opened
@@ -98,7 +99,7 @@ def labels(
     found: dict[str, Any] = {} if prediction is None else {"prediction": prediction}
     prints = {"model": fingerprint(_denoiser(opened).files)} if resolved.from_path else {}
     if tokenizer is not None:
-        found["tokenizer"] = clip_tokenizer_places.label(tokenizer)
+        found["tokenizer"] = find_tokenizer.label(tokenizer)
     if vae is not None:
         found["vae"] = hub.from_path(str(vae), vae).name
         prints["vae"] = fingerprint(opened.vae.files)

@@ -18,7 +18,7 @@ from qwenimg.common.base.config import parse
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import short
-from qwenimg.common.layouts import CLIP_H_LAYERS, Sources
+from qwenimg.common.families.stable_diffusion.ldm_keys import CLIP_H_LAYERS, Sources
 from qwenimg.common.networks import clip, kl_vae, unet
 from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.kl_vae import KLVAEConfig

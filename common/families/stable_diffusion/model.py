@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common import sd_plan
 from qwenimg.common.base.errors import NumericsError
-from qwenimg.common.clip_texts import ClipTexts
+from qwenimg.common.families.stable_diffusion import plan as sd_plan
+from qwenimg.common.families.stable_diffusion.checkpoint import SDModel
+from qwenimg.common.families.stable_diffusion.texts import ClipTexts
 from qwenimg.common.networks import clip, qwen_conditioning
 from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.pipeline import inpaint
@@ -30,7 +31,6 @@ from qwenimg.common.runtime.engine import VAE, Array, Condition, Engine, UNet
 from qwenimg.common.runtime.estimate import Needs
 from qwenimg.common.runtime.runtime import Keeper, Notify
 from qwenimg.common.sampling import discrete
-from qwenimg.common.sd_model import SDModel
 
 AESTHETIC, POOR_AESTHETIC = 6.0, 2.5  # scores that the refiner is told of the picture and of the negative branch
 

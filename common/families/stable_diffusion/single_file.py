@@ -11,13 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from qwenimg.common import layouts
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import short
 from qwenimg.common.checkpoint import LoadPlan, plan_sources
-from qwenimg.common.layouts import Sources
-from qwenimg.common.ldm_configs import FIRST, KINDS, Text, behind, clip_config, stored_vae, unet_config, vae_config
+from qwenimg.common.families.stable_diffusion import ldm_keys
+from qwenimg.common.families.stable_diffusion.ldm_configs import (
+    FIRST,
+    KINDS,
+    Text,
+    behind,
+    clip_config,
+    stored_vae,
+    unet_config,
+    vae_config,
+)
+from qwenimg.common.families.stable_diffusion.ldm_keys import Sources
 from qwenimg.common.networks import clip, kl_vae, unet
 from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.kl_vae import KLVAEConfig
@@ -216,17 +225,17 @@ def _opened(header: Header, found: Detected) -> SingleFile:
     if found.unet is not None and found.kind is not None:
         unet_made = unet_config(path, behind(header, found.unet), found.kind, found.prediction)
         stored = unet.manifest(unet_made)
-        plan("unet", layouts.unet_sources(stored, unet_made, found.unet), stored, unet.used(stored))
+        plan("unet", ldm_keys.unet_sources(stored, unet_made, found.unet), stored, unet.used(stored))
     if found.vae is not None:
         vae_made = vae_config(path, behind(header, found.vae), KINDS[found.kind or "sd1"])
         wanted = kl_vae.manifest(vae_made)
-        sources = layouts.vae_sources(wanted, vae_made, found.vae)
+        sources = ldm_keys.vae_sources(wanted, vae_made, found.vae)
         plan("vae", sources, stored_vae(header, sources, wanted), wanted)
     texts = {}
     for text in found.texts:
         prefix, config = clip_config(path, header, text)
         texts[text.component], manifest = config, clip.manifest(config)
-        map_names = layouts.open_clip_sources if text.fused else layouts.clip_sources
+        map_names = ldm_keys.open_clip_sources if text.fused else ldm_keys.clip_sources
         plan(text.component, map_names(manifest, prefix), manifest)
     unknown = [key for key in header.tensors if key not in used and not _is_ignored(key)]
     if unknown:
@@ -245,12 +254,12 @@ def _opened(header: Header, found: Detected) -> SingleFile:
 
 
 def _is_ignored(key: str) -> bool:
-    if key in layouts.IGNORED or key.startswith(layouts.IGNORED_PREFIXES):
+    if key in ldm_keys.IGNORED or key.startswith(ldm_keys.IGNORED_PREFIXES):
         return True
     for owner in ("cond_stage_model.", "conditioner.embedders.0.", "conditioner.embedders.1."):
         if key.startswith(owner):
             rest = key.removeprefix(owner)
             layer = re.match(r"model\.transformer\.resblocks\.(\d{1,3})\.", rest)
-            cut = owner == "cond_stage_model." and layer and int(layer[1]) >= layouts.CLIP_H_LAYERS
-            return bool(cut) or rest in layouts.IGNORED_TEXT
+            cut = owner == "cond_stage_model." and layer and int(layer[1]) >= ldm_keys.CLIP_H_LAYERS
+            return bool(cut) or rest in ldm_keys.IGNORED_TEXT
     return False

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from qwenimg.common import hub, recipes
+from qwenimg.common import hub
 from qwenimg.common.base import hf_cache
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import short
+from qwenimg.common.families import catalog
 from qwenimg.common.prompts import clip
 
 FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"))  # either is a tokenizer
@@ -21,7 +22,7 @@ MAX_ENTRIES = 500  # of a folder that is looked through
 MAX_PARENTS = 5  # folders above the file, in search of the program that it belongs to
 # Models whose tokenizer is CLIP's own, in the order in which they are looked for in the hub's cache.
 REPOS = (
-    recipes.CLIP_TOKENIZER.repo,
+    catalog.CLIP_TOKENIZER.repo,
     "stable-diffusion-v1-5/stable-diffusion-v1-5",
     "runwayml/stable-diffusion-v1-5",
     "CompVis/stable-diffusion-v1-4",
@@ -63,7 +64,7 @@ def find_clip_tokenizer(file: Path, size: int, given: Path | None = None, also: 
     for folder in islice(filter(is_tokenizer, places(file, also)), MAX_TRIED):
         if fits(folder, size):
             return folder
-    piece = recipes.CLIP_TOKENIZER
+    piece = catalog.CLIP_TOKENIZER
     raise ModelError(
         f"{short(file.name, 60)}: needs CLIP's vocabulary, which single files do not hold, and none that fits is in "
         f"tokenizer/ or beside it, in the hub's cache or in a ComfyUI: qwenimg pull {piece.name} "

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.base.errors import NumericsError
-from qwenimg.common.model import Model
+from qwenimg.common.families.qwen_image.checkpoint import Model
+from qwenimg.common.families.qwen_image.parts import TEXT_TOKENS, Parts
 from qwenimg.common.numbers import packing, sizes
-from qwenimg.common.parts import TEXT_TOKENS, Parts
 from qwenimg.common.pipeline import flow_plan, inpaint
 from qwenimg.common.pipeline.diffusion_model import CALLS, Latents, Run, Start
 from qwenimg.common.pipeline.plan import Plan, Stage

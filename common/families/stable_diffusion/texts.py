@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from qwenimg.common.families.stable_diffusion.checkpoint import SDModel, TextPart
 from qwenimg.common.networks import clip
 from qwenimg.common.prompts import weighted as clip_prompt
 from qwenimg.common.prompts.weighted import Chunk
 from qwenimg.common.runtime import memory
 from qwenimg.common.runtime.engine import ClipEncoder
 from qwenimg.common.runtime.runtime import Keeper
-from qwenimg.common.sd_model import SDModel, TextPart
 
 Float32 = NDArray[np.float32]
 KEPT = 2**30  # bytes of encoded prompts

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
-from qwenimg.common import families, hub, sd_model, single_file
 from qwenimg.common.base.amounts import counted, size_text
 from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError
@@ -16,6 +15,10 @@ from qwenimg.common.base.safe_files import is_file, is_folder
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
 from qwenimg.common.component_files import find_files
+from qwenimg.common.families import registry, repository
+from qwenimg.common.families.stable_diffusion import checkpoint, single_file
+from qwenimg.common.families.stable_diffusion.checkpoint import SDModel
+from qwenimg.common.families.stable_diffusion.single_file import Prediction
 from qwenimg.common.networks import clip, kl_vae, qwen_dit, qwen_vae, qwen_vl, unet
 from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.kl_vae import KLVAEConfig
@@ -25,8 +28,6 @@ from qwenimg.common.networks.qwen_vl import QwenVLConfig
 from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.safetensors_header import Stored, read_header
 from qwenimg.common.sampling import schedules
-from qwenimg.common.sd_model import SDModel
-from qwenimg.common.single_file import Prediction
 
 SHOWN = 5  # names of a kind
 
@@ -62,12 +63,12 @@ def describe(path: Path, prediction: Prediction | None = None) -> Description:
 def _folder(folder: Path) -> Description:
     whole = Description(lines=["layout: diffusers folder"])
     try:
-        families.check_class(folder)
+        registry.check_class(folder)
         whole.lines.append(_pipeline(folder))
     except ModelError as error:
         whole.faults.append(str(error))
         return whole
-    for name in hub.components(lambda name: is_file(folder / name)):
+    for name in repository.components(lambda name: is_file(folder / name)):
         try:
             part = _component(folder / name)
         except ModelError as error:
@@ -83,9 +84,9 @@ def _folder(folder: Path) -> Description:
 def _pipeline(folder: Path) -> str:
     """What it is for, by the class and by the UNet's channels."""
     index = read_json(folder / "model_index.json")
-    if index.get("_class_name") not in sd_model.PIPELINES:
+    if index.get("_class_name") not in checkpoint.PIPELINES:
         return "pipeline: Qwen-Image, text to image"
-    kind = "SDXL" if sd_model.PIPELINES[str(index["_class_name"])] else "Stable Diffusion 1.x or 2.x"
+    kind = "SDXL" if checkpoint.PIPELINES[str(index["_class_name"])] else "Stable Diffusion 1.x or 2.x"
     if index.get("requires_aesthetics_score"):
         kind = "SDXL refiner"
     channels = read_json(folder / "unet" / "config.json").get("in_channels", 4)
@@ -98,7 +99,7 @@ def _pipeline(folder: Path) -> str:
 def _other_faults(folder: Path) -> list[str]:
     """What only shows when everything is opened together: components that do not fit, tokenizer, scheduler."""
     try:
-        model = families.open_model(folder)
+        model = registry.open_model(folder)
         model.close()
         if isinstance(model, SDModel):
             schedules.sampler_of(model.scheduler)

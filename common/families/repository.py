@@ -1,0 +1,70 @@
+"""What a model's repository must hold to be whole, and what is left out of a pull."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from qwenimg.common.base.amounts import size_text as size_text  # for callers too
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.safe_files import is_file
+from qwenimg.common.component_files import STEMS, find_files
+
+_PARTS = "transformer|unet|text_encoder(_2)?|vae"
+_ALWAYS = ("model_index.json", "scheduler/scheduler_config.json", "vae/config.json")
+
+# A dot within the name of a weight file marks a variant (fp16), which is not used.
+_NEEDED = re.compile(
+    r"model_index\.json|scheduler/scheduler_config\.json"
+    r"|tokenizer(_2)?/((tokenizer|vocab|tokenizer_config|added_tokens|special_tokens_map)\.json|merges\.txt)"
+    rf"|({_PARTS})/(config\.json|[A-Za-z0-9_-]{{1,100}}\.safetensors(\.index\.json)?)"
+)
+
+
+def needed(filename: str) -> bool:
+    """Whether the program uses the file `filename` of a repository: no variant, no pickle, no Python."""
+    return _NEEDED.fullmatch(filename) is not None
+
+
+def components(has: Callable[[str], bool]) -> list[str]:
+    """The folders with weights of a model, of which `has` tells whether a file is there: Qwen-Image's, or those of a
+    Stable Diffusion, whose text encoders are one, two, or only the second."""
+    denoiser = "unet" if has("unet/config.json") else "transformer"
+    texts = [part for part in ("text_encoder", "text_encoder_2") if has(f"{part}/config.json")]
+    return [denoiser, *(texts or ["text_encoder"]), "vae"]
+
+
+def required(has: Callable[[str], bool]) -> list[str]:
+    """The files of such a model that have one name only."""
+    return [*_ALWAYS, *(f"{part}/config.json" for part in components(has) if part != "vae")]
+
+
+def lacks(folder: Path) -> str | None:
+    """A file that `folder` needs and does not have. Raises ModelError for an index of shards that is broken."""
+
+    def has(name: str) -> bool:
+        return is_file(folder / name)
+
+    parts = components(has)
+    names = required(has)
+    for tokens in (part.replace("text_encoder", "tokenizer") for part in parts if part.startswith("text_encoder")):
+        names += [] if has(f"{tokens}/tokenizer.json") else [f"{tokens}/vocab.json", f"{tokens}/merges.txt"]
+    for name in names:
+        if not has(name):
+            return name
+    for component in parts:
+        missing = _lacks_weights(folder / component)
+        if missing:
+            return f"{component}/{missing}"
+    return None
+
+
+def _lacks_weights(folder: Path) -> str | None:
+    try:
+        files = find_files(folder).files
+    except ModelError:
+        if any(is_file(folder / f"{stem}.safetensors{end}") for stem in STEMS for end in ("", ".index.json")):
+            raise
+        return "*.safetensors"
+    return next((file.name for file in files if not is_file(file)), None)
