@@ -80,7 +80,8 @@ class Flags:
 
 def draw(flags: Flags, stop: Stop) -> int:
     """The whole run; its exit code. Raises QwenimgError, before any model is opened where that is possible."""
-    from qwenimg.common import builtin, hub
+    from qwenimg.common import builtin
+    from qwenimg.common.hub import resolve
 
     report = Report(as_json=flags.json, quiet=flags.quiet, debug=parse_debug(flags.debug))
     for line in environment.unknown():
@@ -93,7 +94,7 @@ def draw(flags: Flags, stop: Stop) -> int:
     noise = None if flags.latents is None else _read_noise(flags.latents, wanted)
     given = _read_pictures(flags, report)
     model = flags.model or (None if replay is None else replay.model)
-    built_in = hub.is_built_in(model)
+    built_in = resolve.is_built_in(model)
     if built_in and model is None:
         wanted = kept(wanted, lambda p: builtin.check_prompts([p.prompt]), report, failed, keep_going=flags.keep_going)
     unknown = _unknown_words(wanted) if built_in else []
@@ -268,17 +269,17 @@ def _open(flags: Flags, replay: Replay | None, report: Report) -> Pipeline:
 
 def _vae(flags: Flags, used: Mapping[str, str]) -> Path | None:
     """The VAE that was asked for, or that a replayed recipe names by a hub id."""
-    from qwenimg.common import hub
+    from qwenimg.common.hub import resolve
 
-    return flags.vae if flags.vae is not None or "vae" not in used else hub.named_vae(used["vae"])
+    return flags.vae if flags.vae is not None or "vae" not in used else resolve.named_vae(used["vae"])
 
 
 def _named(name: str, option: str, flags: Flags) -> str:
     """What to open for a model that the replayed recipe names. Raises ModelError that asks for `option`."""
-    from qwenimg.common import hub
+    from qwenimg.common.hub import resolve
 
     try:
-        return hub.named(name, offline=flags.offline)
+        return resolve.named(name, offline=flags.offline)
     except ModelError as error:
         where = clean(flags.replay, 60)
         raise ModelError(f"{error} (the model that {where} was made with; give it with {option})") from None

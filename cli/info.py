@@ -33,12 +33,12 @@ def info(file: Path, as_json: bool, prediction: Literal["eps", "v"] | None) -> N
 
 def _found(file: Path) -> Path:
     """`file`, or the folder of the model that is known by this name."""
-    from qwenimg.common import hub
     from qwenimg.common.families import catalog
+    from qwenimg.common.hub import resolve
 
     if os.path.lexists(file) or catalog.find(str(file)) is None:
         return file
-    return hub.resolve(str(file)).folder
+    return resolve.resolve(str(file)).folder
 
 
 def _show_model(path: Path, as_json: bool, prediction: Literal["eps", "v"] | None) -> None:

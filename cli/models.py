@@ -19,20 +19,20 @@ def models(as_json: bool) -> None:
 
 
 def _as_json() -> str:
-    from qwenimg.common import catalog
     from qwenimg.common.base import hf_cache
+    from qwenimg.common.hub import listing
 
-    return json.dumps({"cache": str(hf_cache.cache_folder()), "models": [asdict(entry) for entry in catalog.entries()]})
+    return json.dumps({"cache": str(hf_cache.cache_folder()), "models": [asdict(entry) for entry in listing.entries()]})
 
 
 def table() -> str:
     """The lines of the table, and what to do with a name."""
-    from qwenimg.common import catalog
     from qwenimg.common.base.text import clean
-    from qwenimg.common.hub import size_text
+    from qwenimg.common.hub import listing
+    from qwenimg.common.hub.resolve import size_text
 
     lines: list[tuple[str, ...]] = [("name", "here", "size", "memory", "license", "for")]
-    for entry in catalog.entries():
+    for entry in listing.entries():
         memory = "" if entry.memory is None else size_text(entry.memory)
         told = (entry.license or "its own", entry.purpose or "in the cache")
         lines.append((clean(entry.name, 100), entry.here, size_text(entry.bytes), memory, *told))

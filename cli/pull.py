@@ -77,7 +77,7 @@ def pull(name: str | None, verify: bool, quiet: bool) -> None:
 
         click.echo(table())
         return
-    from qwenimg.common.pull import pull as fetch_model
+    from qwenimg.common.hub.pull import pull as fetch_model
 
     bar = Bar(quiet=quiet)
     try:

@@ -22,10 +22,11 @@ from refusals import refused
 from test_cli import Library, cli
 
 import qwenimg
-from qwenimg.common import builtin, hub
+from qwenimg.common import builtin
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import catalog
 from qwenimg.common.families.qwen_image.checkpoint import open_model
+from qwenimg.common.hub import resolve
 from qwenimg.common.numbers.sizes import parse_aspect
 from qwenimg.common.pictures.png import read_text
 from qwenimg.common.pipeline.recipe import recipe_from_png
@@ -82,37 +83,37 @@ def library(placed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Li
 
 @pytest.mark.parametrize("given", [None, "shapes", "shapes-v1", "Shapes"])
 def test_what_means_the_built_in_model(placed: Path, given: str | None):
-    found = hub.resolve(given)
+    found = resolve.resolve(given)
     assert (found.folder, found.name, found.recipe, found.revision) == (placed, "shapes-v1", SMALL, None)
-    assert hub.is_built_in(given)
+    assert resolve.is_built_in(given)
 
 
 @pytest.mark.parametrize("given", ["qwen-image", "Qwen/Qwen-Image", "someone/else", "shape", "nowhere/at/all"])
 def test_it_never_stands_in_for_another(placed: Path, given: str):
-    assert "shapes" not in refused(hub.resolve, given) or given == "shape"
-    assert not hub.is_built_in(given)
+    assert "shapes" not in refused(resolve.resolve, given) or given == "shape"
+    assert not resolve.is_built_in(given)
 
 
 def test_the_default_model_comes_first_where_it_is_there(placed: Path, cache: Path):
     snapshot = cache / "models--Qwen--Qwen-Image" / "snapshots" / ("0" * 40)
     write_random_model(snapshot)
-    assert hub.resolve(None).name == "qwen-image" and not hub.is_built_in(None)
+    assert resolve.resolve(None).name == "qwen-image" and not resolve.is_built_in(None)
     (snapshot / "vae" / "config.json").unlink()  # a pull that was cut off is a model that was asked for
-    text = refused(hub.resolve, None)
-    assert "incomplete" in text and text.endswith("-m shapes-v1") and not hub.is_built_in(None)
-    assert not refused(hub.resolve, "qwen-image").endswith("-m shapes-v1")
+    text = refused(resolve.resolve, None)
+    assert "incomplete" in text and text.endswith("-m shapes-v1") and not resolve.is_built_in(None)
+    assert not refused(resolve.resolve, "qwen-image").endswith("-m shapes-v1")
 
 
 def test_a_folder_of_that_name_comes_first(placed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shapes").mkdir()
-    assert hub.resolve("shapes").folder == Path("shapes") and not hub.is_built_in("shapes")
+    assert resolve.resolve("shapes").folder == Path("shapes") and not resolve.is_built_in("shapes")
 
 
 def test_an_installation_without_it(missing: Path):
-    assert refused(hub.resolve, None).endswith("qwenimg pull qwen-image")
-    assert str(missing) in refused(hub.resolve, "shapes") and "qwenimg train" in refused(hub.resolve, "shapes")
-    assert not hub.is_built_in(None) and not hub.is_built_in("shapes")
+    assert refused(resolve.resolve, None).endswith("qwenimg pull qwen-image")
+    assert str(missing) in refused(resolve.resolve, "shapes") and "qwenimg train" in refused(resolve.resolve, "shapes")
+    assert not resolve.is_built_in(None) and not resolve.is_built_in("shapes")
     cli("a red circle").refused(5, "qwenimg pull qwen-image")
     cli("a red circle", "-m", "shapes").refused(5, "not in this installation")
 

@@ -13,12 +13,12 @@ from refusals import refused
 from test_hub import cache, fake, no_sockets  # noqa: F401 (fixtures)
 from tiny_clip import tiny_clip_vocabulary, write_tiny_clip_tokenizer
 
-from qwenimg.common import hub
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import catalog
 from qwenimg.common.families.stable_diffusion import find_tokenizer
 from qwenimg.common.families.stable_diffusion.find_tokenizer import find_clip_tokenizer, label
-from qwenimg.common.pull import pull
+from qwenimg.common.hub import resolve
+from qwenimg.common.hub.pull import pull
 
 SIZE = len(tiny_clip_vocabulary()[0])
 SNAPSHOTS = ("snapshots", "a" * 40)
@@ -150,4 +150,4 @@ def test_a_mirror_without_it(published) -> None:
 @pytest.mark.parametrize("name", ["clip-tokenizer", "openai/clip-vit-large-patch14"])
 def test_it_is_no_model(name: str, file: Path, no_sockets) -> None:  # noqa: F811
     with pytest.raises(ModelError, match="no model; get it by: qwenimg pull clip-tokenizer"):
-        hub.resolve(name)
+        resolve.resolve(name)

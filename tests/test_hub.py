@@ -19,10 +19,11 @@ from fake_hub import COMMIT, REPO, SHARDS, digest_of, is_lfs, noise, running, ti
 from huggingface_hub import constants
 from refusals import refused
 
-from qwenimg.common import builtin, download, hub, hub_http
+from qwenimg.common import builtin
 from qwenimg.common.base.errors import DoesNotFit, ModelError, UsageError
 from qwenimg.common.families import repository
-from qwenimg.common.pull import pull
+from qwenimg.common.hub import download, http, resolve
+from qwenimg.common.hub.pull import pull
 
 FIRST = f"transformer/{next(iter(SHARDS))}"
 SMALL = "transformer/config.json"
@@ -43,8 +44,8 @@ def cache(tmp_path, monkeypatch):
 def fake(cache, monkeypatch):
     """A hub without faults, and waits that do not cost time."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub_http, "BACKOFF", 0.001)
-    monkeypatch.setattr(hub_http, "RETRIES", 3)
+    monkeypatch.setattr(http, "BACKOFF", 0.001)
+    monkeypatch.setattr(http, "RETRIES", 3)
     monkeypatch.setenv("no_proxy", "*")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     with running() as (server, address):
@@ -141,45 +142,45 @@ def test_a_folder_comes_before_a_name(tmp_path, monkeypatch, cache, no_sockets):
     Path("qwen-image").mkdir()
     Path("Qwen/Qwen-Image").mkdir(parents=True)
     for given in ("qwen-image", "Qwen/Qwen-Image", "./qwen-image/", str(tmp_path / "qwen-image")):
-        found = hub.resolve(given)
+        found = resolve.resolve(given)
         assert found.folder.samefile(given) and found.name == Path(given).name
         assert found.recipe is None and found.revision is None
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert hub.resolve("~/qwen-image").folder == tmp_path / "qwen-image"
-    assert hub.resolve(".").name == tmp_path.name
+    assert resolve.resolve("~/qwen-image").folder == tmp_path / "qwen-image"
+    assert resolve.resolve(".").name == tmp_path.name
 
 
 @pytest.mark.parametrize("given", ["./nothing", "~/nothing", "/nothing/here", "a/b/c", "nothing/", "./x/", "~nobody/x"])
 def test_what_looks_like_a_path_is_no_name(given, tmp_path, monkeypatch, cache, no_sockets):
     monkeypatch.chdir(tmp_path)
-    assert "no such folder" in refused(hub.resolve, given)
+    assert "no such folder" in refused(resolve.resolve, given)
 
 
 @pytest.mark.parametrize("given", ["sd15.safetensors", "models/SD15.SafeTensors", "/models/a.ckpt", "~/a/b/c.gguf"])
 def test_what_looks_like_a_file_is_no_name(given, tmp_path, monkeypatch, cache, no_sockets):
     monkeypatch.chdir(tmp_path)
-    assert refused(hub.resolve, given).endswith(": no such file")
+    assert refused(resolve.resolve, given).endswith(": no such file")
 
 
 @pytest.mark.parametrize(
     "given", ["", "flux", "a b", "x" * 5000, "a\0b", "\x1b[31m", "a--b/c", "../x", "a/..", "ä/b", "-/x", "\udcff"]
 )
 def test_unknown_names(given, cache, no_sockets):
-    assert "no such folder" in refused(hub.resolve, given)
+    assert "no such folder" in refused(resolve.resolve, given)
 
 
 def test_a_file_is_taken_as_it_is(tmp_path, cache, no_sockets):
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"x")
-    assert (hub.resolve(str(file)).folder, hub.resolve(str(file)).name) == (file, "model.safetensors")
+    assert (resolve.resolve(str(file)).folder, resolve.resolve(str(file)).name) == (file, "model.safetensors")
     file.unlink()
     file.symlink_to("nothing")
-    assert "leads nowhere" in refused(hub.resolve, str(file))
+    assert "leads nowhere" in refused(resolve.resolve, str(file))
 
 
 @pytest.mark.parametrize("given", ["qwen-image-edit", "Qwen/Qwen-Image-Edit-2511", "qwen-image-2.1", "sd21"])
 def test_known_models_that_are_not_supported(given, cache, no_sockets):
-    text = refused(hub.resolve, given)
+    text = refused(resolve.resolve, given)
     assert text.startswith(given) and "pull" not in text
 
 
@@ -188,7 +189,7 @@ def test_known_models_that_are_not_supported(given, cache, no_sockets):
 def test_a_missing_model_says_how_to_get_it(given, offline, cache, no_sockets, monkeypatch, tmp_path):
     monkeypatch.setattr(builtin, "folder", lambda: tmp_path / "nowhere")  # which None would mean
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    text = refused(hub.resolve, given, offline=offline)
+    text = refused(resolve.resolve, given, offline=offline)
     name = {None: "qwen-image", "Qwen/Qwen-Image": "qwen-image"}.get(given, given)
     assert text.endswith(f"qwenimg pull {name}") and str(cache)[:80] in text
     assert ("57.7 GB" in text and "Qwen/Qwen-Image" in text) == (given != "someone/else")
@@ -224,9 +225,9 @@ def test_pull_then_resolve_without_the_network(fake, cache, monkeypatch):
     assert [had for _, had, _ in progress] == sorted(had for _, had, _ in progress)
     assert "free" in lines[0] and COMMIT[:12] in lines[0] and f"{total / 1e3:.1f} kB" in lines[0]
     monkeypatch.setattr(socket, "socket", None)
-    found = hub.resolve(REPO, offline=True)
+    found = resolve.resolve(REPO, offline=True)
     assert (found.folder, found.name, found.recipe, found.revision) == (folder, REPO, None, COMMIT)
-    by_path = hub.resolve(str(folder))
+    by_path = resolve.resolve(str(folder))
     assert (by_path.folder, by_path.name, by_path.revision) == (folder, REPO, COMMIT)
 
 
@@ -304,7 +305,7 @@ def test_a_new_commit_shares_what_is_the_same(fake, cache):
     count = len(fake.data_requests)
     second, _, _ = pulled()
     assert len(fake.data_requests) == count and second.name == "f" * 40
-    assert hub.resolve(REPO).revision == "f" * 40
+    assert resolve.resolve(REPO).revision == "f" * 40
     assert (first / SMALL).read_bytes() == b'{"a": 1}' and (second / SMALL).read_bytes() == b'{"a": 2}'
 
 
@@ -313,7 +314,7 @@ def test_an_update_that_stops_leaves_the_revision_of_before(fake, cache):
     fake.commit, fake.files[FIRST] = "f" * 40, noise(300_007, 99)
     fake.faults[FIRST] = [404]
     refused(pull, REPO, echo=print, progress=lambda *_: None)
-    assert hub.resolve(REPO).revision == COMMIT
+    assert resolve.resolve(REPO).revision == COMMIT
 
 
 @pytest.mark.parametrize("path", [FIRST, "vae/config.json", "tokenizer/merges.txt"])
@@ -321,7 +322,7 @@ def test_an_incomplete_snapshot_says_what_is_missing(path, fake, no_sockets_afte
     folder, _, _ = pulled()
     (folder / path).resolve().unlink()  # a link remains that leads nowhere
     no_sockets_after()
-    text = refused(hub.resolve, REPO)
+    text = refused(resolve.resolve, REPO)
     missing = path
     assert missing in text and text.endswith(f"`qwenimg pull {REPO}` resumes")
 
@@ -398,7 +399,7 @@ def test_a_long_download_may_be_cut_often(fake, monkeypatch):
 
 @pytest.mark.parametrize("fault", [("stall", 0.5), "drip"])
 def test_silent_and_slow_connections_are_given_up(fault, fake, monkeypatch):
-    monkeypatch.setattr(hub_http, "TIMEOUT", 0.3)
+    monkeypatch.setattr(http, "TIMEOUT", 0.3)
     fake.faults[FIRST] = [fault]
     start = time.monotonic()
     folder, lines, _ = pulled()
@@ -474,13 +475,13 @@ def test_a_circle_of_redirects(fake):
 
 
 def test_https_is_not_left():
-    assert hub_http._next("https://a/x", "/y", "f") == "https://a/y"
-    assert hub_http._next("http://a/x", "https://b/y", "f") == "https://b/y"
-    assert "not followed" in refused(hub_http._next, "https://a/x", "http://a/y", "f")
+    assert http._next("https://a/x", "/y", "f") == "https://a/y"
+    assert http._next("http://a/x", "https://b/y", "f") == "https://b/y"
+    assert "not followed" in refused(http._next, "https://a/x", "http://a/y", "f")
 
 
 def test_the_token_stays_with_scheme_host_and_port():
-    server = hub_http.Server(endpoint="https://hub.example", token=TOKEN)
+    server = http.Server(endpoint="https://hub.example", token=TOKEN)
     assert server.owns("https://HUB.example/x?y") and TOKEN not in repr(server)
     for url in (
         "http://hub.example/",
@@ -584,7 +585,7 @@ def test_only_what_remains_must_fit(fake, monkeypatch):
 def test_disk_full_keeps_the_part(fake, cache):
     """A limit on the size of files, as a disk that fills up."""
     code = (
-        "import resource, signal, sys\nfrom qwenimg.common.pull import pull\n"
+        "import resource, signal, sys\nfrom qwenimg.common.hub.pull import pull\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         f"try: pull({REPO!r}, echo=print, progress=lambda *_: None)\n"
         "except Exception as e: print(type(e).__name__, e); sys.exit(e.exit_code)"
@@ -623,7 +624,7 @@ def test_a_disk_without_links(fake, monkeypatch):
             assert (folder / path).read_bytes() == data and not (folder / path).is_symlink()
     _, lines, _ = pulled()
     assert "complete in the cache already" in lines[0]
-    assert hub.resolve(REPO).folder == folder
+    assert resolve.resolve(REPO).folder == folder
 
 
 # Several processes, and the command
@@ -686,7 +687,7 @@ def test_the_command(fake, cache):
     from qwenimg.cli.pull import pull as command
 
     told = CliRunner().invoke(command, [REPO], catch_exceptions=False)
-    assert told.exit_code == 0 and told.stdout == f"{hub.resolve(REPO).folder}\n"
+    assert told.exit_code == 0 and told.stdout == f"{resolve.resolve(REPO).folder}\n"
     assert "free" in told.stderr and COMMIT[:12] in told.stderr and "Traceback" not in told.stderr
     quiet = CliRunner().invoke(command, [REPO, "--quiet"], catch_exceptions=False)
     assert quiet.stdout == told.stdout and quiet.stderr == ""

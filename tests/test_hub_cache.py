@@ -18,10 +18,11 @@ from huggingface_hub import constants
 from refusals import refused
 from test_hub import FIRST, SMALL, check_complete, fake, parts, pulled  # noqa: F401 (fake is a fixture)
 
-from qwenimg.common import hub, hub_http
 from qwenimg.common.base import hf_cache
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.pull import pull
+from qwenimg.common.hub import http as hub_http
+from qwenimg.common.hub import resolve
+from qwenimg.common.hub.pull import pull
 
 STORAGE = f"models--{REPO.replace('/', '--')}"
 MINE = b"mine, and nobody else's"
@@ -128,7 +129,7 @@ def test_a_ref_that_is_no_commit(kind, fake, cache, outside):  # noqa: F811
         "large": lambda: ref.write_bytes(b"0" * 10_000_000),
         "bytes": lambda: ref.write_bytes(b"\xff\xfe\0"),
     }[kind]()
-    assert hub.resolve(REPO).revision == COMMIT
+    assert resolve.resolve(REPO).revision == COMMIT
     check_complete(pulled()[0], fake.files)
 
 
@@ -361,8 +362,8 @@ def test_what_another_try_may_change(error, text, tries, fake, cache, monkeypatc
 
 
 def test_a_full_disk_while_the_note_is_written(fake, cache, monkeypatch):  # noqa: F811
-    from qwenimg.common import download
     from qwenimg.common.base.errors import DoesNotFit
+    from qwenimg.common.hub import download
 
     def full(path):
         raise OSError(errno.ENOSPC, "No space left on device")

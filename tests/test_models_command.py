@@ -15,10 +15,10 @@ from test_hub import FIRST, Usage, cache, fake, no_sockets, pulled  # noqa: F401
 from tiny_clip import write_tiny_clip_tokenizer
 
 from qwenimg.cli.models import models
-from qwenimg.common import hub, requirements
 from qwenimg.common.base import hf_cache
 from qwenimg.common.families import catalog, repository
-from qwenimg.common.pull import pull
+from qwenimg.common.hub import requirements, resolve
+from qwenimg.common.hub.pull import pull
 
 
 def listed() -> dict[str, dict]:
@@ -101,9 +101,9 @@ def test_a_cache_that_is_a_file(cache, no_sockets) -> None:  # noqa: F811
     ],
 )
 def test_did_you_mean(given: str, meant: str, cache, no_sockets, monkeypatch) -> None:  # noqa: F811
-    assert f"did you mean {meant}?" in refused(hub.resolve, given)
-    monkeypatch.setattr("qwenimg.common.hub_http.BACKOFF", 0.001)
-    monkeypatch.setattr("qwenimg.common.pull._listing", lambda *_: refuse())
+    assert f"did you mean {meant}?" in refused(resolve.resolve, given)
+    monkeypatch.setattr("qwenimg.common.hub.http.BACKOFF", 0.001)
+    monkeypatch.setattr("qwenimg.common.hub.pull._listing", lambda *_: refuse())
     monkeypatch.setattr("qwenimg.common.base.hf_cache.is_offline", lambda: False)
     assert f"did you mean {meant}?" in refused(pull, given, echo=print, progress=lambda *_: None)
 

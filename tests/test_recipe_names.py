@@ -11,12 +11,12 @@ from test_metadata import recipe, saved
 
 from qwenimg.cli import config
 from qwenimg.cli.main import run
-from qwenimg.common import hub
 from qwenimg.common.base import hf_cache
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import open_regular
 from qwenimg.common.families import catalog, registry
 from qwenimg.common.fingerprint import HEAD, PIECE, fingerprint
+from qwenimg.common.hub import resolve
 from qwenimg.common.pipeline.recipe import check_recipe, png_text, recipe_from_png
 
 PATHS = [
@@ -49,7 +49,7 @@ def test_a_path_in_a_recipe_is_not_opened(name: str, key: str, cache: Path, monk
     def opened(*args: Any) -> None:
         raise AssertionError(args)
 
-    monkeypatch.setattr(hub, "from_path", opened)
+    monkeypatch.setattr(resolve, "from_path", opened)
     for there in ("tiny", "owner/name"):
         Path(there).mkdir(parents=True)
     texts = png_text(recipe(**({"model": "shapes"} | {key: "?"})))
@@ -64,15 +64,15 @@ def test_a_path_in_a_recipe_is_not_opened(name: str, key: str, cache: Path, monk
 
 
 def test_names_of_recipes(cache: Path) -> None:
-    assert hub.named("shapes") == "shapes"
+    assert resolve.named("shapes") == "shapes"
     with pytest.raises(ModelError, match="qwenimg pull sdxl"):
-        hub.named("sdxl")
+        resolve.named("sdxl")
     Path("shapes").mkdir()
-    assert Path(hub.named("shapes")).is_absolute()  # and not the folder of that name here
-    assert hub.named_vae("a/b") is None and hub.named_vae("vae.safetensors") is None
+    assert Path(resolve.named("shapes")).is_absolute()  # and not the folder of that name here
+    assert resolve.named_vae("a/b") is None and resolve.named_vae("vae.safetensors") is None
     copy = cache / "models--a--b" / "snapshots" / ("0" * 40)
     copy.mkdir(parents=True)
-    assert hub.named_vae("a/b") == copy
+    assert resolve.named_vae("a/b") == copy
 
 
 @pytest.mark.parametrize("given", ["a/b", "./a/b", "a/../a/b"])
@@ -80,7 +80,7 @@ def test_a_vae_is_named_without_its_path(given: str, cache: Path) -> None:
     Path("a").mkdir()
     Path("a/b").write_bytes(b"x" * 100)
     opened: Any = SimpleNamespace(vae=SimpleNamespace(files=(open_regular(Path(given)),)))
-    known = hub.Resolved(folder=Path(), name="shapes-v1", recipe=catalog.BUILT_IN)
+    known = resolve.Resolved(folder=Path(), name="shapes-v1", recipe=catalog.BUILT_IN)
     labels = registry.labels(known, opened, vae=Path(given), prediction=None)
     assert labels["vae"] == "b" and set(labels["fingerprints"]) == {"vae"}
     told = recipe(**labels)

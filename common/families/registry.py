@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from qwenimg.common import hub
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import is_file
@@ -22,7 +21,8 @@ from qwenimg.common.families.stable_diffusion.checkpoint import SDModel, TextPar
 from qwenimg.common.families.stable_diffusion.model import StableDiffusion
 from qwenimg.common.families.stable_diffusion.single_file import Prediction
 from qwenimg.common.fingerprint import fingerprint
-from qwenimg.common.hub import Resolved
+from qwenimg.common.hub import resolve
+from qwenimg.common.hub.resolve import Resolved
 from qwenimg.common.pipeline.diffusion_model import Family
 from qwenimg.common.pipeline.request import Defaults
 from qwenimg.common.precision import Family as Name
@@ -101,7 +101,7 @@ def labels(
     if tokenizer is not None:
         found["tokenizer"] = find_tokenizer.label(tokenizer)
     if vae is not None:
-        found["vae"] = hub.from_path(str(vae), vae).name
+        found["vae"] = resolve.from_path(str(vae), vae).name
         prints["vae"] = fingerprint(opened.vae.files)
     return found | {"fingerprints": prints} if prints else found
 

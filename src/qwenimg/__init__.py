@@ -85,11 +85,12 @@ def load(
     from pathlib import Path
 
     from qwenimg import backends
-    from qwenimg.common import builtin, hub
+    from qwenimg.common import builtin
     from qwenimg.common import precision as policies
     from qwenimg.common.families import catalog, registry
+    from qwenimg.common.hub import resolve
 
-    resolved = hub.resolve(None if model is None else str(model), offline=offline)
+    resolved = resolve.resolve(None if model is None else str(model), offline=offline)
     other_vae = None if vae is None else Path(vae).expanduser()
     tokens = None if tokenizer is None else Path(tokenizer).expanduser()
     with ExitStack() as stack:
@@ -98,7 +99,7 @@ def load(
         options = registry.labels(resolved, opened, vae=other_vae, prediction=prediction, tokenizer=tokens)
         refining = None
         if refiner is not None:
-            second = hub.resolve(str(refiner), offline=offline)
+            second = resolve.resolve(str(refiner), offline=offline)
             refining = registry.open_refiner(opened, second.folder)
             options = registry.with_refiner(options, second, refining)
             stack.callback(refining.close)

@@ -20,16 +20,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwenimg.common import hub, requirements
 from qwenimg.common.base import cache_files, hf_cache
 from qwenimg.common.base.errors import DoesNotFit, ModelError, UsageError
 from qwenimg.common.base.text import short
-from qwenimg.common.download import NOTE, PART, Wanted, bytes_kept, fetch
 from qwenimg.common.families import catalog, repository
 from qwenimg.common.families.catalog import Piece
 from qwenimg.common.families.registry import check_class
-from qwenimg.common.hub_http import Echo, Server, check_endpoint, connect, get_json
-from qwenimg.common.verify import HASH, Progress, damaged, right, verify_offline
+from qwenimg.common.hub import requirements, resolve
+from qwenimg.common.hub.download import NOTE, PART, Wanted, bytes_kept, fetch
+from qwenimg.common.hub.http import Echo, Server, check_endpoint, connect, get_json
+from qwenimg.common.hub.verify import HASH, Progress, damaged, right, verify_offline
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
@@ -44,7 +44,7 @@ def pull(name: str, *, echo: Echo, progress: Progress, verify: bool = False) -> 
     ModelError (offline, not there, server or hash at fault, not a supported model), DoesNotFit and UsageError (no
     permission)."""
     piece = catalog.find_piece(name)
-    repo = piece.repo if piece else hub.find_repo(name)[0]
+    repo = piece.repo if piece else resolve.find_repo(name)[0]
     if hf_cache.is_offline():
         if verify and piece is None:
             return verify_offline(repo, echo, progress)
@@ -195,15 +195,15 @@ def _tell(work: _Work, count: int, total: int, kept: int) -> None:
         work.echo(f"{head} is complete in the cache already")
         return
     free = shutil.disk_usage(work.storage).free
-    have = f", {hub.size_text(kept)} of them kept from before" if kept else ""
+    have = f", {resolve.size_text(kept)} of them kept from before" if kept else ""
     if total - kept > free:
         raise DoesNotFit(
-            f"{head}: {hub.size_text(total - kept)} to fetch, {hub.size_text(free)} free in "
+            f"{head}: {resolve.size_text(total - kept)} to fetch, {resolve.size_text(free)} free in "
             f"{short(work.storage.parent, 100)}: free some, or set HF_HUB_CACHE to a folder on another disk"
         )
     files = "1 file" if count == 1 else f"{count} files"
-    size = hub.size_text(total)
-    work.echo(f"{head}: {files}, {size}{have}{requirements.time_text(total - kept)}; {hub.size_text(free)} free")
+    size = resolve.size_text(total)
+    work.echo(f"{head}: {files}, {size}{have}{requirements.time_text(total - kept)}; {resolve.size_text(free)} free")
 
 
 def _link(work: _Work, wanted: Wanted) -> None:

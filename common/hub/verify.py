@@ -8,12 +8,12 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from qwenimg.common import hub
 from qwenimg.common.base import hf_cache
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import short
-from qwenimg.common.download import Wanted, digest
 from qwenimg.common.families import repository
+from qwenimg.common.hub import resolve
+from qwenimg.common.hub.download import Wanted, digest
 
 HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
@@ -42,7 +42,7 @@ def _report(progress: Progress, path: str, before: int, total: int, had: int) ->
 
 def right(files: Sequence[tuple[Path, Wanted]]) -> str:
     count = "1 file" if len(files) == 1 else f"{len(files)} files"
-    return f"{count}, {hub.size_text(sum(wanted.size for _, wanted in files))}: every hash is right"
+    return f"{count}, {resolve.size_text(sum(wanted.size for _, wanted in files))}: every hash is right"
 
 
 def verify_offline(repo: str, echo: Callable[[str], None], progress: Progress) -> Path:

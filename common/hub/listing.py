@@ -7,13 +7,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from qwenimg.common import builtin, hub
+from qwenimg.common import builtin
 from qwenimg.common.base import hf_cache
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import catalog, repository
 from qwenimg.common.families.catalog import Piece, Recipe
 from qwenimg.common.families.registry import check_class
 from qwenimg.common.families.stable_diffusion.find_tokenizer import is_tokenizer
+from qwenimg.common.hub import resolve
 
 MAX_FOLDERS = 1000  # of the cache that are looked at
 
@@ -80,7 +81,7 @@ def _others(known: set[str | None]) -> list[Entry]:
         return []
     for storage in folders:
         repo = storage.name.removeprefix("models--").replace("--", "/")
-        if repo in known or not hub.is_hub_id(repo) or not _draws(storage):
+        if repo in known or not resolve.is_hub_id(repo) or not _draws(storage):
             continue
         size = max((_bytes(folder) for folder in hf_cache.snapshots(storage)[:1]), default=0)
         found.append(Entry(name=repo, repo=repo, bytes=size, here=_state(storage)))

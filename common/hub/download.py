@@ -22,7 +22,7 @@ from qwenimg.common.base.cache_files import append, create, own_size, read_small
 from qwenimg.common.base.errors import DoesNotFit, ModelError, QwenimgError, UsageError
 from qwenimg.common.base.safe_files import CHUNK
 from qwenimg.common.base.text import short
-from qwenimg.common.hub_http import Echo, Interrupted, Server, number, open_url, persist, pieces
+from qwenimg.common.hub.http import Echo, Interrupted, Server, number, open_url, persist, pieces
 
 PROGRESS = 1 << 20  # bytes that one connection must bring for its end not to count as a failure in a row
 PART, NOTE = ".qwenimg.part", ".qwenimg.part.json"
