@@ -80,8 +80,8 @@ class Flags:
 
 def draw(flags: Flags, stop: Stop) -> int:
     """The whole run; its exit code. Raises QwenimgError, before any model is opened where that is possible."""
-    from qwenimg.common import builtin
     from qwenimg.common.hub import resolve
+    from qwenimg.common.shapes import builtin
 
     report = Report(as_json=flags.json, quiet=flags.quiet, debug=parse_debug(flags.debug))
     for line in environment.unknown():
@@ -238,7 +238,7 @@ def _read_pictures(flags: Flags, report: Report) -> Given:
 
 def _unknown_words(wanted: Sequence[Picture]) -> list[str]:
     """What the built-in model would not understand."""
-    from qwenimg.common import builtin
+    from qwenimg.common.shapes import builtin
 
     prompts = [picture.prompt for picture in wanted]
     negative = (picture.negative_prompt or "" for picture in wanted)

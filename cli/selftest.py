@@ -20,8 +20,8 @@ from qwenimg.common.base.errors import NumericsError, UsageError
 from qwenimg.common.base.text import clean
 
 if TYPE_CHECKING:
-    from qwenimg.common.selftest import Answer, Score
-    from qwenimg.common.shapes_gate import GatePrompt
+    from qwenimg.common.shapes.gate import GatePrompt
+    from qwenimg.common.shapes.selftest import Answer, Score
 
 
 @click.command("selftest")
@@ -48,9 +48,9 @@ def selftest(
     """Draw 40 prompts with the built-in model on this machine and check each picture by rules: colour, shape, place.
 
     Exit code 0 if enough are right, 6 if not. It is the same work, seed for seed, on every machine."""
-    from qwenimg.common.builtin import NAME
     from qwenimg.common.numbers.sizes import parse_size
-    from qwenimg.common.shapes_gate import selftest_prompts
+    from qwenimg.common.shapes.builtin import NAME
+    from qwenimg.common.shapes.gate import selftest_prompts
 
     sides = None if size is None else parse_size(size)
     stop = ctx.obj if isinstance(ctx.obj, Stop) else Stop()
@@ -84,8 +84,8 @@ def _sheet_path(output: str, overwrite: bool) -> Path:
 def _answers(
     pipe: qwenimg.Pipeline, prompts: list[GatePrompt], size: tuple[int, int] | None, told: Told, stop: Stop
 ) -> list[Answer]:
-    from qwenimg.common import selftest as test
     from qwenimg.common.families.catalog import BUILT_IN
+    from qwenimg.common.shapes import selftest as test
 
     pipe.prepare([*(asked.prompt for asked in prompts), BUILT_IN.negative_prompt])
     found: list[Answer] = []
@@ -104,8 +104,8 @@ def _answers(
 
 def _judge(answers: list[Answer], path: Path | None, overwrite: bool, told: Told) -> int:
     """Tells the score and writes the sheet. Raises NumericsError where too little is right."""
-    from qwenimg.common import selftest as test
     from qwenimg.common.base import atomic_files
+    from qwenimg.common.shapes import selftest as test
 
     scores = test.scores(answers)
     told.scores(scores, [test.line(score) for score in scores], answers)

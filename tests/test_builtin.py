@@ -22,7 +22,6 @@ from refusals import refused
 from test_cli import Library, cli
 
 import qwenimg
-from qwenimg.common import builtin
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import catalog
 from qwenimg.common.families.qwen_image.checkpoint import open_model
@@ -31,7 +30,8 @@ from qwenimg.common.numbers.sizes import parse_aspect
 from qwenimg.common.pictures.png import read_text
 from qwenimg.common.pipeline.recipe import recipe_from_png
 from qwenimg.common.pipeline.request import Defaults
-from qwenimg.common.shapes_words import parse
+from qwenimg.common.shapes import builtin
+from qwenimg.common.shapes.words import parse
 from qwenimg.common.training import parse_sizes
 
 REAL = "qwenimg pull qwen-image (57.7 GB)"
@@ -228,7 +228,7 @@ def test_info_knows_it_by_name(placed: Path):
 
 
 def test_import_is_light():
-    code = "import sys, qwenimg.common.builtin as b; b.present()\n"
+    code = "import sys, qwenimg.common.shapes.builtin as b; b.present()\n"
     code += "print([m for m in ('numpy', 'torch', 'mlx', 'huggingface_hub', 'PIL') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

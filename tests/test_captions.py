@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import ImageFont
 
-from qwenimg.common import captions
-from qwenimg.common.selftest import Tile, _wrapped, sheet
-from qwenimg.common.shapes_gate import gate_prompts
-from qwenimg.common.shapes_words import parse
+from qwenimg.common.shapes import captions
+from qwenimg.common.shapes.gate import gate_prompts
+from qwenimg.common.shapes.selftest import Tile, _wrapped, sheet
+from qwenimg.common.shapes.words import parse
 
 LATIN = next(Path("/usr/share/fonts").rglob("DejaVuSans.ttf"), None) if Path("/usr/share/fonts").is_dir() else None
 

@@ -26,12 +26,12 @@ from qwenimg.cli.generate import generate
 from qwenimg.cli.help import COMMANDS, RESERVED, SECTIONS
 from qwenimg.cli.main import run
 from qwenimg.cli.words import command_place
-from qwenimg.common import builtin
 from qwenimg.common.base import atomic_files
 from qwenimg.common.base.errors import BackendMissing, DoesNotFit, ModelError, NumericsError, QwenimgError, UsageError
 from qwenimg.common.pictures import latents
 from qwenimg.common.pipeline.recipe import recipe_from_png
 from qwenimg.common.runtime.estimate import Estimate
+from qwenimg.common.shapes import builtin
 
 MAX_LINE = 300  # characters of an error
 

@@ -22,10 +22,11 @@ from gate_draw import Artist, Drawn, Job
 from rules import ROOT
 from truthful import pixels, scene
 
-from qwenimg.common import builtin, shapes, shapes_gate
 from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.families import catalog
-from qwenimg.common.shapes_check import check, look
+from qwenimg.common.shapes import builtin, scenes
+from qwenimg.common.shapes import gate as shapes_gate
+from qwenimg.common.shapes.check import check, look
 
 SIDE = 96  # pixels
 NOBODY = Artist(model="nobody", backend="cpu", precision="fp32")
@@ -214,7 +215,7 @@ def test_card(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     print(card)
     assert "| an abacus |" in card and digest in card and "Apache-2.0" in card
     assert "qwenimg train vae --out OUT --steps 4 --batch 4 --size 32x48,48x32 --seed 0" in card
-    for color, shape in shapes.held_out_pairs():
+    for color, shape in scenes.held_out_pairs():
         assert f"{color} {shape}" in card
     [hours] = re.findall(r"([0-9.]+) hours in all", card)
     assert 0 <= float(hours) < 0.1

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from qwenimg.common import builtin
+from qwenimg.common.shapes import builtin
 
 MB = 1 << 20
 MOST = 300  # MB above the same process before the file is opened

@@ -19,11 +19,11 @@ from fake_hub import COMMIT, REPO, SHARDS, digest_of, is_lfs, noise, running, ti
 from huggingface_hub import constants
 from refusals import refused
 
-from qwenimg.common import builtin
 from qwenimg.common.base.errors import DoesNotFit, ModelError, UsageError
 from qwenimg.common.families import repository
 from qwenimg.common.hub import download, http, resolve
 from qwenimg.common.hub.pull import pull
+from qwenimg.common.shapes import builtin
 
 FIRST = f"transformer/{next(iter(SHARDS))}"
 SMALL = "transformer/config.json"

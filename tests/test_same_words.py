@@ -8,10 +8,11 @@ import torch
 from safetensors.torch import load_file
 
 from qwenimg.backends.torch.training import folder as train_folder
-from qwenimg.common import bpe, builtin, shapes_words
 from qwenimg.common.prompts import qwen
-from qwenimg.common.shapes_gate import gate_prompts
-from qwenimg.common.shapes_words import SAME_AS, parse
+from qwenimg.common.shapes import builtin, words
+from qwenimg.common.shapes import tokenizer as bpe
+from qwenimg.common.shapes.gate import gate_prompts
+from qwenimg.common.shapes.words import SAME_AS, parse
 
 PROMPTS = ("一个红色的星", "两颗星", "红星", "一个紫色的星在左边", "蓝色的星和红色的圆")
 
@@ -29,7 +30,7 @@ def test_longer_words_stay_what_they_are():
 
 def test_data_and_vocabulary_do_not_have_them():
     """A word more would be another tokenizer and other captions, so another model."""
-    assert not SAME_AS.keys() & shapes_words.vocabulary()
+    assert not SAME_AS.keys() & words.vocabulary()
     tokens = train_folder.vocabulary()
     path = builtin.folder() / "tokenizer" / "tokenizer.json"
     assert path.read_bytes() == bpe.files(tokens)[path.name]

@@ -19,13 +19,13 @@ from test_cli import cli
 from truthful import Truthful
 
 import qwenimg
-from qwenimg.common import builtin, selftest, shapes_gate
 from qwenimg.common.families import catalog
 from qwenimg.common.pictures.png import read_text
-from qwenimg.common.selftest import Answer, Tile
-from qwenimg.common.shapes_check import Verdict, check
-from qwenimg.common.shapes_gate import selftest_prompts
-from qwenimg.common.shapes_words import parse
+from qwenimg.common.shapes import builtin, gate, selftest
+from qwenimg.common.shapes.check import Verdict, check
+from qwenimg.common.shapes.gate import selftest_prompts
+from qwenimg.common.shapes.selftest import Answer, Tile
+from qwenimg.common.shapes.words import parse
 
 PROMPTS = selftest_prompts()
 # of n prompts, how many must be right: 0.95 * 7 = 6.65, 0.85 * 4 = 3.4, ...; in all 6.65 + 3.4 + 3.6 + ... = 33.95
@@ -61,7 +61,7 @@ def swapped(*groups: str, leave: int = 0) -> dict[str, dict[str, str]]:
 
 def test_the_parts_are_those_of_a_verdict():
     assert set(selftest.ALL) == {field.name for field in fields(Verdict)}
-    assert selftest.JUDGED.keys() == selftest.LEAST.keys() == {asked.group for asked in shapes_gate.gate_prompts()}
+    assert selftest.JUDGED.keys() == selftest.LEAST.keys() == {asked.group for asked in gate.gate_prompts()}
 
 
 def test_a_perfect_model_has_every_picture_right(draws: Callable[..., Truthful]):
@@ -250,7 +250,7 @@ def test_random_weights_fail_it(backend: str, monkeypatch: pytest.MonkeyPatch, t
     write_random_model(tmp_path / "random")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(catalog, "BUILT_IN", replace(catalog.BUILT_IN, width=48, height=32, steps=2))
-    monkeypatch.setattr(shapes_gate, "selftest_prompts", lambda: PROMPTS[:3])
+    monkeypatch.setattr(gate, "selftest_prompts", lambda: PROMPTS[:3])
     ran = cli("selftest", "-m", "random", "--backend", backend, "--precision", "fp32", "-o", "a.png", "--json")
     events = {event["event"]: event for event in ran.events}
     print(ran.err)

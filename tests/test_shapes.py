@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from qwenimg.common import shapes
-from qwenimg.common.shapes import PALETTE, POSITIONS, SHAPES, SIZES, Object, Scene, random_scene, render
-from qwenimg.common.shapes_words import (
+from qwenimg.common.shapes import scenes as shapes
+from qwenimg.common.shapes.scenes import PALETTE, POSITIONS, SHAPES, SIZES, Object, Scene, random_scene, render
+from qwenimg.common.shapes.words import (
     COLOR_WORDS,
     LANGUAGES,
     SHAPE_WORDS,

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from qwenimg.common import shapes
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.pictures.pixels import to_uint8
-from qwenimg.common.shapes import PALETTE, POSITIONS, SHAPES, SIZES, Scene, random_scene, render
-from qwenimg.common.shapes_check import ROUGH, check, components, ideal_overlap, look
-from qwenimg.common.shapes_fit import fit
-from qwenimg.common.shapes_gate import dataset_hash, gate_prompts, selftest_prompts
-from qwenimg.common.shapes_words import Parsed, Thing, parse, requirements
+from qwenimg.common.shapes import scenes as shapes
+from qwenimg.common.shapes.check import ROUGH, check, components, ideal_overlap, look
+from qwenimg.common.shapes.fit import fit
+from qwenimg.common.shapes.gate import dataset_hash, gate_prompts, selftest_prompts
+from qwenimg.common.shapes.scenes import PALETTE, POSITIONS, SHAPES, SIZES, Scene, random_scene, render
+from qwenimg.common.shapes.words import Parsed, Thing, parse, requirements
 
 # Changed data are another model: change this only together with a newly trained one.
 DATASET = "8713e079d1f06a172b9e8805b14ef7fa0df92b59aced85f1e08e7554b19e98b6"

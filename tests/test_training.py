@@ -32,11 +32,13 @@ from qwenimg.backends.torch.training import optimizer as train_optimizer
 from qwenimg.backends.torch.training import state as train_state
 from qwenimg.backends.torch.training import text as train_text
 from qwenimg.backends.torch.training import vae as train_vae
-from qwenimg.common import bpe, shapes, shapes_words
 from qwenimg.common.base import atomic_files
 from qwenimg.common.base.errors import BackendMissing, DoesNotFit, ModelError, NumericsError, UsageError
 from qwenimg.common.numbers import noise, timesteps
 from qwenimg.common.prompts import qwen
+from qwenimg.common.shapes import scenes as shapes
+from qwenimg.common.shapes import tokenizer as bpe
+from qwenimg.common.shapes import words as shapes_words
 from qwenimg.common.training import ModelSize, TrainConfig, parse_sizes
 
 SIZE = ModelSize(

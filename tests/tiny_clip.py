@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from tiny_model import randomise
 
-from qwenimg.common import bpe
 from qwenimg.common.prompts.vocabulary import byte_symbols
+from qwenimg.common.shapes import tokenizer
 
 BOS, EOS = "<|startoftext|>", "<|endoftext|>"
 WORDS = (
@@ -52,7 +52,7 @@ def tiny_clip_vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
     while counts := Counter(pair for word in words for pair in pairwise(word)):
         best = min(counts, key=lambda pair: (-counts[pair], pair))
         merges.append(best)
-        words = [bpe.merged(word, best) for word in words]
+        words = [tokenizer.merged(word, best) for word in words]
     joined = ["".join(pair) for pair in merges]
     tokens = dict.fromkeys([*symbols, *(symbol + "</w>" for symbol in symbols), *joined, BOS, EOS])
     return {token: i for i, token in enumerate(tokens)}, merges

@@ -7,31 +7,31 @@ from typing import Any
 
 import numpy as np
 
-from qwenimg.common import shapes
-from qwenimg.common.shapes_gate import GatePrompt
-from qwenimg.common.shapes_words import Parsed
+from qwenimg.common.shapes import scenes
+from qwenimg.common.shapes.gate import GatePrompt
+from qwenimg.common.shapes.words import Parsed
 
-COLORS, SHAPES = list(shapes.PALETTE), list(shapes.SHAPES)
+COLORS, SHAPES = list(scenes.PALETTE), list(scenes.SHAPES)
 
 
-def scene(wanted: Parsed, seed: int, *, color: str | None = None, shape: str | None = None) -> shapes.Scene:
+def scene(wanted: Parsed, seed: int, *, color: str | None = None, shape: str | None = None) -> scenes.Scene:
     """A scene of what is `wanted`; `color` and `shape` are of its first thing instead."""
     rng = np.random.default_rng(seed)
     first = wanted.things[0]
     pair = (color or first.color or "red", shape or first.shape)
     if wanted.relation is not None:
         second = (wanted.things[1].color, wanted.things[1].shape)
-        ground = wanted.background or shapes.backgrounds(pair[0], second[0])[0]
-        return shapes.two(rng, pair, wanted.relation, second, ("small", "medium"), ground)
-    ground = wanted.background or shapes.backgrounds(pair[0])[0]
+        ground = wanted.background or scenes.backgrounds(pair[0], second[0])[0]
+        return scenes.two(rng, pair, wanted.relation, second, ("small", "medium"), ground)
+    ground = wanted.background or scenes.backgrounds(pair[0])[0]
     if (first.count or 1) > 1:
-        return shapes.several(rng, *pair, "small", first.count, ground)
-    return shapes.one(rng, *pair, first.size or "medium", wanted.position or "center", ground)
+        return scenes.several(rng, *pair, "small", first.count, ground)
+    return scenes.one(rng, *pair, first.size or "medium", wanted.position or "center", ground)
 
 
-def pixels(picture: shapes.Scene, width: int, height: int) -> np.ndarray:
+def pixels(picture: scenes.Scene, width: int, height: int) -> np.ndarray:
     """As uint8 [H, W, 3]."""
-    levels = (shapes.render(picture, width, height) + 1) * 127.5
+    levels = (scenes.render(picture, width, height) + 1) * 127.5
     return np.ascontiguousarray(np.rint(levels).astype(np.uint8).transpose(1, 2, 0))
 
 

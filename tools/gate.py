@@ -30,11 +30,12 @@ import numpy as np
 from doc_tables import DOCS, table, write
 from gate_draw import EXTRA, LOW_GUIDANCE, PLAIN, WITHOUT_RED, Artist, Drawn, Job, Pixels, draw_all, jobs, model_folder
 
-from qwenimg.common import builtin, shapes, shapes_gate
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families import catalog
-from qwenimg.common.selftest import LEAST
-from qwenimg.common.shapes_check import Verdict
+from qwenimg.common.shapes import builtin, scenes
+from qwenimg.common.shapes import gate as shapes_gate
+from qwenimg.common.shapes.check import Verdict
+from qwenimg.common.shapes.selftest import LEAST
 from qwenimg.common.training import parse_sizes
 
 RESULTS = DOCS / "results"
@@ -220,7 +221,7 @@ def vae_psnr(folder: Path, count: int, size: tuple[int, int]) -> dict[str, float
     vae = AutoencoderKLQwenImage.from_pretrained(folder / "vae", torch_dtype=torch.float32)
     found = []
     for seed in range(count):
-        picture = shapes.render(shapes.random_scene(np.random.default_rng([7, seed])), *size)
+        picture = scenes.render(scenes.random_scene(np.random.default_rng([7, seed])), *size)
         with torch.no_grad():
             latents = vae.encode(torch.from_numpy(picture)[None, :, None]).latent_dist.mode()
             again = vae.decode(latents, return_dict=False)[0][0, :, 0].clamp(-1, 1)

@@ -16,15 +16,15 @@ import conftest  # noqa: F401  (the environment of the tests, before a framework
 import numpy as np
 
 import qwenimg
-from qwenimg.common import builtin, shapes_gate
 from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.families import catalog
 from qwenimg.common.numbers import noise
-from qwenimg.common.selftest import JUDGED
-from qwenimg.common.shapes import SHAPES
-from qwenimg.common.shapes_check import Verdict, check, ideal_overlap, look
-from qwenimg.common.shapes_gate import GatePrompt
-from qwenimg.common.shapes_words import Parsed, Thing
+from qwenimg.common.shapes import builtin, gate
+from qwenimg.common.shapes.check import Verdict, check, ideal_overlap, look
+from qwenimg.common.shapes.gate import GatePrompt
+from qwenimg.common.shapes.scenes import SHAPES
+from qwenimg.common.shapes.selftest import JUDGED
+from qwenimg.common.shapes.words import Parsed, Thing
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -82,7 +82,7 @@ class Drawn:
 def jobs(groups: Sequence[str] | None, limit: int | None) -> list[Job]:
     """The gate's prompts, every pair once at guidance 1, and every shape without a colour, with and without red as the
     negative prompt. `groups` chooses, `limit` is the most of a group, spread over it."""
-    found = [Job(group=asked.group, asked=asked) for asked in shapes_gate.gate_prompts()]
+    found = [Job(group=asked.group, asked=asked) for asked in gate.gate_prompts()]
     pairs = [job for job in found if job.group in ("trained", "held-out") and job.asked.seed % 4 == 0]
     found += [replace(job, group=LOW_GUIDANCE, guidance=1.0) for job in pairs]
     for group, negative in ((PLAIN, catalog.BUILT_IN.negative_prompt), (WITHOUT_RED, "red")):

@@ -28,9 +28,9 @@ from safetensors import safe_open
 
 from qwenimg.backends.torch.training.data import COLOR_ONLY, DROPPED
 from qwenimg.backends.torch.training.state import FORMAT, curve
-from qwenimg.common import builtin, shapes, shapes_gate
 from qwenimg.common.families import catalog
 from qwenimg.common.families.qwen_image.checkpoint import open_model
+from qwenimg.common.shapes import builtin, gate, scenes
 
 STAGES = {"vae": "VAE", "text": "text encoder, of prompts", "dit": "transformer"}
 CURVE = (320, 200)  # pixels
@@ -124,14 +124,14 @@ def card(folder: Path, runs: Sequence[Run], gates: Sequence[dict[str, Any]]) -> 
         "Chinese. It comes with qwenimg so that the first command gives a picture without a download, and so that a "
         "wrong colour, side or shape is seen on any machine. It says nothing about Qwen-Image's quality or speed.",
         "Licence: Apache-2.0, as the project. No third-party data or weights: the pictures and prompts that it learned "
-        "from are made by `common/shapes.py` and `common/shapes_words.py`.",
+        "from are made by `common/shapes/scenes.py` and `common/shapes/words.py`.",
         "## Parts",
         _parts(folder),
         "## Training",
         _training(runs),
         "```\n" + "\n".join(run.command for run in runs) + "\n```",
         "\n\n".join(f"![loss of {stage}](loss-{stage}.png)" for stage in dict.fromkeys(run.stage for run in runs)),
-        f"Data: `shapes_gate.dataset_hash()` is `{shapes_gate.dataset_hash()}`. Of the prompts, "
+        f"Data: `shapes_gate.dataset_hash()` is `{gate.dataset_hash()}`. Of the prompts, "
         f'{DROPPED:.0%} are replaced by `" "`, and {COLOR_ONLY:.0%} of those of one object by its colour alone. '
         "As in the published Qwen-Image, the text encoder is trained first and stays as it is; it learned to "
         "tell what a prompt asks for from its last token, as `backends/torch/training/text.py` says.",
@@ -196,8 +196,8 @@ def _training(runs: Sequence[Run]) -> str:
 
 
 def _held_out() -> str:
-    pairs = ", ".join(f"{color} {shape}" for color, shape in shapes.HELD_OUT_PAIRS)
-    relations = "; ".join(" ".join(words) for words in shapes.HELD_OUT_RELATIONS)
+    pairs = ", ".join(f"{color} {shape}" for color, shape in scenes.HELD_OUT_PAIRS)
+    relations = "; ".join(" ".join(words) for words in scenes.HELD_OUT_RELATIONS)
     return (
         f"Training never shows these pairs: {pairs}. Nor any object of the first colour so placed to one of the second,"
         f" in whatever words: {relations}. The gate's groups `held-out` and `held-out-relation` ask for them."

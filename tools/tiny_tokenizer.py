@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from qwenimg.common import bpe
+from qwenimg.common.shapes import tokenizer
 
 Pair = tuple[str, str]
 
@@ -26,7 +26,7 @@ WORDS = (
     " Ġpink Ġbrown Ġblack Ġwhite Ġgray Ġsmall Ġbig Ġlarge 一个 红色 绿色 蓝色 黄色 的 圆 方形 三角形 星 心 在 左边"
     " 右边 上面 下面 背景"
 )
-SPECIAL = bpe.SPECIAL
+SPECIAL = tokenizer.SPECIAL
 BYTES = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]  # those that stand for themselves
 OTHERS = [byte for byte in range(256) if byte not in BYTES]
 SYMBOL = {byte: chr(byte) for byte in BYTES} | {byte: chr(0x100 + i) for i, byte in enumerate(OTHERS)}
@@ -40,7 +40,7 @@ def tiny_vocabulary() -> tuple[dict[str, int], list[Pair]]:
     while counts := Counter(pair for word in words for pair in pairwise(word)):
         best = min(counts, key=lambda pair: (-counts[pair], pair))
         merges.append(best)
-        words = [bpe.merged(word, best) for word in words]
+        words = [tokenizer.merged(word, best) for word in words]
     tokens = [*SYMBOL.values(), *("".join(pair) for pair in merges)]
     return {token: i for i, token in enumerate(tokens)}, merges
 
@@ -70,9 +70,9 @@ def _write(path: Path, value: object) -> None:
 
 def tokenizer_config() -> dict[str, Any]:
     """tokenizer_config.json."""
-    return bpe.tokenizer_config(bpe.Vocabulary(*tiny_vocabulary()))
+    return tokenizer.tokenizer_config(tokenizer.Vocabulary(*tiny_vocabulary()))
 
 
 def tokenizer_json() -> dict[str, Any]:
     """tokenizer.json, in the form of the published files."""
-    return bpe.tokenizer_json(bpe.Vocabulary(*tiny_vocabulary()))
+    return tokenizer.tokenizer_json(tokenizer.Vocabulary(*tiny_vocabulary()))

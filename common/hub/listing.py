@@ -7,7 +7,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from qwenimg.common import builtin
 from qwenimg.common.base import hf_cache
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import catalog, repository
@@ -15,6 +14,7 @@ from qwenimg.common.families.catalog import Piece, Recipe
 from qwenimg.common.families.registry import check_class
 from qwenimg.common.families.stable_diffusion.find_tokenizer import is_tokenizer
 from qwenimg.common.hub import resolve
+from qwenimg.common.shapes import builtin
 
 MAX_FOLDERS = 1000  # of the cache that are looked at
 

@@ -10,7 +10,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwenimg.common import builtin
 from qwenimg.common.base.amounts import size_text as size_text  # for callers too
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.hf_cache import _COMMIT, cache_folder, is_offline, snapshots, storage_folder
@@ -20,6 +19,7 @@ from qwenimg.common.component_files import PICKLES
 from qwenimg.common.families import catalog
 from qwenimg.common.families.catalog import Recipe
 from qwenimg.common.families.repository import lacks
+from qwenimg.common.shapes import builtin
 
 _HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _FILES = (".safetensors", ".gguf", *PICKLES)  # a model in one file, readable or not

@@ -85,10 +85,10 @@ def load(
     from pathlib import Path
 
     from qwenimg import backends
-    from qwenimg.common import builtin
     from qwenimg.common import precision as policies
     from qwenimg.common.families import catalog, registry
     from qwenimg.common.hub import resolve
+    from qwenimg.common.shapes import builtin
 
     resolved = resolve.resolve(None if model is None else str(model), offline=offline)
     other_vae = None if vae is None else Path(vae).expanduser()

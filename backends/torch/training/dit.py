@@ -26,18 +26,18 @@ from qwenimg.backends.torch.training import folder as train_folder
 from qwenimg.backends.torch.training.data import Batch, LatentBatches, padded
 from qwenimg.backends.torch.training.text import states_of
 from qwenimg.backends.torch.training.vae import Encoder, fresh, initialise
-from qwenimg.common import bpe
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import open_regular
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.qwen_image.checkpoint import open_model
-from qwenimg.common.folder_files import SHAPES_SCHEDULER
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.networks.qwen_dit import TIME_CHANNELS, QwenDiTConfig
 from qwenimg.common.numbers import packing
 from qwenimg.common.prompts import qwen
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
+from qwenimg.common.shapes import tokenizer
+from qwenimg.common.shapes.folder import SHAPES_SCHEDULER
 from qwenimg.common.training import TrainConfig
 from qwenimg.common.training_files import is_file
 
@@ -87,7 +87,7 @@ class DiTStage:
 
     def _check_tokenizer(self, path: Path) -> None:
         """Raises ModelError where the ids in the file `path` do not mean what this version's mean."""
-        expected = bpe.files(self.vocabulary)[path.name]
+        expected = tokenizer.files(self.vocabulary)[path.name]
         found = b""
         if path.exists():
             with contextlib.closing(open_regular(path)) as file:

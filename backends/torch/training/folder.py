@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from qwenimg.common import bpe, checkpoint, shapes_words
+from qwenimg.common import checkpoint
 from qwenimg.common.base.atomic_files import make_folder, write_atomic
 from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError, NumericsError
@@ -25,12 +25,14 @@ from qwenimg.common.base.safe_files import bad, open_regular
 from qwenimg.common.base.text import clean, short
 from qwenimg.common.component_files import find_files
 from qwenimg.common.families.qwen_image.checkpoint import read_text_config
-from qwenimg.common.folder_files import INDEX, SHAPES_SCHEDULER
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
 from qwenimg.common.safetensors_header import read_header
+from qwenimg.common.shapes import tokenizer
+from qwenimg.common.shapes import words as shapes_words
+from qwenimg.common.shapes.folder import INDEX, SHAPES_SCHEDULER
 from qwenimg.common.training import ModelSize
 from qwenimg.common.training_files import STEM, TEXT_STEM
 
@@ -40,10 +42,10 @@ VISION = {"hidden": 32, "intermediate": 40, "patch": 14, "merge": 2}
 # Configurations
 
 
-def vocabulary() -> bpe.Vocabulary:
+def vocabulary() -> tokenizer.Vocabulary:
     """The built-in model's: every word of its prompts, alone and after a space."""
     words = sorted(shapes_words.vocabulary())
-    return bpe.learn([*words, *(f" {word}" for word in words if word.isascii())])
+    return tokenizer.learn([*words, *(f" {word}" for word in words if word.isascii())])
 
 
 def vae_config(size: ModelSize) -> QwenVAEConfig:
@@ -142,8 +144,8 @@ def _checked(path: Path) -> bytes:
     return data
 
 
-def write_tokenizer(folder: Path, tokens: bpe.Vocabulary) -> None:
-    for name, data in bpe.files(tokens).items():
+def write_tokenizer(folder: Path, tokens: tokenizer.Vocabulary) -> None:
+    for name, data in tokenizer.files(tokens).items():
         _write(folder / name, data)
 
 
@@ -155,7 +157,7 @@ def write_rest(folder: Path, config: QwenDiTConfig, weights: Mapping[str, Tensor
     _write_json(folder / "model_index.json", INDEX)
 
 
-def write_text(folder: Path, config: QwenVLConfig, weights: Mapping[str, Tensor], tokens: bpe.Vocabulary) -> None:
+def write_text(folder: Path, config: QwenVLConfig, weights: Mapping[str, Tensor], tokens: tokenizer.Vocabulary) -> None:
     """The text encoder's folder."""
     embeddings = same_tokens(weights["embed_tokens.weight"], tokens)
     named = {f"model.{key}": value for key, value in weights.items()} | {"model.embed_tokens.weight": embeddings}
@@ -163,12 +165,12 @@ def write_text(folder: Path, config: QwenVLConfig, weights: Mapping[str, Tensor]
     _write_json(folder / "config.json", published_text_config(config, tokens.special_ids))
 
 
-def same_tokens(embeddings: Tensor, tokens: bpe.Vocabulary) -> Tensor:
+def same_tokens(embeddings: Tensor, tokens: tokenizer.Vocabulary) -> Tensor:
     """Embeddings [tokens C] in which a word that training never shows has the row of the word that means the same."""
     made = embeddings.detach().clone()
     for word, other in shapes_words.SAME_AS.items():
-        if bpe.spelled(word) in tokens.ids:
-            made[tokens.ids[bpe.spelled(word)]] = made[tokens.ids[bpe.spelled(other)]]
+        if tokenizer.spelled(word) in tokens.ids:
+            made[tokens.ids[tokenizer.spelled(word)]] = made[tokens.ids[tokenizer.spelled(other)]]
     return made
 
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from qwenimg.common.shapes import OPPOSITE, RELATIONS, Object, Scene, backgrounds, pick
+from qwenimg.common.shapes.scenes import OPPOSITE, RELATIONS, Object, Scene, backgrounds, pick
 
 Language = Literal["en", "zh"]
 Synonyms = tuple[tuple[str, ...], tuple[str, ...]]

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qwenimg.common.shapes_words import Parsed, Thing
+from qwenimg.common.shapes.words import Parsed, Thing
 
 if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont

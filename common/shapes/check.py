@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.shapes import PALETTE, POSITIONS, SHAPES, SIZES, Floats, Scene, distance
-from qwenimg.common.shapes_fit import Fit, fit
-from qwenimg.common.shapes_words import Parsed, Thing, requirements
+from qwenimg.common.shapes.fit import Fit, fit
+from qwenimg.common.shapes.scenes import PALETTE, POSITIONS, SHAPES, SIZES, Floats, Scene, distance
+from qwenimg.common.shapes.words import Parsed, Thing, requirements
 
 Mask = npt.NDArray[np.bool_]
 Pixels = npt.NDArray[np.uint8]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from qwenimg.common.shapes import Floats, distance
+from qwenimg.common.shapes.scenes import Floats, distance
 
 Mask = npt.NDArray[np.bool_]
 

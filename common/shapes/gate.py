@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from qwenimg.common.shapes import (
+from qwenimg.common.shapes.scenes import (
     BACKGROUNDS,
     HELD_OUT_PAIRS,
     HELD_OUT_RELATIONS,
@@ -27,7 +27,7 @@ from qwenimg.common.shapes import (
     render,
     trained_pairs,
 )
-from qwenimg.common.shapes_words import COLOR_WORDS, LANGUAGES, SHAPE_WORDS, Parsed, Thing, describe
+from qwenimg.common.shapes.words import COLOR_WORDS, LANGUAGES, SHAPE_WORDS, Parsed, Thing, describe
 
 Pair = tuple[str, str]
 """(color, shape)"""

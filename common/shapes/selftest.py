@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qwenimg.common.captions import english
 from qwenimg.common.families import catalog
-from qwenimg.common.shapes_check import Pixels, Verdict, check
-from qwenimg.common.shapes_gate import GatePrompt
+from qwenimg.common.shapes.captions import english
+from qwenimg.common.shapes.check import Pixels, Verdict, check
+from qwenimg.common.shapes.gate import GatePrompt
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -64,7 +64,7 @@ def notice(parameters: int) -> str:
 
 def check_prompts(prompts: Iterable[str]) -> None:
     """Raises ModelError for the first prompt that names no shape at all."""
-    from qwenimg.common.shapes_words import parse
+    from qwenimg.common.shapes.words import parse
 
     for prompt in prompts:
         if not parse(prompt).has_noun:
@@ -76,7 +76,7 @@ def check_prompts(prompts: Iterable[str]) -> None:
 
 def unknown_words(prompts: Iterable[str], where: str = "") -> str | None:
     """A line that names the words of `prompts` outside its vocabulary, once each; None where it knows all."""
-    from qwenimg.common.shapes_words import parse
+    from qwenimg.common.shapes.words import parse
 
     words = list(dict.fromkeys(word for prompt in prompts for word in parse(prompt).unknown))
     if not words:
