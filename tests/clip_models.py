@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from parity_cases import MLX, TORCH, Twin
 
-from qwenimg.common import checkpoint, parity
+from qwenimg.common import checkpoint
 from qwenimg.common.base.config import parse, read_json
+from qwenimg.common.measure import parity
 from qwenimg.common.networks import clip
 from qwenimg.common.networks.clip import CLIPConfig
 

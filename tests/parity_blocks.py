@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from parity_cases import DIT, TEXT, Twin, rounded
 
-from qwenimg.common import parity
+from qwenimg.common.measure import parity
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.numbers import rope
 from qwenimg.common.precision import Precision, at_least_float32

@@ -12,7 +12,8 @@ import safetensors.torch
 import torch
 
 from qwenimg.backends import load as load_backend
-from qwenimg.common import checkpoint, parity
+from qwenimg.common import checkpoint
+from qwenimg.common.measure import parity
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.precision import Precision
 

@@ -16,7 +16,8 @@ from parity_blocks import FAMILIES, KINDS, Block
 from parity_cases import weights
 from sd_models import MLX, PUBLISHED, TORCH, VAE_PUBLISHED, ExactSinusoids, Side, unet_config, vae_config
 
-from qwenimg.common import checkpoint, parity
+from qwenimg.common import checkpoint
+from qwenimg.common.measure import parity
 from qwenimg.common.networks import kl_vae, unet
 from qwenimg.common.precision import SD_BASES, Precision, parse
 

@@ -14,9 +14,10 @@ from refusals import refused
 from safetensors.torch import load_file, save_file
 from tiny_clip import KINDS, tiny_clip
 
-from qwenimg.common import checkpoint, parity
+from qwenimg.common import checkpoint
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.errors import UsageError
+from qwenimg.common.measure import parity
 from qwenimg.common.networks import clip
 from qwenimg.common.networks.clip import CLIPConfig
 

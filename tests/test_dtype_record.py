@@ -17,8 +17,9 @@ from parity_bench import NO_HEAD, Bench, whole_runs
 from parity_blocks import BLOCKS
 from parity_cases import MLX, TORCH, Twin
 
-from qwenimg.common import parity, precision
-from qwenimg.common.parity import judge
+from qwenimg.common import precision
+from qwenimg.common.measure import parity
+from qwenimg.common.measure.parity import judge
 from qwenimg.common.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, Precision
 
 F, B, H = "float32", "bfloat16", "float16"

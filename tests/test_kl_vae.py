@@ -12,7 +12,8 @@ import torch
 from refusals import refused
 from sd_models import MLX, TORCH, VAE_PUBLISHED, VAE_TINY, Side, relative, sides, tiny_vae, vae_config, vae_plan
 
-from qwenimg.common import checkpoint, parity
+from qwenimg.common import checkpoint
+from qwenimg.common.measure import parity
 from qwenimg.common.networks import kl_vae
 from qwenimg.common.numbers import tiles
 from qwenimg.common.precision import FP64, SD_BASES, parse

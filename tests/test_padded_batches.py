@@ -11,7 +11,8 @@ import pytest
 import safetensors.torch
 from parity_cases import DIT, MLX, TORCH, Twin, weights
 
-from qwenimg.common import checkpoint, parity
+from qwenimg.common import checkpoint
+from qwenimg.common.measure import parity
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.precision import BF16, FP32, FP64, Precision
 

@@ -15,7 +15,7 @@ from parity_bench import POLICIES, Bench, whole_runs
 from parity_blocks import BLOCKS, FAMILIES, INPUT_FREE, Block
 from parity_cases import MLX, twins
 
-from qwenimg.common import parity
+from qwenimg.common.measure import parity
 from qwenimg.common.precision import BASES, BF16, BF16_PLAIN, FP32, Precision
 
 

@@ -18,10 +18,10 @@ from test_float64_twin import ExactTimes
 from tiny_model import DIT
 
 import qwenimg
-from qwenimg.common import parity
+from qwenimg.common.measure import parity
+from qwenimg.common.measure.parity import Case, Output, Verdict, judge
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.numbers import noise, packing, rope
-from qwenimg.common.parity import Case, Output, Verdict, judge
 from qwenimg.common.pipeline import flow_plan
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.prompts import qwen

@@ -9,7 +9,7 @@ import pytest
 from parity_sd import BASES, BLOCKS, POLICIES, RECORDED, SDBench, SDBlock
 from sd_models import MLX
 
-from qwenimg.common import parity
+from qwenimg.common.measure import parity
 from qwenimg.common.precision import Precision
 
 

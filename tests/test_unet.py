@@ -14,8 +14,9 @@ import torch
 from refusals import refused
 from sd_models import MLX, PUBLISHED, TINY, TORCH, Given, reference, relative, sides, tiny_unet, unet_config, unet_plan
 
-from qwenimg.common import checkpoint, parity
+from qwenimg.common import checkpoint
 from qwenimg.common.base.shape import Manifest
+from qwenimg.common.measure import parity
 from qwenimg.common.networks import unet
 from qwenimg.common.precision import FP64, SD_BASES
 from qwenimg.common.runtime.probe import first_non_finite
