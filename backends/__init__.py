@@ -12,7 +12,7 @@ from qwenimg.common.base.text import clean
 
 if TYPE_CHECKING:
     from qwenimg.common.runtime.engine import Engine
-    from qwenimg.common.training import Train
+    from qwenimg.common.training.config import Train
 
 NAMES = ("auto", "mlx", "cuda", "cpu")
 MISSING = "not available: "  # what `available` says starts with it where a backend is not

@@ -70,11 +70,11 @@ def train(
     of the loss are in OUT/training.
     """
     from qwenimg import backends
-    from qwenimg.common import training_files
-    from qwenimg.common.training import Stage, TrainConfig, parse_sizes
+    from qwenimg.common.training import files
+    from qwenimg.common.training.config import Stage, TrainConfig, parse_sizes
 
     stages: list[Stage] = [name for name in get_args(Stage) if stage in (name, "all")]
-    resumed = training_files.resumed(out, stages) if resume else []
+    resumed = files.resumed(out, stages) if resume else []
     configs = [
         TrainConfig(
             stage=name,
@@ -97,7 +97,7 @@ def train(
         for name in stages
     ]
     for config in configs:  # before the first stage, which may take hours
-        training_files.check(config)
+        files.check(config)
     run = backends.trainer(backend)
     for config in configs:
         run(config, streams.say)

@@ -32,7 +32,7 @@ from qwenimg.common.pipeline.recipe import recipe_from_png
 from qwenimg.common.pipeline.request import Defaults
 from qwenimg.common.shapes import builtin
 from qwenimg.common.shapes.words import parse
-from qwenimg.common.training import parse_sizes
+from qwenimg.common.training.config import parse_sizes
 
 REAL = "qwenimg pull qwen-image (57.7 GB)"
 SMALL = replace(catalog.BUILT_IN, width=32, height=48, steps=2)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from qwenimg.backends.torch.training.precision import LossScaler, MixedPrecision, recommend
-from qwenimg.common import training
 from qwenimg.common.base.errors import NumericsError, UsageError
+from qwenimg.common.training import config
 
 CPU = torch.device("cpu")
 
@@ -27,27 +27,27 @@ CPU = torch.device("cpu")
     ],
 )
 def test_presets(preset: str, expected: list[str]):
-    assert [phase.dtype for phase in training.plan_phases(preset, 1000)] == expected
+    assert [phase.dtype for phase in config.plan_phases(preset, 1000)] == expected
 
 
 @pytest.mark.parametrize("steps", [1, 2, 7, 10, 99, 1000, 12345])
 def test_no_step_is_skipped(steps: int):
-    phases = training.plan_phases("default", steps, "warm-up=12.5,full=21,predict=53.5,correct=13")
+    phases = config.plan_phases("default", steps, "warm-up=12.5,full=21,predict=53.5,correct=13")
     covered = [step for phase in phases for step in range(phase.start, phase.stop)]
     assert covered == list(range(steps))
-    assert all(training.phase_at(phases, s).start <= s < training.phase_at(phases, s).stop for s in range(steps))
+    assert all(config.phase_at(phases, s).start <= s < config.phase_at(phases, s).stop for s in range(steps))
 
 
 def test_memory_estimate():
-    phases = training.plan_phases("default", 1000, "warm-up=10,full=20,predict=60,correct=10")
-    assert training.memory_estimate(phases) == pytest.approx(0.1 + 0.2 + 0.6 * 0.5 + 0.1)
-    assert training.memory_estimate(training.plan_phases("conservative", 1000)) == 1
-    assert training.memory_estimate(training.plan_phases("aggressive", 1000)) == pytest.approx(0.9 * 0.5 + 0.1)
+    phases = config.plan_phases("default", 1000, "warm-up=10,full=20,predict=60,correct=10")
+    assert config.memory_estimate(phases) == pytest.approx(0.1 + 0.2 + 0.6 * 0.5 + 0.1)
+    assert config.memory_estimate(config.plan_phases("conservative", 1000)) == 1
+    assert config.memory_estimate(config.plan_phases("aggressive", 1000)) == pytest.approx(0.9 * 0.5 + 0.1)
 
 
 def test_a_phase_may_have_its_own_dtype():
-    phases = training.plan_phases("conservative", 100, "full=40,predict=50:fp16,correct=10:bf16")
-    assert training.describe_phases(phases) == "full 0-39 fp32, predict 40-89 fp16, correct 90-99 bf16"
+    phases = config.plan_phases("conservative", 100, "full=40,predict=50:fp16,correct=10:bf16")
+    assert config.describe_phases(phases) == "full 0-39 fp32, predict 40-89 fp16, correct 90-99 bf16"
 
 
 @pytest.mark.parametrize(
@@ -63,14 +63,14 @@ def test_a_phase_may_have_its_own_dtype():
 )
 def test_unknown_phases_are_one_line(shares: str, part: str):
     with pytest.raises(UsageError) as caught:
-        training.plan_phases("default", 100, shares)
+        config.plan_phases("default", 100, shares)
     assert part in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_unknown_preset():
     with pytest.raises(UsageError, match="'quick' is not one of auto, conservative, default, aggressive, fp32"):
-        training.plan_phases("quick", 100)
+        config.plan_phases("quick", 100)
 
 
 def test_auto_says_why():
@@ -81,12 +81,12 @@ def test_auto_says_why():
 
 
 def test_learning_rate_goes_up_and_down():
-    rates = [training.learning_rate(step, 1000, 1e-3) for step in range(1000)]
+    rates = [config.learning_rate(step, 1000, 1e-3) for step in range(1000)]
     assert max(rates) == pytest.approx(1e-3)
     assert rates[0] == pytest.approx(1e-3 / 50)
     assert rates[:50] == sorted(rates[:50])
     assert rates[50:] == sorted(rates[50:], reverse=True)
-    assert rates[-1] == pytest.approx(1e-3 * training.FINAL_RATE, rel=1e-2)
+    assert rates[-1] == pytest.approx(1e-3 * config.FINAL_RATE, rel=1e-2)
 
 
 # The scaler
@@ -111,7 +111,7 @@ def test_scale_stays_below_its_largest():
 
 def make(precision: str, scaler: LossScaler) -> tuple[MixedPrecision, list[str]]:
     told: list[str] = []
-    return MixedPrecision(training.plan_phases(precision, 10), CPU, scaler, told.append), told
+    return MixedPrecision(config.plan_phases(precision, 10), CPU, scaler, told.append), told
 
 
 def fit(parameter: torch.Tensor, gain: float):

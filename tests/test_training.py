@@ -39,7 +39,7 @@ from qwenimg.common.prompts import qwen
 from qwenimg.common.shapes import scenes as shapes
 from qwenimg.common.shapes import tokenizer as bpe
 from qwenimg.common.shapes import words as shapes_words
-from qwenimg.common.training import ModelSize, TrainConfig, parse_sizes
+from qwenimg.common.training.config import ModelSize, TrainConfig, parse_sizes
 
 SIZE = ModelSize(
     vae_base=6,

@@ -31,10 +31,10 @@ from qwenimg.backends.torch.training import folder as train_folder
 from qwenimg.backends.torch.training import loop as train
 from qwenimg.backends.torch.training import state as train_state
 from qwenimg.backends.torch.training import vae as train_vae
-from qwenimg.common import training_files
 from qwenimg.common.base.errors import DoesNotFit, ModelError, NumericsError, QwenimgError, UsageError
-from qwenimg.common.training import ModelSize, Stage, TrainConfig
-from qwenimg.common.training_files import COLUMNS, FORMAT, STEM, TEXT_STEM
+from qwenimg.common.training import files
+from qwenimg.common.training.config import ModelSize, Stage, TrainConfig
+from qwenimg.common.training.files import COLUMNS, FORMAT, STEM, TEXT_STEM
 
 ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")
@@ -339,7 +339,7 @@ HEAD = ",".join(COLUMNS)
         *(f"{HEAD}\n{ROW.replace('0.5', loss)}\n".encode() for loss in ("nan", "inf", "x", "", "null", "1e999")),
         f"{HEAD}\n1,{'9' * 5000},0.1,1,float32,1,0,0,9.5\n".encode(),
         f"{HEAD}\n\n".encode(),
-        b"x" * (training_files.MAX_TABLE + 1),
+        b"x" * (files.MAX_TABLE + 1),
     ],
     ids=lambda content: repr(content[-30:]),
 )
@@ -490,7 +490,7 @@ def test_log_that_becomes_another_file_later(tmp_path: Path):
         path.parent.mkdir(parents=True)
         make(path)
         with no_hang():
-            training_files.add_line(path, "a line")
+            files.add_line(path, "a line")
         assert (tmp_path / make.__name__ / "elsewhere").is_file() == (make is link_out)
         if make is link_out:
             assert path.read_text() == "precious\n"

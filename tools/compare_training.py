@@ -26,7 +26,7 @@ from typing import Any
 
 from doc_tables import DOCS, table, write
 
-from qwenimg.common.training import ModelSize, TrainConfig
+from qwenimg.common.training.config import ModelSize, TrainConfig
 
 RESULT = DOCS / "results" / "training-cpu.json"
 SIZES = {

@@ -36,7 +36,7 @@ from qwenimg.common.shapes import builtin, scenes
 from qwenimg.common.shapes import gate as shapes_gate
 from qwenimg.common.shapes.check import Verdict
 from qwenimg.common.shapes.selftest import LEAST
-from qwenimg.common.training import parse_sizes
+from qwenimg.common.training.config import parse_sizes
 
 RESULTS = DOCS / "results"
 PAIRS = RESULTS / "shapes-pairs.json"

@@ -38,8 +38,8 @@ from qwenimg.common.prompts import qwen
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
 from qwenimg.common.shapes import tokenizer
 from qwenimg.common.shapes.folder import SHAPES_SCHEDULER
-from qwenimg.common.training import TrainConfig
-from qwenimg.common.training_files import is_file
+from qwenimg.common.training.config import TrainConfig
+from qwenimg.common.training.files import is_file
 
 
 @dataclass(frozen=True)

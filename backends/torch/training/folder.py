@@ -33,8 +33,8 @@ from qwenimg.common.safetensors_header import read_header
 from qwenimg.common.shapes import tokenizer
 from qwenimg.common.shapes import words as shapes_words
 from qwenimg.common.shapes.folder import INDEX, SHAPES_SCHEDULER
-from qwenimg.common.training import ModelSize
-from qwenimg.common.training_files import STEM, TEXT_STEM
+from qwenimg.common.training.config import ModelSize
+from qwenimg.common.training.files import STEM, TEXT_STEM
 
 VISION = {"hidden": 32, "intermediate": 40, "patch": 14, "merge": 2}
 

@@ -25,11 +25,12 @@ from qwenimg.backends.torch.training.state import Log, Progress, check_finite, l
 from qwenimg.backends.torch.training.text import TextStage
 from qwenimg.backends.torch.training.threads import Workers
 from qwenimg.backends.torch.training.vae import VAEStage
-from qwenimg.common import training, training_files
 from qwenimg.common.base.atomic_files import check_space
 from qwenimg.common.base.errors import DoesNotFit, NumericsError
 from qwenimg.common.base.text import clean
-from qwenimg.common.training import TrainConfig
+from qwenimg.common.training import config as training
+from qwenimg.common.training import files
+from qwenimg.common.training.config import TrainConfig
 
 CLIP = 1.0  # longest gradient
 AVERAGE = 0.999  # decay of the average once it is warm
@@ -65,8 +66,8 @@ class Run:
 
     def __init__(self, config: TrainConfig, tell: Callable[[str], None], device: torch.device):
         self.config = config
-        self.stem = training_files.stem(config)
-        training_files.prepare(config)
+        self.stem = files.stem(config)
+        files.prepare(config)
         threads = config.threads or torch.get_num_threads()
         self.at_once = min(threads, AT_ONCE) if device.type == "cpu" else 1
         self.maker = Workers(1, cores=1)
@@ -90,7 +91,7 @@ class Run:
 
         def both(text: str) -> None:
             tell(text)
-            training_files.add_line(self.stem.with_suffix(".log"), text)
+            files.add_line(self.stem.with_suffix(".log"), text)
 
         return both
 
@@ -207,7 +208,7 @@ class Run:
         save_checkpoint(self.checkpoint, self.config, Progress(self.step, self.precision.scaler), self._tensors())
 
     def _kept(self) -> str:
-        if not training_files.is_file(self.checkpoint):
+        if not files.is_file(self.checkpoint):
             return "nothing was saved yet: start again"
         return f"the last checkpoint, {clean('/'.join(self.checkpoint.parts[-2:]))}, is whole: go on with --resume"
 

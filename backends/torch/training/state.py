@@ -25,8 +25,8 @@ from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import short
 from qwenimg.common.safetensors_header import Header
-from qwenimg.common.training import TrainConfig
-from qwenimg.common.training_files import COLUMNS, FORMAT, State, open_checkpoint, read_table, run_of
+from qwenimg.common.training.config import TrainConfig
+from qwenimg.common.training.files import COLUMNS, FORMAT, State, open_checkpoint, read_table, run_of
 
 
 @dataclass

@@ -26,7 +26,7 @@ from qwenimg.common.numbers import rope
 from qwenimg.common.prompts import qwen
 from qwenimg.common.shapes import scenes as shapes
 from qwenimg.common.shapes.scenes import Object, Scene
-from qwenimg.common.training import TrainConfig
+from qwenimg.common.training.config import TrainConfig
 
 EMBEDDING = 0.5  # deviation of the token embeddings at the start
 NONE = "none"

@@ -22,7 +22,7 @@ from qwenimg.backends.torch.training.data import Float32, crops, pictures
 from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.networks import qwen_vae
-from qwenimg.common.training import TrainConfig
+from qwenimg.common.training.config import TrainConfig
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
