@@ -23,7 +23,7 @@ from qwenimg.common.prompts.check import MAX_CHARACTERS
 if TYPE_CHECKING:
     from fractions import Fraction
 
-    from qwenimg.common.foreign import Foreign
+    from qwenimg.common.jobs.foreign import Foreign
 
 NAMES = ("model", "refiner", "vae")  # of what a recipe names and does not hold
 USED = ("image_sha256", "mask_sha256", "refiner", "vae", "prediction")
@@ -90,7 +90,7 @@ class Replay:
 
 def read_replay(path: Path) -> Replay:
     """The recipe in the picture at `path`, ours or another program's. Raises ModelError."""
-    from qwenimg.common.foreign_read import read_foreign
+    from qwenimg.common.jobs.foreign_read import read_foreign
     from qwenimg.common.pictures.texts import read_texts
     from qwenimg.common.pipeline.recipe import recipe_from_png
 
@@ -127,7 +127,7 @@ def read_replay(path: Path) -> Replay:
 
 def _foreign_replay(foreign: Foreign, path: Path) -> Replay:
     """What the recipe of another program says. Raises ModelError for one that cannot be followed."""
-    from qwenimg.common.foreign import known_model
+    from qwenimg.common.jobs.foreign import known_model
 
     if foreign.refused is not None:
         raise bad(path, f"its recipe of {foreign.program} is not plain: {foreign.refused}")

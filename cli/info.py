@@ -12,7 +12,7 @@ import click
 from qwenimg.common.base.errors import ModelError
 
 if TYPE_CHECKING:
-    from qwenimg.common.foreign import Foreign
+    from qwenimg.common.jobs.foreign import Foreign
 
 MAX_TEXT = 2_000  # characters of one text that are printed
 XMP = "XML:com.adobe.xmp"  # Pillow's name for it in a PNG
@@ -62,7 +62,7 @@ def _is_picture(path: Path) -> bool:
 
 
 def _show_picture(path: Path, as_json: bool) -> None:
-    from qwenimg.common.foreign_read import read_foreign
+    from qwenimg.common.jobs.foreign_read import read_foreign
     from qwenimg.common.pictures.texts import read_texts
     from qwenimg.common.pipeline.recipe import recipe_from_png
 

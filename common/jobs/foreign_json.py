@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from qwenimg.common.foreign import Foreign
+from qwenimg.common.jobs.foreign import Foreign
 
 OTHER_NOISE = "its noise was drawn by that program's own generator: the same seed gives another picture here"
 

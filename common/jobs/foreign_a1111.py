@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from qwenimg.common.base.safe_files import bad
-from qwenimg.common.foreign import Foreign
+from qwenimg.common.jobs.foreign import Foreign
 
 MAX_TEXT = 500_000  # characters: two prompts of the largest size, and the fields
 MAX_LINE = 200_000  # characters of the line of fields

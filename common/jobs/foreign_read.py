@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from qwenimg.common import foreign_a1111, foreign_comfyui, foreign_json
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.strict_json import strict_json
-from qwenimg.common.foreign import Foreign
+from qwenimg.common.jobs import foreign_a1111, foreign_comfyui, foreign_json
+from qwenimg.common.jobs.foreign import Foreign
 from qwenimg.common.pictures.texts import XMP_KEY
 
 MAX_TEXT = 5_000_000  # characters of a recipe

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import short
-from qwenimg.common.foreign import Foreign
+from qwenimg.common.jobs.foreign import Foreign
 
 MAX_NODES = 2_000
 MAX_HOPS = 50  # from the sampler back
