@@ -97,7 +97,7 @@ def _check(found: Mapping[str, Any]) -> None:
             fields[name] = found[name]
     options.check(fields)
     if "precision" in found:
-        from qwenimg.common import precision
+        from qwenimg.common.weights import precision
 
         precision.check(found["precision"])
     if "output" in found:

@@ -163,7 +163,7 @@ def _prompt(flags: Flags) -> str | None:
 
 def _check_files(flags: Flags, replay: Replay | None, wanted: Sequence[Picture]) -> None:
     """What can be refused about files and precision without a model. Raises UsageError."""
-    from qwenimg.common import precision
+    from qwenimg.common.weights import precision
 
     precision.check(flags.precision or "auto")
     if flags.output == "-":

@@ -83,6 +83,6 @@ def _check(name: str, value: Any) -> None:
     elif name == "debug":
         options.parse_debug(value)
     elif name == "precision":
-        from qwenimg.common import precision
+        from qwenimg.common.weights import precision
 
         precision.check(value)

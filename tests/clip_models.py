@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from parity_cases import MLX, TORCH, Twin
 
-from qwenimg.common import checkpoint
 from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.measure import parity
 from qwenimg.common.networks import clip
 from qwenimg.common.networks.clip import CLIPConfig
+from qwenimg.common.weights import plan as checkpoint
 
 BACKENDS = {"torch": TORCH, "MLX": MLX}
 # Relative L2. Measured at most 6e-7 in float32 and 4e-16 in float64: sums in another order over five layers.

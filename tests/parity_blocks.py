@@ -17,7 +17,7 @@ from parity_cases import DIT, TEXT, Twin, rounded
 from qwenimg.common.measure import parity
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.numbers import rope
-from qwenimg.common.precision import Precision, at_least_float32
+from qwenimg.common.weights.precision import Precision, at_least_float32
 
 SHAPES = [(1, 5, 7)]  # image tokens
 WORDS = 11  # text tokens

@@ -12,10 +12,10 @@ import safetensors.torch
 import torch
 
 from qwenimg.backends import load as load_backend
-from qwenimg.common import checkpoint
 from qwenimg.common.measure import parity
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
-from qwenimg.common.precision import Precision
+from qwenimg.common.weights import plan
+from qwenimg.common.weights.precision import Precision
 
 DIT = qwen_dit.QwenDiTConfig(
     num_layers=2, attention_head_dim=32, num_attention_heads=5, joint_attention_dim=72, axes_dims_rope=(8, 12, 12)
@@ -69,7 +69,7 @@ class Files:
             path = folder / f"{part}-{stored}.safetensors"
             made = {key: value.to(getattr(torch, stored)) for key, value in weights(manifest, seed).items()}
             safetensors.torch.save_file(made, path)
-            self.plans[part] = checkpoint.plan(path, part, manifest, wanted=wanted.get(part))
+            self.plans[part] = plan.plan(path, part, manifest, wanted=wanted.get(part))
 
 
 # Backends

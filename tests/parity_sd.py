@@ -16,10 +16,10 @@ from parity_blocks import FAMILIES, KINDS, Block
 from parity_cases import weights
 from sd_models import MLX, PUBLISHED, TORCH, VAE_PUBLISHED, ExactSinusoids, Side, unet_config, vae_config
 
-from qwenimg.common import checkpoint
 from qwenimg.common.measure import parity
 from qwenimg.common.networks import kl_vae, unet
-from qwenimg.common.precision import SD_BASES, Precision, parse
+from qwenimg.common.weights import plan
+from qwenimg.common.weights.precision import SD_BASES, Precision, parse
 
 UNET = unet_config(
     PUBLISHED["SDXL base"]
@@ -109,7 +109,7 @@ class SDFiles:
             made = {key: value.to(getattr(torch, stored)) for key, value in weights(manifest, seed).items()}
             safetensors.torch.save_file(made, path)
             wanted = unet.used(manifest) if part == "unet" else None
-            self.plans[part] = checkpoint.plan(path, part, manifest, wanted=wanted)
+            self.plans[part] = plan.plan(path, part, manifest, wanted=wanted)
 
 
 class SDBench(Bench):

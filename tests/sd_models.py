@@ -15,10 +15,10 @@ import torch
 from tiny_model import randomise
 
 from qwenimg.backends import load as load_backend
-from qwenimg.common import checkpoint
 from qwenimg.common.base.config import parse
 from qwenimg.common.networks import kl_vae, unet
-from qwenimg.common.precision import Precision
+from qwenimg.common.weights import plan as checkpoint
+from qwenimg.common.weights.precision import Precision
 
 CROSS = ("CrossAttnDownBlock2D", "CrossAttnUpBlock2D")
 PLAIN = ("DownBlock2D", "UpBlock2D")

@@ -14,8 +14,8 @@ import safetensors.torch
 import torch
 from refusals import refused, safetensors_bytes, tensor
 
-from qwenimg.common.checkpoint import plan, read
-from qwenimg.common.component_files import find_files
+from qwenimg.common.weights.files import find_files
+from qwenimg.common.weights.plan import plan, read
 
 SINGLE = "diffusion_pytorch_model.safetensors"
 INDEX = "diffusion_pytorch_model.safetensors.index.json"

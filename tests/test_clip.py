@@ -14,12 +14,12 @@ from refusals import refused
 from safetensors.torch import load_file, save_file
 from tiny_clip import KINDS, tiny_clip
 
-from qwenimg.common import checkpoint
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.measure import parity
 from qwenimg.common.networks import clip
 from qwenimg.common.networks.clip import CLIPConfig
+from qwenimg.common.weights import plan as checkpoint
 
 LENGTHS = (1, 2, 13, 77)
 

@@ -17,10 +17,10 @@ from parity_bench import NO_HEAD, Bench, whole_runs
 from parity_blocks import BLOCKS
 from parity_cases import MLX, TORCH, Twin
 
-from qwenimg.common import precision
 from qwenimg.common.measure import parity
 from qwenimg.common.measure.parity import judge
-from qwenimg.common.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, Precision
+from qwenimg.common.weights import precision
+from qwenimg.common.weights.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, Precision
 
 F, B, H = "float32", "bfloat16", "float16"
 ALL_BF16 = replace(BF16, name="bf16,vae=bf16", vae="bfloat16")

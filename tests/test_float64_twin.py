@@ -17,10 +17,10 @@ from tiny_model import DIT, TEXT, VAE, tiny_dit, tiny_text_encoder, tiny_vae
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from qwenimg.backends.torch.ops import layers
-from qwenimg.common import checkpoint
 from qwenimg.common.networks import qwen_conditioning, qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.numbers import timesteps
-from qwenimg.common.precision import FP64
+from qwenimg.common.weights import plan as checkpoint
+from qwenimg.common.weights.precision import FP64
 
 # Relative L2 between the float64 twin and diffusers in double. Measured: see each test's output.
 LIMIT = 1e-6

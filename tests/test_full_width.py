@@ -11,9 +11,9 @@ from diffusers.models.transformers.transformer_qwenimage import QwenEmbedRope, Q
 from parity_cases import MLX, TORCH, Twin
 from wide_checkpoint import write
 
-from qwenimg.common import checkpoint
-from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
+from qwenimg.common.weights import plan as checkpoint
+from qwenimg.common.weights.plan import LoadPlan
 
 # Of the outputs, and of what the block adds to its inputs: sums over 12288 products, some ten roundings in a row.
 LIMIT = 1e-5

@@ -16,12 +16,12 @@ from parity_cases import MLX, TORCH, Twin, rounded, twins
 from tiny_model import DIT, tiny_dit
 
 import qwenimg
-from qwenimg.common import checkpoint
 from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.measure import parity
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
-from qwenimg.common.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, FP64, Precision
 from qwenimg.common.runtime.probe import first_non_finite
+from qwenimg.common.weights import plan as checkpoint
+from qwenimg.common.weights.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, FP64, Precision
 
 PEAK = (2e7, 2e8)  # of the streams
 SHAPES = [(1, 5, 7)]

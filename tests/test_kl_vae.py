@@ -12,12 +12,12 @@ import torch
 from refusals import refused
 from sd_models import MLX, TORCH, VAE_PUBLISHED, VAE_TINY, Side, relative, sides, tiny_vae, vae_config, vae_plan
 
-from qwenimg.common import checkpoint
 from qwenimg.common.measure import parity
 from qwenimg.common.networks import kl_vae
 from qwenimg.common.numbers import tiles
-from qwenimg.common.precision import FP64, SD_BASES, parse
 from qwenimg.common.runtime.probe import first_non_finite
+from qwenimg.common.weights import plan as checkpoint
+from qwenimg.common.weights.precision import FP64, SD_BASES, parse
 
 # Relative L2 to diffusers in double. Measured: float32 at most 2.4e-6, diffusers' own 1.5e-6, float64 2e-15.
 LIMITS = {"float32": 6e-6, "float64": 1e-13}

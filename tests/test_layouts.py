@@ -14,10 +14,8 @@ from parity_cases import MLX, TORCH, Twin
 from refusals import refused, safetensors_bytes, tensor
 from safetensors.torch import load_file, save_file
 
-from qwenimg.common import checkpoint
 from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.families.describe import describe
 from qwenimg.common.families.stable_diffusion import ldm_keys, single_file
 from qwenimg.common.families.stable_diffusion.single_file import SingleFile, open_file
@@ -26,6 +24,8 @@ from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.sampling.discrete import parse_diffusion
+from qwenimg.common.weights import plan as checkpoint
+from qwenimg.common.weights.plan import LoadPlan
 
 KINDS = tuple(tiny_ldm.UNETS)
 BACKENDS = {"torch": TORCH, "MLX": MLX}

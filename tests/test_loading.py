@@ -19,14 +19,14 @@ from safetensors.torch import load_file, save_file
 from wide_checkpoint import write
 
 import qwenimg
-from qwenimg.common import checkpoint
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import OpenFile
-from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.families.qwen_image import checkpoint as model
 from qwenimg.common.networks import qwen_conditioning, qwen_dit, qwen_vae
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
-from qwenimg.common.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, Precision
+from qwenimg.common.weights import plan as checkpoint
+from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, Precision
 
 BACKENDS = ("torch", "mlx")
 PARTS = ("transformer", "text", "vae")

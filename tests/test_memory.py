@@ -17,14 +17,14 @@ from parity_cases import MLX, TORCH, Twin
 from wide_checkpoint import write
 
 import qwenimg
-from qwenimg.common import checkpoint
 from qwenimg.common.base.errors import DoesNotFit
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.networks import qwen_vae
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.numbers.tiles import tiles
-from qwenimg.common.precision import FP32, FP64
 from qwenimg.common.runtime import memory
+from qwenimg.common.weights import plan as checkpoint
+from qwenimg.common.weights.precision import FP32, FP64
 
 BACKENDS = ("cpu", "mlx")
 # A prediction is never below what is measured, so that what should fit does, and at most this far above.

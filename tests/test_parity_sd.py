@@ -10,7 +10,7 @@ from parity_sd import BASES, BLOCKS, POLICIES, RECORDED, SDBench, SDBlock
 from sd_models import MLX
 
 from qwenimg.common.measure import parity
-from qwenimg.common.precision import Precision
+from qwenimg.common.weights.precision import Precision
 
 
 @pytest.fixture(scope="module")

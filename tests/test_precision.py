@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwenimg.common import precision
 from qwenimg.common.base.errors import QwenimgError, UsageError
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl, unet
-from qwenimg.common.precision import (
+from qwenimg.common.weights import precision
+from qwenimg.common.weights.precision import (
     BASES,
     BF16,
     BF16_PLAIN,

@@ -15,9 +15,9 @@ from qwenimg.common.base import hf_cache
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import open_regular
 from qwenimg.common.families import catalog, registry
-from qwenimg.common.fingerprint import HEAD, PIECE, fingerprint
 from qwenimg.common.hub import resolve
 from qwenimg.common.pipeline.recipe import check_recipe, png_text, recipe_from_png
+from qwenimg.common.weights.fingerprint import HEAD, PIECE, fingerprint
 
 PATHS = [
     "/etc/passwd",

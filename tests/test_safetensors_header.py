@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from refusals import refused, safetensors_bytes, tensor
 
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.safetensors_header import BITS, MAX_HEADER, read_header
+from qwenimg.common.weights.safetensors import BITS, MAX_HEADER, read_header
 
 HEADER_SECONDS = 0.3  # 2,000 tensors; takes about 0.01 s on an idle core
 

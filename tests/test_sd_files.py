@@ -13,10 +13,10 @@ from tiny_ldm import behind, models_of, one_file, vae_file, write_folder
 from tiny_sd import tiny_kl_vae
 
 import qwenimg
-from qwenimg.common import safetensors_header
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.families import registry
+from qwenimg.common.weights import safetensors
 
 BACKENDS = ("cpu", "mlx")
 KINDS = ("sd1", "sd2", "sdxl")
@@ -148,13 +148,13 @@ def test_a_part_alone_says_what_is_missing(tmp_path: Path) -> None:
 def handles(monkeypatch: pytest.MonkeyPatch) -> list[OpenFile]:
     """The files of weights, as they are opened."""
     found: list[OpenFile] = []
-    original = safetensors_header.open_regular
+    original = safetensors.open_regular
 
     def open_regular(path: Path) -> OpenFile:
         found.append(original(path))
         return found[-1]
 
-    monkeypatch.setattr(safetensors_header, "open_regular", open_regular)
+    monkeypatch.setattr(safetensors, "open_regular", open_regular)
     return found
 
 

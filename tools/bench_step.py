@@ -35,10 +35,10 @@ import torch
 from wide_checkpoint import write
 
 import qwenimg.backends
-from qwenimg.common import checkpoint
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
-from qwenimg.common.precision import BASES
+from qwenimg.common.weights import plan as checkpoint
+from qwenimg.common.weights.precision import BASES
 
 ROOT = Path(__file__).parent.parent
 TIMESTEP = 750.0  # a number that bfloat16 holds, so that no arm rounds it

@@ -25,11 +25,11 @@ from bench_step import Arm
 from wide_checkpoint import write
 
 import qwenimg.backends
-from qwenimg.common import checkpoint
 from qwenimg.common.base.config import parse
 from qwenimg.common.networks import unet
 from qwenimg.common.networks.unet import UNetConfig
-from qwenimg.common.precision import SD_BASES
+from qwenimg.common.weights import plan as checkpoint
+from qwenimg.common.weights.precision import SD_BASES
 
 TIME = 437.0  # a whole number, as Stable Diffusion's times are
 TOKENS = 77

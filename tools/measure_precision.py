@@ -25,9 +25,10 @@ from doc_tables import DOCS, table, write
 from safetensors.torch import save_file
 
 from qwenimg import backends
-from qwenimg.common import checkpoint, precision
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
-from qwenimg.common.precision import FP64, PLACES, Precision
+from qwenimg.common.weights import plan as checkpoint
+from qwenimg.common.weights import precision
+from qwenimg.common.weights.precision import FP64, PLACES, Precision
 
 POLICIES = ("fp32", "bf16", "bf16,final_norm=off", "bf16-plain", "fp16-plain")
 CONFIG = qwen_dit.QwenDiTConfig(num_layers=2)

@@ -14,11 +14,11 @@ from mlx.core import array as Array
 
 from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.ops.functions import on_gpu
-from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.precision import Precision
 from qwenimg.common.runtime.engine import NumpyArray, Observer
 from qwenimg.common.runtime.memory import free_ram
 from qwenimg.common.runtime.observers import observe
+from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.precision import Precision
 
 
 class MLXEngine:

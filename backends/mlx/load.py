@@ -11,7 +11,7 @@ import mlx.nn
 from qwenimg.backends.mlx.ops import DTYPES
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import clean
-from qwenimg.common.checkpoint import Entry, LoadPlan, read
+from qwenimg.common.weights.plan import Entry, LoadPlan, read
 
 Model = TypeVar("Model", bound=mlx.nn.Module)
 

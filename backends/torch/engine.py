@@ -14,11 +14,11 @@ from torch import Tensor
 from qwenimg.backends.torch import ops
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import BackendMissing
-from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.precision import Precision
 from qwenimg.common.runtime.engine import NumpyArray, Observer
 from qwenimg.common.runtime.memory import free_ram
 from qwenimg.common.runtime.observers import observe
+from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.precision import Precision
 
 
 def has_cuda() -> bool:

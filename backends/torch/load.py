@@ -11,7 +11,7 @@ from qwenimg.backends.torch.ops import DTYPES
 from qwenimg.backends.torch.ops.cpu import laid_out
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import clean
-from qwenimg.common.checkpoint import Entry, LoadPlan, read
+from qwenimg.common.weights.plan import Entry, LoadPlan, read
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 _STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

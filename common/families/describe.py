@@ -14,7 +14,6 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import is_file, is_folder
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
-from qwenimg.common.component_files import find_files
 from qwenimg.common.families import registry, repository
 from qwenimg.common.families.stable_diffusion import checkpoint, single_file
 from qwenimg.common.families.stable_diffusion.checkpoint import SDModel
@@ -26,8 +25,9 @@ from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
 from qwenimg.common.networks.unet import UNetConfig
-from qwenimg.common.safetensors_header import Stored, read_header
 from qwenimg.common.sampling import schedules
+from qwenimg.common.weights.files import find_files
+from qwenimg.common.weights.safetensors import Stored, read_header
 
 SHOWN = 5  # names of a kind
 

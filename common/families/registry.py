@@ -11,7 +11,6 @@ from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import clean
-from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.families.catalog import Recipe
 from qwenimg.common.families.qwen_image import checkpoint as qwen_model
 from qwenimg.common.families.qwen_image.checkpoint import Model
@@ -20,15 +19,16 @@ from qwenimg.common.families.stable_diffusion import checkpoint, find_tokenizer
 from qwenimg.common.families.stable_diffusion.checkpoint import SDModel, TextPart
 from qwenimg.common.families.stable_diffusion.model import StableDiffusion
 from qwenimg.common.families.stable_diffusion.single_file import Prediction
-from qwenimg.common.fingerprint import fingerprint
 from qwenimg.common.hub import resolve
 from qwenimg.common.hub.resolve import Resolved
 from qwenimg.common.pipeline.diffusion_model import Family
 from qwenimg.common.pipeline.request import Defaults
-from qwenimg.common.precision import Family as Name
-from qwenimg.common.precision import Precision
 from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.runtime.runtime import Notify
+from qwenimg.common.weights.fingerprint import fingerprint
+from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.precision import Family as Name
+from qwenimg.common.weights.precision import Precision
 
 QWEN_WIDTH = 3072
 """Of the published transformer. One that was made smaller by leaving out layers keeps it, a toy has less."""

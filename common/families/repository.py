@@ -9,7 +9,7 @@ from pathlib import Path
 from qwenimg.common.base.amounts import size_text as size_text  # for callers too
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import is_file
-from qwenimg.common.component_files import STEMS, find_files
+from qwenimg.common.weights.files import STEMS, find_files
 
 _PARTS = "transformer|unet|text_encoder(_2)?|vae"
 _ALWAYS = ("model_index.json", "scheduler/scheduler_config.json", "vae/config.json")

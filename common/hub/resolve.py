@@ -15,11 +15,11 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.hf_cache import _COMMIT, cache_folder, is_offline, snapshots, storage_folder
 from qwenimg.common.base.safe_files import absolute, bad, kind
 from qwenimg.common.base.text import short
-from qwenimg.common.component_files import PICKLES
 from qwenimg.common.families import catalog
 from qwenimg.common.families.catalog import Recipe
 from qwenimg.common.families.repository import lacks
 from qwenimg.common.shapes import builtin
+from qwenimg.common.weights.files import PICKLES
 
 _HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _FILES = (".safetensors", ".gguf", *PICKLES)  # a model in one file, readable or not

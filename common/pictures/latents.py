@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from qwenimg.common.base.errors import NumericsError, UsageError
 from qwenimg.common.base.safe_files import OpenFile, bad, open_regular
 from qwenimg.common.base.text import short
-from qwenimg.common.safetensors_header import read_header
+from qwenimg.common.weights.safetensors import read_header
 
 if TYPE_CHECKING:
     import numpy as np

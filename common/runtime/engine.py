@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.precision import Precision
+from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.precision import Precision
 
 # An array of the backend: supports + - * with itself and with Python floats. Its type is the framework's own.
 Array: TypeAlias = Any

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from math import prod
 
 from qwenimg.common.base.amounts import size_text
-from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.weights.plan import LoadPlan
 
 LONG = 600  # seconds, from which on a run says how long it takes before it starts
 

@@ -6,13 +6,13 @@ import os
 from math import prod
 from pathlib import Path
 
-from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.networks.unet import UNetConfig
-from qwenimg.common.precision import BYTES, Precision
 from qwenimg.common.runtime import limits
+from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.precision import BYTES, Precision
 
 UNET_BUFFERS = 30  # arrays of the UNet's first level that a step has in memory at its peak
 AnyVAE = QwenVAEConfig | KLVAEConfig

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import DoesNotFit, NumericsError
-from qwenimg.common.checkpoint import LoadPlan
-from qwenimg.common.precision import BYTES, Precision
 from qwenimg.common.runtime import memory
 from qwenimg.common.runtime.engine import VAE, Array, Engine
 from qwenimg.common.runtime.probe import first_non_finite
+from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.precision import BYTES, Precision
 
 Notify = Callable[[str, str], None]
 

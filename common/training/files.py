@@ -22,8 +22,8 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, open_regular
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean, short
-from qwenimg.common.safetensors_header import Header, read_header
 from qwenimg.common.training.config import MAX_STEPS, Stage, TrainConfig
+from qwenimg.common.weights.safetensors import Header, read_header
 
 FORMAT = "qwenimg-training-1"
 SAME = ("stage", "batch", "sizes", "seed", "accumulate", "simple", "size")

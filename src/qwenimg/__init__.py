@@ -75,7 +75,7 @@ def load(
 
     model: a folder in diffusers layout, a recipe name, or a hub id that is in the local cache; None is qwen-image if
     it was pulled, else the built-in model, of which notify is told. backend: auto, mlx, cuda or cpu. precision: see
-    `qwenimg.common.precision.SYNTAX`. notify(kind, text) is told of stages, warnings and notices.
+    `qwenimg.common.weights.precision.SYNTAX`. notify(kind, text) is told of stages, warnings and notices.
     For Stable Diffusion: refiner, an SDXL refiner that ends each picture; vae, a folder or file that replaces the
     model's; tokenizer, the folder of CLIP's where the model is one file and none is found; prediction, "eps" or "v"
     where a file does not say.
@@ -85,10 +85,10 @@ def load(
     from pathlib import Path
 
     from qwenimg import backends
-    from qwenimg.common import precision as policies
     from qwenimg.common.families import catalog, registry
     from qwenimg.common.hub import resolve
     from qwenimg.common.shapes import builtin
+    from qwenimg.common.weights import precision as policies
 
     resolved = resolve.resolve(None if model is None else str(model), offline=offline)
     other_vae = None if vae is None else Path(vae).expanduser()

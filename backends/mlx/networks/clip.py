@@ -14,9 +14,9 @@ import mlx.nn
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx import load, ops
-from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.networks.clip import CLIPConfig, eos_position
-from qwenimg.common.precision import Precision
+from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.precision import Precision
 
 # Layers
 

@@ -12,10 +12,10 @@ from mlx.core import array as Array
 from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.networks.vae import VAE
 from qwenimg.backends.mlx.ops import images
-from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.networks.kl_vae import NORM_EPS, OVERLAP, KLVAEConfig, decoder_only
 from qwenimg.common.numbers.tiles import Fade, fades
-from qwenimg.common.precision import Precision
+from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.precision import Precision
 
 # Layers
 

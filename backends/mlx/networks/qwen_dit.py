@@ -17,11 +17,11 @@ import mlx.nn
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx import load, ops
-from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.networks.qwen_dit import MLP_RATIO, NORM_EPS, TIME_CHANNELS, QwenDiTConfig, timestep_only
-from qwenimg.common.precision import Precision
 from qwenimg.common.runtime.engine import NumpyArray
+from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.precision import Precision
 
 Pair = tuple[Array, Array]
 Rope = tuple[Pair, Pair]

@@ -13,10 +13,10 @@ import mlx.nn
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx import load, ops
-from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
 from qwenimg.common.numbers.rope import text_rope
-from qwenimg.common.precision import Precision
+from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.precision import Precision
 
 Pair = tuple[Array, Array]
 

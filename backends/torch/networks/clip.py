@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import load, ops
-from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.networks.clip import CLIPConfig, eos_position
-from qwenimg.common.precision import Precision
+from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.precision import Precision
 
 # Layers
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.vae import VAE
 from qwenimg.backends.torch.ops import images
-from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.networks.kl_vae import NORM_EPS, OVERLAP, KLVAEConfig, decoder_only
 from qwenimg.common.numbers.tiles import Fade, fades
-from qwenimg.common.precision import Precision
+from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.precision import Precision
 
 # Layers
 

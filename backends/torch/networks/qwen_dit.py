@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import load, ops
-from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.networks.qwen_dit import MLP_RATIO, NORM_EPS, TIME_CHANNELS, QwenDiTConfig, timestep_only
-from qwenimg.common.precision import Precision
 from qwenimg.common.runtime.engine import NumpyArray
+from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.precision import Precision
 
 Pair = tuple[Tensor, Tensor]
 Rope = tuple[Pair, Pair]

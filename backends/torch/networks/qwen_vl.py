@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import load, ops
-from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
 from qwenimg.common.numbers.rope import text_rope
-from qwenimg.common.precision import Precision
+from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.precision import Precision
 
 Pair = tuple[Tensor, Tensor]
 

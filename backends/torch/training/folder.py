@@ -17,24 +17,24 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from qwenimg.common import checkpoint
 from qwenimg.common.base.atomic_files import make_folder, write_atomic
 from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError, NumericsError
 from qwenimg.common.base.safe_files import bad, open_regular
 from qwenimg.common.base.text import clean, short
-from qwenimg.common.component_files import find_files
 from qwenimg.common.families.qwen_image.checkpoint import read_text_config
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
-from qwenimg.common.safetensors_header import read_header
 from qwenimg.common.shapes import tokenizer
 from qwenimg.common.shapes import words as shapes_words
 from qwenimg.common.shapes.folder import INDEX, SHAPES_SCHEDULER
 from qwenimg.common.training.config import ModelSize
 from qwenimg.common.training.files import STEM, TEXT_STEM
+from qwenimg.common.weights import plan
+from qwenimg.common.weights.files import find_files
+from qwenimg.common.weights.safetensors import read_header
 
 VISION = {"hidden": 32, "intermediate": 40, "patch": 14, "merge": 2}
 
@@ -78,7 +78,7 @@ def dit_config(size: ModelSize, vae: QwenVAEConfig) -> QwenDiTConfig:
 # Reading
 
 
-def read_vae(folder: Path) -> tuple[QwenVAEConfig, checkpoint.LoadPlan]:
+def read_vae(folder: Path) -> tuple[QwenVAEConfig, plan.LoadPlan]:
     """Configuration and load plan of `folder`, a VAE's own. Raises ModelError."""
     config = parse(
         QwenVAEConfig,
@@ -87,15 +87,15 @@ def read_vae(folder: Path) -> tuple[QwenVAEConfig, checkpoint.LoadPlan]:
         ignored=qwen_vae.IGNORED_CONFIG,
     )
     stored = qwen_vae.manifest(config)
-    return config, checkpoint.plan(folder, "vae", stored, wanted=qwen_vae.still(stored))
+    return config, plan.plan(folder, "vae", stored, wanted=qwen_vae.still(stored))
 
 
-def read_text(folder: Path, expected: QwenVLConfig) -> checkpoint.LoadPlan:
+def read_text(folder: Path, expected: QwenVLConfig) -> plan.LoadPlan:
     """Load plan of `folder`, a text encoder's own. Raises ModelError where it is of another size than `expected`."""
     config = read_text_config(folder / "config.json")
     if config != expected:
         raise ModelError(f"{clean(folder)}: is a text encoder of another size than the one to train")
-    return checkpoint.plan(folder, "text_encoder", qwen_vl.manifest(config), rename=qwen_vl.rename)
+    return plan.plan(folder, "text_encoder", qwen_vl.manifest(config), rename=qwen_vl.rename)
 
 
 # Writing

@@ -20,9 +20,9 @@ from qwenimg.backends.torch.networks.qwen_vae import QwenImageVAE
 from qwenimg.backends.torch.training import folder as train_folder
 from qwenimg.backends.torch.training.data import Float32, crops, pictures
 from qwenimg.common.base.errors import NumericsError
-from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.networks import qwen_vae
 from qwenimg.common.training.config import TrainConfig
+from qwenimg.common.weights.plan import LoadPlan
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 

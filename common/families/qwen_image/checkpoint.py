@@ -7,18 +7,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from qwenimg.common import checkpoint
 from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import clean
-from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
 from qwenimg.common.prompts import qwen
 from qwenimg.common.prompts.qwen import QwenTokenizer
+from qwenimg.common.weights import plan as checkpoint
+from qwenimg.common.weights.plan import LoadPlan
 
 if TYPE_CHECKING:
     from qwenimg.common.sampling.flow_match import FlowMatchConfig

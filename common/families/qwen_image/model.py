@@ -23,12 +23,12 @@ from qwenimg.common.pipeline import flow_plan, inpaint
 from qwenimg.common.pipeline.diffusion_model import CALLS, Latents, Run, Start
 from qwenimg.common.pipeline.plan import Plan, Stage
 from qwenimg.common.pipeline.request import MULTIPLE, Request
-from qwenimg.common.precision import Precision
 from qwenimg.common.prompts import qwen
 from qwenimg.common.runtime import estimate, memory
 from qwenimg.common.runtime.engine import Array, Condition, Engine, Modulation, Transformer
 from qwenimg.common.runtime.estimate import Needs
 from qwenimg.common.runtime.runtime import Notify
+from qwenimg.common.weights.precision import Precision
 
 BATCHED_TOKENS = 1024  # images of at most this many tokens leave a GPU idle: both branches of guidance go in one batch
 

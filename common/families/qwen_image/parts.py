@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from qwenimg.common.families.qwen_image.checkpoint import Model
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
-from qwenimg.common.precision import Precision
 from qwenimg.common.prompts import qwen
 from qwenimg.common.runtime import memory
 from qwenimg.common.runtime.engine import VAE, Array, Engine, Modulation, TextEncoder, Transformer
 from qwenimg.common.runtime.runtime import Keeper, Notify
+from qwenimg.common.weights.precision import Precision
 
 TEXT_TOKENS = 512  # of a prompt that the transformer sees, as in the reference
 TEXT_BYTES = 2**30  # of encoded prompts that are kept; a prompt of 512 tokens takes 7.3 MB

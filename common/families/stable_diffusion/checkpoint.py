@@ -9,12 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from qwenimg.common import checkpoint
 from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import is_folder
 from qwenimg.common.base.text import clean
-from qwenimg.common.checkpoint import LoadPlan
 from qwenimg.common.families.stable_diffusion import single_file
 from qwenimg.common.families.stable_diffusion.find_tokenizer import find_clip_tokenizer
 from qwenimg.common.families.stable_diffusion.single_file import Prediction
@@ -24,8 +22,10 @@ from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.prompts import clip as clip_tokenizer
 from qwenimg.common.prompts.clip import CLIPTokenizer
-from qwenimg.common.safetensors_header import read_header
 from qwenimg.common.sampling.discrete import DiffusionConfig, parse_diffusion
+from qwenimg.common.weights import plan as checkpoint
+from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.safetensors import read_header
 
 # pipeline class -> whether it is SDXL; what a class is made for beyond that shows in its UNet.
 PIPELINES = {

@@ -24,7 +24,7 @@ from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.prompts.clip import EOS_PAD, OPEN_CLIP_PAD
-from qwenimg.common.safetensors_header import Header
+from qwenimg.common.weights.safetensors import Header
 
 Shapes = dict[str, Shape]
 

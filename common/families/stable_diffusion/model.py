@@ -25,12 +25,12 @@ from qwenimg.common.pipeline import inpaint
 from qwenimg.common.pipeline.diffusion_model import CALLS, Latents, Run, Start
 from qwenimg.common.pipeline.plan import Plan, Stage
 from qwenimg.common.pipeline.request import Request
-from qwenimg.common.precision import Precision
 from qwenimg.common.runtime import estimate, memory
 from qwenimg.common.runtime.engine import VAE, Array, Condition, Engine, UNet
 from qwenimg.common.runtime.estimate import Needs
 from qwenimg.common.runtime.runtime import Keeper, Notify
 from qwenimg.common.sampling import discrete
+from qwenimg.common.weights.precision import Precision
 
 AESTHETIC, POOR_AESTHETIC = 6.0, 2.5  # scores that the refiner is told of the picture and of the negative branch
 

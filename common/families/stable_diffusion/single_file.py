@@ -14,7 +14,6 @@ from typing import Literal
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import short
-from qwenimg.common.checkpoint import LoadPlan, plan_sources
 from qwenimg.common.families.stable_diffusion import ldm_keys
 from qwenimg.common.families.stable_diffusion.ldm_configs import (
     FIRST,
@@ -31,7 +30,8 @@ from qwenimg.common.networks import clip, kl_vae, unet
 from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.unet import UNetConfig
-from qwenimg.common.safetensors_header import Header, Stored, read_header
+from qwenimg.common.weights.plan import LoadPlan, plan_sources
+from qwenimg.common.weights.safetensors import Header, Stored, read_header
 
 Prediction = Literal["eps", "v"]
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from qwenimg.common.base.safe_files import OpenFile, bad
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.base.text import short
-from qwenimg.common.component_files import Found, find_files
-from qwenimg.common.safetensors_header import BITS, Header, Stored, read_header
+from qwenimg.common.weights.files import Found, find_files
+from qwenimg.common.weights.safetensors import BITS, Header, Stored, read_header
 
 if TYPE_CHECKING:
     import numpy as np
