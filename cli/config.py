@@ -97,9 +97,9 @@ def _check(found: Mapping[str, Any]) -> None:
             fields[name] = found[name]
     options.check(fields)
     if "precision" in found:
-        from qwenimg.common.weights import precision
+        from qwenimg.common.families import registry
 
-        precision.check(found["precision"])
+        registry.check_precision(found["precision"])
     if "output" in found:
         from qwenimg.common.base.atomic_files import output_path
 

@@ -163,9 +163,9 @@ def _prompt(flags: Flags) -> str | None:
 
 def _check_files(flags: Flags, replay: Replay | None, wanted: Sequence[Picture]) -> None:
     """What can be refused about files and precision without a model. Raises UsageError."""
-    from qwenimg.common.weights import precision
+    from qwenimg.common.families import registry
 
-    precision.check(flags.precision or "auto")
+    registry.check_precision(flags.precision or "auto")
     if flags.output == "-":
         if len(wanted) > 1:
             raise UsageError(f"-o -: standard output takes one picture, this run makes {len(wanted)}")

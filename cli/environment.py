@@ -83,6 +83,6 @@ def _check(name: str, value: Any) -> None:
     elif name == "debug":
         options.parse_debug(value)
     elif name == "precision":
-        from qwenimg.common.weights import precision
+        from qwenimg.common.families import registry
 
-        precision.check(value)
+        registry.check_precision(value)

@@ -18,8 +18,8 @@ from sd_models import MLX, PUBLISHED, TORCH, VAE_PUBLISHED, ExactSinusoids, Side
 
 from qwenimg.common.measure import parity
 from qwenimg.common.networks import kl_vae, unet
-from qwenimg.common.weights import plan
-from qwenimg.common.weights.precision import SD_BASES, Precision, parse
+from qwenimg.common.weights import plan, precision
+from qwenimg.common.weights.precision import Precision, bases, parse
 
 UNET = unet_config(
     PUBLISHED["SDXL base"]
@@ -36,10 +36,10 @@ UNET = unet_config(
 )
 VAE = vae_config(VAE_PUBLISHED | {"block_out_channels": [16, 32, 48, 48], "norm_num_groups": 8, "layers_per_block": 1})
 
-BASES = SD_BASES
+BASES = bases(precision.UNET)
 POLICIES: Mapping[str, tuple[Precision, ...]] = {
     "unet": tuple(BASES.values()),
-    "vae": (BASES["fp32"], *(parse(f"bf16,vae={low}", on_gpu=False, family="sd") for low in ("bf16", "fp16"))),
+    "vae": (BASES["fp32"], *(parse(f"bf16,vae={low}", on_gpu=False, kind=precision.UNET) for low in ("bf16", "fp16"))),
 }
 MARGIN = 3.0  # between a recorded K and the limit in float32
 # The larger K of both backends on normal inputs of unit variance, in float32 and in bfloat16 (the base bf16; the VAE

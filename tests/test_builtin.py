@@ -24,7 +24,7 @@ from test_cli import Library, cli
 import qwenimg
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import catalog
-from qwenimg.common.families.qwen_image.checkpoint import open_model
+from qwenimg.common.families.qwen_image.checkpoint import open_folder
 from qwenimg.common.hub import resolve
 from qwenimg.common.numbers.sizes import parse_aspect
 from qwenimg.common.pictures.png import read_text
@@ -126,8 +126,8 @@ def test_it_cannot_be_pulled(placed: Path):
 
 
 def test_the_notice_counts(toy: Path):
-    model = open_model(toy)
-    count = sum(plan.parameters for plan in (model.text, model.transformer, model.vae))
+    model = open_folder(toy)
+    count = sum(part.plan.parameters for part in model.components.values())
     model.close()
     text = builtin.notice(model.parameters)
     print(text)

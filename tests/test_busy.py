@@ -104,7 +104,7 @@ def _decoder_failed(pipe: Pipeline) -> None:
         raise MemoryError("no room to decode")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipe.family, "decode", fail)
+        patch.setattr(pipe.model, "decode", fail)
         with pytest.raises(MemoryError):
             pipe("a ring", **SMALL)
 
@@ -123,7 +123,7 @@ def test_every_end_of_a_stream_frees_the_pipeline(open_pipe: Callable[[], Pipeli
     wanted = open_pipe()("a star", **SMALL).latents.tobytes()
     for end in ENDS:
         end(pipe)
-        held = pipe.family._run if hasattr(pipe.family, "_run") else pipe.family.base.prepared
+        held = pipe.model._run if hasattr(pipe.model, "_run") else pipe.model.base.prepared
         assert held is None, end.__name__
         assert pipe("a star", **SMALL).latents.tobytes() == wanted, end.__name__
 

@@ -17,7 +17,9 @@ from qwenimg.common.networks import kl_vae
 from qwenimg.common.numbers import tiles
 from qwenimg.common.runtime.probe import first_non_finite
 from qwenimg.common.weights import plan as checkpoint
-from qwenimg.common.weights.precision import FP64, SD_BASES, parse
+from qwenimg.common.weights.precision import FP64, UNET, bases, parse
+
+SD_BASES = bases(UNET)
 
 # Relative L2 to diffusers in double. Measured: float32 at most 2.4e-6, diffusers' own 1.5e-6, float64 2e-15.
 LIMITS = {"float32": 6e-6, "float64": 1e-13}
@@ -139,7 +141,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_both_backends_run_the_same_operations_in_the_same_dtypes(folder: Path) -> None:
     config, plan = vae_plan(folder)
-    for policy in (SD_BASES["fp32"], parse("fp16,vae=fp16", on_gpu=False, family="sd")):
+    for policy in (SD_BASES["fp32"], parse("fp16,vae=fp16", on_gpu=False, kind=UNET)):
         traces = []
         for side in sides().values():
             model = side.vae(config, plan, policy)
@@ -220,7 +222,7 @@ def test_an_overflow_in_float16_is_named(tmp_path: Path, side) -> None:
     assert config.force_upcast
     found = {}
     for name in ("fp16,vae=fp16", "fp16", "bf16,vae=bf16"):
-        policy = parse(name, on_gpu=True, family="sd")
+        policy = parse(name, on_gpu=True, kind=UNET)
         model, z = side.vae(config, plan, policy), side.array(LATENTS[:1], "float32")
 
         def decode(model=model, z=z):

@@ -211,7 +211,7 @@ def test_each_weight_is_read_once_and_only_when_it_is_needed(
     tiny_folder: Path, backend: str, reads: list[tuple[str, int, int]]
 ) -> None:
     pipe = qwenimg.load(tiny_folder, backend=backend, precision="fp32")
-    opened = pipe.family.model
+    opened = pipe.model.model
     parts = {"text": opened.text, "transformer": opened.transformer, "vae": opened.vae}
     assert reads and not any(data_bytes(plan, reads) for plan in parts.values()), "opening reads headers alone"
 
@@ -220,14 +220,14 @@ def test_each_weight_is_read_once_and_only_when_it_is_needed(
 
     pipe.prepare(["a red circle"])
     assert [data_bytes(plan, reads) for plan in parts.values()] == [stored("text"), 0, 0]
-    transformer = pipe.family.parts.transformer()
+    transformer = pipe.model.transformer()
     resident = stored("transformer", lambda name: not qwen_dit.timestep_only(name))
     assert data_bytes(parts["transformer"], reads) == resident < stored("transformer")
     for times in (1, 2):  # schedules
-        transformer.modulate(qwen_conditioning.time_rows(opened.transformer_config, [500.0], "float32"))
+        transformer.modulate(qwen_conditioning.time_rows(opened["transformer"].config, [500.0], "float32"))
         timed = stored("transformer", qwen_dit.timestep_only)
         assert data_bytes(parts["transformer"], reads) == resident + times * timed
-    vae = pipe.family.parts.vae()
+    vae = pipe.model.vae()
     assert data_bytes(parts["vae"], reads) == 0
     for _ in range(2):
         vae.decode(np.zeros((1, 16, 2, 2), np.float32))
@@ -237,11 +237,11 @@ def test_each_weight_is_read_once_and_only_when_it_is_needed(
 
 def test_opening_imports_no_framework_and_reads_no_weight(tiny_folder: Path) -> None:
     script = (
-        "import sys, pathlib; from qwenimg.common.families.qwen_image.checkpoint import open_model;"
-        f"open_model(pathlib.Path({str(tiny_folder)!r})); assert not {{'torch', 'mlx', 'numpy'}} & sys.modules.keys()"
+        "import sys, pathlib; from qwenimg.common.families.qwen_image.checkpoint import open_folder;"
+        f"open_folder(pathlib.Path({str(tiny_folder)!r})); assert not {{'torch', 'mlx'}} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
-    assert model.open_model(tiny_folder).transformer.parameters > 10_000
+    assert model.open_folder(tiny_folder)["transformer"].plan.parameters > 10_000
 
 
 # Memory
@@ -262,7 +262,7 @@ import numpy as np
 from qwenimg import backends
 from qwenimg.common import checkpoint, conditioning, memory
 from qwenimg.common.models import qwen_dit
-from qwenimg.common.precision import BASES
+from qwenimg.common.weights.precision import BF16
 
 
 def peak():
@@ -279,7 +279,7 @@ backend, file, config = sys.argv[1], Path(sys.argv[2]), qwen_dit.QwenDiTConfig(*
 engine = backends.load(backend)
 engine.check_fp32()
 plan = checkpoint.plan(file, "transformer", qwen_dit.manifest(config))
-policy = BASES["bf16"]
+policy = BF16
 resident = plan.only(lambda name: not qwen_dit.timestep_only(name))
 block = plan.only(lambda name: name.startswith("transformer_blocks.0.") and qwen_dit.timestep_only(name))
 before = peak()

@@ -17,7 +17,7 @@ from refusals import refused
 
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.shape import Manifest
-from qwenimg.common.families.qwen_image.checkpoint import open_model
+from qwenimg.common.families.qwen_image.checkpoint import open_folder
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
@@ -407,13 +407,13 @@ def test_random_model_is_a_model(tmp_path, dtype, shards):
     from diffusers import AutoencoderKLQwenImage, QwenImageTransformer2DModel
 
     write_random_model(tmp_path, dtype=dtype, shards=shards)
-    model = open_model(tmp_path)
+    model = open_folder(tmp_path)
     stored = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}[dtype]
-    for plan in (model.transformer, model.text, model.vae):
+    for plan in (part.plan for part in model.components.values()):
         assert plan.dtypes == {stored: len(plan.entries)}
         assert len(plan.files) == shards
     model.close()
-    assert (model.transformer_config, model.text_config, model.vae_config) == (DIT, TEXT, VAE)
+    assert [part.config for part in model.components.values()] == [DIT, TEXT, VAE]
     for cls, folder in ((QwenImageTransformer2DModel, "transformer"), (AutoencoderKLQwenImage, "vae")):
         made = cls.from_pretrained(tmp_path / folder, torch_dtype=getattr(torch, dtype), low_cpu_mem_usage=False)
         for key, value in made.state_dict().items():

@@ -61,7 +61,7 @@ import numpy as np
 from qwenimg import backends
 from qwenimg.common import checkpoint
 from qwenimg.common.models import qwen_vae
-from qwenimg.common.precision import BASES
+from qwenimg.common.weights.precision import FP32
 
 attending = import_module(f"qwenimg.backends.{name}.ops.attention")
 
@@ -90,7 +90,7 @@ config = qwen_vae.QwenVAEConfig(base_dim=int(sys.argv[3]), num_res_blocks=1)
 height, width = int(sys.argv[4]), int(sys.argv[5])
 stored = qwen_vae.manifest(config)
 plan = checkpoint.plan(Path(sys.argv[2]), "vae", stored, wanted=qwen_vae.still(stored))
-vae = backends.load(backend).open("qwen_vae", config, plan, BASES["fp32"])
+vae = backends.load(backend).open("qwen_vae", config, plan, FP32)
 vae.decode(np.zeros((1, 16, 5, 3), np.float32))
 latents = np.random.default_rng(0).standard_normal((1, 16, height, width)).astype(np.float32)
 found = []
@@ -298,7 +298,7 @@ def test_what_does_not_fit_is_refused_before_it_is_read(
     monkeypatch.setattr(pipe.engine, "free_memory", lambda: 1000)
     with pytest.raises(DoesNotFit) as caught:
         pipe("a red circle", guidance=1.0, width=32, height=32, steps=1)
-    pipe.family.model.close()
+    pipe.model.model.close()
     text = str(caught.value)
     assert caught.value.exit_code == 4 and re.match(rf"the {component} takes [\d.]+ [kM]B in fp32, 1\.0 kB are", text)
     assert text.isprintable() and "free on" in text and not touched
@@ -308,12 +308,12 @@ def test_what_does_not_fit_is_refused_before_it_is_read(
 def test_weight_bytes_are_what_is_loaded(tiny_folder: Path, precision: str) -> None:
     """The figure that the refusal rests on, against the tensors that torch holds."""
     pipe = qwenimg.load(tiny_folder, backend="cpu", precision=precision)
-    parts = {"text": pipe.family.parts._text_encoder().model, "transformer": pipe.family.parts.transformer().model}
+    parts = {"text": pipe.model._text_encoder().model, "transformer": pipe.model.transformer().model}
     for component, model in parts.items():
         held = {name: p.nbytes for name, p in model.named_parameters() if not p.is_meta}
-        plan = getattr(pipe.family.model, component).only(held.__contains__)
+        plan = getattr(pipe.model.model, component).only(held.__contains__)
         assert memory.weight_bytes(plan, pipe.precision, component) == sum(held.values()) > 0
-    pipe.family.model.close()
+    pipe.model.model.close()
 
 
 def test_free_memory_is_what_the_system_says() -> None:

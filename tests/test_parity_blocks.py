@@ -16,7 +16,9 @@ from parity_blocks import BLOCKS, FAMILIES, INPUT_FREE, Block
 from parity_cases import MLX, twins
 
 from qwenimg.common.measure import parity
-from qwenimg.common.weights.precision import BASES, BF16, BF16_PLAIN, FP32, Precision
+from qwenimg.common.weights.precision import BF16, BF16_PLAIN, FP32, MMDIT, Precision, bases
+
+BASES = bases(MMDIT)
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from qwenimg.common.measure import parity
 from qwenimg.common.measure.parity import Case, Output, Verdict, judge
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.numbers import noise, packing, rope
-from qwenimg.common.pipeline import flow_plan
+from qwenimg.common.pipeline import plan as sampling_plan
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.prompts import qwen
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
@@ -50,7 +50,7 @@ def exact(tiny_folder: Path) -> dict[float, np.ndarray]:
 def latents(pipe: Pipeline, exact: dict[float, np.ndarray], guidance: float) -> Verdict:
     """Our latents after all steps against diffusers', by the limits of one pass through as many blocks."""
     negative = NEGATIVE if guidance > 1 else None
-    pipe.family.decode = lambda latents: np.zeros((1, 3, 48, 80), np.float32)  # not looked at here
+    pipe.model.decode = lambda latents: np.zeros((1, 3, 48, 80), np.float32)  # not looked at here
     options = {"width": 80, "height": 48, "steps": STEPS, "latents": INITIAL}
     made = pipe(PROMPT, negative_prompt=negative, guidance=guidance, **options).latents
     case = Case(component="pipeline", dtype="float32", returned="float32", blocks=DIT["num_layers"] * STEPS)
@@ -70,7 +70,7 @@ def exact_pixels(tiny_folder: Path) -> np.ndarray:
 
 def pixels(pipe: Pipeline, exact: np.ndarray) -> Verdict:
     """Our pixels, before they become integers, against diffusers'."""
-    made = pipe.family.decode(INITIAL)
+    made = pipe.model.decode(INITIAL)
     case = Case(component="vae.decoder", dtype="float32", returned="float32", blocks=14)
     return judge(case, exact, {pipe.backend: Output(values=made, dtype=str(made.dtype))})
 
@@ -84,7 +84,7 @@ def load(folder: Path, backend: str) -> Pipeline:
 @pytest.mark.parametrize("together", [False, True])
 def test_latents_equal_diffusers_in_double(tiny_folder, exact, backend: str, guidance: float, together: bool) -> None:
     pipe = load(tiny_folder, backend)
-    pipe.family.batch_guidance = together
+    pipe.model.batch_guidance = together
     verdict = latents(pipe, exact, guidance)
     print(verdict.row(f"guidance {guidance}"))
     assert verdict.ok, verdict.failures
@@ -117,13 +117,13 @@ def wrong_unpack(tokens: np.ndarray, h: int, w: int) -> np.ndarray:
 
 
 def _reschedule(patch: pytest.MonkeyPatch, change: Callable[[tuple[float, ...]], tuple[float, ...]]) -> None:
-    original = flow_plan.flow_schedule
-    patch.setattr(flow_plan, "flow_schedule", lambda *arguments: change(original(*arguments)))
+    original = sampling_plan.flow_schedule
+    patch.setattr(sampling_plan, "flow_schedule", lambda *arguments: change(original(*arguments)))
 
 
 def time_off_by_one(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:
     original = FlowMatchConfig.timestep
-    sigmas = pipe.family.plan(pipe.check("", width=80, height=48, steps=STEPS)).sigmas
+    sigmas = pipe.model.plan(pipe.check("", width=80, height=48, steps=STEPS)).sigmas
     after = dict(zip(sigmas, (*sigmas[1:-1], sigmas[-2]), strict=False))
     patch.setattr(FlowMatchConfig, "timestep", lambda config, sigma: original(config, after[sigma]))
 
@@ -133,12 +133,12 @@ def sigma_off_by_one(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:
 
 
 def no_terminal(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:
-    pipe.family.schedule_config = replace(pipe.family.schedule_config, shift_terminal=None)
+    pipe.model.schedule_config = replace(pipe.model.schedule_config, shift_terminal=None)
 
 
 def shift_for_other_size(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:
-    original = flow_plan.flow_schedule
-    patch.setattr(flow_plan, "flow_schedule", lambda config, steps, tokens: original(config, steps, 4 * tokens))
+    original = sampling_plan.flow_schedule
+    patch.setattr(sampling_plan, "flow_schedule", lambda config, steps, tokens: original(config, steps, 4 * tokens))
 
 
 def template_one_token_off(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:
@@ -146,7 +146,7 @@ def template_one_token_off(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:
 
 
 def wrong_text_mask(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:
-    pipe.family.batch_guidance = True
+    pipe.model.batch_guidance = True
     patch.setattr(qwen_conditioning, "key_mask", lambda lengths, tokens: None)
 
 
@@ -208,7 +208,7 @@ STATISTICS = {
 @pytest.mark.parametrize("fault", STATISTICS)
 def test_wrong_vae_scale_is_caught(tiny_folder: Path, exact_pixels, backend: str, fault: str) -> None:
     pipe = load(tiny_folder, backend)
-    pipe.family.model = replace(pipe.family.model, vae_config=STATISTICS[fault](pipe.family.model.vae_config))
+    pipe.model.model = replace(pipe.model.model, vae_config=STATISTICS[fault](pipe.model.model.vae_config))
     verdict = pixels(pipe, exact_pixels)
     print(f"{fault:<26} {backend:<4} error / allowed: {verdict.worst:.3g}")
     assert not verdict.ok

@@ -138,7 +138,7 @@ def test_repeats_bit_for_bit(tiny_folder: Path, backend: str) -> None:
 def test_both_branches_in_one_batch_or_in_turn(tiny_folder: Path, backend: str) -> None:
     pipe, results = load(tiny_folder, backend), []
     for together in (False, True):
-        pipe.family.batch_guidance = together
+        pipe.model.batch_guidance = together
         results.append(pipe("a ring", negative_prompt="a much longer prompt that pads", width=48, height=80, steps=3))
     error = relative(results[0].latents, results[1].latents)
     print(f"{backend}: in one batch against in turn {error:.2e}")
@@ -150,7 +150,7 @@ def test_both_branches_in_one_batch_or_in_turn(tiny_folder: Path, backend: str) 
 
 def test_guidance_of_one_runs_one_branch(tiny_folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe, calls = load(tiny_folder, backend), []
-    kind = type(pipe.family.parts.transformer())
+    kind = type(pipe.model.transformer())
     original = kind.predict
     monkeypatch.setattr(kind, "predict", lambda self, *args: (calls.append(1), original(self, *args))[1])
     pipe("a ring", width=32, height=32, steps=3, guidance=1.0)
@@ -285,7 +285,7 @@ def test_non_finite_step_names_block_and_operation(
     tiny_folder: Path, backend: str, bad: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = load(tiny_folder, backend)
-    transformer = pipe.family.parts.transformer()
+    transformer = pipe.model.transformer()
     linear = transformer.model.transformer_blocks[1].img_mlp.net[2]
     original = type(linear).__call__
 
@@ -304,7 +304,7 @@ def test_non_finite_step_names_block_and_operation(
 
 def test_non_finite_pixels_name_the_vae(tiny_folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = load(tiny_folder, backend)
-    vae = pipe.family.parts.vae()
+    vae = pipe.model.vae()
     conv = vae.model.decoder.up_blocks[1].resnets[0].conv1
     original = type(conv).__call__
     monkeypatch.setattr(
@@ -391,14 +391,14 @@ def test_the_transformer_makes_room_for_the_text_encoder(
     told: list[str] = []
     pipe = load(tiny_folder, backend, notify=lambda kind, text: told.append(text))
     first = pipe("a ring", width=32, height=32, steps=1)
-    before = pipe.family.parts._transformer
+    before = pipe.model._transformer
     assert before is not None
     free = pipe.engine.free_memory
-    parts = pipe.family.parts
+    parts = pipe.model
     monkeypatch.setattr(pipe.engine, "free_memory", lambda: 10_000 if parts._transformer is not None else free())
     again = pipe("a star", width=32, height=32, steps=1)
     assert any("freeing the transformer" in text for text in told)
-    assert pipe.family.parts._transformer is not before and first.recipe["seed"] == again.recipe["seed"]
+    assert pipe.model._transformer is not before and first.recipe["seed"] == again.recipe["seed"]
 
 
 def test_numpy_numbers_are_numbers(tiny_folder: Path) -> None:
@@ -432,7 +432,7 @@ def test_texts_beyond_the_limit_are_encoded_in_their_turn(
     first = sum(text.startswith("loading text encoder (") for text in told)
     pictures = [pipe(prompt, width=32, height=32, steps=1).latents.tobytes() for prompt in prompts[:4]]
     assert first == 1 and 1 < sum(text.startswith("loading text encoder (") for text in told) <= 4
-    assert sum(states.nbytes for states in pipe.family.parts._texts.values()) < 12_000
+    assert sum(states.nbytes for states in pipe.model.texts._kept.values()) < 12_000
     fresh = load(tiny_folder, backend)
     assert pictures == [fresh(prompt, width=32, height=32, steps=1).latents.tobytes() for prompt in prompts[:4]]
 

@@ -12,18 +12,22 @@ from qwenimg.common.base.errors import QwenimgError, UsageError
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl, unet
 from qwenimg.common.weights import precision
 from qwenimg.common.weights.precision import (
-    BASES,
     BF16,
     BF16_PLAIN,
     FP16_PLAIN,
     FP32,
     FP64,
+    MMDIT,
     PLACES,
-    SD_BASES,
     SD_PLACES,
+    UNET,
+    Kind,
     Precision,
+    bases,
     parse,
 )
+
+BASES, SD_BASES = bases(MMDIT), bases(UNET)
 
 DIT = qwen_dit.manifest(qwen_dit.QwenDiTConfig(num_layers=2, use_additional_t_cond=True))
 
@@ -131,7 +135,7 @@ def test_what_cannot_be_read_is_refused(text: str) -> None:
         parse(text, on_gpu=False)
     message = str(caught.value)
     assert caught.value.exit_code == 2
-    assert "--precision" in message and precision.SYNTAX in message and message.isprintable()
+    assert "--precision" in message and MMDIT.syntax in message and message.isprintable()
 
 
 def test_later_overrides_win_and_are_independent_of_order_otherwise() -> None:
@@ -228,7 +232,7 @@ def test_summary(text: str, summary: str) -> None:
 # Stable Diffusion
 
 ADDED = {"addition_embed_type": "text_time", "addition_time_embed_dim": 8, "projection_class_embeddings_input_dim": 64}
-UNET = unet.manifest(unet.UNetConfig(**ADDED))
+KEYS = unet.manifest(unet.UNetConfig(**ADDED))
 # name: text, unet, vae, then the parts of the UNet that may stay float32: head, modulation, stream
 SD_EXPECTED = {
     "fp32": ("float32",) * 6,
@@ -244,38 +248,38 @@ SD_EXPECTED = {
 
 @pytest.mark.parametrize("text", SD_EXPECTED)
 def test_parse_for_stable_diffusion(text: str) -> None:
-    policy = parse(text, on_gpu=False, family="sd")
+    policy = parse(text, on_gpu=False, kind=UNET)
     keys = ("conv_out.bias", "up_blocks.1.resnets.2.time_emb_proj.weight", "conv_in.weight")
     parts = tuple(policy.compute_dtype(part) for part in ("text", "unet", "vae"))
     assert (*parts, *(policy.weight_dtype("unet", key) for key in keys)) == SD_EXPECTED[text]
-    assert (policy.name, policy.family) == (text, "sd")
+    assert (policy.name, policy.kind) == (text, UNET)
     assert policy.residual_dtype("unet") == SD_EXPECTED[text][5]
 
 
 def test_auto_for_stable_diffusion() -> None:
-    assert parse("auto", on_gpu=True, family="sd") == SD_BASES["fp16"]
-    assert parse("auto", on_gpu=False, family="sd") == SD_BASES["fp32"]
+    assert parse("auto", on_gpu=True, kind=UNET) == SD_BASES["fp16"]
+    assert parse("auto", on_gpu=False, kind=UNET) == SD_BASES["fp32"]
 
 
 @pytest.mark.parametrize(
-    ("text", "family"),
-    [("fp16", "qwen"), ("bf16,unet=fp32", "qwen"), ("bf16,transformer=fp32", "sd"), ("fp16,timestep=rounded", "sd")],
+    ("text", "kind"),
+    [("fp16", MMDIT), ("bf16,unet=fp32", MMDIT), ("bf16,transformer=fp32", UNET), ("fp16,timestep=rounded", UNET)],
 )
-def test_what_the_other_family_has_is_refused(text: str, family: precision.Family) -> None:
+def test_what_the_other_family_has_is_refused(text: str, kind: Kind) -> None:
     with pytest.raises(UsageError) as caught:
-        parse(text, on_gpu=False, family=family)
+        parse(text, on_gpu=False, kind=kind)
     if text != "fp16":
-        assert str(caught.value).endswith(precision.SD_SYNTAX if family == "sd" else precision.SYNTAX)
+        assert str(caught.value).endswith(kind.syntax)
 
 
 def test_every_weight_of_the_unet_has_its_dtype() -> None:
     """Of the whole manifest: in fp16 a weight is float32 exactly if it belongs to a place."""
-    wide = {key for key in UNET if SD_BASES["fp16"].weight_dtype("unet", key) == "float32"}
+    wide = {key for key in KEYS if SD_BASES["fp16"].weight_dtype("unet", key) == "float32"}
     tops = {"time_embedding", "add_embedding", "conv_in", "conv_norm_out", "conv_out"}
     names = {"time_emb_proj", "conv_shortcut"}
-    assert wide == {key for key in UNET if key.split(".")[0] in tops or key.split(".")[-2] in names}
-    assert {SD_BASES["fp16-plain"].weight_dtype("unet", key) for key in UNET} == {"float16"}
-    vae = parse("fp16,vae=fp16", on_gpu=False, family="sd")
+    assert wide == {key for key in KEYS if key.split(".")[0] in tops or key.split(".")[-2] in names}
+    assert {SD_BASES["fp16-plain"].weight_dtype("unet", key) for key in KEYS} == {"float16"}
+    vae = parse("fp16,vae=fp16", on_gpu=False, kind=UNET)
     assert {vae.weight_dtype("vae", key) for key in ("decoder.conv_in.weight", "decoder.conv_out.bias")} == {"float16"}
 
 

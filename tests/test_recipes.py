@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 from qwenimg.common.families import catalog, registry
-from qwenimg.common.families.qwen_image.checkpoint import open_model
+from qwenimg.common.families.qwen_image.checkpoint import open_folder
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.pipeline.request import Defaults
 
@@ -41,13 +41,15 @@ def test_a_recipe_changes_only_the_size():
 
 def test_the_trained_sizes_belong_to_the_published_width(tiny_folder):
     """However the model came, and with layers left out; a model of another width draws its aspects at its own size."""
-    tiny = open_model(tiny_folder)
+    tiny = open_folder(tiny_folder)
     for config, expected in (
         (QwenDiTConfig(), (1664, 928)),
         (QwenDiTConfig(num_layers=40), (1664, 928)),
-        (tiny.transformer_config, (1360, 768)),
+        (tiny["transformer"].config, (1360, 768)),
     ):
-        found = registry.defaults(replace(tiny, transformer_config=config), None)
+        transformer = replace(tiny["transformer"], config=config)
+        changed = replace(tiny, components={**tiny.components, "transformer": transformer})
+        found = registry.Opened(family=registry.QWEN_IMAGE, checkpoint=changed).defaults()
         assert found.size(Fraction(16, 9)) == expected
     tiny.close()
 

@@ -16,6 +16,7 @@ import qwenimg
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.families import registry
+from qwenimg.common.families.family import Choices
 from qwenimg.common.weights import safetensors
 
 BACKENDS = ("cpu", "mlx")
@@ -98,11 +99,11 @@ def test_another_vae(both, backend: str, tmp_path: Path) -> None:
 def test_options_that_fit_no_other_model(tiny_folder: Path, both) -> None:
     for options in ({"vae": both["sd1"][0] / "vae"}, {"prediction": "v"}):
         with pytest.raises(UsageError, match="for Stable Diffusion"):
-            registry.open_model(tiny_folder, **options)
+            registry.open_model(tiny_folder, Choices(**options))
     opened = registry.open_model(tiny_folder)
     with pytest.raises(UsageError, match="SDXL base"):
         registry.open_refiner(opened, both["sdxl"][0])
-    opened.close()
+    opened.checkpoint.close()
 
 
 def test_a_file_without_a_tokenizer_says_where_it_was_looked_for(both, tmp_path: Path, monkeypatch) -> None:
@@ -160,7 +161,7 @@ def handles(monkeypatch: pytest.MonkeyPatch) -> list[OpenFile]:
 
 def fails(handles: list[OpenFile], least: int, message: str, path: Path, vae: Path | None = None) -> None:
     with pytest.raises(ModelError, match=message):
-        registry.open_model(path, vae=vae)
+        registry.open_model(path, Choices(vae=vae))
     print([file.path.name for file in handles])
     assert len(handles) >= least and all(file.stream.closed for file in handles)
 

@@ -232,7 +232,9 @@ def test_prompts_of_which_the_tokenizers_need_unequal_chunks(folders, backend: s
     assert counts == [1, 2]
     pipe = load(folders["sdxl"], backend)
     made = pipe(prompt, steps=2, seed=1)
-    encoded = {text: [len(part) for part in found.states] for (text, _), found in pipe.family.base.texts._kept.items()}
+    encoded = {
+        text: [len(part) for part in found.states] for (text, _), found in pipe.model.base.texts.kept._kept.items()
+    }
     print(made.shapes["text"], encoded.values())
     assert encoded[prompt] == [max(counts)] * 2 and encoded[""] == [1, 1]
     assert made.shapes["text"] == f"[2, {77 * max(counts)}, 140]"
@@ -272,7 +274,7 @@ def test_bad_requests_are_one_line(folders, asked: dict, message: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_non_finite_step_names_the_place(folders, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = load(folders["sd15"], backend)
-    conv = pipe.family.base.unet().model.down_blocks[1].resnets[0].conv1
+    conv = pipe.model.base.unet().model.down_blocks[1].resnets[0].conv1
     original = type(conv).__call__
 
     def spoiled(self, x):

@@ -29,7 +29,7 @@ from safetensors import safe_open
 from qwenimg.backends.torch.training.data import COLOR_ONLY, DROPPED
 from qwenimg.backends.torch.training.state import FORMAT, curve
 from qwenimg.common.families import catalog
-from qwenimg.common.families.qwen_image.checkpoint import open_model
+from qwenimg.common.families.qwen_image.checkpoint import open_folder
 from qwenimg.common.shapes import builtin, gate, scenes
 
 STAGES = {"vae": "VAE", "text": "text encoder, of prompts", "dit": "transformer"}
@@ -154,8 +154,12 @@ def card(folder: Path, runs: Sequence[Run], gates: Sequence[dict[str, Any]]) -> 
 
 
 def _parts(folder: Path) -> str:
-    model = open_model(folder)
-    plans = {"text encoder": model.text, "transformer": model.transformer, "VAE, for a still image": model.vae}
+    model = open_folder(folder)
+    plans = {
+        "text encoder": model["text_encoder"].plan,
+        "transformer": model["transformer"].plan,
+        "VAE, for a still image": model["vae"].plan,
+    }
     rows = [[name, f"{plan.parameters:,}", ", ".join(plan.dtypes)] for name, plan in plans.items()]
     rows.append(["all", f"{model.parameters:,}", ""])
     model.close()

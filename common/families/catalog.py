@@ -10,7 +10,7 @@ from difflib import get_close_matches
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class KnownModel:
     """One model. Sizes, steps, guidance and negative prompt are those of its model card."""
 
     name: str
@@ -29,7 +29,7 @@ class Recipe:
 
 
 # What the gate in tools/gate.py judges, and `qwenimg selftest` on the user's machine.
-BUILT_IN = Recipe(
+BUILT_IN = KnownModel(
     name="shapes-v1",
     repo=None,
     title="shapes, the built-in demo model",
@@ -46,9 +46,9 @@ BUILT_IN = Recipe(
 )
 
 RECIPES = {
-    recipe.name: recipe
-    for recipe in (
-        Recipe(
+    known.name: known
+    for known in (
+        KnownModel(
             name="qwen-image",
             repo="Qwen/Qwen-Image",
             title="Qwen-Image, 20B",
@@ -63,7 +63,7 @@ RECIPES = {
             negative_prompt=" ",
             family="qwen-image",
         ),
-        Recipe(
+        KnownModel(
             name="qwen-image-2512",
             repo="Qwen/Qwen-Image-2512",
             title="Qwen-Image, 20B, of December 2025",
@@ -78,7 +78,7 @@ RECIPES = {
             negative_prompt=" ",
             family="qwen-image",
         ),
-        Recipe(
+        KnownModel(
             name="sd15",
             repo="stable-diffusion-v1-5/stable-diffusion-v1-5",
             title="Stable Diffusion 1.5",
@@ -93,7 +93,7 @@ RECIPES = {
             negative_prompt="",
             family="stable-diffusion",
         ),
-        Recipe(
+        KnownModel(
             name="sdxl",
             repo="stabilityai/stable-diffusion-xl-base-1.0",
             title="Stable Diffusion XL 1.0",
@@ -108,7 +108,7 @@ RECIPES = {
             negative_prompt="",
             family="stable-diffusion",
         ),
-        Recipe(
+        KnownModel(
             name="sdxl-refiner",
             repo="stabilityai/stable-diffusion-xl-refiner-1.0",
             title="the refiner of Stable Diffusion XL 1.0",
@@ -177,7 +177,7 @@ REFUSED = {
 }
 
 
-def find(name: str) -> Recipe | None:
+def find(name: str) -> KnownModel | None:
     """The recipe called `name`, or whose hub id is `name`; upper and lower case are the same."""
     lower = name.lower()
     lower = ALIASES.get(lower, lower)

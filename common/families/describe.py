@@ -9,23 +9,15 @@ from math import prod
 from pathlib import Path
 
 from qwenimg.common.base.amounts import counted, size_text
-from qwenimg.common.base.config import parse, read_json
+from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import is_file, is_folder
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import registry, repository
-from qwenimg.common.families.stable_diffusion import checkpoint, single_file
-from qwenimg.common.families.stable_diffusion.checkpoint import SDModel
+from qwenimg.common.families.components import read_config
+from qwenimg.common.families.stable_diffusion import single_file
 from qwenimg.common.families.stable_diffusion.single_file import Prediction
-from qwenimg.common.networks import clip, kl_vae, qwen_dit, qwen_vae, qwen_vl, unet
-from qwenimg.common.networks.clip import CLIPConfig
-from qwenimg.common.networks.kl_vae import KLVAEConfig
-from qwenimg.common.networks.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.qwen_vae import QwenVAEConfig
-from qwenimg.common.networks.qwen_vl import QwenVLConfig
-from qwenimg.common.networks.unet import UNetConfig
-from qwenimg.common.sampling import schedules
 from qwenimg.common.weights.files import find_files
 from qwenimg.common.weights.safetensors import Stored, read_header
 
@@ -63,8 +55,8 @@ def describe(path: Path, prediction: Prediction | None = None) -> Description:
 def _folder(folder: Path) -> Description:
     whole = Description(lines=["layout: diffusers folder"])
     try:
-        registry.check_class(folder)
-        whole.lines.append(_pipeline(folder))
+        family = registry.of_folder(folder)
+        whole.lines.append(f"pipeline: {family.described(folder)}")
     except ModelError as error:
         whole.faults.append(str(error))
         return whole
@@ -81,33 +73,13 @@ def _folder(folder: Path) -> Description:
     return whole
 
 
-def _pipeline(folder: Path) -> str:
-    """What it is for, by the class and by the UNet's channels."""
-    index = read_json(folder / "model_index.json")
-    if index.get("_class_name") not in checkpoint.PIPELINES:
-        return "pipeline: Qwen-Image, text to image"
-    kind = "SDXL" if checkpoint.PIPELINES[str(index["_class_name"])] else "Stable Diffusion 1.x or 2.x"
-    if index.get("requires_aesthetics_score"):
-        kind = "SDXL refiner"
-    channels = read_json(folder / "unet" / "config.json").get("in_channels", 4)
-    scheduler = read_json(folder / "scheduler" / "scheduler_config.json", infinities=True)
-    what = "inpainting" if channels == 9 else "text to image"
-    predicts = clean(scheduler.get("prediction_type", "epsilon"), 20)
-    return f"pipeline: {kind}, {what} ({clean(channels, 20)} channels), predicts {predicts}"
-
-
 def _other_faults(folder: Path) -> list[str]:
     """What only shows when everything is opened together: components that do not fit, tokenizer, scheduler."""
     try:
-        model = registry.open_model(folder)
-        model.close()
-        if isinstance(model, SDModel):
-            schedules.sampler_of(model.scheduler)
-            for text in model.texts:
-                text.words  # noqa: B018 (it is read and checked)
-            return []
-        model.schedule_config()
-        model.tokenizer  # noqa: B018
+        opened = registry.open_model(folder)
+        opened.checkpoint.close()
+        opened.family.check(opened.checkpoint)
+        opened.checkpoint.read_tokenizers()
     except ModelError as error:
         return [str(error)]
     return []
@@ -137,23 +109,14 @@ def _expected(folder: Path) -> tuple[Manifest, Callable[[str], str | None]]:
     """The manifest of the component in `folder`, by its configuration, and the renaming of its keys."""
     path = folder / "config.json"
     data = read_json(path)
-    name = str(data.get("_class_name"))
-    if name == qwen_dit.CLASS_NAME:
-        return qwen_dit.manifest(parse(QwenDiTConfig, data, source=path, ignored=qwen_dit.IGNORED_CONFIG)), _same
-    if name == qwen_vae.CLASS_NAME:
-        return qwen_vae.manifest(parse(QwenVAEConfig, data, source=path, ignored=qwen_vae.IGNORED_CONFIG)), _same
-    if name == unet.CLASS_NAME:
-        fields = unet.unet_fields(data)
-        return unet.manifest(parse(UNetConfig, fields, source=path, ignored=unet.IGNORED_CONFIG)), _same
-    if name == kl_vae.CLASS_NAME:
-        fields = kl_vae.vae_fields(data)
-        return kl_vae.manifest(parse(KLVAEConfig, fields, source=path, ignored=kl_vae.IGNORED_CONFIG)), kl_vae.rename
-    if data.get("model_type") == clip.MODEL_TYPE:
-        return clip.manifest(parse(CLIPConfig, clip.text_fields(data), source=path)), clip.rename
-    if folder.name == "text_encoder" or data.get("model_type") == qwen_vl.MODEL_TYPE:
-        fields = qwen_vl.language_fields(data)
-        return qwen_vl.manifest(parse(QwenVLConfig, fields, source=path)), qwen_vl.rename
-    kind = name if "_class_name" in data else data.get("model_type")
+    networks = [network for family in registry.FAMILIES for network in family.networks]
+    for network in networks:
+        if data.get(network.key) == network.kind:
+            return network.manifest(read_config(network, folder)), network.rename or _same
+    if folder.name == "text_encoder":  # some are stored without a type
+        network = next(network for network in networks if network.role == "text")
+        return network.manifest(read_config(network, folder)), network.rename or _same
+    kind = data.get("_class_name", data.get("model_type"))
     raise ModelError(f"{clean(path)}: a {clean(kind, 60)!r} is not a component that this version knows")
 
 

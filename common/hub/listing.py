@@ -9,9 +9,8 @@ from typing import Literal
 
 from qwenimg.common.base import hf_cache
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.families import catalog, repository
-from qwenimg.common.families.catalog import Piece, Recipe
-from qwenimg.common.families.registry import check_class
+from qwenimg.common.families import catalog, registry, repository
+from qwenimg.common.families.catalog import KnownModel, Piece
 from qwenimg.common.families.stable_diffusion.find_tokenizer import is_tokenizer
 from qwenimg.common.hub import resolve
 from qwenimg.common.shapes import builtin
@@ -41,7 +40,7 @@ def entries() -> list[Entry]:
     return [*named, _piece(catalog.CLIP_TOKENIZER), *_others({entry.repo for entry in named})]
 
 
-def _recipe(recipe: Recipe) -> Entry:
+def _recipe(recipe: KnownModel) -> Entry:
     if recipe.repo is None:
         here: Here = "yes" if builtin.present() else "no"
         size = _bytes(builtin.folder()) if builtin.present() else 0
@@ -92,7 +91,7 @@ def _draws(storage: Path) -> bool:
     """Whether the newest snapshot in `storage` is of a class that is supported."""
     for folder in hf_cache.snapshots(storage)[:1]:
         try:
-            check_class(folder)
+            registry.of_folder(folder)
             return True
         except ModelError:
             return False

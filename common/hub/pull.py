@@ -23,9 +23,8 @@ from pathlib import Path
 from qwenimg.common.base import cache_files, hf_cache
 from qwenimg.common.base.errors import DoesNotFit, ModelError, UsageError
 from qwenimg.common.base.text import short
-from qwenimg.common.families import catalog, repository
+from qwenimg.common.families import catalog, registry, repository
 from qwenimg.common.families.catalog import Piece
-from qwenimg.common.families.registry import check_class
 from qwenimg.common.hub import requirements, resolve
 from qwenimg.common.hub.download import NOTE, PART, Wanted, bytes_kept, fetch
 from qwenimg.common.hub.http import Echo, Server, check_endpoint, connect, get_json
@@ -158,7 +157,7 @@ def _download(work: _Work, files: list[Wanted], progress: Progress) -> None:
             done += wanted.size
         _link(work, wanted)
         if wanted.path == "model_index.json":
-            check_class(work.snapshot)  # before the gigabytes
+            registry.of_folder(work.snapshot)  # before the gigabytes
 
 
 def _drop_damaged(work: _Work, files: list[Wanted], progress: Progress) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from qwenimg.common.families.catalog import BUILT_IN, Recipe
+from qwenimg.common.families.catalog import BUILT_IN, KnownModel
 from qwenimg.common.hub.resolve import size_text
 
 RATE = 100e6 / 8  # bytes per second of the line that times are given for
@@ -21,7 +21,7 @@ def time_text(count: int) -> str:
     return f", about {f'{minutes} min' if minutes < 100 else f'{seconds / 3600:.1f} h'} at 100 Mbit/s"
 
 
-def machine_text(recipe: Recipe | None, largest: int) -> str:
+def machine_text(recipe: KnownModel | None, largest: int) -> str:
     """On which machine a model can run: one with a recipe, or one whose largest component has `largest` bytes."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     need = largest if recipe is None else recipe.memory

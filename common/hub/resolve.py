@@ -16,7 +16,7 @@ from qwenimg.common.base.hf_cache import _COMMIT, cache_folder, is_offline, snap
 from qwenimg.common.base.safe_files import absolute, bad, kind
 from qwenimg.common.base.text import short
 from qwenimg.common.families import catalog
-from qwenimg.common.families.catalog import Recipe
+from qwenimg.common.families.catalog import KnownModel
 from qwenimg.common.families.repository import lacks
 from qwenimg.common.shapes import builtin
 from qwenimg.common.weights.files import PICKLES
@@ -32,7 +32,7 @@ class Resolved:
 
     folder: Path
     name: str
-    recipe: Recipe | None = None
+    recipe: KnownModel | None = None
     revision: str | None = None
 
     @property
@@ -134,7 +134,7 @@ def from_path(given: str, path: Path) -> Resolved:
     return Resolved(folder=path, name=short(whole.name or "model", 100))
 
 
-def find_repo(given: str) -> tuple[str, Recipe | None]:
+def find_repo(given: str) -> tuple[str, KnownModel | None]:
     """The hub id that the name or id `given` stands for, and its recipe. Raises ModelError."""
     shown = short(given, 120)
     if given.lower().endswith(_FILES):
@@ -157,7 +157,7 @@ def find_repo(given: str) -> tuple[str, Recipe | None]:
     )
 
 
-def _absent(name: str, repo: str, recipe: Recipe | None, offline: bool) -> str:
+def _absent(name: str, repo: str, recipe: KnownModel | None, offline: bool) -> str:
     about = f"{repo}, {size_text(recipe.bytes)}," if recipe else "the model"
     near = None if recipe else catalog.nearest(repo)
     if near:

@@ -23,6 +23,7 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.networks import params
+from qwenimg.common.networks.network import Network
 
 CLASS_NAMES = ("CLIPTextModel", "CLIPTextModelWithProjection")
 MODEL_TYPE = "clip_text_model"
@@ -148,3 +149,15 @@ def _layer(config: CLIPConfig) -> Manifest:
         params.linear("mlp.fc1", inner, width),
         params.linear("mlp.fc2", width, inner),
     )
+
+
+NETWORK = Network(
+    name="clip",
+    role="text",
+    kind=MODEL_TYPE,
+    key="model_type",
+    config=CLIPConfig,
+    manifest=manifest,
+    fields=text_fields,
+    rename=rename,
+)

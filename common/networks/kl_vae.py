@@ -21,6 +21,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.networks import params
+from qwenimg.common.networks.network import Network
 
 CLASS_NAME = "AutoencoderKL"
 IGNORED_CONFIG: frozenset[str] = frozenset()
@@ -162,3 +163,15 @@ def _mid(width: int) -> Manifest:
         *(params.linear(name, width, width) for name in ("to_q", "to_k", "to_v", "to_out.0")),
     )
     return params.repeat("resnets", 2, _resnet(width, width)) | params.under("attentions.0", attention)
+
+
+NETWORK = Network(
+    name="kl_vae",
+    role="vae",
+    kind=CLASS_NAME,
+    config=KLVAEConfig,
+    manifest=manifest,
+    fields=vae_fields,
+    ignored=IGNORED_CONFIG,
+    rename=rename,
+)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from qwenimg.common.networks.qwen_dit import ROPE_THETA, TIME_CHANNELS, QwenDiTConfig
 from qwenimg.common.numbers import rope
-from qwenimg.common.numbers import timesteps as timesteps_
+from qwenimg.common.numbers.timesteps import TimeDtype, timestep_features
 
 Shape = tuple[int, int, int]
 Table = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -24,11 +24,11 @@ def image_and_text_rope(config: QwenDiTConfig, shapes: Sequence[Shape], length: 
     return rope.rope_table(image, axes, ROPE_THETA), rope.rope_table(text, axes, ROPE_THETA)
 
 
-def time_rows(config: QwenDiTConfig, timesteps: Sequence[float], dtype: timesteps_.TimeDtype) -> NDArray[np.float64]:
+def time_rows(config: QwenDiTConfig, timesteps: Sequence[float], dtype: TimeDtype) -> NDArray[np.float64]:
     """Sinusoids [T, 256] of a schedule's timesteps (0..1000), and of timestep 0 as the last row for a model with
     `zero_cond_t`. `dtype`: what a timestep is rounded to first (float32, or the transformer's as diffusers does)."""
     times = [*timesteps, 0.0] if config.zero_cond_t else list(timesteps)
-    return np.stack([timesteps_.timestep_features(time, TIME_CHANNELS, dtype=dtype) for time in times])
+    return np.stack([timestep_features(time, TIME_CHANNELS, dtype=dtype) for time in times])
 
 
 def key_mask(lengths: Sequence[int], image_tokens: int) -> NDArray[np.bool_] | None:
@@ -48,11 +48,3 @@ def zero_index(config: QwenDiTConfig, shapes: Sequence[Shape]) -> NDArray[Any] |
         return None
     counts = [frames * rows * columns for frames, rows, columns in shapes]
     return np.repeat(np.asarray([0] + [1] * (len(counts) - 1)), counts)
-
-
-def sinusoids(
-    values: Sequence[float], channels: int, *, cosines_first: bool = True, shift: int = 0
-) -> NDArray[np.float64]:
-    """Of each value for a diffusion UNet, [N, channels]: angle i is value / 10000^(i / (channels / 2 - shift))."""
-    rows = np.stack([timesteps_.sinusoids(value, channels, shift=shift) for value in values])
-    return rows if cosines_first else np.roll(rows, channels // 2, axis=1)

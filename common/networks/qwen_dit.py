@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
+from qwenimg.common.networks.network import Network
 
 CLASS_NAME = "QwenImageTransformer2DModel"
 IGNORED_CONFIG = frozenset({"pooled_projection_dim"})  # left over in published configs from an older class
@@ -103,3 +104,13 @@ def _block(dim: int, head_dim: int) -> Manifest:
 
 def _feed_forward(dim: int) -> Manifest:
     return params.linear("net.0.proj", MLP_RATIO * dim, dim) | params.linear("net.2", dim, MLP_RATIO * dim)
+
+
+NETWORK = Network(
+    name="qwen_dit",
+    role="transformer",
+    kind=CLASS_NAME,
+    config=QwenDiTConfig,
+    manifest=manifest,
+    ignored=IGNORED_CONFIG,
+)

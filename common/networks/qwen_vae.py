@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.networks import params
+from qwenimg.common.networks.network import Network
 
 CLASS_NAME = "AutoencoderKLQwenImage"
 IGNORED_CONFIG = frozenset({"dropout"})
@@ -196,3 +197,14 @@ def _decoder(config: QwenVAEConfig) -> Manifest:
         parts.append(params.under(f"up_blocks.{index}", block))
     parts += [_gain("norm_out", last), params.conv("conv_out", config.input_channels, last, 3, 3, 3)]
     return params.merge(*parts)
+
+
+NETWORK = Network(
+    name="qwen_vae",
+    role="vae",
+    kind=CLASS_NAME,
+    config=QwenVAEConfig,
+    manifest=manifest,
+    used=still,
+    ignored=IGNORED_CONFIG,
+)

@@ -18,6 +18,7 @@ from typing import Any
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
+from qwenimg.common.networks.network import Network
 
 MODEL_TYPE = "qwen2_5_vl"
 _PREFIXES = ("model.language_model.", "language_model.model.", "model.")
@@ -107,3 +108,15 @@ def _attention(config: QwenVLConfig) -> Manifest:
         params.linear("v_proj", keys, width),
         params.linear("o_proj", width, width, bias=False),
     )
+
+
+NETWORK = Network(
+    name="qwen_vl",
+    role="text",
+    kind=MODEL_TYPE,
+    key="model_type",
+    config=QwenVLConfig,
+    manifest=manifest,
+    fields=language_fields,
+    rename=rename,
+)

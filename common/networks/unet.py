@@ -23,6 +23,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.networks import params
+from qwenimg.common.networks.network import Network
 
 CLASS_NAME = "UNet2DConditionModel"
 # Fields without effect here: dropout is for training, attention scores are always float32 at least, and the number of
@@ -279,3 +280,15 @@ def _attention(width: int, keys: int) -> Manifest:
         params.linear("to_v", width, keys, bias=False),
         params.linear("to_out.0", width, width),
     )
+
+
+NETWORK = Network(
+    name="unet",
+    role="transformer",
+    kind=CLASS_NAME,
+    config=UNetConfig,
+    manifest=manifest,
+    used=used,
+    fields=unet_fields,
+    ignored=IGNORED_CONFIG,
+)

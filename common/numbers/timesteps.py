@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -37,6 +38,14 @@ def sinusoids(value: float, channels: int, max_period: float = 10000.0, shift: i
     frequencies = np.array([math.exp(-math.log(max_period) * i / (half - shift)) for i in range(half)])
     angles = value * frequencies
     return np.concatenate([np.cos(angles), np.sin(angles)])
+
+
+def unet_sinusoids(
+    values: Sequence[float], channels: int, *, cosines_first: bool = True, shift: int = 0
+) -> NDArray[np.float64]:
+    """Of each value for a diffusion UNet, [N, channels]: angle i is value / 10000^(i / (channels / 2 - shift))."""
+    rows = np.stack([sinusoids(value, channels, shift=shift) for value in values])
+    return rows if cosines_first else np.roll(rows, channels // 2, axis=1)
 
 
 def _round(value: float, dtype: TimeDtype) -> float:

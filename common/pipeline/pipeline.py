@@ -18,13 +18,14 @@ from qwenimg.common.base.version import __version__
 from qwenimg.common.numbers import noise, sizes
 from qwenimg.common.numbers.noise import Stream
 from qwenimg.common.pictures import pixels as image
-from qwenimg.common.pipeline import call_options
-from qwenimg.common.pipeline.diffusion_model import Family, Latents, Start
-from qwenimg.common.pipeline.plan import Plan, Stage
+from qwenimg.common.pipeline import call_options, start
+from qwenimg.common.pipeline.diffusion_model import DiffusionModel, PreparedRun
+from qwenimg.common.pipeline.initial import Initial, Latents
+from qwenimg.common.pipeline.plan import SamplingPlan, Segment
 from qwenimg.common.pipeline.recipe import FORMAT, Recipe
 from qwenimg.common.pipeline.request import Asked, Defaults, Request
 from qwenimg.common.pipeline.result import Result, Step
-from qwenimg.common.runtime.engine import Array, Engine
+from qwenimg.common.runtime.engine import Array
 from qwenimg.common.runtime.estimate import Estimate, Needs
 
 GPU_SIDE, CPU_SIDE = 4096, 256  # of the matrices that the rate is measured with: a GPU's fill it, a CPU's are soon done
@@ -41,8 +42,7 @@ class Pipeline:
 
     def __init__(
         self,
-        engine: Engine,
-        family: Family,
+        model: DiffusionModel,
         *,
         name: str,
         defaults: Defaults,
@@ -51,9 +51,10 @@ class Pipeline:
     ):
         """options: what the model was opened with, for recipes."""
         self.options = dict(options or {})
-        self.engine, self.family, self.model_name, self.defaults = engine, family, name, defaults
-        self.precision, self.notify = family.keeper.precision, family.keeper.notify
-        self.backend, self.device = engine.name, engine.device
+        self.model, self.model_name, self.defaults = model, name, defaults
+        self.runtime, self.engine = model.runtime, model.runtime.engine
+        self.precision, self.notify = self.runtime.precision, self.runtime.notify
+        self.backend, self.device = self.engine.name, self.engine.device
         self.tf32 = tf32  # whether float32 products are rounded to fewer digits on this device
         self._running, self._closed = Lock(), False
         self._rate: float | None = None
@@ -102,15 +103,15 @@ class Pipeline:
         if asked.get("mask") is not None:
             usual["strength"] = with_mask
         request = Request(**(usual | given), prompt=prompt)
-        self.family.plan(request)
-        if math.prod(self._shape(request)) * self.family.channels < noise.FEWEST:
+        self.model.plan(request)
+        if math.prod(start.latent_shape(self.model, request)) * self.model.channels < noise.FEWEST:
             size = f"{request.width}x{request.height}"
             raise UsageError(f"{size} is too small: its noise would have fewer than {noise.FEWEST} numbers")
         if request.latents is not None:
-            self._noise(request, Stream(request.seed))
+            start.noise(self.model, request, Stream(request.seed))
         if request.image is not None:
-            width, height = sizes.render_size(request.width, request.height, self.family.multiple)
-            self.family.check_encoding(height, width)
+            width, height = sizes.render_size(request.width, request.height, self.model.multiple)
+            self.model.check_encoding(height, width)
         return request
 
     @call_options.described
@@ -124,7 +125,7 @@ class Pipeline:
         """Announces `prompts`, so that the text encoder is loaded once for all that fit into memory, and before the
         transformer. The rest is encoded in its turn, again as much as fits."""
         with self._alone():
-            self.family.announce(prompts, clip_skip)
+            self.model.announce(prompts, clip_skip)
 
     def headline(self) -> str:
         """One line: backend, device, precision map and model."""
@@ -133,13 +134,13 @@ class Pipeline:
     def free_transformer(self) -> None:
         """Frees the transformer, some two thirds of all memory; the next picture loads it again."""
         with self._alone():
-            self.family.free_transformer()
+            self.model.free_transformer()
 
     def close(self) -> None:
         """Frees everything and closes the model's files. Every later call but `close` raises UsageError."""
         if not self._closed:
             with self._alone():
-                self.family.close()
+                self.model.close()
                 self._closed = True
 
     # One at a time
@@ -160,20 +161,17 @@ class Pipeline:
 
     def _taken(self, request: Request, warnings: list[str]) -> Generator[Step | Result, None, None]:
         with self._alone():
-            try:
-                yield from self._generate(request, warnings)
-            finally:
-                self.family.end()
+            yield from self._generate(request, warnings)
 
     # Beforehand
 
     def _check_fits(self, request: Request) -> Needs:
         """Raises DoesNotFit before anything is loaded. Where what is loaded may be freed on the way, each part of the
         run looks for itself."""
-        needs = self.family.needs(request, self.family.plan(request), self._shape(request))
+        needs = self.model.needs(request, self.model.plan(request), start.latent_shape(self.model, request))
         if not ("the text encoder" in needs.memory and "a step of this size" in needs.memory):
             for what, need in needs.memory.items():
-                self.family.keeper.check_fit(what, need)
+                self.runtime.check_fit(what, need)
         return needs
 
     def _seconds_of_operation(self) -> float:
@@ -190,135 +188,73 @@ class Pipeline:
     # The run
 
     def _generate(self, request: Request, warnings: list[str]) -> Iterator[Step | Result]:
-        # What prepare() took belongs to the picture that follows, what an abandoned one took does not.
-        family, keeper = self.family, self.family.keeper
-        kept = [stage for stage in keeper.timing if stage == "encode" or stage.startswith("load text encoder")]
-        keeper.timing = {stage: keeper.timing[stage] for stage in kept}
-        plan, shape = family.plan(request), self._shape(request)
+        try:
+            yield from self._run(request, warnings)
+        finally:  # a run that failed or was abandoned leaves no times to the next
+            self.runtime.clock.clear()
+
+    def _run(self, request: Request, warnings: list[str]) -> Iterator[Step | Result]:
+        model = self.model
+        plan, shape = model.plan(request), start.latent_shape(model, request)
         self._check_fits(request)
         warnings += self._warnings(request)
         for warning in warnings:
             self.notify("warning", warning)
 
         stream = Stream(request.seed)
-        start = self._start(request, stream)
-        family.begin(request, plan, shape)
-        x, done = family.array(self._first(plan, start)), 0
-        for stage in plan.stages:
-            for moved, sigma, seconds in self._walk(stage, x, start, stream, done):
-                x, done = moved, done + 1
-                keeper.timing["steps"] = keeper.timing.get("steps", 0.0) + seconds
-                yield Step(index=done, total=max(plan.steps, done), sigma=sigma, seconds=seconds)
-        latents = self._last(family.latents(x, shape), plan, start)
-        del x
+        initial = start.draw(model, request, stream)
+        with model.prepare(request, plan, shape) as run:
+            x, done = run.array(start.first(plan, initial)), 0
+            for segment in plan.segments:
+                for moved, sigma, seconds in self._walk(run, segment, x, initial, stream, done):
+                    x, done = moved, done + 1
+                    self.runtime.clock.add("steps", seconds)
+                    yield Step(index=done, total=max(plan.steps, done), sigma=sigma, seconds=seconds)
+            latents = start.last(run.latents(x), plan, initial)
+            shapes = dict(run.shapes)
+            del x
 
-        pixels = image.crop(image.to_uint8(family.decode(latents)[0]), request.width, request.height)
+        pixels = image.crop(image.to_uint8(model.decode(latents)[0]), request.width, request.height)
         blank = image.blank_warning(pixels)
         if blank:
             self.notify("warning", blank)
         warnings += [blank] if blank else []
-        timing, keeper.timing = keeper.timing, {}
         yield Result(
             pixels=pixels,
             latents=latents,
-            recipe=self._recipe(request, plan, start.noise, warnings),
-            timing=timing,
-            shapes=family.shapes() | {"latents": str(list(latents.shape)), "pixels": str(list(pixels.shape))},
+            recipe=self._recipe(request, plan, initial.noise, warnings),
+            timing=dict(self.runtime.clock.seconds),
+            shapes=shapes | {"latents": str(list(latents.shape)), "pixels": str(list(pixels.shape))},
             warnings=warnings,
         )
 
     def _walk(
-        self, stage: Stage, x: Array, start: Start, stream: Stream, done: int
+        self, run: PreparedRun, segment: Segment, x: Array, initial: Initial, stream: Stream, done: int
     ) -> Iterator[tuple[Array, float, float]]:
-        """x, the noise level that its step started from, and the seconds that it took, after each step of `stage`."""
-        family = self.family
-        run = family.run(stage, start)
-        steps = stage.solver(x, stage.grid, run, lambda: family.array(stream.normal(start.noise.shape)))
+        """x, the noise level that its step started from, and the seconds that it took, after each step of `segment`."""
+        denoiser, sigmas = run.denoiser(segment, initial), segment.grid.sigmas
+        steps = segment.solver(x, segment.grid, denoiser, lambda: run.array(stream.normal(initial.noise.shape)))
         i = 0
         while True:
             begun = time.perf_counter()
             try:
                 x = next(steps, None)
             except NumericsError:  # of a sampler that looks at x itself
-                raise run.explain(done + i + 1) from None
+                raise denoiser.explain(done + i + 1) from None
             if x is None:
                 return
             if not self.engine.finite(x):
-                raise run.explain(done + i + 1)
-            yield x, stage.grid.sigmas[min(i, len(stage.grid.sigmas) - 2)], time.perf_counter() - begun
+                raise denoiser.explain(done + i + 1)
+            yield x, sigmas[min(i, len(sigmas) - 2)], time.perf_counter() - begun
             i += 1
 
-    def _shape(self, request: Request) -> Shape:
-        """Rows and columns of latents."""
-        width, height = sizes.render_size(request.width, request.height, self.family.multiple)
-        return height // self.family.scale, width // self.family.scale
-
-    # What the run starts from and ends with
-
-    def _start(self, request: Request, stream: Stream) -> Start:
-        """Draws in the order of diffusers: the picture's latents, the noise, the masked picture's latents."""
-        if request.image is None:
-            return Start(noise=self._noise(request, stream))
-        width, height = sizes.render_size(request.width, request.height, self.family.multiple)
-        picture = image.fit(request.image, request.width, request.height)
-        pixels = image.from_uint8(image.extend(picture, width, height))
-        unused = self.family.sees_mask and request.mask is not None and request.strength == 1
-        latents = None if unused else self._encode(pixels, stream)
-        initial = self._noise(request, stream)
-        if request.mask is None:
-            return Start(noise=initial, image=latents)
-        hole = image.extend(image.fit(request.mask, request.width, request.height) >= 128, width, height)
-        masked = self._encode(pixels * ~hole, stream) if self.family.sees_mask else None
-        scale = self.family.scale
-        return Start(
-            noise=initial,
-            image=latents,
-            mask=hole[None, None, ::scale, ::scale].astype(np.float32),
-            masked=masked,
-        )
-
-    def _encode(self, pixels: Latents, stream: Stream) -> Latents:
-        """A sample of the picture's latents, as diffusers takes it."""
-        mean, deviation = self.family.encode(pixels)
-        return mean + deviation * stream.normal(mean.shape)
-
-    def _first(self, plan: Plan, start: Start) -> Latents:
-        """The state at the first noise level: noise alone, or the picture with noise added."""
-        grid = plan.stages[0].grid
-        if start.image is None or (start.mask is not None and plan.whole):  # as diffusers: a mask may start from noise
-            return start.noise * np.float32(grid.initial)
-        sigma = grid.sigmas[0]
-        return start.image * np.float32(grid.alpha(sigma)) + start.noise * np.float32(sigma)
-
-    def _last(self, latents: Latents, plan: Plan, start: Start) -> Latents:
-        latents = latents.astype(np.float32) * np.float32(plan.stages[-1].grid.final)
-        if start.mask is None or start.image is None or start.masked is not None:
-            return latents
-        return np.where(start.mask > 0, latents, start.image)
-
-    def _noise(self, request: Request, stream: Stream) -> Latents:
-        """The initial noise [1, C, h, w]: the seed's, or what was given. Raises UsageError."""
-        shape = (1, self.family.channels, *self._shape(request))
-        if request.latents is None:
-            return stream.normal(shape)
-        given = np.asarray(request.latents)
-        if given.shape != shape:
-            raise UsageError(
-                f"latents of shape {list(given.shape)} do not fit: {request.width}x{request.height} needs {list(shape)}"
-            )
-        with np.errstate(over="ignore"):
-            given = given.astype(np.float32)
-        if not np.isfinite(given).all():
-            raise NumericsError("the latents have non-finite values in float32")
-        return given
-
-    # What is told
+    # What is said of it
 
     def _warnings(self, request: Request) -> list[str]:
         warning = noise.low_bits_warning(request.seed) if request.latents is None else None
-        return ([warning] if warning else []) + self.family.warnings(request)
+        return ([warning] if warning else []) + self.model.warnings(request)
 
-    def _recipe(self, request: Request, plan: Plan, initial: Latents, warnings: list[str]) -> Recipe:
+    def _recipe(self, request: Request, plan: SamplingPlan, initial: Latents, warnings: list[str]) -> Recipe:
         components = {name: self.precision.compute_dtype(name) for name in ("text", "transformer", "vae")}
         recipe = Recipe(
             format=FORMAT,
@@ -348,7 +284,7 @@ class Pipeline:
             recipe["clip_skip"] = request.clip_skip
         if request.guidance_rescale:
             recipe["guidance_rescale"] = request.guidance_rescale
-        if len(plan.stages) > 1:
+        if len(plan.segments) > 1:
             recipe["refine_at"] = request.refine_at
         if request.image is not None:
             recipe["strength"], recipe["image_sha256"] = request.strength, noise.sha256(request.image)

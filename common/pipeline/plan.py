@@ -1,4 +1,4 @@
-"""How a request is sampled: stretches of a schedule, each with its sampler."""
+"""How a request is sampled: segments of a schedule, each walked by a sampler with one denoiser."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.pipeline.request import Request
 from qwenimg.common.runtime.engine import Array
+from qwenimg.common.sampling import table
+from qwenimg.common.sampling.flow_match import FlowMatchConfig, flow_schedule
 from qwenimg.common.sampling.types import Denoiser, Grid, Noise
 
+OWN = ("", "model")  # the model's schedule
 Solver: TypeAlias = Callable[[Array, Grid, Denoiser, Noise], Iterator[Array]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class Segment:
     """A stretch of the schedule that one denoiser walks: all of it, or the base's or the refiner's part."""
 
     grid: Grid
@@ -22,19 +27,69 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """How a request is sampled. `sigmas` are those of all stages, for the recipe."""
+class SamplingPlan:
+    """How a request is sampled. `sigmas` are those of all segments, for the recipe."""
 
     sampler: str
     schedule: str
-    stages: tuple[Stage, ...]
+    segments: tuple[Segment, ...]
     whole: bool = True  # from pure noise on, not from a picture with some
 
     @property
     def steps(self) -> int:
-        return sum(len(stage.grid.sigmas) - 1 for stage in self.stages)
+        return sum(len(segment.grid.sigmas) - 1 for segment in self.segments)
 
     @property
     def sigmas(self) -> tuple[float, ...]:
-        first, *others = (stage.grid.sigmas for stage in self.stages)
+        first, *others = (segment.grid.sigmas for segment in self.segments)
         return first + tuple(sigma for sigmas in others for sigma in sigmas[1:])
+
+    def asked(self) -> tuple[float, ...]:
+        """The noise levels at which the model will be asked, each once, in order: the coefficients of samplers that are
+        not adaptive depend on no array, so running them on a float tells."""
+        recorder = _Recorder()
+        for segment in self.segments:
+            for _ in segment.solver(0.0, segment.grid, recorder, lambda: 0.0):
+                pass
+        return tuple(recorder.sigmas)
+
+
+class _Recorder:
+    def __init__(self) -> None:
+        self.sigmas: dict[float, None] = {}
+
+    def __call__(self, x: Array, sigma: float) -> Array:
+        self.sigmas[sigma] = None
+        return 0.0
+
+    def both(self, x: Array, sigma: float) -> tuple[Array, Array]:
+        self.sigmas[sigma] = None
+        return 0.0, 0.0
+
+
+# Flow-match models
+
+
+def flow_plan(config: FlowMatchConfig, request: Request, tokens: int) -> SamplingPlan:
+    """For a picture of `tokens` latent tokens. Raises UsageError."""
+    sampler = table.find(request.sampler or "euler")
+    if not sampler.flow:
+        raise UsageError(
+            f"--sampler {sampler.name} has no form for flow models, such as Qwen-Image's; see qwenimg samplers"
+        )
+    if request.schedule not in OWN:
+        raise UsageError(f"--schedule {request.schedule}: a flow model such as Qwen-Image has its own schedule only")
+    sigmas = flow_schedule(config, request.steps, tokens)
+    if request.image is not None:
+        sigmas = sigmas[_skipped(request.steps, request.strength) :]
+    segment = Segment(grid=Grid(sigmas=sigmas, flow=True), solver=sampler.function)
+    whole = request.image is None or request.strength == 1
+    return SamplingPlan(sampler=sampler.name, schedule="model", segments=(segment,), whole=whole)
+
+
+def _skipped(steps: int, strength: float) -> int:
+    """Steps that are left out where a picture is started from, as diffusers counts them. Raises UsageError."""
+    left_out = int(max(steps - min(steps * strength, steps), 0))
+    if left_out >= steps:
+        raise UsageError(f"strength {strength:g} of {steps} steps leaves none; give more steps or more strength")
+    return left_out

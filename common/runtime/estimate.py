@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from math import prod
 
 from qwenimg.common.base.amounts import size_text
-from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.weights.plan import LoadPlan
 
 LONG = 600  # seconds, from which on a run says how long it takes before it starts
@@ -45,12 +44,6 @@ def duration(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{float(f'{seconds / length:.2g}'):g} {unit}"
     return f"{max(1, round(seconds))} s"
-
-
-def dit_operations(config: QwenDiTConfig, tokens: int) -> float:
-    """Of one prediction for so many tokens, image and text: per token and block twelve squares of the width in linear
-    layers, and scores and their sums with every other token."""
-    return config.num_layers * (24.0 * tokens * config.dim**2 + 4.0 * tokens**2 * config.dim)
 
 
 def unet_operations(plan: LoadPlan, levels: int, height: int, width: int) -> float:

@@ -5,18 +5,29 @@ from __future__ import annotations
 import os
 from math import prod
 from pathlib import Path
+from typing import Protocol
 
-from qwenimg.common.networks.kl_vae import KLVAEConfig
-from qwenimg.common.networks.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.qwen_vae import QwenVAEConfig
-from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.runtime import limits
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import BYTES, Precision
 
-UNET_BUFFERS = 30  # arrays of the UNet's first level that a step has in memory at its peak
-AnyVAE = QwenVAEConfig | KLVAEConfig
 MAX_VALUES = 2**31  # of one array; beyond, kernels that count in 32 bits fail
+
+
+class VAEConfig(Protocol):
+    """What is asked of a VAE's configuration, whatever its family."""
+
+    @property
+    def scale(self) -> int: ...
+
+    @property
+    def tile_margin(self) -> int: ...
+
+    @property
+    def least_tile(self) -> int: ...
+
+    @property
+    def up_blocks(self) -> tuple[tuple[int, int, bool], ...]: ...
 
 
 def free_ram() -> int:
@@ -33,29 +44,7 @@ def weight_bytes(plan: LoadPlan, precision: Precision, component: str) -> int:
     return sum(prod(e.shape) * BYTES[precision.weight_dtype(component, n)] for n, e in plan.entries.items())
 
 
-def step_peak(config: QwenDiTConfig, branches: int, tokens: int) -> int:
-    """Bytes of activations in one step with so many branches in one batch, of `tokens` image and text tokens each.
-
-    Per token: two streams' worth of float32 residual, q, k and v in float32, and the feed-forward's four widths.
-    """
-    return branches * tokens * config.dim * 40
-
-
-def unet_step_peak(config: UNetConfig, branches: int, height: int, width: int) -> int:
-    """Bytes of activations in one step of a UNet with so many branches in one batch, for latents of height x width.
-
-    Per pixel of the first level: what is kept for the way up, and a feed-forward's eight widths, in float32.
-    """
-    return branches * height * width * config.block_out_channels[0] * 4 * UNET_BUFFERS
-
-
-def modulation_bytes(config: QwenDiTConfig, precision: Precision, steps: int) -> int:
-    """Bytes of a schedule's modulation: twelve vectors for each block and step, and one block's weights meanwhile."""
-    itemsize = BYTES[precision.weight_dtype("transformer", "transformer_blocks.0.img_mod.1.weight")]
-    return 12 * config.dim * itemsize * (steps * config.num_layers + config.dim)
-
-
-def decode_peak(config: AnyVAE, height: int, width: int, itemsize: int, buffers: float) -> int:
+def decode_peak(config: VAEConfig, height: int, width: int, itemsize: int, buffers: float) -> int:
     """Bytes that decoding latents of height x width takes at its peak, weights aside.
 
     buffers: how many images of the widest level are in memory at once (`Engine.decode_buffers`).
@@ -63,7 +52,7 @@ def decode_peak(config: AnyVAE, height: int, width: int, itemsize: int, buffers:
     return int(buffers * _largest(config, height, width) * itemsize)
 
 
-def _largest(config: AnyVAE, height: int, width: int) -> int:
+def _largest(config: VAEConfig, height: int, width: int) -> int:
     """Values of the largest array in the decoder."""
     sizes: list[int] = []
     for level, (inputs, outputs, upsampled) in enumerate(config.up_blocks):
@@ -77,7 +66,7 @@ def scores(heads: int, branches: int, tokens: int, most: int) -> int:
     return min(most, 8 * heads * branches * tokens**2)
 
 
-def decode_least(config: AnyVAE, height: int, width: int, itemsize: int, buffers: float, most: int) -> int:
+def decode_least(config: VAEConfig, height: int, width: int, itemsize: int, buffers: float, most: int) -> int:
     """The fewest bytes that decoding latents of height x width takes, weights aside: whole, or in the smallest tiles.
 
     In tiles: the whole's input to the up blocks six times over (a block's, and query, key and value), one tile, and
@@ -90,7 +79,7 @@ def decode_least(config: AnyVAE, height: int, width: int, itemsize: int, buffers
     return max(min(whole, trunk + tile + 2 * picture * itemsize), picture * 18)
 
 
-def decode_tile(config: AnyVAE, height: int, width: int, itemsize: int, free: int, buffers: float) -> int | None:
+def decode_tile(config: VAEConfig, height: int, width: int, itemsize: int, free: int, buffers: float) -> int | None:
     """The largest tile side, in latents, whose predicted peak is within half of `free`; None if no tile is needed."""
 
     def fits(height: int, width: int) -> bool:

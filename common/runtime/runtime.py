@@ -1,4 +1,4 @@
-"""What every family of models needs to hold its components: a check that they fit, a clock, and a word to the user."""
+"""Components on an engine: checked to fit before they are loaded, timed, and probed where a value is not finite."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import DoesNotFit, NumericsError
 from qwenimg.common.runtime import memory
+from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.runtime.engine import VAE, Array, Engine
 from qwenimg.common.runtime.probe import first_non_finite
 from qwenimg.common.weights.plan import LoadPlan
@@ -21,20 +22,45 @@ from qwenimg.common.weights.precision import BYTES, Precision
 Notify = Callable[[str, str], None]
 
 
-class Keeper:
-    """Loads within the memory there is. `timing` sums seconds by stage."""
+class Clock:
+    """Seconds by stage since it was last cleared."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def add(self, stage: str, seconds: float) -> None:
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.add(stage, time.perf_counter() - start)
+
+    def clear(self) -> None:
+        self.seconds = {}
+
+
+class Runtime:
+    """An engine with a precision: loads within the memory there is. `notify(kind, text)` is told of stages."""
 
     def __init__(self, engine: Engine, precision: Precision, notify: Notify):
         self.engine, self.precision, self.notify = engine, precision, notify
-        self.timing: dict[str, float] = {}
+        self.clock = Clock()
 
-    @contextmanager
-    def loading(self, component: str, weights: int, more: int = 0) -> Iterator[None]:
-        """Tells, checks that `weights` and `more` bytes are free, and times."""
-        self.notify("stage", f"loading {component} ({size_text(weights)})")
-        self.check_fit(f"the {component}", weights + more)
-        with self.timed(f"load {component}"):
-            yield
+    # Loading
+
+    def open(self, component: Component, title: str, more: int = 0, *, resident: LoadPlan | None = None) -> Any:
+        """`component` on the engine, once it is known that its weights and `more` bytes fit. `resident`: the part of
+        its weights that stays, where that is not all. Raises DoesNotFit."""
+        weights = self.weight_bytes(component, resident)
+        self.notify("stage", f"loading {title} ({size_text(weights)})")
+        self.check_fit(f"the {title}", weights + more)
+        with self.clock.timed(f"load {title}"):
+            return self.engine.open(component.network, component.config, component.plan, self.precision)
+
+    def weight_bytes(self, component: Component, resident: LoadPlan | None = None) -> int:
+        return memory.weight_bytes(resident or component.plan, self.precision, component.role)
 
     def check_fit(self, what: str, need: int) -> None:
         """Raises DoesNotFit before anything is allocated."""
@@ -45,13 +71,14 @@ class Keeper:
                 f"{self.engine.device}; choose a smaller size, close other programs, or use --precision bf16, not fp32"
             )
 
-    def decoding(self, config: memory.AnyVAE, plan: LoadPlan, shape: tuple[int, int], beside: int) -> dict[str, int]:
+    # The VAE, the same for every family
+
+    def decoding(self, vae: Component, shape: tuple[int, int], beside: int) -> dict[str, int]:
         """The fewest bytes for decoding latents of `shape`, `beside` what the model keeps, by what takes them."""
         itemsize, engine = BYTES[self.precision.compute_dtype("vae")], self.engine
-        least = memory.decode_least(config, *shape, itemsize, engine.decode_buffers, engine.score_bytes)
-        height, width = (side * config.scale for side in shape)
-        weights = memory.weight_bytes(plan, self.precision, "vae")
-        return {f"decoding a picture of {width}x{height}": beside + weights + least}
+        least = memory.decode_least(vae.config, *shape, itemsize, engine.decode_buffers, engine.score_bytes)
+        height, width = (side * vae.config.scale for side in shape)
+        return {f"decoding a picture of {width}x{height}": beside + self.weight_bytes(vae) + least}
 
     def check_encoding(self, height: int, across: int, width: int) -> None:
         """Raises DoesNotFit where the encoder's first level, of `width` channels, does not fit for so many pixels."""
@@ -63,11 +90,11 @@ class Keeper:
         """Mean and deviation [1, z, h, w] in the VAE's own statistics of pixels [1, 3, H, W]. `width`: channels of the
         encoder's first level."""
         self.check_encoding(pixels.shape[2], pixels.shape[3], width)
-        with self.timed("encode image"):
+        with self.clock.timed("encode image"):
             mean, log_variance = np.split(vae.encode(pixels), 2, axis=1)
         return mean, np.exp(0.5 * np.clip(log_variance, -30, 20))
 
-    def decode(self, vae: VAE, config: memory.AnyVAE, z: NDArray[np.float32]) -> NDArray[Any]:
+    def decode(self, vae: VAE, config: memory.VAEConfig, z: NDArray[np.float32]) -> NDArray[Any]:
         """Pixels [1, 3, H, W], about -1 to 1, all finite, of latents in the VAE's own statistics; in tiles where the
         whole does not fit. Raises NumericsError."""
         engine = self.engine
@@ -76,37 +103,33 @@ class Keeper:
         height, width = z.shape[2:]
         tile = memory.decode_tile(config, height, width, itemsize, engine.free_memory(), engine.decode_buffers)
         self.notify("stage", "decoding" if tile is None else f"decoding in tiles of {tile * config.scale} pixels")
-        with self.timed("decode"):
+        with self.clock.timed("decode"):
             pixels = vae.decode(z, tile)
         if not np.isfinite(pixels).all():
             where = first_non_finite(engine, lambda: engine.array(vae.decode(z, tile)))
-            raise NumericsError(f"vae: non-finite value at {where}; {self.way_out('vae')}")
+            raise NumericsError(f"vae: non-finite value at {where}; {self._cure('vae')}")
         return pixels
 
-    @contextmanager
-    def timed(self, stage: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.timing[stage] = self.timing.get(stage, 0.0) + time.perf_counter() - start
+    # Values that are not finite
 
-    def way_out(self, component: str) -> str:
-        """What to do about a value that is not finite."""
-        dtype = self.precision.compute_dtype(component)
-        if dtype == "float16":
-            return "float16 does not hold this model, use --precision bf16 or fp32"
-        return "try --precision fp32" if dtype == "bfloat16" else "the weights or the input are at fault"
-
-    def check_finite(self, array: Array, title: str, component: str, again: Callable[[], Array]) -> None:
+    def check_finite(self, array: Array, title: str, role: str, again: Callable[[], Array]) -> None:
         """Raises NumericsError that names block and operation where `array`, the result of `again`, is not finite."""
         if not self.engine.finite(array):
             where = first_non_finite(self.engine, again)
-            raise NumericsError(f"{title}: non-finite value at {where}; {self.way_out(component)}")
+            raise NumericsError(f"{title}: non-finite value at {where}; {self._cure(role)}")
 
     def explain(self, title: str, step: int, calls: Iterable[Callable[[], Array]]) -> NumericsError:
         """Runs a step's `calls` of the denoiser again with probes: component, block and operation."""
         for again in calls:
             where = first_non_finite(self.engine, again)
             if where:
-                way_out = self.way_out("transformer")
-                return NumericsError(f"{title}, step {step}: non-finite value at {where}; {way_out}")
+                cure = self._cure("transformer")
+                return NumericsError(f"{title}, step {step}: non-finite value at {where}; {cure}")
         return NumericsError(f"step {step}: non-finite latents after guidance; lower --guidance")
+
+    def _cure(self, role: str) -> str:
+        """What to do about a value that is not finite."""
+        dtype = self.precision.compute_dtype(role)
+        if dtype == "float16":
+            return "float16 does not hold this model, use --precision bf16 or fp32"
+        return "try --precision fp32" if dtype == "bfloat16" else "the weights or the input are at fault"

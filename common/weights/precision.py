@@ -18,15 +18,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from qwenimg.common.base.errors import UsageError
 
-Family = Literal["qwen", "sd"]
-
 COMPONENTS = ("text", "transformer", "vae")
-DENOISERS: Mapping[Family, str] = {"qwen": "transformer", "sd": "unet"}  # what the family calls its denoiser
+DENOISERS = ("transformer", "unet")
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 PLACES: Mapping[str, str] = {
@@ -66,6 +64,41 @@ _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 @dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What a kind of denoiser makes of the policies."""
+
+    denoiser: str  # its component, as the user names it
+    places: Mapping[str, str]  # the FP32 places and what each is
+    bases: tuple[str, ...]  # policies that it has
+    auto: str  # the one for `auto` on a GPU
+    syntax: str
+    rounds_time: bool = False  # whether timesteps can be rounded as diffusers does in half precision
+    refused: Mapping[str, str] = field(default_factory=dict)  # policies that it has not yet, and what to do
+
+
+_PLAIN = ("fp32", "bf16", "bf16-plain", "fp16-plain")
+MMDIT = Kind(
+    denoiser="transformer",
+    places=PLACES,
+    bases=_PLAIN,
+    auto="bf16",
+    syntax="BASE[,text|transformer|vae=DTYPE][,final_norm=fp32|off][,timestep=fp32|rounded]",
+    rounds_time=True,
+    refused={
+        "fp16": "a float16 that holds Qwen-Image's activations is not built yet; use bf16, or fp16-plain to see it "
+        "overflow"
+    },
+)
+UNET = Kind(
+    denoiser="unet",
+    places=SD_PLACES,
+    bases=(*_PLAIN, "fp16"),
+    auto="fp16",
+    syntax="BASE[,text|unet|vae=DTYPE][,final_norm=fp32|off]",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Precision:
     """A dtype per component and the FP32 places that can be switched. An FP32 place is float32 *at least*."""
 
@@ -77,7 +110,7 @@ class Precision:
     modulation: bool = True
     residual: bool = True
     timestep: str = "fp32"
-    family: Family = "qwen"
+    kind: Kind = MMDIT
 
     def __post_init__(self) -> None:
         assert {self.text, self.transformer, self.vae} <= BYTES.keys(), self
@@ -97,7 +130,7 @@ class Precision:
     def weight_dtype(self, component: str, key: str) -> str:
         """The dtype that the tensor `key` of `component` is loaded in, hence that its layer computes in."""
         dtype = self.compute_dtype(component)
-        if component not in DENOISERS.values():
+        if component not in DENOISERS:
             return dtype
         places = ((self.final_norm, _FINAL_NORM), (self.residual, _STREAM_START), (self.modulation, _MODULATION))
         return at_least_float32(dtype) if any(on and keys.match(key) for on, keys in places) else dtype
@@ -118,14 +151,12 @@ class Precision:
             "residual": self.residual_dtype("transformer"),
             "timestep": "float32" if self.timestep == "fp32" else f"rounded to {low}",
         }
-        named = PLACES if self.family == "qwen" else SD_PLACES
-        return {place: switched.get(place, at_least_float32(low)) for place in named}
+        return {place: switched.get(place, at_least_float32(low)) for place in self.kind.places}
 
     def summary(self) -> str:
         """One line for people: `bf16 (text bf16, transformer bf16, vae fp32; final_norm fp32 ...)`."""
-        denoiser = DENOISERS[self.family]
         short = {long: name for name, long in _DTYPES.items()} | {"float64": "fp64"}
-        parts = ", ".join(f"{c} {short[self.compute_dtype(c)]}" for c in ("text", denoiser, "vae"))
+        parts = ", ".join(f"{c} {short[self.compute_dtype(c)]}" for c in ("text", self.kind.denoiser, "vae"))
         kept = [p for p in ("final_norm", "modulation", "residual") if getattr(self, p)]
         low = self.compute_dtype("transformer") in ("bfloat16", "float16")
         fp32 = f"; fp32: {' '.join(kept)}" if low and kept else ""
@@ -142,50 +173,33 @@ FP32 = Precision(name="fp32", text="float32", transformer="float32", vae="float3
 BF16 = Precision(name="bf16", text="bfloat16", transformer="bfloat16", vae="float32")
 BF16_PLAIN = replace(BF16, name="bf16-plain", final_norm=False, modulation=False, residual=False)
 FP16_PLAIN = replace(BF16_PLAIN, name="fp16-plain", text="float16", transformer="float16")
-_ALL = (FP32, BF16, BF16_PLAIN, FP16_PLAIN)
-BASES: Mapping[str, Precision] = {p.name: p for p in _ALL}
-
 FP16 = replace(BF16, name="fp16", text="float16", transformer="float16")
-SD_BASES: Mapping[str, Precision] = {p.name: replace(p, family="sd") for p in (*_ALL, FP16)}
-FAMILIES: Mapping[Family, Mapping[str, Precision]] = {"qwen": BASES, "sd": SD_BASES}
-
-SYNTAX = "BASE[,text|transformer|vae=DTYPE][,final_norm=fp32|off][,timestep=fp32|rounded]"
-SD_SYNTAX = "BASE[,text|unet|vae=DTYPE][,final_norm=fp32|off]"
+_POLICIES = {policy.name: policy for policy in (FP32, BF16, BF16_PLAIN, FP16_PLAIN, FP16)}
 
 
-def parse(text: str, *, on_gpu: bool, family: Family = "qwen") -> Precision:
-    """The policy that `text` (`SYNTAX`, `SD_SYNTAX`) names; `auto` is fp32 on a CPU, and on a GPU bf16, or fp16 for
-    Stable Diffusion. Raises UsageError."""
+def bases(kind: Kind) -> dict[str, Precision]:
+    """The policies that `kind` has, by name."""
+    return {name: replace(_POLICIES[name], kind=kind) for name in kind.bases}
+
+
+def parse(text: str, *, on_gpu: bool, kind: Kind = MMDIT) -> Precision:
+    """The policy that `text` (`kind.syntax`) names; `auto` is fp32 on a CPU. Raises UsageError."""
     base, *overrides = (part.strip() for part in text.strip().lower().split(","))
     base = _ALIASES.get(base, base)
     if base == "auto":
-        base = "fp32" if not on_gpu else "fp16" if family == "sd" else "bf16"
-    bases, syntax = FAMILIES[family], SD_SYNTAX if family == "sd" else SYNTAX
-    if base == "fp16" and base not in bases:
-        raise UsageError(
-            "--precision fp16: a float16 that holds Qwen-Image's activations is not built yet; "
-            "use bf16, or fp16-plain to see it overflow"
-        )
-    if base not in bases:
-        raise UsageError(f"--precision {text!r}: {base!r} is not one of auto, {', '.join(bases)}; syntax: {syntax}")
-    precision = bases[base]
+        base = kind.auto if on_gpu else "fp32"
+    if base in kind.refused:
+        raise UsageError(f"--precision {base}: {kind.refused[base]}")
+    if base not in kind.bases:
+        known = ", ".join(kind.bases)
+        raise UsageError(f"--precision {text!r}: {base!r} is not one of auto, {known}; syntax: {kind.syntax}")
+    precision = bases(kind)[base]
     for override in overrides:
         changed = _override(precision, override)
         if changed is None:
-            raise UsageError(f"--precision {text!r}: cannot read {override!r}; syntax: {syntax}")
+            raise UsageError(f"--precision {text!r}: cannot read {override!r}; syntax: {kind.syntax}")
         precision = changed
     return replace(precision, name=",".join([base, *overrides]))
-
-
-def check(text: str) -> None:
-    """Raises UsageError for a policy that no family knows: what can be said before a model is opened."""
-    try:
-        parse(text, on_gpu=False)
-    except UsageError as error:
-        try:
-            parse(text, on_gpu=False, family="sd")
-        except UsageError:
-            raise error from None
 
 
 def _override(precision: Precision, override: str) -> Precision | None:
@@ -196,10 +210,10 @@ def _override(precision: Precision, override: str) -> Precision | None:
         return replace(precision, text=dtype)
     if dtype and key == "vae":
         return replace(precision, vae=dtype)
-    if dtype and key == DENOISERS[precision.family]:
+    if dtype and key == precision.kind.denoiser:
         return replace(precision, transformer=dtype)
     if key == "final_norm" and _ALIASES.get(value, value) in ("fp32", "off"):
         return replace(precision, final_norm=value != "off")
-    if key == "timestep" and precision.family == "qwen" and _ALIASES.get(value, value) in ("fp32", "rounded"):
+    if key == "timestep" and precision.kind.rounds_time and _ALIASES.get(value, value) in ("fp32", "rounded"):
         return replace(precision, timestep=_ALIASES.get(value, value))
     return None

@@ -56,7 +56,12 @@ _ERRORS = (
     "UnknownOption",
     "UsageError",
 )
-_LAZY = {"Pipeline": "pipeline", "Result": "result", "Step": "result", **dict.fromkeys(_ERRORS, "errors")}
+_LAZY = {
+    "Pipeline": "pipeline.pipeline",
+    "Result": "pipeline.result",
+    "Step": "pipeline.result",
+    **dict.fromkeys(_ERRORS, "base.errors"),
+}
 
 
 def load(
@@ -86,43 +91,47 @@ def load(
 
     from qwenimg import backends
     from qwenimg.common.families import catalog, registry
-    from qwenimg.common.hub import resolve
+    from qwenimg.common.families.family import Choices
+    from qwenimg.common.hub.origin import origin, with_refiner
+    from qwenimg.common.hub.resolve import resolve
     from qwenimg.common.shapes import builtin
     from qwenimg.common.weights import precision as policies
 
-    resolved = resolve.resolve(None if model is None else str(model), offline=offline)
-    other_vae = None if vae is None else Path(vae).expanduser()
-    tokens = None if tokenizer is None else Path(tokenizer).expanduser()
+    resolved = resolve(None if model is None else str(model), offline=offline)
+    paths = {
+        name: None if path is None else Path(path).expanduser()
+        for name, path in (("vae", vae), ("tokenizer", tokenizer))
+    }
+    choices = Choices(prediction=prediction, **paths)
     with ExitStack() as stack:
-        opened = registry.open_model(resolved.folder, prediction=prediction, vae=other_vae, tokenizer=tokens)
-        stack.callback(opened.close)
-        options = registry.labels(resolved, opened, vae=other_vae, prediction=prediction, tokenizer=tokens)
-        refining = None
+        opened = registry.open_model(resolved.folder, choices)
+        stack.callback(opened.checkpoint.close)
+        entries, refining = origin(resolved, opened, choices), None
         if refiner is not None:
-            second = resolve.resolve(str(refiner), offline=offline)
+            second = resolve(str(refiner), offline=offline)
             refining = registry.open_refiner(opened, second.folder)
-            options = registry.with_refiner(options, second, refining)
             stack.callback(refining.close)
-        registry.check_tokenizers(opened)
-        family = registry.name(opened)
-        policies.parse(precision, on_gpu=False, family=family)
+            entries = with_refiner(entries, second, opened, refining)
+            refining.read_tokenizers()
+        opened.checkpoint.read_tokenizers()
+        kind = opened.family.precision
+        policies.parse(precision, on_gpu=False, kind=kind)
         engine = backends.load(backend)
-        policy = policies.parse(precision, on_gpu=engine.on_gpu, family=family)
+        policy = policies.parse(precision, on_gpu=engine.on_gpu, kind=kind)
         error = engine.check_fp32()
         _check_fp32(error, policy.name, engine.device)
 
         from qwenimg.common.pipeline.pipeline import Pipeline
+        from qwenimg.common.runtime.runtime import Runtime
 
-        recipe = resolved.recipe
-        if model is None and recipe is catalog.BUILT_IN and notify is not None:
-            notify("notice", builtin.notice(opened.parameters))
+        if model is None and resolved.recipe is catalog.BUILT_IN and notify is not None:
+            notify("notice", builtin.notice(opened.checkpoint.parameters))
         pipeline = Pipeline(
-            engine,
-            registry.family(engine, opened, policy, notify or _ignore, refining),
+            opened.family.model(Runtime(engine, policy, notify or _ignore), opened.checkpoint, refining),
             name=resolved.name,
-            defaults=registry.defaults(opened, recipe),
+            defaults=opened.defaults(resolved.recipe),
             tf32=error > MAX_FP32_ERROR,
-            options=options,
+            options=entries,
         )
         stack.pop_all()  # from here on the pipeline closes them
         return pipeline

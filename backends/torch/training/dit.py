@@ -30,7 +30,7 @@ from qwenimg.common.base.config import parse
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import open_regular
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.qwen_image.checkpoint import open_model
+from qwenimg.common.families.qwen_image.checkpoint import open_folder
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.networks.qwen_dit import TIME_CHANNELS, QwenDiTConfig
 from qwenimg.common.numbers import packing
@@ -97,10 +97,10 @@ class DiTStage:
 
     def _fill(self, init: Path) -> None:
         """Goes on from a folder's weights."""
-        with contextlib.closing(open_model(init)) as opened:
-            if opened.transformer_config != self.dit:
+        with contextlib.closing(open_folder(init)) as opened:
+            if opened["transformer"].config != self.dit:
                 raise ModelError(f"{clean(init)}: is a model of another size than the one to train")
-            fresh(self.model, opened.transformer)
+            fresh(self.model, opened["transformer"].plan)
 
     def blocks(self) -> list[torch.nn.Module]:
         """The modules that gradient checkpointing wraps."""

@@ -22,7 +22,7 @@ from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError, NumericsError
 from qwenimg.common.base.safe_files import bad, open_regular
 from qwenimg.common.base.text import clean, short
-from qwenimg.common.families.qwen_image.checkpoint import read_text_config
+from qwenimg.common.families.components import open_component, read_config
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
@@ -92,10 +92,10 @@ def read_vae(folder: Path) -> tuple[QwenVAEConfig, plan.LoadPlan]:
 
 def read_text(folder: Path, expected: QwenVLConfig) -> plan.LoadPlan:
     """Load plan of `folder`, a text encoder's own. Raises ModelError where it is of another size than `expected`."""
-    config = read_text_config(folder / "config.json")
+    config = read_config(qwen_vl.NETWORK, folder)
     if config != expected:
         raise ModelError(f"{clean(folder)}: is a text encoder of another size than the one to train")
-    return plan.plan(folder, "text_encoder", qwen_vl.manifest(config), rename=qwen_vl.rename)
+    return open_component(qwen_vl.NETWORK, folder, config, "text_encoder").plan
 
 
 # Writing

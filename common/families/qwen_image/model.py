@@ -6,30 +6,35 @@ and not the sum. What depends on neither step nor latent is made once per run, t
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.base.errors import NumericsError
-from qwenimg.common.families.qwen_image.checkpoint import Model
-from qwenimg.common.families.qwen_image.parts import TEXT_TOKENS, Parts
+from qwenimg.common.families.qwen_image import memory
+from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.numbers import packing, sizes
-from qwenimg.common.pipeline import flow_plan, inpaint
-from qwenimg.common.pipeline.diffusion_model import CALLS, Latents, Run, Start
-from qwenimg.common.pipeline.plan import Plan, Stage
+from qwenimg.common.pipeline import inpaint
+from qwenimg.common.pipeline.denoiser import Denoiser
+from qwenimg.common.pipeline.guidance import Guidance
+from qwenimg.common.pipeline.initial import Initial, Latents
+from qwenimg.common.pipeline.plan import SamplingPlan, Segment, flow_plan
 from qwenimg.common.pipeline.request import MULTIPLE, Request
 from qwenimg.common.prompts import qwen
-from qwenimg.common.runtime import estimate, memory
-from qwenimg.common.runtime.engine import Array, Condition, Engine, Modulation, Transformer
+from qwenimg.common.runtime import estimate
+from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.runtime.engine import VAE, Array, Modulation, TextEncoder, Transformer
 from qwenimg.common.runtime.estimate import Needs
-from qwenimg.common.runtime.runtime import Notify
-from qwenimg.common.weights.precision import Precision
+from qwenimg.common.runtime.memory import scores
+from qwenimg.common.runtime.runtime import Runtime
+from qwenimg.common.runtime.text_cache import TextCache
+from qwenimg.common.weights.plan import LoadPlan
 
+TEXT_TOKENS = 512  # of a prompt that the transformer sees, as in the reference
+KEPT_SCHEDULES = 2  # whose modulation is kept: 442 MB for 50 steps of the 20 B model
 BATCHED_TOKENS = 1024  # images of at most this many tokens leave a GPU idle: both branches of guidance go in one batch
 
 
@@ -40,25 +45,26 @@ class QwenImage:
     multiple = MULTIPLE
     sees_mask = False
 
-    def __init__(self, engine: Engine, model: Model, precision: Precision, notify: Notify):
-        self.engine, self.model = engine, model
-        self.parts = Parts(engine, model, precision, notify)
-        self.keeper = self.parts.keeper
-        self.schedule_config = model.schedule_config()
-        self.scale, self.channels = model.vae_config.scale, model.vae_config.z_dim
-        self._run: Prepared | None = None
+    def __init__(self, runtime: Runtime, checkpoint: Checkpoint):
+        self.runtime, self.engine, self.checkpoint = runtime, runtime.engine, checkpoint
+        self.schedule_config = checkpoint.scheduler
+        self.config, self.vae_config = checkpoint["transformer"].config, checkpoint["vae"].config
+        self.scale, self.channels = self.vae_config.scale, self.vae_config.z_dim
+        self.tokenizer = checkpoint.tokenizers["text_encoder"].tokenizer
+        self.texts: TextCache[str, NDArray[np.float32]] = TextCache()
+        self._transformer: Transformer | None = None
+        self._vae: VAE | None = None
+        self._modulations: dict[tuple[float, ...], Modulation] = {}
 
-    # What is asked
-
-    def plan(self, request: Request) -> Plan:
+    def plan(self, request: Request) -> SamplingPlan:
         rows, columns = sizes.render_size(request.width, request.height, MULTIPLE)
-        return flow_plan.plan(self.schedule_config, request, rows * columns // MULTIPLE**2)
+        return flow_plan(self.schedule_config, request, rows * columns // MULTIPLE**2)
 
     def warnings(self, request: Request) -> list[str]:
         found = []
         texts = {"prompt": request.prompt} | ({"negative prompt": request.negative_prompt} if request.guided else {})
         for name, text in texts.items():
-            lost = qwen.prompt_ids(self.parts.tokenizer, text).lost(TEXT_TOKENS)
+            lost = qwen.prompt_ids(self.tokenizer, text).lost(TEXT_TOKENS)
             if lost:
                 found.append(f"the {name} is cut: the model sees its first {TEXT_TOKENS} tokens, not the last {lost}")
         if request.clip_skip:
@@ -67,61 +73,120 @@ class QwenImage:
             found.append("--guidance-rescale has no effect: this model's guidance always keeps the prediction's norm")
         return found
 
-    # The run
+    def needs(self, request: Request, plan: SamplingPlan, shape: tuple[int, int]) -> Needs:
+        asked = plan.asked()
+        tokens = shape[0] * shape[1] // self.config.patch_size**2
+        run = self.run_bytes(tokens, tuple(self.schedule_config.timestep(sigma) for sigma in asked))
+        texts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
+        seen = [min(TEXT_TOKENS, len(qwen.prompt_ids(self.tokenizer, text).ids)) for text in texts]
+        one = sum(memory.step_operations(self.config, tokens + text) for text in seen)
+        return Needs(
+            memory=self._weights(texts, run) | self.runtime.decoding(self.checkpoint["vae"], shape, self._waiting()),
+            operations=len(asked) * one + estimate.decoder_operations(self.checkpoint["vae"].plan, *shape),
+        )
+
+    def _weights(self, texts: Sequence[str], run: int) -> dict[str, int]:
+        """Bytes for each part that is to be loaded, and for a run of the transformer that takes `run` beside it."""
+        found = {}
+        if not all(text in self.texts for text in texts):
+            found["the text encoder"] = self.runtime.weight_bytes(self.checkpoint["text_encoder"])
+        what = "the transformer" if self._transformer is None else "a step of this size"
+        return found | {what: self._waiting() + run}
+
+    @contextmanager
+    def prepare(self, request: Request, plan: SamplingPlan, shape: tuple[int, int]) -> Iterator[QwenRun]:
+        patch = self.config.patch_size
+        grid = (1, shape[0] // patch, shape[1] // patch)
+        run = QwenRun(self, request, plan, grid)
+        try:
+            yield run
+        finally:
+            run.close()
+
+    # Text
 
     def announce(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
-        self.parts.announce(prompts)
+        self.texts.announce(prompts)
+        self._encode_missing(list(prompts)[:1])
 
-    def needs(self, request: Request, plan: Plan, shape: tuple[int, int]) -> Needs:
-        model, parts, asked = self.model, self.parts, flow_plan.asked(plan)
-        tokens = shape[0] * shape[1] // model.transformer_config.patch_size**2
-        run = self._run_bytes(tokens, tuple(self.schedule_config.timestep(sigma) for sigma in asked))
-        texts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
-        seen = [min(TEXT_TOKENS, len(qwen.prompt_ids(parts.tokenizer, text).ids)) for text in texts]
-        one = sum(estimate.dit_operations(model.transformer_config, tokens + text) for text in seen)
-        return Needs(
-            memory=parts.needs(texts, run) | self.keeper.decoding(model.vae_config, model.vae, shape, parts.waiting()),
-            operations=len(asked) * one + estimate.decoder_operations(model.vae, *shape),
-        )
+    def states(self, prompts: Sequence[str]) -> list[Array]:
+        """Of each prompt the text states [1, S, C], on the device."""
+        self._encode_missing(prompts)
+        return [self.engine.array(self.texts[prompt]) for prompt in prompts]
 
-    def begin(self, request: Request, plan: Plan, shape: tuple[int, int]) -> None:
-        patch = self.model.transformer_config.patch_size
-        grid = (1, shape[0] // patch, shape[1] // patch)
-        tokens = grid[1] * grid[2]
-        asked = flow_plan.asked(plan)
-        timesteps = tuple(self.schedule_config.timestep(sigma) for sigma in asked)
-        prompts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
-        texts = self.parts.states(prompts)
-        transformer = self.parts.transformer(self._run_bytes(tokens, timesteps))
-        self._run = Prepared(
-            transformer=transformer,
-            modulation=self.parts.modulation(timesteps),
-            rows={sigma: i for i, sigma in enumerate(asked)},
-            conditions=[transformer.condition(batch, [grid]) for batch in self._batches(texts, tokens)],
-            guidance=request.guidance,
-            told={
-                "text": ", ".join(str(list(text.shape)) for text in texts),
-                "tokens": f"{grid[1]} x {grid[2]} = {tokens}",
-            },
-        )
+    def _encode_missing(self, needed: Sequence[str]) -> None:
+        missing = self.texts.to_encode(needed, self._text_bytes)
+        if not missing:
+            return
+        encoder = self._text_encoder()
+        with self.runtime.clock.timed("encode"):
+            for prompt in missing:
+                self.texts[prompt] = self._encode(encoder, qwen.prompt_ids(self.tokenizer, prompt).ids)
+        del encoder
+        self.engine.release()
 
-    def end(self) -> None:
-        self._run = None
+    def _text_bytes(self, prompt: str) -> int:
+        tokens = min(len(qwen.prompt_ids(self.tokenizer, prompt).ids) - qwen.DROPPED, TEXT_TOKENS)
+        return tokens * int(self.config.joint_attention_dim) * 4
 
-    def run(self, stage: Stage, start: Start) -> Run:
-        assert self._run is not None
-        return inpaint.wrap(QwenRun(self, self._run), self, stage, start)
+    def _encode(self, encoder: TextEncoder, ids: Sequence[int]) -> NDArray[np.float32]:
+        """Text states [1, S, C] without the template's."""
+        states = encoder.encode(ids)
+        self.runtime.check_finite(states, "text encoder", "text", lambda: encoder.encode(ids))
+        kept = self.engine.numpy(states)[:, qwen.DROPPED : qwen.DROPPED + TEXT_TOKENS]
+        return np.ascontiguousarray(kept, np.float32)
 
-    def _run_bytes(self, tokens: int, timesteps: tuple[float, ...]) -> int:
+    def _text_encoder(self) -> TextEncoder:
+        component = self.checkpoint["text_encoder"]
+        if self._transformer is not None and self.runtime.weight_bytes(component) > self.engine.free_memory():
+            self.runtime.notify("stage", "freeing the transformer, since the text encoder does not fit beside it")
+            self.free_transformer()
+        encoder: TextEncoder = self.runtime.open(component, "text encoder")
+        return encoder
+
+    # Transformer
+
+    def transformer(self, more: int = 0) -> Transformer:
+        """The transformer, once it is known that its weights and `more` bytes of a run fit."""
+        if self._transformer is not None:
+            self.runtime.check_fit("a step of this size", more)
+            return self._transformer
+        component = self.checkpoint["transformer"]
+        self._transformer = self.runtime.open(component, "transformer", more, resident=self._resident())
+        return self._transformer
+
+    def _resident(self) -> LoadPlan:
+        """The weights that stay: those of the modulation are read once per schedule and freed."""
+        return self.checkpoint["transformer"].plan.only(lambda name: not qwen_dit.timestep_only(name))
+
+    def _waiting(self) -> int:
+        """Bytes of the transformer's weights that stay in memory and are still to be loaded."""
+        if self._transformer is not None:
+            return 0
+        return self.runtime.weight_bytes(self.checkpoint["transformer"], self._resident())
+
+    def modulation(self, timesteps: tuple[float, ...]) -> Modulation:
+        """Once per schedule; later pictures with one of the last few schedules use it again."""
+        found = self._modulations.pop(timesteps, None)
+        if found is None:
+            features = qwen_conditioning.time_rows(self.config, timesteps, self.runtime.precision.time_dtype())
+            self.runtime.notify("stage", "computing modulation")
+            while len(self._modulations) >= KEPT_SCHEDULES:
+                del self._modulations[next(iter(self._modulations))]
+            with self.runtime.clock.timed("modulate"):
+                found = self.transformer().modulate(features)
+        self._modulations[timesteps] = found
+        return found
+
+    def run_bytes(self, tokens: int, timesteps: tuple[float, ...]) -> int:
         """What a run takes besides weights: one branch of a step, and modulation that is still to be made."""
-        config = self.model.transformer_config
-        step = memory.step_peak(config, 1, tokens + TEXT_TOKENS)
-        step += memory.scores(config.num_attention_heads, 1, tokens + TEXT_TOKENS, self.engine.score_bytes)
-        if self.parts.has_modulation(timesteps):
+        step = memory.step_peak(self.config, 1, tokens + TEXT_TOKENS)
+        step += scores(self.config.num_attention_heads, 1, tokens + TEXT_TOKENS, self.engine.score_bytes)
+        if timesteps in self._modulations:
             return step
-        return step + memory.modulation_bytes(config, self.keeper.precision, len(timesteps))
+        return step + memory.modulation_bytes(self.config, self.runtime.precision, len(timesteps))
 
-    def _batches(self, texts: list[Array], tokens: int) -> list[list[Array]]:
+    def batches(self, texts: list[Array], tokens: int) -> list[list[Array]]:
         """The branches of guidance, in one batch or in turn.
 
         Small images leave a GPU idle between kernels, so there both go together if memory allows; large ones gain
@@ -129,90 +194,87 @@ class QwenImage:
         """
         together = self.batch_guidance
         if together is None:
-            need = memory.step_peak(self.model.transformer_config, len(texts), tokens + TEXT_TOKENS)
+            need = memory.step_peak(self.config, len(texts), tokens + TEXT_TOKENS)
             together = self.engine.on_gpu and tokens <= BATCHED_TOKENS and need < self.engine.free_memory() // 2
         return [texts] if together else [[text] for text in texts]
 
     # Latents
 
-    def array(self, latents: Latents) -> Array:
-        return self.engine.array(packing.pack(latents))
-
-    def latents(self, x: Array, shape: tuple[int, int]) -> Latents:
-        self._told = self._run.told if self._run else {}
-        self.end()  # its arrays are free before the VAE decodes
-        return packing.unpack(self.engine.numpy(x), *shape).astype(np.float32)
-
-    def shapes(self) -> dict[str, str]:
-        return dict(self._told)
-
     def check_encoding(self, height: int, width: int) -> None:
-        self.keeper.check_encoding(height, width, self.model.vae_config.base_dim)
+        self.runtime.check_encoding(height, width, self.vae_config.base_dim)
 
     def encode(self, pixels: NDArray[np.float32]) -> tuple[Latents, Latents]:
         mean, std = self._statistics()
-        center, deviation = self.keeper.encode(self.parts.vae(), pixels, self.model.vae_config.base_dim)
+        center, deviation = self.runtime.encode(self.vae(), pixels, self.vae_config.base_dim)
         return ((center - mean) / std).astype(np.float32), (deviation / std).astype(np.float32)
 
     def decode(self, latents: Latents) -> NDArray[Any]:
         mean, std = self._statistics()
-        return self.keeper.decode(self.parts.vae(), self.model.vae_config, latents * std + mean)
+        return self.runtime.decode(self.vae(), self.vae_config, latents * std + mean)
+
+    def vae(self) -> VAE:
+        if self._vae is None:
+            self._vae = self.runtime.open(self.checkpoint["vae"], "vae")
+        return self._vae
 
     def _statistics(self) -> tuple[Latents, Latents]:
-        config = self.model.vae_config
+        config = self.vae_config
         mean, std = (np.asarray(v, np.float32)[:, None, None] for v in (config.latents_mean, config.latents_std))
         return mean, std
 
     def free_transformer(self) -> None:
-        self.parts.free_transformer()
+        self._transformer = None
+        self.engine.release()
 
     def close(self) -> None:
-        self.parts.close()
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Prepared:
-    """What a run uses at every step. `rows` is the modulation's row of each noise level that is asked for."""
-
-    transformer: Transformer
-    modulation: Modulation
-    rows: dict[float, int]
-    conditions: list[Condition]
-    guidance: float
-    told: dict[str, str]
+        self.texts.clear()
+        self._modulations.clear()
+        self._vae = None
+        self.free_transformer()
+        self.checkpoint.close()
 
 
 class QwenRun:
-    """The denoiser: image = x - sigma velocity."""
+    """One request: the picture is x - sigma velocity. `grid`: frames, rows and columns of tokens."""
 
-    def __init__(self, family: QwenImage, prepared: Prepared):
-        self.family, self.prepared = family, prepared
-        self.calls: deque[tuple[Array, float]] = deque(maxlen=CALLS)
+    def __init__(self, model: QwenImage, request: Request, plan: SamplingPlan, grid: tuple[int, int, int]):
+        self.model, self.request, self.grid = model, request, grid
+        asked = plan.asked()
+        timesteps = tuple(model.schedule_config.timestep(sigma) for sigma in asked)
+        self.rows = {sigma: i for i, sigma in enumerate(asked)}  # of the modulation
+        prompts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
+        texts, tokens = model.states(prompts), grid[1] * grid[2]
+        self.transformer = model.transformer(model.run_bytes(tokens, timesteps))
+        self.modulation = model.modulation(timesteps)
+        self.conditions = [self.transformer.condition(batch, [grid]) for batch in model.batches(texts, tokens)]
+        self.branches = len(texts)
+        self.shapes = {
+            "text": ", ".join(str(list(text.shape)) for text in texts),
+            "tokens": f"{grid[1]} x {grid[2]} = {tokens}",
+        }
 
-    def __call__(self, x: Array, sigma: float) -> Array:
-        velocities = self._velocities(x, sigma)
-        engine, scale = self.family.engine, self.prepared.guidance
-        velocity = velocities[0] if len(velocities) == 1 else engine.guide(velocities[0], velocities[1], scale)
-        return x - sigma * velocity
+    def denoiser(self, segment: Segment, initial: Initial) -> Denoiser:
+        return Denoiser(
+            self.model.runtime,
+            "transformer",
+            [partial(self._predict, condition) for condition in self.conditions],
+            lambda x, sigma, velocity: x - sigma * velocity,
+            Guidance(scale=self.request.guidance, keep_norm=True),
+            branches=self.branches,
+            blend=inpaint.blend(initial, segment.grid, self.array),
+        )
 
-    def both(self, x: Array, sigma: float) -> tuple[Array, Array]:
-        velocities = self._velocities(x, sigma)
-        if len(velocities) == 1:
-            image = x - sigma * velocities[0]
-            return image, image
-        guided = self.family.engine.guide(velocities[0], velocities[1], self.prepared.guidance)
-        return x - sigma * guided, x - sigma * velocities[1]
+    def _predict(self, condition: Any, x: Array, sigma: float) -> Array:
+        return self.transformer.predict(x, condition, self.modulation, self.rows[sigma])
 
-    def _velocities(self, x: Array, sigma: float) -> list[Array]:
-        self.calls.append((x, sigma))
-        found = [self._predict(x, sigma, i) for i in range(len(self.prepared.conditions))]
-        return self.family.engine.split(found[0]) if len(found) == 1 and self.prepared.guidance > 1 else found
+    def array(self, latents: Latents) -> Array:
+        return self.model.engine.array(packing.pack(latents))
 
-    def _predict(self, x: Array, sigma: float, branch: int) -> Array:
-        p = self.prepared
-        return p.transformer.predict(x, p.conditions[branch], p.modulation, p.rows[sigma])
+    def latents(self, x: Array) -> Latents:
+        patch = self.model.config.patch_size
+        shape = self.grid[1] * patch, self.grid[2] * patch
+        return packing.unpack(self.model.engine.numpy(x), *shape).astype(np.float32)
 
-    def explain(self, step: int) -> NumericsError:
-        branches = range(len(self.prepared.conditions))
-        again = (partial(self._predict, x, sigma, branch) for x, sigma in self.calls for branch in branches)
-        return self.family.keeper.explain("transformer", step, again)
+    def close(self) -> None:
+        """Frees what the run holds on the device, before the VAE decodes."""
+        self.conditions, self.modulation = [], None

@@ -8,11 +8,11 @@ from itertools import islice
 from pathlib import Path
 
 from qwenimg.common.base import hf_cache
+from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import short
 from qwenimg.common.families import catalog
-from qwenimg.common.hub import resolve
 from qwenimg.common.prompts import clip
 
 FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"))  # either is a tokenizer
@@ -68,7 +68,7 @@ def find_clip_tokenizer(file: Path, size: int, given: Path | None = None, also: 
     raise ModelError(
         f"{short(file.name, 60)}: needs CLIP's vocabulary, which single files do not hold, and none that fits is in "
         f"tokenizer/ or beside it, in the hub's cache or in a ComfyUI: qwenimg pull {piece.name} "
-        f"({resolve.size_text(piece.bytes)}), or --tokenizer FOLDER"
+        f"({size_text(piece.bytes)}), or --tokenizer FOLDER"
     )
 
 
@@ -125,9 +125,3 @@ def fits(folder: Path, size: int) -> bool:
     except ModelError:
         return False
     return True
-
-
-def label(folder: Path) -> str:
-    """The name of `folder` for a recipe, never a path."""
-    whole = Path(os.path.abspath(folder))  # noqa: PTH100
-    return short((whole.parent if whole.name.startswith("tokenizer") else whole).name or "tokenizer", 100)

@@ -1,0 +1,42 @@
+"""Components of a folder in diffusers layout: a configuration read, and the headers held against its manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from qwenimg.common.base.config import parse, read_json
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.text import clean
+from qwenimg.common.networks.network import Network
+from qwenimg.common.runtime.checkpoint import Component
+from qwenimg.common.weights.plan import LoadPlan, plan
+
+
+def read_config(network: Network, folder: Path, refused: Mapping[str, str] | None = None) -> Any:
+    """The configuration of `network` in `folder`. `refused`: starts of other classes' names, and why they are not
+    supported. Raises ModelError."""
+    path = folder / "config.json"
+    data = read_json(path)
+    kind = str(data.get(network.key, network.kind))
+    for start, reason in (refused or {}).items():
+        if kind.startswith(start):
+            raise ModelError(f"{clean(path)}: {reason}")
+    if kind != network.kind and network.key == "_class_name":
+        raise ModelError(f"{clean(path)}: is of class {clean(kind, 60)!r}; expected {network.kind!r}")
+    try:
+        fields = network.fields(data)
+    except ModelError as error:
+        raise ModelError(f"{clean(path)}: {error}") from None
+    return parse(network.config, fields, source=path, ignored=network.ignored)
+
+
+def component(network: Network, config: Any, load_plan: LoadPlan) -> Component:
+    return Component(network=network.name, role=network.role, config=config, plan=load_plan)
+
+
+def open_component(network: Network, path: Path, config: Any, title: str) -> Component:
+    """`network` with the weights in the folder or file `path`; `title` stands in messages. Raises ModelError."""
+    stored = network.manifest(config)
+    return component(network, config, plan(path, title, stored, wanted=network.used(stored), rename=network.rename))

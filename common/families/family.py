@@ -1,0 +1,57 @@
+"""A family of models as a row of data: all that the rest of the program asks about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from qwenimg.common.networks.network import Network
+from qwenimg.common.pipeline.diffusion_model import DiffusionModel
+from qwenimg.common.pipeline.request import Defaults
+from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.runtime.runtime import Runtime
+from qwenimg.common.weights.precision import Kind
+
+Prediction = Literal["eps", "v"]
+
+
+def _check_nothing(checkpoint: Checkpoint) -> None:
+    """Where opening the files has shown everything."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """What may be chosen when a model is opened. None is what its files say."""
+
+    prediction: Prediction | None = None  # of the UNet
+    vae: Path | None = None  # the VAE in another folder or file
+    tokenizer: Path | None = None  # the folder of that for a single file, which has none
+    tokenizer_of_base: Path | None = None  # where else one may be: that of the model which a refiner refines
+
+    def made(self) -> list[str]:
+        """The names of the user's choices that are not None."""
+        return [name for name in ("prediction", "vae", "tokenizer") if getattr(self, name) is not None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One family of models."""
+
+    name: str
+    title: str
+    pipelines: frozenset[str]  # class names in model_index.json
+    refused: Mapping[str, str] = field(default_factory=dict)  # start of a class's name: why it is not supported
+    networks: tuple[Network, ...]  # the denoiser first
+    denoiser: str  # the folder of the denoiser
+    precision: Kind
+    choices: frozenset[str] = frozenset()  # of `Choices`, those that it takes
+    open: Callable[[Path, Choices], Checkpoint]  # a folder in diffusers layout, or a file where it has `single_file`
+    single_file: bool = False
+    model: Callable[[Runtime, Checkpoint, Checkpoint | None], DiffusionModel]  # with its refiner
+    defaults: Callable[[Checkpoint], Defaults]
+    check: Callable[[Checkpoint], None] = _check_nothing  # what only the model would find: tokenizer, scheduler
+    described: Callable[[Path], str]  # what a folder is for
+    refines: str = ""  # the models that take a refiner, for a message
+    check_refiner: Callable[[Checkpoint, Checkpoint | None], None] | None = None  # of a base, with None of it alone

@@ -1,0 +1,26 @@
+"""What a step of Qwen-Image takes, and its modulation: bytes and operations."""
+
+from __future__ import annotations
+
+from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.weights.precision import BYTES, Precision
+
+
+def step_peak(config: QwenDiTConfig, branches: int, tokens: int) -> int:
+    """Bytes of activations in one step with so many branches in one batch, of `tokens` image and text tokens each.
+
+    Per token: two streams' worth of float32 residual, q, k and v in float32, and the feed-forward's four widths.
+    """
+    return branches * tokens * config.dim * 40
+
+
+def modulation_bytes(config: QwenDiTConfig, precision: Precision, steps: int) -> int:
+    """Bytes of a schedule's modulation: twelve vectors for each block and step, and one block's weights meanwhile."""
+    itemsize = BYTES[precision.weight_dtype("transformer", "transformer_blocks.0.img_mod.1.weight")]
+    return 12 * config.dim * itemsize * (steps * config.num_layers + config.dim)
+
+
+def step_operations(config: QwenDiTConfig, tokens: int) -> float:
+    """Of one prediction for so many tokens, image and text: per token and block twelve squares of the width in linear
+    layers, and scores and their sums with every other token."""
+    return config.num_layers * (24.0 * tokens * config.dim**2 + 4.0 * tokens**2 * config.dim)

@@ -1,0 +1,78 @@
+"""Stable Diffusion 1.x, 2.x and XL as a row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from qwenimg.common.base.config import read_json
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.text import clean
+from qwenimg.common.families.family import Family
+from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
+from qwenimg.common.families.stable_diffusion.checkpoint import PIPELINES, facts
+from qwenimg.common.families.stable_diffusion.model import StableDiffusion
+from qwenimg.common.networks import clip, kl_vae, unet
+from qwenimg.common.pipeline.request import Defaults
+from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.sampling import schedules
+from qwenimg.common.weights.precision import UNET
+
+_REFINES = "SDXL base models"
+_TITLES = {False: "Stable Diffusion 1.x or 2.x", True: "SDXL"}
+
+
+def _defaults(checkpoint: Checkpoint) -> Defaults:
+    found = facts(checkpoint)
+    size = found.native_size
+    usual = Defaults(width=size, height=size, negative_prompt="", guidance=7.5, strength=0.8, mask_strength=1.0)
+    return replace(usual, guidance=5.0, strength=0.3, mask_strength=0.9999) if found.sdxl else usual
+
+
+def _described(folder: Path) -> str:
+    """What a folder is for, by its class and by the UNet's channels."""
+    index = read_json(folder / "model_index.json")
+    kind = _TITLES[PIPELINES[str(index["_class_name"])]]
+    if index.get("requires_aesthetics_score"):
+        kind = "SDXL refiner"
+    channels = read_json(folder / "unet" / "config.json").get("in_channels", 4)
+    scheduler = read_json(folder / "scheduler" / "scheduler_config.json", infinities=True)
+    what = "inpainting" if channels == 9 else "text to image"
+    predicts = clean(scheduler.get("prediction_type", "epsilon"), 20)
+    return f"{kind}, {what} ({clean(channels, 20)} channels), predicts {predicts}"
+
+
+def _check(checkpoint: Checkpoint) -> None:
+    """Raises ModelError for a scheduler whose sampler is not built."""
+    schedules.sampler_of(checkpoint.scheduler)
+
+
+def _check_refiner(base: Checkpoint, refiner: Checkpoint | None) -> None:
+    of_base = facts(base)
+    if not of_base.sdxl or of_base.refiner or of_base.sees_mask:
+        raise UsageError(f"--refiner is for {_REFINES} only")
+    if refiner is None:
+        return
+    found = facts(refiner)
+    latents = (checkpoint["vae"].config.latent_channels for checkpoint in (base, refiner))
+    if not found.sdxl or found.sees_mask or len(set(latents)) > 1:
+        raise ModelError(f"{clean(refiner.source, 120)}: is no SDXL refiner for latents like the base's")
+
+
+FAMILY = Family(
+    name="stable-diffusion",
+    title="Stable Diffusion",
+    pipelines=frozenset(PIPELINES),
+    networks=(unet.NETWORK, clip.NETWORK, kl_vae.NETWORK),
+    denoiser="unet",
+    precision=UNET,
+    choices=frozenset({"prediction", "vae", "tokenizer"}),
+    open=checkpoints.open_checkpoint,
+    single_file=True,
+    model=StableDiffusion,
+    defaults=_defaults,
+    check=_check,
+    described=_described,
+    refines=_REFINES,
+    check_refiner=_check_refiner,
+)

@@ -1,0 +1,45 @@
+"""What a recipe says of the files that a model was opened from: names, never paths, and fingerprints of weights."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from qwenimg.common.base.text import short
+from qwenimg.common.families.family import Choices
+from qwenimg.common.families.registry import Opened
+from qwenimg.common.hub.resolve import Resolved, from_path
+from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.weights.fingerprint import fingerprint
+
+
+def origin(resolved: Resolved, opened: Opened, choices: Choices) -> dict[str, Any]:
+    """The entries of the recipe for a model and what was chosen when it was opened."""
+    checkpoint = opened.checkpoint
+    found: dict[str, Any] = {} if choices.prediction is None else {"prediction": choices.prediction}
+    prints = {"model": _print(checkpoint, opened.family.denoiser)} if resolved.from_path else {}
+    if choices.tokenizer is not None:
+        found["tokenizer"] = label(choices.tokenizer)
+    if choices.vae is not None:
+        found["vae"] = from_path(str(choices.vae), choices.vae).name
+        prints["vae"] = _print(checkpoint, "vae")
+    return found | {"fingerprints": prints} if prints else found
+
+
+def with_refiner(entries: dict[str, Any], resolved: Resolved, opened: Opened, refiner: Checkpoint) -> dict[str, Any]:
+    """`entries` as `origin` gives them, and the refiner's."""
+    prints = entries.get("fingerprints", {})
+    if resolved.from_path:
+        prints = prints | {"refiner": _print(refiner, opened.family.denoiser)}
+    return {**entries, "refiner": resolved.name} | ({"fingerprints": prints} if prints else {})
+
+
+def _print(checkpoint: Checkpoint, component: str) -> str:
+    return fingerprint(checkpoint[component].plan.files)
+
+
+def label(folder: Path) -> str:
+    """The name of `folder` for a recipe, never a path."""
+    whole = Path(os.path.abspath(folder))  # noqa: PTH100
+    return short((whole.parent if whole.name.startswith("tokenizer") else whole).name or "tokenizer", 100)

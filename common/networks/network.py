@@ -1,0 +1,33 @@
+"""How a network is told and read: the row that each file of this room ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from qwenimg.common.base.shape import Manifest
+
+
+def _as_it_is(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    return data
+
+
+def _all(stored: Manifest) -> Manifest:
+    return stored
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """One network of the room, as data."""
+
+    name: str  # of its file, here and in the backends
+    role: str  # text, transformer or vae: whose precision holds
+    kind: str  # what `key` says in its config.json
+    key: str = "_class_name"
+    config: type[Any]
+    manifest: Callable[[Any], Manifest]  # of a config: every tensor that is stored
+    used: Callable[[Manifest], Manifest] = _all  # of those, what the forward takes, in its shapes
+    fields: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _as_it_is  # of a config.json, those of `config`
+    ignored: frozenset[str] = frozenset()  # keys of config.json without a meaning for the forward
+    rename: Callable[[str], str | None] | None = None  # a stored name in the manifest's, None where it is of no use

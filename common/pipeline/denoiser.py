@@ -1,0 +1,66 @@
+"""The model of a run as the samplers see it: branches, guidance and mask, and why a result was not finite."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from qwenimg.common.base.errors import NumericsError
+from qwenimg.common.pipeline.guidance import Guidance
+from qwenimg.common.pipeline.inpaint import Blend
+from qwenimg.common.runtime.engine import Array
+from qwenimg.common.runtime.runtime import Runtime
+
+CALLS = 4  # that are remembered, to look at when a result is not finite: no step makes more
+
+
+class Denoiser:
+    """The picture that the model sees in x at a noise level, for one segment of one run."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        title: str,
+        passes: Sequence[Callable[[Array, float], Array]],
+        denoised: Callable[[Array, float, Array], Array],
+        guidance: Guidance,
+        *,
+        branches: int,
+        blend: Blend | None = None,
+    ):
+        """passes: calls of the model with x and sigma, each giving one branch or a batch of them; together `branches`,
+        the prompt's first. denoised: the picture from x, sigma and a prediction."""
+        self.runtime, self.title, self.passes, self.denoised = runtime, title, passes, denoised
+        self.guidance, self.branches, self.blend = guidance, branches, blend
+        self.calls: deque[tuple[Array, float]] = deque(maxlen=CALLS)
+
+    def __call__(self, x: Array, sigma: float) -> Array:
+        """Guidance applied."""
+        x = self._shown(x, sigma)
+        return self._kept(self.denoised(x, sigma, self.guidance(self.runtime.engine, self._predictions(x, sigma))))
+
+    def both(self, x: Array, sigma: float) -> tuple[Array, Array]:
+        """With guidance, and as predicted without the prompt (for CFG++)."""
+        x = self._shown(x, sigma)
+        branches = self._predictions(x, sigma)
+        guided = self._kept(self.denoised(x, sigma, self.guidance(self.runtime.engine, branches)))
+        if len(branches) == 1:
+            return guided, guided
+        return guided, self._kept(self.denoised(x, sigma, branches[-1]))
+
+    def explain(self, step: int) -> NumericsError:
+        """Runs the calls of the last step again with probes: component, block and operation of what is not finite."""
+        again = (partial(call, x, sigma) for x, sigma in self.calls for call in self.passes)
+        return self.runtime.explain(self.title, step, again)
+
+    def _predictions(self, x: Array, sigma: float) -> list[Array]:
+        self.calls.append((x, sigma))
+        found = [call(x, sigma) for call in self.passes]
+        return self.runtime.engine.split(found[0]) if len(found) < self.branches else found
+
+    def _shown(self, x: Array, sigma: float) -> Array:
+        return x if self.blend is None else self.blend.shown(x, sigma)
+
+    def _kept(self, denoised: Array) -> Array:
+        return denoised if self.blend is None else self.blend.kept(denoised)

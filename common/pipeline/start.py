@@ -1,0 +1,78 @@
+"""From a request to what its run starts from. Random numbers are drawn in the order of diffusers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qwenimg.common.base.errors import NumericsError, UsageError
+from qwenimg.common.numbers import sizes
+from qwenimg.common.numbers.noise import Stream
+from qwenimg.common.pictures import pixels
+from qwenimg.common.pipeline.diffusion_model import DiffusionModel
+from qwenimg.common.pipeline.initial import Initial, Latents, Mask
+from qwenimg.common.pipeline.plan import SamplingPlan
+from qwenimg.common.pipeline.request import Request
+
+Shape = tuple[int, int]
+
+
+def latent_shape(model: DiffusionModel, request: Request) -> Shape:
+    """Rows and columns of the latents."""
+    width, height = sizes.render_size(request.width, request.height, model.multiple)
+    return height // model.scale, width // model.scale
+
+
+def draw(model: DiffusionModel, request: Request, stream: Stream) -> Initial:
+    """Encodes the request's picture, if it has one, and draws the noise. Raises UsageError and NumericsError."""
+    if request.image is None:
+        return Initial(noise=noise(model, request, stream))
+    width, height = sizes.render_size(request.width, request.height, model.multiple)
+    picture = pixels.fit(request.image, request.width, request.height)
+    values = pixels.from_uint8(pixels.extend(picture, width, height))
+    unused = model.sees_mask and request.mask is not None and request.strength == 1
+    latents = None if unused else _encode(model, values, stream)
+    initial = noise(model, request, stream)
+    if request.mask is None:
+        return Initial(noise=initial, image=latents)
+    hole = pixels.extend(pixels.fit(request.mask, request.width, request.height) >= 128, width, height)
+    masked = _encode(model, values * ~hole, stream) if model.sees_mask else None
+    inside = hole[None, None, :: model.scale, :: model.scale].astype(np.float32)
+    return Initial(noise=initial, image=latents, mask=Mask(inside=inside, masked=masked))
+
+
+def noise(model: DiffusionModel, request: Request, stream: Stream) -> Latents:
+    """The initial noise [1, C, h, w]: the seed's, or what was given. Raises UsageError and NumericsError."""
+    shape = (1, model.channels, *latent_shape(model, request))
+    if request.latents is None:
+        return stream.normal(shape)
+    given = np.asarray(request.latents)
+    if given.shape != shape:
+        raise UsageError(
+            f"latents of shape {list(given.shape)} do not fit: {request.width}x{request.height} needs {list(shape)}"
+        )
+    with np.errstate(over="ignore"):
+        given = given.astype(np.float32)
+    if not np.isfinite(given).all():
+        raise NumericsError("the latents have non-finite values in float32")
+    return given
+
+
+def _encode(model: DiffusionModel, values: Latents, stream: Stream) -> Latents:
+    """A sample of the picture's latents, as diffusers takes it."""
+    mean, deviation = model.encode(values)
+    return mean + deviation * stream.normal(mean.shape)
+
+
+def first(plan: SamplingPlan, initial: Initial) -> Latents:
+    """The state at the first noise level: noise alone, or the picture with noise added."""
+    grid = plan.segments[0].grid
+    if initial.image is None or (initial.mask is not None and plan.whole):  # as diffusers: a mask may start from noise
+        return initial.noise * np.float32(grid.initial)
+    sigma = grid.sigmas[0]
+    return initial.image * np.float32(grid.alpha(sigma)) + initial.noise * np.float32(sigma)
+
+
+def last(latents: Latents, plan: SamplingPlan, initial: Initial) -> Latents:
+    """The latents to decode: scaled as the schedule ends, the picture's own outside a mask."""
+    latents = latents * np.float32(plan.segments[-1].grid.final)
+    return latents if initial.mask is None else initial.mask.paste(latents, initial.image)

@@ -1,0 +1,66 @@
+"""An opened model: its components, each with a configuration and a plan of its weights, checked and not read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from qwenimg.common.weights.plan import LoadPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Component:
+    """One network with its weights."""
+
+    network: str  # the module in `networks` that describes it, and the backends' that computes it
+    role: str  # text, transformer or vae: whose precision holds
+    config: Any  # that module's configuration
+    plan: LoadPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerFiles:
+    """The tokenizer of a text encoder: where it is, and `read`, which reads and checks it. Raises ModelError."""
+
+    path: Path
+    read: Callable[[Path], Any]
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return self.read(self.path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A model of any family. The plans hold their files open until `close`."""
+
+    source: Path
+    components: Mapping[str, Component]  # by the name of its folder in diffusers layout
+    tokenizers: Mapping[str, TokenizerFiles]  # by the name of the text encoder's folder
+    scheduler: Any  # the configuration of the family's noise levels
+    zeros_for_empty: bool = False  # the states of an empty negative prompt are zeros, and not encoded
+
+    def __getitem__(self, name: str) -> Component:
+        return self.components[name]
+
+    @property
+    def texts(self) -> dict[str, Component]:
+        """The text encoders, in their order."""
+        return {name: part for name, part in self.components.items() if part.role == "text"}
+
+    @property
+    def parameters(self) -> int:
+        """Number of values that the forwards use."""
+        return sum(part.plan.parameters for part in self.components.values())
+
+    def read_tokenizers(self) -> None:
+        """Reads them, which a backend would otherwise do after its framework is imported. Raises ModelError."""
+        for files in self.tokenizers.values():
+            _ = files.tokenizer
+
+    def close(self) -> None:
+        for part in self.components.values():
+            part.plan.close()
