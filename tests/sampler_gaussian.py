@@ -12,13 +12,13 @@ import math
 import numpy as np
 
 from qwenimg.common.sampling.table import Sampler
-from qwenimg.common.sampling.types import Grid
+from qwenimg.common.sampling.types import Schedule
 
 MEAN, VARIANCE = 0.5, 0.49
 
 
 class Denoiser:
-    def __init__(self, grid: Grid, mean: float = MEAN):
+    def __init__(self, grid: Schedule, mean: float = MEAN):
         self.grid, self.mean = grid, mean
 
     def __call__(self, x, sigma: float):
@@ -31,19 +31,19 @@ class Denoiser:
         return image, image
 
 
-def spread(grid: Grid, sigma: float) -> float:
+def spread(grid: Schedule, sigma: float) -> float:
     """The variance of x."""
     return grid.alpha(sigma) ** 2 * VARIANCE + sigma * sigma
 
 
-def levels(steps: int, *, flow: bool) -> Grid:
+def levels(steps: int, *, flow: bool) -> Schedule:
     """Unequal steps between two levels, the last above 0."""
     high, low = (0.98, 0.05) if flow else (14.6, 0.1)
     top, bottom = high ** (1 / 3), low ** (1 / 3)
-    return Grid(sigmas=tuple((top + (bottom - top) * i / steps) ** 3 for i in range(steps + 1)), flow=flow)
+    return Schedule(sigmas=tuple((top + (bottom - top) * i / steps) ** 3 for i in range(steps + 1)), flow=flow)
 
 
-def run(sampler: Sampler, x, grid: Grid, noise, mean: float = MEAN) -> list:
+def run(sampler: Sampler, x, grid: Schedule, noise, mean: float = MEAN) -> list:
     more = (lambda array: array,) if sampler.adaptive else ()
     return list(sampler.function(x, grid, Denoiser(grid, mean), noise, *more))
 
@@ -66,7 +66,7 @@ def unit(index: int, steps: int) -> np.ndarray:
     return vector
 
 
-def moments(sampler: Sampler, grid: Grid) -> tuple[float, float]:
+def moments(sampler: Sampler, grid: Schedule) -> tuple[float, float]:
     """Mean and variance of the sampler's results from a start that is exactly distributed."""
     steps, first = len(grid.sigmas) - 1, grid.sigmas[0]
     start = np.array([grid.alpha(first) * MEAN])
@@ -75,6 +75,6 @@ def moments(sampler: Sampler, grid: Grid) -> tuple[float, float]:
     return float(mean[0]), float(weights @ weights)
 
 
-def exact_ode(x: np.ndarray, grid: Grid, start: float, end: float) -> np.ndarray:
+def exact_ode(x: np.ndarray, grid: Schedule, start: float, end: float) -> np.ndarray:
     kept = math.sqrt(spread(grid, end) / spread(grid, start))
     return grid.alpha(end) * MEAN + kept * (x - grid.alpha(start) * MEAN)

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from qwenimg.common.sampling.discrete import DiffusionConfig, clock, scalings
-from qwenimg.common.sampling.types import Grid
+from qwenimg.common.sampling.types import Schedule
 
 SHAPE = (1, 3, 5, 7)
 SD = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "num_train_timesteps": 1000}
@@ -45,7 +45,7 @@ def network(inputs: np.ndarray, time: float) -> np.ndarray:
 class Denoiser:
     """The network as our samplers see it; remembers at which times it was asked."""
 
-    def __init__(self, config: DiffusionConfig, grid: Grid):
+    def __init__(self, config: DiffusionConfig, grid: Schedule):
         self.prediction, self.time = config.prediction_type, clock(config.levels, grid)
         self.times: list[float] = []
 

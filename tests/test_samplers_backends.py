@@ -12,13 +12,13 @@ from sampler_reference import SD
 
 from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.sampling.discrete import parse_diffusion
-from qwenimg.common.sampling.schedules import grid
+from qwenimg.common.sampling.schedules import build
 from qwenimg.common.sampling.table import SAMPLERS
-from qwenimg.common.sampling.types import Grid
+from qwenimg.common.sampling.types import Schedule
 
 SHAPE = (1, 4, 5, 3)
 CONFIG = parse_diffusion({"_class_name": "DDIMScheduler", **SD, "steps_offset": 1}, "scheduler_config.json")
-FLOW = Grid(sigmas=(1.0, 0.93, 0.81, 0.66, 0.45, 0.21, 0.07, 0.0), flow=True)
+FLOW = Schedule(sigmas=(1.0, 0.93, 0.81, 0.66, 0.45, 0.21, 0.07, 0.0), flow=True)
 MAKE = {"numpy": lambda array: array, "torch": torch.from_numpy, "mlx": mx.array}
 CASES = [(name, flow) for name, sampler in SAMPLERS.items() for flow in (False, True) if sampler.flow or not flow]
 
@@ -54,7 +54,7 @@ class Recorder:
         return self(x, sigma), 0.0
 
 
-def run(name: str, levels: Grid, make) -> tuple[list[np.ndarray], list[float]]:
+def run(name: str, levels: Schedule, make) -> tuple[list[np.ndarray], list[float]]:
     generator, denoise = np.random.default_rng(5), Given(make)
 
     def draw():
@@ -69,7 +69,7 @@ def run(name: str, levels: Grid, make) -> tuple[list[np.ndarray], list[float]]:
 
 @pytest.mark.parametrize(("name", "flow"), CASES)
 def test_all_frameworks_give_the_same_bits(name, flow):
-    levels = FLOW if flow else grid(CONFIG, name, "model", 7)
+    levels = FLOW if flow else build(CONFIG, SAMPLERS[name].rule, "model", 7)
     expected, _ = run(name, levels, MAKE["numpy"])
     assert expected[-1].dtype == np.float32 and np.isfinite(expected[-1]).all()
     for framework in ("torch", "mlx"):
@@ -103,7 +103,7 @@ class Plain:
 @pytest.mark.parametrize(("name", "flow"), CASES)
 def test_arrays_are_added_subtracted_and_multiplied_by_floats_only(name, flow):
     """No division: those of GPUs are not all rounded alike."""
-    levels = FLOW if flow else grid(CONFIG, name, "model", 7)
+    levels = FLOW if flow else build(CONFIG, SAMPLERS[name].rule, "model", 7)
     expected, _ = run(name, levels, MAKE["numpy"])
     found, _ = run(name, levels, Plain)
     np.testing.assert_array_equal(found[-1], expected[-1])
@@ -111,7 +111,7 @@ def test_arrays_are_added_subtracted_and_multiplied_by_floats_only(name, flow):
 
 @pytest.mark.parametrize(("name", "flow"), [(n, f) for n, f in CASES if not SAMPLERS[n].adaptive])
 def test_a_run_on_floats_tells_where_the_model_is_asked(name, flow):
-    levels = FLOW if flow else grid(CONFIG, name, "karras", 7)
+    levels = FLOW if flow else build(CONFIG, SAMPLERS[name].rule, "karras", 7)
     recorder = Recorder()
     for _ in SAMPLERS[name].function(0.0, levels, recorder, lambda: 0.0):
         pass
@@ -124,7 +124,10 @@ def test_a_run_on_floats_tells_where_the_model_is_asked(name, flow):
 @pytest.mark.parametrize(("name", "sampler"), SAMPLERS.items())
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_few_steps(name, sampler, steps):
-    for levels in (grid(CONFIG, name, "karras", steps), Grid(sigmas=FLOW.sigmas[-steps - 1 :], flow=True)):
+    for levels in (
+        build(CONFIG, SAMPLERS[name].rule, "karras", steps),
+        Schedule(sigmas=FLOW.sigmas[-steps - 1 :], flow=True),
+    ):
         if levels.flow and not sampler.flow:
             continue
         states, asked = run(name, levels, MAKE["numpy"])
@@ -132,7 +135,7 @@ def test_few_steps(name, sampler, steps):
 
 
 def test_dpm_adaptive_says_so_where_it_finds_no_end():
-    levels, draws = Grid(sigmas=(14.6, 0.03)), np.random.default_rng(0)
+    levels, draws = Schedule(sigmas=(14.6, 0.03)), np.random.default_rng(0)
 
     class Random:
         def __call__(self, x, sigma):
@@ -167,7 +170,7 @@ def test_every_configuration_gives_finite_numbers(spacing, fields):
     config = parse_diffusion({"_class_name": "DDIMScheduler", **SD, "timestep_spacing": spacing, **fields}, "x")
     for name, sampler in SAMPLERS.items():
         for steps in (1, 2, 3, 5, 17, 50):
-            levels = grid(config, name, "model", steps)
+            levels = build(config, SAMPLERS[name].rule, "model", steps)
             more = (lambda x: np.asarray(x, dtype=np.float64),) if sampler.adaptive else ()
             states = list(sampler.function(levels.initial, levels, Shrinking(), lambda: 0.5, *more))
             assert states and np.isfinite(levels.final * states[-1]), (name, steps)

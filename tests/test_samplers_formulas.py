@@ -12,7 +12,7 @@ from sampler_reference import SHAPE, network, noises, relative, run, scheduler
 
 from qwenimg.common.sampling.adaptive import _ATOL, _RTOL
 from qwenimg.common.sampling.table import SAMPLERS
-from qwenimg.common.sampling.types import Grid
+from qwenimg.common.sampling.types import Schedule
 
 EXACT = 1e-12  # both sides in float64
 FLOAT32 = 3e-5  # diffusers' levels and steps
@@ -39,7 +39,7 @@ class Denoiser:
 def ours(name: str, x: np.ndarray, sigmas=SIGMAS, *, flow: bool = False) -> np.ndarray:
     draws = noises(9)
     more = (lambda array: array,) if SAMPLERS[name].adaptive else ()
-    grid = Grid(sigmas=tuple(sigmas), flow=flow)
+    grid = Schedule(sigmas=tuple(sigmas), flow=flow)
     *_, found = SAMPLERS[name].function(x, grid, Denoiser(), lambda: next(draws), *more)
     return found
 
@@ -323,6 +323,6 @@ def test_flow_forms_equal_diffusers(name, monkeypatch):
         def __call__(self, x, sigma):
             return x - sigma * velocity(x, 0.0)
 
-    grid = Grid(sigmas=tuple(sigmas), flow=True)
+    grid = Schedule(sigmas=tuple(sigmas), flow=True)
     *_, found = SAMPLERS[name].function(next(noises(5)), grid, Flow(), lambda: next(draws))
     check(name, expected, found, FLOAT32)

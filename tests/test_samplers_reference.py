@@ -15,10 +15,10 @@ from sampler_reference import (
 )
 
 from qwenimg.common.sampling.discrete import parse_diffusion
-from qwenimg.common.sampling.schedules import grid, part, sampler_of
+from qwenimg.common.sampling.schedules import build, part, sampler_of
 from qwenimg.common.sampling.steps import diffused, halfway
 from qwenimg.common.sampling.table import SAMPLERS
-from qwenimg.common.sampling.types import Grid
+from qwenimg.common.sampling.types import Schedule
 
 # The references compute their levels, and some their steps, in float32; measured at most 2.1e-5.
 TOLERANCE = 5e-5
@@ -91,7 +91,7 @@ def test_equals_diffusers(case, monkeypatch):
                 correct_third_order(reference)
             start = next(noises(5))
             expected, times = run(reference, steps, start, noises(9), monkeypatch)
-            levels, draws = grid(ours, sampler.name, "model", steps), noises(9)
+            levels, draws = build(ours, sampler.rule, "model", steps), noises(9)
             denoise = Denoiser(ours, levels)
             *_, found = sampler.function(levels.initial * start, levels, denoise, lambda d=draws: next(d))
             assert len(times) == len(denoise.times)
@@ -108,7 +108,7 @@ def test_ddim_with_noise_equals_diffusers(eta, monkeypatch):
     ours = parse_diffusion({"_class_name": "DDIMScheduler", **config}, "scheduler_config.json")
     reference, start, draws = scheduler("ddim", "DDIMScheduler", **config), next(noises(5)), noises(9)
     expected, _ = run(reference, 10, start, noises(9), monkeypatch, eta=eta)
-    levels = grid(ours, "ddim", "model", 10)
+    levels = build(ours, SAMPLERS["ddim"].rule, "model", 10)
     denoise = Denoiser(ours, levels)
     *_, found = SAMPLERS["ddim"].function(levels.initial * start, levels, denoise, lambda: next(draws), eta=eta)
     difference = relative(levels.final * found, expected)
@@ -121,8 +121,8 @@ def test_dpmpp_sde_equals_diffusers(spacing, monkeypatch):
     """The reference is given our path: a draw for the first half, and the two halves' noise for the whole."""
     config = {**SD, "timestep_spacing": spacing}
     ours = parse_diffusion({"_class_name": "DPMSolverSDEScheduler", **config}, "scheduler_config.json")
-    levels = grid(ours, sampler_of(ours), "model", 8)
-    plain, draws = Grid(sigmas=levels.sigmas), noises(9)
+    levels = build(ours, SAMPLERS[sampler_of(ours)].rule, "model", 8)
+    plain, draws = Schedule(sigmas=levels.sigmas), noises(9)
 
     def path(sigma, after, kept=[]):  # noqa: B006
         sigma, after = float(sigma), float(after)
@@ -179,7 +179,7 @@ def test_defects_of_the_reference_are_still_there(defect, monkeypatch):
     sampler = sampler_of(ours)
     reference, start, draws = scheduler(module, name, **config), next(noises(5)), noises(9)
     expected, _ = run(reference, steps, start, noises(9), monkeypatch, skip=skip, as_it_is=True)
-    levels = part(grid(ours, sampler, "model", steps), skip)
+    levels = part(build(ours, SAMPLERS[sampler].rule, "model", steps), skip)
     x = start * np.hypot(levels.sigmas[0], 1.0)
     *_, found = SAMPLERS[sampler].function(x, levels, Denoiser(ours, levels), lambda: next(draws))
     difference = relative(levels.final * found, expected)

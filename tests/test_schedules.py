@@ -15,9 +15,10 @@ from sampler_reference import SD, scheduler
 
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.sampling.discrete import clock, parse_diffusion, scalings
-from qwenimg.common.sampling.schedules import SCHEDULES, grid, part, sampler_of, skipped, split
+from qwenimg.common.sampling.schedules import SCHEDULES, build, part, sampler_of, skipped, split
 from qwenimg.common.sampling.spacing import AYS_SD, AYS_SDXL, ays, beta_quantile
-from qwenimg.common.sampling.types import Grid
+from qwenimg.common.sampling.table import SAMPLERS
+from qwenimg.common.sampling.types import Schedule
 
 FLOAT32 = 2e-5  # relative: diffusers multiplies a thousand factors in float32
 BETAS = {
@@ -50,11 +51,11 @@ def test_levels_equal_diffusers(name, zero_snr):
 
 def test_published_numbers():
     """SDXL's four steps, as its own configuration gives them."""
-    levels = grid(config(steps_offset=1, timestep_spacing="leading"), "euler", "model", 4)
+    levels = build(config(steps_offset=1, timestep_spacing="leading"), SAMPLERS["euler"].rule, "model", 4)
     assert levels.timesteps == (751, 501, 251, 1)
     np.testing.assert_allclose(levels.sigmas, [4.1167, 1.6237, 0.6984, 0.0413, 0], atol=6e-5)
     assert levels.initial == pytest.approx(4.2364, abs=6e-5)
-    assert grid(parse_diffusion(SD15, "x"), "pndm", "model", 4).timesteps == (751, 501, 251, 1)
+    assert build(parse_diffusion(SD15, "x"), SAMPLERS["pndm"].rule, "model", 4).timesteps == (751, 501, 251, 1)
 
 
 def test_times_are_exact_on_the_trained_levels():
@@ -81,7 +82,7 @@ def test_times_between_the_levels_equal_diffusers():
 
 
 def test_a_schedules_own_times_come_first():
-    levels = grid(config(timestep_spacing="linspace"), "euler", "model", 7)
+    levels = build(config(timestep_spacing="linspace"), SAMPLERS["euler"].rule, "model", 7)
     time = clock(config().levels, levels)
     assert [time(sigma) for sigma in levels.sigmas[:-1]] == list(levels.timesteps)
     assert time(1.0) == config().levels.timestep(1.0)
@@ -114,7 +115,7 @@ def test_every_number_of_steps_equals_diffusers(name, module, spacing):
     reference, ours = scheduler(module, name, **fields), config(name, **fields)
     for steps in [*range(2, 60), 75, 100, 125, 250, 333, 500]:
         reference.set_timesteps(steps)
-        found = grid(ours, sampler_of(ours), "model", steps).timesteps
+        found = build(ours, SAMPLERS[sampler_of(ours)].rule, "model", steps).timesteps
         expected = reference.timesteps.double().numpy()[:steps]  # an element more where T / steps is rounded down
         np.testing.assert_allclose(found, expected, atol=1e-4, err_msg=str(steps))
 
@@ -123,16 +124,16 @@ def test_lcm_equals_diffusers_in_every_number_of_steps():
     reference, ours = scheduler("lcm", "LCMScheduler"), parse_diffusion({"_class_name": "LCMScheduler"}, "x")
     for steps in range(1, 51):
         reference.set_timesteps(steps)
-        assert grid(ours, "lcm", "model", steps).timesteps == tuple(reference.timesteps.tolist())
+        assert build(ours, SAMPLERS["lcm"].rule, "model", steps).timesteps == tuple(reference.timesteps.tolist())
     with pytest.raises(UsageError, match="51 steps: this model was distilled on 50"):
-        grid(ours, "lcm", "model", 51)
+        build(ours, SAMPLERS["lcm"].rule, "model", 51)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("steps", [1, 2, 10, 33, 100])
 def test_all_schedules_fall_from_noise_to_nothing(schedule, steps):
     for ours in (config(), config(rescale_betas_zero_snr=True, prediction_type="v_prediction")):
-        levels = grid(ours, "euler", schedule, steps, sdxl=steps % 2 == 0)
+        levels = build(ours, SAMPLERS["euler"].rule, schedule, steps, sdxl=steps % 2 == 0)
         sigmas = levels.sigmas
         assert all(high > low for high, low in pairwise(sigmas)) and sigmas[-1] == 0
         assert len(levels.timesteps) == len(sigmas) - 1 <= steps
@@ -146,16 +147,22 @@ def test_karras_and_exponential_by_their_formulas():
     for steps in (2, 9):
         ramp = np.linspace(0, 1, steps)
         karras = (high ** (1 / 7) + ramp * (low ** (1 / 7) - high ** (1 / 7))) ** 7
-        np.testing.assert_allclose(grid(ours, "euler", "karras", steps).sigmas[:-1], karras, rtol=1e-12)
+        np.testing.assert_allclose(build(ours, SAMPLERS["euler"].rule, "karras", steps).sigmas[:-1], karras, rtol=1e-12)
         even = np.exp(np.linspace(math.log(high), math.log(low), steps))
-        np.testing.assert_allclose(grid(ours, "euler", "exponential", steps).sigmas[:-1], even, rtol=1e-12)
+        np.testing.assert_allclose(
+            build(ours, SAMPLERS["euler"].rule, "exponential", steps).sigmas[:-1], even, rtol=1e-12
+        )
 
 
 def test_simple_and_sgm_uniform():
     ours = config()
-    assert grid(ours, "euler", "simple", 4).timesteps == (999, 749, 499, 249)
-    assert grid(ours, "euler", "simple", 7).timesteps == tuple(999 - int(i * 1000 / 7) for i in range(7))
-    np.testing.assert_allclose(grid(ours, "euler", "sgm_uniform", 4).timesteps, [999, 749.25, 499.5, 249.75], rtol=1e-9)
+    assert build(ours, SAMPLERS["euler"].rule, "simple", 4).timesteps == (999, 749, 499, 249)
+    assert build(ours, SAMPLERS["euler"].rule, "simple", 7).timesteps == tuple(
+        999 - int(i * 1000 / 7) for i in range(7)
+    )
+    np.testing.assert_allclose(
+        build(ours, SAMPLERS["euler"].rule, "sgm_uniform", 4).timesteps, [999, 749.25, 499.5, 249.75], rtol=1e-9
+    )
 
 
 def test_align_your_steps():
@@ -169,7 +176,10 @@ def test_align_your_steps():
             at = np.linspace(0, 1, steps + 1)
             expected = np.exp(np.interp(at, np.linspace(0, 1, 11), np.log(table)))[:-1]
             np.testing.assert_allclose(ays(table, steps), expected, rtol=1e-12)
-    assert grid(config(), "euler", "ays", 10, sdxl=True).sigmas != grid(config(), "euler", "ays", 10).sigmas
+    assert (
+        build(config(), SAMPLERS["euler"].rule, "ays", 10, sdxl=True).sigmas
+        != build(config(), SAMPLERS["euler"].rule, "ays", 10).sigmas
+    )
 
 
 def test_quantiles_of_the_beta_distribution():
@@ -195,7 +205,7 @@ def test_strength_is_counted_as_in_diffusers():
                     skipped(steps, strength)
             else:
                 assert steps - skipped(steps, strength) == left
-    whole = grid(parse_diffusion(SD15, "x"), "pndm", "model", 10)
+    whole = build(parse_diffusion(SD15, "x"), SAMPLERS["pndm"].rule, "model", 10)
     late = part(whole, 4)
     assert late.sigmas == whole.sigmas[4:] and late.timesteps == whole.timesteps[4:] and late.final == whole.final
     assert part(whole, 0, 4).final == 1.0 != whole.final
@@ -205,7 +215,7 @@ def test_strength_is_counted_as_in_diffusers():
 @pytest.mark.parametrize("steps", [5, 25, 50])
 def test_a_split_equals_diffusers(fraction, steps):
     """The base keeps times at or above the cut, the refiner those below."""
-    whole = grid(config(steps_offset=1, timestep_spacing="leading"), "euler", "model", steps)
+    whole = build(config(steps_offset=1, timestep_spacing="leading"), SAMPLERS["euler"].rule, "model", steps)
     border = round(1000 - fraction * 1000)
     first, second = split(whole, fraction)
     assert first.timesteps == tuple(time for time in whole.timesteps if time >= border)
@@ -214,20 +224,20 @@ def test_a_split_equals_diffusers(fraction, steps):
 
 
 def test_a_split_needs_steps_on_both_sides():
-    whole = grid(config(steps_offset=1, timestep_spacing="leading"), "euler", "model", 4)
+    whole = build(config(steps_offset=1, timestep_spacing="leading"), SAMPLERS["euler"].rule, "model", 4)
     for fraction in (0.0, 0.1, 1.0):
         with pytest.raises(UsageError, match=r"leaves the (base|refiner) none"):
             split(whole, fraction)
 
 
 def test_half_the_logarithm_of_signal_to_noise():
-    for levels in (Grid(sigmas=(1.0, 0.0), flow=True), Grid(sigmas=(1.0, 0.0))):
+    for levels in (Schedule(sigmas=(1.0, 0.0), flow=True), Schedule(sigmas=(1.0, 0.0))):
         assert levels.half_log_snr(0.0) == math.inf
         for sigma in (0.2, 0.5, 0.93):
             by_definition = math.log(((1 - sigma) if levels.flow else 1) / sigma)
             assert levels.half_log_snr(sigma) == pytest.approx(by_definition, rel=1e-14)
             assert levels.sigma_at(by_definition) == pytest.approx(sigma, rel=1e-14)
-    assert Grid(sigmas=(1.0, 0.0), flow=True).half_log_snr(1.0) == -math.inf
+    assert Schedule(sigmas=(1.0, 0.0), flow=True).half_log_snr(1.0) == -math.inf
 
 
 # Configurations.
@@ -306,13 +316,13 @@ def test_refuses_what_it_does_not_know(fields, says):
 @pytest.mark.parametrize("steps", [0, -3, 1001])
 def test_refuses_other_numbers_of_steps(steps):
     with pytest.raises(UsageError, match=f"steps is {steps}"):
-        grid(config(), "euler", "model", steps)
+        build(config(), SAMPLERS["euler"].rule, "model", steps)
 
 
 def test_refuses_other_schedules_and_too_many_steps():
     with pytest.raises(UsageError, match="no schedule 'linear'; choose one of model, karras"):
-        grid(config(), "euler", "linear", 10)
+        build(config(), SAMPLERS["euler"].rule, "linear", 10)
     with pytest.raises(UsageError, match="too many"):
-        grid(config("DPMSolverMultistepScheduler"), "dpmpp_2m", "model", 1000)
+        build(config("DPMSolverMultistepScheduler"), SAMPLERS["dpmpp_2m"].rule, "model", 1000)
     with pytest.raises(UsageError, match="too many"):
-        grid(config(timestep_spacing="leading", steps_offset=1), "euler", "model", 1000)
+        build(config(timestep_spacing="leading", steps_offset=1), SAMPLERS["euler"].rule, "model", 1000)

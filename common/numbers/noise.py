@@ -36,10 +36,10 @@ def normal(shape: tuple[int, ...], seed: int) -> NDArray[np.float32]:
     Raises UsageError for a seed outside 0 .. 2**64 - 1, ValueError for fewer than 16 numbers (torch draws
     those by another method).
     """
-    return Stream(seed).normal(shape)
+    return TorchCPUGenerator(seed).normal(shape)
 
 
-class Stream:
+class TorchCPUGenerator:
     """A generator that is drawn from several times, as torch's CPU generator is."""
 
     def __init__(self, seed: int):

@@ -8,7 +8,7 @@ from typing import Any
 
 from qwenimg.common.pipeline.initial import Initial, Latents
 from qwenimg.common.runtime.engine import Array
-from qwenimg.common.sampling.types import Grid
+from qwenimg.common.sampling.types import Schedule
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -17,25 +17,25 @@ class Blend:
     picture; a sampler then carries the picture's noise down by itself. With deterministic samplers this equals blending
     the latents after every step, as diffusers does."""
 
-    grid: Grid
+    schedule: Schedule
     inside: Array
     image: Array
     noise: Array
 
     def shown(self, x: Array, sigma: float) -> Any:
-        if sigma == self.grid.sigmas[0]:  # what the run starts from, which may be noise alone
+        if sigma == self.schedule.sigmas[0]:  # what the run starts from, which may be noise alone
             return x
-        known = self.grid.alpha(sigma) * self.image + sigma * self.noise
+        known = self.schedule.alpha(sigma) * self.image + sigma * self.noise
         return known + self.inside * (x - known)
 
     def kept(self, denoised: Array) -> Any:
         return self.image + self.inside * (denoised - self.image)
 
 
-def blend(initial: Initial, grid: Grid, array: Callable[[Latents], Array]) -> Blend | None:
+def blend(initial: Initial, schedule: Schedule, array: Callable[[Latents], Array]) -> Blend | None:
     """What keeps the picture outside the mask along `grid`; None where there is none, or the model is shown it."""
     if not initial.blends:
         return None
     assert initial.mask is not None and initial.image is not None
     inside = array(initial.mask.inside.repeat(initial.image.shape[1], axis=1))
-    return Blend(grid=grid, inside=inside, image=array(initial.image), noise=array(initial.noise))
+    return Blend(schedule=schedule, inside=inside, image=array(initial.image), noise=array(initial.noise))

@@ -16,7 +16,7 @@ import numpy as np
 from qwenimg.common.base.errors import NumericsError, PipelineBusy, UsageError
 from qwenimg.common.base.version import __version__
 from qwenimg.common.numbers import noise, sizes
-from qwenimg.common.numbers.noise import Stream
+from qwenimg.common.numbers.noise import TorchCPUGenerator
 from qwenimg.common.pictures import pixels as image
 from qwenimg.common.pipeline import call_options, start
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel, PreparedRun
@@ -108,7 +108,7 @@ class Pipeline:
             size = f"{request.width}x{request.height}"
             raise UsageError(f"{size} is too small: its noise would have fewer than {noise.FEWEST} numbers")
         if request.latents is not None:
-            start.noise(self.model, request, Stream(request.seed))
+            start.noise(self.model, request, TorchCPUGenerator(request.seed))
         if request.image is not None:
             width, height = sizes.render_size(request.width, request.height, self.model.multiple)
             self.model.check_encoding(height, width)
@@ -201,7 +201,7 @@ class Pipeline:
         for warning in warnings:
             self.notify("warning", warning)
 
-        stream = Stream(request.seed)
+        stream = TorchCPUGenerator(request.seed)
         initial = start.draw(model, request, stream)
         with model.prepare(request, plan, shape) as run:
             x, done = run.array(start.first(plan, initial)), 0
@@ -229,11 +229,11 @@ class Pipeline:
         )
 
     def _walk(
-        self, run: PreparedRun, segment: Segment, x: Array, initial: Initial, stream: Stream, done: int
+        self, run: PreparedRun, segment: Segment, x: Array, initial: Initial, stream: TorchCPUGenerator, done: int
     ) -> Iterator[tuple[Array, float, float]]:
         """x, the noise level that its step started from, and the seconds that it took, after each step of `segment`."""
-        denoiser, sigmas = run.denoiser(segment, initial), segment.grid.sigmas
-        steps = segment.solver(x, segment.grid, denoiser, lambda: run.array(stream.normal(initial.noise.shape)))
+        denoiser, sigmas = run.denoiser(segment, initial), segment.schedule.sigmas
+        steps = segment.solver(x, segment.schedule, denoiser, lambda: run.array(stream.normal(initial.noise.shape)))
         i = 0
         while True:
             begun = time.perf_counter()

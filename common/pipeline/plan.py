@@ -11,17 +11,17 @@ from qwenimg.common.pipeline.request import Request
 from qwenimg.common.runtime.engine import Array
 from qwenimg.common.sampling import table
 from qwenimg.common.sampling.flow_match import FlowMatchConfig, flow_schedule
-from qwenimg.common.sampling.types import Denoiser, Grid, Noise
+from qwenimg.common.sampling.types import Denoiser, Noise, Schedule
 
 OWN = ("", "model")  # the model's schedule
-Solver: TypeAlias = Callable[[Array, Grid, Denoiser, Noise], Iterator[Array]]
+Solver: TypeAlias = Callable[[Array, Schedule, Denoiser, Noise], Iterator[Array]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
     """A stretch of the schedule that one denoiser walks: all of it, or the base's or the refiner's part."""
 
-    grid: Grid
+    schedule: Schedule
     solver: Solver
     refines: bool = False
 
@@ -37,11 +37,11 @@ class SamplingPlan:
 
     @property
     def steps(self) -> int:
-        return sum(len(segment.grid.sigmas) - 1 for segment in self.segments)
+        return sum(len(segment.schedule.sigmas) - 1 for segment in self.segments)
 
     @property
     def sigmas(self) -> tuple[float, ...]:
-        first, *others = (segment.grid.sigmas for segment in self.segments)
+        first, *others = (segment.schedule.sigmas for segment in self.segments)
         return first + tuple(sigma for sigmas in others for sigma in sigmas[1:])
 
     def asked(self) -> tuple[float, ...]:
@@ -49,7 +49,7 @@ class SamplingPlan:
         not adaptive depend on no array, so running them on a float tells."""
         recorder = _Recorder()
         for segment in self.segments:
-            for _ in segment.solver(0.0, segment.grid, recorder, lambda: 0.0):
+            for _ in segment.solver(0.0, segment.schedule, recorder, lambda: 0.0):
                 pass
         return tuple(recorder.sigmas)
 
@@ -82,7 +82,7 @@ def flow_plan(config: FlowMatchConfig, request: Request, tokens: int) -> Samplin
     sigmas = flow_schedule(config, request.steps, tokens)
     if request.image is not None:
         sigmas = sigmas[_skipped(request.steps, request.strength) :]
-    segment = Segment(grid=Grid(sigmas=sigmas, flow=True), solver=sampler.function)
+    segment = Segment(schedule=Schedule(sigmas=sigmas, flow=True), solver=sampler.function)
     whole = request.image is None or request.strength == 1
     return SamplingPlan(sampler=sampler.name, schedule="model", segments=(segment,), whole=whole)
 

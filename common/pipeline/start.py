@@ -6,7 +6,7 @@ import numpy as np
 
 from qwenimg.common.base.errors import NumericsError, UsageError
 from qwenimg.common.numbers import sizes
-from qwenimg.common.numbers.noise import Stream
+from qwenimg.common.numbers.noise import TorchCPUGenerator
 from qwenimg.common.pictures import pixels
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.initial import Initial, Latents, Mask
@@ -22,7 +22,7 @@ def latent_shape(model: DiffusionModel, request: Request) -> Shape:
     return height // model.scale, width // model.scale
 
 
-def draw(model: DiffusionModel, request: Request, stream: Stream) -> Initial:
+def draw(model: DiffusionModel, request: Request, stream: TorchCPUGenerator) -> Initial:
     """Encodes the request's picture, if it has one, and draws the noise. Raises UsageError and NumericsError."""
     if request.image is None:
         return Initial(noise=noise(model, request, stream))
@@ -40,7 +40,7 @@ def draw(model: DiffusionModel, request: Request, stream: Stream) -> Initial:
     return Initial(noise=initial, image=latents, mask=Mask(inside=inside, masked=masked))
 
 
-def noise(model: DiffusionModel, request: Request, stream: Stream) -> Latents:
+def noise(model: DiffusionModel, request: Request, stream: TorchCPUGenerator) -> Latents:
     """The initial noise [1, C, h, w]: the seed's, or what was given. Raises UsageError and NumericsError."""
     shape = (1, model.channels, *latent_shape(model, request))
     if request.latents is None:
@@ -57,7 +57,7 @@ def noise(model: DiffusionModel, request: Request, stream: Stream) -> Latents:
     return given
 
 
-def _encode(model: DiffusionModel, values: Latents, stream: Stream) -> Latents:
+def _encode(model: DiffusionModel, values: Latents, stream: TorchCPUGenerator) -> Latents:
     """A sample of the picture's latents, as diffusers takes it."""
     mean, deviation = model.encode(values)
     return mean + deviation * stream.normal(mean.shape)
@@ -65,14 +65,14 @@ def _encode(model: DiffusionModel, values: Latents, stream: Stream) -> Latents:
 
 def first(plan: SamplingPlan, initial: Initial) -> Latents:
     """The state at the first noise level: noise alone, or the picture with noise added."""
-    grid = plan.segments[0].grid
+    schedule = plan.segments[0].schedule
     if initial.image is None or (initial.mask is not None and plan.whole):  # as diffusers: a mask may start from noise
-        return initial.noise * np.float32(grid.initial)
-    sigma = grid.sigmas[0]
-    return initial.image * np.float32(grid.alpha(sigma)) + initial.noise * np.float32(sigma)
+        return initial.noise * np.float32(schedule.initial)
+    sigma = schedule.sigmas[0]
+    return initial.image * np.float32(schedule.alpha(sigma)) + initial.noise * np.float32(sigma)
 
 
 def last(latents: Latents, plan: SamplingPlan, initial: Initial) -> Latents:
     """The latents to decode: scaled as the schedule ends, the picture's own outside a mask."""
-    latents = latents * np.float32(plan.segments[-1].grid.final)
+    latents = latents * np.float32(plan.segments[-1].schedule.final)
     return latents if initial.mask is None else initial.mask.paste(latents, initial.image)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.base.errors import NumericsError
-from qwenimg.common.sampling.types import Array, Denoiser, Grid, Noise
+from qwenimg.common.sampling.types import Array, Denoiser, Noise, Schedule
 
 ToHost: TypeAlias = Callable[[Array], NDArray[np.float64]]
 
@@ -28,11 +28,11 @@ _ORDER = 3
 _P, _I, _D = 0.0, 1.0, 0.0  # Crowson's: of the PID controller the integral part
 
 
-def dpm_fast(x: Array, grid: Grid, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
+def dpm_fast(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
     """DPM-Solver-fast: as many evaluations as the grid has steps, in steps of third order that are equal in lambda
     and a last one or two of lower order (C. Lu et al., "DPM-Solver: A Fast ODE Solver for Diffusion Probabilistic
     Model Sampling in Around 10 Steps", 2022)."""
-    start, end, evaluations = _range(grid)
+    start, end, evaluations = _range(schedule)
     orders = _orders(evaluations)
     h = (end - start) / max(len(orders), 1)
     for i, order in enumerate(orders):
@@ -45,17 +45,17 @@ def dpm_fast(x: Array, grid: Grid, denoise: Denoiser, noise: Noise) -> Iterator[
         else:
             x = _step_3(x, denoise, here, h, first, _noise_at(x, denoise, here, h, first, 1 / 3))
         yield x
-    if grid.sigmas[-1] == 0:
-        yield denoise(x, grid.sigmas[-2])
+    if schedule.sigmas[-1] == 0:
+        yield denoise(x, schedule.sigmas[-2])
 
 
-def dpm_adaptive(x: Array, grid: Grid, denoise: Denoiser, noise: Noise, to_host: ToHost) -> Iterator[Array]:
+def dpm_adaptive(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise, to_host: ToHost) -> Iterator[Array]:
     """DPM-Solver-12/23's pair of orders 2 and 3 with a controller of the step size (C. Lu et al., 2022; K. Crowson,
     2022): a step is taken if the two agree within 5 %. `to_host` copies an array to the host as float64 numbers.
 
     Only first and last level of the grid matter. Raises NumericsError where the answers never agree.
     """
-    start, end, _ = _range(grid)
+    start, end, _ = _range(schedule)
     control = _Controller(step=_FIRST_STEP)
     previous = to_host(x)
     here = start
@@ -72,8 +72,8 @@ def dpm_adaptive(x: Array, grid: Grid, denoise: Denoiser, noise: Noise, to_host:
         if control.accepts(_error(low, to_host(high), previous)):
             x, previous, here = high, low, here + h
             yield x
-    if grid.sigmas[-1] == 0:
-        yield denoise(x, grid.sigmas[-2])
+    if schedule.sigmas[-1] == 0:
+        yield denoise(x, schedule.sigmas[-2])
 
 
 def _error(low: NDArray[np.float64], high: NDArray[np.float64], previous: NDArray[np.float64]) -> float:
@@ -110,11 +110,11 @@ class _Controller:
         return good
 
 
-def _range(grid: Grid) -> tuple[float, float, int]:
+def _range(schedule: Schedule) -> tuple[float, float, int]:
     """lambda at the start and at the last level with noise, and the evaluations in between."""
-    ends = grid.sigmas[-1] == 0
-    last = grid.sigmas[-2 if ends else -1]
-    return -math.log(grid.sigmas[0]), -math.log(last), len(grid.sigmas) - (2 if ends else 1)
+    ends = schedule.sigmas[-1] == 0
+    last = schedule.sigmas[-2 if ends else -1]
+    return -math.log(schedule.sigmas[0]), -math.log(last), len(schedule.sigmas) - (2 if ends else 1)
 
 
 def _orders(evaluations: int) -> list[int]:

@@ -11,55 +11,55 @@ import math
 from collections.abc import Iterator
 
 from qwenimg.common.sampling.steps import ancestral, gain, growth, halfway, renoised
-from qwenimg.common.sampling.types import Array, Denoiser, Grid, Noise
+from qwenimg.common.sampling.types import Array, Denoiser, Noise, Schedule
 
 
-def _step(x: Array, guided: Array, unguided: Array, grid: Grid, sigma: float, after: float) -> Array:
-    share = after / sigma
-    return share * x + (grid.alpha(after) * guided - (share * grid.alpha(sigma)) * unguided)
+def _step(x: Array, guided: Array, unguided: Array, schedule: Schedule, sigma: float, sigma_next: float) -> Array:
+    share = sigma_next / sigma
+    return share * x + (schedule.alpha(sigma_next) * guided - (share * schedule.alpha(sigma)) * unguided)
 
 
-def euler_cfgpp(x: Array, grid: Grid, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
+def euler_cfgpp(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
     """DDIM with CFG++ (H. Chung et al., algorithm 2, 2024)."""
-    for sigma, after in grid.pairs():
+    for sigma, sigma_next in schedule.pairs():
         guided, unguided = denoise.both(x, sigma)
-        x = _step(x, guided, unguided, grid, sigma, after)
+        x = _step(x, guided, unguided, schedule, sigma, sigma_next)
         yield x
 
 
-def euler_ancestral_cfgpp(x: Array, grid: Grid, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
+def euler_ancestral_cfgpp(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
     """An ancestral step with CFG++: down as `euler_cfgpp`, then noise up to the next level."""
-    for sigma, after in grid.pairs():
-        down, scale, up = ancestral(grid, sigma, after)
+    for sigma, sigma_next in schedule.pairs():
+        down, scale, up = ancestral(schedule, sigma, sigma_next)
         guided, unguided = denoise.both(x, sigma)
-        x = renoised(_step(x, guided, unguided, grid, sigma, down), scale, up, noise)
+        x = renoised(_step(x, guided, unguided, schedule, sigma, down), scale, up, noise)
         yield x
 
 
-def dpmpp_2s_ancestral_cfgpp(x: Array, grid: Grid, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
+def dpmpp_2s_ancestral_cfgpp(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
     """DPM-Solver++(2S) ancestral with CFG++: both of a step's stages carry the noise seen at its start."""
-    for sigma, after in grid.pairs():
-        down, scale, up = ancestral(grid, sigma, after)
+    for sigma, sigma_next in schedule.pairs():
+        down, scale, up = ancestral(schedule, sigma, sigma_next)
         guided, unguided = denoise.both(x, sigma)
-        moved = _step(x, guided, unguided, grid, sigma, down)
-        if down > 0 and math.isfinite(growth(grid, sigma, down)):
-            middle = halfway(grid, sigma, down)
-            later = denoise(_step(x, guided, unguided, grid, sigma, middle), middle)
+        moved = _step(x, guided, unguided, schedule, sigma, down)
+        if down > 0 and math.isfinite(growth(schedule, sigma, down)):
+            middle = halfway(schedule, sigma, down)
+            later = denoise(_step(x, guided, unguided, schedule, sigma, middle), middle)
             # Where both images agree this is DPM-Solver++(2S): the later image replaces what the step took in.
-            taken = grid.alpha(down) * gain(growth(grid, sigma, down), 0.0)
+            taken = schedule.alpha(down) * gain(growth(schedule, sigma, down), 0.0)
             moved = moved + taken * (later - guided)
         x = renoised(moved, scale, up, noise)
         yield x
 
 
-def dpmpp_2m_cfgpp(x: Array, grid: Grid, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
+def dpmpp_2m_cfgpp(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
     """DPM-Solver++(2M) with CFG++ (H. Chung et al., 2024)."""
     previous, last = None, 0.0
-    for sigma, after in grid.pairs():
+    for sigma, sigma_next in schedule.pairs():
         guided, unguided = denoise.both(x, sigma)
-        h = growth(grid, sigma, after)
-        x = _step(x, guided, unguided, grid, sigma, after)
-        if previous is not None and after > 0:
-            x = x + (grid.alpha(after) * gain(h, 0.0) * h / (2.0 * last)) * (guided - previous)
+        h = growth(schedule, sigma, sigma_next)
+        x = _step(x, guided, unguided, schedule, sigma, sigma_next)
+        if previous is not None and sigma_next > 0:
+            x = x + (schedule.alpha(sigma_next) * gain(h, 0.0) * h / (2.0 * last)) * (guided - previous)
         previous, last = unguided, h
         yield x

@@ -21,7 +21,7 @@ from pathlib import Path
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import clean
-from qwenimg.common.sampling.types import Grid
+from qwenimg.common.sampling.types import Schedule
 
 MAX_BETA = 0.999
 # sqrt(1 - a) / sqrt(a) is 4096, which solvers that take steps in log sigma can bear; one step from 2**24 is exact.
@@ -117,8 +117,8 @@ class DiffusionConfig:
             raise ModelError(f"scheduler: {name} is {clean(found, 40)!r}, expected one of {expected}")
 
     @property
-    def levels(self) -> Levels:
-        return _levels(self)
+    def levels(self) -> DiscreteSchedule:
+        return _discrete_schedule(self)
 
     def betas(self) -> list[float]:
         """The share of noise that each trained timestep adds."""
@@ -132,13 +132,13 @@ class DiffusionConfig:
 
 
 @cache
-def _levels(config: DiffusionConfig) -> Levels:
+def _discrete_schedule(config: DiffusionConfig) -> DiscreteSchedule:
     products = list(accumulate((1.0 - beta for beta in config.betas()), mul))
     if config.rescale_betas_zero_snr:
         products = _without_terminal_signal(products)
         last = _LAST_PRODUCT_STEPWISE if config.class_name in _STEPWISE else _LAST_PRODUCT
         products[-1] = min(last, products[-2] / 2)  # beyond the level before it
-    return Levels(sigmas=tuple(math.sqrt((1.0 - a) / a) for a in products))
+    return DiscreteSchedule(sigmas=tuple(math.sqrt((1.0 - a) / a) for a in products))
 
 
 def parse_diffusion(data: Mapping[str, object], source: Path | str) -> DiffusionConfig:
@@ -158,7 +158,7 @@ def _without_terminal_signal(products: list[float]) -> list[float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Levels:
+class DiscreteSchedule:
     """sigma of each trained timestep 0, 1, ...: rising."""
 
     sigmas: tuple[float, ...]
@@ -197,9 +197,9 @@ class Levels:
         return high - 1 + math.log(sigma / below) / math.log(above / below)
 
 
-def clock(levels: Levels, grid: Grid) -> Callable[[float], float]:
+def clock(levels: DiscreteSchedule, schedule: Schedule) -> Callable[[float], float]:
     """The model's time at any level of a run: what the schedule says, or between its levels what the training says."""
-    named = dict(zip(grid.sigmas, grid.timesteps, strict=False))
+    named = dict(zip(schedule.sigmas, schedule.timesteps, strict=False))
     return lambda sigma: named[sigma] if sigma in named else levels.timestep(sigma)
 
 

@@ -9,67 +9,67 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from qwenimg.common.sampling.steps import ancestral, renoised, slope, toward
-from qwenimg.common.sampling.types import Array, Denoiser, Grid, Noise
+from qwenimg.common.sampling.steps import ancestral, renoised, to_d, toward
+from qwenimg.common.sampling.types import Array, Denoiser, Noise, Schedule
 
 
-def ddim(x: Array, grid: Grid, denoise: Denoiser, noise: Noise, eta: float = 0.0) -> Iterator[Array]:
+def ddim(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise, eta: float = 0.0) -> Iterator[Array]:
     """DDIM; `eta` is the share of DDPM's noise (J. Song et al., "Denoising Diffusion Implicit Models", 2021)."""
-    for sigma, after in grid.pairs():
-        down, scale, up = ancestral(grid, sigma, after, eta)
+    for sigma, sigma_next in schedule.pairs():
+        down, scale, up = ancestral(schedule, sigma, sigma_next, eta)
         x = renoised(toward(x, denoise(x, sigma), sigma, down), scale, up, noise)
         yield x
 
 
-def euler(x: Array, grid: Grid, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
+def euler(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
     """Euler's method (T. Karras et al., "Elucidating the Design Space of Diffusion-Based Generative Models", 2022)."""
-    for sigma, after in grid.pairs():
-        x = toward(x, denoise(x, sigma), sigma, after)
+    for sigma, sigma_next in schedule.pairs():
+        x = toward(x, denoise(x, sigma), sigma, sigma_next)
         yield x
 
 
-def heun(x: Array, grid: Grid, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
+def heun(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
     """Heun's method: the mean of the slopes before and after (T. Karras et al., algorithm 1, 2022)."""
-    for sigma, after in grid.pairs():
-        image = denoise(x, sigma)
-        ahead = toward(x, image, sigma, after)
-        if after > 0:
-            slopes = slope(x, image, sigma) + slope(ahead, denoise(ahead, after), after)
-            ahead = x + (0.5 * (after - sigma)) * slopes
+    for sigma, sigma_next in schedule.pairs():
+        denoised = denoise(x, sigma)
+        ahead = toward(x, denoised, sigma, sigma_next)
+        if sigma_next > 0:
+            ds = to_d(x, denoised, sigma) + to_d(ahead, denoise(ahead, sigma_next), sigma_next)
+            ahead = x + (0.5 * (sigma_next - sigma)) * ds
         x = ahead
         yield x
 
 
-def heunpp2(x: Array, grid: Grid, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
+def heunpp2(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
     """Heun++: the slopes of up to two later levels, weighted by those levels over the first one of the run
     (Carzit, "sd-webui-samplers-scheduler", 2023). The weights make it a first-order method."""
-    first, end = grid.sigmas[0], len(grid.sigmas) - 1
-    for i, (sigma, after) in enumerate(grid.pairs()):
-        image = denoise(x, sigma)
-        ahead = toward(x, image, sigma, after)
-        later = grid.sigmas[i + 1 : min(i + 3, end)]
+    first, end = schedule.sigmas[0], len(schedule.sigmas) - 1
+    for i, (sigma, sigma_next) in enumerate(schedule.pairs()):
+        denoised = denoise(x, sigma)
+        ahead = toward(x, denoised, sigma, sigma_next)
+        later = schedule.sigmas[i + 1 : min(i + 3, end)]
         weights = [level / ((len(later) + 1) * first) for level in later]
-        total = (1.0 - sum(weights)) * slope(x, image, sigma)
+        total = (1.0 - sum(weights)) * to_d(x, denoised, sigma)
         for j, (level, weight) in enumerate(zip(later, weights, strict=True)):
-            image = denoise(ahead, level)
-            total = total + weight * slope(ahead, image, level)
+            denoised = denoise(ahead, level)
+            total = total + weight * to_d(ahead, denoised, level)
             if j + 1 < len(later):
-                ahead = toward(ahead, image, level, later[j + 1])
-        x = x + (after - sigma) * total if later else ahead
+                ahead = toward(ahead, denoised, level, later[j + 1])
+        x = x + (sigma_next - sigma) * total if later else ahead
         yield x
 
 
-def dpm2(x: Array, grid: Grid, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
+def dpm2(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
     """The midpoint method with the middle by log sigma: DPM-Solver-2 as T. Karras et al. (2022) write it."""
-    for sigma, after in grid.pairs():
-        x = midpoint(x, denoise, sigma, after)
+    for sigma, sigma_next in schedule.pairs():
+        x = midpoint(x, denoise, sigma, sigma_next)
         yield x
 
 
-def midpoint(x: Array, denoise: Denoiser, sigma: float, after: float) -> Array:
-    image = denoise(x, sigma)
-    if after == 0:
-        return image
-    middle = math.sqrt(sigma * after)
-    halfway = toward(x, image, sigma, middle)
-    return x + (after - sigma) * slope(halfway, denoise(halfway, middle), middle)
+def midpoint(x: Array, denoise: Denoiser, sigma: float, sigma_next: float) -> Array:
+    denoised = denoise(x, sigma)
+    if sigma_next == 0:
+        return denoised
+    middle = math.sqrt(sigma * sigma_next)
+    halfway = toward(x, denoised, sigma, middle)
+    return x + (sigma_next - sigma) * to_d(halfway, denoise(halfway, middle), middle)

@@ -1,8 +1,7 @@
 """Grids of noise levels for diffusion models: which levels of its training a run passes.
 
-- "model" is what diffusers' scheduler for that sampler does with the model's configuration. There are four rules:
-  that of schedulers in whole timesteps (DDIM), of those in sigma (Euler), of those in lambda, which take one step
-  more and leave out the last (DPM-Solver), and that of distilled models, which keep to their teacher's steps (LCM).
+- "model" is what diffusers' scheduler for that sampler does with the model's configuration: the sampler's
+  `ScheduleRule`.
 - The others spread the levels in their own way over all that the model was trained on, and end with 0.
 """
 
@@ -18,18 +17,13 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.sampling.discrete import DiffusionConfig
 from qwenimg.common.sampling.spacing import AYS_SD, AYS_SDXL, LARGEST, SPREADS, ays, even_in_log, even_in_root
-from qwenimg.common.sampling.types import Grid
+from qwenimg.common.sampling.table import ScheduleRule
+from qwenimg.common.sampling.types import Schedule
 
 MAX_STEPS = 1000
 MODEL = "model"
 SCHEDULES = (MODEL, *SPREADS, "ays")
 _GAMMA = 0.3  # TCD's
-
-_STEPWISE = ("ddim", "ddpm", "pndm")
-_LOGWISE = ("dpmpp_2m", "dpmpp_2m_sde", "dpmpp_2m_sde_heun", "dpmpp_3m_sde", "unipc", "deis", "sa_solver")
-_DISTILLED = ("lcm", "tcd")
-_FROM_AFAR = ("ddim", "ddpm", *_DISTILLED)  # exact from any level, however far
-_ENDS_ABOVE_ZERO = ("deis", "sa_solver")
 
 _SAMPLER_OF: Mapping[str, str] = MappingProxyType(
     {
@@ -83,14 +77,15 @@ def check_name(schedule: str) -> None:
         raise UsageError(f"no schedule {clean(schedule, 40)!r}; choose one of {', '.join(SCHEDULES)}")
 
 
-def grid(config: DiffusionConfig, sampler: str, schedule: str, steps: int, *, sdxl: bool = False) -> Grid:
-    """The levels of a run of `steps` steps; `sdxl` chooses the table of "ays". Raises UsageError."""
+def build(config: DiffusionConfig, rule: ScheduleRule, schedule: str, steps: int, *, sdxl: bool = False) -> Schedule:
+    """The levels of a run of `steps` steps by a sampler of this `rule`; `sdxl` chooses the table of "ays". Raises
+    UsageError."""
     most = min(MAX_STEPS, config.num_train_timesteps)
     if not 1 <= steps <= most:
         raise UsageError(f"steps is {steps}; choose 1 to {most}")
     levels = config.levels
     if schedule in ("", MODEL):
-        return _finished(config, sampler, steps, *_own(config, sampler, steps))
+        return _finished(config, rule, steps, *_own(config, rule, steps))
     check_name(schedule)
     if schedule == "ays":
         sigmas = ays(AYS_SDXL if sdxl else AYS_SD, steps)
@@ -98,42 +93,42 @@ def grid(config: DiffusionConfig, sampler: str, schedule: str, steps: int, *, sd
         sigmas = SPREADS[schedule](levels, steps)
     last = len(levels.sigmas) - 1.0
     times = [last if sigma >= LARGEST else levels.timestep(sigma) for sigma in sigmas]
-    return _finished(config, sampler, steps, [*sigmas, 0.0], times)
+    return _finished(config, rule, steps, [*sigmas, 0.0], times)
 
 
-def _own(config: DiffusionConfig, sampler: str, steps: int) -> tuple[list[float], list[float]]:
+def _own(config: DiffusionConfig, rule: ScheduleRule, steps: int) -> tuple[list[float], list[float]]:
     """Levels and times of the model's own schedule: one level more than times."""
     levels = config.levels
-    if sampler in _DISTILLED:
+    if rule.times == "distilled":
         times = _distilled_times(config, steps)
-        return [*map(levels.sigma, times), levels.sigmas[0] if sampler == "tcd" else 0.0], times
-    logwise = sampler in _LOGWISE
-    times = _times(config, steps, whole=logwise or sampler in _STEPWISE, leave_out=logwise)
+        return [*map(levels.sigma, times), _last_level(config, rule, steps, times[-1])], times
+    in_lambda = rule.times == "lambda"
+    times = _times(config, steps, whole=rule.times != "sigma", leave_out=in_lambda)
     if times[0] > len(levels.sigmas) - 1 or len(set(times)) < steps:
         raise UsageError(f"{counted(steps, 'step')}: too many for this schedule; choose fewer, or --schedule simple")
     sigmas = [levels.sigma(time) for time in times]
-    if config.rescale_betas_zero_snr and sampler not in _FROM_AFAR:
+    if config.rescale_betas_zero_snr and not rule.exact_from_afar:
         farthest = max(LARGEST, math.sqrt(2) * levels.sigmas[-2])
         sigmas = [min(sigma, farthest) for sigma in sigmas]
     if config.use_karras_sigmas or config.use_exponential_sigmas:
         spread = even_in_root if config.use_karras_sigmas else even_in_log
-        ends = (levels.sigmas[-1], levels.sigmas[0]) if logwise else (sigmas[0], sigmas[-1])
+        ends = (levels.sigmas[-1], levels.sigmas[0]) if in_lambda else (sigmas[0], sigmas[-1])
         sigmas = spread(*ends, steps)
         times = [levels.timestep(sigma) for sigma in sigmas]
-        if config.use_karras_sigmas and (logwise or sampler in ("dpm2", "dpm2_ancestral")):
+        if config.use_karras_sigmas and rule.rounds_karras:
             times = [float(round(time)) for time in times]
-    return [*sigmas, _last_level(config, sampler, steps, times[-1])], times
+    return [*sigmas, _last_level(config, rule, steps, times[-1])], times
 
 
-def _last_level(config: DiffusionConfig, sampler: str, steps: int, time: float) -> float:
+def _last_level(config: DiffusionConfig, rule: ScheduleRule, steps: int, time: float) -> float:
     lowest = config.levels.sigmas[0]
-    if sampler in _STEPWISE and sampler != "ddpm":
+    if rule.last == "before":
         before = time - config.num_train_timesteps // steps
         if config.timestep_spacing == "leading" and before >= 0:
             return config.levels.sigma(before)
         return 0.0 if config.set_alpha_to_one else lowest
-    ends_above = config.final_sigmas_type == "sigma_min" and sampler not in ("heun", "lms", "dpm2", "dpm2_ancestral")
-    return lowest if ends_above or sampler in _ENDS_ABOVE_ZERO else 0.0
+    above_zero = rule.last == "lowest" or (rule.last == "configured" and config.final_sigmas_type == "sigma_min")
+    return lowest if above_zero else 0.0
 
 
 def _times(config: DiffusionConfig, steps: int, *, whole: bool, leave_out: bool) -> list[float]:
@@ -161,23 +156,24 @@ def _distilled_times(config: DiffusionConfig, steps: int) -> list[float]:
     return [known[i * teacher // steps] for i in range(steps)]
 
 
-def _finished(config: DiffusionConfig, sampler: str, steps: int, sigmas: list[float], times: list[float]) -> Grid:
+def _finished(
+    config: DiffusionConfig, rule: ScheduleRule, steps: int, sigmas: list[float], times: list[float]
+) -> Schedule:
     """The grid, with the weight of the first noise and of the result, and what PNDM and TCD look up in between."""
     levels = config.levels
     between: list[float] = []
-    if sampler == "tcd":
+    if rule.between == "jump":
         between = [levels.sigma(math.floor((1 - _GAMMA) * time)) for time in times[1:]] + sigmas[-1:]
-    if sampler == "pndm" and not config.skip_prk_steps and steps >= 4:
+    if rule.between == "half" and not config.skip_prk_steps and steps >= 4:
         half = config.num_train_timesteps // steps // 2
         between = [levels.sigma(time + half) for time in times[1:]]
-    scaled = sampler in (*_STEPWISE, *_LOGWISE, *_DISTILLED)  # diffusers runs these on x / sqrt(sigma^2 + 1)
-    unscaled_start = not scaled and config.timestep_spacing != "leading"
-    return Grid(
+    unscaled_start = not rule.scaled and config.timestep_spacing != "leading"
+    return Schedule(
         sigmas=tuple(sigmas),
         timesteps=tuple(times),
         between=tuple(between),
         initial=sigmas[0] if unscaled_start else math.hypot(sigmas[0], 1.0),
-        final=1.0 / math.hypot(sigmas[-1], 1.0) if scaled else 1.0,
+        final=1.0 / math.hypot(sigmas[-1], 1.0) if rule.scaled else 1.0,
     )
 
 
@@ -192,7 +188,7 @@ def skipped(steps: int, strength: float) -> int:
     return steps - left
 
 
-def part(whole: Grid, start: int, stop: int | None = None) -> Grid:
+def part(whole: Schedule, start: int, stop: int | None = None) -> Schedule:
     """Steps start .. stop of a grid. Only what holds its end is scaled as the whole is."""
     steps = len(whole.sigmas) - 1
     stop = steps if stop is None else stop
@@ -205,7 +201,7 @@ def part(whole: Grid, start: int, stop: int | None = None) -> Grid:
     )
 
 
-def split(whole: Grid, fraction: float, trained: int = 1000) -> tuple[Grid, Grid]:
+def split(whole: Schedule, fraction: float, trained: int = 1000) -> tuple[Schedule, Schedule]:
     """One schedule for two models, SDXL's base and refiner: the first takes the steps whose time lies in the first
     `fraction` of the `trained` times, as diffusers' `denoising_end` and `denoising_start`. Raises UsageError."""
     border = round(trained - fraction * trained)

@@ -12,81 +12,81 @@ from collections.abc import Callable, Iterator, Sequence
 
 from qwenimg.common.sampling.ode import ddim, midpoint
 from qwenimg.common.sampling.steps import ancestral, diffused, gain, growth, halfway, renoised, toward
-from qwenimg.common.sampling.types import Array, Denoiser, Grid, Noise
+from qwenimg.common.sampling.types import Array, Denoiser, Noise, Schedule
 
 # Where SA-Solver is stochastic: timesteps 200 to 800 of Stable Diffusion's betas, and the same share of a flow.
 SA_LEVELS = (0.5705, 5.12)
 SA_LEVELS_FLOW = (0.2, 0.8)
 
 
-def ddpm(x: Array, grid: Grid, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
+def ddpm(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
     """Ancestral sampling with the smaller of the two variances (J. Ho et al., "Denoising Diffusion Probabilistic
     Models", 2020)."""
-    return ddim(x, grid, denoise, noise, eta=1.0)
+    return ddim(x, schedule, denoise, noise, eta=1.0)
 
 
-def euler_ancestral(x: Array, grid: Grid, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
+def euler_ancestral(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
     """An Euler step below the next level, then noise up to it (K. Crowson, "k-diffusion", 2022); for flow models in
     the rectified-flow form."""
-    for sigma, after in grid.pairs():
-        down, scale, up = ancestral(grid, sigma, after)
+    for sigma, sigma_next in schedule.pairs():
+        down, scale, up = ancestral(schedule, sigma, sigma_next)
         x = renoised(toward(x, denoise(x, sigma), sigma, down), scale, up, noise)
         yield x
 
 
-def dpm2_ancestral(x: Array, grid: Grid, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
+def dpm2_ancestral(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
     """DPM2 below the next level, then noise up to it (K. Crowson, 2022)."""
-    for sigma, after in grid.pairs():
-        down, scale, up = ancestral(grid, sigma, after)
+    for sigma, sigma_next in schedule.pairs():
+        down, scale, up = ancestral(schedule, sigma, sigma_next)
         x = renoised(midpoint(x, denoise, sigma, down), scale, up, noise)
         yield x
 
 
-def dpmpp_2s_ancestral(x: Array, grid: Grid, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
+def dpmpp_2s_ancestral(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
     """DPM-Solver++(2S) (C. Lu et al., 2022) below the next level, then noise up to it (K. Crowson, 2022)."""
-    for sigma, after in grid.pairs():
-        down, scale, up = ancestral(grid, sigma, after)
-        image = denoise(x, sigma)
-        if down > 0 and math.isfinite(growth(grid, sigma, down)):
-            middle = halfway(grid, sigma, down)
-            image = denoise(toward(x, image, sigma, middle), middle)
-        x = renoised(toward(x, image, sigma, down), scale, up, noise)
+    for sigma, sigma_next in schedule.pairs():
+        down, scale, up = ancestral(schedule, sigma, sigma_next)
+        denoised = denoise(x, sigma)
+        if down > 0 and math.isfinite(growth(schedule, sigma, down)):
+            middle = halfway(schedule, sigma, down)
+            denoised = denoise(toward(x, denoised, sigma, middle), middle)
+        x = renoised(toward(x, denoised, sigma, down), scale, up, noise)
         yield x
 
 
-def dpmpp_sde(x: Array, grid: Grid, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
+def dpmpp_sde(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
     """DPM-Solver++ for the SDE with a point in the middle of each step (C. Lu et al., 2022; K. Crowson, 2022)."""
-    for sigma, after in grid.pairs():
-        image = denoise(x, sigma)
-        if after == 0 or math.isinf(growth(grid, sigma, after)):
-            x = _sde_step(x, image, grid, sigma, after, noise)
+    for sigma, sigma_next in schedule.pairs():
+        denoised = denoise(x, sigma)
+        if sigma_next == 0 or math.isinf(growth(schedule, sigma, sigma_next)):
+            x = _sde_step(x, denoised, schedule, sigma, sigma_next, noise)
             yield x
             continue
-        middle = halfway(grid, sigma, after)
+        middle = halfway(schedule, sigma, sigma_next)
         first = noise()
-        kept, taken, added = diffused(grid, sigma, middle)
-        image = denoise(kept * x + taken * image + added * first, middle)
-        carried, _, late = diffused(grid, middle, after)
-        kept, taken, _ = diffused(grid, sigma, after)
-        x = kept * x + taken * image + (carried * added) * first + late * noise()
+        kept, taken, added = diffused(schedule, sigma, middle)
+        denoised = denoise(kept * x + taken * denoised + added * first, middle)
+        carried, _, late = diffused(schedule, middle, sigma_next)
+        kept, taken, _ = diffused(schedule, sigma, sigma_next)
+        x = kept * x + taken * denoised + (carried * added) * first + late * noise()
         yield x
 
 
-def _sde_step(x: Array, image: Array, grid: Grid, sigma: float, after: float, noise: Noise) -> Array:
-    if after == 0:
-        return image
-    kept, taken, added = diffused(grid, sigma, after)
-    return kept * x + taken * image + added * noise()
+def _sde_step(x: Array, denoised: Array, schedule: Schedule, sigma: float, sigma_next: float, noise: Noise) -> Array:
+    if sigma_next == 0:
+        return denoised
+    kept, taken, added = diffused(schedule, sigma, sigma_next)
+    return kept * x + taken * denoised + added * noise()
 
 
-def dpmpp_2m_sde(x: Array, grid: Grid, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
+def dpmpp_2m_sde(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
     """SDE-DPM-Solver++(2M), the midpoint form (C. Lu et al., 2022)."""
-    return _multistep_sde(x, grid, denoise, noise, _middle)
+    return _multistep_sde(x, schedule, denoise, noise, _middle)
 
 
-def dpmpp_2m_sde_heun(x: Array, grid: Grid, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
+def dpmpp_2m_sde_heun(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
     """SDE-DPM-Solver++(2M) with the image on a line in lambda, integrated exactly (K. Crowson, 2023)."""
-    return _multistep_sde(x, grid, denoise, noise, _line)
+    return _multistep_sde(x, schedule, denoise, noise, _line)
 
 
 def _middle(h: float) -> float:
@@ -98,32 +98,32 @@ def _line(h: float) -> float:
 
 
 def _multistep_sde(
-    x: Array, grid: Grid, denoise: Denoiser, noise: Noise, weight: Callable[[float], float]
+    x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise, weight: Callable[[float], float]
 ) -> Iterator[Array]:
     previous, last = None, 0.0
-    for sigma, after in grid.pairs():
-        image, h = denoise(x, sigma), growth(grid, sigma, after)
-        moved = _sde_step(x, image, grid, sigma, after, noise)
-        if previous is not None and 0 < after < sigma:
-            moved = moved + (grid.alpha(after) * weight(h) * h / last) * (image - previous)
-        x, previous, last = moved, image, h
+    for sigma, sigma_next in schedule.pairs():
+        denoised, h = denoise(x, sigma), growth(schedule, sigma, sigma_next)
+        moved = _sde_step(x, denoised, schedule, sigma, sigma_next, noise)
+        if previous is not None and 0 < sigma_next < sigma:
+            moved = moved + (schedule.alpha(sigma_next) * weight(h) * h / last) * (denoised - previous)
+        x, previous, last = moved, denoised, h
         yield x
 
 
-def dpmpp_3m_sde(x: Array, grid: Grid, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
+def dpmpp_3m_sde(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
     """SDE-DPM-Solver++(3M): the image on a parabola in lambda (K. Crowson, "k-diffusion", 2023, after C. Lu et al.).
 
     The parabola's square term has half the weight that the exact integral gives, as published: its order is 2.
     """
-    images: list[Array] = []  # of the two steps before, the newest first
+    old_denoised: list[Array] = []  # of the two steps before, the newest first
     steps: list[float] = []
-    for sigma, after in grid.pairs():
-        image, h = denoise(x, sigma), growth(grid, sigma, after)
-        x = _sde_step(x, image, grid, sigma, after, noise)
-        if images and 0 < after < sigma:
-            for weight, older, newer in zip(_parabola(h, steps), images, [image, *images], strict=False):
-                x = x + (grid.alpha(after) * weight) * (newer - older)
-        images, steps = [image, *images[:1]], [h, *steps[:1]]
+    for sigma, sigma_next in schedule.pairs():
+        denoised, h = denoise(x, sigma), growth(schedule, sigma, sigma_next)
+        x = _sde_step(x, denoised, schedule, sigma, sigma_next, noise)
+        if old_denoised and 0 < sigma_next < sigma:
+            for weight, older, newer in zip(_parabola(h, steps), old_denoised, [denoised, *old_denoised], strict=False):
+                x = x + (schedule.alpha(sigma_next) * weight) * (newer - older)
+        old_denoised, steps = [denoised, *old_denoised[:1]], [h, *steps[:1]]
         yield x
 
 
@@ -138,45 +138,45 @@ def _parabola(h: float, steps: Sequence[float]) -> list[float]:
     return [(phi_2 + bend) / near, -bend / far]
 
 
-def sa_solver(x: Array, grid: Grid, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
+def sa_solver(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
     """SA-Solver, a two-step predictor and a corrector for the SDE whose noise tau is 1 at middle levels and else 0
     (S. Xue et al., "SA-Solver: Stochastic Adams Solver for Fast Sampling of Diffusion Models", 2023)."""
-    low, high = SA_LEVELS_FLOW if grid.flow else SA_LEVELS
-    image, last = None, 0.0  # of the step before
+    low, high = SA_LEVELS_FLOW if schedule.flow else SA_LEVELS
+    denoised, last = None, 0.0  # of the step before
     base, size = x, 0.0  # what that step added up without the images, and what a difference of images weighs in it
-    for i, (sigma, after) in enumerate(grid.pairs()):
-        now, h = denoise(x, sigma), growth(grid, sigma, after)
-        if image is not None and math.isfinite(last):
-            x = base + size * (now - image)
+    for i, (sigma, sigma_next) in enumerate(schedule.pairs()):
+        now, h = denoise(x, sigma), growth(schedule, sigma, sigma_next)
+        if denoised is not None and math.isfinite(last):
+            x = base + size * (now - denoised)
         tau = 1.0 if low <= sigma <= high else 0.0
-        kept, taken, added = diffused(grid, sigma, after, tau)
-        base = now if after == 0 else kept * x + taken * now
-        if after > 0:  # a draw in each step, whether it is used or not, as the authors' program does
+        kept, taken, added = diffused(schedule, sigma, sigma_next, tau)
+        base = now if sigma_next == 0 else kept * x + taken * now
+        if sigma_next > 0:  # a draw in each step, whether it is used or not, as the authors' program does
             base = base + added * noise()
-        size = grid.alpha(after) * (1.0 + tau * tau) * h / 2.0
+        size = schedule.alpha(sigma_next) * (1.0 + tau * tau) * h / 2.0
         x = base
-        if image is not None and i < len(grid.sigmas) - 2:  # the last step is one of first order
-            x = x + (size * h / last) * (now - image)
-        image, last = now, h
+        if denoised is not None and i < len(schedule.sigmas) - 2:  # the last step is one of first order
+            x = x + (size * h / last) * (now - denoised)
+        denoised, last = now, h
         yield x
 
 
-def lcm(x: Array, grid: Grid, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
+def lcm(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
     """Multistep consistency sampling: the image, noised anew (S. Luo et al., "Latent Consistency Models", 2023).
 
     The weight of x itself in the consistency function, below 1e-5 on the levels of these models, is left out.
     """
-    for sigma, after in grid.pairs():
-        image = denoise(x, sigma)
-        x = image if after == 0 else grid.alpha(after) * image + after * noise()
+    for sigma, sigma_next in schedule.pairs():
+        denoised = denoise(x, sigma)
+        x = denoised if sigma_next == 0 else schedule.alpha(sigma_next) * denoised + sigma_next * noise()
         yield x
 
 
-def tcd(x: Array, grid: Grid, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
+def tcd(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
     """Strategic stochastic sampling with gamma 0.3: a jump below the next level, which the grid gives, then noise up
     to it (J. Zheng et al., "Trajectory Consistency Distillation", 2024)."""
-    for (sigma, after), down in zip(grid.pairs(), grid.between, strict=True):
+    for (sigma, sigma_next), down in zip(schedule.pairs(), schedule.between, strict=True):
         x = toward(x, denoise(x, sigma), sigma, down)
-        if down < after:
-            x = x + math.sqrt(after * after - down * down) * noise()
+        if down < sigma_next:
+            x = x + math.sqrt(sigma_next * sigma_next - down * down) * noise()
         yield x

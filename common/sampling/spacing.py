@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from qwenimg.common.sampling.discrete import Levels
+from qwenimg.common.sampling.discrete import DiscreteSchedule
 
 LARGEST = 4096.0  # of levels that are spread by their size: zero terminal SNR may be further out
 _RHO = 7.0  # Karras et al.'s
@@ -31,17 +31,17 @@ def _shares(steps: int) -> list[float]:
     return [i / max(steps - 1, 1) for i in range(steps)]
 
 
-def karras(levels: Levels, steps: int) -> list[float]:
+def karras(levels: DiscreteSchedule, steps: int) -> list[float]:
     """Even in sigma^(1/7) (T. Karras et al., 2022)."""
     return even_in_root(min(levels.sigmas[-1], LARGEST), levels.sigmas[0], steps)
 
 
-def exponential(levels: Levels, steps: int) -> list[float]:
+def exponential(levels: DiscreteSchedule, steps: int) -> list[float]:
     """Even in log sigma."""
     return even_in_log(min(levels.sigmas[-1], LARGEST), levels.sigmas[0], steps)
 
 
-def beta(levels: Levels, steps: int) -> list[float]:
+def beta(levels: DiscreteSchedule, steps: int) -> list[float]:
     """Times at quantiles of the Beta distribution: more at both ends (H. Lee et al., "Beta Sampling is All You Need:
     Efficient Image Generation Strategy for Diffusion Models using Stepwise Spectral Analysis", 2024)."""
     last = len(levels.sigmas) - 1
@@ -49,19 +49,19 @@ def beta(levels: Levels, steps: int) -> list[float]:
     return [levels.sigmas[time] for time in dict.fromkeys(times)]
 
 
-def sgm_uniform(levels: Levels, steps: int) -> list[float]:
+def sgm_uniform(levels: DiscreteSchedule, steps: int) -> list[float]:
     """Even in time from the last trained one to the first, which is left out (Stability AI, generative-models)."""
     last = len(levels.sigmas) - 1
     return [levels.sigma_log(last * (1 - i / steps)) for i in range(steps)]
 
 
-def simple(levels: Levels, steps: int) -> list[float]:
+def simple(levels: DiscreteSchedule, steps: int) -> list[float]:
     """Every so many of the trained times, from the last one down."""
     count = len(levels.sigmas)
     return [levels.sigmas[-1 - i * count // steps] for i in range(steps)]
 
 
-SPREADS: Mapping[str, Callable[[Levels, int], list[float]]] = MappingProxyType(
+SPREADS: Mapping[str, Callable[[DiscreteSchedule, int], list[float]]] = MappingProxyType(
     {"karras": karras, "exponential": exponential, "beta": beta, "sgm_uniform": sgm_uniform, "simple": simple}
 )
 

@@ -10,46 +10,46 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from qwenimg.common.sampling.types import Array, Grid, Noise
+from qwenimg.common.sampling.types import Array, Noise, Schedule
 
 # Gauss and Legendre's eight points on -1..1: exact for polynomials up to degree 15.
 _POINTS = (0.1834346424956498, 0.5255324099163290, 0.7966664774136267, 0.9602898564975363)
 _WEIGHTS = (0.3626837833783620, 0.3137066458778873, 0.2223810344533745, 0.1012285362903763)
 
 
-def toward(x: Array, image: Array, sigma: float, after: float) -> Array:
+def toward(x: Array, denoised: Array, sigma: float, sigma_next: float) -> Array:
     """x carried from `sigma` to `after` with the image standing still: exact for dx/dsigma = (x - image) / sigma."""
-    share = after / sigma
-    return share * x + (1.0 - share) * image
+    share = sigma_next / sigma
+    return share * x + (1.0 - share) * denoised
 
 
-def slope(x: Array, image: Array, sigma: float) -> Array:
+def to_d(x: Array, denoised: Array, sigma: float) -> Array:
     """dx/dsigma."""
-    return (1.0 / sigma) * (x - image)
+    return (1.0 / sigma) * (x - denoised)
 
 
-def growth(grid: Grid, sigma: float, after: float) -> float:
+def growth(schedule: Schedule, sigma: float, sigma_next: float) -> float:
     """h: infinite from a level without signal and to one without noise."""
-    return grid.half_log_snr(after) - grid.half_log_snr(sigma)
+    return schedule.half_log_snr(sigma_next) - schedule.half_log_snr(sigma)
 
 
-def halfway(grid: Grid, sigma: float, after: float) -> float:
+def halfway(schedule: Schedule, sigma: float, sigma_next: float) -> float:
     """The level in the middle, by lambda."""
-    return grid.sigma_at(0.5 * (grid.half_log_snr(sigma) + grid.half_log_snr(after)))
+    return schedule.sigma_at(0.5 * (schedule.half_log_snr(sigma) + schedule.half_log_snr(sigma_next)))
 
 
-def ancestral(grid: Grid, sigma: float, after: float, eta: float = 1.0) -> tuple[float, float, float]:
+def ancestral(schedule: Schedule, sigma: float, sigma_next: float, eta: float = 1.0) -> tuple[float, float, float]:
     """An ancestral step: the level to go down to, what to multiply x with there, and the weight of fresh noise.
 
     The result has the distribution of `after`. For diffusion models with eta 1 this is the reverse process of DDPM
     (J. Ho et al., "Denoising Diffusion Probabilistic Models", 2020), for flow models its rectified-flow form.
     """
-    if grid.flow:
-        down = after * (1.0 + (after / sigma - 1.0) * eta)
-        scale = grid.alpha(after) / grid.alpha(down)
-        return down, scale, math.sqrt(max(after * after - (scale * down) ** 2, 0.0))
-    up = eta * after * math.sqrt(max(1.0 - (after / sigma) ** 2, 0.0))
-    return math.sqrt(max(after * after - up * up, 0.0)), 1.0, up
+    if schedule.flow:
+        down = sigma_next * (1.0 + (sigma_next / sigma - 1.0) * eta)
+        scale = schedule.alpha(sigma_next) / schedule.alpha(down)
+        return down, scale, math.sqrt(max(sigma_next * sigma_next - (scale * down) ** 2, 0.0))
+    up = eta * sigma_next * math.sqrt(max(1.0 - (sigma_next / sigma) ** 2, 0.0))
+    return math.sqrt(max(sigma_next * sigma_next - up * up, 0.0)), 1.0, up
 
 
 def renoised(x: Array, scale: float, up: float, noise: Noise) -> Array:
@@ -59,15 +59,15 @@ def renoised(x: Array, scale: float, up: float, noise: Noise) -> Array:
     return (x if scale == 1 else scale * x) + up * noise()
 
 
-def diffused(grid: Grid, sigma: float, after: float, tau: float = 1.0) -> tuple[float, float, float]:
+def diffused(schedule: Schedule, sigma: float, sigma_next: float, tau: float = 1.0) -> tuple[float, float, float]:
     """A step of the reverse SDE with D standing still: the weights of x, of D, and of fresh noise.
 
     tau is the noise of the SDE: 0 the ODE, 1 the process that adds as much as the forward one did.
     """
-    h = growth(grid, sigma, after)
-    kept = after / sigma * (math.exp(-tau * tau * h) if tau else 1.0)
-    added = after * math.sqrt(-math.expm1(-2.0 * tau * tau * h)) if tau else 0.0
-    return kept, grid.alpha(after) * gain(h, tau), added
+    h = growth(schedule, sigma, sigma_next)
+    kept = sigma_next / sigma * (math.exp(-tau * tau * h) if tau else 1.0)
+    added = sigma_next * math.sqrt(-math.expm1(-2.0 * tau * tau * h)) if tau else 0.0
+    return kept, schedule.alpha(sigma_next) * gain(h, tau), added
 
 
 def gain(h: float, tau: float = 1.0) -> float:
@@ -88,10 +88,10 @@ def lagrange(at: float, nodes: Sequence[float], index: int) -> float:
     return math.prod((at - node) / (own - node) for i, node in enumerate(nodes) if i != index)
 
 
-def adams(nodes: Sequence[float], after: float) -> list[float]:
+def adams(nodes: Sequence[float], sigma_next: float) -> list[float]:
     """Weights of slopes known at `nodes` in the step from nodes[0] to `after`: Adams and Bashforth's, any spacing."""
     return [
-        integral(lambda sigma, i=i: lagrange(sigma, nodes, i), nodes[0], after)  # type: ignore[misc]
+        integral(lambda sigma, i=i: lagrange(sigma, nodes, i), nodes[0], sigma_next)  # type: ignore[misc]
         for i in range(len(nodes))
     ]
 

@@ -7,12 +7,36 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import MappingProxyType
+from typing import Literal
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.sampling import adaptive as samplers_adaptive
 from qwenimg.common.sampling import cfgpp, multistep, ode, sde
 from qwenimg.common.sampling.types import Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleRule:
+    """What the published scheduler of a sampler does with a model's own schedule."""
+
+    times: Literal["sigma", "whole", "lambda", "distilled"] = "sigma"
+    """How the trained times are spaced: as schedulers in sigma do it; in whole timesteps; in lambda, which takes one
+    step more and leaves out the last; or on the steps of a distilled model's teacher."""
+    exact_from_afar: bool = False
+    """Whether any level is a good one to start from, however far: no level is capped."""
+    rounds_karras: bool = False
+    """Whether times are rounded where the levels are spread as T. Karras et al. do it."""
+    last: Literal["zero", "configured", "before", "lowest"] = "configured"
+    """The level that a run ends on: 0; what the configuration says; the level a step before the last one's time; or
+    the lowest trained one."""
+    between: Literal["", "half", "jump"] = ""
+    """The levels in between that it looks up: half-way in time, for PNDM; what a step jumps to, for TCD."""
+
+    @property
+    def scaled(self) -> bool:
+        """Whether diffusers runs it on x / sqrt(sigma^2 + 1)."""
+        return self.times != "sigma"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +55,8 @@ class Sampler:
     stochastic: bool = False
     flow: bool = True
     """Whether it has a form for flow models."""
+    rule: ScheduleRule = ScheduleRule()
+    """What its published scheduler does with a model's own schedule."""
     adaptive: bool = False
     """Whether it looks at x: its function then takes `to_host` too, and nobody knows the levels beforehand."""
 
@@ -62,15 +88,22 @@ _LU_PP = "Lu et al. 2022, DPM-Solver++"
 _ZHANG = "Q. Zhang, Chen 2023, DEIS"
 _CHUNG = "Chung et al. 2024, CFG++"
 
+_WHOLE_TIMES = ScheduleRule(times="whole", exact_from_afar=True, last="before")
+_IN_LAMBDA = ScheduleRule(times="lambda", rounds_karras=True)
+_IN_LAMBDA_ABOVE_ZERO = ScheduleRule(times="lambda", rounds_karras=True, last="lowest")
+_TO_ZERO = ScheduleRule(last="zero")
+_TO_ZERO_ROUNDED = ScheduleRule(last="zero", rounds_karras=True)
+
 _ALL = (
-    Sampler(name="ddim", title="DDIM", order=1, evaluations="1", source=_SONG, function=ode.ddim),
+    Sampler(name="ddim", title="DDIM", order=1, evaluations="1", source=_SONG, function=ode.ddim, rule=_WHOLE_TIMES),
     Sampler(
         name="ddpm", title="DDPM", order=1, evaluations="1", source="Ho et al. 2020", function=sde.ddpm,
+        rule=ScheduleRule(times="whole", exact_from_afar=True),
         stochastic=True, flow=False,
     ),
     Sampler(
         name="pndm", title="PNDM", order=2, evaluations="1, first 2", source="L. Liu et al. 2022",
-        function=multistep.pndm,
+        function=multistep.pndm, rule=ScheduleRule(times="whole", last="before", between="half"),
     ),
     Sampler(name="euler", title="Euler", order=1, evaluations="1", source=_KARRAS, function=ode.euler),
     Sampler(
@@ -78,17 +111,20 @@ _ALL = (
         function=sde.euler_ancestral, stochastic=True,
     ),
     Sampler(
-        name="heun", title="Heun", order=2, evaluations="2, last 1", source=_KARRAS, function=ode.heun
+        name="heun", title="Heun", order=2, evaluations="2, last 1", source=_KARRAS, function=ode.heun, rule=_TO_ZERO
     ),
     Sampler(
         name="heunpp2", title="HeunPP2", order=1, evaluations="3, last 2 and 1", source="Carzit 2023",
         function=ode.heunpp2,
     ),
-    Sampler(name="lms", title="LMS", order=4, evaluations="1", source=_CROWSON, function=multistep.lms),
-    Sampler(name="dpm2", title="DPM2", order=2, evaluations="2, last 1", source=_KARRAS, function=ode.dpm2),
+    Sampler(name="lms", title="LMS", order=4, evaluations="1", source=_CROWSON, function=multistep.lms, rule=_TO_ZERO),
+    Sampler(
+        name="dpm2", title="DPM2", order=2, evaluations="2, last 1", source=_KARRAS, function=ode.dpm2,
+        rule=_TO_ZERO_ROUNDED,
+    ),
     Sampler(
         name="dpm2_ancestral", title="DPM2 ancestral", order=2, evaluations="2, last 1", source=_CROWSON,
-        function=sde.dpm2_ancestral, stochastic=True,
+        function=sde.dpm2_ancestral, rule=_TO_ZERO_ROUNDED, stochastic=True,
     ),
     Sampler(
         name="dpmpp_2s_ancestral", title="DPM++ 2S ancestral", order=2, evaluations="2, last 1", source=_LU_PP,
@@ -100,19 +136,19 @@ _ALL = (
     ),
     Sampler(
         name="dpmpp_2m", title="DPM++ 2M", order=2, evaluations="1", source=_LU_PP,
-        function=multistep.dpmpp_2m,
+        function=multistep.dpmpp_2m, rule=_IN_LAMBDA,
     ),
     Sampler(
         name="dpmpp_2m_sde", title="DPM++ 2M SDE", order=2, evaluations="1", source=_LU_PP,
-        function=sde.dpmpp_2m_sde, stochastic=True,
+        function=sde.dpmpp_2m_sde, rule=_IN_LAMBDA, stochastic=True,
     ),
     Sampler(
         name="dpmpp_2m_sde_heun", title="DPM++ 2M SDE Heun", order=2, evaluations="1", source=_LU_PP,
-        function=sde.dpmpp_2m_sde_heun, stochastic=True,
+        function=sde.dpmpp_2m_sde_heun, rule=_IN_LAMBDA, stochastic=True,
     ),
     Sampler(
         name="dpmpp_3m_sde", title="DPM++ 3M SDE", order=2, evaluations="1", source="Crowson 2023, k-diffusion",
-        function=sde.dpmpp_3m_sde, stochastic=True,
+        function=sde.dpmpp_3m_sde, rule=_IN_LAMBDA, stochastic=True,
     ),
     Sampler(
         name="dpm_fast", title="DPM fast", order=3, evaluations="1 on average", source=_LU,
@@ -124,12 +160,15 @@ _ALL = (
     ),
     Sampler(
         name="unipc", title="UniPC", order=3, evaluations="1", source="Zhao et al. 2023",
-        function=multistep.unipc,
+        function=multistep.unipc, rule=_IN_LAMBDA,
     ),
-    Sampler(name="deis", title="DEIS", order=2, evaluations="1", source=_ZHANG, function=multistep.deis),
+    Sampler(
+        name="deis", title="DEIS", order=2, evaluations="1", source=_ZHANG, function=multistep.deis,
+        rule=_IN_LAMBDA_ABOVE_ZERO,
+    ),
     Sampler(
         name="sa_solver", title="SA-Solver", order=2, evaluations="1", source="Xue et al. 2023",
-        function=sde.sa_solver, stochastic=True,
+        function=sde.sa_solver, rule=_IN_LAMBDA_ABOVE_ZERO, stochastic=True,
     ),
     Sampler(name="ipndm", title="iPNDM", order=2, evaluations="1", source=_ZHANG, function=multistep.ipndm),
     Sampler(
@@ -141,10 +180,12 @@ _ALL = (
     ),
     Sampler(
         name="lcm", title="LCM", order=1, evaluations="1", source="Luo et al. 2023", function=sde.lcm,
+        rule=ScheduleRule(times="distilled", exact_from_afar=True, last="zero"),
         stochastic=True,
     ),
     Sampler(
         name="tcd", title="TCD", order=1, evaluations="1", source="Zheng et al. 2024", function=sde.tcd,
+        rule=ScheduleRule(times="distilled", exact_from_afar=True, last="lowest", between="jump"),
         stochastic=True, flow=False,
     ),
     Sampler(

@@ -19,7 +19,7 @@ Array: TypeAlias = Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
+class Schedule:
     """Noise levels of a run, falling; the last may be 0. A run starts from `initial` noise and ends with `final` x."""
 
     sigmas: tuple[float, ...]

@@ -261,7 +261,7 @@ class QwenRun:
             lambda x, sigma, velocity: x - sigma * velocity,
             Guidance(scale=self.request.guidance, keep_norm=True),
             branches=self.branches,
-            blend=inpaint.blend(initial, segment.grid, self.array),
+            blend=inpaint.blend(initial, segment.schedule, self.array),
         )
 
     def _predict(self, condition: Any, x: Array, sigma: float) -> Array:

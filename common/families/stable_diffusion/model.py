@@ -213,7 +213,7 @@ class DiffusionRun:
     def denoiser(self, segment: Segment, initial: Initial) -> Denoiser:
         expert = self.model.expert(segment)
         config, scheduler, told = expert.unet_config, expert.checkpoint.scheduler, self.conditioning[expert]
-        time = discrete.clock(scheduler.levels, segment.grid)
+        time = discrete.clock(scheduler.levels, segment.schedule)
         unet = expert.unet(expert.step_bytes(len(told.texts), *self.shape))
         condition = unet.condition(told.texts, told.added)
         extra = [self.array(part) for part in self._extra(initial)] if expert.facts.sees_mask else []
@@ -236,7 +236,7 @@ class DiffusionRun:
             denoised,
             Guidance(scale=self.request.guidance, rescale=self.request.guidance_rescale),
             branches=len(told.texts),
-            blend=inpaint.blend(initial, segment.grid, self.array),
+            blend=inpaint.blend(initial, segment.schedule, self.array),
         )
 
     def _extra(self, initial: Initial) -> list[Latents]:
@@ -263,12 +263,12 @@ def _plan(checkpoint: Checkpoint, request: Request, engine: Engine, *, refined: 
     config = checkpoint.scheduler
     sampler = table.find(request.sampler or schedules.sampler_of(config))
     sdxl = checkpoints.facts(checkpoint).sdxl
-    grid = schedules.grid(config, sampler.name, request.schedule, request.steps, sdxl=sdxl)
+    grid = schedules.build(config, sampler.rule, request.schedule, request.steps, sdxl=sdxl)
     if request.image is not None:
         grid = schedules.part(grid, schedules.skipped(request.steps, request.strength))
     parts = schedules.split(grid, request.refine_at, config.num_train_timesteps) if refined else (grid,)
     solver = _solver(sampler, engine)
-    segments = tuple(Segment(grid=part, solver=solver, refines=i > 0) for i, part in enumerate(parts))
+    segments = tuple(Segment(schedule=part, solver=solver, refines=i > 0) for i, part in enumerate(parts))
     whole = request.image is None or request.strength == 1
     schedule = request.schedule or schedules.MODEL
     return SamplingPlan(sampler=sampler.name, schedule=schedule, segments=segments, whole=whole)
