@@ -27,9 +27,9 @@ def _as_json() -> str:
 
 def table() -> str:
     """The lines of the table, and what to do with a name."""
+    from qwenimg.common.base.amounts import size_text
     from qwenimg.common.base.text import clean
     from qwenimg.common.hub import listing
-    from qwenimg.common.hub.resolve import size_text
 
     lines: list[tuple[str, ...]] = [("name", "here", "size", "memory", "license", "for")]
     for entry in listing.entries():

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-from qwenimg.common.base.amounts import size_text as size_text  # for callers too
 from qwenimg.common.base.cache_files import read_small
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import short

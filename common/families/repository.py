@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from qwenimg.common.base.amounts import size_text as size_text  # for callers too
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.weights.files import STEMS, find_files

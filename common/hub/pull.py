@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwenimg.common.base import cache_files, hf_cache
+from qwenimg.common.base import amounts, cache_files, hf_cache
 from qwenimg.common.base.errors import DoesNotFit, ModelError, UsageError
 from qwenimg.common.base.text import short
 from qwenimg.common.families import catalog, registry, repository
@@ -194,15 +194,15 @@ def _tell(work: _Work, count: int, total: int, kept: int) -> None:
         work.echo(f"{head} is complete in the cache already")
         return
     free = shutil.disk_usage(work.storage).free
-    have = f", {resolve.size_text(kept)} of them kept from before" if kept else ""
+    have = f", {amounts.size_text(kept)} of them kept from before" if kept else ""
     if total - kept > free:
         raise DoesNotFit(
-            f"{head}: {resolve.size_text(total - kept)} to fetch, {resolve.size_text(free)} free in "
+            f"{head}: {amounts.size_text(total - kept)} to fetch, {amounts.size_text(free)} free in "
             f"{short(work.storage.parent, 100)}: free some, or set HF_HUB_CACHE to a folder on another disk"
         )
     files = "1 file" if count == 1 else f"{count} files"
-    size = resolve.size_text(total)
-    work.echo(f"{head}: {files}, {size}{have}{requirements.time_text(total - kept)}; {resolve.size_text(free)} free")
+    size = amounts.size_text(total)
+    work.echo(f"{head}: {files}, {size}{have}{requirements.time_text(total - kept)}; {amounts.size_text(free)} free")
 
 
 def _link(work: _Work, wanted: Wanted) -> None:

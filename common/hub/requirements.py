@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
+from qwenimg.common.base.amounts import size_text
 from qwenimg.common.families.catalog import BUILT_IN, KnownModel
-from qwenimg.common.hub.resolve import size_text
 
 RATE = 100e6 / 8  # bytes per second of the line that times are given for
 WORTH_SAYING = 60.0  # seconds

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwenimg.common.base.amounts import size_text as size_text  # for callers too
+from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.hf_cache import _COMMIT, cache_folder, is_offline, snapshots, storage_folder
 from qwenimg.common.base.safe_files import absolute, bad, kind

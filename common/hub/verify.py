@@ -8,11 +8,10 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from qwenimg.common.base import hf_cache
+from qwenimg.common.base import amounts, hf_cache
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import short
 from qwenimg.common.families import repository
-from qwenimg.common.hub import resolve
 from qwenimg.common.hub.download import Wanted, digest
 
 HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -42,7 +41,7 @@ def _report(progress: Progress, path: str, before: int, total: int, had: int) ->
 
 def right(files: Sequence[tuple[Path, Wanted]]) -> str:
     count = "1 file" if len(files) == 1 else f"{len(files)} files"
-    return f"{count}, {resolve.size_text(sum(wanted.size for _, wanted in files))}: every hash is right"
+    return f"{count}, {amounts.size_text(sum(wanted.size for _, wanted in files))}: every hash is right"
 
 
 def verify_offline(repo: str, echo: Callable[[str], None], progress: Progress) -> Path:

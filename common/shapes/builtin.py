@@ -47,7 +47,7 @@ def absent() -> ModelError:
 
 def real_model() -> str:
     """The command that fetches the default model, and what that takes."""
-    from qwenimg.common.hub.resolve import size_text
+    from qwenimg.common.base.amounts import size_text
 
     recipe = catalog.RECIPES[catalog.DEFAULT]
     return f"qwenimg pull {recipe.name} ({size_text(recipe.bytes)})"
