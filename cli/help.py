@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 from click.shell_completion import CompletionItem
 
+from qwenimg.common.jobs.fields import ALL
+
 COMMANDS = {
     "generate": "make pictures, whatever the prompt's first word is",
     "info": "what a picture or a model is made of",
@@ -22,19 +24,15 @@ RESERVED = (
 )  # fmt: skip
 
 HELP_NAMES = ["-h", "--help"]
-SECTIONS: dict[str, tuple[str, ...]] = {
-    "Prompt": ("prompt", "negative_prompt", "prompt_file", "keep_going", "replay"),
-    "Picture": (
-        "size", "aspect", "width", "height", "steps", "guidance", "guidance_rescale", "sampler", "schedule", "seed",
-        "num_images",
-    ),
-    "Picture to start from": ("image", "strength", "mask"),
-    "Model": (
-        "model", "backend", "precision", "offline", "latents", "refiner", "refine_at", "vae", "tokenizer", "clip_skip",
-        "prediction",
-    ),
+# Beside the options of pictures, which know their section.
+_OWN: dict[str, tuple[str, ...]] = {
+    "Prompt": ("prompt_file", "keep_going", "replay"),
+    "Picture": (),
+    "Picture to start from": (),
+    "Model": ("model", "backend", "precision", "offline", "refiner", "vae", "tokenizer", "prediction"),
     "Output": ("output", "overwrite", "save_latents", "no_metadata", "json", "quiet", "debug"),
-}  # fmt: skip
+}
+SECTIONS = {title: (*[name for name in ALL if ALL[name].section == title], *_OWN[title]) for title in _OWN}
 EXAMPLES = """\
 qwenimg "a red circle"
 qwenimg "a lighthouse at dusk" --aspect 16:9 -s 1-4 -o out/
