@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import click
 from click.shell_completion import CompletionItem
 
@@ -45,7 +47,22 @@ EXIT_CODES = """\
 
 
 class Sectioned(click.Command):
-    """A command whose help has sections, the other commands, examples and exit codes."""
+    """A command whose help has sections, the other commands, examples and exit codes; with --json beside --help it is
+    the JSON Schema of what may be said about a picture."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        loose = click.Context(self, resilient_parsing=True, ignore_unknown_options=True, **self.context_settings)
+        found, _, _ = self.make_parser(loose).parse_args(list(args))
+        asks = self.get_help_option(loose)
+        ctx.meta["qwenimg.schema"] = bool(asks and found.get(asks.name) and found.get("json"))
+        return super().parse_args(ctx, args)
+
+    def get_help(self, ctx: click.Context) -> str:
+        if not ctx.meta.get("qwenimg.schema"):
+            return super().get_help(ctx)
+        from qwenimg.common.jobs.schema import request_schema
+
+        return json.dumps(request_schema(), indent=2)
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write("Usage: qwenimg [OPTIONS] PROMPT\n       qwenimg COMMAND [OPTIONS]\n")

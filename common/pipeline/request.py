@@ -37,15 +37,13 @@ def _check_seed(seed: int) -> None:
 def _check_sampler(name: str) -> None:
     from qwenimg.common.sampling import table
 
-    if name:
-        table.find(name)
+    table.find(name)
 
 
 def _check_schedule(name: str) -> None:
     from qwenimg.common.sampling import schedules
 
-    if name:
-        schedules.check_name(name)
+    schedules.check_name(name)
 
 
 def _samplers() -> Sequence[str]:
@@ -244,7 +242,9 @@ class Request:
             object.__setattr__(self, one.name, one.converted(getattr(self, one.name)))
         sizes.render_size(self.width, self.height, MULTIPLE)
         for one in options:
-            one.check(getattr(self, one.name))
+            value = getattr(self, one.name)
+            if one.kind is not None and value != one.default:
+                one.check(value)
         self._check_pictures()
 
     def _check_pictures(self) -> None:
