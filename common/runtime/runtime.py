@@ -17,7 +17,9 @@ from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.runtime.engine import VAE, Array, Engine
 from qwenimg.common.runtime.probe import first_non_finite
 from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.precision import BYTES, Precision
+from qwenimg.common.weights.precision import Precision
+from qwenimg.common.weights.residency import ALWAYS
+from qwenimg.common.weights.storage import BYTES
 
 Notify = Callable[[str, str], None]
 
@@ -50,17 +52,21 @@ class Runtime:
 
     # Loading
 
-    def open(self, component: Component, title: str, more: int = 0, *, resident: LoadPlan | None = None) -> Any:
-        """`component` on the engine, once it is known that its weights and `more` bytes fit. `resident`: the part of
-        its weights that stays, where that is not all. Raises DoesNotFit."""
-        weights = self.weight_bytes(component, resident)
+    def open(self, component: Component, title: str, more: int = 0) -> Any:
+        """`component` on the engine, once it is known that its weights and `more` bytes fit. Raises DoesNotFit."""
+        weights = self.weight_bytes(component)
         self.notify("stage", f"loading {title} ({size_text(weights)})")
         self.check_fit(f"the {title}", weights + more)
         with self.clock.timed(f"load {title}"):
-            return self.engine.open(component.network, component.config, component.plan, self.precision)
+            return self.engine.open(component.network, component.config, self.plan(component), self.precision)
 
-    def weight_bytes(self, component: Component, resident: LoadPlan | None = None) -> int:
-        return memory.weight_bytes(resident or component.plan, self.precision, component.role)
+    def plan(self, component: Component) -> LoadPlan:
+        """Of its weights, as they are kept in memory."""
+        return component.plan.stored(self.precision)
+
+    def weight_bytes(self, component: Component) -> int:
+        """Bytes of the weights that stay as long as `component` is open."""
+        return self.plan(component).when(ALWAYS).nbytes
 
     def check_fit(self, what: str, need: int) -> None:
         """Raises DoesNotFit before anything is allocated."""
