@@ -188,7 +188,7 @@ def test_a_parameter_that_the_model_has_not_is_no_parameter(tmp_path: Path, back
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
-    """Path, first and last byte of everything that is read of a weight file."""
+    """Path, first and last byte of every read of weights."""
     seen: list[tuple[str, int, int]] = []
     original = OpenFile.fill
 
@@ -222,7 +222,7 @@ def test_each_weight_is_read_once_and_only_when_it_is_needed(
     pipe = qwenimg.load(tiny_folder, backend=backend, precision="fp32")
     opened = pipe.model.checkpoint
     parts = {name: opened[name].plan for name in ("text_encoder", "transformer", "vae")}
-    assert reads and not any(data_bytes(plan, reads) for plan in parts.values()), "opening reads headers alone"
+    assert not reads, "opening reads headers alone"
 
     def stored(plan: LoadPlan) -> int:
         return sum(piece.end - piece.begin for piece in pieces(plan))

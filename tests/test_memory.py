@@ -323,13 +323,35 @@ def test_a_vae_that_does_not_fit_is_refused_before_it_is_read(
         ("decoder", lambda: pipe.model.decode(np.zeros((1, pipe.model.channels, 4, 4), np.float32))),
         ("encoder", lambda: pipe.model.encode(np.zeros((1, 3, 32, 32), np.float32))),
     ):
-        with pytest.raises(DoesNotFit, match=f"^the vae {half} takes 0.0 GB in fp32") as caught:
+        with pytest.raises(DoesNotFit, match=f"^the vae {half} takes .* in fp32, 1.0 kB are free") as caught:
             use()
         print(caught.value)
     pipe.close()
     assert not touched
     assert [text for text in told if text.startswith("freeing")] == told[-3:-2], "once, before the first refusal"
-    assert told[-2:] == ["loading vae decoder (0.0 GB)", "loading vae encoder (0.0 GB)"]
+    assert [text.split(" (")[0] for text in told[-2:]] == ["loading vae decoder", "loading vae encoder"]
+
+
+def test_an_inpainting_unet_is_loaded_after_its_empty_picture_is_encoded(folders: dict[str, Path]) -> None:
+    """One that is freed for the VAE's encoder must not be held meanwhile."""
+    pipe = qwenimg.load(folders["inpaint"], backend="cpu", precision="fp32")
+    told: list[str] = []
+    pipe.runtime.notify = lambda stage, text: told.append(text.split(" (")[0])
+    pipe("a red circle", width=32, height=32, steps=1)
+    pipe.close()
+    loaded = [text for text in told if text.startswith("loading")]
+    assert loaded == ["loading text encoder", "loading vae encoder", "loading unet", "loading vae decoder"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_plan_in_the_dtypes_of_its_file_is_not_opened(tiny_folder: Path, backend: str) -> None:
+    """That the policy was applied is checked: the weights of a plan without it would have the file's dtypes."""
+    pipe = qwenimg.load(tiny_folder, backend=backend, precision="fp32")
+    vae = pipe.model.checkpoint["vae"]
+    for plan in (vae.plan, vae.plan.stored(FP64)):
+        with pytest.raises(AssertionError, match="vae is not planned in fp32"):
+            pipe.engine.open("qwen_vae", vae.config, plan, pipe.precision)
+    pipe.close()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-plain"])

@@ -18,11 +18,7 @@ WIDE = 2**20  # a tile side that no image reaches
 
 class VAE:
     def __init__(
-        self,
-        build: Callable[[], torch.nn.Module],
-        plan: LoadPlan,
-        precision: Precision,
-        device: torch.device,
+        self, build: Callable[[], torch.nn.Module], plan: LoadPlan, precision: Precision, device: torch.device
     ):
         self.device = device
         self.dtype = ops.DTYPES[precision.compute_dtype("vae")]

@@ -53,7 +53,7 @@ class QwenImage:
         self.tokenizer = checkpoint.tokenizers["text_encoder"].tokenizer
         self.texts: TextCache[str, NDArray[np.float32]] = TextCache()
         self._transformer: Transformer | None = None
-        self.vae = VAEHalves(runtime, checkpoint["vae"], self._make_room)
+        self.vae = VAEHalves(runtime, checkpoint["vae"], self.vae_config.base_dim, self._make_room)
         self._modulations: dict[tuple[float, ...], Modulation] = {}
 
     def plan(self, request: Request) -> SamplingPlan:
@@ -81,7 +81,7 @@ class QwenImage:
         seen = [min(TEXT_TOKENS, len(qwen.prompt_ids(self.tokenizer, text).ids)) for text in texts]
         one = sum(memory.step_operations(self.config, tokens + text) for text in seen)
         return Needs(
-            memory=self._weights(texts, run) | self.runtime.decoding(self.checkpoint["vae"], shape, self._waiting()),
+            memory=self._weights(texts, run) | self.vae.decoding(shape, self._waiting()),
             operations=len(asked) * one + estimate.decoder_operations(self.checkpoint["vae"].plan, *shape),
         )
 
@@ -199,16 +199,16 @@ class QwenImage:
     # Latents
 
     def check_encoding(self, height: int, width: int) -> None:
-        self.runtime.check_encoding(height, width, self.vae_config.base_dim)
+        self.vae.check_encoding(height, width)
 
     def encode(self, pixels: NDArray[np.float32]) -> tuple[Latents, Latents]:
         mean, std = self._statistics()
-        center, deviation = self.runtime.encode(self.vae.encoder(), pixels, self.vae_config.base_dim)
+        center, deviation = self.vae.encode(pixels)
         return ((center - mean) / std).astype(np.float32), (deviation / std).astype(np.float32)
 
     def decode(self, latents: Latents) -> NDArray[Any]:
         mean, std = self._statistics()
-        return self.runtime.decode(self.vae.decoder(), self.vae_config, latents * std + mean)
+        return self.vae.decode(latents * std + mean)
 
     def _statistics(self) -> tuple[Latents, Latents]:
         config = self.vae_config

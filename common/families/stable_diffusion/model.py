@@ -119,7 +119,7 @@ class StableDiffusion:
         self.scale = self.multiple = self.vae_config.scale
         self.channels = self.vae_config.latent_channels
         self.sees_mask = self.base.facts.sees_mask
-        self.vae = VAEHalves(runtime, checkpoint["vae"], self._make_room)
+        self.vae = VAEHalves(runtime, checkpoint["vae"], self.vae_config.block_out_channels[0], self._make_room)
 
     def plan(self, request: Request) -> SamplingPlan:
         for expert in self._experts():
@@ -138,7 +138,7 @@ class StableDiffusion:
         base = self.base.waiting() if self.refiner is None else 0  # with a refiner the base makes room
         one = branches * estimate.unet_operations(unet.plan, len(unet.config.block_out_channels), *shape)
         return Needs(
-            memory=found | self.runtime.decoding(self.checkpoint["vae"], shape, base),
+            memory=found | self.vae.decoding(shape, base),
             operations=plan.steps * one + estimate.decoder_operations(self.checkpoint["vae"].plan, *shape),
         )
 
@@ -173,16 +173,16 @@ class StableDiffusion:
     # Latents
 
     def check_encoding(self, height: int, width: int) -> None:
-        self.runtime.check_encoding(height, width, self.vae_config.block_out_channels[0])
+        self.vae.check_encoding(height, width)
 
     def encode(self, pixels: NDArray[np.float32]) -> tuple[Latents, Latents]:
         scale, shift = self._statistics()
-        mean, deviation = self.runtime.encode(self.vae.encoder(), pixels, self.vae_config.block_out_channels[0])
+        mean, deviation = self.vae.encode(pixels)
         return (mean - shift) * scale, deviation * scale
 
     def decode(self, latents: Latents) -> NDArray[Any]:
         scale, shift = self._statistics()
-        return self.runtime.decode(self.vae.decoder(), self.vae_config, latents / scale + shift)
+        return self.vae.decode(latents / scale + shift)
 
     def _statistics(self) -> tuple[np.float32, np.float32]:
         return np.float32(self.vae_config.scaling_factor), np.float32(self.vae_config.shift_factor or 0)
