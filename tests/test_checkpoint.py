@@ -1,5 +1,6 @@
 """Finding, planning and reading the weights of a component: refusals by class, values bit for bit."""
 
+import gc
 import json
 import math
 import os
@@ -398,6 +399,7 @@ def test_replaced_or_deleted_after_planning_reads_what_was_planned(tmp_path):
 def test_bad_component_closes_every_file(tmp_path):
     tensors = weights()
     folder = save_shards(tmp_path / "unet", tensors)
+    gc.collect()  # what other tests left open
     before = len(list(Path("/dev/fd").iterdir()))
     refused(plan, folder, "transformer", shapes(tensors) | {"ghost": (1,)})
     assert len(list(Path("/dev/fd").iterdir())) == before

@@ -106,10 +106,12 @@ def relative(twin: Twin, ours: Any, theirs: Any) -> float:
 
 
 def resident(twin: Twin, model: Any) -> set[str]:
-    """The parameters that have values."""
+    """The parameters that have values: MLX has zeros for the others, of which no weight here consists."""
     if twin.name == "torch":
         return {name for name, parameter in model.named_parameters() if not parameter.is_meta}
-    return set(model.filled)
+    from mlx.utils import tree_flatten
+
+    return {name for name, value in tree_flatten(model.parameters()) if value.any().item()}
 
 
 # Modulation

@@ -20,7 +20,6 @@ def empty(build: Callable[[], Model]) -> Model:
     for path, module in model.named_modules():
         if hasattr(module, "path"):
             module.path = path
-    model.filled = set()
     return model
 
 
@@ -28,7 +27,6 @@ def fill(model: mlx.nn.Module, plan: LoadPlan) -> None:
     """Reads every tensor of `plan` into the parameter of its name. Nothing may be missing from the model."""
     for name, entry in plan.entries.items():
         _put(model, name, tensor(entry))
-        model.filled.add(name)
 
 
 def drop(model: mlx.nn.Module, names: Iterable[str]) -> None:
@@ -36,7 +34,6 @@ def drop(model: mlx.nn.Module, names: Iterable[str]) -> None:
     for name in names:
         owner, leaf = _owner(model, name)
         _put(model, name, mx.zeros(owner[leaf].shape, owner[leaf].dtype))
-        model.filled.discard(name)
 
 
 def tensor(entry: Entry) -> mx.array:
