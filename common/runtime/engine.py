@@ -82,8 +82,8 @@ class Engine(Protocol):
     decode_buffers: float  # images of the VAE decoder's widest level that are in memory at its peak
 
     def open(self, network: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:
-        """What runs `network`, a file of `common/models/`: a TextEncoder, Transformer, VAE, ClipEncoder or UNet. Reads
-        the weights that it always needs."""
+        """What runs `network`, a file of `common/networks/`: a TextEncoder, Transformer, VAE, ClipEncoder or UNet.
+        Reads the weights that it always needs, of `plan` as it was made by `stored(precision)`."""
         ...
 
     def array(self, values: NumpyArray) -> Array:
