@@ -67,10 +67,6 @@ class QwenImage:
             lost = qwen.prompt_ids(self.tokenizer, text).lost(TEXT_TOKENS)
             if lost:
                 found.append(f"the {name} is cut: the model sees its first {TEXT_TOKENS} tokens, not the last {lost}")
-        if request.clip_skip:
-            found.append("--clip-skip has no effect: this model's text encoder is not CLIP")
-        if request.guidance_rescale:  # whatever the guidance
-            found.append("--guidance-rescale has no effect: this model's guidance always keeps the prediction's norm")
         return found
 
     def needs(self, request: Request, plan: SamplingPlan, shape: tuple[int, int]) -> Needs:

@@ -128,8 +128,7 @@ class StableDiffusion:
         return _plan(self.checkpoint, request, self.engine, refined=self.refiner is not None)
 
     def warnings(self, request: Request) -> list[str]:
-        rescaled = request.guidance_rescale and not request.guided
-        return ["--guidance-rescale has no effect without guidance"] if rescaled else []
+        return []
 
     def needs(self, request: Request, plan: SamplingPlan, shape: tuple[int, int]) -> Needs:
         branches, found, unet = 1 + request.guided, dict[str, int](), self.checkpoint["unet"]
