@@ -199,7 +199,7 @@ def test_a_missing_model_says_how_to_get_it(given, offline, cache, no_sockets, m
 
 def test_a_missing_model_in_a_fresh_process(tmp_path):
     """HF_HUB_CACHE and HF_HOME are respected, and the interpreter's start included it is quick."""
-    code = "from qwenimg.common import hub\nhub.resolve('qwen-image')"
+    code = "from qwenimg.common.hub import resolve\nresolve.resolve('qwen-image')"
     for name, value, place in (("HF_HUB_CACHE", "c", "c"), ("HF_HOME", "h", "h/hub")):
         env = {k: v for k, v in os.environ.items() if not k.startswith("HF_")} | {name: str(tmp_path / value)}
         start = os.times()
@@ -320,7 +320,8 @@ def test_an_update_that_stops_leaves_the_revision_of_before(fake, cache):
 @pytest.mark.parametrize("path", [FIRST, "vae/config.json", "tokenizer/merges.txt"])
 def test_an_incomplete_snapshot_says_what_is_missing(path, fake, no_sockets_after):
     folder, _, _ = pulled()
-    (folder / path).resolve().unlink()  # a link remains that leads nowhere
+    (folder / path).unlink()
+    (folder / path).symlink_to("nowhere")
     no_sockets_after()
     text = refused(resolve.resolve, REPO)
     missing = path
