@@ -150,6 +150,8 @@ def test_the_recipe_in_the_file_makes_the_picture_again(
     names = ("negative_prompt", "width", "height", "steps", "guidance", "seed", "sampler")
     again = load(backend)(recipe["prompt"], **{name: recipe[name] for name in names})
     assert again.pixels.tobytes() == made.pixels.tobytes()
+    path.write_bytes(made.png(metadata=False))
+    assert Image.open(path).info == {}
 
 
 # Refusals

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from toy_family import add_toy, write_toy
+from toy_family import FAMILY, add_toy, write_toy
 
+import qwenimg
 from qwenimg.cli.main import run
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.families import registry, repository
+from qwenimg.common.hub import resolve
 from qwenimg.common.pipeline.recipe import recipe_from_png
 
 BACKENDS = ("cpu", "mlx")
@@ -43,3 +48,50 @@ def test_info_describes_it(toy: Path, monkeypatch, capfd) -> None:
     told = capfd.readouterr().out
     print(told)
     assert "pipeline: the Toy, text to image" in told and "denoiser: 8 tensors" in told and "fault" not in told
+
+
+def test_a_copy_from_the_hub_is_whole(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a model must hold, and what of a repository is fetched, is said by the row."""
+    commit = "0" * 40
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    snapshot = tmp_path / "hub" / "models--maker--toy" / "snapshots" / commit
+    snapshot.parent.mkdir(parents=True)
+    toy.rename(snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text(commit)
+    assert resolve.resolve("maker/toy").folder == snapshot
+    assert qwenimg.load("maker/toy", backend="cpu").model_name == "maker/toy"
+    files = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
+    assert sorted(files) == sorted(filter(repository.needed, files))
+    assert set(repository.required(files.__contains__)) <= set(files)
+    (snapshot / "denoiser" / "config.json").unlink()
+    with pytest.raises(ModelError, match="incomplete"):
+        resolve.resolve("maker/toy")
+
+
+def test_messages_name_it(toy: Path, tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "NoSuchPipeline"}))
+    for folder, about in ((tmp_path, "NoSuchPipeline"), (tmp_path / "networks", "no model_index.json")):
+        with pytest.raises(ModelError) as caught:
+            registry.of_folder(folder)
+        print(caught.value)
+        text = str(caught.value)
+        assert about in text and all(family.title in text for family in registry.FAMILIES)
+    with pytest.raises(ModelError, match="ToyPipeline"):
+        registry.of_folder(tmp_path)
+
+
+@pytest.mark.parametrize(("text", "known"), [("bf16", True), ("fp16", False), ("bf16,denoiser=fp32", True)])
+def test_its_policies_are_the_rows(toy: Path, text: str, known: bool) -> None:
+    if known:
+        assert "denoiser" in qwenimg.load(toy, backend="cpu", precision=text).headline()
+    else:
+        with pytest.raises(UsageError, match="fp16"):
+            qwenimg.load(toy, backend="cpu", precision=text)
+
+
+def test_it_is_forgotten(tmp_path: Path) -> None:
+    """After a test that added it, nothing of it is left."""
+    assert FAMILY not in registry.FAMILIES
+    with pytest.raises(ModelError, match="ToyPipeline"):
+        qwenimg.load(write_toy(tmp_path / "toy"))

@@ -32,7 +32,7 @@ def needed(filename: str) -> bool:
 def components(has: Callable[[str], bool]) -> list[str]:
     """The folders with weights of a model, of which `has` tells whether a file is there; of a group of folders those
     that are there, or the first."""
-    found = []
+    found: list[str] = []
     for group in _family(has).components:
         found += [part for part in group if has(f"{part}/config.json")] or group[:1]
     return found

@@ -16,13 +16,14 @@ BACKENDS = ("cpu", "mlx")
 KINDS = {
     "qwen": "qwen-image",
     "sd15": "stable-diffusion",
+    "sd21": "stable-diffusion",
     "sdxl": "stable-diffusion",
     "inpaint": "stable-diffusion",
     "sdxl+refiner": "stable-diffusion",
     "toy": "toy",
 }
 ASKED: dict[str, Any] = {"width": 52, "height": 36, "steps": 3, "guidance": 3.0, "seed": 7}
-PROMPT = "a red circle"
+PROMPT = "a (red:1.3) circle [dog]"  # with weights, where a family has them
 
 PICTURE = np.random.default_rng(3).integers(0, 256, (36, 52, 3), np.uint8)
 PICTURE[8:24, 12:40] = (200, 40, 90)
