@@ -80,7 +80,7 @@ def test_a_vae_is_named_without_its_path(given: str, cache: Path) -> None:
     Path("a").mkdir()
     Path("a/b").write_bytes(b"x" * 100)
     opened: Any = SimpleNamespace(vae=SimpleNamespace(files=(open_regular(Path(given)),)))
-    known = resolve.Resolved(folder=Path(), name="shapes-v1", recipe=catalog.BUILT_IN)
+    known = resolve.Resolved(folder=Path(), name="shapes-v1", known=catalog.BUILT_IN)
     labels = registry.labels(known, opened, vae=Path(given), prediction=None)
     assert labels["vae"] == "b" and set(labels["fingerprints"]) == {"vae"}
     told = recipe(**labels)

@@ -49,8 +49,8 @@ def real_model() -> str:
     """The command that fetches the default model, and what that takes."""
     from qwenimg.common.base.amounts import size_text
 
-    recipe = catalog.RECIPES[catalog.DEFAULT]
-    return f"qwenimg pull {recipe.name} ({size_text(recipe.bytes)})"
+    known = catalog.KNOWN[catalog.DEFAULT]
+    return f"qwenimg pull {known.name} ({size_text(known.bytes)})"
 
 
 def notice(parameters: int) -> str:
