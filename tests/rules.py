@@ -30,6 +30,8 @@ AT_IMPORT = {
     "field": "a field of a dataclass",
     "replace": "a variant of a constant",
     "Path": "a path, which asks the file system nothing",
+    "Family": "a row of families/registry.py",
+    "Network": "a row of networks/",
     "dataclass": "a decorator",
     "property": "a decorator",
     "cached_property": "a decorator",

@@ -695,7 +695,7 @@ def test_pictures_without_a_recipe(library: Library) -> None:
 def test_the_headline_comes_first_and_warnings_once(library: Library) -> None:
     ran = cli("x", "-s", "1-2", "-W", "9")
     lines = ran.err.splitlines()
-    assert lines[0] == library.pipes[0].headline() + " · about 300 MB and 8 s"
+    assert lines[0] == library.pipes[0].headline() + " · about 300.0 MB and 8 s"
     assert lines[1] == "qwenimg: warning: the built-in model draws shapes"
     assert ran.err.count("width 9 is odd") == 1
     assert "picture 2 of 2: seed 2, 9x12, 3 steps, guidance 4" in lines and "step 3/3, 0.25 s" in lines
@@ -839,6 +839,7 @@ def writes(monkeypatch: pytest.MonkeyPatch, fails: str, error: Exception) -> Non
         original(path, data, overwrite=overwrite)
 
     monkeypatch.setattr(atomic_files, "write_atomic", write)
+    monkeypatch.setattr("qwenimg.common.pictures.latents.write_atomic", write)
 
 
 @pytest.mark.parametrize(("error", "made"), [(UsageError("exists"), 2), (DoesNotFit("full"), 1)])

@@ -29,7 +29,7 @@ from pathlib import Path
 import qwenimg
 from qwenimg.cli import signals
 from qwenimg.cli.main import run
-from qwenimg.common import builtin
+from qwenimg.common.shapes import builtin
 
 signals.REPEAT = float(os.environ.get("REPEAT", signals.REPEAT))
 

@@ -193,8 +193,8 @@ def test_a_run_makes_them_once(tiny_folder: Path, backend: str, monkeypatch: pyt
     monkeypatch.setattr(twin.load, "read", counting(calls, "modulation weights", twin.load.read, modulation_weight))
     for seed in (1, 2):
         pipe("a red circle", steps=3, width=32, height=48, seed=seed)
-    weights = sum(qwen_dit.timestep_only(name) for name in pipe.model.model.transformer.entries)
-    pipe.model.model.close()
+    weights = sum(qwen_dit.timestep_only(name) for name in pipe.model.checkpoint["transformer"].plan.entries)
+    pipe.model.checkpoint.close()
     assert calls == {
         "image_and_text_rope": 4,
         "zero_index": 4,

@@ -24,8 +24,12 @@ MEASURE = """
 import sys, time
 from pathlib import Path
 from qwenimg.cli import batch, config
-from qwenimg.common import component_files, config_file, input_image, safetensors_header, tokenizer_files
-from qwenimg.common.errors import QwenimgError
+from qwenimg.common.base import config as config_file
+from qwenimg.common.base.errors import QwenimgError
+from qwenimg.common.pictures import input as input_image
+from qwenimg.common.prompts import vocabulary as tokenizer_files
+from qwenimg.common.weights import files as component_files
+from qwenimg.common.weights import safetensors as safetensors_header
 from PIL import Image
 
 def peak():

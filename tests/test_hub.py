@@ -199,7 +199,7 @@ def test_a_missing_model_says_how_to_get_it(given, offline, cache, no_sockets, m
 
 def test_a_missing_model_in_a_fresh_process(tmp_path):
     """HF_HUB_CACHE and HF_HOME are respected, and the interpreter's start included it is quick."""
-    code = "from qwenimg.common import hub\nhub.resolve('qwen-image')"
+    code = "from qwenimg.common.hub.resolve import resolve\nresolve('qwen-image')"
     for name, value, place in (("HF_HUB_CACHE", "c", "c"), ("HF_HOME", "h", "h/hub")):
         env = {k: v for k, v in os.environ.items() if not k.startswith("HF_")} | {name: str(tmp_path / value)}
         start = os.times()

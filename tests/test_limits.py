@@ -27,7 +27,7 @@ RUN = """
 import resource, sys
 from qwenimg import backends
 from qwenimg.cli.main import run
-from qwenimg.common import limits
+from qwenimg.common.runtime import limits
 
 backend, kind, field = sys.argv[1:4]
 backends.load(backend)

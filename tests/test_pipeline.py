@@ -342,7 +342,7 @@ def test_recipe_round_trips_through_the_png(tiny_folder: Path, backend: str, tmp
         ("QwenImage21Pipeline", "Qwen-Image-2.1"),
         ("QwenImageLayeredPipeline", "Layered"),
         ("QwenImageEditPlusPipeline", "Edit"),
-        ("StableDiffusionXLControlNetPipeline", "Stable Diffusion"),
+        ("StableDiffusionXLControlNetPipeline", "known are QwenImagePipeline, StableDiffusion"),
         ("NoSuchPipeline", "NoSuchPipeline"),
     ],
 )
@@ -422,11 +422,9 @@ def test_a_step_that_does_not_fit_is_refused_before_it_starts(
 def test_texts_beyond_the_limit_are_encoded_in_their_turn(
     tiny_folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qwenimg.common.families.qwen_image import parts
-
-    monkeypatch.setattr(parts, "TEXT_BYTES", 4000)
     told: list[str] = []
     pipe = load(tiny_folder, backend, notify=lambda kind, text: told.append(text))
+    pipe.model.texts.budget = 6000
     prompts = [f"a ring {i}" for i in range(12)]
     pipe.prepare([*prompts, " "])
     first = sum(text.startswith("loading text encoder (") for text in told)
