@@ -1,0 +1,1 @@
+"""Measures of a claim, such as that two backends are equal."""
