@@ -51,7 +51,7 @@ class Report:
         """Told first, with the memory and the time of all pictures together; a long time in a line of its own."""
         most, seconds = max(one.memory for one in expected), sum(one.seconds for one in expected)
         held, self._held = self._held or [], None
-        self._line(f"{text} · {estimate.told(most, seconds)}")
+        self._line(f"{text} · {estimate.summary(most, seconds)}")
         if seconds > estimate.LONG:
             takes = f"this takes about {estimate.duration(seconds)} on this device"
             self.notify("warning", f"{takes}; fewer pixels, steps or pictures take less")

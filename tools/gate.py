@@ -327,8 +327,8 @@ def gate_rows(results: Sequence[dict[str, Any]]) -> list[list[str]]:
         ]
 
     groups = [one["groups"] for one in results]
-    told = {name: f"{least:.0%}" if least else "" for name, least in LEAST.items()}
-    rows = [shares(name, groups, least) for name, least in (told | {"chinese": "English less 5"}).items()]
+    floors = {name: f"{least:.0%}" if least else "" for name, least in LEAST.items()}
+    rows = [shares(name, groups, least) for name, least in (floors | {"chinese": "English less 5"}).items()]
     rows += [shares("english_of_the_same", results, "")]
     rows += [shares(name, results, "80%") for name in ("guidance_1", "guidance_3_of_the_same")]
     vae = [f"{one['vae']['psnr']:.1f} dB" if "vae" in one else "" for one in results]

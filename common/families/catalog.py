@@ -1,6 +1,6 @@
-"""The models that are known by name: where they are, and what to use where a call does not say.
+"""The models that are known by name: where they are, and their defaults.
 
-Another model (a folder, another hub id) takes `pipeline.Defaults` and nothing from here.
+Another model (a folder, another hub id) takes its family's `Defaults` and nothing from here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class KnownModel:
     """One model. Sizes, steps, guidance and negative prompt are those of its model card."""
 
     name: str
-    repo: str | None  # hub id, owner/name; None: it ships with this package, see `builtin`
+    repo: str | None  # hub id, owner/name; None: it ships with this package, see `shapes.builtin`
     title: str
     bytes: int  # of the files that are used, about; for messages
     memory: int  # bytes at its peak on a GPU or a Mac, at its size in the precision of `auto`, about; for messages

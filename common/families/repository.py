@@ -27,7 +27,7 @@ def needed(filename: str) -> bool:
 
 
 def components(has: Callable[[str], bool]) -> list[str]:
-    """The folders with weights of a model, of which `has` tells whether a file is there: Qwen-Image's, or those of a
+    """The folders with weights of a model, where `has` says whether a file is there: Qwen-Image's, or those of a
     Stable Diffusion, whose text encoders are one, two, or only the second."""
     denoiser = "unet" if has("unet/config.json") else "transformer"
     texts = [part for part in ("text_encoder", "text_encoder_2") if has(f"{part}/config.json")]

@@ -62,7 +62,7 @@ class Pipeline:
     def __repr__(self) -> str:
         return f"<Pipeline {'closed · ' if self._closed else ''}{self.headline()}>"
 
-    # For users
+    # Public
 
     @call_options.described
     def __call__(self, prompt: str, **asked: Unpack[Asked]) -> Result:
@@ -248,7 +248,7 @@ class Pipeline:
             yield x, sigmas[min(i, len(sigmas) - 2)], time.perf_counter() - begun
             i += 1
 
-    # What is said of it
+    # Warnings and the recipe
 
     def _warnings(self, request: Request) -> list[str]:
         warning = noise.low_bits_warning(request.seed) if request.latents is None else None

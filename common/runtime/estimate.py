@@ -1,7 +1,7 @@
 """What a picture will take, from configurations alone: memory by stage, and operations for a measured rate.
 
-The time is that of the products and convolutions at the rate of one large product on this device: what is read from
-disk and what is not a product comes on top.
+The time is that of the products and convolutions at the rate of one large product on this device: reading from
+disk and everything that is not a product comes on top.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LONG = 600  # seconds, from which on a run says how long it takes before it star
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """`memory`: bytes that each stage needs free, in order; `operations`: multiplications and additions of all."""
+    """`memory`: free bytes that each stage needs, in order; `operations`: all multiplications and additions."""
 
     memory: Mapping[str, int]
     operations: float
@@ -33,7 +33,7 @@ class Estimate:
     seconds: float
 
 
-def told(memory: int, seconds: float) -> str:
+def summary(memory: int, seconds: float) -> str:
     """`about 1.3 GB and 2 min`"""
     return f"about {size_text(memory)} and {duration(seconds)}"
 

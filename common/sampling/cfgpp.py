@@ -37,7 +37,7 @@ def euler_ancestral_cfgpp(x: Array, schedule: Schedule, denoise: Denoiser, noise
 
 
 def dpmpp_2s_ancestral_cfgpp(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """DPM-Solver++(2S) ancestral with CFG++: both of a step's stages carry the noise seen at its start."""
+    """DPM-Solver++(2S) ancestral with CFG++: both halves of a step carry the noise seen at its start."""
     for sigma, sigma_next in schedule.pairs():
         down, scale, up = ancestral(schedule, sigma, sigma_next)
         guided, unguided = denoise.both(x, sigma)

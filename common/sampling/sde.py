@@ -173,8 +173,8 @@ def lcm(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterat
 
 
 def tcd(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """Strategic stochastic sampling with gamma 0.3: a jump below the next level, which the grid gives, then noise up
-    to it (J. Zheng et al., "Trajectory Consistency Distillation", 2024)."""
+    """Strategic stochastic sampling with gamma 0.3: a jump below the next level, which the schedule gives, then noise
+    up to it (J. Zheng et al., "Trajectory Consistency Distillation", 2024)."""
     for (sigma, sigma_next), down in zip(schedule.pairs(), schedule.between, strict=True):
         x = toward(x, denoise(x, sigma), sigma, down)
         if down < sigma_next:

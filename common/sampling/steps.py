@@ -18,7 +18,7 @@ _WEIGHTS = (0.3626837833783620, 0.3137066458778873, 0.2223810344533745, 0.101228
 
 
 def toward(x: Array, denoised: Array, sigma: float, sigma_next: float) -> Array:
-    """x carried from `sigma` to `after` with the image standing still: exact for dx/dsigma = (x - image) / sigma."""
+    """x moved from `sigma` to `sigma_next` with `denoised` constant: exact for dx/dsigma = (x - denoised) / sigma."""
     share = sigma_next / sigma
     return share * x + (1.0 - share) * denoised
 
@@ -89,7 +89,7 @@ def lagrange(at: float, nodes: Sequence[float], index: int) -> float:
 
 
 def adams(nodes: Sequence[float], sigma_next: float) -> list[float]:
-    """Weights of slopes known at `nodes` in the step from nodes[0] to `after`: Adams and Bashforth's, any spacing."""
+    """Weights of slopes at `nodes` in the step from nodes[0] to `sigma_next`: Adams and Bashforth's, any spacing."""
     return [
         integral(lambda sigma, i=i: lagrange(sigma, nodes, i), nodes[0], sigma_next)  # type: ignore[misc]
         for i in range(len(nodes))

@@ -54,7 +54,7 @@ def real_model() -> str:
 
 
 def notice(parameters: int) -> str:
-    """One line for whoever did not ask for it by name."""
+    """The line that is shown where it was not asked for by name."""
     about = f"{parameters / 1e6:.1f} M parameters, draws coloured shapes only"
     return f'built-in demo model "shapes" ({about}); real model: {real_model()}'
 

@@ -126,7 +126,7 @@ def resumed(out: Path, stages: Sequence[Stage]) -> list[Stage]:
 
 
 def add_line(path: Path, text: str) -> None:
-    """Appends to a regular file; what cannot be written is left out, since it is told on the terminal too."""
+    """Appends to a regular file; what cannot be written is left out, since it is printed on the terminal too."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     with contextlib.suppress(OSError), open(os.open(path, flags, 0o666), "ab", buffering=0) as file:  # noqa: PTH123
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):

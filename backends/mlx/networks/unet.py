@@ -171,7 +171,7 @@ class DownBlock(mlx.nn.Module):
         return contexts(self.attentions, text)
 
     def __call__(self, x: Array, temb: Array, context: Context) -> list[Array]:
-        """[B h w in] -> what is kept of it for the way up; the last is the block's result."""
+        """[B h w in] -> what is kept of it for the up blocks; the last is the block's result."""
         kept = []
         for i, resnet in enumerate(self.resnets):
             x = resnet(x, temb)

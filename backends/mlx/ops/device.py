@@ -16,7 +16,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def computes(method: Method) -> Method:
-    """Nothing here; torch is told to keep no gradients and how many threads to use."""
+    """Nothing here; torch keeps no gradients and sets its number of threads."""
     return method
 
 

@@ -169,7 +169,7 @@ class DownBlock(torch.nn.Module):
         return contexts(self.attentions, text)
 
     def forward(self, x: Tensor, temb: Tensor, context: Context) -> list[Tensor]:
-        """[B in h w] -> what is kept of it for the way up; the last is the block's result."""
+        """[B in h w] -> what is kept of it for the up blocks; the last is the block's result."""
         kept = []
         for i, resnet in enumerate(self.resnets):
             x = resnet(x, temb)
