@@ -1,1 +1,1 @@
-"""All that is particular of one family of models, as a row; families never import each other."""
+"""Everything particular to one family of models, as a row of data; families never import each other."""

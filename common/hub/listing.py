@@ -22,7 +22,7 @@ Here = Literal["yes", "in part", "no"]
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A model, or a piece of one. What nobody says of a model that is not known by name is None."""
+    """A model, or a piece of one. What is not known of one without a name is None."""
 
     name: str  # for `-m` and `pull`
     here: Here

@@ -1,4 +1,4 @@
-"""What a model asks of a line and of a machine, said before gigabytes are fetched."""
+"""How long a download takes and what machine a model needs, printed before gigabytes are fetched."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Measures of a claim, such as that two backends are equal."""
+"""Checks of what is claimed, such as that two backends are equal."""

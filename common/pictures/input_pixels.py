@@ -98,7 +98,7 @@ def _about(picture: Image) -> list[str]:
 
 
 def _sixteen_bits(picture: Image) -> bool:
-    """Pillow reads 16-bit colours as 8 bits and tells so only by the name of the decoder's input."""
+    """Pillow reads 16-bit colours as 8 bits, which shows only in the name of the decoder's input."""
     tile = getattr(picture, "tile", None)
     return picture.mode.startswith("I") or bool(tile and any(";16" in str(part[3]) for part in tile))
 

@@ -84,7 +84,7 @@ def _outputs(config: TrainConfig) -> Iterator[Path]:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is something under this name that is no folder. False where nobody may look."""
+    """Whether something that is not a folder has this name. False where looking is not permitted."""
     return os.path.exists(path) and not os.path.isdir(path)  # noqa: PTH110, PTH112 (Path's raise without permission)
 
 
