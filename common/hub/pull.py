@@ -35,7 +35,7 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 def pull(name: str, *, echo: Echo, progress: Progress, verify: bool = False) -> Path:
-    """Downloads what is used of `name`, the name of a known model or piece or a hub id, and returns its folder in the cache.
+    """Downloads what is used of `name`, a known model, a piece or a hub id, and returns its folder in the cache.
 
     What is there is not fetched again, and what an earlier call left unfinished is continued. `verify`: what is there
     is hashed, and fetched again where the hash is wrong; offline the wrong file is named. `echo` gets lines to

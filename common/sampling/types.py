@@ -54,7 +54,7 @@ class Denoiser(Protocol):
     """The model with its guidance."""
 
     def __call__(self, x: Array, sigma: float) -> Array:
-        """The image that the model sees in `x` at noise level `sigma`, guidance applied."""
+        """`denoised`: the prediction, from `x` at noise level `sigma`, of x without its noise, guidance applied."""
         ...
 
     def both(self, x: Array, sigma: float) -> tuple[Array, Array]:

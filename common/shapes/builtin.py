@@ -42,7 +42,7 @@ def absent() -> ModelError:
     )
 
 
-# What it says
+# Messages
 
 
 def real_model() -> str:

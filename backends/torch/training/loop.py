@@ -176,7 +176,7 @@ class Run:
         rows = [slice(a, b) for a, b in pairwise(edges)]
         return [((r.stop - r.start) / count, partial(self.stage.loss, batch, r)) for r in rows]
 
-    # Telling and saving
+    # Reports and checkpoints
 
     def _report(self, loss: float, length: float, rate: float) -> None:
         """`loss` is the mean since the last report; `rate`, steps per second."""
