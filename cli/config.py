@@ -14,9 +14,10 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from qwenimg.cli import options
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.jobs import fields
+from qwenimg.common.jobs.fields import SAID
 
 MAX_BYTES = 64 << 10
 # Seeds, prompts and files belong to one run.
@@ -24,14 +25,7 @@ KEYS: Mapping[str, tuple[type, ...]] = {
     "model": (str,),
     "backend": (str,),
     "precision": (str,),
-    "negative_prompt": (str,),
-    "size": (str,),
-    "aspect": (str,),
-    "steps": (int,),
-    "guidance": (int, float),
-    "sampler": (str,),
-    "schedule": (str,),
-    "clip_skip": (int,),
+    **{name: SAID[name].types for name in SAID if SAID[name].config},
     "output": (str,),
     "offline": (bool,),
     "no_metadata": (bool,),
@@ -39,17 +33,7 @@ KEYS: Mapping[str, tuple[type, ...]] = {
 }
 SIZES = {"size", "aspect", "width", "height"}
 PROMPTS = {"words", "prompt", "prompt_file"}
-RECIPE = {
-    "model",
-    "precision",
-    "negative_prompt",
-    "steps",
-    "guidance",
-    "sampler",
-    "schedule",
-    "clip_skip",
-    *SIZES,
-}  # what a replayed picture says
+RECIPE = {"model", "precision", *SAID}  # what a replayed picture says
 
 
 def path() -> Path:
@@ -91,17 +75,13 @@ def _check(found: Mapping[str, Any]) -> None:
     backend = found.get("backend", "auto")
     if backend not in NAMES:
         raise UsageError(f"backend is {clean(backend, 40)!r}; choose one of {', '.join(NAMES)}")
-    fields = options.sides(size=found.get("size"), aspect=found.get("aspect"))
-    for name in ("negative_prompt", "steps", "guidance", "sampler", "schedule", "clip_skip"):
-        if name in found:
-            fields[name] = found[name]
-    options.check(fields)
+    fields.check(fields.fields({name: value for name, value in found.items() if name in SAID}))
     if "precision" in found:
         from qwenimg.common.families import registry
 
         registry.check_precision(found["precision"])
     if "output" in found:
-        from qwenimg.common.base.atomic_files import output_path
+        from qwenimg.common.jobs.naming import output_path
 
         now = datetime.now()
         output_path(found["output"], seed=0, index=1, prompt="", now=now, several=False, same_seeds=False)

@@ -7,29 +7,26 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import qwenimg
 from qwenimg.cli import environment, failures, writing
-from qwenimg.cli.batch import NAMES, Picture, Replay, check_model, pictures, read_prompts, read_replay
 from qwenimg.cli.faults import kept, told
-from qwenimg.cli.options import Fields, merged, parse_debug, sides
+from qwenimg.cli.options import parse_debug
 from qwenimg.cli.progress import Report
 from qwenimg.cli.signals import Stop
 from qwenimg.common.base import atomic_files
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import DoesNotFit, ModelError, NumericsError, UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.jobs.fields import Fields, fields, merged
+from qwenimg.common.jobs.pictures import Picture, pictures
+from qwenimg.common.jobs.prompt_file import read_prompts
+from qwenimg.common.jobs.replay import NAMES, Replay, check_model, read_replay
 from qwenimg.common.pictures import latents as latents_
 
 if TYPE_CHECKING:
     from qwenimg import Pipeline, Result
-
-# Options that are a field of each picture under the same name.
-Simple = Literal[
-    "steps", "guidance", "seed", "num_images", "sampler", "schedule", "strength", "clip_skip", "guidance_rescale",
-    "refine_at",
-]  # fmt: skip
 
 LATENTS = (".npy", ".safetensors")
 
@@ -39,30 +36,15 @@ class Flags:
     """The options, by click's names for them. What was not given is None."""
 
     words: tuple[str, ...]
-    prompt: str | None
-    negative_prompt: str | None
+    said: Fields  # of the options in `jobs.fields.SAID`, None where it was not given
     prompt_file: str | None
     keep_going: bool
     replay: Path | None
-    size: str | None
-    aspect: str | None
-    width: int | None
-    height: int | None
-    steps: int | None
-    guidance: float | None
-    seed: str | None
-    num_images: int | None
-    sampler: str | None
-    schedule: str | None
-    guidance_rescale: float | None
     image: Path | None
-    strength: float | None
     mask: Path | None
     refiner: str | None
-    refine_at: float | None
     vae: Path | None
     tokenizer: Path | None
-    clip_skip: int | None
     prediction: Literal["eps", "v"] | None
     model: str | None
     backend: str
@@ -105,7 +87,7 @@ def draw(flags: Flags, stop: Stop) -> int:
         for words in unknown:
             report.notify("warning", words)
         wanted = [_completed(picture, pipe, given) for picture in wanted]
-        sizes = dict.fromkeys((cast(int, picture.width), cast(int, picture.height)) for picture in wanted)
+        sizes = dict.fromkeys((picture.said("width"), picture.said("height")) for picture in wanted)
         if built_in and (other := builtin.other_sizes(sizes)):
             report.notify("warning", other)
         if flags.save_latents is not None and len(sizes) > 1:
@@ -119,7 +101,7 @@ def draw(flags: Flags, stop: Stop) -> int:
         wanted = kept(wanted, check, report, failed, keep_going=flags.keep_going)
         report.headline(pipe.headline(), expected)
         report.plan(pipe, wanted)
-        skips = {picture.clip_skip or 0 for picture in wanted}
+        skips = {picture.said("clip_skip") or 0 for picture in wanted}
         pipe.prepare(_texts(wanted, pipe), max(skips) if len(skips) == 1 else 0)
         with stop.waits():
             return _draw_all(pipe, wanted, noise, given, flags, replay, report, stop, failed)
@@ -135,17 +117,8 @@ def _wanted(flags: Flags, replay: Replay | None, report: Report) -> tuple[list[P
     prompt = _prompt(flags)
     if prompt is not None and flags.prompt_file is not None:
         raise UsageError("a prompt and --prompt-file; give one of them")
-    base = Fields() if replay is None else replay.fields
-    base = merged(base, sides(flags.width, flags.height, flags.size, flags.aspect))
-    if prompt is not None:
-        base["prompt"] = prompt
-    if flags.negative_prompt is not None:
-        base["negative_prompt"] = flags.negative_prompt
-    names: tuple[Simple, ...] = get_args(Simple)
-    for name in names:
-        value = getattr(flags, name)
-        if value is not None:
-            base[name] = value
+    said = flags.said if prompt is None else flags.said | {"prompt": prompt}
+    base = merged({} if replay is None else replay.fields, fields(said))
     lines = None if flags.prompt_file is None else read_prompts(flags.prompt_file)
     wanted, faults = pictures(base, lines, flags.output, overwrite=flags.overwrite)
     return wanted, told(faults, report, left=len(wanted), keep_going=flags.keep_going)
@@ -156,9 +129,9 @@ def _prompt(flags: Flags) -> str | None:
     if len(flags.words) > 1:
         shown = clean(" ".join(flags.words), 80)
         raise UsageError(f'{len(flags.words)} words where one prompt is expected; quote the prompt: "{shown}"')
-    if flags.words and flags.prompt is not None:
+    if flags.words and flags.said["prompt"] is not None:
         raise UsageError(f"two prompts: {clean(flags.words[0], 60)!r} and that of -p; give one")
-    return flags.words[0] if flags.words else flags.prompt
+    return flags.words[0] if flags.words else flags.said["prompt"]
 
 
 def _check_files(flags: Flags, replay: Replay | None, wanted: Sequence[Picture]) -> None:
@@ -173,7 +146,7 @@ def _check_files(flags: Flags, replay: Replay | None, wanted: Sequence[Picture])
             raise UsageError("-o - and --json both write to standard output; give one of them")
         if sys.stdout is not None and sys.stdout.isatty():
             raise UsageError("-o -: a terminal cannot take a PNG; send the output to a file or a program")
-    if replay is not None and replay.noise_given and flags.latents is None and flags.seed is None:
+    if replay is not None and replay.noise_given and flags.latents is None and flags.said["seed"] is None:
         raise UsageError("--from: the noise of that picture was given with --latents; give the same file, or a seed")
     if replay is not None:
         _check_same(flags, replay.used)
@@ -206,7 +179,8 @@ def _read_noise(path: Path, wanted: Sequence[Picture]) -> Any:
             f"--latents {clean(path, 120)}: has {counted(len(noise), 'row')} of latents, "
             f"this run makes {counted(len(wanted), 'picture')}"
         )
-    drawn = any(picture.sampler for picture in wanted)  # another sampler may draw noise in its steps, from the seed
+    # Another sampler may draw noise in its steps, from the seed.
+    drawn = any(picture.said("sampler") for picture in wanted)
     if len(noise) < len(wanted) and len({picture.prompt for picture in wanted}) < len(wanted) and not drawn:
         raise UsageError("--latents takes the place of the seed: several seeds would make one picture; give one")
     return noise
@@ -223,7 +197,7 @@ class Given:
 def _read_pictures(flags: Flags, report: Report) -> Given:
     """Raises UsageError and ModelError."""
     if flags.image is None:
-        for option, value in (("--mask", flags.mask), ("--strength", flags.strength)):
+        for option, value in (("--mask", flags.mask), ("--strength", flags.said["strength"])):
             if value is not None:
                 raise UsageError(f"{option} needs the picture that it is for; give it with -i")
         return Given()
@@ -241,7 +215,7 @@ def _unknown_words(wanted: Sequence[Picture]) -> list[str]:
     from qwenimg.common.shapes import builtin
 
     prompts = [picture.prompt for picture in wanted]
-    negative = (picture.negative_prompt or "" for picture in wanted)
+    negative = (picture.said("negative_prompt") or "" for picture in wanted)
     found = (builtin.unknown_words(prompts), builtin.unknown_words(negative, " of the negative prompt"))
     return [words for words in found if words]
 
@@ -294,14 +268,9 @@ def _completed(picture: Picture, pipe: Pipeline, given: Given) -> Picture:
     if picture.aspect is not None:
         width, height = d.size(picture.aspect)
     else:
-        width, height = d.sides(picture.width, picture.height, given.image)
-    return replace(
-        picture,
-        width=width,
-        height=height,
-        steps=d.steps if picture.steps is None else picture.steps,
-        guidance=d.guidance if picture.guidance is None else picture.guidance,
-    )
+        width, height = d.sides(picture.said("width"), picture.said("height"), given.image)
+    usual = {"steps": d.steps, "guidance": d.guidance}
+    return replace(picture, asked=usual | picture.asked | {"width": width, "height": height})
 
 
 def _texts(wanted: Sequence[Picture], pipe: Pipeline) -> list[str]:
@@ -309,8 +278,8 @@ def _texts(wanted: Sequence[Picture], pipe: Pipeline) -> list[str]:
     texts: dict[str, None] = {}
     for picture in wanted:
         texts[picture.prompt] = None
-        if picture.guidance is not None and picture.guidance > 1:
-            negative = picture.negative_prompt
+        if picture.said("guidance") > 1:
+            negative = picture.said("negative_prompt")
             texts[pipe.defaults.negative_prompt if negative is None else negative] = None
     return list(texts)
 
@@ -361,24 +330,12 @@ def _draw_all(
 def _asked(picture: Picture, noise: Any, given: Given) -> dict[str, Any]:
     """What `Pipeline.stream` takes for `picture`, with its own row of `noise` where there is one for each."""
     i = picture.index - 1
-    return {
-        "prompt": picture.prompt,
-        "negative_prompt": picture.negative_prompt,
-        "width": picture.width,
-        "height": picture.height,
-        "steps": picture.steps,
-        "guidance": picture.guidance,
-        "seed": picture.seed,
-        "sampler": picture.sampler,
-        "schedule": picture.schedule,
-        "strength": picture.strength,
-        "clip_skip": picture.clip_skip,
-        "guidance_rescale": picture.guidance_rescale,
-        "refine_at": picture.refine_at,
+    arrays = {
         "image": given.image,
         "mask": given.mask,
         "latents": noise if noise is None or len(noise) == 1 else noise[i : i + 1],
     }
+    return picture.asked | arrays
 
 
 def _draw_one(pipe: Pipeline, picture: Picture, asked: dict[str, Any], report: Report, stop: Stop) -> Result:
@@ -401,7 +358,7 @@ def _compare_noise(result: Result, picture: Picture, replay: Replay | None, repo
     """Warns where a picture that is made again starts from other noise, so that it must come out different."""
     if replay is None or replay.noise_sha256 is None or replay.fields.get("seed") != str(picture.seed):
         return
-    same_size = (replay.fields.get("width"), replay.fields.get("height")) == (picture.width, picture.height)
+    same_size = all(replay.fields.get(side) == picture.said(side) for side in ("width", "height"))
     if same_size and result.recipe["noise_sha256"] != replay.noise_sha256:
         report.notify("warning", "the noise is not that of the picture given to --from")
     prints = result.recipe.get("fingerprints", {})

@@ -5,22 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any, cast
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from qwenimg.cli import options
-from qwenimg.cli.options import Fields
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.jobs import fields
+from qwenimg.common.jobs.fields import SAID
 
 PREFIX = "QWENIMG_"
 OTHERS = ("QWENIMG_TRACEBACK",)  # no option's
-FIELDS = (
-    "prompt", "negative_prompt", "width", "height", "steps", "guidance", "num_images", "sampler", "schedule",
-    "strength", "clip_skip", "guidance_rescale", "refine_at",
-)  # fmt: skip
 
 
 def variable(ctx: click.Context | None, param: click.Parameter | None) -> str | None:
@@ -74,12 +71,10 @@ def _spelled(option: str) -> str:
 
 def _check(name: str, value: Any) -> None:
     """Raises UsageError."""
-    if name in FIELDS:
-        options.check(cast(Fields, {name: value}))
-    elif name == "seed":
-        options.parse_seeds(value)
-    elif name in ("size", "aspect"):
-        options.sides(**{name: value})
+    if name == "seed":
+        fields.parse_seeds(value)
+    elif name in SAID:
+        fields.check(fields.fields({name: value}))
     elif name == "debug":
         options.parse_debug(value)
     elif name == "precision":

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from qwenimg.cli.batch import Picture
 from qwenimg.cli.progress import Report
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad
+from qwenimg.common.jobs.pictures import Picture
 
 MOST = 20  # that are told one by one where they end the run
 

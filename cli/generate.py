@@ -13,6 +13,7 @@ from qwenimg.cli import options, streams
 from qwenimg.cli.help import HELP_NAMES, Sectioned, complete_prompt, show_version
 from qwenimg.cli.signals import Stop
 from qwenimg.common.base.errors import UsageError
+from qwenimg.common.jobs.fields import ALL, SAID
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _FILE = click.Path(path_type=Path, readable=False)  # what cannot be read is told as that, with the code for it
@@ -71,11 +72,21 @@ def _not_built(command: _F) -> _F:
     return command
 
 
+def _of_pictures(command: _F) -> _F:
+    """The options that every picture has, each from what is known of it."""
+    for one in reversed(ALL.values()):
+        kind = _FILE if one.kind is None else str if one.several else one.kind
+        text = one.said(one.help)
+        spelled = sorted((f"--{one.dashed}", *one.flags), key=lambda flag: flag.startswith("--"))
+        declare = click.option(one.name, *spelled, type=kind, metavar=one.metavar, help=f"{text[0].upper()}{text[1:]}.")
+        command = declare(command)
+    return command
+
+
 @click.command("generate", cls=Sectioned, context_settings=_SETTINGS)
 @click.argument("words", nargs=-1, metavar="PROMPT", shell_complete=complete_prompt)
+@_of_pictures
 # Prompt
-@click.option("-p", "--prompt", metavar="TEXT", help="The prompt, whatever it looks like.")
-@click.option("-n", "--negative-prompt", metavar="TEXT", help="What to steer away from; needs guidance above 1.")
 @click.option("--prompt-file", metavar="FILE|-", help="On each line a prompt, a JSON object or a # comment.")
 @click.option("--keep-going", is_flag=True, help="Leave out the lines of a prompt file that are at fault; exit code 7.")
 @click.option(
@@ -87,38 +98,17 @@ def _not_built(command: _F) -> _F:
     allow_from_autoenv=False,
     help="Make IMAGE again; other options override.",
 )
-# Picture
-@click.option("--size", metavar="WxH", help="Width and height in pixels, such as 1664x928.")
-@click.option("--aspect", metavar="W:H", help="A shape such as 16:9: the model's own size of it, else about its area.")
-@click.option("-W", "--width", type=int, metavar="PIXELS", help="Width; the model's unless given.")
-@click.option("-H", "--height", type=int, metavar="PIXELS", help="Height; the model's unless given.")
-@click.option("--steps", type=int, metavar="N", help="1 to 1000; the model's unless given.")
-@click.option(
-    "--guidance", "--cfg", "--cfg-scale", type=float, metavar="X", help="0 to 100; 1: one pass, no negative prompt."
-)
-@click.option("--guidance-rescale", type=float, metavar="X", help="0 to 1: against pictures that guidance overexposes.")
-@click.option("--sampler", metavar="NAME", help="The model's unless given; `qwenimg samplers` lists them.")
-@click.option("--schedule", metavar="NAME", help="Noise levels: model, karras, exponential, beta, ays, ...")
-@click.option("-s", "--seed", metavar="SEEDS", help="7, a list 1,2,3 or a range 1-4; -1, the default: random.")
-@click.option("-N", "--num-images", type=int, metavar="N", help="N pictures, counting up from the seed.")
-# Picture to start from
-@click.option("-i", "--image", type=_FILE, metavar="FILE", help="Start from this PNG, JPEG or WebP.")
-@click.option("--strength", type=float, metavar="X", help="0 to 1, the share of the schedule that is run on it.")
-@click.option("--mask", type=_FILE, metavar="FILE", help="Of its size: white is made anew, black is kept.")
 # Model
 @click.option("-m", "--model", metavar="MODEL", help="A folder or file, a pulled name or hub id; shapes is built in.")
 @click.option("--refiner", metavar="MODEL", help="An SDXL refiner that ends each picture.")
-@click.option("--refine-at", type=float, metavar="X", help="Where it takes over. Default 0.8.")
 @click.option("--vae", type=_FILE, metavar="FILE", help="Another VAE for Stable Diffusion.")
 @click.option("--tokenizer", type=_FILE, metavar="FOLDER", help="CLIP's, for a Stable Diffusion file; else found.")
-@click.option("--clip-skip", type=int, metavar="N", help="Leave out the last N layers of CLIP.")
 @click.option("--prediction", type=click.Choice(("eps", "v")), metavar="eps|v", help="What the UNet predicts.")
 @click.option("--backend", type=click.Choice(NAMES), default="auto", metavar="|".join(NAMES), help="Default auto.")
 @click.option(
     "--precision", metavar="POLICY", help="auto, bf16, fp32; fp16 for Stable Diffusion only; parts: bf16,vae=bf16."
 )
 @click.option("--offline", is_flag=True, help="Use no network.")
-@click.option("--latents", type=_FILE, metavar="FILE", help="Noise from .npy or .safetensors, not from the seed.")
 # Output
 @click.option(
     "-o",
@@ -155,4 +145,5 @@ def generate(ctx: click.Context, /, **given: Any) -> int:
         raise UsageError('no prompt; give one, as in: qwenimg "a red circle"')
     config.settle(ctx, given)
     environment.check(ctx, given)
-    return draw(Flags(**given), ctx.obj if isinstance(ctx.obj, Stop) else Stop())
+    said = {name: given.pop(name) for name in SAID}
+    return draw(Flags(said=said, **given), ctx.obj if isinstance(ctx.obj, Stop) else Stop())

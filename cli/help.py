@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import click
 from click.shell_completion import CompletionItem
+
+from qwenimg.common.jobs.fields import ALL
 
 COMMANDS = {
     "generate": "make pictures, whatever the prompt's first word is",
@@ -22,19 +26,15 @@ RESERVED = (
 )  # fmt: skip
 
 HELP_NAMES = ["-h", "--help"]
-SECTIONS: dict[str, tuple[str, ...]] = {
-    "Prompt": ("prompt", "negative_prompt", "prompt_file", "keep_going", "replay"),
-    "Picture": (
-        "size", "aspect", "width", "height", "steps", "guidance", "guidance_rescale", "sampler", "schedule", "seed",
-        "num_images",
-    ),
-    "Picture to start from": ("image", "strength", "mask"),
-    "Model": (
-        "model", "backend", "precision", "offline", "latents", "refiner", "refine_at", "vae", "tokenizer", "clip_skip",
-        "prediction",
-    ),
+# Beside the options of pictures, which know their section.
+_OWN: dict[str, tuple[str, ...]] = {
+    "Prompt": ("prompt_file", "keep_going", "replay"),
+    "Picture": (),
+    "Picture to start from": (),
+    "Model": ("model", "backend", "precision", "offline", "refiner", "vae", "tokenizer", "prediction"),
     "Output": ("output", "overwrite", "save_latents", "no_metadata", "json", "quiet", "debug"),
-}  # fmt: skip
+}
+SECTIONS = {title: (*[name for name in ALL if ALL[name].section == title], *_OWN[title]) for title in _OWN}
 EXAMPLES = """\
 qwenimg "a red circle"
 qwenimg "a lighthouse at dusk" --aspect 16:9 -s 1-4 -o out/
@@ -47,7 +47,22 @@ EXIT_CODES = """\
 
 
 class Sectioned(click.Command):
-    """A command whose help has sections, the other commands, examples and exit codes."""
+    """A command whose help has sections, the other commands, examples and exit codes; with --json beside --help it is
+    the JSON Schema of what may be said about a picture."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        loose = click.Context(self, resilient_parsing=True, ignore_unknown_options=True, **self.context_settings)
+        found, _, _ = self.make_parser(loose).parse_args(list(args))
+        asks = self.get_help_option(loose)
+        ctx.meta["qwenimg.schema"] = bool(asks and found.get(asks.name) and found.get("json"))
+        return super().parse_args(ctx, args)
+
+    def get_help(self, ctx: click.Context) -> str:
+        if not ctx.meta.get("qwenimg.schema"):
+            return super().get_help(ctx)
+        from qwenimg.common.jobs.schema import request_schema
+
+        return json.dumps(request_schema(), indent=2)
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write("Usage: qwenimg [OPTIONS] PROMPT\n       qwenimg COMMAND [OPTIONS]\n")

@@ -11,14 +11,14 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from qwenimg.cli import failures, streams
-from qwenimg.cli.batch import Picture
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import clean
+from qwenimg.common.jobs.pictures import Picture
+from qwenimg.common.pipeline.request import OPTIONS
 from qwenimg.common.runtime import estimate
 
 if TYPE_CHECKING:
@@ -67,19 +67,21 @@ class Report:
 
     def plan(self, pipe: Pipeline, pictures: Sequence[Picture]) -> None:
         self.total = len(pictures)
-        images = [{**asdict(p), "path": None if p.path is None else str(p.path)} for p in pictures]
-        for one in images:
-            del one["aspect"], one["where"]  # it has become the sides; a line number is for people
+        images = [
+            {"index": p.index, "path": None if p.path is None else str(p.path)}
+            | {name: p.said(name) for name, one in OPTIONS.items() if one.kind is not None}
+            for p in pictures
+        ]
         about = {"backend": pipe.backend, "device": pipe.device, "model": pipe.model_name}
         self._event("plan", **about, precision=pipe.precision.summary(), images=images)
 
     # Each picture
 
     def begin(self, picture: Picture) -> None:
-        size = f"{picture.width}x{picture.height}"
+        size = f"{picture.said('width')}x{picture.said('height')}"
         self._line(
             f"picture {picture.index} of {self.total}: seed {picture.seed}, {size}, "
-            f"{counted(picture.steps or 0, 'step')}, guidance {picture.guidance:g}"
+            f"{counted(picture.said('steps'), 'step')}, guidance {picture.said('guidance'):g}"
         )
 
     def step(self, picture: Picture, step: Step) -> None:

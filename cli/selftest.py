@@ -67,13 +67,12 @@ def selftest(
 def _sheet_path(output: str, overwrite: bool) -> Path:
     """The sheet's file, by the rules for a picture's. Raises UsageError."""
     from qwenimg.common.base import atomic_files
+    from qwenimg.common.jobs.naming import output_path
 
     if output == "-":
         raise UsageError("-o -: the sheet goes to a file; standard output has the score")
     now = datetime.now()
-    path = atomic_files.output_path(
-        output, seed=0, index=1, prompt="selftest", now=now, several=False, same_seeds=False
-    ).absolute()
+    path = output_path(output, seed=0, index=1, prompt="selftest", now=now, several=False, same_seeds=False).absolute()
     if path.suffix.lower() != ".png":
         raise UsageError(f"-o {clean(output, 120)}: the sheet is a PNG; let the name end in .png")
     atomic_files.check_output(path, overwrite=overwrite)

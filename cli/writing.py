@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from qwenimg.cli import streams
-from qwenimg.cli.batch import Picture, makes_folder
 from qwenimg.common.base import atomic_files
+from qwenimg.common.jobs.pictures import Picture, makes_folder
 
 if TYPE_CHECKING:
     from qwenimg import Result
@@ -18,8 +18,8 @@ def check(picture: Picture, *, no_metadata: bool) -> None:
     from qwenimg.common.pipeline import encode
 
     if picture.path is not None:
-        texts = "" if no_metadata else picture.prompt + (picture.negative_prompt or "")
-        encode.check(picture.path.suffix, cast(int, picture.width), cast(int, picture.height), texts)
+        texts = "" if no_metadata else picture.prompt + (picture.said("negative_prompt") or "")
+        encode.check(picture.path.suffix, picture.said("width"), picture.said("height"), texts)
 
 
 def write(picture: Picture, result: Result, flags: Flags) -> None:

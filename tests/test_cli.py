@@ -21,13 +21,13 @@ from PIL import Image
 
 import qwenimg
 from qwenimg import Result
-from qwenimg.cli import options
 from qwenimg.cli.generate import generate
 from qwenimg.cli.help import COMMANDS, RESERVED, SECTIONS
 from qwenimg.cli.main import run
 from qwenimg.cli.words import command_place
 from qwenimg.common.base import atomic_files
 from qwenimg.common.base.errors import BackendMissing, DoesNotFit, ModelError, NumericsError, QwenimgError, UsageError
+from qwenimg.common.jobs.fields import parse_seeds
 from qwenimg.common.pictures import latents
 from qwenimg.common.pipeline.recipe import recipe_from_png
 from qwenimg.common.runtime.estimate import Estimate
@@ -336,7 +336,7 @@ def test_any_words_end_without_a_bug(args: list[str]) -> None:
     ],
 )
 def test_seeds(text: str, expected: tuple[int, ...] | None) -> None:
-    assert options.parse_seeds(text) == expected
+    assert parse_seeds(text) == expected
 
 
 def test_number_of_images_counts_up(library: Library) -> None:

@@ -25,16 +25,14 @@ from hypothesis import strategies as st
 
 from qwenimg.common.base import atomic_files
 from qwenimg.common.base.atomic_files import (
-    FIELDS,
     PICTURES,
-    check_distinct,
     check_output,
     make_folder,
-    output_path,
     sweep,
     write_atomic,
 )
 from qwenimg.common.base.errors import DoesNotFit, ModelError, NumericsError, QwenimgError, UsageError
+from qwenimg.common.jobs.naming import FIELDS, check_distinct, output_path
 from qwenimg.common.pictures.latents import read_latents, write_latents
 
 SRC = Path(__file__).parents[1] / "src"

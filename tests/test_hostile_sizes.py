@@ -23,9 +23,10 @@ SECONDS = 2.0  # of processor time: the promise is one, and a machine at work ta
 MEASURE = """
 import sys, time
 from pathlib import Path
-from qwenimg.cli import batch, config
+from qwenimg.cli import config
 from qwenimg.common.base import config as config_file
 from qwenimg.common.base.errors import QwenimgError
+from qwenimg.common.jobs import prompt_file
 from qwenimg.common.pictures import input as input_image
 from qwenimg.common.prompts import vocabulary as tokenizer_files
 from qwenimg.common.weights import files as component_files
@@ -74,7 +75,7 @@ def png(side: int, depth: int, colour: int, *, whole: bool) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + body + chunk(b"IEND", b"")
 
 
-PROMPTS = "batch.read_prompts(str(path))"
+PROMPTS = "prompt_file.read_prompts(str(path))"
 PICTURE = "input_image.read_image(path)"
 JSON = "tokenizer_files.json_object(path)"
 EMOJI = "\U0001f600"

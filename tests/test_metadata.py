@@ -17,7 +17,6 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import printable
 from qwenimg.common.pictures.png import encode_png
 from qwenimg.common.pipeline.recipe import (
-    MAX_PROMPT,
     XMP,
     Recipe,
     a1111_parameters,
@@ -26,6 +25,7 @@ from qwenimg.common.pipeline.recipe import (
     png_text,
     recipe_from_png,
 )
+from qwenimg.common.prompts.check import MAX_CHARACTERS as MAX_PROMPT
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, 5, 3), dtype=np.uint8)
 RECIPE: Recipe = {

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qwenimg.common.base.amounts import counted, size_text
-from qwenimg.common.base.names import slug
+from qwenimg.common.jobs.naming import slug
 
 RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(10))}
 ANY_TEXT = st.text(alphabet=st.characters(exclude_categories=[]))

@@ -249,7 +249,7 @@ def test_stream_yields_each_step_then_the_result(tiny_folder: Path, backend: str
     events = list(load(tiny_folder, backend).stream("a ring", width=32, height=32, steps=3))
     assert [(e.index, e.total) for e in events[:-1] if isinstance(e, Step)] == [(1, 3), (2, 3), (3, 3)]
     assert isinstance(events[-1], Result)
-    assert {"encode", "load transformer", "modulate", "steps", "decode"} <= events[-1].timing.keys()
+    assert {"encode", "load transformer", "modulate", "steps", "load vae decoder", "decode"} <= events[-1].timing.keys()
 
 
 def test_text_encoder_is_freed_before_the_transformer_is_loaded(
@@ -304,7 +304,7 @@ def test_non_finite_step_names_block_and_operation(
 
 def test_non_finite_pixels_name_the_vae(tiny_folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = load(tiny_folder, backend)
-    vae = pipe.model.vae()
+    vae = pipe.model.vae.decoder()
     conv = vae.model.decoder.up_blocks[1].resnets[0].conv1
     original = type(conv).__call__
     monkeypatch.setattr(

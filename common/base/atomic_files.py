@@ -1,4 +1,4 @@
-"""Files that we write, complete or not at all; the names that we give them; and latents on disk."""
+"""Files that we write, complete or not at all."""
 
 from __future__ import annotations
 
@@ -11,24 +11,12 @@ import re
 import shutil
 import stat
 import time
-import unicodedata
-from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from qwenimg.common.base.errors import DoesNotFit, QwenimgError, UsageError
-from qwenimg.common.base.names import slug
 from qwenimg.common.base.text import clean
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Float32 = npt.NDArray[np.float32]
-
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")  # what `encode` writes
-FIELDS = ("seed", "index", "prompt", "date")
 STALE = 24 * 3600  # seconds after which a temporary file of a dead process is swept
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OUR_TEMP = re.compile(r"\..+\.(\d{1,9})(-\d+)?\.qwenimg\.part", re.DOTALL)
@@ -41,7 +29,7 @@ def check_output(path: Path, *, overwrite: bool, new_folder: bool = False) -> No
     """Refuses, before any work is done, what `write_atomic` would refuse. Raises UsageError.
 
     `new_folder`: the folder of `path` may be missing if its own folder is there, for `make_folder` to make it."""
-    shown = _shown(path)
+    shown = shown_path(path)
     folder = path.parent.parent if new_folder and not os.path.lexists(path.parent) else path.parent
     try:
         mode = os.lstat(path).st_mode
@@ -66,8 +54,8 @@ def make_folder(folder: Path, *, parents: bool = False) -> None:
         folder.mkdir(exist_ok=True, parents=parents)
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno in _NO_SPACE:
-            raise DoesNotFit(f"{_shown(folder)}: {_reason(error)}; choose another disk") from None
-        raise UsageError(f"{_shown(folder)}: cannot be made: {_reason(error)}; choose another folder") from None
+            raise DoesNotFit(f"{shown_path(folder)}: {_reason(error)}; choose another disk") from None
+        raise UsageError(f"{shown_path(folder)}: cannot be made: {_reason(error)}; choose another folder") from None
 
 
 def write_atomic(path: Path, data: bytes, *, overwrite: bool) -> None:
@@ -157,7 +145,7 @@ def _sync_folder(folder: Path) -> None:
             os.close(fd)
 
 
-def _shown(path: Path) -> str:
+def shown_path(path: Path) -> str:
     """One printable line that keeps the end of a long path."""
     text = clean(path, 4096)
     return text if len(text) <= 120 else "…" + text[-119:]
@@ -168,7 +156,7 @@ def _reason(error: OSError | ValueError) -> str:
 
 
 def _failure(path: Path, size: int, error: OSError) -> QwenimgError:
-    shown = _shown(path)
+    shown = shown_path(path)
     if error.errno in _NO_SPACE:
         free = shutil.disk_usage(path.parent).free
         return DoesNotFit(f"{shown}: {_reason(error)}: {size:,} bytes needed, {free:,} free; choose another disk")
@@ -178,7 +166,7 @@ def _failure(path: Path, size: int, error: OSError) -> QwenimgError:
 
 
 def _exists(path: Path) -> UsageError:
-    return UsageError(f"{_shown(path)}: exists already; choose another name or pass --overwrite")
+    return UsageError(f"{shown_path(path)}: exists already; choose another name or pass --overwrite")
 
 
 def sweep(folder: Path) -> None:
@@ -206,35 +194,6 @@ def _is_alive(pid: int) -> bool:
 # Names
 
 
-def output_path(
-    pattern: str | None, *, seed: int, index: int, prompt: str, now: datetime, several: bool, same_seeds: bool
-) -> Path:
-    """The file for one picture, from what was given to `-o`; `index` counts from 1.
-
-    None: `qwenimg-<date>-<time>-s<seed>.png` here. A folder, or a name that ends in a slash: that, in there.
-    Else a file name in which {seed} {index} {prompt} {date} are filled in; .png is added if it has no suffix.
-    When `several` pictures are made, `-<index>` goes before the suffix of a name that has neither {seed} nor
-    {index}; before that of the default name, which has the seed, only where the run has the `same_seeds` more than
-    once. Raises UsageError for an unknown field, a stray brace, a control character, a suffix that is none of PICTURES,
-    and a device or pipe."""
-    assert index >= 1, index
-    date = now.strftime("%Y%m%d-%H%M%S")
-    fields = {"seed": str(seed), "index": str(index), "prompt": slug(prompt), "date": date}
-    name = "./" if pattern is None else _filled(pattern, fields)
-    if name.endswith("/") or os.path.isdir(name):  # noqa: PTH112 (Path.is_dir raises for a name that is too long)
-        name = os.path.join(name, f"qwenimg-{date}-s{seed}")  # noqa: PTH118
-        numbered = same_seeds
-    elif os.path.exists(name) and not os.path.isfile(name):  # noqa: PTH110, PTH113 (as above)
-        raise UsageError(f"-o {clean(name, 120)}: is neither a file nor a folder to write into; choose another, or -")
-    else:
-        numbered = several and "{seed}" not in (pattern or "") and "{index}" not in (pattern or "")
-    path = Path(name)
-    if path.suffix.lower() not in ("", *PICTURES):
-        raise UsageError(f"-o {clean(name, 120)}: let the name end in one of {' '.join(PICTURES)}")
-    stem, suffix = (path.stem, path.suffix) if path.suffix else (path.name, ".png")
-    return path.with_name(f"{stem}-{index}{suffix}" if numbered else f"{stem}{suffix}")
-
-
 def picture_path(path: str | Path) -> Path:
     """`path`, .png added where it has no suffix. Raises UsageError for another format, or no name at all."""
     shown = clean(path, 120)
@@ -246,24 +205,3 @@ def picture_path(path: str | Path) -> Path:
     if not file.name or str(path).endswith("/"):
         raise UsageError(f"{shown!r} names no file; end it in a name")
     return file if file.suffix else file.with_name(f"{file.name}.png")
-
-
-def _filled(pattern: str, fields: dict[str, str]) -> str:
-    if not pattern:
-        raise UsageError("-o: the name is empty")
-    if any(unicodedata.category(c) == "Cc" for c in pattern):
-        raise UsageError(f"-o {clean(pattern, 120)}: a name has no line break or other control character")
-    parts = re.split(r"\{([^{}]*)\}", pattern)  # text, field, text, field, ..., text
-    if any(c in text for text in parts[::2] for c in "{}") or any(field not in fields for field in parts[1::2]):
-        known = " ".join(f"{{{field}}}" for field in FIELDS)
-        raise UsageError(f"-o {clean(pattern, 120)}: braces hold one of {known} and nothing else")
-    return "".join(fields[part] if i % 2 else part for i, part in enumerate(parts))
-
-
-def check_distinct(paths: Sequence[Path]) -> None:
-    """Refuses a run in which two pictures would have one name. Raises UsageError naming it."""
-    seen: set[Path] = set()
-    for path in paths:
-        if path in seen:
-            raise UsageError(f"{_shown(path)}: more than one picture would have this name; put {{index}} in -o")
-        seen.add(path)

@@ -9,17 +9,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypedDict, cast
 
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import short
 from qwenimg.common.families import catalog
-from qwenimg.common.numbers.sizes import MAX_SIDE
-from qwenimg.common.pipeline.request import MAX_GUIDANCE
-from qwenimg.common.prompts.check import MAX_CHARACTERS
+from qwenimg.common.jobs.fields import Fields
+from qwenimg.common.pipeline.request import OPTIONS
 from qwenimg.common.sampling import table
-from qwenimg.common.sampling.flow_match import MAX_STEPS
 
 MAX_NAME = 60  # characters of a name that is shown
 MAX_SHOWN = 20  # of the things without an equivalent
@@ -54,25 +51,6 @@ _SUFFIX = re.compile(r"\.(safetensors|ckpt|pt|pth|bin|gguf|sft)$", re.IGNORECASE
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _TAG = re.compile(r"<(?:lora|lyco|lycoris|hypernet)\s*:[^<>]{0,200}>", re.IGNORECASE)
 
-_WHOLE = {"seed": (0, 2**64 - 1), "width": (1, MAX_SIDE), "height": (1, MAX_SIDE), "steps": (1, MAX_STEPS)}
-_REAL = {"guidance": MAX_GUIDANCE, "strength": 1, "guidance_rescale": 1}
-
-
-class Fields(TypedDict, total=False):
-    """What is asked for, as `Request` has it."""
-
-    prompt: str
-    negative_prompt: str
-    width: int  # pixels
-    height: int
-    steps: int
-    guidance: float
-    seed: int
-    sampler: str
-    schedule: str
-    strength: float
-    guidance_rescale: float
-
 
 @dataclass(kw_only=True)
 class Foreign:
@@ -80,7 +58,7 @@ class Foreign:
 
     program: str
     path: Path
-    fields: Fields = field(default_factory=Fields)
+    fields: Fields = field(default_factory=dict)  # of a request, under our names
     model: str | None = None  # its name there
     left_out: list[str] = field(default_factory=list)  # what has no equivalent here
     notes: list[str] = field(default_factory=list)  # what means something else here
@@ -103,17 +81,10 @@ class Foreign:
         """Sets a field; None leaves it out. Raises ModelError for what is of another type or out of bounds."""
         if value is None:
             return
-        if key in _WHOLE:
-            least, most = _WHOLE[key]
-            if type(value) is not int or not least <= value <= most:
-                raise self.fault(key, f"an integer from {least} to {most}")
-        elif key in _REAL:
-            if type(value) not in (int, float) or not 0 <= cast(float, value) <= _REAL[key]:
-                raise self.fault(key, f"a number from 0 to {_REAL[key]}")
-            value = float(cast(float, value))
-        else:
-            value = self._without_tags(self.text(key, value, MAX_CHARACTERS))
-        cast(dict[str, object], self.fields)[key] = value
+        one = OPTIONS[key]
+        if expected := one.fault(value):
+            raise self.fault(key, expected)
+        self.fields[key] = self._without_tags(value) if isinstance(value, str) else one.converted(value)
 
     def text(self, name: str, value: object, limit: int) -> str:
         if not isinstance(value, str) or len(value) > limit:

@@ -24,6 +24,7 @@ from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.networks import params
 from qwenimg.common.networks.network import Network
+from qwenimg.common.weights.plan import Use, Uses
 
 CLASS_NAME = "UNet2DConditionModel"
 # Fields without effect here: dropout is for training, attention scores are always float32 at least, and the number of
@@ -220,9 +221,9 @@ def manifest(config: UNetConfig) -> Manifest:
     return params.merge(*parts)
 
 
-def used(stored: Manifest) -> Manifest:
+def uses(stored: Manifest) -> Uses:
     """`stored` in the shapes of the forward, whose projections around transformer blocks are all linear layers."""
-    return {key: shape[:2] if _is_projection(key) else shape for key, shape in stored.items()}
+    return {key: Use(shape[:2] if _is_projection(key) else shape) for key, shape in stored.items()}
 
 
 def _is_projection(key: str) -> bool:
@@ -288,7 +289,7 @@ NETWORK = Network(
     kind=CLASS_NAME,
     config=UNetConfig,
     manifest=manifest,
-    used=used,
+    uses=uses,
     fields=unet_fields,
     ignored=IGNORED_CONFIG,
 )

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Float32 = npt.NDArray[np.float32]
-from qwenimg.common.base.atomic_files import _shown, write_atomic
+from qwenimg.common.base import atomic_files
+from qwenimg.common.base.atomic_files import shown_path
 
 MAX_LATENTS = 1 << 30  # bytes
 
@@ -45,7 +46,7 @@ def write_latents(path: Path, array: npt.NDArray[Any], *, overwrite: bool) -> No
     kind = _latents_kind(path)
     values = np.ascontiguousarray(array, dtype=np.float32)
     if not np.isfinite(values).all():
-        raise NumericsError(f"{_shown(path)}: not written, the latents have values that are not finite")
+        raise NumericsError(f"{shown_path(path)}: not written, the latents have values that are not finite")
     if kind == ".npy":
         out = io.BytesIO()
         np.lib.format.write_array(out, values, allow_pickle=False)
@@ -54,7 +55,7 @@ def write_latents(path: Path, array: npt.NDArray[Any], *, overwrite: bool) -> No
         from safetensors.numpy import save
 
         data = save({"latents": values})
-    write_atomic(path, data, overwrite=overwrite)
+    atomic_files.write_atomic(path, data, overwrite=overwrite)
 
 
 def read_latents(path: Path) -> Float32:
@@ -75,7 +76,7 @@ def read_latents(path: Path) -> Float32:
 def _latents_kind(path: Path) -> str:
     kind = path.suffix.lower()
     if kind not in (".npy", ".safetensors"):
-        raise UsageError(f"{_shown(path)}: latents are stored as .npy or .safetensors; choose such a name")
+        raise UsageError(f"{shown_path(path)}: latents are stored as .npy or .safetensors; choose such a name")
     return kind
 
 

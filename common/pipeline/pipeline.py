@@ -19,11 +19,13 @@ from qwenimg.common.numbers import noise, sizes
 from qwenimg.common.numbers.noise import TorchCPUGenerator
 from qwenimg.common.pictures import pixels as image
 from qwenimg.common.pipeline import call_options, start
+from qwenimg.common.pipeline.asked import Asked
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel, PreparedRun
 from qwenimg.common.pipeline.initial import Initial, Latents
+from qwenimg.common.pipeline.option import no_effect, recorded
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment
 from qwenimg.common.pipeline.recipe import FORMAT, Recipe
-from qwenimg.common.pipeline.request import Asked, Defaults, Request
+from qwenimg.common.pipeline.request import OPTIONS, Defaults, Request
 from qwenimg.common.pipeline.result import Result, Step
 from qwenimg.common.runtime.engine import Array
 from qwenimg.common.runtime.estimate import Estimate, Needs
@@ -46,12 +48,13 @@ class Pipeline:
         *,
         name: str,
         defaults: Defaults,
+        family: str = "",
         tf32: bool = False,
         options: Mapping[str, Any] | None = None,
     ):
-        """options: what the model was opened with, for recipes."""
+        """family: the name of the model's. options: what it was opened with, for recipes."""
         self.options = dict(options or {})
-        self.model, self.model_name, self.defaults = model, name, defaults
+        self.model, self.model_name, self.family, self.defaults = model, name, family, defaults
         self.runtime, self.engine = model.runtime, model.runtime.engine
         self.precision, self.notify = self.runtime.precision, self.runtime.notify
         self.backend, self.device = self.engine.name, self.engine.device
@@ -78,14 +81,9 @@ class Pipeline:
         The pipeline is taken from the first `next` until the stream ends or is closed."""
         with self._alone():
             request = self.check(prompt, **asked)
-        warnings = []
-        if asked.get("negative_prompt") is not None and not request.guided:
-            warnings.append(f"the negative prompt has no effect at guidance {request.guidance:g}")
-        if asked.get("strength") is not None and request.image is None:
-            warnings.append("strength has no effect without a picture to start from")
-        if asked.get("refine_at") is not None and "refiner" not in self.options:
-            warnings.append("refine-at has no effect without a refiner")
-        return self._taken(request, warnings)
+        there = self._there(request)
+        found = (no_effect(one, asked.get(name), self.family, there, request.guidance) for name, one in OPTIONS.items())
+        return self._taken(request, [warning for warning in found if warning])
 
     @call_options.described
     def check(self, prompt: str, **asked: Unpack[Asked]) -> Request:
@@ -250,44 +248,37 @@ class Pipeline:
 
     # Warnings and the recipe
 
+    def _there(self, request: Request) -> frozenset[str]:
+        """Of what an option may need, what the run has."""
+        has = {"guidance": request.guided, "image": request.image is not None, "refiner": "refiner" in self.options}
+        return frozenset(name for name, there in has.items() if there)
+
     def _warnings(self, request: Request) -> list[str]:
         warning = noise.low_bits_warning(request.seed) if request.latents is None else None
         return ([warning] if warning else []) + self.model.warnings(request)
 
     def _recipe(self, request: Request, plan: SamplingPlan, initial: Latents, warnings: list[str]) -> Recipe:
         components = {name: self.precision.compute_dtype(name) for name in ("text", "transformer", "vae")}
-        recipe = Recipe(
-            format=FORMAT,
-            version=__version__,
-            model=self.model_name,
-            backend=self.backend,
-            device=self.device,
-            precision={"name": self.precision.name} | components | self.precision.places(),
-            versions=self.engine.versions() | {"numpy": np.__version__},
-            rng="torch-cpu" if request.latents is None else "given",
-            prompt=request.prompt,
-            negative_prompt=request.negative_prompt if request.guided else "",
-            seed=request.seed,
-            width=request.width,
-            height=request.height,
-            steps=request.steps,
-            guidance=request.guidance,
-            sampler=plan.sampler,
-            schedule=plan.schedule,
-            sigmas_sha256=noise.sha256(np.asarray(plan.sigmas, np.float32)),
-            noise_sha256=noise.sha256(initial),
-            tf32=self.tf32,
-            warnings=list(warnings),
-            created=datetime.now(UTC).replace(microsecond=0).isoformat(),
-        )
-        if request.clip_skip:
-            recipe["clip_skip"] = request.clip_skip
-        if request.guidance_rescale:
-            recipe["guidance_rescale"] = request.guidance_rescale
-        if len(plan.segments) > 1:
-            recipe["refine_at"] = request.refine_at
-        if request.image is not None:
-            recipe["strength"], recipe["image_sha256"] = request.strength, noise.sha256(request.image)
-        if request.mask is not None:
-            recipe["mask_sha256"] = noise.sha256(request.mask)
-        return cast(Recipe, recipe | self.options)
+        about: dict[str, Any] = {
+            "format": FORMAT,
+            "version": __version__,
+            "model": self.model_name,
+            "backend": self.backend,
+            "device": self.device,
+            "precision": {"name": self.precision.name} | components | self.precision.places(),
+            "versions": self.engine.versions() | {"numpy": np.__version__},
+            "rng": "torch-cpu" if request.latents is None else "given",
+            "sigmas_sha256": noise.sha256(np.asarray(plan.sigmas, np.float32)),
+            "noise_sha256": noise.sha256(initial),
+            "tf32": self.tf32,
+            "warnings": list(warnings),
+            "created": datetime.now(UTC).replace(microsecond=0).isoformat(),
+        }
+        for key, picture in (("image_sha256", request.image), ("mask_sha256", request.mask)):
+            if picture is not None:
+                about[key] = noise.sha256(picture)
+        asked = recorded(OPTIONS.values(), request, self._there(request))
+        asked |= {"sampler": plan.sampler, "schedule": plan.schedule}
+        if not request.guided:  # it was not used
+            asked["negative_prompt"] = ""
+        return cast(Recipe, about | asked | self.options)

@@ -15,22 +15,20 @@ from typing import NotRequired, TypedDict, cast
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import short
-from qwenimg.common.numbers.sizes import MAX_SIDE
 from qwenimg.common.pictures.texts import read_texts
-from qwenimg.common.pipeline.request import MAX_CLIP_SKIP, MAX_GUIDANCE
-from qwenimg.common.prompts.check import MAX_CHARACTERS
-from qwenimg.common.sampling.flow_match import MAX_STEPS
+from qwenimg.common.pipeline.request import OPTIONS
 from qwenimg.common.sampling.table import SAMPLERS
 
 FORMAT = 1
-MAX_PROMPT = MAX_CHARACTERS
 MAX_TEXT = 2_000  # characters of any other text
 MAX_ITEMS = 200  # of a list or a table
 MAX_JSON = 5_000_000  # characters; two prompts of the largest size, \u-escaped, fit
 
 
 class Recipe(TypedDict):
-    """All that made a picture. Plain JSON. A key more or less, or another meaning, is another `format`."""
+    """All that made a picture. Plain JSON. A key more or less, or another meaning, is another `format`.
+
+    Beside these it has what a `Request` records where it was changed or used, such as `strength`: `Option.recorded`."""
 
     format: int  # 1
     version: str  # of qwenimg
@@ -54,10 +52,6 @@ class Recipe(TypedDict):
     tf32: bool  # whether float32 products could be rounded to TF32
     warnings: list[str]
     created: NotRequired[str]  # ISO 8601, UTC
-    clip_skip: NotRequired[int]
-    guidance_rescale: NotRequired[float]
-    refine_at: NotRequired[float]  # where a refiner took over
-    strength: NotRequired[float]  # of the picture that it was made from
     image_sha256: NotRequired[str]  # of that picture's pixels, 8 bit
     mask_sha256: NotRequired[str]
     refiner: NotRequired[str]  # its name, as `model`
@@ -67,27 +61,8 @@ class Recipe(TypedDict):
     prediction: NotRequired[str]  # eps or v, where it was given
 
 
-# key -> the longest text allowed; and key -> the least and greatest number allowed.
-_TEXTS = dict.fromkeys(
-    (
-        "version",
-        "model",
-        "backend",
-        "device",
-        "rng",
-        "sampler",
-        "schedule",
-        "created",
-        "refiner",
-        "vae",
-        "tokenizer",
-        "prediction",
-    ),
-    MAX_TEXT,
-) | dict.fromkeys(("prompt", "negative_prompt"), MAX_PROMPT)
-_NUMBERS = {"seed": (0, 2**64 - 1), "width": (1, MAX_SIDE), "height": (1, MAX_SIDE), "steps": (1, MAX_STEPS)}
-_NUMBERS |= {"clip_skip": (0, MAX_CLIP_SKIP)}
-_REALS = {"guidance": MAX_GUIDANCE, "guidance_rescale": 1, "refine_at": 1, "strength": 1}
+# Beside the options of a request, which know their own bounds.
+_TEXTS = ("version", "model", "backend", "device", "rng", "created", "refiner", "vae", "tokenizer", "prediction")
 _TABLES = ("precision", "versions", "fingerprints")
 _HASHES = ("sigmas_sha256", "noise_sha256", "image_sha256", "mask_sha256")
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -176,27 +151,23 @@ def check_recipe(value: object, path: Path) -> Recipe:
             f"this one reads {FORMAT}); update qwenimg",
         )
     missing = sorted(Recipe.__required_keys__ - value.keys())
-    unknown = sorted(value.keys() - Recipe.__annotations__.keys())
+    options = {one.name: one for one in OPTIONS.values() if one.recorded}
+    unknown = sorted(value.keys() - Recipe.__annotations__.keys() - options.keys())
     if value["format"] != FORMAT or missing or unknown:
         keys = short(", ".join([*(f"no {k}" for k in missing), *(f"unknown {k}" for k in unknown)]), 100)
         raise bad(path, f"its recipe is not of format {FORMAT} ({keys or value['format']})")
     for key, item in value.items():
-        fault = _fault(key, item)
+        fault = options[key].fault(item) if key in options else _fault(key, item)
         if fault:
             raise bad(path, f"its recipe has a bad {key}: expected {fault}")
-    return cast(Recipe, {**value, "guidance": float(value["guidance"])})
+    reals = {key: float(value[key]) for key, one in options.items() if one.kind is float and key in value}
+    return cast(Recipe, value | reals)
 
 
 def _fault(key: str, value: object) -> str | None:
     """What `value` should have been, or None if it is right."""
-    if key in _TEXTS and not _is_text(value, _TEXTS[key]):
-        return f"a text of at most {_TEXTS[key]:,} characters"
-    if key in _NUMBERS:
-        least, most = _NUMBERS[key]
-        return None if type(value) is int and least <= value <= most else f"an integer from {least} to {most}"
-    if key in _REALS:
-        right = type(value) in (int, float) and 0.0 <= cast(float, value) <= _REALS[key]
-        return None if right else f"a number from 0 to {_REALS[key]}"
+    if key in _TEXTS and not _is_text(value):
+        return f"a text of at most {MAX_TEXT:,} characters"
     if key == "tf32":
         return None if isinstance(value, bool) else "true or false"
     if key in _HASHES:
@@ -208,12 +179,12 @@ def _fault(key: str, value: object) -> str | None:
     return "a time in ISO 8601" if key == "created" and not _is_time(cast(str, value)) else None
 
 
-def _is_text(value: object, limit: int) -> bool:
-    return isinstance(value, str) and len(value) <= limit
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_TEXT
 
 
 def _are_texts(values: list[object]) -> bool:
-    return len(values) <= MAX_ITEMS and all(_is_text(value, MAX_TEXT) for value in values)
+    return len(values) <= MAX_ITEMS and all(_is_text(value) for value in values)
 
 
 def _is_time(text: str) -> bool:

@@ -1,74 +1,255 @@
-"""What is asked for: a prompt and the numbers that go with it, checked before anything is loaded."""
+"""What is asked for: a prompt and the numbers that go with it, checked before anything is loaded.
+
+Each field says all that the rest of the program asks about it: see `Option`. numpy is imported where it is used, for
+`qwenimg --help` reads the options.
+"""
 
 from __future__ import annotations
 
-import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, SupportsFloat, TypedDict
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.base.text import short
-from qwenimg.common.numbers import noise, sizes
-from qwenimg.common.prompts import check
-from qwenimg.common.sampling.flow_match import MAX_STEPS
+from qwenimg.common.numbers import sizes
+from qwenimg.common.pipeline.option import option, options_of, required, whole
+from qwenimg.common.prompts.check import MAX_CHARACTERS, check_prompt
+from qwenimg.common.sampling.types import MAX_STEPS
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MULTIPLE = 16  # pixels: sizes are rendered at the next multiple and cropped
+MAX_SEED = 2**64 - 1
 MAX_GUIDANCE = 100
 MAX_CLIP_SKIP = 11
+_STABLE_DIFFUSION = ("stable-diffusion",)
+
+
+def _check_seed(seed: int) -> None:
+    from qwenimg.common.numbers import noise
+
+    noise.check_seed(seed)
+
+
+def _check_sampler(name: str) -> None:
+    from qwenimg.common.sampling import table
+
+    table.find(name)
+
+
+def _check_schedule(name: str) -> None:
+    from qwenimg.common.sampling import schedules
+
+    schedules.check_name(name)
+
+
+def _samplers() -> Sequence[str]:
+    from qwenimg.common.sampling import table
+
+    return tuple(table.SAMPLERS)
+
+
+def _schedules() -> Sequence[str]:
+    from qwenimg.common.sampling import schedules
+
+    return schedules.SCHEDULES
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """What is asked for; checked on construction. Raises UsageError."""
 
-    prompt: str
-    negative_prompt: str = " "
-    width: int = 1024  # pixels
-    height: int = 1024
-    steps: int = 50
-    guidance: float = 4.0
-    seed: int = 0
-    latents: NDArray[np.float32] | None = None  # [1, C, H/8, W/8], standard normal, instead of the seed's noise
-    sampler: str = ""  # the model's own
-    schedule: str = ""  # the model's own
-    image: NDArray[np.uint8] | None = None  # [H, W, 3], the picture to start from
-    mask: NDArray[np.uint8] | None = None  # [H, W], from 128 on where `image` is to be made anew
-    strength: float = 0.8  # how much of the schedule is run on `image`
-    clip_skip: int = 0  # last layers of a CLIP text encoder that are left out
-    guidance_rescale: float = 0.0  # 0 to 1
-    refine_at: float = 0.8  # of the trained times, where a refiner takes over
+    prompt: str = required(
+        help="the prompt, whatever it looks like",
+        section="Prompt",
+        metavar="TEXT",
+        flags=("-p",),
+        longest=MAX_CHARACTERS,
+        checks=check_prompt,
+        recorded="always",
+    )
+    negative_prompt: str = option(
+        " ",
+        help="what to steer away from; needs guidance above 1",
+        section="Prompt",
+        metavar="TEXT",
+        flags=("-n",),
+        title="the negative prompt",
+        longest=MAX_CHARACTERS,
+        checks=check_prompt,
+        config=True,
+        recorded="always",
+        needs="guidance",
+    )
+    width: int = option(  # pixels
+        1024,
+        help="width; the model's unless given",
+        call="pixels; beside image, in its proportions",
+        section="Picture",
+        metavar="PIXELS",
+        flags=("-W",),
+        least=1,
+        most=sizes.MAX_SIDE,
+        recorded="always",
+    )
+    height: int = option(
+        1024,
+        help="height; the model's unless given",
+        call="pixels; beside image, in its proportions",
+        section="Picture",
+        metavar="PIXELS",
+        flags=("-H",),
+        least=1,
+        most=sizes.MAX_SIDE,
+        recorded="always",
+    )
+    steps: int = option(
+        50,
+        help="{bounds}; the model's unless given",
+        section="Picture",
+        metavar="N",
+        aliases=("num-inference-steps",),
+        least=1,
+        most=MAX_STEPS,
+        config=True,
+        recorded="always",
+    )
+    guidance: float = option(
+        4.0,
+        help="{bounds}; at 1 or below one pass, no negative prompt",
+        section="Picture",
+        metavar="X",
+        flags=("--cfg", "--cfg-scale"),
+        aliases=("true-cfg-scale",),
+        least=0,
+        most=MAX_GUIDANCE,
+        config=True,
+        recorded="always",
+    )
+    guidance_rescale: float = option(
+        0.0,
+        help="{bounds}, against pictures that guidance overexposes",
+        section="Picture",
+        metavar="X",
+        least=0,
+        most=1,
+        recorded="changed",
+        needs="guidance",
+        families=_STABLE_DIFFUSION,
+        elsewhere="this model's guidance always keeps the prediction's norm",
+    )
+    sampler: str = option(  # "": the model's own
+        "",
+        help="the model's unless given; `qwenimg samplers` lists them",
+        section="Picture",
+        metavar="NAME",
+        aliases=("sampling-method",),
+        checks=_check_sampler,
+        names=_samplers,
+        config=True,
+        recorded="always",
+    )
+    schedule: str = option(  # "": the model's own
+        "",
+        help="noise levels: model, karras, exponential, beta, ays and others; the model's unless given",
+        section="Picture",
+        metavar="NAME",
+        checks=_check_schedule,
+        names=_schedules,
+        config=True,
+        recorded="always",
+    )
+    seed: int = option(
+        0,
+        help="7, a list 1,2,3 or a range 1-4; -1, the default: random",
+        call="0 to 2**64 - 1; 0 unless given",
+        section="Picture",
+        metavar="SEEDS",
+        flags=("-s",),
+        least=0,
+        most=MAX_SEED,
+        several=True,
+        checks=_check_seed,
+        recorded="always",
+    )
+    latents: NDArray[np.float32] | None = option(  # [1, C, H/8, W/8], standard normal
+        None,
+        help="noise from .npy or .safetensors, not from the seed",
+        call="noise [1, C, H/8, W/8] in place of the seed's",
+        section="Model",
+        metavar="FILE",
+    )
+    image: NDArray[np.uint8] | None = option(  # [H, W, 3]
+        None,
+        help="start from this PNG, JPEG or WebP",
+        call="[H, W, 3], the picture to start from",
+        section="Picture to start from",
+        metavar="FILE",
+        flags=("-i",),
+        aliases=("init-img", "init-image", "image-path"),
+    )
+    strength: float = option(
+        0.8,
+        help="{bounds}, the share of the schedule that is run on it",
+        call="{bounds}, the share of the schedule that is run on image",
+        section="Picture to start from",
+        metavar="X",
+        least=0,
+        most=1,
+        open="least",
+        recorded="used",
+        needs="image",
+    )
+    mask: NDArray[np.uint8] | None = option(  # [H, W]
+        None,
+        help="of its size: white is made anew, black is kept",
+        call="[H, W], from 128 on where image is to be made anew",
+        section="Picture to start from",
+        metavar="FILE",
+        aliases=("mask-image",),
+    )
+    refine_at: float = option(
+        0.8,
+        help="{bounds} of the trained times, where the refiner takes over",
+        section="Model",
+        metavar="X",
+        least=0,
+        most=1,
+        open="both",
+        recorded="used",
+        needs="refiner",
+        families=_STABLE_DIFFUSION,
+    )
+    clip_skip: int = option(
+        0,
+        help="{bounds}, the last layers of CLIP that are left out",
+        section="Model",
+        metavar="N",
+        least=0,
+        most=MAX_CLIP_SKIP,
+        config=True,
+        recorded="changed",
+        families=_STABLE_DIFFUSION,
+        elsewhere="this model's text encoder is not CLIP",
+    )
 
     def __post_init__(self) -> None:
-        for name in ("width", "height", "steps", "seed", "clip_skip"):
-            object.__setattr__(self, name, _whole(name, getattr(self, name)))
-        for name in ("guidance", "strength", "guidance_rescale", "refine_at"):
-            object.__setattr__(self, name, _number(name, getattr(self, name)))
-        for name in ("prompt", "negative_prompt", "sampler", "schedule"):
-            if not isinstance(getattr(self, name), str):
-                raise UsageError(f"{name} is {type(getattr(self, name)).__name__}; expected a text")
+        options = options_of(type(self)).values()
+        for one in options:
+            object.__setattr__(self, one.name, one.converted(getattr(self, one.name)))
         sizes.render_size(self.width, self.height, MULTIPLE)
-        noise.check_seed(self.seed)
-        for text in (self.prompt, self.negative_prompt):
-            check.check_prompt(text)
-        if not 1 <= self.steps <= MAX_STEPS:
-            raise UsageError(f"steps is {short(self.steps, 40)}; choose 1 to {MAX_STEPS}")
-        if not 0 <= self.guidance <= MAX_GUIDANCE:
-            raise UsageError(f"guidance is {self.guidance}; choose 0 to {MAX_GUIDANCE}")
-        if not 0 < self.strength <= 1:
-            raise UsageError(f"strength is {self.strength:g}; choose more than 0 and at most 1")
-        if not 0 <= self.clip_skip <= MAX_CLIP_SKIP:
-            raise UsageError(f"clip-skip is {short(self.clip_skip, 40)}; choose 0 to {MAX_CLIP_SKIP}")
-        if not 0 <= self.guidance_rescale <= 1:
-            raise UsageError(f"guidance-rescale is {self.guidance_rescale:g}; choose 0 to 1")
-        if not 0 < self.refine_at < 1:
-            raise UsageError(f"refine-at is {self.refine_at:g}; choose more than 0 and less than 1")
+        for one in options:
+            value = getattr(self, one.name)
+            if one.kind is not None and value != one.default:
+                one.check(value)
         self._check_pictures()
 
     def _check_pictures(self) -> None:
+        import numpy as np
+
         image, mask = self.image, self.mask
         for name, picture in (("image", image), ("mask", mask)):
             if picture is not None and not isinstance(picture, np.ndarray):
@@ -86,6 +267,10 @@ class Request:
     def guided(self) -> bool:
         """Whether a second, negative branch runs."""
         return self.guidance > 1
+
+
+OPTIONS = options_of(Request)
+"""Every option of a picture, by its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,46 +299,7 @@ class Defaults:
             return self.width if width is None else width, self.height if height is None else height
         rows, columns = picture.shape[:2]
         if width is not None:
-            return width, max(1, round(Fraction(_whole("width", width) * rows, columns)))
+            return width, max(1, round(Fraction(whole("width", width) * rows, columns)))
         if height is not None:
-            return max(1, round(Fraction(_whole("height", height) * columns, rows))), height
+            return max(1, round(Fraction(whole("height", height) * columns, rows))), height
         return columns, rows
-
-
-class Asked(TypedDict, total=False):
-    """What a call may say besides the prompt. None takes the model's default; the seed's is 0."""
-
-    negative_prompt: Annotated[str | None, "what to steer away from; needs guidance above 1"]
-    width: Annotated[int | None, "pixels; beside image, in its proportions"]
-    height: Annotated[int | None, "pixels; beside image, in its proportions"]
-    steps: Annotated[int | None, f"1 to {MAX_STEPS}"]
-    guidance: Annotated[float | None, f"0 to {MAX_GUIDANCE}; at 1 or below one pass, without a negative prompt"]
-    seed: Annotated[int | None, "0 to 2**64 - 1; 0 unless given"]
-    latents: Annotated[NDArray[np.float32] | None, "noise [1, C, H/8, W/8] in place of the seed's"]
-    sampler: Annotated[str | None, "a name that `qwenimg samplers` lists"]
-    schedule: Annotated[str | None, "noise levels: model, karras, exponential, beta, ays, ..."]
-    image: Annotated[NDArray[np.uint8] | None, "[H, W, 3], the picture to start from"]
-    mask: Annotated[NDArray[np.uint8] | None, "[H, W], from 128 on where image is to be made anew"]
-    strength: Annotated[float | None, "above 0 to 1, the share of the schedule that is run on image"]
-    clip_skip: Annotated[int | None, f"0 to {MAX_CLIP_SKIP}, last layers of CLIP that are left out"]
-    guidance_rescale: Annotated[float | None, "0 to 1, against pictures that guidance overexposes"]
-    refine_at: Annotated[float | None, "between 0 and 1 of the trained times, where a refiner takes over"]
-
-
-def _number(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, SupportsFloat):
-        raise UsageError(f"{name} is {short(value, 40)!r}; expected a number")
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):  # an integer beyond every float, an array of several numbers
-        raise UsageError(f"{name} is {short(value, 40)}; expected a number") from None
-
-
-def _whole(name: str, value: object) -> int:
-    """`value` as an int, NumPy's integers included; a UsageError for anything else."""
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise UsageError(f"{name} is {short(value, 40)!r}; expected a whole number") from None

@@ -83,7 +83,7 @@ class Engine(Protocol):
 
     def open(self, network: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:
         """What runs `network`, a file of `common/networks/`: a TextEncoder, Transformer, VAE, ClipEncoder or UNet.
-        Reads the weights that it always needs."""
+        Reads the weights that it always needs, of `plan` as it was made by `stored(precision)`."""
         ...
 
     def array(self, values: NumpyArray) -> Array:

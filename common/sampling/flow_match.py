@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.sampling.types import MAX_STEPS
 
-MAX_STEPS = 1000
 _LARGEST_SHIFT = 100.0
 _LARGEST_MU = 80.0  # exp(mu) stays below the largest float32
 _UNSUPPORTED = (

@@ -18,9 +18,8 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.sampling.discrete import DiffusionConfig
 from qwenimg.common.sampling.spacing import AYS_SD, AYS_SDXL, LARGEST, SPREADS, ays, even_in_log, even_in_root
 from qwenimg.common.sampling.table import ScheduleRule
-from qwenimg.common.sampling.types import Schedule
+from qwenimg.common.sampling.types import MAX_STEPS, Schedule
 
-MAX_STEPS = 1000
 MODEL = "model"
 SCHEDULES = (MODEL, *SPREADS, "ays")
 _GAMMA = 0.3  # TCD's

@@ -17,6 +17,8 @@ from typing import Any, Protocol, TypeAlias
 # An array of any backend, or a float: supports + - * with itself and with Python floats.
 Array: TypeAlias = Any
 
+MAX_STEPS = 1000  # of a run
+
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:

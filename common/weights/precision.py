@@ -1,6 +1,6 @@
 """What is computed in which dtype: a dtype per component and the named places that stay float32.
 
-The policy is data. The loaders ask `weight_dtype` for every tensor, so a linear layer computes in the dtype that its
+The policy is data. A load plan asks `weight_dtype` of every parameter, so a linear layer computes in the dtype that its
 weight was loaded in; the models ask `residual_dtype` for their streams. Dtypes are named as torch and MLX name them.
 
 Why the three switchable places exist (measured against float64 on two full-width blocks with bfloat16 weights,
@@ -22,10 +22,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from qwenimg.common.base.errors import UsageError
+from qwenimg.common.weights.residency import ALWAYS, ONCE, Residency
+from qwenimg.common.weights.storage import BYTES
 
 COMPONENTS = ("text", "transformer", "vae")
 DENOISERS = ("transformer", "unet")
-BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+_ROLES = {"unet": "transformer", "text_encoder": "text", "text_encoder_2": "text"}  # of a folder
 
 PLACES: Mapping[str, str] = {
     "final_norm": "norm_out, its modulation and proj_out; the prediction stays float32 for the sampler (switchable)",
@@ -54,9 +56,7 @@ SD_PLACES: Mapping[str, str] = {
 # The keys of both families' denoisers: none of one is like one of the other.
 _FINAL_NORM = re.compile(r"(norm_out|proj_out|conv_norm_out|conv_out)\.")
 _STREAM_START = re.compile(r"(img_in|txt_in|conv_in)\.|.*\.conv_shortcut\.")
-_MODULATION = re.compile(
-    r"time_text_embed\.|transformer_blocks\.\d+\.(img|txt)_mod\.|(time|add)_embedding\.|.*\.time_emb_proj\."
-)
+_UNET_MODULATION = re.compile(r"(time|add)_embedding\.|.*\.time_emb_proj\.")  # made in every step
 _ALIASES = {
     "f32": "fp32", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "f16": "fp16",
 }  # fmt: skip
@@ -118,7 +118,7 @@ class Precision:
 
     def compute_dtype(self, component: str) -> str:
         """The dtype of a component's weights and matrix products, but for the FP32 places."""
-        name = "transformer" if component == "unet" else component
+        name = _ROLES.get(component, component)
         assert name in COMPONENTS, component
         dtype: str = getattr(self, name)
         return dtype
@@ -127,13 +127,11 @@ class Precision:
         dtype = self.compute_dtype(component)
         return at_least_float32(dtype) if self.residual else dtype
 
-    def weight_dtype(self, component: str, key: str) -> str:
+    def weight_dtype(self, component: str, key: str, residency: Residency = ALWAYS) -> str:
         """The dtype that the tensor `key` of `component` is loaded in, hence that its layer computes in."""
         dtype = self.compute_dtype(component)
-        if component not in DENOISERS:
-            return dtype
-        places = ((self.final_norm, _FINAL_NORM), (self.residual, _STREAM_START), (self.modulation, _MODULATION))
-        return at_least_float32(dtype) if any(on and keys.match(key) for on, keys in places) else dtype
+        place = _place(key, residency) if component in DENOISERS else None
+        return at_least_float32(dtype) if place and getattr(self, place) else dtype
 
     def time_dtype(self) -> Literal["float32", "bfloat16", "float16"]:
         """What a timestep is rounded to before its sinusoid is made in float64."""
@@ -162,6 +160,15 @@ class Precision:
         fp32 = f"; fp32: {' '.join(kept)}" if low and kept else ""
         rounded = "; timestep rounded" if self.timestep == "rounded" else ""
         return f"{self.name} ({parts}{fp32}{rounded})"
+
+
+def _place(key: str, residency: Residency) -> str | None:
+    """The switchable place that a denoiser's parameter belongs to."""
+    if _FINAL_NORM.match(key):
+        return "final_norm"
+    if _STREAM_START.match(key):
+        return "residual"
+    return "modulation" if residency is ONCE or _UNET_MODULATION.match(key) else None
 
 
 def at_least_float32(dtype: str) -> str:

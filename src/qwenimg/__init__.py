@@ -129,6 +129,7 @@ def load(
         pipeline = Pipeline(
             opened.family.model(Runtime(engine, policy, notify or _ignore), opened.checkpoint, refining),
             name=resolved.name,
+            family=opened.family.name,
             defaults=opened.defaults(resolved.known),
             tf32=error > MAX_FP32_ERROR,
             options=entries,

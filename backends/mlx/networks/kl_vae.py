@@ -12,7 +12,7 @@ from mlx.core import array as Array
 from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.networks.vae import VAE
 from qwenimg.backends.mlx.ops import images
-from qwenimg.common.networks.kl_vae import NORM_EPS, OVERLAP, KLVAEConfig, decoder_only
+from qwenimg.common.networks.kl_vae import NORM_EPS, OVERLAP, KLVAEConfig
 from qwenimg.common.numbers.tiles import Fade, fades
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import Precision
@@ -193,4 +193,4 @@ class KLVAE(mlx.nn.Module):
 
 class Component(VAE):
     def __init__(self, config: KLVAEConfig, plan: LoadPlan, precision: Precision):
-        super().__init__(lambda: KLVAE(config), decoder_only, plan, precision)
+        super().__init__(lambda: KLVAE(config), plan, precision)

@@ -12,7 +12,7 @@ from mlx.core import array as Array
 from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.networks.vae import VAE
 from qwenimg.backends.mlx.ops import images
-from qwenimg.common.networks.qwen_vae import QwenVAEConfig, decoder_only, halo
+from qwenimg.common.networks.qwen_vae import QwenVAEConfig, halo
 from qwenimg.common.numbers.tiles import tiles
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import Precision
@@ -163,4 +163,4 @@ class QwenImageVAE(mlx.nn.Module):
 
 class Component(VAE):
     def __init__(self, config: QwenVAEConfig, plan: LoadPlan, precision: Precision):
-        super().__init__(lambda: QwenImageVAE(config), decoder_only, plan, precision)
+        super().__init__(lambda: QwenImageVAE(config), plan, precision)

@@ -97,7 +97,7 @@ class Component:
         self.config = config
         stream = ops.DTYPES[precision.residual_dtype("text")]
         self.model = load.empty(lambda: QwenTextEncoder(config, stream))
-        load.fill(self.model, plan, lambda name: precision.weight_dtype("text", name))
+        load.fill(self.model, plan)
         self.table_dtype = ops.DTYPES[precision.compute_dtype("text")]
 
     @ops.computes

@@ -11,7 +11,7 @@ from torch import Tensor
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.vae import VAE
 from qwenimg.backends.torch.ops import images
-from qwenimg.common.networks.kl_vae import NORM_EPS, OVERLAP, KLVAEConfig, decoder_only
+from qwenimg.common.networks.kl_vae import NORM_EPS, OVERLAP, KLVAEConfig
 from qwenimg.common.numbers.tiles import Fade, fades
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import Precision
@@ -192,4 +192,4 @@ class KLVAE(torch.nn.Module):
 
 class Component(VAE):
     def __init__(self, config: KLVAEConfig, plan: LoadPlan, precision: Precision, device: torch.device):
-        super().__init__(lambda: KLVAE(config), decoder_only, plan, precision, device)
+        super().__init__(lambda: KLVAE(config), plan, precision, device)

@@ -11,7 +11,7 @@ from torch import Tensor
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.vae import VAE
 from qwenimg.backends.torch.ops import images
-from qwenimg.common.networks.qwen_vae import QwenVAEConfig, decoder_only, halo
+from qwenimg.common.networks.qwen_vae import QwenVAEConfig, halo
 from qwenimg.common.numbers.tiles import tiles
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import Precision
@@ -162,4 +162,4 @@ class QwenImageVAE(torch.nn.Module):
 
 class Component(VAE):
     def __init__(self, config: QwenVAEConfig, plan: LoadPlan, precision: Precision, device: torch.device):
-        super().__init__(lambda: QwenImageVAE(config), decoder_only, plan, precision, device)
+        super().__init__(lambda: QwenImageVAE(config), plan, precision, device)

@@ -96,7 +96,7 @@ class Component:
         self.device = device
         stream = ops.DTYPES[precision.residual_dtype("text")]
         self.model = load.empty(lambda: QwenTextEncoder(config, stream))
-        load.fill(self.model, plan, lambda name: precision.weight_dtype("text", name), device)
+        load.fill(self.model, plan, device)
         self.table_dtype = ops.DTYPES[precision.compute_dtype("text")]
 
     @ops.computes

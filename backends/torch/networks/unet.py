@@ -271,7 +271,7 @@ class Component:
         stream = ops.DTYPES[precision.residual_dtype("transformer")]
         self.dtype = ops.DTYPES[precision.compute_dtype("transformer")]
         self.model = load.empty(lambda: UNet(config, stream))
-        load.fill(self.model, plan, lambda name: precision.weight_dtype("transformer", name), device)
+        load.fill(self.model, plan, device)
 
     @ops.computes
     def condition(self, texts: NumpyArray, addition: NumpyArray | None) -> Condition:

@@ -18,7 +18,7 @@ from qwenimg.common.base.config import parse
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import short
-from qwenimg.common.families.stable_diffusion.ldm_keys import CLIP_H_LAYERS, Sources
+from qwenimg.common.families.stable_diffusion.ldm_keys import CLIP_H_LAYERS, Places
 from qwenimg.common.networks import clip, kl_vae, unet
 from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.kl_vae import KLVAEConfig
@@ -191,11 +191,11 @@ def vae_config(path: Path, shapes: Shapes, kind: Kind) -> KLVAEConfig:
     return parse(KLVAEConfig, kl_vae.vae_fields(data), source=path)
 
 
-def stored_vae(header: Header, sources: Sources, wanted: Manifest) -> Manifest:
+def stored_vae(header: Header, places: Places, wanted: Manifest) -> Manifest:
     """`wanted` with the attention's projections as they are stored: 1x1 convolutions, unless they have two axes."""
     stored = dict(wanted)
     for name, shape in wanted.items():
-        tensor = header.tensors.get(sources[name].key)
+        tensor = header.tensors.get(places[name].key)
         if ".attentions.0.to_" in name and name.endswith(".weight") and tensor and len(tensor.shape) == 4:
             stored[name] = (*shape, 1, 1)
     return stored

@@ -1,0 +1,128 @@
+"""What may be said about a picture: the same for the command line, a configuration, a recipe and a prompt file's lines.
+
+It is more than a `Request` has: a size may be said in three ways, and a line may ask for several pictures.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
+from qwenimg.common.numbers.sizes import parse_aspect, parse_size
+from qwenimg.common.pipeline.option import option, options_of
+from qwenimg.common.pipeline.request import MAX_SEED, OPTIONS
+
+MAX_PICTURES = 10_000  # of one run
+
+Fields: TypeAlias = dict[str, Any]
+"""What is said about a picture, by the names of `SAID`; what is not there is left to the model. `size` has become the
+sides, `aspect` a Fraction, and `seed` is a text as after --seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sizes:
+    size: str = option(
+        "",
+        help="width and height in pixels, such as 1664x928",
+        section="Picture",
+        metavar="WxH",
+        checks=parse_size,
+        config=True,
+    )
+    aspect: str = option(
+        "",
+        help="a shape such as 16:9: the model's own size of it, else about its area",
+        section="Picture",
+        metavar="W:H",
+        checks=parse_aspect,
+        config=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Numbers:
+    num_images: int = option(
+        1,
+        help="N pictures, counting up from the seed",
+        section="Picture",
+        metavar="N",
+        flags=("-N",),
+        aliases=("batch-count", "n-images", "num-images-per-prompt"),
+        least=1,
+        most=MAX_PICTURES,
+    )
+
+
+ALL = options_of(_Sizes) | OPTIONS | options_of(_Numbers)
+"""Every option of pictures."""
+SAID = {name: ALL[name] for name in ALL if ALL[name].kind is not None}
+"""Those that are a number or a text, and no array or file."""
+
+
+def sides(
+    width: int | None = None, height: int | None = None, size: str | None = None, aspect: str | None = None
+) -> Fields:
+    """The sides that were asked for, by one of the three ways. Raises UsageError."""
+    if (size is not None) + (aspect is not None) + (width is not None or height is not None) > 1:
+        raise UsageError("the size is given twice; give --size, or --aspect, or --width and --height")
+    if size is not None:
+        width, height = parse_size(size)
+    found = {"aspect": None if aspect is None else parse_aspect(aspect), "width": width, "height": height}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def fields(said: Fields) -> Fields:
+    """What is `said` by the names of SAID, without None: the size as sides or aspect. Raises UsageError."""
+    size = sides(**{name: said.get(name) for name in ("width", "height", "size", "aspect")})
+    rest = {name: value for name, value in said.items() if name not in ("width", "height", "size", "aspect")}
+    return {name: value for name, value in rest.items() if value is not None} | size
+
+
+def merged(base: Fields, more: Fields) -> Fields:
+    """`more` over `base`, where an aspect takes the place of the sides, and a side that of an aspect."""
+    replaced = {"width", "height"} if "aspect" in more else {"aspect"} if more.keys() & {"width", "height"} else set()
+    return {name: value for name, value in base.items() if name not in replaced} | more
+
+
+def check(said: Fields) -> None:
+    """Raises UsageError for a text or a number that no model takes; `seeds` checks the seed."""
+    for name, one in SAID.items():
+        if name in said and name not in ("seed", "aspect"):
+            one.check(said[name])
+    if not said.get("prompt", "x").strip():
+        raise UsageError("the prompt is empty; say what to draw")
+
+
+def seeds(said: Fields, chance: int) -> tuple[int, ...]:
+    """The seeds for one prompt; `chance` is what -1 or no seed stands for. Raises UsageError."""
+    given = parse_seeds(said["seed"]) if "seed" in said else None
+    count = said.get("num_images")
+    if count is None:
+        return given or (chance,)
+    if given and len(given) > 1:
+        raise UsageError("several seeds and a number of images; --num-images counts up from one seed")
+    first = given[0] if given else chance
+    if first + count - 1 > MAX_SEED:
+        raise UsageError(f"seed {first} and {count} images go beyond the largest seed, {MAX_SEED}")
+    return tuple(range(first, first + count))
+
+
+def parse_seeds(text: str) -> tuple[int, ...] | None:
+    """Seeds from `7`, `1,2,3`, `1-4` or a mix; None for -1, one at random. Raises UsageError."""
+    if text.strip() == "-1":
+        return None
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,20})\s*(?:-\s*([0-9]{1,20})\s*)?", part)
+        if match is None:
+            raise UsageError(f"seed {clean(text, 60)!r} is not a number, a list 1,2,3, a range 1-4, or -1 for random")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last > MAX_SEED or first > last:
+            raise UsageError(f"seed {clean(part, 60)!r} is outside 0 to {MAX_SEED}, or its range runs backwards")
+        if len(found) + last - first >= MAX_PICTURES:
+            raise UsageError(f"seed {clean(text, 60)!r} is more than {MAX_PICTURES} seeds; run several times")
+        found.extend(range(first, last + 1))
+    return tuple(found)

@@ -1,0 +1,113 @@
+"""Names of the files that pictures are written to."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import unicodedata
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from qwenimg.common.base.atomic_files import PICTURES, shown_path
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
+
+FIELDS = ("seed", "index", "prompt", "date")
+_WINDOWS_DEVICE = re.compile(r"con|prn|aux|nul|(com|lpt)[0-9]")
+
+
+def output_path(
+    pattern: str | None, *, seed: int, index: int, prompt: str, now: datetime, several: bool, same_seeds: bool
+) -> Path:
+    """The file for one picture, from what was given to `-o`; `index` counts from 1.
+
+    None: `qwenimg-<date>-<time>-s<seed>.png` here. A folder, or a name that ends in a slash: that, in there.
+    Else a file name in which {seed} {index} {prompt} {date} are filled in; .png is added if it has no suffix.
+    When `several` pictures are made, `-<index>` goes before the suffix of a name that has neither {seed} nor
+    {index}; before that of the default name, which has the seed, only where the run has the `same_seeds` more than
+    once. Raises UsageError for an unknown field, a stray brace, a control character, a suffix that is none of PICTURES,
+    and a device or pipe."""
+    assert index >= 1, index
+    date = now.strftime("%Y%m%d-%H%M%S")
+    fields = {"seed": str(seed), "index": str(index), "prompt": slug(prompt), "date": date}
+    name = "./" if pattern is None else _filled(pattern, fields)
+    if name.endswith("/") or os.path.isdir(name):  # noqa: PTH112 (Path.is_dir raises for a name that is too long)
+        name = os.path.join(name, f"qwenimg-{date}-s{seed}")  # noqa: PTH118
+        numbered = same_seeds
+    elif os.path.exists(name) and not os.path.isfile(name):  # noqa: PTH110, PTH113 (as above)
+        raise UsageError(f"-o {clean(name, 120)}: is neither a file nor a folder to write into; choose another, or -")
+    else:
+        numbered = several and "{seed}" not in (pattern or "") and "{index}" not in (pattern or "")
+    path = Path(name)
+    if path.suffix.lower() not in ("", *PICTURES):
+        raise UsageError(f"-o {clean(name, 120)}: let the name end in one of {' '.join(PICTURES)}")
+    stem, suffix = (path.stem, path.suffix) if path.suffix else (path.name, ".png")
+    return path.with_name(f"{stem}-{index}{suffix}" if numbered else f"{stem}{suffix}")
+
+
+def _filled(pattern: str, fields: dict[str, str]) -> str:
+    if not pattern:
+        raise UsageError("-o: the name is empty")
+    if any(unicodedata.category(c) == "Cc" for c in pattern):
+        raise UsageError(f"-o {clean(pattern, 120)}: a name has no line break or other control character")
+    parts = re.split(r"\{([^{}]*)\}", pattern)  # text, field, text, field, ..., text
+    if any(c in text for text in parts[::2] for c in "{}") or any(field not in fields for field in parts[1::2]):
+        known = " ".join(f"{{{field}}}" for field in FIELDS)
+        raise UsageError(f"-o {clean(pattern, 120)}: braces hold one of {known} and nothing else")
+    return "".join(fields[part] if i % 2 else part for i, part in enumerate(parts))
+
+
+def check_distinct(paths: Sequence[Path]) -> None:
+    """Refuses a run in which two pictures would have one name. Raises UsageError naming it."""
+    seen: set[Path] = set()
+    for path in paths:
+        if path in seen:
+            raise UsageError(f"{shown_path(path)}: more than one picture would have this name; put {{index}} in -o")
+        seen.add(path)
+
+
+# From prompts
+
+
+def slug(text: str, limit: int = 80) -> str:
+    """A part of a file name from a prompt: letters and digits of every script, in lower case and NFC, words joined by
+    hyphens, at most `limit` bytes of UTF-8; `image` if nothing is left. No name that Windows reserves.
+
+    Where the file system's encoding has no such letters, what has an ASCII form is kept in it."""
+    name = _cut(_words(text[: 20 * limit]), limit)
+    try:
+        name.encode(sys.getfilesystemencoding())
+    except UnicodeEncodeError:
+        ascii_only = unicodedata.normalize("NFKD", text[: 20 * limit]).encode("ascii", "ignore").decode()
+        name = _cut(_words(ascii_only), limit)
+    if _WINDOWS_DEVICE.fullmatch(name):
+        name = f"image-{name}"
+    return name or "image"
+
+
+def _words(text: str) -> str:
+    lower = unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).lower())
+    kinds = [unicodedata.category(c) for c in lower]
+    # Format characters (joiners, direction) go without a trace; what is neither letter, mark nor digit parts words.
+    pairs = zip(lower, kinds, strict=True)
+    kept = "".join(c if kind[0] in "LM" or kind == "Nd" else "" if kind == "Cf" else " " for c, kind in pairs)
+    words = (word.lstrip("".join(c for c in set(word) if _is_mark(c))) for word in kept.split())
+    return unicodedata.normalize("NFC", "-".join(filter(None, words)))
+
+
+def _cut(name: str, limit: int) -> str:
+    """At most `limit` bytes: whole words, where that leaves half of them, and no letter without its marks."""
+    data = name.encode()
+    if len(data) <= limit:
+        return name
+    cut = data[:limit].decode(errors="ignore")
+    while cut and _is_mark(name[len(cut)]):
+        cut = cut[:-1]
+    whole = cut if name[len(cut)] == "-" else cut.rpartition("-")[0]
+    return (whole if len(whole.encode()) > limit // 2 else cut).strip("-")
+
+
+def _is_mark(c: str) -> bool:
+    return unicodedata.category(c)[0] == "M"

@@ -1,0 +1,103 @@
+"""From what is asked for, and the lines of a prompt file, to the list of pictures to make, each with its file."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from qwenimg.common.base.atomic_files import check_output
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.safe_files import absolute, bad
+from qwenimg.common.jobs.fields import MAX_PICTURES, Fields, check, merged, seeds
+from qwenimg.common.jobs.naming import check_distinct, output_path
+from qwenimg.common.jobs.prompt_file import Line
+from qwenimg.common.pipeline.request import OPTIONS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """One picture to make."""
+
+    index: int  # from 1
+    where: str  # the line of a prompt file that asks for it, else ""
+    asked: Fields  # what a call of a pipeline takes, by its name: prompt and seed, and no None
+    aspect: Fraction | None  # instead of width and height
+    path: Path | None  # absolute; None for standard output
+
+    @property
+    def prompt(self) -> str:
+        return str(self.asked["prompt"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.asked["seed"])
+
+    def said(self, name: str) -> Any:
+        """What is asked for by the option `name`; None is left to the model."""
+        return self.asked.get(name)
+
+
+def pictures(
+    base: Fields, lines: Sequence[Line] | None, output: str | None, *, overwrite: bool
+) -> tuple[list[Picture], list[ModelError]]:
+    """Every prompt with every seed, and the file of each; and the faults of `lines`, which override `base`. Raises
+    UsageError."""
+    # So far below 2^32 that counting up from it stays there.
+    chance = secrets.randbelow(2**32 - MAX_PICTURES)
+    check(base)
+    seeds(base, chance)
+    wanted: list[tuple[Fields, int, str]] = []
+    faults: list[ModelError] = []
+    for where, line in lines if lines is not None else [("", {})]:
+        if isinstance(line, ModelError):
+            faults.append(line)
+            continue
+        fields = merged(base, line)
+        try:
+            if "prompt" not in fields:
+                raise UsageError("no prompt")
+            check(fields)
+            wanted += [(fields, seed, where) for seed in seeds(fields, chance)]
+        except UsageError as error:
+            if not where:
+                raise
+            faults.append(bad(where, str(error)))
+        if len(wanted) > MAX_PICTURES:
+            raise UsageError(f"more than {MAX_PICTURES} pictures; run several times")
+    now = datetime.now()
+    same_seeds = len({seed for _, seed, _ in wanted}) < len(wanted)
+    several = len(wanted) > 1
+    made = [_picture(*each, i, several, same_seeds, output, now) for i, each in enumerate(wanted, 1)]
+    paths = [picture.path for picture in made if picture.path is not None]
+    check_distinct(paths)
+    for path in paths:
+        check_output(path, overwrite=overwrite, new_folder=makes_folder(output))
+    return made, faults
+
+
+def makes_folder(output: str | None) -> bool:
+    """Whether `-o` names a folder that is made if it is missing: it ends in a slash."""
+    return output is not None and output.endswith("/")
+
+
+def _picture(
+    fields: Fields,
+    seed: int,
+    where: str,
+    index: int,
+    several: bool,
+    same_seeds: bool,
+    output: str | None,
+    now: datetime,
+) -> Picture:
+    path = None
+    if output != "-":
+        names = {"seed": seed, "index": index, "prompt": fields["prompt"]}
+        path = absolute(output_path(output, **names, now=now, several=several, same_seeds=same_seeds))
+    asked = {name: fields[name] for name in OPTIONS if name in fields} | {"seed": seed}
+    return Picture(index=index, where=where, asked=asked, aspect=fields.get("aspect"), path=path)

@@ -1,0 +1,110 @@
+"""A file of prompts: on each line a prompt, a JSON object whose fields override options, or a comment."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.safe_files import bad, kind, open_regular
+from qwenimg.common.base.strict_json import strict_json
+from qwenimg.common.base.text import short
+from qwenimg.common.jobs.fields import MAX_PICTURES, SAID, Fields, fields
+from qwenimg.common.prompts.check import MAX_CHARACTERS
+
+MAX_PROMPT_FILE = 32 << 20  # bytes
+MAX_LINE = 5_000_000  # bytes: two prompts of the largest size fit, \\u-escaped
+_TEXT = re.compile(rb"\S")
+
+Line: TypeAlias = tuple[str, Fields | ModelError]
+"""Where it is, and what it says or what is wrong with it."""
+
+
+def read_prompts(source: str) -> list[Line]:
+    """Of each line of a prompt file (`-`: standard input) that is not blank, where it is and what it says.
+
+    A line that starts with # is left out, one that starts with { is a JSON object, any other a prompt. Raises
+    ModelError where the file as a whole cannot be used."""
+    name, raw = ("standard input", _read_input()) if source == "-" else (source, _read_file(Path(source)))
+    found: list[Line] = []
+    for number, line in lines_with_text(raw.removeprefix(b"\xef\xbb\xbf")):
+        where = f"{name}:{number}"
+        if len(found) > MAX_PICTURES:
+            raise bad(where, f"more than {MAX_PICTURES} prompts; split the file")
+        if len(line) > MAX_LINE:
+            raise bad(where, f"has more than {MAX_LINE:,} bytes; a prompt has at most {MAX_CHARACTERS:,} characters")
+        if not line.startswith(b"#"):
+            try:
+                found.append((where, _fields_of(line, where)))
+            except ModelError as error:
+                found.append((where, error))
+    if not found:
+        raise bad(name, "has no prompts; give one on each line")
+    return found
+
+
+def lines_with_text(raw: bytes) -> Iterator[tuple[int, bytes]]:
+    """The number, from 1, and the text of each line that is not blank, without the blanks before it. A file of 30
+    million blank lines costs no list of them, and a line that is too long is cut to one byte more than MAX_LINE."""
+    number = begin = 0
+    while match := _TEXT.search(raw, begin):
+        number += raw.count(b"\n", begin, match.start())
+        end = raw.find(b"\n", match.start())
+        begin = len(raw) if end < 0 else end
+        yield number + 1, raw[match.start() : min(begin, match.start() + MAX_LINE + 1)]
+
+
+def _fields_of(line: bytes, where: str) -> Fields:
+    """Raises ModelError."""
+    if line.strip().startswith(b"{"):
+        return _object(line.strip(), where)
+    try:
+        return {"prompt": line.decode("utf-8").strip()}
+    except UnicodeDecodeError as error:
+        raise bad(where, f"is not UTF-8 (byte {error.start})") from None
+
+
+def _object(line: bytes, where: str) -> Fields:
+    data = strict_json(line, where, depth=1, values=100)
+    if not isinstance(data, dict):
+        raise bad(where, "is not a JSON object")
+    for key, value in data.items():
+        if key not in SAID:
+            raise bad(where, f"unknown field {short(key, 40)!r}; known are {', '.join(SAID)}")
+        if not isinstance(value, SAID[key].types) or isinstance(value, bool):
+            raise bad(where, f"{key} is {short(value, 40)!r}; expected {SAID[key].expected}")
+    return _fields(data, where)
+
+
+def _fields(data: dict[str, Any], where: str) -> Fields:
+    if "seed" in data:
+        data["seed"] = str(data["seed"])
+    try:
+        return fields(data)
+    except UsageError as error:
+        raise bad(where, str(error)) from None
+
+
+def _read_file(path: Path) -> bytes:
+    if kind(path) == "other" and path.is_fifo():  # as `<(command)` gives
+        raise bad(path, "is a pipe; send the prompts to standard input, with `command | qwenimg --prompt-file -`")
+    with contextlib.closing(open_regular(path)) as file:
+        if file.size > MAX_PROMPT_FILE:
+            raise bad(path, f"has {file.size:,} bytes; a prompt file has at most {MAX_PROMPT_FILE:,}")
+        return file.read(0, file.size)
+
+
+def _read_input() -> bytes:
+    if sys.stdin is None:
+        raise ModelError("--prompt-file -: there is no standard input")
+    try:
+        raw = sys.stdin.buffer.read(MAX_PROMPT_FILE + 1)
+    except OSError as error:  # it is a folder, or open for writing only
+        raise ModelError(f"standard input: cannot be read: {short(error.strerror or error, 80)}") from None
+    if len(raw) > MAX_PROMPT_FILE:
+        raise ModelError(f"standard input: more than {MAX_PROMPT_FILE:,} bytes of prompts")
+    return raw

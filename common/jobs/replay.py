@@ -1,0 +1,88 @@
+"""A picture made again: what its recipe, ours or another program's, says about how."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.safe_files import bad
+from qwenimg.common.base.text import short
+from qwenimg.common.jobs.fields import Fields
+from qwenimg.common.jobs.foreign import Foreign, known_model
+from qwenimg.common.jobs.foreign_read import read_foreign
+from qwenimg.common.pictures.texts import read_texts
+from qwenimg.common.pipeline.recipe import recipe_from_png
+from qwenimg.common.pipeline.request import OPTIONS
+
+NAMES = ("model", "refiner", "vae")  # of what a recipe names and does not hold
+USED = ("image_sha256", "mask_sha256", "refiner", "vae", "prediction")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """What a picture's own recipe says about how to make it again."""
+
+    fields: Fields
+    model: str | None  # None: -m says it
+    precision: str
+    noise_given: bool = False  # its noise came from --latents, so that its seed says nothing
+    noise_sha256: str | None = None
+    fingerprints: dict[str, str] = field(default_factory=dict)  # of those of NAMES that were given as a path
+    used: dict[str, str]  # what it was made with besides: picture, mask, refiner, VAE, prediction
+    foreign_model: str | None = None  # what another program calls the model
+    told: tuple[str, ...] = ()  # what another program's recipe has that is not made again
+
+
+def read_replay(path: Path) -> Replay:
+    """The recipe in the picture at `path`, ours or another program's. Raises ModelError."""
+    texts = read_texts(path)
+    foreign = None if "qwenimg" in texts else read_foreign(texts, path)
+    if foreign is not None:
+        return _foreign_replay(foreign, path)
+    recipe = recipe_from_png(path)
+    values: Fields = dict(recipe)
+    fields = {name: values[name] for name, one in OPTIONS.items() if one.recorded and name in values}
+    fields["seed"] = str(recipe["seed"])
+    if recipe["guidance"] <= 1:  # it was not used, and is not recorded
+        del fields["negative_prompt"]
+    return Replay(
+        fields=fields,
+        model=recipe["model"],
+        precision=recipe["precision"].get("name", "auto"),
+        noise_given=recipe["rng"] == "given",
+        noise_sha256=recipe["noise_sha256"],
+        fingerprints=recipe.get("fingerprints", {}),
+        used={key: str(recipe[key]) for key in USED if key in recipe},  # type: ignore[literal-required]
+    )
+
+
+def _foreign_replay(foreign: Foreign, path: Path) -> Replay:
+    """What the recipe of another program says. Raises ModelError for one that cannot be followed."""
+    if foreign.refused is not None:
+        raise bad(path, f"its recipe of {foreign.program} is not plain: {foreign.refused}")
+    seed = {"seed": str(foreign.fields["seed"])} if "seed" in foreign.fields else {}
+    fields = foreign.fields | seed
+    if "negative_prompt" in fields and fields.get("guidance", 2) <= 1:  # it was not used
+        del fields["negative_prompt"]
+    model = None if foreign.model is None else known_model(foreign.model)
+    if model is not None and os.path.lexists(model):  # a name of unknown origin never opens a path
+        model = None
+    needs = {"image_sha256": foreign.picture, "mask_sha256": foreign.mask}
+    return Replay(
+        fields=fields,
+        model=model,
+        precision="auto",
+        used={key: "" for key, needed in needs.items() if needed},
+        foreign_model=foreign.model or "",
+        told=tuple(foreign.told()),
+    )
+
+
+def check_model(replay: Replay, given: str | None) -> None:
+    """Raises ModelError where neither -m nor the recipe says which model is meant."""
+    if given is None and replay.model is None:
+        name = short(replay.foreign_model, 60)
+        what = f"calls its model {name!r}, which is no name here" if name else "names no model"
+        raise ModelError(f"--from: that picture's recipe {what}; say with -m which model makes it")

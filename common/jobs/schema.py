@@ -1,0 +1,56 @@
+"""The JSON Schema of what may be said about a picture: a line of a prompt file, or a request to a server."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+from typing import Any
+
+from qwenimg.common.jobs.fields import SAID
+from qwenimg.common.numbers.sizes import MAX_SIDE
+from qwenimg.common.pipeline.option import Option
+from qwenimg.common.pipeline.request import Defaults
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_TYPES: dict[type | None, str] = {int: "integer", float: "number", str: "string"}
+_BOUNDS = {False: ("minimum", "maximum"), True: ("exclusiveMinimum", "exclusiveMaximum")}
+# What says the same twice.
+_EITHER = (("size", "aspect"), ("size", "width"), ("size", "height"), ("aspect", "width"), ("aspect", "height"))
+
+
+def request_schema() -> dict[str, Any]:
+    """The schema, in draft 2020-12. A default is there where it is the program's and not the model's."""
+    return {
+        "$schema": DIALECT,
+        "title": "qwenimg request",
+        "description": f"A picture to make. What is left out is the model's own; sides are at most {MAX_SIDE} pixels.",
+        "type": "object",
+        "properties": {name: _property(one) for name, one in SAID.items()},
+        "required": ["prompt"],
+        "additionalProperties": False,
+        "not": {"anyOf": [{"required": list(names)} for names in _EITHER]},
+    }
+
+
+def _property(one: Option) -> dict[str, Any]:
+    found = _number(one) if one.least is not None else _text(one)
+    if one.several:
+        found = {"anyOf": [found | {"minimum": -1}, {"type": "string", "maxLength": one.longest}]}
+    models_own = {field.name for field in fields(Defaults)}
+    about: dict[str, Any] = {"description": one.said(one.help)}
+    if one.kind is not str and not one.several and one.name not in models_own:
+        about["default"] = one.default
+    if one.families:
+        about["x-families"] = list(one.families)
+    return about | found
+
+
+def _number(one: Option) -> dict[str, Any]:
+    least, most = _BOUNDS[bool(one.open)][0], _BOUNDS[one.open == "both"][1]
+    return {"type": _TYPES[one.kind], least: one.least, most: one.most}
+
+
+def _text(one: Option) -> dict[str, Any]:
+    if one.names is not None:
+        return {"type": "string", "enum": list(one.names())}
+    blank = {"pattern": r"\S"} if one.default is MISSING else {}
+    return {"type": "string", "maxLength": one.longest} | blank

@@ -1,0 +1,31 @@
+"""The keywords of a call of a pipeline, for type checkers and editors.
+
+Written by tools/write_asked.py from the fields of `Request`: a type checker reads this and runs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Asked(TypedDict, total=False):
+    """What a call may say besides the prompt. None takes the model's default; the seed's is 0."""
+
+    negative_prompt: str | None
+    width: int | None
+    height: int | None
+    steps: int | None
+    guidance: float | None
+    guidance_rescale: float | None
+    sampler: str | None
+    schedule: str | None
+    seed: int | None
+    latents: NDArray[np.float32] | None
+    image: NDArray[np.uint8] | None
+    strength: float | None
+    mask: NDArray[np.uint8] | None
+    refine_at: float | None
+    clip_skip: int | None

@@ -1,0 +1,178 @@
+"""What is known of one option of a picture, as the metadata of its field in `Request`.
+
+The command line, the configuration file, the prompt file, a request in JSON, a picture's recipe and every check are
+made from it: a new option is one field, and its use. Nothing here imports numpy, for `qwenimg --help` reads it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, SupportsFloat
+
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import short
+
+_KINDS: dict[object, type] = {"int": int, "float": float, "str": str}
+_WORDS = {int: "a whole number", float: "a number", str: "a text"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One option. Of its field come `name`, `kind` (None: an array) and `default`."""
+
+    help: str  # a phrase for the command line; {bounds} and {default} stand for theirs
+    call: str = ""  # the same for a call from Python, where that takes something else
+    section: str = ""  # of the command line's help
+    metavar: str = ""
+    flags: tuple[str, ...] = ()  # on the command line, besides --its-name
+    aliases: tuple[str, ...] = ()  # names in other programs, taken on the command line and not in its help
+    title: str = ""  # what messages call it, where that is not its name
+    least: float | None = None
+    most: float | None = None
+    open: Literal["", "least", "both"] = ""  # which bounds it must not reach
+    longest: int = 2_000  # characters of a text
+    several: bool = False  # whether a text may give several of it, such as the seeds 1-4
+    checks: Callable[[Any], object] | None = None  # raises UsageError
+    names: Callable[[], Sequence[str]] | None = None  # of all that it may be
+    config: bool = False  # whether config.toml may set it
+    recorded: Literal["", "always", "changed", "used"] = ""
+    """When a recipe has it: always, where it is not the default, or where what it `needs` is there."""
+    needs: Literal["", "guidance", "image", "refiner"] = ""  # without which it has no effect
+    families: tuple[str, ...] = ()  # of models, the only ones on which it has an effect; none: all
+    elsewhere: str = ""  # why it has none on the others
+
+    name: str = ""
+    kind: type | None = str
+    default: Any = None
+
+    @property
+    def dashed(self) -> str:
+        """Its name on the command line, without the two dashes before it."""
+        return self.name.replace("_", "-")
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return self.title or self.dashed
+
+    @property
+    def expected(self) -> str:
+        """What it is, for a message: a text, a number, ..."""
+        assert self.kind is not None
+        return "a whole number or a text" if self.several else _WORDS[self.kind]
+
+    @property
+    def types(self) -> tuple[type, ...]:
+        """What it may be in TOML and JSON."""
+        assert self.kind is not None
+        return (int, str) if self.several else (int, float) if self.kind is float else (self.kind,)
+
+    @property
+    def bounds(self) -> str:
+        """The numbers that it takes, in words."""
+        if self.open == "both":
+            return f"between {self.least} and {self.most}"
+        return f"{'above ' if self.open else ''}{self.least} to {self.most}"
+
+    def said(self, text: str) -> str:
+        """`text` with the bounds and the default in their places."""
+        return text.replace("{bounds}", self.bounds).replace("{default}", str(self.default))
+
+    def converted(self, value: object) -> object:
+        """`value` as an int, a float or a text; an array as it is. Raises UsageError."""
+        if self.kind is int:
+            return whole(self.name, value)
+        if self.kind is float:
+            return _number(self.name, value)
+        if self.kind is str and not isinstance(value, str):
+            raise UsageError(f"{self.name} is {type(value).__name__}; expected a text")
+        return value
+
+    def check(self, value: Any) -> None:
+        """Raises UsageError for a value, of the right type, that no model takes."""
+        if self.checks is not None:
+            self.checks(value)
+        if self.least is None or self.most is None:
+            return
+        above = value > self.least if self.open else value >= self.least
+        below = value < self.most if self.open == "both" else value <= self.most
+        if not (above and below):  # not a number fails as well
+            raise UsageError(f"{self.label} is {short(value, 40)}; choose {self.bounds}")
+
+    def fault(self, value: object) -> str | None:
+        """What `value`, read from a picture, should have been; None if it is right. An open end of its bounds counts as
+        inside: another program's picture may have it, and `check` says more."""
+        if self.kind is str:
+            right = isinstance(value, str) and len(value) <= self.longest
+            return None if right else f"a text of at most {self.longest:,} characters"
+        assert self.least is not None and self.most is not None
+        number = type(value) is int or (self.kind is float and type(value) is float)
+        if number and self.least <= value <= self.most:  # type: ignore[operator]
+            return None
+        return f"{'an integer' if self.kind is int else 'a number'} from {self.least} to {self.most}"
+
+
+def option(default: Any, /, **known: Any) -> Any:
+    """A field of a request, of which `known` is an Option's."""
+    return field(default=default, metadata={"option": Option(**known)})
+
+
+def required(**known: Any) -> Any:
+    """The same without a default."""
+    return field(metadata={"option": Option(**known)})
+
+
+def options_of(cls: Any) -> dict[str, Option]:
+    """Every option of the dataclass `cls`, by its name."""
+    return {
+        one.name: replace(one.metadata["option"], name=one.name, kind=_KINDS.get(one.type), default=one.default)
+        for one in fields(cls)
+        if "option" in one.metadata
+    }
+
+
+def recorded(options: Iterable[Option], request: object, there: frozenset[str]) -> dict[str, Any]:
+    """The values of a `request` that its picture's recipe has. `there`: of what options may need, what the run has."""
+    values = [(one, getattr(request, one.name)) for one in options]
+    return {
+        one.name: value
+        for one, value in values
+        if one.recorded == "always"
+        or (one.recorded == "changed" and value != one.default)
+        or (one.recorded == "used" and one.needs in there)
+    }
+
+
+def no_effect(one: Option, asked: object, family: str, there: frozenset[str], guidance: float) -> str | None:
+    """Why `asked`, the value that a call gives to an option, changes nothing: a line to warn with, else None.
+
+    `family` is that of the model, "" where it is not known. `there`: of what an option may need, what the run has."""
+    if asked is None or (one.recorded == "changed" and asked == one.default):
+        return None
+    if one.elsewhere and family and family not in one.families:
+        return f"{one.label} has no effect: {one.elsewhere}"
+    if not one.needs or one.needs in there:
+        return None
+    lacking = {"guidance": f"at guidance {guidance:g}", "image": "without a picture to start from"}
+    return f"{one.label} has no effect {lacking.get(one.needs, f'without a {one.needs}')}"
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, SupportsFloat):
+        raise UsageError(f"{name} is {short(value, 40)!r}; expected a number")
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):  # an integer beyond every float, an array of several numbers
+        raise UsageError(f"{name} is {short(value, 40)}; expected a number") from None
+
+
+def whole(name: str, value: object) -> int:
+    """`value` as an int, NumPy's integers included; a UsageError for anything else."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(f"{name} is {short(value, 40)!r}; expected a whole number") from None
