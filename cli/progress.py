@@ -53,7 +53,7 @@ class Report:
         most, seconds = max(one.memory for one in expected), sum(one.seconds for one in expected)
         held, self._held = self._held or [], None
         self._expected = expected
-        self._line(f"{text} · {estimate.told(most, seconds)}")
+        self._line(f"{text} · {estimate.summary(most, seconds)}")
         if seconds > estimate.LONG:
             takes = f"this takes {estimate.duration(seconds)} on this device"
             self.notify("warning", f"{takes}; fewer pixels, steps or pictures take less")

@@ -13,7 +13,7 @@ from refusals import refused
 from test_metadata import RECIPE, recipe
 
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.families.catalog import RECIPES
+from qwenimg.common.families.catalog import KNOWN
 from qwenimg.common.jobs import foreign_a1111
 from qwenimg.common.jobs.foreign import FILES, SCHEDULES, Foreign, known_model, known_sampler
 from qwenimg.common.jobs.foreign_json import SCHEDULERS
@@ -101,7 +101,7 @@ def test_samplers_by_the_names_of_others(sampler: str, own: tuple[str | None, st
 def test_what_the_tables_name_is_there() -> None:
     assert set(SCHEDULERS.values()) <= SAMPLERS.keys()
     assert set(SCHEDULES.values()) <= set(OWN_SCHEDULES)
-    assert set(FILES.values()) <= RECIPES.keys()
+    assert set(FILES.values()) <= KNOWN.keys()
 
 
 def test_our_own_a1111_text_is_read_back() -> None:

@@ -144,7 +144,7 @@ def test_a_folder_comes_before_a_name(tmp_path, monkeypatch, cache, no_sockets):
     for given in ("qwen-image", "Qwen/Qwen-Image", "./qwen-image/", str(tmp_path / "qwen-image")):
         found = resolve.resolve(given)
         assert found.folder.samefile(given) and found.name == Path(given).name
-        assert found.recipe is None and found.revision is None
+        assert found.known is None and found.revision is None
     monkeypatch.setenv("HOME", str(tmp_path))
     assert resolve.resolve("~/qwen-image").folder == tmp_path / "qwen-image"
     assert resolve.resolve(".").name == tmp_path.name
@@ -226,7 +226,7 @@ def test_pull_then_resolve_without_the_network(fake, cache, monkeypatch):
     assert "free" in lines[0] and COMMIT[:12] in lines[0] and f"{total / 1e3:.1f} kB" in lines[0]
     monkeypatch.setattr(socket, "socket", None)
     found = resolve.resolve(REPO, offline=True)
-    assert (found.folder, found.name, found.recipe, found.revision) == (folder, REPO, None, COMMIT)
+    assert (found.folder, found.name, found.known, found.revision) == (folder, REPO, None, COMMIT)
     by_path = resolve.resolve(str(folder))
     assert (by_path.folder, by_path.name, by_path.revision) == (folder, REPO, COMMIT)
 

@@ -99,7 +99,7 @@ def test_an_estimate_reads_no_weight(
     monkeypatch.setattr(pipe.engine, "product_seconds", lambda side, dtype: 2 * side**3 / 1e10)
     asked: dict[str, Any] = {"steps": 4, "guidance": 3.0}
     small, large, vast = (pipe.estimate("a ring", width=s, height=s, **asked) for s in (512, 2048, 8192))
-    print(*(estimate.told(one.memory, one.seconds) for one in (small, large, vast)), sep="; ")
+    print(*(estimate.summary(one.memory, one.seconds) for one in (small, large, vast)), sep="; ")
     # Attention over all pixels: time grows by more than the 16-fold number of pixels. MLX on a CPU holds a chunk of
     # scores, which does not grow.
     assert vast.seconds > 16 * large.seconds > 16**2 * small.seconds

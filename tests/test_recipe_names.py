@@ -83,7 +83,7 @@ def test_a_vae_is_named_without_its_path(given: str, cache: Path) -> None:
     Path("a/b").write_bytes(b"x" * 100)
     plan = SimpleNamespace(files=(open_regular(Path(given)),))
     opened: Any = SimpleNamespace(checkpoint={"vae": SimpleNamespace(plan=plan)}, family=registry.STABLE_DIFFUSION)
-    known = resolve.Resolved(folder=Path(), name="shapes-v1", recipe=catalog.BUILT_IN)
+    known = resolve.Resolved(folder=Path(), name="shapes-v1", known=catalog.BUILT_IN)
     labels = origin(known, opened, Choices(vae=Path(given)))
     assert labels["vae"] == "b" and set(labels["fingerprints"]) == {"vae"}
     told = recipe(**labels)

@@ -148,7 +148,7 @@ def our_arms(engine: Any, config: QwenDiTConfig, plan: LoadPlan, policy: str, gi
     grad = torch.inference_mode if engine.name != "mlx" else nullcontext
 
     def step() -> Any:
-        return settle(engine, transformer.predict(latents, condition, modulation, 0))
+        return evaluated(engine, transformer.predict(latents, condition, modulation, 0))
 
     def all_inside() -> Any:
         with grad():
@@ -156,7 +156,7 @@ def our_arms(engine: Any, config: QwenDiTConfig, plan: LoadPlan, policy: str, gi
             temb = model.time_text_embed(rows, None)
             blocks = [block.modulation(temb) for block in model.transformer_blocks]
             now = type(modulation)(blocks, model.norm_out.modulation(temb))
-            return settle(engine, transformer.predict(latents, transformer.condition(texts, [given.shape]), now, 0))
+            return evaluated(engine, transformer.predict(latents, transformer.condition(texts, [given.shape]), now, 0))
 
     name = f"ours {policy} ({'mlx' if engine.name == 'mlx' else 'torch'})"
     full = sum(parameter_bytes(transformer.model))
@@ -179,7 +179,7 @@ def parameter_bytes(model: Any) -> list[int]:
     return [value.nbytes for name, value in tree_flatten(model.parameters()) if name in model.filled]
 
 
-def settle(engine: Any, result: Any) -> Any:
+def evaluated(engine: Any, result: Any) -> Any:
     if engine.name == "mlx":
         import mlx.core as mx
 

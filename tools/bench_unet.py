@@ -135,7 +135,7 @@ def our_arm(engine: Any, config: UNetConfig, plan: LoadPlan, policy: str, given:
     latents = engine.array(given.latents)
 
     def step() -> Any:
-        return bench_step.settle(engine, model.predict(latents, given.features, condition))
+        return bench_step.evaluated(engine, model.predict(latents, given.features, condition))
 
     weights = sum(bench_step.parameter_bytes(model.model))
     return Arm(f"ours {policy} ({'mlx' if engine.name == 'mlx' else 'torch'})", step, engine.numpy, weights)

@@ -330,14 +330,14 @@ def gate_rows(results: Sequence[dict[str, Any]]) -> list[list[str]]:
         ]
 
     groups = [one["groups"] for one in results]
-    told = {name: f"{least:.0%}" if least else "" for name, least in LEAST.items()}
-    rows = [shares(name, groups, least) for name, least in (told | {"chinese": "English less 5"}).items()]
+    floors = {name: f"{least:.0%}" if least else "" for name, least in LEAST.items()}
+    rows = [shares(name, groups, least) for name, least in (floors | {"chinese": "English less 5"}).items()]
     rows += [shares("english_of_the_same", results, "")]
     rows += [shares(name, results, "80%") for name in ("guidance_1", "guidance_3_of_the_same")]
     vae = [f"{one['vae']['psnr']:.1f} dB" if "vae" in one else "" for one in results]
     red = [f"{one['red']['plain']:.0%} to {one['red']['negative']:.0%}" if "red" in one else "" for one in results]
     overlap = [f"{one['overlap']['mean']:.3f}" if "overlap" in one else "" for one in results]
-    rows += [["overlap of one object with the ideal shape", "", *overlap]]
+    rows += [["overlap of one object with the ideal shape", "", *overlap]] if any(overlap) else []
     rows += [["VAE, PSNR", f"{VAE_PSNR:.0f} dB", *vae], ["red, with red as the negative prompt", "less", *red]]
     rows += [["values not finite", "0", *(str(one["non_finite"]) for one in results)]]
     return [*rows, ["**passed**", "", *(_passed(one) for one in results)]]

@@ -1,4 +1,4 @@
-"""What is in a model's folder or file, for people: from configurations and headers alone, broken or not."""
+"""What `qwenimg info` prints of a model's folder or file: from configurations and headers alone, broken or not."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _LAYOUTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """Lines for people, and whether everything fits together."""
+    """Lines to print, and the faults: what does not fit together."""
 
     lines: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
 
 def describe(path: Path, prediction: Prediction | None = None) -> Description:
-    """Of a folder in diffusers layout, one component's folder, or one safetensors file; `prediction` overrules what a
+    """Of a folder in diffusers layout, one component's folder, or one safetensors file; `prediction` overrides what a
     Stable Diffusion file seems to predict. Raises ModelError where nothing can be said at all."""
     if is_folder(path) and is_file(path / "model_index.json"):
         return _folder(path)
@@ -129,7 +129,7 @@ def _file(path: Path, prediction: Prediction | None) -> Description:
 
 
 def _single_file(path: Path, tensors: Mapping[str, Stored], prediction: Prediction | None) -> Description:
-    """Its type and what that is told by, its models, and what does not fit."""
+    """Its type and the reasons for it, its models, and what does not fit."""
     whole = Description(lines=["layout: Stable Diffusion, single file", _summary("file", tensors)])
     try:
         header = read_header(path)

@@ -18,7 +18,7 @@ Prediction = Literal["eps", "v"]
 
 
 def _check_nothing(checkpoint: Checkpoint) -> None:
-    """Where opening the files has shown everything."""
+    """Of a family whose files are checked completely when they are opened."""
 
 
 @dataclass(frozen=True, kw_only=True)

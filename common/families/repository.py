@@ -30,7 +30,7 @@ def needed(filename: str) -> bool:
 
 
 def components(has: Callable[[str], bool]) -> list[str]:
-    """The folders with weights of a model, of which `has` tells whether a file is there; of a group of folders those
+    """The folders with weights of a model, where `has` says whether a file is there; of a group of folders those
     that are there, or the first."""
     found: list[str] = []
     for group in _family(has).components:

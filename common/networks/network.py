@@ -1,4 +1,4 @@
-"""How a network is told and read: the row that each file of this room ends with."""
+"""The row of data that describes a network; each file of this room ends with one."""
 
 from __future__ import annotations
 

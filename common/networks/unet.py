@@ -3,8 +3,8 @@
 What is unusual about it:
 - what the configuration calls `attention_head_dim` is the number of heads;
 - the time enters every residual block between its two convolutions, as one number per channel;
-- every result of the way down is kept and joined to the channels on the way up, so a block there starts wider than it
-  ends, and image sides that do not halve evenly come back to the size of what was kept;
+- every result of the down blocks is kept and joined to the channels in the up blocks, so an up block starts wider than
+  it ends, and image sides that do not halve evenly come back to the size of what was kept;
 - each transformer block attends to the pixels, then to the text; its feed-forward is a GELU gate (erf);
 - the two projections around the transformer blocks are 1x1 convolutions or linear layers: the same sums, stored in
   another shape;
@@ -70,7 +70,7 @@ _CROSS = ("CrossAttnDownBlock2D", "CrossAttnUpBlock2D")
 
 
 class Level(NamedTuple):
-    """One block of the way down, the middle or the way up."""
+    """One down, mid or up block."""
 
     resnets: tuple[tuple[int, int], ...]  # channels in and out of each residual block
     width: int  # channels out
@@ -165,7 +165,7 @@ class UNetConfig:
 
     @property
     def up(self) -> tuple[Level, ...]:
-        """Each residual block gets what is kept from the way down, at the end of its channels."""
+        """Each residual block gets a kept result of the down blocks, at the end of its channels."""
         widths, levels, last = self.block_out_channels, [], len(self.block_out_channels) - 1
         for i, kind in zip(range(last, -1, -1), self.up_block_types, strict=True):
             width, before, kept = widths[i], widths[min(i + 1, last)], widths[max(i - 1, 0)]

@@ -69,7 +69,7 @@ def _read(
             ):
                 _check_size(path, picture)
                 check(picture)
-                pixels, told = decode(picture)
+                pixels, notes = decode(picture)
                 file.check_unchanged()
         except ModelError:
             raise
@@ -80,7 +80,7 @@ def _read(
         # Pillow's decoders raise whatever they raise; in every case the file is at fault.
         except Exception as error:
             raise bad(path, f"cannot be read as a PNG, JPEG or WebP picture: {short(error, 80)}") from None
-    return np.ascontiguousarray(pixels), [f"{short(path.name, 60)}: {line}" for line in told]
+    return np.ascontiguousarray(pixels), [f"{short(path.name, 60)}: {line}" for line in notes]
 
 
 def _check_size(path: Path, picture: Image) -> None:

@@ -67,7 +67,7 @@ class Pipeline:
     def __repr__(self) -> str:
         return f"<Pipeline {'closed · ' if self._closed else ''}{self.headline()}>"
 
-    # For users
+    # Public
 
     @call_options.described
     def __call__(self, prompt: str, **asked: Unpack[Asked]) -> Result:
@@ -254,7 +254,7 @@ class Pipeline:
             yield x, sigmas[min(i, len(sigmas) - 2)], time.perf_counter() - begun
             i += 1
 
-    # What is said of it
+    # Warnings and the recipe
 
     def _there(self, request: Request) -> frozenset[str]:
         """Of what an option may need, what the run has."""

@@ -76,7 +76,7 @@ class UNet(Protocol):
 
 class Engine(Protocol):
     name: str  # as in --backend
-    device: str  # for people: "Apple M4 Max", "NVIDIA H200", "CPU (torch, 8 threads)"
+    device: str  # shown in messages: "Apple M4 Max", "NVIDIA H200", "CPU (torch, 8 threads)"
     on_gpu: bool
     score_bytes: int  # of attention's scores that are in memory at a step's peak; 0 where a kernel never holds them
     decode_buffers: float  # images of the VAE decoder's widest level that are in memory at its peak

@@ -39,7 +39,7 @@ class Estimate:
     step: float  # seconds of one step, on average
 
 
-def told(memory: int, seconds: float) -> str:
+def summary(memory: int, seconds: float) -> str:
     """`about 1.3 GB and roughly 2 min`"""
     return f"about {size_text(memory)} and {duration(seconds)}"
 

@@ -39,7 +39,7 @@ class Clock:
 
 
 class Runtime:
-    """An engine with a precision: loads within the memory there is. `notify(kind, text)` is told of stages."""
+    """An engine with a precision: loads within the memory there is. `notify(kind, text)` reports stages."""
 
     def __init__(self, engine: Engine, precision: Precision, notify: Notify):
         self.engine, self.precision, self.notify = engine, precision, notify

@@ -78,7 +78,7 @@ def load(
 ) -> Pipeline:
     """Opens a model on a backend; weights are read when they are first needed.
 
-    model: a folder in diffusers layout, a recipe name, or a hub id that is in the local cache; None is qwen-image if
+    model: a folder in diffusers layout, a known name, or a hub id that is in the local cache; None is qwen-image if
     it was pulled, else the built-in model, of which notify is told. backend: auto, mlx, cuda or cpu. precision: see
     `qwenimg.common.weights.precision.SYNTAX`. notify(kind, text) is told of stages, warnings and notices.
     For Stable Diffusion: refiner, an SDXL refiner that ends each picture; vae, a folder or file that replaces the
@@ -124,13 +124,13 @@ def load(
         from qwenimg.common.pipeline.pipeline import Pipeline
         from qwenimg.common.runtime.runtime import Runtime
 
-        if model is None and resolved.recipe is catalog.BUILT_IN and notify is not None:
+        if model is None and resolved.known is catalog.BUILT_IN and notify is not None:
             notify("notice", builtin.notice(opened.checkpoint.parameters))
         pipeline = Pipeline(
             opened.family.model(Runtime(engine, policy, notify or _ignore), opened.checkpoint, refining),
             name=resolved.name,
             family=opened.family.name,
-            defaults=opened.defaults(resolved.recipe),
+            defaults=opened.defaults(resolved.known),
             tf32=error > MAX_FP32_ERROR,
             options=entries,
         )

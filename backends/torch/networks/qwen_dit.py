@@ -199,7 +199,7 @@ class QwenImageTransformer(torch.nn.Module):
         img = ops.stream(self.img_in(latents), self.stream)
         for block, mods in zip(self.transformer_blocks, block_mods, strict=True):
             img, txt = block(img, txt, mods, rope, index, mask)
-            ops.submit(img)
+            ops.async_eval(img)
         return self.proj_out(self.norm_out(img, final_mod, self.proj_out.dtype))
 
 
@@ -276,6 +276,6 @@ class Component:
         """Calls `use` while the timestep-only weights under `prefix` are loaded."""
         plan = self.plan.when(ONCE).only(lambda name: name.startswith(prefix))
         load.fill(self.model, plan, self.device)
-        result = ops.settle(use())
+        result = ops.eval(use())
         load.drop(self.model, plan.entries)
         return result

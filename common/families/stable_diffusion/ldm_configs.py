@@ -32,7 +32,7 @@ FIRST = "input_blocks.0.0.weight"  # of the UNet
 HEAD_DIM = 64
 HEADS_SD1 = 8
 NORM_GROUPS = 32
-SIZE_CHANNELS = 256  # of each size that SDXL is told
+SIZE_CHANNELS = 256  # of each size that SDXL gets
 
 _DEPTH = re.compile(r"(?P<block>(?:in|out)put_blocks\.\d+\.1|middle_block\.1)\.transformer_blocks\.(?P<index>\d+)\..*")
 
@@ -149,7 +149,7 @@ def _depths(shapes: Iterable[str]) -> dict[str, int]:
 
 
 def _levels(path: Path, shapes: Shapes, depths: Mapping[str, int]) -> list[tuple[int, int, int]]:
-    """Of each level on the way down: channels, residual blocks, transformer blocks in each of its attentions."""
+    """Of each level of the down blocks: channels, residual blocks, transformer blocks in each of its attentions."""
     levels: list[tuple[int, int, int]] = []
     width = layers = depth = 0
     for number in count(1):

@@ -4,8 +4,8 @@ A map goes from the manifest's names to the file's. So what is missing and what 
 manifest, and no tensor is taken by a rule that happens to match it.
 
 What is unusual about these files:
-- the UNet counts its blocks through, downsamplers included: block b, layer j of the way down is `input_blocks` number
-  1 + (layers of the blocks before, each with its downsampler) + j;
+- the UNet counts its blocks through, downsamplers included: block b, layer j of the down blocks is `input_blocks`
+  number 1 + (layers of the blocks before, each with its downsampler) + j;
 - the VAE numbers its decoder's levels from the last to the first, and stores attention as 1x1 convolutions;
 - OpenCLIP has q, k and v in one matrix, and its projection with rows and columns exchanged;
 - OpenCLIP-H has its 24th layer there, which Stable Diffusion 2 never uses.

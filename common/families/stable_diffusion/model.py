@@ -37,12 +37,12 @@ from qwenimg.common.runtime.vae import VAEHalves
 from qwenimg.common.sampling import discrete, schedules, table
 from qwenimg.common.sampling.table import Sampler
 
-AESTHETIC, POOR_AESTHETIC = 6.0, 2.5  # scores that the refiner is told of the picture and of the negative branch
+AESTHETIC, POOR_AESTHETIC = 6.0, 2.5  # the refiner's aesthetic score for the prompt and for the negative branch
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Conditioning:
-    """What the UNet is told of a request. `added`: rows for SDXL's sizes and pooled text, None for others."""
+    """What the UNet gets beside latents and time. `added`: rows for SDXL's sizes and pooled text, None for others."""
 
     texts: Latents  # [B, S, C]; the prompt's first, then the negative one's
     added: Latents | None
@@ -209,12 +209,12 @@ class DiffusionRun:
 
     def denoiser(self, segment: Segment, initial: Initial) -> Denoiser:
         expert = self.model.expert(segment)
-        config, scheduler, told = expert.unet_config, expert.checkpoint.scheduler, self.conditioning[expert]
+        config, scheduler, conditioning = expert.unet_config, expert.checkpoint.scheduler, self.conditioning[expert]
         time = discrete.clock(scheduler.levels, segment.schedule)
         # before the UNet is loaded, which would be freed for the VAE's encoder and yet be held here
         extra = [self.array(part) for part in self._extra(initial)] if expert.facts.sees_mask else []
-        unet = expert.unet(expert.step_bytes(len(told.texts), *self.shape))
-        condition = unet.condition(told.texts, told.added)
+        unet = expert.unet(expert.step_bytes(len(conditioning.texts), *self.shape))
+        condition = unet.condition(conditioning.texts, conditioning.added)
         engine = self.model.engine
         scalings = partial(discrete.scalings, scheduler.prediction_type)
 
@@ -233,7 +233,7 @@ class DiffusionRun:
             [predict],
             denoised,
             Guidance(scale=self.request.guidance, rescale=self.request.guidance_rescale),
-            branches=len(told.texts),
+            branches=len(conditioning.texts),
             blend=inpaint.blend(initial, segment.schedule, self.array),
         )
 

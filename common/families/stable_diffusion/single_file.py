@@ -1,4 +1,4 @@
-"""A Stable Diffusion checkpoint in one file: what it is, told from its header with the reasons, and its load plans.
+"""A Stable Diffusion checkpoint in one file: what it is, by its header and with the reasons, and its load plans.
 
 What a model was trained to predict is in no shape: see `_prediction`, and let the user overrule it.
 """
