@@ -90,6 +90,7 @@ def load(
     from pathlib import Path
 
     from qwenimg import backends
+    from qwenimg.common.base import arguments
     from qwenimg.common.families import catalog, registry
     from qwenimg.common.families.family import Choices
     from qwenimg.common.hub.origin import origin, with_refiner
@@ -97,6 +98,9 @@ def load(
     from qwenimg.common.shapes import builtin
     from qwenimg.common.weights import precision as policies
 
+    arguments.check_paths({"model": model, "refiner": refiner, "vae": vae, "tokenizer": tokenizer})
+    arguments.check_text("backend", backend)
+    arguments.check_text("precision", precision)
     resolved = resolve(None if model is None else str(model), offline=offline)
     paths = {
         name: None if path is None else Path(path).expanduser()
