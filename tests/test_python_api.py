@@ -146,3 +146,16 @@ def test_texts_that_are_no_name_are_told_in_short(pipe: Pipeline, tiny_folder: P
             call()
         print(caught.value)
         assert len(str(caught.value)) < 500 and str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("kind", ["<U3", "complex64", "bool", "datetime64[s]", "S2"])
+def test_latents_of_another_kind(pipe: Pipeline, kind: str) -> None:
+    """They were a ValueError of NumPy, or their imaginary part was left out."""
+    with pytest.raises(UsageError, match="latents are of"):
+        pipe("a red circle", latents=np.zeros((1, 16, 4, 4), kind), **SMALL)
+
+
+@pytest.mark.parametrize("shape", [(0, 0, 3), (0, 5, 3), (5, 0, 3)])
+def test_a_picture_without_pixels(pipe: Pipeline, shape: tuple[int, ...]) -> None:
+    with pytest.raises(UsageError, match="expected uint8"):
+        pipe("a red circle", image=np.zeros(shape, np.uint8), **SMALL)
