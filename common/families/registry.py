@@ -68,6 +68,7 @@ def open_refiner(base: Opened, path: Path) -> Checkpoint:
         if opened.family is not base.family:
             raise ModelError(f"{clean(path, 120)}: is no refiner for {base.family.title}")
         check(base.checkpoint, opened.checkpoint)
+        opened.checkpoint.read_tokenizers()
     except BaseException:
         opened.checkpoint.close()
         raise

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
 from qwenimg.common.pipeline.request import Request
 from qwenimg.common.runtime.engine import Array
 from qwenimg.common.sampling import table
@@ -90,7 +91,8 @@ def flow_plan(config: FlowMatchConfig, request: Request, tokens: int) -> Samplin
             f"--sampler {sampler.name} has no form for flow models, such as Qwen-Image's; see qwenimg samplers"
         )
     if request.schedule not in OWN:
-        raise UsageError(f"--schedule {request.schedule}: a flow model such as Qwen-Image has its own schedule only")
+        name = clean(request.schedule, 40)
+        raise UsageError(f"--schedule {name}: a flow model such as Qwen-Image has its own schedule only")
     sigmas = flow_schedule(config, request.steps, tokens)
     if request.image is not None:
         sigmas = sigmas[_skipped(request.steps, request.strength) :]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from qwenimg.common.base.errors import NumericsError, UsageError
+from qwenimg.common.base.text import clean
 from qwenimg.common.numbers import sizes
 from qwenimg.common.numbers.noise import TorchCPUGenerator
 from qwenimg.common.pictures import pixels
@@ -50,6 +51,8 @@ def noise(model: DiffusionModel, request: Request, generator: TorchCPUGenerator)
         raise UsageError(
             f"latents of shape {list(given.shape)} do not fit: {request.width}x{request.height} needs {list(shape)}"
         )
+    if given.dtype.kind not in "fiu":
+        raise UsageError(f"latents are of {clean(given.dtype, 40)}; expected float32")
     with np.errstate(over="ignore"):
         given = given.astype(np.float32)
     if not np.isfinite(given).all():

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
 from qwenimg.common.weights.residency import ALWAYS, ONCE, Residency
 from qwenimg.common.weights.storage import BYTES
 
@@ -200,12 +201,16 @@ def parse(text: str, *, on_gpu: bool, kind: Kind = MMDIT) -> Precision:
         raise UsageError(f"--precision {base}: {kind.refused[base]}")
     if base not in kind.bases:
         known = ", ".join(kind.bases)
-        raise UsageError(f"--precision {text!r}: {base!r} is not one of auto, {known}; syntax: {kind.syntax}")
+        raise UsageError(
+            f"--precision {clean(text, 40)!r}: {clean(base, 40)!r} is not one of auto, {known}; syntax: {kind.syntax}"
+        )
     precision = bases(kind)[base]
     for override in overrides:
         changed = _override(precision, override)
         if changed is None:
-            raise UsageError(f"--precision {text!r}: cannot read {override!r}; syntax: {kind.syntax}")
+            raise UsageError(
+                f"--precision {clean(text, 40)!r}: cannot read {clean(override, 40)!r}; syntax: {kind.syntax}"
+            )
         precision = changed
     return replace(precision, name=",".join([base, *overrides]))
 

@@ -91,6 +91,7 @@ def load(
     from contextlib import ExitStack
     from pathlib import Path
 
+    from qwenimg.common.base import arguments
     from qwenimg.common.families import catalog, registry
     from qwenimg.common.families.family import Choices
     from qwenimg.common.hub.origin import origin, with_refiner
@@ -99,20 +100,21 @@ def load(
     from qwenimg.common.runtime.runtime import Runtime
     from qwenimg.common.shapes import builtin
 
+    arguments.check_paths(model=model, refiner=refiner, vae=vae, tokenizer=tokenizer)
+    arguments.check_texts(backend=backend, precision=precision)
     resolved = resolve(None if model is None else str(model), offline=offline)
     own_vae, own_tokenizer = (None if path is None else Path(path).expanduser() for path in (vae, tokenizer))
     choices = Choices(prediction=prediction, vae=own_vae, tokenizer=own_tokenizer)
     with ExitStack() as stack:
         opened = registry.open_model(resolved.folder, choices)
         stack.callback(opened.checkpoint.close)
+        opened.checkpoint.read_tokenizers()
         entries, refining = origin(resolved, opened, choices), None
         if refiner is not None:
             second = resolve(str(refiner), offline=offline)
             refining = registry.open_refiner(opened, second.folder)
             stack.callback(refining.close)
             entries = with_refiner(entries, second, opened, refining)
-            refining.read_tokenizers()
-        opened.checkpoint.read_tokenizers()
         engine, policy, error = _engine(backend, precision, opened.family.precision)
         if model is None and resolved.known is catalog.BUILT_IN and notify is not None:
             notify("notice", builtin.notice(opened.checkpoint.parameters))
