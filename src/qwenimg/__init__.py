@@ -26,8 +26,10 @@ if TYPE_CHECKING:
         UnknownOption,
         UsageError,
     )
+    from qwenimg.common.families.registry import Opened
     from qwenimg.common.pipeline.pipeline import Pipeline
     from qwenimg.common.pipeline.result import Result, Step
+    from qwenimg.common.runtime.checkpoint import Checkpoint
     from qwenimg.common.runtime.engine import Engine
     from qwenimg.common.weights.precision import Kind, Precision
 
@@ -94,7 +96,7 @@ def load(
     from qwenimg.common.base import arguments
     from qwenimg.common.families import catalog, registry
     from qwenimg.common.families.family import Choices
-    from qwenimg.common.hub.origin import origin, with_refiner
+    from qwenimg.common.hub.origin import origin
     from qwenimg.common.hub.resolve import resolve
     from qwenimg.common.pipeline.pipeline import Pipeline
     from qwenimg.common.runtime.runtime import Runtime
@@ -111,10 +113,8 @@ def load(
         opened.checkpoint.read_tokenizers()
         entries, refining = origin(resolved, opened, choices), None
         if refiner is not None:
-            second = resolve(str(refiner), offline=offline)
-            refining = registry.open_refiner(opened, second.folder)
+            refining, entries = _refiner(opened, str(refiner), entries, offline=offline)
             stack.callback(refining.close)
-            entries = with_refiner(entries, second, opened, refining)
         engine, policy, error = _engine(backend, precision, opened.family.precision)
         if model is None and resolved.known is catalog.BUILT_IN and notify is not None:
             notify("notice", builtin.notice(opened.checkpoint.parameters))
@@ -128,6 +128,19 @@ def load(
         )
         stack.pop_all()  # from here on the pipeline closes them
         return pipeline
+
+
+def _refiner(
+    opened: Opened, model: str, entries: dict[str, Any], *, offline: bool
+) -> tuple[Checkpoint, dict[str, Any]]:
+    """The refiner for `opened`, and the entries of the recipe with it."""
+    from qwenimg.common.families import registry
+    from qwenimg.common.hub.origin import with_refiner
+    from qwenimg.common.hub.resolve import resolve
+
+    second = resolve(model, offline=offline)
+    refiner = registry.open_refiner(opened, second.folder)
+    return refiner, with_refiner(entries, second, opened, refiner)
 
 
 def _engine(backend: str, precision: str, kind: Kind) -> tuple[Engine, Precision, float]:
