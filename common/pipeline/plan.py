@@ -46,7 +46,7 @@ class SamplingPlan:
 
     def asked(self) -> tuple[float, ...]:
         """The noise levels at which the model will be asked, each once, in order: the coefficients of samplers that are
-        not adaptive depend on no array, so running them on a float tells."""
+        not adaptive depend on no array, so running them on a float shows them."""
         recorder = _Recorder()
         for segment in self.segments:
             for _ in segment.solver(0.0, segment.schedule, recorder, lambda: 0.0):
