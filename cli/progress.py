@@ -33,6 +33,7 @@ class Report:
         self.as_json, self.quiet, self.debug = as_json, quiet, debug
         self.start = time.monotonic()
         self.total = 0
+        self._expected: Sequence[Estimate] = ()  # until the first step has told more
         self._held: list[str] | None = []  # lines that wait for the headline, which comes first
         self._warned: set[str] = set()
         self._bar = Bar()
@@ -51,9 +52,10 @@ class Report:
         """Printed first, with the memory and the time of all pictures together; a long time in a line of its own."""
         most, seconds = max(one.memory for one in expected), sum(one.seconds for one in expected)
         held, self._held = self._held or [], None
+        self._expected = expected
         self._line(f"{text} · {estimate.summary(most, seconds)}")
         if seconds > estimate.LONG:
-            takes = f"this takes about {estimate.duration(seconds)} on this device"
+            takes = f"this takes {estimate.duration(seconds)} on this device"
             self.notify("warning", f"{takes}; fewer pixels, steps or pictures take less")
         for line in held:
             streams.say(line)
@@ -88,14 +90,27 @@ class Report:
         self._event(
             "step", index=picture.index, step=step.index, total=step.total, sigma=step.sigma, seconds=step.seconds
         )
-        if self.as_json or self.quiet:
-            return
+        if not (self.as_json or self.quiet):
+            self._shown(step)
+        self._correct(step)
+
+    def _shown(self, step: Step) -> None:
         if sys.stderr is None or not sys.stderr.isatty():
             self._line(f"step {step.index}/{step.total}, {step.seconds:.2f} s")
             return
         self._bar.step(step.total, step.seconds)
         if step.index == step.total:
             self._bar.close()
+
+    def _correct(self, step: Step) -> None:
+        """After the first step of all: what is left, where it is long or much else than was said."""
+        expected, self._expected = self._expected, ()
+        if expected:
+            rest, telling = estimate.left(expected, step.seconds)
+            if telling:
+                self._line(
+                    f"as the first step went, the rest takes {estimate.duration(rest)}", always=rest > estimate.LONG
+                )
 
     def image(self, picture: Picture, result: Result, seconds: float) -> None:
         for warning in result.warnings:

@@ -320,7 +320,8 @@ def test_an_update_that_stops_leaves_the_revision_of_before(fake, cache):
 @pytest.mark.parametrize("path", [FIRST, "vae/config.json", "tokenizer/merges.txt"])
 def test_an_incomplete_snapshot_says_what_is_missing(path, fake, no_sockets_after):
     folder, _, _ = pulled()
-    (folder / path).resolve().unlink()  # a link remains that leads nowhere
+    (folder / path).unlink()
+    (folder / path).symlink_to("nowhere")
     no_sockets_after()
     text = refused(resolve.resolve, REPO)
     missing = path

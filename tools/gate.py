@@ -56,7 +56,9 @@ IDENTICAL = 99.0  # dB written for equal pictures, since JSON has no infinity
 
 def run(args: argparse.Namespace) -> int:
     backend = args.oracle or args.backend
-    artist = Artist(model=args.model, backend=backend, precision=args.precision, size=args.size)
+    if args.oracle and args.sampler:
+        raise SystemExit("--sampler: diffusers draws with the model's own only")
+    artist = Artist(model=args.model, backend=backend, precision=args.precision, size=args.size, sampler=args.sampler)
     wanted = jobs(args.groups, args.limit)
     start, drawn = time.monotonic(), []
     for one in draw_all(artist, wanted, args.workers):
@@ -108,6 +110,7 @@ def _about(artist: Artist) -> dict[str, Any]:
         "height": artist.size[1],
         "steps": r.steps,
         "guidance": r.guidance,
+        **({"sampler": artist.sampler} if artist.sampler else {}),
         "command": shlex.join(["python", *sys.argv]),
         "date": datetime.now(UTC).replace(microsecond=0).isoformat(),
         "machine": f"{platform.system()} {platform.machine()}",
@@ -362,6 +365,7 @@ def parser() -> argparse.ArgumentParser:
     gate.add_argument("--backend", default="cpu")
     gate.add_argument("--precision", default="fp32")
     gate.add_argument("--oracle", choices=["diffusers"], help="diffusers draws, from the same noise")
+    gate.add_argument("--sampler", help="one of `qwenimg samplers`; the model's own unless given")
     gate.add_argument("--groups", nargs="+", metavar="GROUP", help=f"of {', '.join((*LEAST, *EXTRA))}")
     gate.add_argument("--no-vae", dest="vae", action="store_false", help="leave out the VAE's reconstruction")
     pairs.add_argument("first", metavar="BACKEND:PRECISION")

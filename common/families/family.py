@@ -45,6 +45,7 @@ class Family:
     refused: Mapping[str, str] = field(default_factory=dict)  # start of a class's name: why it is not supported
     networks: tuple[Network, ...]  # the denoiser first
     denoiser: str  # the folder of the denoiser
+    components: tuple[tuple[str, ...], ...]  # folders with weights: of each group one at least, the denoiser's first
     precision: Kind
     choices: frozenset[str] = frozenset()  # of `Choices`, those that it takes
     open: Callable[[Path, Choices], Checkpoint]  # a folder in diffusers layout, or a file where it has `single_file`

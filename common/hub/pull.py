@@ -222,7 +222,7 @@ def _finish(work: _Work) -> None:
     """Names the commit as `main`, and removes what was kept of files that `main` no longer has."""
     lack = repository.lacks(work.snapshot) if work.piece is None else None
     if lack:
-        raise ModelError(f"{work.repo}: has no {lack}: not a Qwen-Image model in diffusers layout")
+        raise ModelError(f"{work.repo}: has no {lack}: not a whole model in diffusers layout")
     refs = cache_files.make_folder(work.cache, work.storage / "refs")
     temp = refs / f".main.{os.getpid()}"
     with cache_files.create(temp) as file:

@@ -47,23 +47,35 @@ class SamplingPlan:
     def asked(self) -> tuple[float, ...]:
         """The noise levels at which the model will be asked, each once, in order: the coefficients of samplers that are
         not adaptive depend on no array, so running them on a float shows them."""
-        recorder = _Recorder()
+        return tuple(dict.fromkeys(sigma for recorder in self._recorded() for sigma in recorder.sigmas))
+
+    def _recorded(self) -> list[_Recorder]:
+        """What each segment asks."""
+        found = []
         for segment in self.segments:
-            for _ in segment.solver(0.0, segment.schedule, recorder, lambda: 0.0):
+            found.append(_Recorder())
+            for _ in segment.solver(0.0, segment.schedule, found[-1], lambda: 0.0):
                 pass
-        return tuple(recorder.sigmas)
+        return found
+
+    @property
+    def evaluations(self) -> int:
+        """How often the model will be asked; an adaptive sampler's steps are its own, three evaluations each."""
+        if table.find(self.sampler).adaptive:
+            return 3 * self.steps
+        return sum(recorder.calls for recorder in self._recorded())
 
 
 class _Recorder:
     def __init__(self) -> None:
-        self.sigmas: dict[float, None] = {}
+        self.calls, self.sigmas = 0, dict[float, None]()
 
     def __call__(self, x: Array, sigma: float) -> Array:
-        self.sigmas[sigma] = None
+        self.calls, self.sigmas[sigma] = self.calls + 1, None
         return 0.0
 
     def both(self, x: Array, sigma: float) -> tuple[Array, Array]:
-        self.sigmas[sigma] = None
+        self(x, sigma)
         return 0.0, 0.0
 
 

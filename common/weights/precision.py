@@ -154,7 +154,8 @@ class Precision:
     def summary(self) -> str:
         """One line for messages: `bf16 (text bf16, transformer bf16, vae fp32; final_norm fp32 ...)`."""
         short = {long: name for name, long in _DTYPES.items()} | {"float64": "fp64"}
-        parts = ", ".join(f"{c} {short[self.compute_dtype(c)]}" for c in ("text", self.kind.denoiser, "vae"))
+        shown = {"text": "text", "transformer": self.kind.denoiser, "vae": "vae"}
+        parts = ", ".join(f"{name} {short[self.compute_dtype(part)]}" for part, name in shown.items())
         kept = [p for p in ("final_norm", "modulation", "residual") if getattr(self, p)]
         low = self.compute_dtype("transformer") in ("bfloat16", "float16")
         fp32 = f"; fp32: {' '.join(kept)}" if low and kept else ""

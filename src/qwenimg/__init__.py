@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     )
     from qwenimg.common.pipeline.pipeline import Pipeline
     from qwenimg.common.pipeline.result import Result, Step
+    from qwenimg.common.runtime.engine import Engine
+    from qwenimg.common.weights.precision import Kind, Precision
 
 __all__ = [
     "BackendMissing",
@@ -80,7 +82,7 @@ def load(
 
     model: a folder in diffusers layout, a known name, or a hub id that is in the local cache; None is qwen-image if
     it was pulled, else the built-in model, of which notify is told. backend: auto, mlx, cuda or cpu. precision: see
-    `qwenimg.common.weights.precision.SYNTAX`. notify(kind, text) is told of stages, warnings and notices.
+    `syntax` in `qwenimg.common.weights.precision`. notify(kind, text) is told of stages, warnings and notices.
     For Stable Diffusion: refiner, an SDXL refiner that ends each picture; vae, a folder or file that replaces the
     model's; tokenizer, the folder of CLIP's where the model is one file and none is found; prediction, "eps" or "v"
     where a file does not say.
@@ -89,20 +91,15 @@ def load(
     from contextlib import ExitStack
     from pathlib import Path
 
-    from qwenimg import backends
     from qwenimg.common.families import catalog, registry
     from qwenimg.common.families.family import Choices
     from qwenimg.common.hub.origin import origin, with_refiner
     from qwenimg.common.hub.resolve import resolve
     from qwenimg.common.shapes import builtin
-    from qwenimg.common.weights import precision as policies
 
     resolved = resolve(None if model is None else str(model), offline=offline)
-    paths = {
-        name: None if path is None else Path(path).expanduser()
-        for name, path in (("vae", vae), ("tokenizer", tokenizer))
-    }
-    choices = Choices(prediction=prediction, **paths)
+    own_vae, own_tokenizer = (None if path is None else Path(path).expanduser() for path in (vae, tokenizer))
+    choices = Choices(prediction=prediction, vae=own_vae, tokenizer=own_tokenizer)
     with ExitStack() as stack:
         opened = registry.open_model(resolved.folder, choices)
         stack.callback(opened.checkpoint.close)
@@ -114,12 +111,7 @@ def load(
             entries = with_refiner(entries, second, opened, refining)
             refining.read_tokenizers()
         opened.checkpoint.read_tokenizers()
-        kind = opened.family.precision
-        policies.parse(precision, on_gpu=False, kind=kind)
-        engine = backends.load(backend)
-        policy = policies.parse(precision, on_gpu=engine.on_gpu, kind=kind)
-        error = engine.check_fp32()
-        _check_fp32(error, policy.name, engine.device)
+        engine, policy, error = _engine(backend, precision, opened.family.precision)
 
         from qwenimg.common.pipeline.pipeline import Pipeline
         from qwenimg.common.runtime.runtime import Runtime
@@ -136,6 +128,19 @@ def load(
         )
         stack.pop_all()  # from here on the pipeline closes them
         return pipeline
+
+
+def _engine(backend: str, precision: str, kind: Kind) -> tuple[Engine, Precision, float]:
+    """The backend, the policy of this name for this kind of denoiser, and the error of a float32 product there."""
+    from qwenimg import backends
+    from qwenimg.common.weights import precision as policies
+
+    policies.parse(precision, on_gpu=False, kind=kind)  # before a framework is imported
+    engine = backends.load(backend)
+    policy = policies.parse(precision, on_gpu=engine.on_gpu, kind=kind)
+    error = engine.check_fp32()
+    _check_fp32(error, policy.name, engine.device)
+    return engine, policy, error
 
 
 def _ignore(kind: str, text: str) -> None:

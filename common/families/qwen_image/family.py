@@ -37,6 +37,7 @@ FAMILY = Family(
     refused=REFUSED,
     networks=(qwen_dit.NETWORK, qwen_vl.NETWORK, qwen_vae.NETWORK),
     denoiser="transformer",
+    components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=MMDIT,
     open=_open,
     model=_model,

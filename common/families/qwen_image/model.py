@@ -78,7 +78,8 @@ class QwenImage:
         one = sum(memory.step_operations(self.config, tokens + text) for text in seen)
         return Needs(
             memory=self._weights(texts, run) | self.vae.decoding(shape, self._waiting()),
-            operations=len(asked) * one + estimate.decoder_operations(self.checkpoint["vae"].plan, *shape),
+            steps=plan.evaluations * one,
+            decoding=estimate.decoder_operations(self.checkpoint["vae"].plan, *shape),
         )
 
     def _weights(self, texts: Sequence[str], run: int) -> dict[str, int]:

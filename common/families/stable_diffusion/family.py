@@ -65,6 +65,7 @@ FAMILY = Family(
     pipelines=frozenset(PIPELINES),
     networks=(unet.NETWORK, clip.NETWORK, kl_vae.NETWORK),
     denoiser="unet",
+    components=(("unet",), ("text_encoder", "text_encoder_2"), ("vae",)),
     precision=UNET,
     choices=frozenset({"prediction", "vae", "tokenizer"}),
     open=checkpoints.open_checkpoint,

@@ -138,7 +138,8 @@ class StableDiffusion:
         one = branches * estimate.unet_operations(unet.plan, len(unet.config.block_out_channels), *shape)
         return Needs(
             memory=found | self.vae.decoding(shape, base),
-            operations=plan.steps * one + estimate.decoder_operations(self.checkpoint["vae"].plan, *shape),
+            steps=plan.evaluations * one,
+            decoding=estimate.decoder_operations(self.checkpoint["vae"].plan, *shape),
         )
 
     def announce(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
