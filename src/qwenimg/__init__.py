@@ -95,6 +95,8 @@ def load(
     from qwenimg.common.families.family import Choices
     from qwenimg.common.hub.origin import origin, with_refiner
     from qwenimg.common.hub.resolve import resolve
+    from qwenimg.common.pipeline.pipeline import Pipeline
+    from qwenimg.common.runtime.runtime import Runtime
     from qwenimg.common.shapes import builtin
 
     resolved = resolve(None if model is None else str(model), offline=offline)
@@ -112,10 +114,6 @@ def load(
             refining.read_tokenizers()
         opened.checkpoint.read_tokenizers()
         engine, policy, error = _engine(backend, precision, opened.family.precision)
-
-        from qwenimg.common.pipeline.pipeline import Pipeline
-        from qwenimg.common.runtime.runtime import Runtime
-
         if model is None and resolved.known is catalog.BUILT_IN and notify is not None:
             notify("notice", builtin.notice(opened.checkpoint.parameters))
         pipeline = Pipeline(
