@@ -33,7 +33,7 @@ class Report:
         self.as_json, self.quiet, self.debug = as_json, quiet, debug
         self.start = time.monotonic()
         self.total = 0
-        self._expected: Sequence[Estimate] = ()  # until the first step has told more
+        self._expected: Sequence[Estimate] = ()  # until the first step gives a better one
         self._held: list[str] | None = []  # lines that wait for the headline, which comes first
         self._warned: set[str] = set()
         self._bar = Bar()
