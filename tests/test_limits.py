@@ -17,7 +17,10 @@ from qwenimg.common.base.errors import DoesNotFit
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.networks import kl_vae, unet
 from qwenimg.common.pictures import pixels as image
+from qwenimg.common.pipeline.plan import SamplingPlan, Segment
 from qwenimg.common.runtime import estimate, limits, memory
+from qwenimg.common.sampling import table
+from qwenimg.common.sampling.types import Schedule
 
 linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux holds a process to these limits")
 
@@ -186,3 +189,11 @@ def test_the_rate_is_that_of_the_middle_product_after_a_first_one(
 
 def test_sizes() -> None:
     assert memory.scores(8, 2, 1024, 10**6) == 10**6 and memory.scores(8, 2, 1024, 0) == 0
+
+
+@pytest.mark.parametrize(("sampler", "evaluations"), [("euler", 4), ("heun", 7), ("pndm", 5), ("dpm_adaptive", 12)])
+def test_a_plan_counts_its_evaluations(sampler: str, evaluations: int) -> None:
+    """An adaptive sampler looks at arrays, so its plan is not run on floats."""
+    schedule = Schedule(sigmas=(14.0, 5.0, 1.0, 0.1, 0.0))
+    segment = Segment(schedule=schedule, solver=table.find(sampler).function)
+    assert SamplingPlan(sampler=sampler, schedule="model", segments=(segment,)).evaluations == evaluations

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from huggingface_hub import constants
 from PIL import Image
 from toy_family import FAMILY, add_toy, write_toy
 
@@ -14,6 +15,7 @@ import qwenimg
 from qwenimg.cli.main import run
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.families import registry, repository
+from qwenimg.common.families.describe import describe
 from qwenimg.common.hub import resolve
 from qwenimg.common.pipeline.recipe import recipe_from_png
 
@@ -50,10 +52,15 @@ def test_info_describes_it(toy: Path, monkeypatch, capfd) -> None:
     assert "pipeline: the Toy, text to image" in told and "denoiser: 8 tensors" in told and "fault" not in told
 
 
+def test_info_names_a_file_of_it(toy: Path) -> None:
+    found = describe(toy / "denoiser" / "diffusion_pytorch_model.safetensors")
+    assert found.lines[0] == "layout: the Toy's denoiser" and not found.faults
+
+
 def test_a_copy_from_the_hub_is_whole(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a model must hold, and what of a repository is fetched, is said by the row."""
     commit = "0" * 40
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     snapshot = tmp_path / "hub" / "models--maker--toy" / "snapshots" / commit
     snapshot.parent.mkdir(parents=True)
     toy.rename(snapshot)

@@ -93,11 +93,12 @@ class LoadPlan:
     files: tuple[OpenFile, ...]
     precision: Precision | None = None  # whose storage it has; None is the files'
 
-    def stored(self, precision: Precision) -> LoadPlan:
-        """The plan with every parameter in the dtype that `precision` says."""
+    def stored(self, precision: Precision, role: str | None = None) -> LoadPlan:
+        """The plan with every parameter in the dtype that `precision` says of its `role`: text, transformer or vae,
+        by default the one that the component's name says."""
 
         def kept(entry: Entry) -> Entry:
-            dtype = precision.weight_dtype(self.component, entry.name, entry.residency)
+            dtype = precision.weight_dtype(role or self.component, entry.name, entry.residency)
             return replace(entry, storage=Dense(dtype))
 
         return replace(self, entries={n: kept(entry) for n, entry in self.entries.items()}, precision=precision)

@@ -43,4 +43,10 @@ FAMILY = Family(
     model=_model,
     defaults=_defaults,
     described=lambda folder: "Qwen-Image, text to image",
+    layouts=(
+        ("model.diffusion_model.transformer_blocks.", "Qwen-Image transformer, ComfyUI prefix (not supported yet)"),
+        ("transformer_blocks.0.img_mod.1.weight", "Qwen-Image transformer, diffusers names"),
+        ("decoder.up_blocks.0.resnets.0.norm1.gamma", "Qwen-Image VAE, diffusers names"),
+        ("visual.", "Qwen2.5-VL, transformers names"),
+    ),
 )

@@ -33,7 +33,7 @@ class Component:
         stream = ops.DTYPES[precision.residual_dtype("transformer")]
         self.dtype = ops.DTYPES[precision.compute_dtype("transformer")]
         self.model = load.empty(lambda: Toy(config, stream))
-        load.fill(self.model, plan, lambda name: precision.weight_dtype("transformer", name), device)
+        load.fill(self.model, plan, device)
 
     @ops.computes
     def predict(self, x: Tensor, text: NumpyArray) -> Tensor:
