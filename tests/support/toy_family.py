@@ -86,7 +86,7 @@ class ToyModel:
     def needs(self, request: Request, plan: SamplingPlan, shape: tuple[int, int]) -> Needs:
         step = 4 * shape[0] * shape[1] * self.component.config.width
         weights = 0 if self._network else self.runtime.weight_bytes(self.component)
-        return Needs(memory={"a step of the toy": weights + step}, operations=plan.steps * step)
+        return Needs(memory={"a step of the toy": weights + step}, steps=plan.evaluations * step, decoding=0)
 
     def announce(self, prompts: Sequence[str], clip_skip: int = 0) -> None: ...
 
