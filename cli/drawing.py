@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import qwenimg
 from qwenimg.cli import environment, failures, writing
-from qwenimg.cli.faults import kept, told
+from qwenimg.cli.faults import kept, report_faults
 from qwenimg.cli.options import parse_debug
 from qwenimg.cli.progress import Report
 from qwenimg.cli.signals import Stop
@@ -69,7 +69,7 @@ def draw(flags: Flags, stop: Stop) -> int:
     for line in environment.unknown():
         report.notify("warning", line)
     replay = None if flags.replay is None else read_replay(flags.replay)
-    for line in () if replay is None else replay.told:
+    for line in () if replay is None else replay.messages:
         report.notify("warning", line)
     wanted, failed = _wanted(flags, replay, report)
     _check_files(flags, replay, wanted)
@@ -113,7 +113,7 @@ def draw(flags: Flags, stop: Stop) -> int:
 
 
 def _wanted(flags: Flags, replay: Replay | None, report: Report) -> tuple[list[Picture], list[int]]:
-    """The pictures to make, and the exit codes of those that cannot be made, of which is told. Raises QwenimgError."""
+    """The pictures to make, and the exit codes of those that cannot be; those are reported. Raises QwenimgError."""
     prompt = _prompt(flags)
     if prompt is not None and flags.prompt_file is not None:
         raise UsageError("a prompt and --prompt-file; give one of them")
@@ -121,7 +121,7 @@ def _wanted(flags: Flags, replay: Replay | None, report: Report) -> tuple[list[P
     base = merged({} if replay is None else replay.fields, fields(said))
     lines = None if flags.prompt_file is None else read_prompts(flags.prompt_file)
     wanted, faults = pictures(base, lines, flags.output, overwrite=flags.overwrite)
-    return wanted, told(faults, report, left=len(wanted), keep_going=flags.keep_going)
+    return wanted, report_faults(faults, report, left=len(wanted), keep_going=flags.keep_going)
 
 
 def _prompt(flags: Flags) -> str | None:
@@ -203,9 +203,9 @@ def _read_pictures(flags: Flags, report: Report) -> Given:
         return Given()
     from qwenimg.common.pictures import input
 
-    image, told = input.read_image(flags.image)
+    image, notes = input.read_image(flags.image)
     mask, more = (None, []) if flags.mask is None else input.read_mask(flags.mask, image)
-    for line in told + more:
+    for line in notes + more:
         report.notify("warning", line)
     return Given(image=image, mask=mask)
 
@@ -295,7 +295,7 @@ def _draw_all(
     stop: Stop,
     failed: list[int],
 ) -> int:
-    """Its exit code. `failed`: exit codes of what is not drawn at all. Each failure is told with its picture, and
+    """Its exit code. `failed`: exit codes of what is not drawn at all. Each failure is reported with its picture, and
     `done` comes last, also where an error ends the run."""
     made, fatal, latents = 0, 0, list[Any]()
     for picture in wanted:

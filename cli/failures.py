@@ -56,7 +56,7 @@ def disk_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in _FULL
 
 
-def tell(error: BaseException, where: str = "") -> tuple[int, str]:
+def report(error: BaseException, where: str = "") -> tuple[int, str]:
     """Prints the line for `error`, and its traceback where that is asked for; its exit code and text."""
     code, text = explain(error)
     if _wants_traceback():

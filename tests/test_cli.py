@@ -839,7 +839,6 @@ def writes(monkeypatch: pytest.MonkeyPatch, fails: str, error: Exception) -> Non
         original(path, data, overwrite=overwrite)
 
     monkeypatch.setattr(atomic_files, "write_atomic", write)
-    monkeypatch.setattr("qwenimg.common.pictures.latents.write_atomic", write)
 
 
 @pytest.mark.parametrize(("error", "made"), [(UsageError("exists"), 2), (DoesNotFit("full"), 1)])

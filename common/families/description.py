@@ -16,7 +16,7 @@ SHOWN = 5  # names of a kind
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """Lines for people, and whether everything fits together."""
+    """Lines to print, and the faults: what does not fit together."""
 
     lines: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)

@@ -1,1 +1,1 @@
-"""Work beyond one picture, apart from the command line: the recipes of other programs."""
+"""Many pictures: what was asked, where each is written, what fails; recipes read back, of other programs too."""

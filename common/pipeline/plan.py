@@ -47,7 +47,7 @@ class SamplingPlan:
 
     def asked(self) -> tuple[float, ...]:
         """The noise levels at which the model will be asked, each once, in order: the coefficients of samplers that are
-        not adaptive depend on no array, so running them on a float tells."""
+        not adaptive depend on no array, so running them on a float shows them."""
         return tuple(dict.fromkeys(sigma for recorder in self._recorded() for sigma in recorder.sigmas))
 
     def _recorded(self) -> list[_Recorder]:

@@ -46,7 +46,7 @@ SD_PLACES: Mapping[str, str] = {
     "final_norm": "conv_norm_out and conv_out; the prediction stays float32 for the sampler (switchable)",
     "modulation": "the embeddings of time, sizes and pooled text, and each residual block's projection of them",
     "residual": "the residual streams of UNet and text encoders, and the convolutions that start or carry the UNet's: "
-    "conv_in and the 1x1 conv_shortcut; what is kept for the way up",
+    "conv_in and the 1x1 conv_shortcut; what is kept for the up blocks",
     "timestep": "the timestep and its sinusoid",
     "softmax": "attention scores and their softmax",
     "group_norm": "the statistics of group and layer norms",
@@ -153,7 +153,7 @@ class Precision:
         return {place: switched.get(place, at_least_float32(low)) for place in self.kind.places}
 
     def summary(self) -> str:
-        """One line for people: `bf16 (text bf16, transformer bf16, vae fp32; final_norm fp32 ...)`."""
+        """One line for messages: `bf16 (text bf16, transformer bf16, vae fp32; final_norm fp32 ...)`."""
         short = {long: name for name, long in _DTYPES.items()} | {"float64": "fp64"}
         shown = {"text": "text", "transformer": self.kind.denoiser, "vae": "vae"}
         parts = ", ".join(f"{name} {short[self.compute_dtype(part)]}" for part, name in shown.items())

@@ -83,8 +83,8 @@ def load(
     """Opens a model on a backend; weights are read when they are first needed.
 
     model: a folder in diffusers layout, a known name, or a hub id that is in the local cache; None is qwen-image if
-    it was pulled, else the built-in model, of which notify is told. backend: auto, mlx, cuda or cpu. precision: see
-    `syntax` in `qwenimg.common.weights.precision`. notify(kind, text) is told of stages, warnings and notices.
+    it was pulled, else the built-in model, with a notice. backend: auto, mlx, cuda or cpu. precision: see
+    `syntax` in `qwenimg.common.weights.precision`. notify(kind, text) gets stages, warnings and notices.
     For Stable Diffusion: refiner, an SDXL refiner that ends each picture; vae, a folder or file that replaces the
     model's; tokenizer, the folder of CLIP's where the model is one file and none is found; prediction, "eps" or "v"
     where a file does not say.

@@ -14,7 +14,7 @@ from qwenimg.common.weights.safetensors import Stored, read_header
 
 
 def describe_file(path: Path, tensors: Mapping[str, Stored], prediction: Prediction | None) -> Description | None:
-    """Its type and what that is told by, its models, and what does not fit; None for another file."""
+    """Its type and the reasons for it, its models, and what does not fit; None for another file."""
     if not single_file.is_single_file(tensors):
         return None
     whole = Description(lines=["layout: Stable Diffusion, single file", summary("file", tensors)])

@@ -96,7 +96,7 @@ def is_single_file(tensors: Mapping[str, Stored]) -> bool:
 
 
 def detect(header: Header, prediction: Prediction | None = None) -> Detected:
-    """What the file is, from its header; `prediction` overrules what it seems to predict. Raises ModelError."""
+    """What the file is, from its header; `prediction` overrides what it seems to predict. Raises ModelError."""
     tensors, path = header.tensors, header.file.path
     unet, vae = _prefixes(tensors)
     if "edm_mean" in tensors:
