@@ -34,7 +34,7 @@ def load(name: str = "auto") -> Engine:
     the package or the device is missing: never a silent change.
     """
     if name not in NAMES:
-        raise UsageError(f"backend {name!r} is not one of {', '.join(NAMES)}")
+        raise UsageError(f"backend {clean(name, 40)!r} is not one of {', '.join(NAMES)}")
     if name == "auto":
         name = _choose()
     if not installed(name):
@@ -59,7 +59,7 @@ def load(name: str = "auto") -> Engine:
 def trainer(name: str = "auto") -> Train:
     """What trains the built-in model. Raises BackendMissing where that is not torch: only torch trains."""
     if name not in NAMES:
-        raise UsageError(f"backend {name!r} is not one of {', '.join(NAMES)}")
+        raise UsageError(f"backend {clean(name, 40)!r} is not one of {', '.join(NAMES)}")
     if name == "mlx":
         raise BackendMissing(
             "--backend mlx: training is built on torch, and a trained model runs on both; use --backend cpu or cuda"

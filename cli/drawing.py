@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import qwenimg
 from qwenimg.cli import environment, failures, streams
-from qwenimg.cli.faults import kept, told
+from qwenimg.cli.faults import kept, report_faults
 from qwenimg.cli.options import parse_debug
 from qwenimg.cli.progress import Report
 from qwenimg.cli.signals import Stop
@@ -69,7 +69,7 @@ def draw(flags: Flags, stop: Stop) -> int:
     for line in environment.unknown():
         report.notify("warning", line)
     replay = None if flags.replay is None else read_replay(flags.replay)
-    for line in () if replay is None else replay.told:
+    for line in () if replay is None else replay.messages:
         report.notify("warning", line)
     wanted, failed = _wanted(flags, replay, report)
     _check_files(flags, replay, wanted)
@@ -101,14 +101,14 @@ def draw(flags: Flags, stop: Stop) -> int:
         report.plan(pipe, wanted)
         prepare(pipe, wanted)
         with stop.waits():
-            told = Told(report, stop, failed)
-            return told.code(run(pipe, job, wanted, told))
+            listener = RunReport(report, stop, failed)
+            return listener.code(run(pipe, job, wanted, listener))
     finally:
         report.give_up()
 
 
-class Told:
-    """Tells of a run, and ends it where a signal came. `codes`: exit codes of what is not made."""
+class RunReport:
+    """Reports a run, and ends it where a signal came. `codes`: exit codes of what is not made."""
 
     def __init__(self, report: Report, stop: Stop, codes: list[int]) -> None:
         self.report, self.stop, self.codes = report, stop, codes
@@ -141,7 +141,7 @@ class Told:
 
 
 def _wanted(flags: Flags, replay: Replay | None, report: Report) -> tuple[list[Picture], list[int]]:
-    """The pictures to make, and the exit codes of those that cannot be made, of which is told. Raises QwenimgError."""
+    """The pictures to make, and the exit codes of those that cannot be; those are reported. Raises QwenimgError."""
     prompt = _prompt(flags)
     if prompt is not None and flags.prompt_file is not None:
         raise UsageError("a prompt and --prompt-file; give one of them")
@@ -149,7 +149,7 @@ def _wanted(flags: Flags, replay: Replay | None, report: Report) -> tuple[list[P
     base = merged({} if replay is None else replay.fields, fields(said))
     lines = None if flags.prompt_file is None else read_prompts(flags.prompt_file)
     wanted, faults = pictures(base, lines, flags.output, overwrite=flags.overwrite)
-    return wanted, told(faults, report, left=len(wanted), keep_going=flags.keep_going)
+    return wanted, report_faults(faults, report, left=len(wanted), keep_going=flags.keep_going)
 
 
 def _prompt(flags: Flags) -> str | None:
@@ -240,9 +240,9 @@ def _read_pictures(flags: Flags, report: Report) -> tuple[Any, Any]:
         return None, None
     from qwenimg.common.pictures import input
 
-    image, told = input.read_image(flags.image)
+    image, notes = input.read_image(flags.image)
     mask, more = (None, []) if flags.mask is None else input.read_mask(flags.mask, image)
-    for line in told + more:
+    for line in notes + more:
         report.notify("warning", line)
     return image, mask
 

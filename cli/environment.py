@@ -24,8 +24,8 @@ def variable(ctx: click.Context | None, param: click.Parameter | None) -> str | 
     """The variable that `param` was read from, or None if it was not."""
     if ctx is None or param is None or param.name is None:
         return None
-    told = ctx.get_parameter_source(param.name) is ParameterSource.ENVIRONMENT
-    return _name(param) if told else None
+    from_environment = ctx.get_parameter_source(param.name) is ParameterSource.ENVIRONMENT
+    return _name(param) if from_environment else None
 
 
 def check(ctx: click.Context, given: Mapping[str, Any]) -> None:
@@ -37,7 +37,7 @@ def check(ctx: click.Context, given: Mapping[str, Any]) -> None:
         try:
             _check(name, value)
         except UsageError as error:
-            option = f"--{name.replace('_', '-')} "  # which nobody gave
+            option = f"--{name.replace('_', '-')} "  # which was not given
             raise UsageError(f"{found} in the environment: {str(error).removeprefix(option)}") from None
 
 

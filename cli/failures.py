@@ -32,7 +32,7 @@ def explain(error: BaseException) -> tuple[int, str]:
     return 1, f"this is a bug in qwenimg: {type(error).__name__}: {str(error)[:150]}{hint}"
 
 
-def tell(error: BaseException, where: str = "") -> tuple[int, str]:
+def report(error: BaseException, where: str = "") -> tuple[int, str]:
     """Prints the line for `error`, and its traceback where that is asked for; its exit code and text."""
     code, text = explain(error)
     if _wants_traceback():

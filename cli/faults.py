@@ -1,4 +1,4 @@
-"""The lines of a prompt file that ask for what cannot be made: each is told, and ends the run or is left out."""
+"""The lines of a prompt file that ask for what cannot be made: each is reported, and ends the run or is left out."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.jobs.pictures import Picture
 from qwenimg.common.jobs.run import passing
 
-MOST = 20  # that are told one by one where they end the run
+MOST = 20  # that are reported one by one where they end the run
 
 
-def told(faults: Sequence[ModelError], report: Report, *, left: int, keep_going: bool) -> list[int]:
-    """The exit codes of `faults`, of which is told. Raises the last where they end the run: unless it shall keep going,
+def report_faults(faults: Sequence[ModelError], report: Report, *, left: int, keep_going: bool) -> list[int]:
+    """Reports `faults` and returns their exit codes. Raises the last where they end the run: unless `keep_going`,
     and where none are `left` to draw."""
     if not faults or (keep_going and left):
         return [report.fault(error) for error in faults]
@@ -29,8 +29,8 @@ def told(faults: Sequence[ModelError], report: Report, *, left: int, keep_going:
 def kept(
     wanted: list[Picture], check: Callable[[Picture], object], report: Report, failed: list[int], *, keep_going: bool
 ) -> list[Picture]:
-    """Those of `wanted` that pass `check`. What a prompt file asks for in vain is told with its line, and the exit code
+    """Those of `wanted` that pass `check`. A fault of a prompt file is reported with its line, and its exit code
     is added to `failed`. Raises QwenimgError."""
     passed, faults = passing(wanted, check)
-    failed += told(faults, report, left=len(passed), keep_going=keep_going)
+    failed += report_faults(faults, report, left=len(passed), keep_going=keep_going)
     return passed

@@ -16,7 +16,7 @@ from qwenimg.common.base.errors import UsageError
 from qwenimg.common.jobs.fields import ALL, SAID
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_FILE = click.Path(path_type=Path, readable=False)  # what cannot be read is told as that, with the code for it
+_FILE = click.Path(path_type=Path, readable=False)  # what cannot be read is reported later, with its exit code
 _SETTINGS = {
     "auto_envvar_prefix": "QWENIMG",
     "token_normalize_func": options.known_name,

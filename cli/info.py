@@ -92,14 +92,14 @@ def _described(foreign: Foreign | None) -> dict[str, object] | None:
     if foreign is None:
         return None
     about = {"program": foreign.program, "fields": foreign.fields, "model": foreign.model}
-    return {**about, "told": foreign.told(), "refused": foreign.refused}
+    return {**about, "told": foreign.messages(), "refused": foreign.refused}
 
 
 def _show_foreign(foreign: Foreign) -> None:
     click.echo(_shown("recipe of", foreign.program))
     for key, value in {**foreign.fields, "model": foreign.model or "not named"}.items():
         click.echo(_shown(key, str(value)))
-    for line in foreign.told():
+    for line in foreign.messages():
         click.echo(_shown("note", line))
     if foreign.refused is not None:
         click.echo(_shown("cannot be made again", foreign.refused))

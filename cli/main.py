@@ -81,7 +81,7 @@ def _call(args: list[str], stop: Stop) -> int:
 
 
 def _end(error: BaseException | None, stop: Stop, args: list[str]) -> int:
-    """The exit code for `error`, of which it tells; whatever was raised while a signal ended the run, the signal's."""
+    """Reports `error` and returns its exit code; whatever was raised while a signal ended the run, the signal's."""
     from qwenimg.cli import streams
 
     if stop.exit_code is not None:
@@ -92,7 +92,7 @@ def _end(error: BaseException | None, stop: Stop, args: list[str]) -> int:
 
     if stop.exit_code is None:
         assert error is not None
-        code, text = failures.tell(error)
+        code, text = failures.report(error)
     if code and wants_json(args):
         try:
             streams.put(failures.event(code, text))

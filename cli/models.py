@@ -34,8 +34,8 @@ def table() -> str:
     lines: list[tuple[str, ...]] = [("name", "here", "size", "memory", "license", "for")]
     for entry in listing.entries():
         memory = "" if entry.memory is None else size_text(entry.memory)
-        told = (entry.license or "its own", entry.purpose or "in the cache")
-        lines.append((clean(entry.name, 100), entry.here, size_text(entry.bytes), memory, *told))
+        rest = (entry.license or "its own", entry.purpose or "in the cache")
+        lines.append((clean(entry.name, 100), entry.here, size_text(entry.bytes), memory, *rest))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rows = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
     return "\n".join([*rows, "", 'get one: qwenimg pull NAME     draw with it: qwenimg -m NAME "a red circle"'])

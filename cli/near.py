@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-LONG = ("generate", "devices", "selftest", "samplers")  # unlike other words, so that a likeness tells
+LONG = ("generate", "devices", "selftest", "samplers")  # unlike other words, so that a likeness is no chance
 LIKE = 0.85  # of difflib: one wrong letter in seven
 # Of other programs, and what comes closest here.
 OTHERS = {

@@ -1,4 +1,4 @@
-"""What a run tells while it goes: a bar or lines on standard error, and events or paths on standard output.
+"""What a run prints while it goes: a bar or lines on standard error, and events or paths on standard output.
 
 Standard output carries the absolute path of each picture as it is done, one per line, or with --json one object per
 line: `plan`, then for each picture `step` (many) and `image` or `error`, then `done`. Each has `schema` and `event`.
@@ -33,6 +33,7 @@ class Report:
         self.as_json, self.quiet, self.debug = as_json, quiet, debug
         self.start = time.monotonic()
         self.total = 0
+        self._expected: Sequence[Estimate] = ()  # until the first step gives a better one
         self._held: list[str] | None = []  # lines that wait for the headline, which comes first
         self._warned: set[str] = set()
         self._bar = Bar()
@@ -40,7 +41,7 @@ class Report:
     # Before the pictures
 
     def notify(self, kind: str, text: str) -> None:
-        """For the library to call: a `stage` that begins, a `notice`, or a `warning`, told once only."""
+        """For the library to call: a `stage` that begins, a `notice`, or a `warning`, printed once only."""
         if kind != "warning":
             self._line(text, always=kind == "notice")
         elif text not in self._warned:
@@ -48,12 +49,13 @@ class Report:
             self._line(f"qwenimg: warning: {text}", always=True)
 
     def headline(self, text: str, expected: Sequence[Estimate]) -> None:
-        """Told first, with the memory and the time of all pictures together; a long time in a line of its own."""
+        """Printed first, with the memory and the time of all pictures together; a long time in a line of its own."""
         most, seconds = max(one.memory for one in expected), sum(one.seconds for one in expected)
         held, self._held = self._held or [], None
-        self._line(f"{text} · {estimate.told(most, seconds)}")
+        self._expected = expected
+        self._line(f"{text} · {estimate.summary(most, seconds)}")
         if seconds > estimate.LONG:
-            takes = f"this takes about {estimate.duration(seconds)} on this device"
+            takes = f"this takes {estimate.duration(seconds)} on this device"
             self.notify("warning", f"{takes}; fewer pixels, steps or pictures take less")
         for line in held:
             streams.say(line)
@@ -88,14 +90,27 @@ class Report:
         self._event(
             "step", index=picture.index, step=step.index, total=step.total, sigma=step.sigma, seconds=step.seconds
         )
-        if self.as_json or self.quiet:
-            return
+        if not (self.as_json or self.quiet):
+            self._shown(step)
+        self._correct(step)
+
+    def _shown(self, step: Step) -> None:
         if sys.stderr is None or not sys.stderr.isatty():
             self._line(f"step {step.index}/{step.total}, {step.seconds:.2f} s")
             return
         self._bar.step(step.total, step.seconds)
         if step.index == step.total:
             self._bar.close()
+
+    def _correct(self, step: Step) -> None:
+        """After the first step of all: what is left, where it is long or much else than was said."""
+        expected, self._expected = self._expected, ()
+        if expected:
+            rest, telling = estimate.left(expected, step.seconds)
+            if telling:
+                self._line(
+                    f"as the first step went, the rest takes {estimate.duration(rest)}", always=rest > estimate.LONG
+                )
 
     def image(self, picture: Picture, result: Result, seconds: float) -> None:
         for warning in result.warnings:
@@ -123,7 +138,7 @@ class Report:
         self._bar.close()
         where = f"picture {picture.index} (seed {picture.seed}): " if self.total > 1 else ""
         where = f"{clean(picture.where, 80)}: {where}" if picture.where else where
-        code, text = failures.tell(error, where)
+        code, text = failures.report(error, where)
         if self.as_json:
             streams.put(failures.event(code, text, picture.index))
         return code
@@ -131,7 +146,7 @@ class Report:
     def fault(self, error: ModelError) -> int:
         """Tells of a line of a prompt file that asks for nothing that can be made, and returns its exit code."""
         self._bar.close()
-        code, text = failures.tell(error)
+        code, text = failures.report(error)
         if self.as_json:
             streams.put(failures.event(code, text))
         return code

@@ -22,7 +22,7 @@ class Bar:
     def __init__(self, *, quiet: bool) -> None:
         self.quiet = quiet
         self._bar: Any = None
-        self._told = time.monotonic()
+        self._printed = time.monotonic()
 
     def line(self, text: str) -> None:
         if self.quiet:
@@ -38,8 +38,8 @@ class Bar:
         with contextlib.suppress(OSError, ValueError):
             if sys.stderr.isatty():
                 self._draw(path, done, total)
-            elif time.monotonic() - self._told >= EVERY:
-                self._told = time.monotonic()
+            elif time.monotonic() - self._printed >= EVERY:
+                self._printed = time.monotonic()
                 streams.say(f"{done / 1e9:.2f} of {total / 1e9:.2f} GB ({done / max(total, 1):.0%}), {path}")
 
     def close(self) -> None:

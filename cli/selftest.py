@@ -56,12 +56,12 @@ def selftest(
     stop = ctx.obj if isinstance(ctx.obj, Stop) else Stop()
     path = None if output is None else _sheet_path(output, overwrite)
     prompts = selftest_prompts()
-    told = Told(prompts, as_json=as_json, quiet=quiet)
-    pipe = qwenimg.load(model or NAME, backend, precision, notify=told.notify)
-    told.line(pipe.headline())
-    told.event("plan", backend=pipe.backend, device=pipe.device, model=pipe.model_name, pictures=len(prompts))
-    answers = _answers(pipe, prompts, sides, told, stop)
-    return _judge(answers, path, overwrite, told)
+    report = SelftestReport(prompts, as_json=as_json, quiet=quiet)
+    pipe = qwenimg.load(model or NAME, backend, precision, notify=report.notify)
+    report.line(pipe.headline())
+    report.event("plan", backend=pipe.backend, device=pipe.device, model=pipe.model_name, pictures=len(prompts))
+    answers = _answers(pipe, prompts, sides, report, stop)
+    return _judge(answers, path, overwrite, report)
 
 
 def _sheet_path(output: str, overwrite: bool) -> Path:
@@ -81,7 +81,7 @@ def _sheet_path(output: str, overwrite: bool) -> Path:
 
 
 def _answers(
-    pipe: qwenimg.Pipeline, prompts: list[GatePrompt], size: tuple[int, int] | None, told: Told, stop: Stop
+    pipe: qwenimg.Pipeline, prompts: list[GatePrompt], size: tuple[int, int] | None, report: SelftestReport, stop: Stop
 ) -> list[Answer]:
     from qwenimg.common.families.catalog import BUILT_IN
     from qwenimg.common.shapes import selftest as test
@@ -93,26 +93,26 @@ def _answers(
             stop.check()
             if isinstance(event, test.Answer):
                 found.append(event)
-                told.answer(event)
+                report.answer(event)
             else:
-                told.step(event.total)
+                report.step(event.total)
     finally:
-        told.close()
+        report.close()
     return found
 
 
-def _judge(answers: list[Answer], path: Path | None, overwrite: bool, told: Told) -> int:
-    """Tells the score and writes the sheet. Raises NumericsError where too little is right."""
+def _judge(answers: list[Answer], path: Path | None, overwrite: bool, report: SelftestReport) -> int:
+    """Prints the score and writes the sheet. Raises NumericsError where too little is right."""
     from qwenimg.common.base import atomic_files
     from qwenimg.common.shapes import selftest as test
 
     scores = test.scores(answers)
-    told.scores(scores, [test.line(score) for score in scores], answers)
+    report.scores(scores, [test.line(score) for score in scores], answers)
     if path is not None:
         atomic_files.write_atomic(path, test.sheet_png(answers), overwrite=overwrite)
-        told.result(b"sheet: " + os.fsencode(path))
+        report.result(b"sheet: " + os.fsencode(path))
     failed = [score.group for score in scores if not score.passed]
-    told.event("done", passed=not failed, sheet=None if path is None else str(path))
+    report.event("done", passed=not failed, sheet=None if path is None else str(path))
     if failed:
         total = scores[-1]
         raise NumericsError(
@@ -121,8 +121,8 @@ def _judge(answers: list[Answer], path: Path | None, overwrite: bool, told: Told
     return 0
 
 
-class Told:
-    """What is told while it goes: a bar or a line for each picture on standard error, the score on standard output."""
+class SelftestReport:
+    """What is printed: a bar or a line for each picture on standard error, the score on standard output."""
 
     def __init__(self, prompts: list[GatePrompt], *, as_json: bool, quiet: bool) -> None:
         self.prompts, self.as_json, self.quiet = prompts, as_json, quiet
@@ -130,7 +130,7 @@ class Told:
         self._bar = Bar()
 
     def notify(self, kind: str, text: str) -> None:
-        """For the library to call; a stage is told of nowhere, since the pictures are small and many."""
+        """For the library to call; stages are not reported, since the pictures are small and many."""
         if kind == "warning":
             self.close()
             streams.say(f"qwenimg: warning: {text}")

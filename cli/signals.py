@@ -34,7 +34,7 @@ class Stop:
     def __init__(self) -> None:
         self.number: int | None = None
         self.raises = False  # whether the handler may raise, wherever the main thread is
-        self.lost = False  # whether it did, where nobody heard
+        self.lost = False  # whether it did, where no thread noticed
         self.working = False  # whether a command runs, which may take long to stop
         self.drawing = False
         self._begun = time.monotonic()  # of what runs now
@@ -155,13 +155,13 @@ def _watch(inlet: int, stop: Stop, numbers: frozenset[int]) -> None:
     the byte that the interpreter writes for each signal reaches this thread at once."""
     poll = select.poll()
     poll.register(inlet, select.POLLIN)
-    first, told, ours = None, False, 0
+    first, printed, ours = None, False, 0
     while True:
         late = first is not None and time.monotonic() - first >= TELL
-        if first is not None and not told and (stop.drawing or (late and stop.working and stop.raises)):
-            told = True
-            _tell(f"qwenimg: {stop.words()}")
-        wait = None if first is None or told else TELL
+        if first is not None and not printed and (stop.drawing or (late and stop.working and stop.raises)):
+            printed = True
+            _print(f"qwenimg: {stop.words()}")
+        wait = None if first is None or printed else TELL
         if stop.lost and stop.number is not None:
             wait = AGAIN
             if stop.raises and not ours:
@@ -181,11 +181,11 @@ def _watch(inlet: int, stop: Stop, numbers: frozenset[int]) -> None:
                 first = time.monotonic()
             elif time.monotonic() - first >= REPEAT:
                 time.sleep(UNWIND)
-                _tell("qwenimg: error: stopped at once by a second signal")
+                _print("qwenimg: error: stopped at once by a second signal")
                 os._exit(STOPPING[signal.Signals(number)])
 
 
-def _tell(line: str) -> None:
+def _print(line: str) -> None:
     """Past the buffer of standard error, which the main thread may hold."""
     if sys.stderr is None:  # then the descriptor may be any other file's
         return

@@ -1,4 +1,4 @@
-"""Standard output for results, standard error for people. Neither can end a run that makes pictures."""
+"""Standard output for results, standard error for messages. Neither can end a run that makes pictures."""
 
 from __future__ import annotations
 

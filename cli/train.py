@@ -12,8 +12,8 @@ from qwenimg.cli import streams
 STAGES = ("vae", "text", "dit", "all")
 STEPS = {"vae": 6000, "text": 2000, "dit": 8200}
 BATCH = {"vae": 16, "text": 128, "dit": 48}
-_FOLDER = click.Path(path_type=Path, readable=False)  # what cannot be read is told as that, with the code for it
-_FOLDER = click.Path(path_type=Path, readable=False)  # what cannot be read is told as that, with the code for it
+_FOLDER = click.Path(path_type=Path, readable=False)  # what cannot be read is reported later, with its exit code
+_FOLDER = click.Path(path_type=Path, readable=False)  # what cannot be read is reported later, with its exit code
 SIZE = {"vae": "64", "text": "128", "dit": "128"}
 
 

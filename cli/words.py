@@ -81,8 +81,8 @@ def wants_json(args: Sequence[str]) -> bool:
     if found.get("json") is True:
         return True
     place = command_place(args)
-    told = os.environ.get("QWENIMG_JSON", "").strip().lower()
-    return (place is None or args[place] == "generate") and told in ("1", "true", "t", "yes", "y", "on")
+    value = os.environ.get("QWENIMG_JSON", "").strip().lower()
+    return (place is None or args[place] == "generate") and value in ("1", "true", "t", "yes", "y", "on")
 
 
 cli = Words("qwenimg", add_help_option=False, context_settings={"help_option_names": HELP_NAMES})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,18 @@ from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.measure import parity
 from qwenimg.common.networks import clip
 from qwenimg.common.networks.clip import CLIPConfig
-from qwenimg.common.weights import plan as checkpoint
+from qwenimg.common.weights import keys
+from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.precision import FP32
 
 BACKENDS = {"torch": TORCH, "MLX": MLX}
 # Relative L2. Measured at most 6e-7 in float32 and 4e-16 in float64: sums in another order over five layers.
 FLOAT32, FLOAT64 = 5e-6, 1e-14
 
 
-def opened(folder: Path) -> tuple[CLIPConfig, checkpoint.LoadPlan]:
+def opened(folder: Path) -> tuple[CLIPConfig, LoadPlan]:
     config = parse(CLIPConfig, clip.text_fields(read_json(folder / "config.json")), source=folder / "config.json")
-    return config, checkpoint.plan(folder, "text_encoder", clip.manifest(config), rename=clip.rename)
+    return config, keys.plan(folder, "text_encoder", clip.manifest(config), rename=clip.rename)
 
 
 def model_on(twin: Twin, folder: Path, dtype: str, stream: str) -> Any:
@@ -32,7 +35,7 @@ def model_on(twin: Twin, folder: Path, dtype: str, stream: str) -> Any:
     module = importlib.import_module(f"qwenimg.backends.{twin.name}.networks.clip")
     model = twin.load.empty(lambda: module.CLIPTextEncoder(config, twin.nn.DTYPES[stream]))
     device = [torch.device("cpu")] if twin.name == "torch" else []
-    twin.load.fill(model, plan, lambda name: dtype, *device)
+    twin.load.fill(model, plan.stored(replace(FP32, text=dtype)), *device)
     plan.close()
     return model
 

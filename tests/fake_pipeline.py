@@ -46,7 +46,7 @@ class FakePipeline:
 
     def estimate(self, prompt: str, **asked: Any) -> Estimate:
         self.check(prompt, **asked)
-        return Estimate(memory=3 * 10**8, seconds=self.expected)
+        return Estimate(memory=3 * 10**8, seconds=self.expected, step=self.expected / 4)
 
     def prepare(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
         self.prepared += prompts

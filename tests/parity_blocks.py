@@ -18,6 +18,7 @@ from qwenimg.common.measure import parity
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.numbers import rope
 from qwenimg.common.weights.precision import Precision, at_least_float32
+from qwenimg.common.weights.residency import ONCE
 
 SHAPES = [(1, 5, 7)]  # image tokens
 WORDS = 11  # text tokens
@@ -48,7 +49,7 @@ KINDS: dict[str, Callable[[Precision, str], str]] = {
     "stream": lambda p, part: p.residual_dtype(part),
     "compute": lambda p, part: p.compute_dtype(part),
     "wide": lambda p, part: at_least_float32(p.compute_dtype(part)),
-    "modulation": lambda p, part: p.weight_dtype(part, "transformer_blocks.0.img_mod.1.weight"),
+    "modulation": lambda p, part: p.weight_dtype(part, "transformer_blocks.0.img_mod.1.weight", ONCE),
     "start": lambda p, part: p.weight_dtype(part, "img_in.weight"),
     "head": lambda p, part: p.weight_dtype(part, "proj_out.weight"),
 }

@@ -14,7 +14,8 @@ import torch
 from qwenimg.backends import load as load_backend
 from qwenimg.common.measure import parity
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
-from qwenimg.common.weights import plan
+from qwenimg.common.weights import keys
+from qwenimg.common.weights.plan import as_stored
 from qwenimg.common.weights.precision import Precision
 
 DIT = qwen_dit.QwenDiTConfig(
@@ -61,15 +62,15 @@ class Files:
 
     def __init__(self, folder: Path, stored: str):
         self.configs = {"transformer": DIT, "text": TEXT, "vae": VAE}
-        vae = qwen_vae.manifest(VAE)
-        manifests = {"transformer": qwen_dit.manifest(DIT), "text": qwen_vl.manifest(TEXT), "vae": vae}
-        wanted = {"vae": qwen_vae.still(vae)}
+        dit, text, vae = qwen_dit.manifest(DIT), qwen_vl.manifest(TEXT), qwen_vae.manifest(VAE)
+        manifests = {"transformer": dit, "text": text, "vae": vae}
+        uses = {"transformer": qwen_dit.uses, "text": as_stored, "vae": qwen_vae.uses}
         self.plans = {}
         for seed, (part, manifest) in enumerate(manifests.items()):
             path = folder / f"{part}-{stored}.safetensors"
             made = {key: value.to(getattr(torch, stored)) for key, value in weights(manifest, seed).items()}
             safetensors.torch.save_file(made, path)
-            self.plans[part] = plan.plan(path, part, manifest, wanted=wanted.get(part))
+            self.plans[part] = keys.plan(path, part, manifest, uses=uses[part])
 
 
 # Backends
@@ -107,10 +108,7 @@ class Twin:
     def component(self, files: Files, part: str, precision: Precision):
         """The transformer, the text encoder or the VAE, with all its weights."""
         network = {"text": "qwen_vl", "vae": "qwen_vae", "transformer": "qwen_dit"}[part]
-        made = self.engine.open(network, files.configs[part], files.plans[part], precision)
-        if part == "vae":
-            made._need(lambda name: True)
-        return made
+        return self.engine.open(network, files.configs[part], files.plans[part].stored(precision), precision)
 
 
 TORCH = cache(lambda: Twin("cpu"))

@@ -18,7 +18,8 @@ from sd_models import MLX, PUBLISHED, TORCH, VAE_PUBLISHED, ExactSinusoids, Side
 
 from qwenimg.common.measure import parity
 from qwenimg.common.networks import kl_vae, unet
-from qwenimg.common.weights import plan, precision
+from qwenimg.common.weights import keys, precision
+from qwenimg.common.weights.plan import as_stored
 from qwenimg.common.weights.precision import Precision, bases, parse
 
 UNET = unet_config(
@@ -108,8 +109,7 @@ class SDFiles:
             path = folder / f"{part}-{stored}.safetensors"
             made = {key: value.to(getattr(torch, stored)) for key, value in weights(manifest, seed).items()}
             safetensors.torch.save_file(made, path)
-            wanted = unet.used(manifest) if part == "unet" else None
-            self.plans[part] = plan.plan(path, part, manifest, wanted=wanted)
+            self.plans[part] = keys.plan(path, part, manifest, uses=unet.uses if part == "unet" else as_stored)
 
 
 class SDBench(Bench):

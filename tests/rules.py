@@ -34,6 +34,8 @@ AT_IMPORT = {
     "required": "the same",
     "options_of": "a table of constants",
     "Path": "a path, which asks the file system nothing",
+    "Family": "a row of families/registry.py",
+    "Network": "a row of networks/",
     "dataclass": "a decorator",
     "property": "a decorator",
     "cached_property": "a decorator",

@@ -17,7 +17,8 @@ from tiny_model import randomise
 from qwenimg.backends import load as load_backend
 from qwenimg.common.base.config import parse
 from qwenimg.common.networks import kl_vae, unet
-from qwenimg.common.weights import plan as checkpoint
+from qwenimg.common.weights import keys
+from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import Precision
 
 CROSS = ("CrossAttnDownBlock2D", "CrossAttnUpBlock2D")
@@ -202,17 +203,17 @@ class Side:
         values = self.engine.numpy(array)
         return values.transpose(0, 3, 1, 2) if values.ndim == 4 and self.name == "mlx" else values
 
-    def unet(self, config: unet.UNetConfig, plan: checkpoint.LoadPlan, precision: Precision):
+    def unet(self, config: unet.UNetConfig, plan: LoadPlan, precision: Precision):
         stream = self.nn.DTYPES[precision.residual_dtype("unet")]
-        return self._filled(lambda: self.unets.UNet(config, stream), plan, precision, "unet")
+        return self._filled(lambda: self.unets.UNet(config, stream), plan, precision)
 
-    def vae(self, config: kl_vae.KLVAEConfig, plan: checkpoint.LoadPlan, precision: Precision):
-        return self._filled(lambda: self.vaes.KLVAE(config), plan, precision, "vae")
+    def vae(self, config: kl_vae.KLVAEConfig, plan: LoadPlan, precision: Precision):
+        return self._filled(lambda: self.vaes.KLVAE(config), plan, precision)
 
-    def _filled(self, build, plan: checkpoint.LoadPlan, precision: Precision, part: str):
+    def _filled(self, build, plan: LoadPlan, precision: Precision):
         model = self.load.empty(build)
         device = [] if self.name == "mlx" else [torch.device("cpu")]
-        self.load.fill(model, plan, lambda key: precision.weight_dtype(part, key), *device)
+        self.load.fill(model, plan.stored(precision), *device)
         return model
 
     def predict(self, model, given: Given, dtype: str = "float32"):
@@ -232,16 +233,16 @@ def sides() -> dict[str, Side]:
     return {"torch": TORCH(), "MLX": MLX()}
 
 
-def unet_plan(folder: Path) -> tuple[unet.UNetConfig, checkpoint.LoadPlan]:
+def unet_plan(folder: Path) -> tuple[unet.UNetConfig, LoadPlan]:
     """Of a folder that diffusers wrote."""
     config = unet_config(json.loads((folder / "config.json").read_text()))
     stored = unet.manifest(config)
-    return config, checkpoint.plan(folder, "unet", stored, wanted=unet.used(stored))
+    return config, keys.plan(folder, "unet", stored, uses=unet.uses)
 
 
-def vae_plan(folder: Path) -> tuple[kl_vae.KLVAEConfig, checkpoint.LoadPlan]:
+def vae_plan(folder: Path) -> tuple[kl_vae.KLVAEConfig, LoadPlan]:
     config = vae_config(json.loads((folder / "config.json").read_text()))
-    return config, checkpoint.plan(folder, "vae", kl_vae.manifest(config), rename=kl_vae.rename)
+    return config, keys.plan(folder, "vae", kl_vae.manifest(config), rename=kl_vae.rename)
 
 
 def relative(ours: np.ndarray, theirs: np.ndarray) -> float:

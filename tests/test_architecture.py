@@ -39,20 +39,6 @@ ALLOWED_FRAMEWORKS = {
     ): "the name of a random number generator, in the recipe",
     ("common/pipeline/recipe.py", "a1111_parameters: torch-cpu"): "the same name, read back",
 }
-# What the backends may use of common: no schedule, key map, tokenizer, noise or loop.
-USED_BY_BACKENDS = {
-    "amounts": "words for a number",
-    "backend": "the protocol",
-    "checkpoint": "the load plan",
-    "conditioning": "tables and masks made in numpy",
-    "errors": "",
-    "geometry": "tables made in numpy, and tiles",
-    "memory": "free RAM",
-    "models": "configurations",
-    "observers": "what sees every operation",
-    "precision": "the policy",
-}
-
 Checker = Callable[[str], list[str]]
 Exceptions = dict[tuple[str, str], str]
 
@@ -201,19 +187,6 @@ def test_no_global_statement():
     assert broken(global_names, PACKAGE) == []
 
 
-def test_backends_use_only_this_of_common():
-    def foreign(source: str) -> list[str]:
-        modules = re.findall(r"^from qwenimg\.common\.(\w+)|^from qwenimg\.common import (.+)$", source, re.MULTILINE)
-        used = {name.strip() for pair in modules for name in ",".join(pair).split(",") if name.strip()}
-        return sorted(used - USED_BY_BACKENDS.keys())
-
-    assert foreign("from qwenimg.common import errors, samplers\nfrom qwenimg.common.numbers.noise import normal") == [
-        "noise",
-        "samplers",
-    ]
-    assert broken(foreign, INNER) == []
-
-
 # Layers of imports
 
 
@@ -231,7 +204,7 @@ def test_layers():
 
 
 def test_each_contract_can_fail(tmp_path):
-    """Four contracts, four bad imports in a copy of the package: all four are reported."""
+    """As many contracts as bad imports in a copy of the package: all are reported."""
     ignored = shutil.ignore_patterns("__pycache__")
     for folder in ("common", "backends", "cli"):
         shutil.copytree(ROOT / folder, tmp_path / "src" / "qwenimg" / folder, ignore=ignored)
@@ -239,6 +212,9 @@ def test_each_contract_can_fail(tmp_path):
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     faults = {
         "common/networks/params.py": "import torch",
+        "common/base/text.py": "import qwenimg.common.runtime.limits",
+        "common/families/qwen_image/memory.py": "import qwenimg.common.families.stable_diffusion.memory",
+        "backends/mlx/load.py": "import qwenimg.common.sampling.ode",
         "backends/mlx/ops/layers.py": "import torch",
         "backends/torch/ops/layers.py": "import mlx.core",
         "cli/__init__.py": "import numpy",

@@ -58,7 +58,7 @@ def placed(toy: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The toy in the place of the built-in model, at toy sizes."""
     monkeypatch.setattr(builtin, "folder", lambda: toy)
     monkeypatch.setattr(catalog, "BUILT_IN", SMALL)
-    monkeypatch.setitem(catalog.RECIPES, SMALL.name, SMALL)
+    monkeypatch.setitem(catalog.KNOWN, SMALL.name, SMALL)
     monkeypatch.setattr(builtin, "TRAINED_SIZES", ((48, 32), (48, 48)))
     return toy
 
@@ -84,7 +84,7 @@ def library(placed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Li
 @pytest.mark.parametrize("given", [None, "shapes", "shapes-v1", "Shapes"])
 def test_what_means_the_built_in_model(placed: Path, given: str | None):
     found = resolve.resolve(given)
-    assert (found.folder, found.name, found.recipe, found.revision) == (placed, "shapes-v1", SMALL, None)
+    assert (found.folder, found.name, found.known, found.revision) == (placed, "shapes-v1", SMALL, None)
     assert resolve.is_built_in(given)
 
 

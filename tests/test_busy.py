@@ -1,8 +1,8 @@
-"""One pipeline draws one picture at a time: a second call is refused at once, and what is given up frees it."""
+"""One pipeline draws one picture at a time: a second call is refused at once. What is given up frees it:
+`test_every_family`."""
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -64,68 +64,6 @@ def test_a_second_thread_is_refused_and_the_first_keeps_its_picture(open_pipe: C
     assert drawn.recipe["prompt"] == "a ring"
     assert drawn.latents.tobytes() == fresh("a ring", **SMALL).latents.tobytes()
     assert pipe("a star", **SMALL).latents.tobytes() == fresh("a star", **SMALL).latents.tobytes()
-
-
-class StoppedError(Exception):
-    """Of the one who reads the stream."""
-
-
-def _closed(pipe: Pipeline) -> None:
-    events = pipe.stream("a ring", **SMALL)
-    next(events)
-    events.close()
-
-
-def _dropped(pipe: Pipeline) -> None:
-    for _ in pipe.stream("a ring", **SMALL):
-        break
-    gc.collect()
-
-
-def _never_begun(pipe: Pipeline) -> None:
-    pipe.stream("a ring", **SMALL)
-
-
-def _raised_in(pipe: Pipeline) -> None:
-    events = pipe.stream("a ring", **SMALL)
-    next(events)
-    with pytest.raises(StoppedError):
-        events.throw(StoppedError())
-
-
-def _reader_raised(pipe: Pipeline) -> None:
-    with pytest.raises(StoppedError):
-        for _ in pipe.stream("a ring", **SMALL):
-            raise StoppedError
-
-
-def _decoder_failed(pipe: Pipeline) -> None:
-    def fail(latents: object) -> None:
-        raise MemoryError("no room to decode")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipe.model, "decode", fail)
-        with pytest.raises(MemoryError):
-            pipe("a ring", **SMALL)
-
-
-def _refused(pipe: Pipeline) -> None:
-    with pytest.raises(UsageError):
-        pipe("a ring", steps=0)
-
-
-ENDS = (_closed, _dropped, _never_begun, _raised_in, _reader_raised, _decoder_failed, _refused)
-
-
-def test_every_end_of_a_stream_frees_the_pipeline(open_pipe: Callable[[], Pipeline]) -> None:
-    """Bit for bit a fresh pipeline's picture after each, and nothing of the run that was given up is held."""
-    pipe = open_pipe()
-    wanted = open_pipe()("a star", **SMALL).latents.tobytes()
-    for end in ENDS:
-        end(pipe)
-        held = pipe.model._run if hasattr(pipe.model, "_run") else pipe.model.base.prepared
-        assert held is None, end.__name__
-        assert pipe("a star", **SMALL).latents.tobytes() == wanted, end.__name__
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if name != "close"])

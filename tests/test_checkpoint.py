@@ -1,5 +1,6 @@
 """Finding, planning and reading the weights of a component: refusals by class, values bit for bit."""
 
+import gc
 import json
 import math
 import os
@@ -15,7 +16,8 @@ import torch
 from refusals import refused, safetensors_bytes, tensor
 
 from qwenimg.common.weights.files import find_files
-from qwenimg.common.weights.plan import plan, read
+from qwenimg.common.weights.keys import plan
+from qwenimg.common.weights.plan import Use, read
 
 SINGLE = "diffusion_pytorch_model.safetensors"
 INDEX = "diffusion_pytorch_model.safetensors.index.json"
@@ -82,7 +84,7 @@ def test_values_are_those_of_torch_bit_for_bit(tmp_path, layout):
     for name, entry in planned.entries.items():
         array = read(entry)
         assert bits(array) == expected_bits(tensors[name]), name
-        assert array.dtype == {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}[entry.dtype]
+        assert array.dtype == {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}[entry.source.first.dtype]
         if array.size:
             assert array.flags.writeable and array.flags.c_contiguous
     assert planned.parameters == sum(t.numel() for t in tensors.values())
@@ -95,7 +97,7 @@ def test_values_are_those_of_torch_bit_for_bit(tmp_path, layout):
 def test_entries_lie_in_the_order_of_the_disk(tmp_path):
     tensors = weights()
     planned = plan(save_shards(tmp_path / "unet", tensors), "transformer", shapes(tensors))
-    places = [(entry.file.path.name, entry.begin) for entry in planned.entries.values()]
+    places = [(piece.file.path.name, piece.begin) for e in planned.entries.values() for piece in e.source.pieces]
     assert places == sorted(places)
     planned.close()
 
@@ -110,9 +112,9 @@ def test_a_file_larger_than_one_piece_of_reading(tmp_path):
 def test_last_temporal_tap_and_gains(tmp_path):
     """What a convolution over time makes of one frame, when the frames before it are zero, is its last tap."""
     tensors = weights()
-    wanted = {"conv.weight": (4, 3, 2, 5), "norm.gamma": (7,), "conv.bias": (4,)}
-    planned = plan(save(tmp_path / "vae", tensors), "vae", shapes(tensors), wanted=wanted)
-    assert planned.entries.keys() == wanted.keys()
+    uses = {"conv.weight": Use((4, 3, 2, 5), "last_tap"), "norm.gamma": Use((7,)), "conv.bias": Use((4,))}
+    planned = plan(save(tmp_path / "vae", tensors), "vae", shapes(tensors), uses=lambda manifest: uses)
+    assert planned.entries.keys() == uses.keys()
     assert planned.nbytes == (math.prod((4, 3, 2, 5)) + 4) * 2 + 7 * 4
     tap = torch.from_numpy(read(planned.entries["conv.weight"])).double()
     frame = torch.randn(1, 3, 1, 6, 9, generator=torch.Generator().manual_seed(1)).double()
@@ -134,7 +136,7 @@ def test_only_and_rename(tmp_path):
 
     planned = plan(save(tmp_path / "unet", tensors), "transformer", manifest, rename=rename)
     part = planned.only(lambda name: name.startswith("conv."))
-    assert [(e.name, e.key) for e in part.entries.values()] == [
+    assert [(e.name, e.source.first.key) for e in part.entries.values()] == [
         (name, "model." + name) for name in planned.entries if name.startswith("conv.")
     ]
     assert part.parameters == 4 * 3 * 3 * 2 * 5 + 4
@@ -340,14 +342,19 @@ def test_unread_tensors_are_checked_too(tmp_path):
     tensors = weights()
     folder = save(tmp_path / "vae", tensors)
     manifest = shapes(tensors) | {"proj.weight": (5, 4)}
-    assert "'proj.weight'" in refused(plan, folder, "vae", manifest, wanted={"scale": ()})
+    assert "'proj.weight'" in refused(plan, folder, "vae", manifest, uses=lambda manifest: {"scale": Use(())})
 
 
 def test_a_manifest_at_odds_with_its_forward_is_our_mistake(tmp_path):
     folder = save(tmp_path / "vae", weights())
-    for wanted in ({"conv.weight": (3, 4, 2, 5)}, {"norm.gamma": (6,)}):
+    wrong = (
+        ("conv.weight", Use((3, 4, 2, 5), "last_tap")),
+        ("conv.weight", Use((4, 3, 2, 5))),
+        ("norm.gamma", Use((6,))),
+    )
+    for name, use in wrong:
         with pytest.raises(AssertionError):
-            plan(folder, "vae", shapes(weights()), wanted=wanted)
+            plan(folder, "vae", shapes(weights()), uses=lambda manifest: {name: use})  # noqa: B023
 
 
 # Class B: files that change
@@ -392,6 +399,7 @@ def test_replaced_or_deleted_after_planning_reads_what_was_planned(tmp_path):
 def test_bad_component_closes_every_file(tmp_path):
     tensors = weights()
     folder = save_shards(tmp_path / "unet", tensors)
+    gc.collect()  # what other tests left open
     before = len(list(Path("/dev/fd").iterdir()))
     refused(plan, folder, "transformer", shapes(tensors) | {"ghost": (1,)})
     assert len(list(Path("/dev/fd").iterdir())) == before
@@ -403,8 +411,8 @@ def test_refusal_imports_no_framework(tmp_path):
     code = f"""
 import sys
 from pathlib import Path
-from qwenimg.common.checkpoint import plan
-from qwenimg.common.errors import ModelError
+from qwenimg.common.weights.keys import plan
+from qwenimg.common.base.errors import ModelError
 try:
     plan(Path({str(folder)!r}), "transformer", {{"b": (2,)}})
 except ModelError as error:

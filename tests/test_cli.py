@@ -695,7 +695,7 @@ def test_pictures_without_a_recipe(library: Library) -> None:
 def test_the_headline_comes_first_and_warnings_once(library: Library) -> None:
     ran = cli("x", "-s", "1-2", "-W", "9")
     lines = ran.err.splitlines()
-    assert lines[0] == library.pipes[0].headline() + " · about 300 MB and 8 s"
+    assert lines[0] == library.pipes[0].headline() + " · about 300.0 MB and roughly 8 s"
     assert lines[1] == "qwenimg: warning: the built-in model draws shapes"
     assert ran.err.count("width 9 is odd") == 1
     assert "picture 2 of 2: seed 2, 9x12, 3 steps, guidance 4" in lines and "step 3/3, 0.25 s" in lines
@@ -1116,14 +1116,35 @@ def test_a_long_time_is_told_before_the_work(
     library: Library, monkeypatch: pytest.MonkeyPatch, seconds: float, told: bool
 ) -> None:
     """Of all pictures together, also with --quiet, and before anything is encoded."""
-    expected = Estimate(memory=10**9, seconds=seconds)
+    expected = Estimate(memory=10**9, seconds=seconds, step=0.25)
     monkeypatch.setattr(FakePipeline, "estimate", lambda self, prompt, **asked: expected)
     lines = cli("x", "-s", "1-2").err.splitlines()
-    assert lines[0].endswith(f"about 1.0 GB and {'13 min' if told else '8.3 min'}")
+    assert lines[0].endswith(f"about 1.0 GB and {'roughly 13 min' if told else 'roughly 8 min'}")
     if told:
-        assert lines[1].startswith("qwenimg: warning: this takes about 13 min")
-        assert "this takes about 13 min" in cli("y", "-s", "3-4", "--quiet").err
+        assert lines[1].startswith("qwenimg: warning: this takes roughly 13 min")
+        assert "this takes roughly 13 min" in cli("y", "-s", "3-4", "--quiet").err
     assert ("this takes" in "\n".join(lines)) == told
+
+
+@pytest.mark.parametrize(("said", "told"), [(4.0, ""), (0.5, ""), (40.0, "roughly 2 s"), (2000.0, "roughly 2 s")])
+def test_the_first_step_corrects_what_was_said(
+    library: Library, monkeypatch: pytest.MonkeyPatch, said: float, told: str
+) -> None:
+    """A step takes 0.25 s; only where that is much else than was said, once, and after the first step."""
+    expected = Estimate(memory=10**9, seconds=said, step=said / 4)
+    monkeypatch.setattr(FakePipeline, "estimate", lambda self, prompt, **asked: expected)
+    lines = cli("x", "-s", "1-2").err.splitlines()
+    found = [i for i, line in enumerate(lines) if "as the first step went" in line]
+    assert [lines[i].rsplit("takes ", 1)[1] for i in found] == ([told] if told else [])
+    assert all(lines[i - 1].startswith("step 1/") for i in found)
+
+
+def test_a_rest_beyond_ten_minutes_is_told_even_to_quiet_runs(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = Estimate(memory=10**9, seconds=500.0, step=0.1)
+    monkeypatch.setattr(FakePipeline, "estimate", lambda self, prompt, **asked: expected)
+    assert "the rest takes roughly 20 min" in cli("x", "--quiet").err
 
 
 def test_what_will_not_fit_is_refused_before_anything_is_encoded(

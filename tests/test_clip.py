@@ -19,7 +19,7 @@ from qwenimg.common.base.errors import UsageError
 from qwenimg.common.measure import parity
 from qwenimg.common.networks import clip
 from qwenimg.common.networks.clip import CLIPConfig
-from qwenimg.common.weights import plan as checkpoint
+from qwenimg.common.weights.plan import read
 
 LENGTHS = (1, 2, 13, 77)
 
@@ -181,7 +181,7 @@ def test_key_styles(folders: dict[str, Path], tmp_path: Path, style: str) -> Non
 
 def checkpoint_values(folder: Path, name: str) -> np.ndarray:
     _, plan = opened(folder)
-    values = checkpoint.read(plan.entries[name])
+    values = read(plan.entries[name])
     plan.close()
     return values
 

@@ -16,8 +16,9 @@ from tiny_clip import tiny_clip_vocabulary, write_tiny_clip_tokenizer
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import catalog
 from qwenimg.common.families.stable_diffusion import find_tokenizer
-from qwenimg.common.families.stable_diffusion.find_tokenizer import find_clip_tokenizer, label
+from qwenimg.common.families.stable_diffusion.find_tokenizer import find_clip_tokenizer
 from qwenimg.common.hub import resolve
+from qwenimg.common.hub.origin import label
 from qwenimg.common.hub.pull import pull
 
 SIZE = len(tiny_clip_vocabulary()[0])

@@ -133,7 +133,7 @@ def _no_upcast(patch: pytest.MonkeyPatch, twin: Twin, place: str) -> None:
 
 PLANTS = {
     "no head upcast": lambda patch, twin: _no_upcast(patch, twin, "_FINAL_NORM"),
-    "no modulation upcast": lambda patch, twin: _no_upcast(patch, twin, "_MODULATION"),
+    "no modulation upcast": lambda patch, twin: _no_upcast(patch, twin, "ONCE"),
     "no upcast of what starts the streams": lambda patch, twin: _no_upcast(patch, twin, "_STREAM_START"),
     "residual stream in bfloat16": lambda patch, twin: patch.setattr(
         Precision, "residual_dtype", lambda self, part: self.compute_dtype(part)

@@ -183,7 +183,7 @@ def test_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 REWRITE = """
 import sys
 from pathlib import Path
-from qwenimg.common.files import write_atomic
+from qwenimg.common.base.atomic_files import write_atomic
 path, size = Path(sys.argv[1]), int(sys.argv[2])
 print("ready", flush=True)
 while True:
@@ -252,8 +252,8 @@ def test_a_stray_of_the_same_pid_is_not_in_the_way(tmp_path: Path) -> None:
 RACE = """
 import errno, os, sys, time
 from pathlib import Path
-from qwenimg.common.errors import UsageError
-from qwenimg.common.files import write_atomic
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.atomic_files import write_atomic
 folder, me, rounds, links = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4] == "True"
 def no_links(*args, **kwargs):
     raise OSError(errno.EPERM, "Operation not permitted")

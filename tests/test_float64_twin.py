@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from qwenimg.backends.torch.ops import layers
 from qwenimg.common.networks import qwen_conditioning, qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.numbers import timesteps
-from qwenimg.common.weights import plan as checkpoint
+from qwenimg.common.weights import keys
+from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import FP64
 
 # Relative L2 between the float64 twin and diffusers in double. Measured: see each test's output.
@@ -55,6 +56,10 @@ READS = ("lift_fresh.default", "view.dtype", "to.device", "to.dtype_layout", "to
 STORED = {f"aten.{name} torch.float32" for name in READS}
 
 
+def transformer_plan(folder: Path, config: qwen_dit.QwenDiTConfig) -> LoadPlan:
+    return keys.plan(folder, "transformer", qwen_dit.manifest(config), uses=qwen_dit.uses).stored(FP64)
+
+
 class NarrowTensors(TorchDispatchMode):
     """Notes every operation with a floating tensor, in or out, that is not float64."""
 
@@ -88,10 +93,6 @@ def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return float((ours - theirs).norm() / theirs.norm())
 
 
-def plan(folder: Path, part: str, manifest, **options) -> checkpoint.LoadPlan:
-    return checkpoint.plan(folder, part, manifest, **options)
-
-
 def normal(seed: int, *shape: int) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape))
 
@@ -104,7 +105,7 @@ def test_transformer(tmp_path: Path, case: str) -> None:
     theirs = theirs.double()
     theirs.time_text_embed.time_proj = ExactTimes()
     config = qwen_dit.QwenDiTConfig(**(DIT | changes))
-    ours = TORCH().engine.open("qwen_dit", config, plan(tmp_path, "transformer", qwen_dit.manifest(config)), FP64)
+    ours = TORCH().engine.open("qwen_dit", config, transformer_plan(tmp_path, config), FP64)
 
     B, S, L = len(lengths), max(lengths), sum(math.prod(shape) for shape in shapes)
     latents = normal(1, B, L, 64)
@@ -141,7 +142,7 @@ def test_a_cast_to_float32_is_noticed(tmp_path: Path, monkeypatch: pytest.Monkey
     """An FP32 place is float32 at least: one that narrows float64 must not pass unseen."""
     tiny_dit().save_pretrained(tmp_path)
     config = qwen_dit.QwenDiTConfig(**DIT)
-    ours = TORCH().engine.open("qwen_dit", config, plan(tmp_path, "transformer", qwen_dit.manifest(config)), FP64)
+    ours = TORCH().engine.open("qwen_dit", config, transformer_plan(tmp_path, config), FP64)
     monkeypatch.setattr(layers, "at_least_float32", lambda x: x.float())
     with NarrowTensors() as narrow:
         ours.condition([normal(3, 1, 5, 60)], TARGET)
@@ -155,8 +156,8 @@ def test_text_encoder(tmp_path: Path) -> None:
     theirs = theirs.double()
     fields = {"hidden_size": 60, "rope_theta": 1e6, "vocab_size": theirs.config.text_config.vocab_size}
     config = qwen_vl.QwenVLConfig(**({key: TEXT[key] for key in TEXT if "num" in key or "size" in key} | fields))
-    loaded = plan(tmp_path, "text_encoder", qwen_vl.manifest(config), rename=qwen_vl.rename)
-    ours = TORCH().engine.open("qwen_vl", config, loaded, FP64)
+    loaded = keys.plan(tmp_path, "text_encoder", qwen_vl.manifest(config), rename=qwen_vl.rename)
+    ours = TORCH().engine.open("qwen_vl", config, loaded.stored(FP64), FP64)
     for length in (1, 53):
         ids = np.random.default_rng(length).integers(0, config.vocab_size, length).tolist()
         with NarrowTensors() as narrow:
@@ -175,9 +176,8 @@ def test_vae(tmp_path: Path, blocks: int) -> None:
     theirs.save_pretrained(tmp_path)
     theirs = theirs.double()
     config = qwen_vae.QwenVAEConfig(**(VAE | {"num_res_blocks": blocks}))
-    stored = qwen_vae.manifest(config)
-    ours = TORCH().engine.open("qwen_vae", config, plan(tmp_path, "vae", stored, wanted=qwen_vae.still(stored)), FP64)
-    ours._need(lambda name: True)
+    loaded = keys.plan(tmp_path, "vae", qwen_vae.manifest(config), uses=qwen_vae.uses)
+    ours = TORCH().engine.open("qwen_vae", config, loaded.stored(FP64), FP64)
     latents, pixels = normal(1, 2, 16, 5, 3), normal(2, 2, 3, 24, 40).clamp(-1, 1)
     with NarrowTensors() as narrow:
         decoded, encoded = ours.decode(latents.numpy()), ours.encode(pixels.numpy())

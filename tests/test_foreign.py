@@ -13,7 +13,7 @@ from refusals import refused
 from test_metadata import RECIPE, recipe
 
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.families.catalog import RECIPES
+from qwenimg.common.families.catalog import KNOWN
 from qwenimg.common.jobs import foreign_a1111
 from qwenimg.common.jobs.foreign import FILES, SCHEDULES, Foreign, known_model, known_sampler
 from qwenimg.common.jobs.foreign_json import SCHEDULERS
@@ -28,14 +28,14 @@ PATH = Path("x.png")
 def read(**texts: str) -> Foreign:
     found = read_foreign({key.replace("XMP", "XML:com.adobe.xmp"): text for key, text in texts.items()}, PATH)
     assert found is not None
-    for line in found.told():
+    for line in found.messages():
         print(line)
         assert line.isprintable() and len(line) < 2_000
     return found
 
 
 def told(found: Foreign) -> str:
-    return "\n".join(found.told())
+    return "\n".join(found.messages())
 
 
 # AUTOMATIC1111
@@ -101,7 +101,7 @@ def test_samplers_by_the_names_of_others(sampler: str, own: tuple[str | None, st
 def test_what_the_tables_name_is_there() -> None:
     assert set(SCHEDULERS.values()) <= SAMPLERS.keys()
     assert set(SCHEDULES.values()) <= set(OWN_SCHEDULES)
-    assert set(FILES.values()) <= RECIPES.keys()
+    assert set(FILES.values()) <= KNOWN.keys()
 
 
 def test_our_own_a1111_text_is_read_back() -> None:
@@ -111,7 +111,7 @@ def test_our_own_a1111_text_is_read_back() -> None:
     found = read(UserComment=a1111_parameters(own))
     keys = ("prompt", "negative_prompt", "seed", "width", "height", "steps", "guidance", "sampler", "schedule")
     assert found.fields == {key: own[key] for key in keys}  # type: ignore[literal-required]
-    assert known_model(found.model or "") == "qwen-image" and found.told() == []
+    assert known_model(found.model or "") == "qwen-image" and found.messages() == []
 
 
 def test_a_prompt_that_looks_like_fields_is_not_told_apart_and_that_is_said() -> None:
@@ -177,7 +177,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         except ModelError as error:
             assert str(error).isprintable() and len(str(error)) <= 300
             continue
-        assert found is None or all(line.isprintable() for line in found.told())
+        assert found is None or all(line.isprintable() for line in found.messages())
 
 
 # mflux
@@ -353,7 +353,9 @@ def test_comfyui() -> None:
         "guidance": 8.0, "sampler": "euler", "schedule": "model", "width": 512, "height": 768,
     }  # fmt: skip
     assert known_model(found.model or "") == "sd15" and found.refused is None and not found.picture
-    assert found.told() == ["ComfyUI's recipe: its schedule normal is taken as the model's own, whose ends may differ"]
+    assert found.messages() == [
+        "ComfyUI's recipe: its schedule normal is taken as the model's own, whose ends may differ"
+    ]
 
 
 def test_comfyui_with_nodes_in_between() -> None:
@@ -458,5 +460,5 @@ def test_names_that_are_no_model_here(name: str) -> None:
 
 def test_long_lists_are_cut_and_counted() -> None:
     line = ", ".join(f"Field {i}: {'v' * 300}" for i in range(150))
-    lines = read(parameters=f"x\nSteps: 1, Seed: 1, Size: 8x8, RNG: CPU, {line}").told()
+    lines = read(parameters=f"x\nSteps: 1, Seed: 1, Size: 8x8, RNG: CPU, {line}").messages()
     assert len(lines) == 1 and "and 130 more" in lines[0] and len(lines[0]) < 1_500

@@ -13,6 +13,8 @@ from test_cli import Library, cli, library  # noqa: F401
 from test_encode import commented, jpeg
 from test_foreign import COMFYUI, INVOKEAI, MFLUX, graph, node
 
+from qwenimg.common.hub import resolve
+
 KNOWN = (
     "a cat\nNegative prompt: ugly\nSteps: 4, Sampler: Euler, CFG scale: 5, Seed: 7, Size: 9x7, Model: sdxl, RNG: CPU"
 )
@@ -30,6 +32,12 @@ def with_comment(name: str, comment: bytes) -> str:
     """A picture of the format that `name` ends in, whose EXIF UserComment is `comment`."""
     Image.new("RGB", (3, 4)).save(name, exif=b"Exif\0\0" + commented(comment))
     return name
+
+
+@pytest.fixture(autouse=True)
+def _named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No model of these recipes is on this machine."""
+    monkeypatch.setattr(resolve, "named", lambda name, offline=False: name)
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.webp"])

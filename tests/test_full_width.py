@@ -12,8 +12,9 @@ from parity_cases import MLX, TORCH, Twin
 from wide_checkpoint import write
 
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
-from qwenimg.common.weights import plan as checkpoint
+from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.precision import FP32
 
 # Of the outputs, and of what the block adds to its inputs: sums over 12288 products, some ten roundings in a row.
 LIMIT = 1e-5
@@ -29,7 +30,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadPlan]:
     """The weights of one block, 0.7 GB in bfloat16."""
     manifest = {key: shape for key, shape in qwen_dit.manifest(CONFIG).items() if key.startswith(BLOCK)}
     path = write(tmp_path_factory.mktemp("full-width") / "block.safetensors", manifest)
-    made = checkpoint.plan(path, "transformer", manifest)
+    made = keys.plan(path, "transformer", manifest)
     yield made
     made.close()
     path.unlink()
@@ -46,7 +47,7 @@ def ours(twin: Twin, plan: LoadPlan) -> tuple[torch.nn.Module, list[np.ndarray]]
     dtype = twin.nn.DTYPES["float32"]
     model = twin.load.empty(lambda: twin.dit.QwenImageTransformer(CONFIG, dtype))
     device = [torch.device("cpu")] if twin.name == "torch" else []
-    twin.load.fill(model, plan, lambda name: "float32", *device)
+    twin.load.fill(model, plan.stored(FP32), *device)
     img, txt, temb = (twin.array(values, "float32") for values in inputs().values())
     tables = qwen_conditioning.image_and_text_rope(CONFIG, [SHAPE], WORDS)
     rope = tuple(tuple(twin.array(table, "float32") for table in pair) for pair in tables)

@@ -24,9 +24,13 @@ MEASURE = """
 import sys, time
 from pathlib import Path
 from qwenimg.cli import config
+from qwenimg.common.base import config as config_file
+from qwenimg.common.base.errors import QwenimgError
 from qwenimg.common.jobs import prompt_file
-from qwenimg.common import component_files, config_file, input_image, safetensors_header, tokenizer_files
-from qwenimg.common.errors import QwenimgError
+from qwenimg.common.pictures import input as input_image
+from qwenimg.common.prompts import vocabulary as tokenizer_files
+from qwenimg.common.weights import files as component_files
+from qwenimg.common.weights import safetensors as safetensors_header
 from PIL import Image
 
 def peak():
@@ -78,6 +82,8 @@ EMOJI = "\U0001f600"
 CASES = {
     "60 MB of empty lines": ("p.txt", lambda: b"\n" * 60_000_000, PROMPTS, "at most 33,554,432"),
     "30 MB of empty lines": ("p.txt", lambda: b" \n" * 15_000_000, PROMPTS, "has no prompts"),
+    "30 MB of comments": ("p.txt", lambda: b"#\n" * 15_000_000, PROMPTS, "has no prompts"),
+    "30 MB of one comment": ("p.txt", lambda: b"#" * 30_000_000 + b"\na", PROMPTS, "read"),
     "one line": ("p.txt", lambda: b"a" * 30_000_000, PROMPTS, "p.txt:1: has more than 5,000,000 bytes"),
     "emoji in every prompt": ("p.txt", lambda: (EMOJI + "a" * 99_900 + "\n").encode() * 330, PROMPTS, "read"),
     "8000x8000": ("a.png", lambda: png(8000, 8, 2, whole=False), PICTURE, "8000x8000; at most 36 megapixels"),

@@ -20,7 +20,7 @@ from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.measure import parity
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.runtime.probe import first_non_finite
-from qwenimg.common.weights import plan as checkpoint
+from qwenimg.common.weights import keys
 from qwenimg.common.weights.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, FP64, Precision
 
 PEAK = (2e7, 2e8)  # of the streams
@@ -44,8 +44,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def transformer(twin: Twin, folder: Path, precision: Precision):
-    plan = checkpoint.plan(folder, "transformer", qwen_dit.manifest(CONFIG))
-    return twin.engine.open("qwen_dit", CONFIG, plan, precision)
+    plan = keys.plan(folder, "transformer", qwen_dit.manifest(CONFIG), uses=qwen_dit.uses)
+    return twin.engine.open("qwen_dit", CONFIG, plan.stored(precision), precision)
 
 
 def inputs(twin: Twin, wide: str) -> tuple:

@@ -144,7 +144,7 @@ def test_a_folder_comes_before_a_name(tmp_path, monkeypatch, cache, no_sockets):
     for given in ("qwen-image", "Qwen/Qwen-Image", "./qwen-image/", str(tmp_path / "qwen-image")):
         found = resolve.resolve(given)
         assert found.folder.samefile(given) and found.name == Path(given).name
-        assert found.recipe is None and found.revision is None
+        assert found.known is None and found.revision is None
     monkeypatch.setenv("HOME", str(tmp_path))
     assert resolve.resolve("~/qwen-image").folder == tmp_path / "qwen-image"
     assert resolve.resolve(".").name == tmp_path.name
@@ -199,7 +199,7 @@ def test_a_missing_model_says_how_to_get_it(given, offline, cache, no_sockets, m
 
 def test_a_missing_model_in_a_fresh_process(tmp_path):
     """HF_HUB_CACHE and HF_HOME are respected, and the interpreter's start included it is quick."""
-    code = "from qwenimg.common import hub\nhub.resolve('qwen-image')"
+    code = "from qwenimg.common.hub.resolve import resolve\nresolve('qwen-image')"
     for name, value, place in (("HF_HUB_CACHE", "c", "c"), ("HF_HOME", "h", "h/hub")):
         env = {k: v for k, v in os.environ.items() if not k.startswith("HF_")} | {name: str(tmp_path / value)}
         start = os.times()
@@ -226,7 +226,7 @@ def test_pull_then_resolve_without_the_network(fake, cache, monkeypatch):
     assert "free" in lines[0] and COMMIT[:12] in lines[0] and f"{total / 1e3:.1f} kB" in lines[0]
     monkeypatch.setattr(socket, "socket", None)
     found = resolve.resolve(REPO, offline=True)
-    assert (found.folder, found.name, found.recipe, found.revision) == (folder, REPO, None, COMMIT)
+    assert (found.folder, found.name, found.known, found.revision) == (folder, REPO, None, COMMIT)
     by_path = resolve.resolve(str(folder))
     assert (by_path.folder, by_path.name, by_path.revision) == (folder, REPO, COMMIT)
 
@@ -320,7 +320,8 @@ def test_an_update_that_stops_leaves_the_revision_of_before(fake, cache):
 @pytest.mark.parametrize("path", [FIRST, "vae/config.json", "tokenizer/merges.txt"])
 def test_an_incomplete_snapshot_says_what_is_missing(path, fake, no_sockets_after):
     folder, _, _ = pulled()
-    (folder / path).resolve().unlink()  # a link remains that leads nowhere
+    (folder / path).unlink()
+    (folder / path).symlink_to("nowhere")
     no_sockets_after()
     text = refused(resolve.resolve, REPO)
     missing = path

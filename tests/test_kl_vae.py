@@ -16,7 +16,7 @@ from qwenimg.common.measure import parity
 from qwenimg.common.networks import kl_vae
 from qwenimg.common.numbers import tiles
 from qwenimg.common.runtime.probe import first_non_finite
-from qwenimg.common.weights import plan as checkpoint
+from qwenimg.common.weights import keys
 from qwenimg.common.weights.precision import FP64, UNET, bases, parse
 
 SD_BASES = bases(UNET)
@@ -95,7 +95,7 @@ def test_old_names_of_the_attention(tmp_path: Path) -> None:
     safetensors.torch.save_file(old, file, metadata={"format": "pt"})
     config, plan = vae_plan(tmp_path)
     assert {
-        name: entry.key for name, entry in plan.entries.items() if name != entry.key
+        name: entry.source.first.key for name, entry in plan.entries.items() if name != entry.source.first.key
     }.keys() == new.keys() - old.keys()
     expected = AutoencoderKL.from_pretrained(tmp_path).double()
     with torch.no_grad():
@@ -259,4 +259,4 @@ def test_refused(changes: dict, words: str) -> None:
 
 def test_a_checkpoint_of_another_model_is_refused(folder: Path) -> None:
     other = kl_vae.manifest(vae_config(VAE_TINY | {"latent_channels": 16}))
-    assert "another model" in refused(checkpoint.plan, folder, "vae", other)
+    assert "another model" in refused(keys.plan, folder, "vae", other)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.sampling.discrete import parse_diffusion
-from qwenimg.common.weights import plan as checkpoint
+from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.storage import Dense
 
 KINDS = tuple(tiny_ldm.UNETS)
 BACKENDS = {"torch": TORCH, "MLX": MLX}
@@ -62,12 +64,12 @@ def folder_plan(folder: Path, component: str) -> tuple[Any, LoadPlan]:
     if component == "unet":
         config: Any = parse(UNetConfig, unet.unet_fields(data), source=path, ignored=unet.IGNORED_CONFIG)
         stored = unet.manifest(config)
-        return config, checkpoint.plan(path, component, stored, wanted=unet.used(stored))
+        return config, keys.plan(path, component, stored, uses=unet.uses)
     if component == "vae":
         config = parse(KLVAEConfig, kl_vae.vae_fields(data), source=path, ignored=kl_vae.IGNORED_CONFIG)
-        return config, checkpoint.plan(path, component, kl_vae.manifest(config), rename=kl_vae.rename)
+        return config, keys.plan(path, component, kl_vae.manifest(config), rename=kl_vae.rename)
     config = parse(CLIPConfig, clip.text_fields(data), source=path)
-    return config, checkpoint.plan(path, component, clip.manifest(config), rename=clip.rename)
+    return config, keys.plan(path, component, clip.manifest(config), rename=clip.rename)
 
 
 def config_of(opened: SingleFile, component: str) -> Any:
@@ -112,7 +114,7 @@ def test_the_reference_reads_the_file(made: Callable[[str], Made], kind: str) ->
 
 def bits(twin: Twin, plan: LoadPlan, name: str, dtype: str) -> np.ndarray:
     device = [torch.device("cpu")] if twin.name == "torch" else []
-    loaded = twin.load.tensor(plan.entries[name], twin.nn.DTYPES[dtype], *device)
+    loaded = twin.load.tensor(replace(plan.entries[name], storage=Dense(dtype)), *device)
     return twin.engine.numpy(loaded)
 
 
@@ -441,7 +443,7 @@ def test_every_ignored_name_is_ignored(made: Callable[[str], Made], tmp_path: Pa
     after = open_file(tmp_path / "a.safetensors")
     after.close()
     assert after.ignored == before.ignored + len(new)
-    used = {entry.key for plan in after.plans.values() for entry in plan.entries.values()}
+    used = {entry.source.first.key for plan in after.plans.values() for entry in plan.entries.values()}
     assert not used & set(names)
 
 
@@ -451,7 +453,7 @@ def test_the_unused_layer_is_not_read(made: Callable[[str], Made]) -> None:
     opened.close()
     entries = opened.plans["text_encoder"].entries.values()
     assert opened.texts["text_encoder"].num_hidden_layers == 23
-    assert not any("resblocks.23." in entry.key for entry in entries)
+    assert not any("resblocks.23." in entry.source.first.key for entry in entries)
     assert any("resblocks.23." in key for key in load_file(case.file))
 
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,14 @@ import qwenimg
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.families.qwen_image import checkpoint as model
-from qwenimg.common.networks import qwen_conditioning, qwen_dit, qwen_vae
+from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
-from qwenimg.common.weights import plan as checkpoint
-from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.runtime.vae import decodes
+from qwenimg.common.weights import keys
+from qwenimg.common.weights.plan import LoadPlan, Piece
 from qwenimg.common.weights.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, Precision
+from qwenimg.common.weights.residency import ALWAYS, ONCE
+from qwenimg.common.weights.storage import Dense
 
 BACKENDS = ("torch", "mlx")
 PARTS = ("transformer", "text", "vae")
@@ -50,7 +54,7 @@ def whole(twin: Twin, files: Files, part: str, precision: Precision) -> Any:
     made = twin.component(files, part, precision)
     if part == "transformer":
         device = [made.device] if twin.name == "torch" else []
-        twin.load.fill(made.model, made.plan, made.dtype_of, *device)
+        twin.load.fill(made.model, made.plan, *device)
     return made.model
 
 
@@ -84,8 +88,9 @@ def test_values_are_equal_bit_for_bit(files: Callable[[str], Files], stored: str
     found = {name: named(twin, whole(twin, files(stored), part, policy)) for name, twin in twins().items()}
     assert found["torch"].keys() == found["MLX"].keys() == plan.entries.keys()
     for name, entry in plan.entries.items():
-        value = source[entry.key][:, :, -1] if len(entry.stored) == 5 else source[entry.key]
-        dtype = getattr(torch, policy.weight_dtype(part, name))
+        value = source[entry.source.first.key]
+        value = value[:, :, -1] if value.ndim == 5 else value
+        dtype = getattr(torch, policy.weight_dtype(part, name, entry.residency))
         expected = value.to(dtype).float().reshape(entry.shape).numpy().view(np.uint32)
         for twin in twins().values():
             got = found[{"torch": "torch", "mlx": "MLX"}[twin.name]][name]
@@ -107,9 +112,9 @@ def test_edges_of_the_formats(tmp_path: Path, backend: str, stored: str, wanted:
     values = torch.tensor(EDGES[stored], dtype=getattr(torch, stored))
     save_file({"edges": values}, tmp_path / "edges.safetensors")
     twin = twin_of(backend)
-    plan = checkpoint.plan(tmp_path / "edges.safetensors", "edges", {"edges": (len(values),)})
+    plan = keys.plan(tmp_path / "edges.safetensors", "edges", {"edges": (len(values),)})
     device = [torch.device("cpu")] if twin.name == "torch" else []
-    made = twin.load.tensor(plan.entries["edges"], twin.nn.DTYPES[wanted], *device)
+    made = twin.load.tensor(replace(plan.entries["edges"], storage=Dense(wanted)), *device)
     plan.close()
     assert np.array_equal(bits(twin, made), values.to(getattr(torch, wanted)).float().numpy().view(np.uint32))
 
@@ -134,11 +139,11 @@ def broken(folder: Path, key: str, value: float, dtype: str) -> LoadPlan:
     for i, part in enumerate(parts.values(), 1):
         save_file({name: tensors[name] for name in part}, folder / f"model-{i:05}-of-00002.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    return checkpoint.plan(folder, "transformer", manifest)
+    return keys.plan(folder, "transformer", manifest, uses=qwen_dit.uses)
 
 
 def load_and_modulate(backend: str, plan: LoadPlan, precision: Precision) -> None:
-    made = twin_of(backend).engine.open("qwen_dit", SMALL, plan, precision)
+    made = twin_of(backend).engine.open("qwen_dit", SMALL, plan.stored(precision), precision)
     made.modulate(qwen_conditioning.time_rows(SMALL, [500.0], "float32"))
 
 
@@ -152,7 +157,7 @@ def test_a_non_finite_weight_is_named(tmp_path: Path, backend: str, key: str, va
     plan.close()
     text = str(caught.value)
     assert caught.value.exit_code == 5 and text.isprintable()
-    assert key in text and plan.entries[key].file.path.name in text and "1 non-finite" in text
+    assert key in text and plan.entries[key].source.first.file.path.name in text and "1 non-finite" in text
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -163,7 +168,7 @@ def test_a_value_too_large_for_float16_is_named(tmp_path: Path, backend: str, ke
     with pytest.raises(ModelError, match=r"reaches 7e\+04, too large for .*float16.* --precision bf16") as caught:
         load_and_modulate(backend, plan, FP16_PLAIN)
     plan.close()
-    assert key in str(caught.value) and plan.entries[key].file.path.name in str(caught.value)
+    assert key in str(caught.value) and plan.entries[key].source.first.file.path.name in str(caught.value)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -172,9 +177,9 @@ def test_a_parameter_that_the_model_has_not_is_no_parameter(tmp_path: Path, back
     twin = twin_of(backend)
     manifest = qwen_dit.manifest(SMALL)
     for changed in (manifest | {"img_in.gain": (3,)}, manifest | {"img_in.bias": (33,)}):
-        plan = checkpoint.plan(write(tmp_path / "m.safetensors", changed, "F32"), "transformer", changed)
+        plan = keys.plan(write(tmp_path / "m.safetensors", changed, "F32"), "transformer", changed)
         with pytest.raises((AttributeError, KeyError, AssertionError)):
-            twin.engine.open("qwen_dit", SMALL, plan, FP32)
+            twin.engine.open("qwen_dit", SMALL, plan.stored(FP32), FP32)
         plan.close()
 
 
@@ -183,7 +188,7 @@ def test_a_parameter_that_the_model_has_not_is_no_parameter(tmp_path: Path, back
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
-    """Path, first and last byte of everything that is read of a weight file."""
+    """Path, first and last byte of every read of weights."""
     seen: list[tuple[str, int, int]] = []
     original = OpenFile.fill
 
@@ -196,13 +201,17 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     return seen
 
 
+def pieces(plan: LoadPlan) -> Iterator[Piece]:
+    return (piece for entry in plan.entries.values() for piece in entry.source.pieces)
+
+
 def data_bytes(plan: LoadPlan, seen: list[tuple[str, int, int]]) -> int:
     """How many bytes of the plan's tensors were read, those read twice counted twice."""
     count = 0
     for path, begin, end in seen:
-        for entry in plan.entries.values():
-            if str(entry.file.path) == path:
-                count += max(0, min(end, entry.end) - max(begin, entry.begin))
+        for piece in pieces(plan):
+            if str(piece.file.path) == path:
+                count += max(0, min(end, piece.end) - max(begin, piece.begin))
     return count
 
 
@@ -211,27 +220,29 @@ def test_each_weight_is_read_once_and_only_when_it_is_needed(
     tiny_folder: Path, backend: str, reads: list[tuple[str, int, int]]
 ) -> None:
     pipe = qwenimg.load(tiny_folder, backend=backend, precision="fp32")
-    opened = pipe.model.model
-    parts = {"text": opened.text, "transformer": opened.transformer, "vae": opened.vae}
-    assert reads and not any(data_bytes(plan, reads) for plan in parts.values()), "opening reads headers alone"
+    opened = pipe.model.checkpoint
+    parts = {name: opened[name].plan for name in ("text_encoder", "transformer", "vae")}
+    assert not reads, "opening reads headers alone"
 
-    def stored(part: str, wanted: Callable[[str], bool] = lambda name: True) -> int:
-        return sum(e.end - e.begin for e in parts[part].only(wanted).entries.values())
+    def stored(plan: LoadPlan) -> int:
+        return sum(piece.end - piece.begin for piece in pieces(plan))
 
     pipe.prepare(["a red circle"])
-    assert [data_bytes(plan, reads) for plan in parts.values()] == [stored("text"), 0, 0]
+    assert [data_bytes(plan, reads) for plan in parts.values()] == [stored(parts["text_encoder"]), 0, 0]
     transformer = pipe.model.transformer()
-    resident = stored("transformer", lambda name: not qwen_dit.timestep_only(name))
-    assert data_bytes(parts["transformer"], reads) == resident < stored("transformer")
+    resident = stored(parts["transformer"].when(ALWAYS))
+    assert data_bytes(parts["transformer"], reads) == resident < stored(parts["transformer"])
     for times in (1, 2):  # schedules
         transformer.modulate(qwen_conditioning.time_rows(opened["transformer"].config, [500.0], "float32"))
-        timed = stored("transformer", qwen_dit.timestep_only)
+        timed = stored(parts["transformer"].when(ONCE))
         assert data_bytes(parts["transformer"], reads) == resident + times * timed
-    vae = pipe.model.vae()
     assert data_bytes(parts["vae"], reads) == 0
     for _ in range(2):
-        vae.decode(np.zeros((1, 16, 2, 2), np.float32))
-    assert data_bytes(parts["vae"], reads) == stored("vae", qwen_vae.decoder_only) < stored("vae")
+        pipe.model.vae.decoder().decode(np.zeros((1, 16, 2, 2), np.float32))
+    half = stored(parts["vae"].only(decodes))
+    assert data_bytes(parts["vae"], reads) == half < stored(parts["vae"])
+    pipe.model.vae.encoder()
+    assert data_bytes(parts["vae"], reads) == stored(parts["vae"])
     opened.close()
 
 
@@ -260,9 +271,10 @@ from pathlib import Path
 os.environ["MLX_ENABLE_TF32"] = "0"
 import numpy as np
 from qwenimg import backends
-from qwenimg.common import checkpoint, conditioning, memory
-from qwenimg.common.models import qwen_dit
+from qwenimg.common.networks import qwen_conditioning, qwen_dit
+from qwenimg.common.weights import keys
 from qwenimg.common.weights.precision import BF16
+from qwenimg.common.weights.residency import ALWAYS, ONCE
 
 
 def peak():
@@ -278,19 +290,19 @@ def peak():
 backend, file, config = sys.argv[1], Path(sys.argv[2]), qwen_dit.QwenDiTConfig(**json.loads(sys.argv[3]))
 engine = backends.load(backend)
 engine.check_fp32()
-plan = checkpoint.plan(file, "transformer", qwen_dit.manifest(config))
 policy = BF16
-resident = plan.only(lambda name: not qwen_dit.timestep_only(name))
-block = plan.only(lambda name: name.startswith("transformer_blocks.0.") and qwen_dit.timestep_only(name))
+plan = keys.plan(file, "transformer", qwen_dit.manifest(config), uses=qwen_dit.uses).stored(policy)
+resident = plan.when(ALWAYS)
+block = plan.when(ONCE).only(lambda name: name.startswith("transformer_blocks.0."))
 before = peak()
 transformer = engine.open("qwen_dit", config, plan, policy)
 loaded = peak()
-modulation = transformer.modulate(conditioning.time_rows(config, [900.0, 400.0], "float32"))
+modulation = transformer.modulate(qwen_conditioning.time_rows(config, [900.0, 400.0], "float32"))
 modulated = peak()
 found = {
-    "resident": memory.weight_bytes(resident, policy, "transformer"),
-    "block": memory.weight_bytes(block, policy, "transformer"),
-    "all": memory.weight_bytes(plan, policy, "transformer"),
+    "resident": resident.nbytes,
+    "block": block.nbytes,
+    "all": plan.nbytes,
     "loading": loaded - before,
     "modulating": modulated - before,
 }

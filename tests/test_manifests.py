@@ -22,6 +22,7 @@ from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
+from qwenimg.common.runtime.vae import decodes
 
 # The configurations as they are published, fields that the forward does not use included.
 PUBLISHED_DIT = {
@@ -226,9 +227,9 @@ def test_published_vae():
     assert len(made) == 194
     assert total(made) == 126_892_531
 
-    needed = qwen_vae.still(made)
+    needed = {key: use.shape for key, use in qwen_vae.uses(made).items()}
     counted = sum(_one_frame(module) for module in reference.named_modules())
-    decoder = total({key: shape for key, shape in needed.items() if qwen_vae.decoder_only(key)})
+    decoder = total({key: shape for key, shape in needed.items() if decodes(key)})
     print(f"one frame: {total(needed):,} ({total(needed) / total(made):.1%}), to decode {decoder:,}")
     assert total(needed) == counted
     assert round(total(needed) / 1e6, 1) == 44.6
@@ -277,8 +278,8 @@ def test_still_is_what_one_frame_needs(decoding):
             *before, now = parameter.grad.abs().sum((0, 1, 3, 4))
             assert not any(before) and now > 0, key
             live[key] = (*parameter.shape[:2], *parameter.shape[3:])
-    needed = qwen_vae.still(qwen_vae.manifest(vae_config))
-    half = {key: shape for key, shape in needed.items() if qwen_vae.decoder_only(key) == decoding}
+    needed = qwen_vae.uses(qwen_vae.manifest(vae_config))
+    half = {key: use.shape for key, use in needed.items() if decodes(key) == decoding}
     print(f"{'decode' if decoding else 'encode'}: {len(live)} tensors with a gradient, {total(live):,} parameters")
     assert live.keys() == half.keys()
     assert {key: prod(shape) for key, shape in live.items()} == {key: prod(shape) for key, shape in half.items()}

@@ -23,8 +23,10 @@ from qwenimg.common.networks import qwen_vae
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.numbers.tiles import tiles
 from qwenimg.common.runtime import memory
-from qwenimg.common.weights import plan as checkpoint
+from qwenimg.common.runtime.vae import decodes
+from qwenimg.common.weights import keys
 from qwenimg.common.weights.precision import FP32, FP64
+from qwenimg.common.weights.residency import ALWAYS
 
 BACKENDS = ("cpu", "mlx")
 # A prediction is never below what is measured, so that what should fit does, and at most this far above.
@@ -59,8 +61,8 @@ else:
     torch.set_num_threads(1)
 import numpy as np
 from qwenimg import backends
-from qwenimg.common import checkpoint
-from qwenimg.common.models import qwen_vae
+from qwenimg.common.networks import qwen_vae
+from qwenimg.common.weights import keys
 from qwenimg.common.weights.precision import FP32
 
 attending = import_module(f"qwenimg.backends.{name}.ops.attention")
@@ -89,8 +91,8 @@ DECODE = """
 config = qwen_vae.QwenVAEConfig(base_dim=int(sys.argv[3]), num_res_blocks=1)
 height, width = int(sys.argv[4]), int(sys.argv[5])
 stored = qwen_vae.manifest(config)
-plan = checkpoint.plan(Path(sys.argv[2]), "vae", stored, wanted=qwen_vae.still(stored))
-vae = backends.load(backend).open("qwen_vae", config, plan, FP32)
+plan = keys.plan(Path(sys.argv[2]), "vae", stored, uses=qwen_vae.uses)
+vae = backends.load(backend).open("qwen_vae", config, plan.stored(FP32), FP32)
 vae.decode(np.zeros((1, 16, 5, 3), np.float32))
 latents = np.random.default_rng(0).standard_normal((1, 16, height, width)).astype(np.float32)
 found = []
@@ -190,7 +192,7 @@ def small_vae(twin: Twin, folder: Path, precision: Any = FP32) -> Any:
     stored = qwen_vae.manifest(SMALL_VAE)
     path = write(folder / "vae.safetensors", stored, "F32")
     return twin.engine.open(
-        "qwen_vae", SMALL_VAE, checkpoint.plan(path, "vae", stored, wanted=qwen_vae.still(stored)), precision
+        "qwen_vae", SMALL_VAE, keys.plan(path, "vae", stored, uses=qwen_vae.uses).stored(precision), precision
     )
 
 
@@ -298,22 +300,74 @@ def test_what_does_not_fit_is_refused_before_it_is_read(
     monkeypatch.setattr(pipe.engine, "free_memory", lambda: 1000)
     with pytest.raises(DoesNotFit) as caught:
         pipe("a red circle", guidance=1.0, width=32, height=32, steps=1)
-    pipe.model.model.close()
+    pipe.close()
     text = str(caught.value)
     assert caught.value.exit_code == 4 and re.match(rf"the {component} takes [\d.]+ [kM]B in fp32, 1\.0 kB are", text)
     assert text.isprintable() and "free on" in text and not touched
+
+
+@pytest.mark.parametrize("kind", ["qwen", "sd15"])
+def test_a_vae_that_does_not_fit_is_refused_before_it_is_read(
+    tiny_folder: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Half by half, and only after the transformer or UNet was freed for it."""
+    pipe = qwenimg.load(tiny_folder if kind == "qwen" else folders[kind], backend="cpu", precision="fp32")
+    told: list[str] = []
+    pipe.runtime.notify = lambda stage, text: told.append(text)
+    pipe("a red circle", width=32, height=32, steps=1)
+    pipe.model.vae.free()
+    touched: list[str] = []
+    monkeypatch.setattr(OpenFile, "fill", lambda self, view, begin: touched.append(self.path.name))
+    monkeypatch.setattr(pipe.engine, "free_memory", lambda: 1000)
+    for half, use in (
+        ("decoder", lambda: pipe.model.decode(np.zeros((1, pipe.model.channels, 4, 4), np.float32))),
+        ("encoder", lambda: pipe.model.encode(np.zeros((1, 3, 32, 32), np.float32))),
+    ):
+        with pytest.raises(DoesNotFit, match=f"^the vae {half} takes .* in fp32, 1.0 kB are free") as caught:
+            use()
+        print(caught.value)
+    pipe.close()
+    assert not touched
+    assert [text for text in told if text.startswith("freeing")] == told[-3:-2], "once, before the first refusal"
+    assert [text.split(" (")[0] for text in told[-2:]] == ["loading vae decoder", "loading vae encoder"]
+
+
+def test_an_inpainting_unet_is_loaded_after_its_empty_picture_is_encoded(folders: dict[str, Path]) -> None:
+    """One that is freed for the VAE's encoder must not be held meanwhile."""
+    pipe = qwenimg.load(folders["inpaint"], backend="cpu", precision="fp32")
+    told: list[str] = []
+    pipe.runtime.notify = lambda stage, text: told.append(text.split(" (")[0])
+    pipe("a red circle", width=32, height=32, steps=1)
+    pipe.close()
+    loaded = [text for text in told if text.startswith("loading")]
+    assert loaded == ["loading text encoder", "loading vae encoder", "loading unet", "loading vae decoder"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_plan_in_the_dtypes_of_its_file_is_not_opened(tiny_folder: Path, backend: str) -> None:
+    """That the policy was applied is checked: the weights of a plan without it would have the file's dtypes."""
+    pipe = qwenimg.load(tiny_folder, backend=backend, precision="fp32")
+    vae = pipe.model.checkpoint["vae"]
+    for plan in (vae.plan, vae.plan.stored(FP64)):
+        with pytest.raises(AssertionError, match="vae is not planned in fp32"):
+            pipe.engine.open("qwen_vae", vae.config, plan, pipe.precision)
+    pipe.close()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-plain"])
 def test_weight_bytes_are_what_is_loaded(tiny_folder: Path, precision: str) -> None:
     """The figure that the refusal rests on, against the tensors that torch holds."""
     pipe = qwenimg.load(tiny_folder, backend="cpu", precision=precision)
-    parts = {"text": pipe.model._text_encoder().model, "transformer": pipe.model.transformer().model}
-    for component, model in parts.items():
-        held = {name: p.nbytes for name, p in model.named_parameters() if not p.is_meta}
-        plan = getattr(pipe.model.model, component).only(held.__contains__)
-        assert memory.weight_bytes(plan, pipe.precision, component) == sum(held.values()) > 0
-    pipe.model.model.close()
+    opened = pipe.model.checkpoint
+    for component, plan in (
+        (pipe.model._text_encoder(), opened["text_encoder"].plan),
+        (pipe.model.transformer(), opened["transformer"].plan.when(ALWAYS)),
+        (pipe.model.vae.decoder(), opened["vae"].plan.only(decodes)),
+    ):
+        held = {name: p.nbytes for name, p in component.model.named_parameters() if not p.is_meta}
+        assert held.keys() == plan.entries.keys()
+        assert plan.stored(pipe.precision).nbytes == sum(held.values()) > 0
+    pipe.close()
 
 
 def test_free_memory_is_what_the_system_says() -> None:

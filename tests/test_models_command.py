@@ -38,7 +38,7 @@ def table() -> list[str]:
 
 def test_with_nothing_pulled(cache, no_sockets) -> None:  # noqa: F811
     entries = listed()
-    assert [*entries] == [*catalog.RECIPES, "clip-tokenizer"]
+    assert [*entries] == [*catalog.KNOWN, "clip-tokenizer"]
     assert {entry["here"] for name, entry in entries.items() if name != "shapes-v1"} == {"no"}
     assert entries["shapes-v1"]["here"] == "yes" and 10e6 < entries["shapes-v1"]["bytes"] < 30e6
     for entry in entries.values():
@@ -51,12 +51,12 @@ def test_with_nothing_pulled(cache, no_sockets) -> None:  # noqa: F811
 
 
 def test_what_is_here(fake, cache) -> None:  # noqa: F811
-    """A model without a recipe has its hub id; what `main` lacks is there in part; a tokenizer alone is none."""
+    """A model not known by name has its hub id; what `main` lacks is there in part; a tokenizer alone is none."""
     folder, _, _ = pulled()
-    for recipe in ("qwen-image", "sd15"):
-        storage = hf_cache.storage_folder(catalog.RECIPES[recipe].repo or "")
+    for name in ("qwen-image", "sd15"):
+        storage = hf_cache.storage_folder(catalog.KNOWN[name].repo or "")
         shutil.copytree(folder.parent.parent, storage, symlinks=True)
-        if recipe == "sd15":
+        if name == "sd15":
             (storage / "snapshots" / COMMIT / "vae" / "config.json").unlink()
     write_tiny_clip_tokenizer(hf_cache.storage_folder(catalog.CLIP_TOKENIZER.repo) / "snapshots" / COMMIT)
     entries = listed()
@@ -77,7 +77,7 @@ def test_a_cache_with_odd_things(cache, no_sockets) -> None:  # noqa: F811
     for pipe in ("models--a--h/snapshots/" + COMMIT + "/model_index.json", "models--a--i/refs/main", "models--a--k"):
         (cache / pipe).parent.mkdir(parents=True, exist_ok=True)
         os.mkfifo(cache / pipe)
-    assert [*listed()] == [*catalog.RECIPES, "clip-tokenizer"]
+    assert [*listed()] == [*catalog.KNOWN, "clip-tokenizer"]
 
 
 def test_a_cache_that_is_a_file(cache, no_sockets) -> None:  # noqa: F811
@@ -137,8 +137,8 @@ def test_time_and_machine_come_before_the_gigabytes(fake, monkeypatch) -> None: 
 
     refused(pull, REPO, echo=echo, progress=lambda *_: None)
     assert "57.0 GB, about 76 min at 100 Mbit/s; " in lines[0] and "its largest part has 57.0 GB" in lines[1]
-    known = replace(catalog.RECIPES["qwen-image"], repo=REPO)
-    monkeypatch.setitem(catalog.RECIPES, "qwen-image", known)
+    known = replace(catalog.KNOWN["qwen-image"], repo=REPO)
+    monkeypatch.setitem(catalog.KNOWN, "qwen-image", known)
     lines.clear()
     fake.data_requests.clear()
     refused(pull, "qwen-image", echo=echo, progress=lambda *_: None)
@@ -162,6 +162,6 @@ def test_time(count: int, text: str) -> None:
 
 def test_a_machine_that_is_too_small(monkeypatch) -> None:
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 2**22, "SC_PAGE_SIZE": 4096}.__getitem__)
-    text = requirements.machine_text(catalog.RECIPES["qwen-image"], 0)
+    text = requirements.machine_text(catalog.KNOWN["qwen-image"], 0)
     assert text.endswith("this machine has 17.2 GB: too little for it; -m shapes-v1 draws here")
-    assert requirements.machine_text(catalog.RECIPES["sd15"], 0).endswith("this machine has 17.2 GB")
+    assert requirements.machine_text(catalog.KNOWN["sd15"], 0).endswith("this machine has 17.2 GB")

@@ -78,7 +78,7 @@ def test_bits_do_not_depend_on_the_cpu():
     from numpy._core._multiarray_umath import __cpu_dispatch__
 
     program = (
-        "import numpy as np; from qwenimg.common import noise\n"
+        "import numpy as np; from qwenimg.common.numbers import noise\n"
         f"for seed, shape in {list(PINNED)}: print(noise.sha256(noise.normal(shape, seed)))\n"
         "x = np.linspace(0.001, 6, 100_001); print(noise.sha256(np.stack([np.sin(x), np.log(x)])))"
     )

@@ -126,7 +126,7 @@ def test_the_built_in_model_is_shipped(tmp_path):
     inside = {name.removeprefix(f"qwenimg/{place}/") for name in names(made) if name.startswith(f"qwenimg/{place}/")}
     assert inside == files
     run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", tmp_path / "site", made)
-    code = "from qwenimg.common import builtin; print(builtin.present(), builtin.folder())"
+    code = "from qwenimg.common.shapes import builtin; print(builtin.present(), builtin.folder())"
     shown = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(tmp_path / "site")).split(maxsplit=1)
     assert shown == ["True", f"{tmp_path / 'site' / 'qwenimg' / place}\n"]
 

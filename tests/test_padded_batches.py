@@ -13,7 +13,7 @@ from parity_cases import DIT, MLX, TORCH, Twin, weights
 
 from qwenimg.common.measure import parity
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
-from qwenimg.common.weights import plan as checkpoint
+from qwenimg.common.weights import keys
 from qwenimg.common.weights.precision import BF16, FP32, FP64, Precision
 
 TARGET = [(1, 5, 3)]
@@ -45,8 +45,8 @@ class Runs:
 
     def __init__(self, twin: Twin, folder: Path, case: str, precision: Precision):
         self.twin, (config, self.shapes, self.lengths) = twin, CASES[case]
-        plan = checkpoint.plan(folder, "transformer", qwen_dit.manifest(config))
-        self.model = twin.engine.open("qwen_dit", config, plan, precision)
+        plan = keys.plan(folder, "transformer", qwen_dit.manifest(config), uses=qwen_dit.uses)
+        self.model = twin.engine.open("qwen_dit", config, plan.stored(precision), precision)
         self.modulation = self.model.modulate(qwen_conditioning.time_rows(config, TIMES, "float32"))
         self.wide = "float64" if precision is FP64 else "float32"
         rng = np.random.default_rng(8)

@@ -208,7 +208,7 @@ STATISTICS = {
 @pytest.mark.parametrize("fault", STATISTICS)
 def test_wrong_vae_scale_is_caught(tiny_folder: Path, exact_pixels, backend: str, fault: str) -> None:
     pipe = load(tiny_folder, backend)
-    pipe.model.model = replace(pipe.model.model, vae_config=STATISTICS[fault](pipe.model.model.vae_config))
+    pipe.model.vae_config = STATISTICS[fault](pipe.model.vae_config)
     verdict = pixels(pipe, exact_pixels)
     print(f"{fault:<26} {backend:<4} error / allowed: {verdict.worst:.3g}")
     assert not verdict.ok

@@ -13,7 +13,6 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from PIL import Image
 from tiny_model import LIGHTNING
 
 import qwenimg
@@ -21,7 +20,6 @@ from qwenimg import backends
 from qwenimg.common.base.errors import DoesNotFit, ModelError, NumericsError, UsageError
 from qwenimg.common.numbers import noise, sizes
 from qwenimg.common.pipeline.pipeline import Pipeline
-from qwenimg.common.pipeline.recipe import png_text, recipe_from_png
 from qwenimg.common.pipeline.result import Result, Step
 
 BACKENDS = ("cpu", "mlx")
@@ -115,26 +113,6 @@ def test_bf16_is_closer_to_fp32_than_diffusers_in_bf16(tiny_folder: Path, backen
     assert errors["bf16"] < errors["bf16-plain"] < errors["diffusers"]
 
 
-# Across backends
-
-
-def test_same_noise_same_schedule_same_picture(tiny_folder: Path) -> None:
-    results = [load(tiny_folder, b)("a ring", width=96, height=80, steps=4, seed=11) for b in BACKENDS]
-    for key in ("noise_sha256", "sigmas_sha256"):
-        assert len({result.recipe[key] for result in results}) == 1
-    worst = np.abs(results[0].pixels.astype(int) - results[1].pixels).max()
-    print(f"latents {relative(results[0].latents, results[1].latents):.2e}, pixels {worst}")
-    assert relative(results[0].latents, results[1].latents) <= LATENTS
-    assert worst <= PIXELS
-
-
-def test_repeats_bit_for_bit(tiny_folder: Path, backend: str) -> None:
-    pipe = load(tiny_folder, backend)
-    pictures = [pipe("a ring", width=48, height=48, steps=3, seed=1).latents.tobytes() for _ in range(2)]
-    pictures.append(load(tiny_folder, backend)("a ring", width=48, height=48, steps=3, seed=1).latents.tobytes())
-    assert len(set(pictures)) == 1
-
-
 def test_both_branches_in_one_batch_or_in_turn(tiny_folder: Path, backend: str) -> None:
     pipe, results = load(tiny_folder, backend), []
     for together in (False, True):
@@ -192,17 +170,6 @@ def test_any_size_is_honoured(tiny_folder: Path, backend: str, size: tuple[int, 
     assert np.array_equal(result.pixels, whole.pixels[: size[1], : size[0]])
 
 
-def test_latents_replace_the_noise_and_come_back(tiny_folder: Path, backend: str) -> None:
-    pipe = load(tiny_folder, backend)
-    given = noise.normal((1, 16, 6, 4), seed=9)
-    seeded = pipe("a ring", width=32, height=48, steps=2, seed=9)
-    result = pipe("a ring", width=32, height=48, steps=2, seed=1, latents=given)
-    assert result.latents.tobytes() == seeded.latents.tobytes()
-    assert result.latents.shape == given.shape and result.latents.dtype == np.float32
-    with pytest.raises(UsageError, match=r"\[1, 16, 6, 4\].*needs \[1, 16, 4, 4\]"):
-        pipe("a ring", width=32, height=32, steps=1, latents=given)
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -249,7 +216,7 @@ def test_stream_yields_each_step_then_the_result(tiny_folder: Path, backend: str
     events = list(load(tiny_folder, backend).stream("a ring", width=32, height=32, steps=3))
     assert [(e.index, e.total) for e in events[:-1] if isinstance(e, Step)] == [(1, 3), (2, 3), (3, 3)]
     assert isinstance(events[-1], Result)
-    assert {"encode", "load transformer", "modulate", "steps", "decode"} <= events[-1].timing.keys()
+    assert {"encode", "load transformer", "modulate", "steps", "load vae decoder", "decode"} <= events[-1].timing.keys()
 
 
 def test_text_encoder_is_freed_before_the_transformer_is_loaded(
@@ -304,7 +271,7 @@ def test_non_finite_step_names_block_and_operation(
 
 def test_non_finite_pixels_name_the_vae(tiny_folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = load(tiny_folder, backend)
-    vae = pipe.model.vae()
+    vae = pipe.model.vae.decoder()
     conv = vae.model.decoder.up_blocks[1].resnets[0].conv1
     original = type(conv).__call__
     monkeypatch.setattr(
@@ -325,24 +292,13 @@ def test_fp32_that_is_not_fp32_is_refused(tiny_folder: Path, backend: str, monke
 # Files
 
 
-def test_recipe_round_trips_through_the_png(tiny_folder: Path, backend: str, tmp_path: Path) -> None:
-    result = load(tiny_folder, backend)("一个圆\nNegative prompt: no", width=32, height=32, steps=2, seed=4)
-    path = tmp_path / "a.png"
-    path.write_bytes(result.png())
-    assert recipe_from_png(path) == json.loads(png_text(result.recipe)["qwenimg"])
-    assert np.array_equal(np.asarray(Image.open(path)), result.pixels)
-    assert str(tiny_folder) not in path.read_bytes().decode("latin-1")
-    path.write_bytes(result.png(metadata=False))
-    assert Image.open(path).info == {}
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("QwenImage21Pipeline", "Qwen-Image-2.1"),
         ("QwenImageLayeredPipeline", "Layered"),
         ("QwenImageEditPlusPipeline", "Edit"),
-        ("StableDiffusionXLControlNetPipeline", "Stable Diffusion"),
+        ("StableDiffusionXLControlNetPipeline", "known are QwenImagePipeline, StableDiffusion"),
         ("NoSuchPipeline", "NoSuchPipeline"),
     ],
 )
@@ -419,20 +375,16 @@ def test_a_step_that_does_not_fit_is_refused_before_it_starts(
         pipe("a ring", width=512, height=512, steps=1)
 
 
-def test_texts_beyond_the_limit_are_encoded_in_their_turn(
-    tiny_folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from qwenimg.common.families.qwen_image import parts
-
-    monkeypatch.setattr(parts, "TEXT_BYTES", 4000)
+def test_texts_beyond_the_limit_are_encoded_in_their_turn(tiny_folder: Path, backend: str) -> None:
     told: list[str] = []
     pipe = load(tiny_folder, backend, notify=lambda kind, text: told.append(text))
+    pipe.model.texts.budget = 8000  # bytes: three prompts
     prompts = [f"a ring {i}" for i in range(12)]
     pipe.prepare([*prompts, " "])
     first = sum(text.startswith("loading text encoder (") for text in told)
     pictures = [pipe(prompt, width=32, height=32, steps=1).latents.tobytes() for prompt in prompts[:4]]
     assert first == 1 and 1 < sum(text.startswith("loading text encoder (") for text in told) <= 4
-    assert sum(states.nbytes for states in pipe.model.texts._kept.values()) < 12_000
+    assert sum(states.nbytes for states in pipe.model.texts._kept.values()) <= 8000
     fresh = load(tiny_folder, backend)
     assert pictures == [fresh(prompt, width=32, height=32, steps=1).latents.tobytes() for prompt in prompts[:4]]
 
@@ -444,14 +396,6 @@ def test_modulation_is_kept_for_the_last_schedules(tiny_folder: Path, backend: s
         pipe("a ring", width=size, height=size, steps=3)
         pipe.free_transformer()
     assert told.count("computing modulation") == 2
-
-
-def test_a_closed_pipeline_has_closed_its_files(tiny_folder: Path, backend: str) -> None:
-    pipe = load(tiny_folder, backend)
-    pipe("a ring", width=32, height=32, steps=1)
-    pipe.close()
-    with pytest.raises((ModelError, ValueError)):
-        pipe("a star", width=32, height=32, steps=1)
 
 
 @pytest.mark.parametrize(
@@ -476,15 +420,6 @@ def test_what_another_class_would_draw_is_refused(
         qwenimg.load(folder, backend="cpu")
     assert describe(folder).faults
     assert describe(tiny_folder).faults == []
-
-
-def test_what_does_not_fit_is_refused_with_the_figures(
-    tiny_folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pipe = load(tiny_folder, backend)
-    monkeypatch.setattr(pipe.engine, "free_memory", lambda: 1000)
-    with pytest.raises(DoesNotFit, match=r"text encoder takes .* [kM]B in fp32, 1\.0 kB are free"):
-        pipe("a ring", width=32, height=32, steps=1)
 
 
 def test_metal_convolves_3x3_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:

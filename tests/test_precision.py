@@ -29,7 +29,7 @@ from qwenimg.common.weights.precision import (
 
 BASES, SD_BASES = bases(MMDIT), bases(UNET)
 
-DIT = qwen_dit.manifest(qwen_dit.QwenDiTConfig(num_layers=2, use_additional_t_cond=True))
+DIT = qwen_dit.uses(qwen_dit.manifest(qwen_dit.QwenDiTConfig(num_layers=2, use_additional_t_cond=True)))
 
 # Written out by hand: text, transformer, vae, then the parts of the transformer that may stay float32.
 EXPECTED = {
@@ -47,9 +47,13 @@ EXPECTED = {
 }
 
 
+def dit_dtype(policy: Precision, key: str) -> str:
+    return policy.weight_dtype("transformer", key, DIT[key].residency)
+
+
 def described(policy: Precision) -> tuple[str, ...]:
     def of(key: str) -> str:
-        return policy.weight_dtype("transformer", key)
+        return dit_dtype(policy, key)
 
     parts = tuple(policy.compute_dtype(part) for part in ("text", "transformer", "vae"))
     return (*parts, of("proj_out.weight"), of("transformer_blocks.0.img_mod.1.weight"), of("img_in.weight"))
@@ -162,8 +166,8 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 def test_places_say_what_the_policy_does(policy: Precision) -> None:
     places = policy.places()
     assert places.keys() == PLACES.keys()
-    assert places["final_norm"] == policy.weight_dtype("transformer", "norm_out.linear.weight")
-    assert places["modulation"] == policy.weight_dtype("transformer", "time_text_embed.timestep_embedder.linear_1.bias")
+    assert places["final_norm"] == dit_dtype(policy, "norm_out.linear.weight")
+    assert places["modulation"] == dit_dtype(policy, "time_text_embed.timestep_embedder.linear_1.bias")
     assert places["residual"] == policy.residual_dtype("transformer")
     assert places["timestep"] == "float32", "a float64 run gets the times of every other run"
     for place in ("rope", "softmax", "rms_norm", "guidance", "scheduler"):
@@ -172,18 +176,18 @@ def test_places_say_what_the_policy_does(policy: Precision) -> None:
 
 def test_a_place_is_float32_at_least() -> None:
     for key in DIT:
-        assert FP64.weight_dtype("transformer", key) == "float64"
-        assert FP32.weight_dtype("transformer", key) == "float32"
+        assert dit_dtype(FP64, key) == "float64"
+        assert dit_dtype(FP32, key) == "float32"
     assert {FP64.residual_dtype(part) for part in precision.COMPONENTS} == {"float64"}
 
 
 def test_every_weight_of_the_transformer_has_its_dtype() -> None:
     """Of the whole manifest: in bf16 a weight is float32 exactly if it belongs to a place."""
-    wide = {key for key in DIT if BF16.weight_dtype("transformer", key) == "float32"}
+    wide = {key for key in DIT if dit_dtype(BF16, key) == "float32"}
     tops = {"time_text_embed", "img_in", "txt_in", "norm_out", "proj_out"}
     assert wide == {key for key in DIT if key.split(".")[0] in tops or "_mod." in key}
     for plain in (BF16_PLAIN, FP16_PLAIN):
-        assert {plain.weight_dtype("transformer", key) for key in DIT} == {plain.transformer}
+        assert {dit_dtype(plain, key) for key in DIT} == {plain.transformer}
 
 
 def test_places_are_the_transformers_alone() -> None:

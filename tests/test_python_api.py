@@ -117,3 +117,46 @@ def test_what_cannot_be_saved_is_one_line(result: Result, tmp_path: Path, name: 
     with pytest.raises(UsageError) as caught:
         result.save(path)
     assert str(caught.value).isprintable() and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [5, b"x", [], {}, True, 10**5000, 1j, float("nan"), type, np.zeros(3)],
+    ids=lambda value: type(value).__name__,
+)
+def test_load_takes_no_value_of_another_kind(value: Any) -> None:
+    for name in ("model", "backend", "precision", "refiner", "vae", "tokenizer"):
+        given = {"model": "shapes"} | {name: value}
+        with pytest.raises(UsageError, match=f"{name} is .*expected a text") as caught:
+            qwenimg.load(**given)
+        assert len(str(caught.value)) < 100 and str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "value", ["x" * 100_000, "\x1b[2J", "\ud800", "bf16," + "\0" * 9000], ids=("long", "escape", "surrogate", "null")
+)
+def test_texts_that_are_no_name_are_told_in_short(pipe: Pipeline, tiny_folder: Path, value: str) -> None:
+    calls = (
+        lambda: qwenimg.load(tiny_folder, backend=value),
+        lambda: qwenimg.load(tiny_folder, precision=value),
+        lambda: pipe("a red circle", schedule=value, **SMALL),
+        lambda: pipe("a red circle", sampler=value, **SMALL),
+    )
+    for call in calls:
+        with pytest.raises(UsageError) as caught:
+            call()
+        print(caught.value)
+        assert len(str(caught.value)) < 500 and str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("kind", ["<U3", "complex64", "bool", "datetime64[s]", "S2"])
+def test_latents_of_another_kind(pipe: Pipeline, kind: str) -> None:
+    """They were a ValueError of NumPy, or their imaginary part was left out."""
+    with pytest.raises(UsageError, match="latents are of"):
+        pipe("a red circle", latents=np.zeros((1, 16, 4, 4), kind), **SMALL)
+
+
+@pytest.mark.parametrize("shape", [(0, 0, 3), (0, 5, 3), (5, 0, 3)])
+def test_a_picture_without_pixels(pipe: Pipeline, shape: tuple[int, ...]) -> None:
+    with pytest.raises(UsageError, match="expected uint8"):
+        pipe("a red circle", image=np.zeros(shape, np.uint8), **SMALL)

@@ -15,7 +15,9 @@ from qwenimg.common.base import hf_cache
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import open_regular
 from qwenimg.common.families import catalog, registry
+from qwenimg.common.families.family import Choices
 from qwenimg.common.hub import resolve
+from qwenimg.common.hub.origin import origin
 from qwenimg.common.pipeline.recipe import check_recipe, png_text, recipe_from_png
 from qwenimg.common.weights.fingerprint import HEAD, PIECE, fingerprint
 
@@ -79,9 +81,10 @@ def test_names_of_recipes(cache: Path) -> None:
 def test_a_vae_is_named_without_its_path(given: str, cache: Path) -> None:
     Path("a").mkdir()
     Path("a/b").write_bytes(b"x" * 100)
-    opened: Any = SimpleNamespace(vae=SimpleNamespace(files=(open_regular(Path(given)),)))
-    known = resolve.Resolved(folder=Path(), name="shapes-v1", recipe=catalog.BUILT_IN)
-    labels = registry.labels(known, opened, vae=Path(given), prediction=None)
+    plan = SimpleNamespace(files=(open_regular(Path(given)),))
+    opened: Any = SimpleNamespace(checkpoint={"vae": SimpleNamespace(plan=plan)}, family=registry.STABLE_DIFFUSION)
+    known = resolve.Resolved(folder=Path(), name="shapes-v1", known=catalog.BUILT_IN)
+    labels = origin(known, opened, Choices(vae=Path(given)))
     assert labels["vae"] == "b" and set(labels["fingerprints"]) == {"vae"}
     told = recipe(**labels)
     assert check_recipe(told, Path("x")) == told

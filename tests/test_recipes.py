@@ -19,20 +19,20 @@ TOTAL = 57.7e9  # bytes: 40.9 GB of transformer, 16.6 GB of text encoder, 0.25 G
     ("name", "repo"), [("qwen-image", "Qwen/Qwen-Image"), ("qwen-image-2512", "Qwen/Qwen-Image-2512")]
 )
 def test_the_two_models(name, repo):
-    recipe = catalog.find(name)
-    assert recipe is catalog.find(repo) is catalog.find(name.upper()) is catalog.find(repo.lower())
-    assert (recipe.name, recipe.repo, recipe.family) == (name, repo, "qwen-image")
-    assert (recipe.width, recipe.height, recipe.steps, recipe.guidance) == (1328, 1328, 50, 4.0)
-    assert recipe.negative_prompt == " "
-    assert recipe.bytes == pytest.approx(TOTAL, rel=0.01)
+    known = catalog.find(name)
+    assert known is catalog.find(repo) is catalog.find(name.upper()) is catalog.find(repo.lower())
+    assert (known.name, known.repo, known.family) == (name, repo, "qwen-image")
+    assert (known.width, known.height, known.steps, known.guidance) == (1328, 1328, 50, 4.0)
+    assert known.negative_prompt == " "
+    assert known.bytes == pytest.approx(TOTAL, rel=0.01)
 
 
-def test_a_recipe_changes_only_the_size():
-    """What the model card does not say differently is what holds without a recipe."""
+def test_a_known_name_changes_only_the_size():
+    """What the model card does not say differently is what holds for other models."""
     plain = Defaults()
     assert (plain.width, plain.height, plain.steps, plain.guidance, plain.negative_prompt) == (1024, 1024, 50, 4.0, " ")
-    for recipe in (recipe for recipe in catalog.RECIPES.values() if recipe.family == "qwen-image" and recipe.repo):
-        assert (recipe.steps, recipe.guidance, recipe.negative_prompt) == (
+    for known in (known for known in catalog.KNOWN.values() if known.family == "qwen-image" and known.repo):
+        assert (known.steps, known.guidance, known.negative_prompt) == (
             plain.steps,
             plain.guidance,
             plain.negative_prompt,
@@ -64,24 +64,24 @@ def test_the_trained_sizes_belong_to_the_published_width(tiny_folder):
     ],
 )
 def test_stable_diffusion(name, other, size, guidance, parameters):
-    recipe = catalog.find(name)
-    assert recipe is catalog.find(other) is catalog.find(recipe.repo)
-    assert (recipe.width, recipe.height, recipe.steps, recipe.guidance) == (size, size, 50, guidance)
-    assert recipe.negative_prompt == "" and recipe.bytes == pytest.approx(4 * parameters, rel=0.01)
+    known = catalog.find(name)
+    assert known is catalog.find(other) is catalog.find(known.repo)
+    assert (known.width, known.height, known.steps, known.guidance) == (size, size, 50, guidance)
+    assert known.negative_prompt == "" and known.bytes == pytest.approx(4 * parameters, rel=0.01)
 
 
 def test_the_built_in_model():
-    recipe = catalog.find("shapes")
-    assert recipe is catalog.find("shapes-v1") is catalog.find("Shapes") is catalog.BUILT_IN
-    assert recipe.repo is None and recipe.width % 16 == recipe.height % 16 == 0
-    assert (recipe.steps, recipe.guidance, recipe.negative_prompt) == (20, 3.0, " ")
+    known = catalog.find("shapes")
+    assert known is catalog.find("shapes-v1") is catalog.find("Shapes") is catalog.BUILT_IN
+    assert known.repo is None and known.width % 16 == known.height % 16 == 0
+    assert (known.steps, known.guidance, known.negative_prompt) == (20, 3.0, " ")
     assert catalog.find("None") is None
 
 
 def test_the_default_and_the_keys():
-    assert catalog.DEFAULT in catalog.RECIPES
-    assert all(key == recipe.name == key.lower() for key, recipe in catalog.RECIPES.items())
-    assert not catalog.RECIPES.keys() & catalog.REFUSED.keys()
+    assert catalog.DEFAULT in catalog.KNOWN
+    assert all(key == known.name == key.lower() for key, known in catalog.KNOWN.items())
+    assert not catalog.KNOWN.keys() & catalog.REFUSED.keys()
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_other_names_are_not_refused(name):
 
 
 def test_import_is_light():
-    code = "import sys, qwenimg.common.families.catalog, qwenimg.common.hub.resolve as h; h.needed('x')\n"
+    code = "import sys, qwenimg.common.families.catalog, qwenimg.common.families.repository as r; r.needed('x')\n"
     code += "print([m for m in ('numpy', 'torch', 'mlx', 'huggingface_hub', 'tokenizers', 'PIL') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

@@ -131,9 +131,9 @@ def test_a_tokenizer_that_is_given(both, tmp_path: Path, monkeypatch) -> None:
     assert given.recipe["tokenizer"] == "my words" and "tokenizer" not in beside.recipe
     assert str(tmp_path).encode() not in given.png()
     with pytest.raises(UsageError, match="--tokenizer is for a Stable Diffusion model in one file"):
-        registry.open_model(folder, tokenizer=folder / "tokenizer")
+        registry.open_model(folder, Choices(tokenizer=folder / "tokenizer"))
     with pytest.raises(ModelError, match="holds no tokenizer"):
-        registry.open_model(alone, tokenizer=folder / "vae")
+        registry.open_model(alone, Choices(tokenizer=folder / "vae"))
 
 
 def test_a_part_alone_says_what_is_missing(tmp_path: Path) -> None:

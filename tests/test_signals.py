@@ -128,7 +128,7 @@ def watch(data: list[int], repeat: float, monkeypatch: pytest.MonkeyPatch) -> in
     monkeypatch.setattr(signals, "REPEAT", repeat)
     monkeypatch.setattr(signals, "UNWIND", 0)
     monkeypatch.setattr(signals.os, "_exit", end)
-    monkeypatch.setattr(signals, "_tell", lambda line: None)
+    monkeypatch.setattr(signals, "_print", lambda line: None)
     inlet, outlet = os.pipe()
     os.write(outlet, bytes(data))
     os.close(outlet)

@@ -18,7 +18,7 @@ from qwenimg.common.base.shape import Manifest
 from qwenimg.common.measure import parity
 from qwenimg.common.networks import unet
 from qwenimg.common.runtime.probe import first_non_finite
-from qwenimg.common.weights import plan as checkpoint
+from qwenimg.common.weights import keys
 from qwenimg.common.weights.precision import FP64, UNET, bases
 
 SD_BASES = bases(UNET)
@@ -72,7 +72,7 @@ def test_tiny_manifest(changes: dict) -> None:
     made = unet.manifest(config)
     assert made == shapes(meta(changes))
     # What is loaded: the same numbers, and no convolution that is a matrix.
-    used = unet.used(made)
+    used = {key: use.shape for key, use in unet.uses(made).items()}
     assert used.keys() == made.keys()
     assert all(prod(used[key]) == prod(made[key]) for key in made)
     assert {len(used[key]) for key in used if key.endswith(("proj_in.weight", "proj_out.weight"))} == {2}
@@ -337,4 +337,4 @@ def test_fields_that_switch_something_off_are_accepted() -> None:
 def test_a_checkpoint_of_another_model_is_refused(folder: Path) -> None:
     config, _ = unet_plan(folder)
     other = unet.manifest(replace(config, cross_attention_dim=24))
-    assert "another model" in refused(checkpoint.plan, folder, "unet", other)
+    assert "another model" in refused(keys.plan, folder, "unet", other)

@@ -37,10 +37,13 @@ from wide_checkpoint import write
 import qwenimg.backends
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
-from qwenimg.common.weights import plan as checkpoint
-from qwenimg.common.weights.precision import BASES
+from qwenimg.common.weights import keys
+from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.precision import MMDIT, bases
+from qwenimg.common.weights.residency import ONCE
 
 ROOT = Path(__file__).parent.parent
+BASES = bases(MMDIT)
 TIMESTEP = 750.0  # a number that bfloat16 holds, so that no arm rounds it
 POLICIES = {"fp32": ("fp32",), "bf16": ("bf16", "bf16-plain")}
 FP32_TOLERANCE = 1e-5  # relative L2 to float64: some 30 float32 roundings in a row, and sums over 12288 products
@@ -131,9 +134,9 @@ def oracle_arm(model: torch.nn.Module, given: Inputs) -> Arm:
     return Arm("diffusers", step, lambda x: x.double().cpu().numpy(), weights)
 
 
-def our_arms(engine: Any, config: QwenDiTConfig, plan: checkpoint.LoadPlan, policy: str, given: Inputs) -> list[Arm]:
+def our_arms(engine: Any, config: QwenDiTConfig, plan: LoadPlan, policy: str, given: Inputs) -> list[Arm]:
     """`ours`, and `ours, all inside` on the same weights."""
-    transformer = engine.open("qwen_dit", config, plan, BASES[policy])
+    transformer = engine.open("qwen_dit", config, plan.stored(BASES[policy]), BASES[policy])
     features = qwen_conditioning.time_rows(config, [TIMESTEP], "float32")
     modulation = transformer.modulate(features)
     resident = sum(parameter_bytes(transformer.model))
@@ -145,7 +148,7 @@ def our_arms(engine: Any, config: QwenDiTConfig, plan: checkpoint.LoadPlan, poli
     grad = torch.inference_mode if engine.name != "mlx" else nullcontext
 
     def step() -> Any:
-        return settle(engine, transformer.predict(latents, condition, modulation, 0))
+        return evaluated(engine, transformer.predict(latents, condition, modulation, 0))
 
     def all_inside() -> Any:
         with grad():
@@ -153,7 +156,7 @@ def our_arms(engine: Any, config: QwenDiTConfig, plan: checkpoint.LoadPlan, poli
             temb = model.time_text_embed(rows, None)
             blocks = [block.modulation(temb) for block in model.transformer_blocks]
             now = type(modulation)(blocks, model.norm_out.modulation(temb))
-            return settle(engine, transformer.predict(latents, transformer.condition(texts, [given.shape]), now, 0))
+            return evaluated(engine, transformer.predict(latents, transformer.condition(texts, [given.shape]), now, 0))
 
     name = f"ours {policy} ({'mlx' if engine.name == 'mlx' else 'torch'})"
     full = sum(parameter_bytes(transformer.model))
@@ -161,10 +164,10 @@ def our_arms(engine: Any, config: QwenDiTConfig, plan: checkpoint.LoadPlan, poli
 
 
 def load_modulation(engine: Any, transformer: Any) -> None:
-    plan = transformer.plan.only(qwen_dit.timestep_only)
+    plan = transformer.plan.when(ONCE)
     device = [] if engine.name == "mlx" else [transformer.device]
     load = sys.modules[type(transformer).__module__].load
-    load.fill(transformer.model, plan, transformer.dtype_of, *device)
+    load.fill(transformer.model, plan, *device)
 
 
 def parameter_bytes(model: Any) -> list[int]:
@@ -176,7 +179,7 @@ def parameter_bytes(model: Any) -> list[int]:
     return [value.nbytes for name, value in tree_flatten(model.parameters()) if name in model.filled]
 
 
-def settle(engine: Any, result: Any) -> Any:
+def evaluated(engine: Any, result: Any) -> Any:
     if engine.name == "mlx":
         import mlx.core as mx
 
@@ -270,7 +273,7 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     for dtype in options.dtypes:
         model = oracle(config, file, {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype], options.device)
         for case, reference in zip(cases, references, strict=True):
-            plan = checkpoint.plan(folder, "transformer", qwen_dit.manifest(config))
+            plan = keys.plan(folder, "transformer", qwen_dit.manifest(config), uses=qwen_dit.uses)
             arms = [oracle_arm(model, case)]
             for engine in engines:
                 for policy in POLICIES[dtype]:

@@ -28,9 +28,11 @@ import qwenimg.backends
 from qwenimg.common.base.config import parse
 from qwenimg.common.networks import unet
 from qwenimg.common.networks.unet import UNetConfig
-from qwenimg.common.weights import plan as checkpoint
-from qwenimg.common.weights.precision import SD_BASES
+from qwenimg.common.weights import keys
+from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.precision import UNET, bases
 
+SD_BASES = bases(UNET)
 TIME = 437.0  # a whole number, as Stable Diffusion's times are
 TOKENS = 77
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -127,13 +129,13 @@ def oracle_arm(model: torch.nn.Module, given: Inputs) -> Arm:
     return Arm("diffusers", step, lambda x: x.double().cpu().numpy(), weights)
 
 
-def our_arm(engine: Any, config: UNetConfig, plan: checkpoint.LoadPlan, policy: str, given: Inputs) -> Arm:
-    model = engine.open("unet", config, plan, SD_BASES[policy])
+def our_arm(engine: Any, config: UNetConfig, plan: LoadPlan, policy: str, given: Inputs) -> Arm:
+    model = engine.open("unet", config, plan.stored(SD_BASES[policy]), SD_BASES[policy])
     condition = model.condition(given.text, given.addition)
     latents = engine.array(given.latents)
 
     def step() -> Any:
-        return bench_step.settle(engine, model.predict(latents, given.features, condition))
+        return bench_step.evaluated(engine, model.predict(latents, given.features, condition))
 
     weights = sum(bench_step.parameter_bytes(model.model))
     return Arm(f"ours {policy} ({'mlx' if engine.name == 'mlx' else 'torch'})", step, engine.numpy, weights)
@@ -151,7 +153,7 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     for dtype in options.dtypes:
         gc.collect()
         bench_step.synchronize_and_free()
-        plan = checkpoint.plan(folder, "unet", manifest, wanted=unet.used(manifest))
+        plan = keys.plan(folder, "unet", manifest, uses=unet.uses)
         arms = [oracle_arm(oracle(options.family, file, DTYPES[dtype], options.device), given)]
         arms += [our_arm(engine, config, plan, policy, given) for policy in POLICIES[dtype]]
         rows = bench_step.rows_of(arms, dtype, reference, options.runs)

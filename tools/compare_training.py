@@ -4,7 +4,7 @@
     python tools/compare_training.py --tables  # writes the table of docs/training.md again
 
 Every run is a process of its own, so that its peak of memory is its own; what a process takes before its first step is
-told beside it. All sizes learn with one VAE, trained for a few steps: the loss of the transformer is what is compared.
+given beside it. All sizes learn with one VAE, trained for a few steps: the loss of the transformer is what is compared.
 """
 
 from __future__ import annotations

@@ -37,12 +37,14 @@ ANY_COLOUR_SEEDS = range(3000, 3008)
 
 @dataclass(frozen=True, kw_only=True)
 class Artist:
-    """Who draws: `model` is a folder or a name, `backend` one of ours or `diffusers`, `size` width and height."""
+    """Who draws: `model` is a folder or a name, `backend` one of ours or `diffusers`, `size` width and height.
+    diffusers has the model's own sampler only."""
 
     model: str
     backend: str
     precision: str
     size: tuple[int, int] = (catalog.BUILT_IN.width, catalog.BUILT_IN.height)
+    sampler: str | None = None  # the model's own
 
     def __str__(self) -> str:
         return f"{self.backend}:{self.precision}"
@@ -135,6 +137,7 @@ def _ours(artist: Artist) -> Callable[[Job], Pixels]:
             steps=catalog.BUILT_IN.steps,
             guidance=job.guidance,
             seed=job.asked.seed,
+            sampler=artist.sampler,
         )
         return result.pixels
 

@@ -70,9 +70,9 @@ def main() -> None:
         print("kill -9 at half:", case.run(FILE), case.sent(), f"{case.kept() / 1e6:.1f} MB left over")
         case = Case(hub, address)
         hub.faults[FILE] = ["hash"]
-        told = case.run(FILE)
+        shown = case.run(FILE)
         wrong = [blob.name != hashlib.sha256(blob.read_bytes()).hexdigest() for blob in case.cache.rglob("blobs/*")]
-        print("wrong bytes:", told, "named" if any(wrong) else "refused")
+        print("wrong bytes:", shown, "named" if any(wrong) else "refused")
         case = Case(hub, address)
         print("1 kB free:", case.run(FILE, NO_SPACE), case.sent())
         case = Case(hub, address)

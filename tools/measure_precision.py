@@ -26,8 +26,8 @@ from safetensors.torch import save_file
 
 from qwenimg import backends
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
-from qwenimg.common.weights import plan as checkpoint
-from qwenimg.common.weights import precision
+from qwenimg.common.weights import keys, precision
+from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import FP64, PLACES, Precision
 
 POLICIES = ("fp32", "bf16", "bf16,final_norm=off", "bf16-plain", "fp16-plain")
@@ -46,13 +46,13 @@ def write_weights(folder: Path) -> None:
     save_file(tensors, folder / "diffusion_pytorch_model.safetensors")
 
 
-def velocity(backend: str, policy: Precision, plan: checkpoint.LoadPlan) -> np.ndarray:
+def velocity(backend: str, policy: Precision, plan: LoadPlan) -> np.ndarray:
     """One prediction [1, 64, 64]."""
     random = np.random.default_rng(0)
     latents = random.standard_normal((1, 64, 64)).astype(np.float32)
     text = random.standard_normal((1, 24, 3584)).astype(np.float32)
     engine = backends.load(backend)
-    transformer = engine.open("qwen_dit", CONFIG, plan, policy)
+    transformer = engine.open("qwen_dit", CONFIG, plan.stored(policy), policy)
     modulation = transformer.modulate(qwen_conditioning.time_rows(CONFIG, [713.2], policy.time_dtype()))
     array = (lambda x: torch.from_numpy(x).double()) if policy is FP64 else engine.array
     condition = transformer.condition([array(text)], [(1, 8, 8)])
@@ -67,7 +67,7 @@ def measure() -> dict[str, object]:
     rows = {}
     with tempfile.TemporaryDirectory() as temporary:
         write_weights(Path(temporary))
-        plan = checkpoint.plan(Path(temporary), "transformer", qwen_dit.manifest(CONFIG))
+        plan = keys.plan(Path(temporary), "transformer", qwen_dit.manifest(CONFIG), uses=qwen_dit.uses)
         reference = velocity("cpu", FP64, plan)
         for name in POLICIES:
             policy = precision.parse(name, on_gpu=False)
@@ -87,7 +87,7 @@ def write_tables(result: dict[str, dict[str, dict[str, float]]]) -> None:
         "cost",
         table(["policy", "torch against float64", "MLX against float64", "MLX against torch"], rows),
     )
-    bases = [precision.parse(name, on_gpu=False) for name in precision.BASES]
+    bases = [precision.parse(name, on_gpu=False) for name in precision.MMDIT.bases]
     components = [
         [
             f"`{p.name}`",

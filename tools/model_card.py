@@ -3,10 +3,10 @@
     python tools/model_card.py common/data/shapes-v1 --training OUT/training --hardware "2 cores of ..." \\
         --gate docs/results/gate-cpu-fp32.json
 
-Figures come from tables, checkpoints and files; only the hardware is told. What each run was is kept in the model's
-folder as `training.json`, since a run's own folder does not ship: stages that no --training has stay as they are there,
-and with --append, for a model that went on from itself with --init, so do earlier runs of the same stage. Every file in
-the folder is pinned, so this comes last.
+Figures come from tables, checkpoints and files; only the hardware is an argument. What each run was is kept in the
+model's folder as `training.json`, since a run's own folder does not ship: stages that no --training has stay as they
+are there, and with --append, for a model that went on from itself with --init, so do earlier runs of the same stage.
+Every file in the folder is pinned, so this comes last.
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ def _hours(rows: Sequence[dict[str, str]], batch: int) -> float:
 
 
 def _command(stage: str, steps: int, options: dict[str, Any], sizes: str) -> str:
-    told = ["--steps", steps, "--batch", options["batch"], "--size", sizes, "--seed", options["seed"]]
+    words = ["--steps", steps, "--batch", options["batch"], "--size", sizes, "--seed", options["seed"]]
     if options.get("simple"):  # not among the options of every stage
-        told += ["--simple", options["simple"]]
-    return shlex.join(["qwenimg", "train", stage, "--out", "OUT", *map(str, told)])
+        words += ["--simple", options["simple"]]
+    return shlex.join(["qwenimg", "train", stage, "--out", "OUT", *map(str, words)])
 
 
 def kept_runs(folder: Path, new: Sequence[Run], append: bool) -> list[Run]:
-    """All runs of the model: those that its folder tells of and the new ones, by stage and then in their order."""
+    """All runs of the model: those recorded in its folder and the new ones, by stage and then in their order."""
     record = folder / RECORD
     old = [Run(**entry) for entry in json.loads(record.read_text(encoding="utf-8"))] if record.exists() else []
     renewed = set() if append else {run.stage for run in new}

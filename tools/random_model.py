@@ -2,7 +2,7 @@
 
     python tools/random_model.py FOLDER
 
-For `make demo` until there is a model to ship, and for tests. Needs neither framework, nor diffusers or transformers.
+For tests and trials. Needs neither framework, nor diffusers or transformers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The networks on MLX, translated from the networks on torch: `make twins`.
 
-A network is written once, as `backends/torch/networks/X.py`. What torch and MLX call differently in it is said by the
-rules below, in text and for all files alike; what they do differently is in `backends/<b>/ops/`, by the same names. A
+A network is written once, as `backends/torch/networks/X.py`. The rules below replace what torch and MLX call
+differently, as text and for all files alike; what they do differently is in `backends/<b>/ops/`, by the same names. A
 network that would need a rule of its own is written by hand on both, and named in `BY_HAND` with the reason.
 """
 
@@ -34,7 +34,7 @@ RULES = [
     (r"\bdef forward\(", "def __call__("),
     # Images in documentation: [B C h w] on torch is [B h w C] on MLX.
     (r"\[(\d* ?[BN]) (\w+) (\d*h'?|h_?\d*) (\d*w'?)\]", r"[\1 \3 \4 \2]"),
-    # Device: torch is told it at each call, MLX has one that is the default.
+    # Device: torch takes one at each call, MLX has a default.
     (r",\s+device: torch\.device\b", ""),
     (r", (self\.)?device(?=[,)])", ""),
     (r"^ *self\.device = device\n", ""),

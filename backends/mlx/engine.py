@@ -32,6 +32,7 @@ class MLXEngine:
         self.device = _device_name() if self.on_gpu else "CPU (mlx)"
 
     def open(self, network: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:
+        assert plan.precision == precision, f"{plan.component} is not planned in {precision.name}"
         module = import_module(f"qwenimg.backends.mlx.networks.{network}")
         return module.Component(config, plan, precision)
 

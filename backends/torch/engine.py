@@ -43,6 +43,7 @@ class TorchEngine:
         torch.backends.cudnn.allow_tf32 = False
 
     def open(self, network: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:
+        assert plan.precision == precision, f"{plan.component} is not planned in {precision.name}"
         module = import_module(f"qwenimg.backends.torch.networks.{network}")
         return module.Component(config, plan, precision, self._device)
 

@@ -9,12 +9,9 @@ import torch
 
 from qwenimg.backends.torch.ops import DTYPES
 from qwenimg.backends.torch.ops.cpu import laid_out
-from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.text import clean
-from qwenimg.common.weights.plan import Entry, LoadPlan, read
+from qwenimg.common.weights.plan import Entry, LoadPlan, not_finite, read
 
 Model = TypeVar("Model", bound=torch.nn.Module)
-_STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def empty(build: Callable[[], Model]) -> Model:
@@ -29,10 +26,10 @@ def empty(build: Callable[[], Model]) -> Model:
     return model
 
 
-def fill(model: torch.nn.Module, plan: LoadPlan, dtype_of: Callable[[str], str], device: torch.device) -> None:
+def fill(model: torch.nn.Module, plan: LoadPlan, device: torch.device) -> None:
     """Reads every tensor of `plan` into the parameter of its name. Nothing may be missing from the model."""
     for name, entry in plan.entries.items():
-        _put(model, name, laid_out(tensor(entry, DTYPES[dtype_of(name)], device)))
+        _put(model, name, laid_out(tensor(entry, device)))
 
 
 def drop(model: torch.nn.Module, names: Iterable[str]) -> None:
@@ -42,29 +39,16 @@ def drop(model: torch.nn.Module, names: Iterable[str]) -> None:
         _put(model, name, getattr(owner, leaf).to("meta"))
 
 
-def missing(model: torch.nn.Module, needed: Iterable[str]) -> list[str]:
-    """Of the parameters `needed`, those without values."""
-    parameters = dict(model.named_parameters())
-    return [name for name in needed if parameters[name].is_meta]
-
-
-def tensor(entry: Entry, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """One tensor of a checkpoint, finite in `dtype`. Raises ModelError."""
-    stored = torch.from_numpy(read(entry)).view(_STORED[entry.dtype])
+def tensor(entry: Entry, device: torch.device) -> torch.Tensor:
+    """One tensor of a checkpoint in the dtype of its storage, finite. Raises ModelError."""
+    stored, dtype = torch.from_numpy(read(entry)), DTYPES[entry.storage.dtype]
+    if entry.source.dtype == "bfloat16":
+        stored = stored.view(torch.bfloat16)
     made = stored.to(device).to(dtype)  # in this order, so that the smaller dtype travels
     extremes = torch.stack(torch.aminmax(made))  # NaN where there is one; unlike isfinite it takes no memory
     if not bool(torch.isfinite(extremes).all()):
-        raise ModelError(_not_finite(entry, stored, dtype))
+        raise not_finite(entry, int((~torch.isfinite(stored)).sum()), float(stored.abs().max()), dtype)
     return made
-
-
-def _not_finite(entry: Entry, stored: torch.Tensor, dtype: torch.dtype) -> str:
-    count = int((~torch.isfinite(stored)).sum())
-    where = f"{clean(entry.file.path)}: tensor {clean(entry.key)}"
-    if count:
-        return f"{where} has {count} non-finite values; the file is damaged, fetch it again"
-    largest = float(stored.abs().max())
-    return f"{where} reaches {largest:.3g}, too large for {dtype}; use --precision bf16 or fp32"
 
 
 def _owner(model: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:

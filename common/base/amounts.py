@@ -1,4 +1,4 @@
-"""Numbers of things and of bytes, as people write them."""
+"""Counts and numbers of bytes as text."""
 
 from __future__ import annotations
 

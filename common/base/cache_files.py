@@ -1,4 +1,4 @@
-"""Files in the Hugging Face cache, which other programs and other people may have laid out.
+"""Files in the Hugging Face cache, which other programs may have laid out.
 
 Nothing is written through a link, no link is followed out of the cache, and nothing there can make us wait: a pipe is
 not opened, and a file is looked at before it is read.

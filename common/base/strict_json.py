@@ -1,4 +1,4 @@
-"""JSON from files that nobody vouches for: no duplicate names, no NaN, bounded depth, length and digits."""
+"""JSON from untrusted files: no duplicate names, no NaN, bounded depth, length and digits."""
 
 from __future__ import annotations
 

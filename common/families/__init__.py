@@ -1,0 +1,1 @@
+"""Everything particular to one family of models, as a row of data; families never import each other."""

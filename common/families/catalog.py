@@ -1,6 +1,6 @@
-"""The models that are known by name: where they are, and what to use where a call does not say.
+"""The models that are known by name: where they are, and their defaults.
 
-A model without a recipe (a folder, another hub id) takes `pipeline.Defaults` and nothing from here.
+Another model (a folder, another hub id) takes its family's `Defaults` and nothing from here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class KnownModel:
     """One model. Sizes, steps, guidance and negative prompt are those of its model card."""
 
     name: str
-    repo: str | None  # hub id, owner/name; None: it ships with this package, see `builtin`
+    repo: str | None  # hub id, owner/name; None: it ships with this package, see `shapes.builtin`
     title: str
     bytes: int  # of the files that are used, about; for messages
     memory: int  # bytes at its peak on a GPU or a Mac, at its size in the precision of `auto`, about; for messages
@@ -45,7 +45,7 @@ BUILT_IN = KnownModel(
     family="qwen-image",
 )
 
-RECIPES = {
+KNOWN = {
     known.name: known
     for known in (
         KnownModel(
@@ -178,17 +178,17 @@ REFUSED = {
 
 
 def find(name: str) -> KnownModel | None:
-    """The recipe called `name`, or whose hub id is `name`; upper and lower case are the same."""
+    """The known model called `name`, or whose hub id is `name`; upper and lower case are the same."""
     lower = name.lower()
     lower = ALIASES.get(lower, lower)
-    return RECIPES.get(lower) or next((r for r in RECIPES.values() if r.repo and r.repo.lower() == lower), None)
+    return KNOWN.get(lower) or next((r for r in KNOWN.values() if r.repo and r.repo.lower() == lower), None)
 
 
 def nearest(name: str) -> str | None:
     """The name that `name` may have been meant for: of a model, a piece, or a repository of theirs."""
     plain = name.lower()
-    names = [*RECIPES, CLIP_TOKENIZER.name]
-    repos = {recipe.repo.lower(): recipe.repo for recipe in RECIPES.values() if recipe.repo}
+    names = [*KNOWN, CLIP_TOKENIZER.name]
+    repos = {known.repo.lower(): known.repo for known in KNOWN.values() if known.repo}
     if plain in (*names, *ALIASES, *repos):
         return None
     if "/" in plain:

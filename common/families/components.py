@@ -11,7 +11,8 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import clean
 from qwenimg.common.networks.network import Network
 from qwenimg.common.runtime.checkpoint import Component
-from qwenimg.common.weights.plan import LoadPlan, plan
+from qwenimg.common.weights import keys
+from qwenimg.common.weights.plan import LoadPlan
 
 
 def read_config(network: Network, folder: Path, refused: Mapping[str, str] | None = None) -> Any:
@@ -32,11 +33,11 @@ def read_config(network: Network, folder: Path, refused: Mapping[str, str] | Non
     return parse(network.config, fields, source=path, ignored=network.ignored)
 
 
-def component(network: Network, config: Any, load_plan: LoadPlan) -> Component:
-    return Component(network=network.name, role=network.role, config=config, plan=load_plan)
+def component(network: Network, config: Any, plan: LoadPlan) -> Component:
+    return Component(network=network.name, role=network.role, config=config, plan=plan)
 
 
 def open_component(network: Network, path: Path, config: Any, title: str) -> Component:
     """`network` with the weights in the folder or file `path`; `title` stands in messages. Raises ModelError."""
-    stored = network.manifest(config)
-    return component(network, config, plan(path, title, stored, wanted=network.used(stored), rename=network.rename))
+    plan = keys.plan(path, title, network.manifest(config), uses=network.uses, rename=network.rename)
+    return component(network, config, plan)

@@ -1,14 +1,11 @@
-"""What is in a model's folder or file, for people: from configurations and headers alone, broken or not."""
+"""What `qwenimg info` prints of a model's folder or file: from configurations and headers alone, broken or not."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from math import prod
 from pathlib import Path
 
-from qwenimg.common.base.amounts import counted, size_text
+from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import is_file, is_folder
@@ -16,34 +13,17 @@ from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import registry, repository
 from qwenimg.common.families.components import read_config
-from qwenimg.common.families.stable_diffusion import single_file
-from qwenimg.common.families.stable_diffusion.single_file import Prediction
+from qwenimg.common.families.description import Description, listed, summary
+from qwenimg.common.families.family import Prediction
 from qwenimg.common.weights.files import find_files
 from qwenimg.common.weights.safetensors import Stored, read_header
 
-SHOWN = 5  # names of a kind
-
-# Layouts by a key that only they have; the first match counts.
-_LAYOUTS = (
-    ("lora_", "LoRA (not supported yet)"),
-    ("model.diffusion_model.transformer_blocks.", "Qwen-Image transformer, ComfyUI prefix (not supported yet)"),
-    ("transformer_blocks.0.img_mod.1.weight", "Qwen-Image transformer, diffusers names"),
-    ("decoder.up_blocks.0.resnets.0.norm1.gamma", "Qwen-Image VAE, diffusers names"),
-    ("visual.", "Qwen2.5-VL, transformers names"),
-    ("down_blocks.", "a UNet or VAE, diffusers names (a VAE goes with --vae)"),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Description:
-    """Lines for people, and whether everything fits together."""
-
-    lines: list[str] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
+# A layout by a key that only it has.
+_LORA = ("lora_", "LoRA (not supported yet)")
 
 
 def describe(path: Path, prediction: Prediction | None = None) -> Description:
-    """Of a folder in diffusers layout, one component's folder, or one safetensors file; `prediction` overrules what a
+    """Of a folder in diffusers layout, one component's folder, or one safetensors file; `prediction` overrides what a
     Stable Diffusion file seems to predict. Raises ModelError where nothing can be said at all."""
     if is_folder(path) and is_file(path / "model_index.json"):
         return _folder(path)
@@ -96,12 +76,12 @@ def _component(folder: Path) -> Description:
         unused += name is None
         if name is not None:
             named[name] = stored
-    part = Description(lines=[_summary(folder.name, named)])
+    part = Description(lines=[summary(folder.name, named)])
     if unused:
         part.lines.append(f"{folder.name}: known and not needed: {counted(unused, 'tensor')}")
     shapes = {name: stored.shape for name, stored in named.items()}
     for kind, names in _differences(shapes, manifest):
-        part.faults.append(f"{folder.name}: {len(names)} {kind}: {_listed(names)}")
+        part.faults.append(f"{folder.name}: {len(names)} {kind}: {listed(names)}")
     return part
 
 
@@ -122,29 +102,13 @@ def _expected(folder: Path) -> tuple[Manifest, Callable[[str], str | None]]:
 
 def _file(path: Path, prediction: Prediction | None) -> Description:
     tensors = _tensors(find_files(path).files)
-    if is_file(path) and single_file.is_single_file(tensors):
-        return _single_file(path, tensors, prediction)
-    layout = next((text for key, text in _LAYOUTS if any(key in name for name in tensors)), "unknown")
-    return Description(lines=[f"layout: {layout}", _summary("file", tensors), f"first tensors: {_listed(tensors)}"])
-
-
-def _single_file(path: Path, tensors: Mapping[str, Stored], prediction: Prediction | None) -> Description:
-    """Its type and what that is told by, its models, and what does not fit."""
-    whole = Description(lines=["layout: Stable Diffusion, single file", _summary("file", tensors)])
-    try:
-        header = read_header(path)
-        header.file.close()
-        whole.lines[1:1] = single_file.detect(header, prediction).reasons
-        opened = single_file.open_file(path, prediction)
-    except ModelError as error:
-        whole.faults.append(str(error))
-        return whole
-    opened.close()
-    for name, plan in opened.plans.items():
-        whole.lines.append(f"{name}: {counted(len(plan.entries), 'tensor')}, {plan.parameters / 1e6:,.1f} M parameters")
-    if opened.ignored:
-        whole.lines.append(f"known and not needed: {counted(opened.ignored, 'tensor')}")
-    return whole
+    for family in registry.FAMILIES if is_file(path) else ():
+        found = family.describe_file and family.describe_file(path, tensors, prediction)
+        if found:
+            return found
+    layouts = [_LORA, *(layout for family in registry.FAMILIES for layout in family.layouts)]
+    layout = next((text for key, text in layouts if any(key in name for name in tensors)), "unknown")
+    return Description(lines=[f"layout: {layout}", summary("file", tensors), f"first tensors: {listed(tensors)}"])
 
 
 def _tensors(files: Iterable[Path]) -> dict[str, Stored]:
@@ -156,15 +120,6 @@ def _tensors(files: Iterable[Path]) -> dict[str, Stored]:
     return found
 
 
-def _summary(name: str, tensors: Mapping[str, Stored]) -> str:
-    dtypes = Counter(stored.dtype for stored in tensors.values())
-    parameters = sum(prod(stored.shape) for stored in tensors.values())
-    size = sum(stored.end - stored.begin for stored in tensors.values())
-    kinds = ", ".join(f"{count} {dtype}" for dtype, count in sorted(dtypes.items()))
-    count = counted(len(tensors), "tensor")
-    return f"{name}: {count} ({kinds}), {parameters / 1e6:,.1f} M parameters, {size_text(size)}"
-
-
 def _differences(found: Mapping[str, Shape], expected: Mapping[str, Shape]) -> list[tuple[str, list[str]]]:
     common = found.keys() & expected.keys()
     kinds = (
@@ -173,12 +128,6 @@ def _differences(found: Mapping[str, Shape], expected: Mapping[str, Shape]) -> l
         ("of another shape", sorted(name for name in common if tuple(found[name]) != expected[name])),
     )
     return [(kind, names) for kind, names in kinds if names]
-
-
-def _listed(names: Iterable[str]) -> str:
-    every = list(names)
-    more = f" and {len(every) - SHOWN} more" if len(every) > SHOWN else ""
-    return ", ".join(clean(name, 80) for name in every[:SHOWN]) + more
 
 
 def _same(key: str) -> str | None:

@@ -7,18 +7,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from qwenimg.common.families.description import Description
 from qwenimg.common.networks.network import Network
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.weights.precision import Kind
+from qwenimg.common.weights.safetensors import Stored
 
 Prediction = Literal["eps", "v"]
 
 
 def _check_nothing(checkpoint: Checkpoint) -> None:
-    """Where opening the files has shown everything."""
+    """Of a family whose files are checked completely when they are opened."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +47,14 @@ class Family:
     refused: Mapping[str, str] = field(default_factory=dict)  # start of a class's name: why it is not supported
     networks: tuple[Network, ...]  # the denoiser first
     denoiser: str  # the folder of the denoiser
+    components: tuple[tuple[str, ...], ...]  # folders with weights: of each group one at least, the denoiser's first
     precision: Kind
     choices: frozenset[str] = frozenset()  # of `Choices`, those that it takes
     open: Callable[[Path, Choices], Checkpoint]  # a folder in diffusers layout, or a file where it has `single_file`
     single_file: bool = False
+    # What is said of one file with these tensors, with the user's word on its prediction; None where it is not of these
+    describe_file: Callable[[Path, Mapping[str, Stored], Prediction | None], Description | None] | None = None
+    layouts: tuple[tuple[str, str], ...] = ()  # other files of its parts: a key that only they have, and what they are
     model: Callable[[Runtime, Checkpoint, Checkpoint | None], DiffusionModel]  # with its refiner
     defaults: Callable[[Checkpoint], Defaults]
     check: Callable[[Checkpoint], None] = _check_nothing  # what only the model would find: tokenizer, scheduler

@@ -68,6 +68,7 @@ def open_refiner(base: Opened, path: Path) -> Checkpoint:
         if opened.family is not base.family:
             raise ModelError(f"{clean(path, 120)}: is no refiner for {base.family.title}")
         check(base.checkpoint, opened.checkpoint)
+        opened.checkpoint.read_tokenizers()
     except BaseException:
         opened.checkpoint.close()
         raise
@@ -79,9 +80,8 @@ def of_folder(folder: Path) -> Family:
     index = folder / "model_index.json"
     if not is_file(index):
         raise ModelError(
-            f"{clean(folder)}: no model_index.json here; expected a folder in diffusers layout "
-            f"({' or '.join(f'{family.denoiser}/' for family in FAMILIES)}, text_encoder/, vae/, tokenizer/, "
-            f"scheduler/), or a file of {titles(lambda family: family.single_file)}"
+            f"{clean(folder)}: no model_index.json here; expected a folder in diffusers layout, of "
+            f"{titles(lambda family: True)}, or a file of {titles(lambda family: family.single_file)}"
         )
     name = str(read_json(index).get("_class_name"))
     for family in FAMILIES:
@@ -90,7 +90,7 @@ def of_folder(folder: Path) -> Family:
         for start, reason in family.refused.items():
             if name.startswith(start):
                 raise ModelError(f"{clean(folder)}: {reason}")
-    known = ", ".join(name for family in FAMILIES for name in family.pipelines)
+    known = "; ".join(f"{family.title}: {', '.join(sorted(family.pipelines))}" for family in FAMILIES)
     raise ModelError(f"{clean(index)}: pipeline {clean(name, 60)!r} is not supported; known are {known}")
 
 

@@ -8,35 +8,49 @@ from pathlib import Path
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import is_file
+from qwenimg.common.families import registry
+from qwenimg.common.families.family import Family
 from qwenimg.common.weights.files import STEMS, find_files
 
-_PARTS = "transformer|unet|text_encoder(_2)?|vae"
-_ALWAYS = ("model_index.json", "scheduler/scheduler_config.json", "vae/config.json")
-
-# A dot within the name of a weight file marks a variant (fp16), which is not used.
-_NEEDED = re.compile(
+_ALWAYS = ("model_index.json", "scheduler/scheduler_config.json")
+_BESIDE = re.compile(
     r"model_index\.json|scheduler/scheduler_config\.json"
-    r"|tokenizer(_2)?/((tokenizer|vocab|tokenizer_config|added_tokens|special_tokens_map)\.json|merges\.txt)"
-    rf"|({_PARTS})/(config\.json|[A-Za-z0-9_-]{{1,100}}\.safetensors(\.index\.json)?)"
+    r"|tokenizer(_\d)?/((tokenizer|vocab|tokenizer_config|added_tokens|special_tokens_map)\.json|merges\.txt)"
 )
+# A dot within the name of a weight file marks a variant (fp16), which is not used.
+_OF_COMPONENT = re.compile(r"config\.json|[A-Za-z0-9_-]{1,100}\.safetensors(\.index\.json)?")
 
 
 def needed(filename: str) -> bool:
     """Whether the program uses the file `filename` of a repository: no variant, no pickle, no Python."""
-    return _NEEDED.fullmatch(filename) is not None
+    folder, _, name = filename.rpartition("/")
+    if any(folder in group for family in registry.FAMILIES for group in family.components):
+        return _OF_COMPONENT.fullmatch(name) is not None
+    return _BESIDE.fullmatch(filename) is not None
 
 
 def components(has: Callable[[str], bool]) -> list[str]:
-    """The folders with weights of a model, of which `has` tells whether a file is there: Qwen-Image's, or those of a
-    Stable Diffusion, whose text encoders are one, two, or only the second."""
-    denoiser = "unet" if has("unet/config.json") else "transformer"
-    texts = [part for part in ("text_encoder", "text_encoder_2") if has(f"{part}/config.json")]
-    return [denoiser, *(texts or ["text_encoder"]), "vae"]
+    """The folders with weights of a model, where `has` says whether a file is there; of a group of folders those
+    that are there, or the first."""
+    found: list[str] = []
+    for group in _family(has).components:
+        found += [part for part in group if has(f"{part}/config.json")] or group[:1]
+    return found
+
+
+def _family(has: Callable[[str], bool]) -> Family:
+    """The first family that lacks no component, else the first whose denoiser is there: a listing has no class name."""
+
+    def lacking(family: Family) -> int:
+        return sum(not any(has(f"{part}/config.json") for part in group) for group in family.components)
+
+    likely = [family for family in registry.FAMILIES if has(f"{family.denoiser}/config.json")]
+    return min(likely or registry.FAMILIES[:1], key=lacking)
 
 
 def required(has: Callable[[str], bool]) -> list[str]:
     """The files of such a model that have one name only."""
-    return [*_ALWAYS, *(f"{part}/config.json" for part in components(has) if part != "vae")]
+    return [*_ALWAYS, *(f"{part}/config.json" for part in components(has))]
 
 
 def lacks(folder: Path) -> str | None:

@@ -22,7 +22,7 @@ Here = Literal["yes", "in part", "no"]
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A model, or a piece of one. What nobody says of a model without a recipe is None."""
+    """A model, or a piece of one. What is not known of one without a name is None."""
 
     name: str  # for `-m` and `pull`
     here: Here
@@ -36,24 +36,24 @@ class Entry:
 
 def entries() -> list[Entry]:
     """Those with a name first, then the others of the cache. No network; nothing of a weight is read."""
-    named = [_recipe(recipe) for recipe in catalog.RECIPES.values()]
+    named = [_known_model(known) for known in catalog.KNOWN.values()]
     return [*named, _piece(catalog.CLIP_TOKENIZER), *_others({entry.repo for entry in named})]
 
 
-def _recipe(recipe: KnownModel) -> Entry:
-    if recipe.repo is None:
+def _known_model(known: KnownModel) -> Entry:
+    if known.repo is None:
         here: Here = "yes" if builtin.present() else "no"
         size = _bytes(builtin.folder()) if builtin.present() else 0
     else:
-        here, size = _state(hf_cache.storage_folder(recipe.repo)), recipe.bytes
+        here, size = _state(hf_cache.storage_folder(known.repo)), known.bytes
     return Entry(
-        name=recipe.name,
-        title=recipe.title,
-        repo=recipe.repo,
+        name=known.name,
+        title=known.title,
+        repo=known.repo,
         bytes=size,
-        license=recipe.license,
-        purpose=recipe.purpose,
-        memory=recipe.memory,
+        license=known.license,
+        purpose=known.purpose,
+        memory=known.memory,
         here=here,
     )
 

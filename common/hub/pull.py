@@ -35,11 +35,11 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 def pull(name: str, *, echo: Echo, progress: Progress, verify: bool = False) -> Path:
-    """Downloads what is used of `name`, a recipe's or a piece's name or a hub id, and returns its folder in the cache.
+    """Downloads what is used of `name`, a known model, a piece or a hub id, and returns its folder in the cache.
 
     What is there is not fetched again, and what an earlier call left unfinished is continued. `verify`: what is there
-    is hashed, and fetched again where the hash is wrong; offline the wrong file is named. `echo` gets lines for
-    people; `progress` gets the file, the bytes that are here and the bytes that this call set out for. Raises
+    is hashed, and fetched again where the hash is wrong; offline the wrong file is named. `echo` gets lines to
+    print; `progress` gets the file, the bytes that are here and the bytes that this call set out for. Raises
     ModelError (offline, not there, server or hash at fault, not a supported model), DoesNotFit and UsageError (no
     permission)."""
     piece = catalog.find_piece(name)
@@ -222,7 +222,7 @@ def _finish(work: _Work) -> None:
     """Names the commit as `main`, and removes what was kept of files that `main` no longer has."""
     lack = repository.lacks(work.snapshot) if work.piece is None else None
     if lack:
-        raise ModelError(f"{work.repo}: has no {lack}: not a Qwen-Image model in diffusers layout")
+        raise ModelError(f"{work.repo}: has no {lack}: not a whole model in diffusers layout")
     refs = cache_files.make_folder(work.cache, work.storage / "refs")
     temp = refs / f".main.{os.getpid()}"
     with cache_files.create(temp) as file:

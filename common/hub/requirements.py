@@ -1,4 +1,4 @@
-"""What a model asks of a line and of a machine, said before gigabytes are fetched."""
+"""How long a download takes and what machine a model needs, printed before gigabytes are fetched."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def time_text(count: int) -> str:
     return f", about {f'{minutes} min' if minutes < 100 else f'{seconds / 3600:.1f} h'} at 100 Mbit/s"
 
 
-def machine_text(recipe: KnownModel | None, largest: int) -> str:
-    """On which machine a model can run: one with a recipe, or one whose largest component has `largest` bytes."""
+def machine_text(known: KnownModel | None, largest: int) -> str:
+    """On which machine a model can run: a known one, or one whose largest component has `largest` bytes."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    need = largest if recipe is None else recipe.memory
+    need = largest if known is None else known.memory
     little = f": too little for it; -m {BUILT_IN.name} draws here" if need > memory else ""
     here = f"this machine has {size_text(memory)}{little}"
-    if recipe is None:
+    if known is None:
         return f"in memory: its largest part has {size_text(largest)} as it is stored; {here}"
     about = f"drawing takes about {size_text(need)} of memory on a GPU or a Mac, twice that on a CPU"
-    return f"{recipe.name}: {recipe.license}; {about}; {here}"
+    return f"{known.name}: {known.license}; {about}; {here}"

@@ -27,18 +27,18 @@ _FILES = (".safetensors", ".gguf", *PICKLES)  # a model in one file, readable or
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """A model on this machine, a folder or one file. `name` is for people and metadata: a recipe's name, a hub id or
+    """A model on this machine, a folder or one file. `name` goes into messages and metadata: a known name, a hub id or
     the last name of a path, never a path. `revision` is the commit of a folder in the cache."""
 
     folder: Path
     name: str
-    recipe: KnownModel | None = None
+    known: KnownModel | None = None
     revision: str | None = None
 
     @property
     def from_path(self) -> bool:
         """Whether the name alone does not say which model it is."""
-        return self.recipe is None and self.revision is None
+        return self.known is None and self.revision is None
 
 
 def is_hub_id(text: str) -> bool:
@@ -50,8 +50,8 @@ def is_hub_id(text: str) -> bool:
 
 
 def resolve(model: str | None, *, offline: bool = False) -> Resolved:
-    """The folder of `model`: an existing path, else a recipe's name, else a hub id. None is the default recipe, and
-    the built-in model where the cache has nothing of it.
+    """The folder of `model`: an existing path, else a known name, else a hub id. None is the default model,
+    and the built-in one where the cache has nothing of it.
 
     A name is looked for in the Hugging Face cache only. Raises ModelError for what is not there, is there in part,
     or is known and not supported; `offline` changes only the wording."""
@@ -83,16 +83,16 @@ def named_vae(name: str) -> Path | None:
 def _by_name(given: str, is_default: bool, offline: bool) -> Resolved:
     if catalog.find(given) is catalog.BUILT_IN:
         return _built_in()
-    repo, recipe = find_repo(given)
-    name = recipe.name if recipe else repo
+    repo, known = find_repo(given)
+    name = known.name if known else repo
     folders = snapshots(storage_folder(repo))
     if not folders:
         if is_default and builtin.present():
             return _built_in()
-        raise ModelError(_absent(name, repo, recipe, offline))
+        raise ModelError(_absent(name, repo, known, offline))
     for folder in folders:
         if lacks(folder) is None:
-            return Resolved(folder=folder, name=name, recipe=recipe, revision=folder.name)
+            return Resolved(folder=folder, name=name, known=known, revision=folder.name)
     raise ModelError(
         f"{name}: the copy in {short(cache_folder(), 100)} is incomplete, it lacks {lacks(folders[0])}; "
         f"`qwenimg pull {name}` resumes"
@@ -105,7 +105,7 @@ def is_built_in(model: str | None) -> bool:
     if model is not None and (catalog.find(model) is not catalog.BUILT_IN or os.path.lexists(model)):
         return False
     try:
-        return resolve(model).recipe is catalog.BUILT_IN
+        return resolve(model).known is catalog.BUILT_IN
     except ModelError:
         return False
 
@@ -118,7 +118,7 @@ def advice(model: str | None) -> builtin.Advice | None:
 def _built_in() -> Resolved:
     if not builtin.present():
         raise builtin.absent()
-    return Resolved(folder=builtin.folder(), name=builtin.NAME, recipe=catalog.BUILT_IN)
+    return Resolved(folder=builtin.folder(), name=builtin.NAME, known=catalog.BUILT_IN)
 
 
 def from_path(given: str, path: Path) -> Resolved:
@@ -134,13 +134,13 @@ def from_path(given: str, path: Path) -> Resolved:
     storage = whole.parent.parent.name
     if whole.parent.name == "snapshots" and storage.count("--") == 2 and _COMMIT.fullmatch(whole.name):
         repo = storage.removeprefix("models--").replace("--", "/")
-        recipe = catalog.find(repo)
-        return Resolved(folder=path, name=recipe.name if recipe else repo, recipe=recipe, revision=whole.name)
+        known = catalog.find(repo)
+        return Resolved(folder=path, name=known.name if known else repo, known=known, revision=whole.name)
     return Resolved(folder=path, name=short(whole.name or "model", 100))
 
 
 def find_repo(given: str) -> tuple[str, KnownModel | None]:
-    """The hub id that the name or id `given` stands for, and its recipe. Raises ModelError."""
+    """The hub id that the name or id `given` stands for, and the model where it is known by name. Raises ModelError."""
     shown = short(given, 120)
     if given.lower().endswith(_FILES):
         raise ModelError(f"{shown}: no such file")
@@ -149,22 +149,22 @@ def find_repo(given: str) -> tuple[str, KnownModel | None]:
     reason = catalog.refusal(given)
     if reason:
         raise ModelError(f"{shown}: {reason}")
-    recipe = catalog.find(given)
-    if recipe is catalog.BUILT_IN:
+    known = catalog.find(given)
+    if known is catalog.BUILT_IN:
         raise ModelError(f"{shown}: is built in and on no hub; use it by -m {shown}")
-    if recipe or _HUB_ID.fullmatch(given):
-        return (recipe.repo if recipe and recipe.repo else given), recipe
+    if known or _HUB_ID.fullmatch(given):
+        return (known.repo if known and known.repo else given), known
     near = catalog.nearest(given)
     meant = f"did you mean {near}? " if near else ""
     raise ModelError(
-        f"'{shown}': no such folder or model; {meant}known models are {', '.join(catalog.RECIPES)} "
+        f"'{shown}': no such folder or model; {meant}known models are {', '.join(catalog.KNOWN)} "
         f"(qwenimg models); others by folder or by hub id (owner/name)"
     )
 
 
-def _absent(name: str, repo: str, recipe: KnownModel | None, offline: bool) -> str:
-    about = f"{repo}, {size_text(recipe.bytes)}," if recipe else "the model"
-    near = None if recipe else catalog.nearest(repo)
+def _absent(name: str, repo: str, known: KnownModel | None, offline: bool) -> str:
+    about = f"{repo}, {size_text(known.bytes)}," if known else "the model"
+    near = None if known else catalog.nearest(repo)
     if near:
         return (
             f"{name}: is not in the cache {short(cache_folder(), 100)}; did you mean {near}? else: qwenimg pull {name}"

@@ -66,7 +66,7 @@ class Foreign:
     mask: bool = False
     refused: str | None = None  # why it cannot be made again, where it cannot
 
-    def told(self) -> list[str]:
+    def messages(self) -> list[str]:
         """What a user should know before the picture is made again, a line each."""
         shown = [short(item, MAX_NAME) for item in dict.fromkeys(self.left_out)]
         more = [f"and {len(shown) - MAX_SHOWN} more"] if len(shown) > MAX_SHOWN else []
@@ -98,17 +98,17 @@ class Foreign:
 
     def put_sampler(self, name: object, schedule: object = None) -> None:
         """Sampler and schedule by the names that they have elsewhere, of which the first may hold the second."""
-        told = "" if schedule is None else self.text("schedule", schedule, 1_000)
+        named = "" if schedule is None else self.text("schedule", schedule, 1_000)
         if name is not None:
             own, ending = known_sampler(self.text("sampler", name, 1_000))
-            told = told or ending
+            named = named or ending
             if own is None:
                 self.left_out.append(f"sampler {name}")
             else:
                 self.fields["sampler"] = own
                 if table.SAMPLERS[own].stochastic:
                     self.notes.append(f"the noise within the steps of {own} is drawn otherwise here")
-        self._put_schedule(told)
+        self._put_schedule(named)
 
     def _put_schedule(self, name: str) -> None:
         if plain(name) in LIKE_THE_MODELS:

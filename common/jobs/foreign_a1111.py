@@ -1,8 +1,8 @@
 """The text of AUTOMATIC1111's web UI, which many programs write: a prompt, `Negative prompt: ...`, a line of fields.
 
 Nothing in it marks where a prompt ends: one that holds a line `Negative prompt: x` or `Steps: 1, Seed: 2, Size: 8x8`
-cannot be told from the fields. The last line that looks like fields is taken, and the last that looks like a negative
-prompt before it, since what the program wrote itself comes last.
+cannot be told apart from the fields. The last line that looks like fields is taken, and the last that looks like a
+negative prompt before it, since what the program wrote itself comes last.
 """
 
 from __future__ import annotations

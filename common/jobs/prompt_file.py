@@ -18,7 +18,7 @@ from qwenimg.common.prompts.check import MAX_CHARACTERS
 
 MAX_PROMPT_FILE = 32 << 20  # bytes
 MAX_LINE = 5_000_000  # bytes: two prompts of the largest size fit, \\u-escaped
-_TEXT = re.compile(rb"\S")
+_NOTHING = re.compile(rb"(?:\s++|#[^\n]*+)*+")  # blank lines and comments, from the start of a line
 
 Line: TypeAlias = tuple[str, Fields | ModelError]
 """Where it is, and what it says or what is wrong with it."""
@@ -37,25 +37,29 @@ def read_prompts(source: str) -> list[Line]:
             raise bad(where, f"more than {MAX_PICTURES} prompts; split the file")
         if len(line) > MAX_LINE:
             raise bad(where, f"has more than {MAX_LINE:,} bytes; a prompt has at most {MAX_CHARACTERS:,} characters")
-        if not line.startswith(b"#"):
-            try:
-                found.append((where, _fields_of(line, where)))
-            except ModelError as error:
-                found.append((where, error))
+        try:
+            found.append((where, _fields_of(line, where)))
+        except ModelError as error:
+            found.append((where, error))
     if not found:
         raise bad(name, "has no prompts; give one on each line")
     return found
 
 
 def lines_with_text(raw: bytes) -> Iterator[tuple[int, bytes]]:
-    """The number, from 1, and the text of each line that is not blank, without the blanks before it. A file of 30
-    million blank lines costs no list of them, and a line that is too long is cut to one byte more than MAX_LINE."""
+    """The number, from 1, and the text of each line that is neither blank nor a comment, without the blanks before it.
+
+    A file of 30 million such lines costs no list of them. A line that is too long is cut to one byte more than
+    MAX_LINE."""
     number = begin = 0
-    while match := _TEXT.search(raw, begin):
-        number += raw.count(b"\n", begin, match.start())
-        end = raw.find(b"\n", match.start())
+    while match := _NOTHING.match(raw, begin):
+        start = match.end()
+        if start == len(raw):
+            return
+        number += raw.count(b"\n", begin, start)
+        end = raw.find(b"\n", start)
         begin = len(raw) if end < 0 else end
-        yield number + 1, raw[match.start() : min(begin, match.start() + MAX_LINE + 1)]
+        yield number + 1, raw[start : min(begin, start + MAX_LINE + 1)]
 
 
 def _fields_of(line: bytes, where: str) -> Fields:

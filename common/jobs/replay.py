@@ -34,7 +34,7 @@ class Replay:
     fingerprints: dict[str, str] = field(default_factory=dict)  # of those of NAMES that were given as a path
     used: dict[str, str]  # what it was made with besides: picture, mask, refiner, VAE, prediction
     foreign_model: str | None = None  # what another program calls the model
-    told: tuple[str, ...] = ()  # what another program's recipe has that is not made again
+    messages: tuple[str, ...] = ()  # what another program's recipe has that is not made again
 
 
 def read_replay(path: Path) -> Replay:
@@ -84,7 +84,7 @@ def _foreign_replay(foreign: Foreign, path: Path) -> Replay:
         precision="auto",
         used={key: "" for key, needed in needs.items() if needed},
         foreign_model=foreign.model or "",
-        told=tuple(foreign.told()),
+        messages=tuple(foreign.messages()),
     )
 
 

@@ -1,6 +1,6 @@
-"""Draws the pictures of a job, writes each, and tells a listener of everything: a command line, or a server.
+"""Draws the pictures of a job, writes each, and reports to a listener: a command line, or a server.
 
-What draws is imported when it is used: a wrong option is told without it.
+What draws is imported when it is used: a wrong option is refused without it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Job:
 
 
 class Listener(Protocol):
-    """What a run tells. `begin` and `step` may raise what is no Exception to end it, as for a signal."""
+    """What a run reports. `begin` and `step` may raise what is no Exception to end it, as for a signal."""
 
     def notify(self, kind: str, text: str) -> None: ...
 
@@ -134,7 +134,7 @@ def prepare(pipe: Pipeline, wanted: Sequence[Picture]) -> None:
 
 
 def run(pipe: Pipeline, job: Job, wanted: Sequence[Picture], listener: Listener) -> Outcome:
-    """Draws and writes each of `wanted`, in their order. A picture that fails is told of, and the next one is drawn
+    """Draws and writes each of `wanted`, in their order. A picture that fails is reported, and the next one is drawn
     unless the error will come again."""
     outcome, kept = Outcome(), list[Any]()
     for picture in wanted:

@@ -1,0 +1,1 @@
+"""Checks of what is claimed, such as that two backends are equal."""

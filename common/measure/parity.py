@@ -100,7 +100,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """One backend against the reference. Both errors are NaN where they cannot be told."""
+    """One backend against the reference. Both errors are NaN where they cannot be computed."""
 
     relative: float = math.nan  # |y - r| / |r|, the square root of the normalised mean square error
     largest: float = math.nan  # max |y - r| / max |r|
@@ -124,7 +124,7 @@ class Verdict:
 
     @property
     def worst(self) -> float:
-        """The largest relative error in units of what is allowed; NaN where one cannot be told."""
+        """The largest relative error in units of what is allowed; NaN where one cannot be computed."""
         errors = [figures.relative for figures in self.figures.values()]
         return math.nan if any(map(math.isnan, errors)) else max(errors, default=math.nan) / self.allowed
 

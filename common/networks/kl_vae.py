@@ -131,11 +131,6 @@ def rename(key: str) -> str:
     return f"{above}.{_OLD_NAMES[name]}.{leaf}" if old else key
 
 
-def decoder_only(key: str) -> bool:
-    """Whether decoding needs `key`."""
-    return key.startswith(("decoder.", "post_quant_conv."))
-
-
 def _blocks(way: str, blocks: tuple[tuple[int, int, bool], ...], count: int) -> list[Manifest]:
     parts = []
     for i, (inputs, outputs, resampled) in enumerate(blocks):

@@ -1,4 +1,4 @@
-"""How a network is told and read: the row that each file of this room ends with."""
+"""The row of data that describes a network; each file of this room ends with one."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from qwenimg.common.base.shape import Manifest
+from qwenimg.common.weights.plan import Uses, as_stored
 
 
 def _as_it_is(data: Mapping[str, Any]) -> Mapping[str, Any]:
     return data
-
-
-def _all(stored: Manifest) -> Manifest:
-    return stored
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +24,7 @@ class Network:
     key: str = "_class_name"
     config: type[Any]
     manifest: Callable[[Any], Manifest]  # of a config: every tensor that is stored
-    used: Callable[[Manifest], Manifest] = _all  # of those, what the forward takes, in its shapes
+    uses: Callable[[Manifest], Uses] = as_stored  # of those, what the forward takes, in which shapes and when
     fields: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _as_it_is  # of a config.json, those of `config`
     ignored: frozenset[str] = frozenset()  # keys of config.json without a meaning for the forward
     rename: Callable[[str], str | None] | None = None  # a stored name in the manifest's, None where it is of no use

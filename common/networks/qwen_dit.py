@@ -19,6 +19,8 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
 from qwenimg.common.networks.network import Network
+from qwenimg.common.weights.plan import Use, Uses
+from qwenimg.common.weights.residency import ALWAYS, ONCE
 
 CLASS_NAME = "QwenImageTransformer2DModel"
 IGNORED_CONFIG = frozenset({"pooled_projection_dim"})  # left over in published configs from an older class
@@ -85,6 +87,11 @@ def manifest(config: QwenDiTConfig) -> Manifest:
     )
 
 
+def uses(stored: Manifest) -> Uses:
+    """All of `stored` as it is; what depends on the timestep alone is there once for a schedule."""
+    return {key: Use(shape, residency=ONCE if timestep_only(key) else ALWAYS) for key, shape in stored.items()}
+
+
 def timestep_only(key: str) -> bool:
     """Whether `key` depends on nothing but the timestep, so that it can be evaluated once per schedule and freed."""
     return "_mod.1." in key or key.startswith(("time_text_embed.", "norm_out.linear."))
@@ -112,5 +119,6 @@ NETWORK = Network(
     kind=CLASS_NAME,
     config=QwenDiTConfig,
     manifest=manifest,
+    uses=uses,
     ignored=IGNORED_CONFIG,
 )

@@ -19,6 +19,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.networks import params
 from qwenimg.common.networks.network import Network
+from qwenimg.common.weights.plan import Use, Uses
 
 CLASS_NAME = "AutoencoderKLQwenImage"
 IGNORED_CONFIG = frozenset({"dropout"})
@@ -112,15 +113,10 @@ def manifest(config: QwenVAEConfig) -> Manifest:
     )
 
 
-def still(stored: Manifest) -> Manifest:
+def uses(stored: Manifest) -> Uses:
     """What a still image needs of `stored`, in the shapes of the 2-D network: [O, I, t, h, w] -> [O, I, h, w] (the
     last temporal tap), gains [C, 1, 1(, 1)] -> [C], and no `time_conv`."""
-    return {key: _flat(key, shape) for key, shape in stored.items() if ".time_conv." not in key}
-
-
-def decoder_only(key: str) -> bool:
-    """Whether decoding needs `key`."""
-    return key.startswith(("decoder.", "post_quant_conv."))
+    return {key: _still(key, shape) for key, shape in stored.items() if ".time_conv." not in key}
 
 
 def halo(config: QwenVAEConfig) -> int:
@@ -136,10 +132,10 @@ def halo(config: QwenVAEConfig) -> int:
     return math.ceil(reach) + 1
 
 
-def _flat(key: str, shape: Shape) -> Shape:
+def _still(key: str, shape: Shape) -> Use:
     if key.endswith(".gamma"):
-        return shape[:1]
-    return (*shape[:2], *shape[3:]) if len(shape) == 5 else shape
+        return Use(shape[:1])
+    return Use((*shape[:2], *shape[3:]), "last_tap") if len(shape) == 5 else Use(shape)
 
 
 def _gain(name: str, width: int, axes: int = 3) -> Manifest:
@@ -205,6 +201,6 @@ NETWORK = Network(
     kind=CLASS_NAME,
     config=QwenVAEConfig,
     manifest=manifest,
-    used=still,
+    uses=uses,
     ignored=IGNORED_CONFIG,
 )

@@ -3,8 +3,8 @@
 What is unusual about it:
 - what the configuration calls `attention_head_dim` is the number of heads;
 - the time enters every residual block between its two convolutions, as one number per channel;
-- every result of the way down is kept and joined to the channels on the way up, so a block there starts wider than it
-  ends, and image sides that do not halve evenly come back to the size of what was kept;
+- every result of the down blocks is kept and joined to the channels in the up blocks, so an up block starts wider than
+  it ends, and image sides that do not halve evenly come back to the size of what was kept;
 - each transformer block attends to the pixels, then to the text; its feed-forward is a GELU gate (erf);
 - the two projections around the transformer blocks are 1x1 convolutions or linear layers: the same sums, stored in
   another shape;
@@ -24,6 +24,7 @@ from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.networks import params
 from qwenimg.common.networks.network import Network
+from qwenimg.common.weights.plan import Use, Uses
 
 CLASS_NAME = "UNet2DConditionModel"
 # Fields without effect here: dropout is for training, attention scores are always float32 at least, and the number of
@@ -69,7 +70,7 @@ _CROSS = ("CrossAttnDownBlock2D", "CrossAttnUpBlock2D")
 
 
 class Level(NamedTuple):
-    """One block of the way down, the middle or the way up."""
+    """One down, mid or up block."""
 
     resnets: tuple[tuple[int, int], ...]  # channels in and out of each residual block
     width: int  # channels out
@@ -164,7 +165,7 @@ class UNetConfig:
 
     @property
     def up(self) -> tuple[Level, ...]:
-        """Each residual block gets what is kept from the way down, at the end of its channels."""
+        """Each residual block gets a kept result of the down blocks, at the end of its channels."""
         widths, levels, last = self.block_out_channels, [], len(self.block_out_channels) - 1
         for i, kind in zip(range(last, -1, -1), self.up_block_types, strict=True):
             width, before, kept = widths[i], widths[min(i + 1, last)], widths[max(i - 1, 0)]
@@ -220,9 +221,9 @@ def manifest(config: UNetConfig) -> Manifest:
     return params.merge(*parts)
 
 
-def used(stored: Manifest) -> Manifest:
+def uses(stored: Manifest) -> Uses:
     """`stored` in the shapes of the forward, whose projections around transformer blocks are all linear layers."""
-    return {key: shape[:2] if _is_projection(key) else shape for key, shape in stored.items()}
+    return {key: Use(shape[:2] if _is_projection(key) else shape) for key, shape in stored.items()}
 
 
 def _is_projection(key: str) -> bool:
@@ -288,7 +289,7 @@ NETWORK = Network(
     kind=CLASS_NAME,
     config=UNetConfig,
     manifest=manifest,
-    used=used,
+    uses=uses,
     fields=unet_fields,
     ignored=IGNORED_CONFIG,
 )

@@ -1,12 +1,13 @@
-"""Latents [B, C, h, w] as the tokens of a transformer, and back."""
+"""Latents [B, C, h, w] as the tokens of a transformer, and back.
+
+2 x 2 latent pixels become one token, channels in the order (c, dy, dx).
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from numpy.typing import NDArray
-
-# --- Packing: 2 x 2 latent pixels become one token, channels in the order (c, dy, dx)
 
 
 def pack(latents: NDArray[Any]) -> NDArray[Any]:

@@ -13,7 +13,7 @@ from qwenimg.common.numbers.sizes import Shape
 ROPE_POSITIONS = 4096  # rows of the rotary table that the published model was made with
 
 
-# --- Rotary positions
+# Positions
 
 
 def image_positions(shapes: Sequence[Shape], layered: bool = False) -> NDArray[np.int64]:
@@ -53,7 +53,7 @@ def _centred(count: int) -> NDArray[np.int64]:
     return np.arange(count, dtype=np.int64) - (count - count // 2)
 
 
-# --- Rotary tables
+# Tables: float64, so that both backends round the same values
 
 
 def rope_angles(positions: NDArray[np.int64], axes: Sequence[int], theta: float = 10000.0) -> NDArray[np.float64]:

@@ -1,8 +1,4 @@
-"""Sizes and positions: image sizes, latent packing, time features, rotary tables and tiles.
-
-Numbers only: tables are float64, so that both backends round the same values. B batch, L image tokens, S text
-tokens, A position axes, C channels; `h w` are latent rows and columns.
-"""
+"""Sizes of images, in pixels: what is trained, what is rendered, what is cropped."""
 
 from __future__ import annotations
 
@@ -18,8 +14,6 @@ MAX_SIDE = 16384
 
 Shape = tuple[int, int, int]
 """(frames, rows, columns) of an image in tokens; a token is 16 x 16 pixels."""
-
-# --- Image sizes
 
 ASPECT_SIZES = {
     Fraction(1, 1): (1328, 1328),

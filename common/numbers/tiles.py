@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-# --- Tiles
-
 
 class Tile(NamedTuple):
     """One tile along one axis, in indices of the whole: what it reads and what it keeps."""

@@ -9,8 +9,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-# --- Time features
-
 TimeDtype = Literal["float32", "bfloat16", "float16"]
 
 

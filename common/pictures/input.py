@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.safe_files import bad, open_regular
+from qwenimg.common.base.safe_files import OpenFile, bad, open_regular
 from qwenimg.common.base.text import short
-from qwenimg.common.pictures import input_pixels
+from qwenimg.common.pictures import blocks, input_pixels
 from qwenimg.common.pictures.pixels import Uint8
+from qwenimg.common.pictures.texts import format_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -60,6 +61,7 @@ def _read(
     with closing(open_regular(path)) as file:
         if file.size > MAX_FILE:
             raise bad(path, f"has {file.size / 1e6:,.0f} MB; pictures of at most {MAX_FILE / 1e6:,.0f} MB are read")
+        _check_blocks(file)
         stream = io.BufferedReader(file.stream)  # it is closed with its last reference, and Pillow drops its own
         try:
             # The limit on pixels is ours, so Pillow's warning about large pictures says nothing new.
@@ -69,7 +71,7 @@ def _read(
             ):
                 _check_size(path, picture)
                 check(picture)
-                pixels, told = decode(picture)
+                pixels, notes = decode(picture)
                 file.check_unchanged()
         except ModelError:
             raise
@@ -80,7 +82,15 @@ def _read(
         # Pillow's decoders raise whatever they raise; in every case the file is at fault.
         except Exception as error:
             raise bad(path, f"cannot be read as a PNG, JPEG or WebP picture: {short(error, 80)}") from None
-    return np.ascontiguousarray(pixels), [f"{short(path.name, 60)}: {line}" for line in told]
+    return np.ascontiguousarray(pixels), [f"{short(path.name, 60)}: {line}" for line in notes]
+
+
+def _check_blocks(file: OpenFile) -> None:
+    kind = format_of(file)
+    if kind == "PNG":
+        blocks.check_png(file, file.size)
+    elif kind == "JPEG":
+        blocks.check_jpeg(file)
 
 
 def _check_size(path: Path, picture: Image) -> None:

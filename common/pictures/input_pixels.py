@@ -1,4 +1,4 @@
-"""Any opened picture as 8-bit RGB or grey, and what was done to it, in lines for people.
+"""Any opened picture as 8-bit RGB or grey, and lines that say what was done to it.
 
 Converted strip by strip: a second copy of a large picture, in the four bytes a pixel of Pillow or in float64, would
 take more memory than the picture.
@@ -42,14 +42,14 @@ def rgb(picture: Image) -> tuple[Uint8, list[str]]:
     """[H, W, 3] in sRGB, upright, and what was done to it. What is transparent is laid on white."""
     from PIL import Image
 
-    told = _about(picture)
+    notes = _about(picture)
     sixteen = picture.mode.startswith("I")
     if not sixteen and picture.mode in _NAMES:
-        told.append(f"is {_NAMES[picture.mode]}, taken as RGB")
+        notes.append(f"is {_NAMES[picture.mode]}, taken as RGB")
     elif sixteen:
-        told[:0] = ["is grey, taken as RGB"]
+        notes[:0] = ["is grey, taken as RGB"]
     to_srgb, line = _profile(picture)
-    told += [line] if line else []
+    notes += [line] if line else []
     see_through = not sixteen and ("A" in picture.mode or "a" in picture.mode or "transparency" in picture.info)
     pixels = np.empty((picture.height, picture.width, 3), np.uint8)
     least = 255
@@ -63,22 +63,22 @@ def rgb(picture: Image) -> tuple[Uint8, list[str]]:
             plain = Image.composite(plain, Image.new("RGB", plain.size, "white"), alpha)
         pixels[top : top + ROWS] = np.asarray(plain)
     if least < 255:
-        told.append("is transparent in parts; they are taken as white")
-    return _upright(picture, pixels), told
+        notes.append("is transparent in parts; they are taken as white")
+    return _upright(picture, pixels), notes
 
 
 def grey(picture: Image) -> tuple[Uint8, list[str]]:
     """[H, W], upright, and what was done to it. Transparency and colour profiles are left out of account."""
-    told = _about(picture)
+    notes = _about(picture)
     if picture.mode not in ("1", "L") and not picture.mode.startswith("I"):
-        told.append("is taken as grey")
+        notes.append("is taken as grey")
     pixels = np.empty((picture.height, picture.width), np.uint8)
     for top in range(0, picture.height, ROWS):
         strip = _eight_bits(_strip(picture, top))
         if strip.mode in ("RGBA", "LA", "PA", "P"):
             strip = strip.convert("RGBA").convert("RGB")
         pixels[top : top + ROWS] = np.asarray(strip.convert("L"))
-    return _upright(picture, pixels), told
+    return _upright(picture, pixels), notes
 
 
 def upright_size(picture: Image) -> tuple[int, int]:
@@ -88,7 +88,7 @@ def upright_size(picture: Image) -> tuple[int, int]:
 
 
 def _about(picture: Image) -> list[str]:
-    """What is told of every picture, before anything is decoded."""
+    """What is said of every picture, before anything is decoded."""
     frames = getattr(picture, "n_frames", 1)
     return [
         *(["has 16 bits a value, of which 8 are taken"] if _sixteen_bits(picture) else []),
@@ -98,7 +98,7 @@ def _about(picture: Image) -> list[str]:
 
 
 def _sixteen_bits(picture: Image) -> bool:
-    """Pillow reads 16-bit colours as 8 bits and tells so only by the name of the decoder's input."""
+    """Pillow reads 16-bit colours as 8 bits, which shows only in the name of the decoder's input."""
     tile = getattr(picture, "tile", None)
     return picture.mode.startswith("I") or bool(tile and any(";16" in str(part[3]) for part in tile))
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from qwenimg.common.base.safe_files import bad, open_regular
 from qwenimg.common.base.text import short
-from qwenimg.common.pictures import exif
+from qwenimg.common.pictures import blocks, exif
 from qwenimg.common.pictures.pixels import Uint8
 
 TEXT_LIMIT = 32 << 20  # bytes of a PNG that are read in search of its text: two 3 MB prompts, escaped, fit
@@ -50,7 +50,9 @@ def read_text(path: Path) -> dict[str, str]:
     from PIL.PngImagePlugin import PngImageFile
 
     with closing(open_regular(path)) as file:
-        head = file.read(0, min(file.size, TEXT_LIMIT))
+        end = min(file.size, TEXT_LIMIT)
+        blocks.check_png(file, end)
+        head = file.read(0, end)
     try:
         with warnings.catch_warnings(action="ignore"), PngImageFile(io.BytesIO(head)) as picture:
             found = {str(k): str(v) for k, v in picture.info.items() if isinstance(v, str)}

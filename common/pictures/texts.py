@@ -25,10 +25,12 @@ _EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
 def picture_format(path: Path) -> str | None:
     """PNG, JPEG or WEBP by the first bytes of the file at `path`, else None. Raises ModelError if it is no file."""
     with closing(open_regular(path)) as file:
-        return _format(file.read(0, min(file.size, 12)))
+        return format_of(file)
 
 
-def _format(head: bytes) -> str | None:
+def format_of(file: OpenFile) -> str | None:
+    """PNG, JPEG or WEBP by the first bytes of `file`, else None."""
+    head = file.read(0, min(file.size, 12))
     if head.startswith(b"\x89PNG\r\n\x1a\n"):
         return "PNG"
     if head.startswith(b"\xff\xd8\xff"):
@@ -41,13 +43,15 @@ def read_texts(path: Path) -> dict[str, str]:
 
     Raises ModelError if the file is no picture, or broken where its texts are."""
     with closing(open_regular(path)) as file:
-        kind = _format(file.read(0, min(file.size, 12)))
+        kind = format_of(file)
         if kind == "JPEG":
             found = _from_blocks(file, _jpeg_blocks(file))
         elif kind == "WEBP":
             found = _from_blocks(file, _webp_blocks(file))
-        else:
+        elif kind == "PNG":
             found = png.read_text(path)
+        else:
+            raise bad(path, "is no PNG, JPEG or WebP picture, and only these hold a recipe")
     recipe = _recipe(found.get(XMP_KEY, ""))
     return ({} if recipe is None else {"qwenimg": recipe}) | found
 

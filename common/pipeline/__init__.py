@@ -1,0 +1,1 @@
+"""The one loop from a request to a picture with its recipe; names no family."""

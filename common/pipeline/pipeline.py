@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from statistics import median
 from threading import Lock
 from typing import Any, Unpack, cast
 
@@ -30,8 +31,9 @@ from qwenimg.common.pipeline.result import Result, Step
 from qwenimg.common.runtime.engine import Array
 from qwenimg.common.runtime.estimate import Estimate, Needs
 
-GPU_SIDE, CPU_SIDE = 4096, 256  # of the matrices that the rate is measured with: a GPU's fill it, a CPU's are soon done
-RATE_SECONDS = 0.05  # that are measured at least
+# Of the matrices that the rate is measured with: a GPU's fill it, and a CPU's are those of small networks, soon done.
+GPU_SIDE, CPU_SIDE, WARM_SIDE = 4096, 512, 256
+RATE_SECONDS = 0.1  # that are measured
 Shape = tuple[int, int]
 
 
@@ -65,7 +67,7 @@ class Pipeline:
     def __repr__(self) -> str:
         return f"<Pipeline {'closed · ' if self._closed else ''}{self.headline()}>"
 
-    # For users
+    # Public
 
     @call_options.described
     def __call__(self, prompt: str, **asked: Unpack[Asked]) -> Result:
@@ -116,8 +118,12 @@ class Pipeline:
     def estimate(self, prompt: str, **asked: Unpack[Asked]) -> Estimate:
         """Memory and time that the picture would take. Raises as `check` does, and DoesNotFit; loads no weight."""
         request = self.check(prompt, **asked)
-        needs = self._check_fits(request)
-        return Estimate(memory=max(needs.memory.values()), seconds=needs.operations * self._seconds_of_operation())
+        needs, rate = self._check_fits(request), self._seconds_of_operation()
+        return Estimate(
+            memory=max(needs.memory.values()),
+            seconds=(needs.steps + needs.decoding) * rate,
+            step=needs.steps * rate / self.model.plan(request).steps,
+        )
 
     def prepare(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
         """Announces `prompts`, so that the text encoder is loaded once for all that fit into memory, and before the
@@ -173,14 +179,16 @@ class Pipeline:
         return needs
 
     def _seconds_of_operation(self) -> float:
-        """At the rate of a product in the transformer's dtype, the best of a few: other programs make it slower."""
+        """At the rate of a product in the transformer's dtype, the middle one of some: other programs slow the run down
+        too. The first product of a process is much slower than the next."""
         if self._rate is None:
             side = GPU_SIDE if self.engine.on_gpu else CPU_SIDE
             dtype = self.precision.compute_dtype("transformer")
+            self.engine.product_seconds(WARM_SIDE, dtype)
             found: list[float] = []
-            while len(found) < 3 or sum(found) < RATE_SECONDS:
+            while sum(found) < RATE_SECONDS:
                 found.append(self.engine.product_seconds(side, dtype))
-            self._rate = min(found) / (2 * side**3)
+            self._rate = median(found) / (2 * side**3)
         return self._rate
 
     # The run
@@ -246,7 +254,7 @@ class Pipeline:
             yield x, sigmas[min(i, len(sigmas) - 2)], time.perf_counter() - begun
             i += 1
 
-    # What is said of it
+    # Warnings and the recipe
 
     def _there(self, request: Request) -> frozenset[str]:
         """Of what an option may need, what the run has."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
 from qwenimg.common.pipeline.request import Request
 from qwenimg.common.runtime.engine import Array
 from qwenimg.common.sampling import table
@@ -46,24 +47,36 @@ class SamplingPlan:
 
     def asked(self) -> tuple[float, ...]:
         """The noise levels at which the model will be asked, each once, in order: the coefficients of samplers that are
-        not adaptive depend on no array, so running them on a float tells."""
-        recorder = _Recorder()
+        not adaptive depend on no array, so running them on a float shows them."""
+        return tuple(dict.fromkeys(sigma for recorder in self._recorded() for sigma in recorder.sigmas))
+
+    def _recorded(self) -> list[_Recorder]:
+        """What each segment asks."""
+        found = []
         for segment in self.segments:
-            for _ in segment.solver(0.0, segment.schedule, recorder, lambda: 0.0):
+            found.append(_Recorder())
+            for _ in segment.solver(0.0, segment.schedule, found[-1], lambda: 0.0):
                 pass
-        return tuple(recorder.sigmas)
+        return found
+
+    @property
+    def evaluations(self) -> int:
+        """How often the model will be asked; an adaptive sampler's steps are its own, three evaluations each."""
+        if table.find(self.sampler).adaptive:
+            return 3 * self.steps
+        return sum(recorder.calls for recorder in self._recorded())
 
 
 class _Recorder:
     def __init__(self) -> None:
-        self.sigmas: dict[float, None] = {}
+        self.calls, self.sigmas = 0, dict[float, None]()
 
     def __call__(self, x: Array, sigma: float) -> Array:
-        self.sigmas[sigma] = None
+        self.calls, self.sigmas[sigma] = self.calls + 1, None
         return 0.0
 
     def both(self, x: Array, sigma: float) -> tuple[Array, Array]:
-        self.sigmas[sigma] = None
+        self(x, sigma)
         return 0.0, 0.0
 
 
@@ -78,7 +91,8 @@ def flow_plan(config: FlowMatchConfig, request: Request, tokens: int) -> Samplin
             f"--sampler {sampler.name} has no form for flow models, such as Qwen-Image's; see qwenimg samplers"
         )
     if request.schedule not in OWN:
-        raise UsageError(f"--schedule {request.schedule}: a flow model such as Qwen-Image has its own schedule only")
+        name = clean(request.schedule, 40)
+        raise UsageError(f"--schedule {name}: a flow model such as Qwen-Image has its own schedule only")
     sigmas = flow_schedule(config, request.steps, tokens)
     if request.image is not None:
         sigmas = sigmas[_skipped(request.steps, request.strength) :]

@@ -1,7 +1,7 @@
 """The recipe that every picture carries: JSON for us, A1111 text for other tools, and an AI mark in XMP.
 
-A recipe is read back only from our own JSON. The A1111 text is for people and other programs: there, a prompt
-that contains "Steps: 1, Seed: 2" cannot be told from the fields.
+A recipe is read back only from our own JSON. The A1111 text is for viewers and other programs: there, a prompt
+that contains "Steps: 1, Seed: 2" cannot be told apart from the fields.
 """
 
 # No `from __future__ import annotations`: with it, Recipe.__required_keys__ would not know NotRequired.
@@ -34,7 +34,7 @@ class Recipe(TypedDict):
     version: str  # of qwenimg
     model: str  # a hub id or the last name of a folder or file, see `model_label`
     backend: str  # mlx, torch
-    device: str  # for people
+    device: str  # shown in messages
     precision: dict[str, str]  # component -> dtype, and FP32 place -> dtype
     versions: dict[str, str]  # python, numpy, torch or mlx, ...
     rng: str  # where the noise came from: torch-cpu
@@ -123,8 +123,8 @@ def png_text(recipe: Recipe) -> dict[str, str]:
     names: dict[str, str] = {
         key: model_label(str(recipe.get(key))) for key in ("model", "refiner", "vae") if key in recipe
     }
-    told = {**recipe, **names}
-    return {"parameters": a1111_parameters(recipe), "qwenimg": json.dumps(told, allow_nan=False)}
+    written = {**recipe, **names}
+    return {"parameters": a1111_parameters(recipe), "qwenimg": json.dumps(written, allow_nan=False)}
 
 
 # Reading

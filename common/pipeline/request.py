@@ -153,7 +153,7 @@ class Request:
         for name, picture in (("image", image), ("mask", mask)):
             if picture is not None and not isinstance(picture, np.ndarray):
                 raise UsageError(f"{name} is {type(picture).__name__}; expected a uint8 array, as numpy.asarray gives")
-        if image is not None and (image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3):
+        if image is not None and (image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or image.size == 0):
             raise UsageError(f"image is {image.dtype} {list(image.shape)}; expected uint8 [H, W, 3]")
         if mask is None:
             return

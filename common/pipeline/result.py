@@ -34,7 +34,7 @@ class Result:
     latents: NDArray[np.float32]
     recipe: Recipe
     timing: dict[str, float] = field(default_factory=dict)  # seconds by stage
-    shapes: dict[str, str] = field(default_factory=dict)  # what went through the models, for people
+    shapes: dict[str, str] = field(default_factory=dict)  # what went through the models, for --debug
     warnings: list[str] = field(default_factory=list)
 
     def __repr__(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from qwenimg.common.base.errors import NumericsError, UsageError
+from qwenimg.common.base.text import clean
 from qwenimg.common.numbers import sizes
 from qwenimg.common.numbers.noise import TorchCPUGenerator
 from qwenimg.common.pictures import pixels
@@ -22,34 +23,36 @@ def latent_shape(model: DiffusionModel, request: Request) -> Shape:
     return height // model.scale, width // model.scale
 
 
-def draw(model: DiffusionModel, request: Request, stream: TorchCPUGenerator) -> Initial:
+def draw(model: DiffusionModel, request: Request, generator: TorchCPUGenerator) -> Initial:
     """Encodes the request's picture, if it has one, and draws the noise. Raises UsageError and NumericsError."""
     if request.image is None:
-        return Initial(noise=noise(model, request, stream))
+        return Initial(noise=noise(model, request, generator))
     width, height = sizes.render_size(request.width, request.height, model.multiple)
     picture = pixels.fit(request.image, request.width, request.height)
     values = pixels.from_uint8(pixels.extend(picture, width, height))
     unused = model.sees_mask and request.mask is not None and request.strength == 1
-    latents = None if unused else _encode(model, values, stream)
-    initial = noise(model, request, stream)
+    latents = None if unused else _encode(model, values, generator)
+    initial = noise(model, request, generator)
     if request.mask is None:
-        return Initial(noise=initial, image=latents)
+        return Initial(noise=initial, latents=latents)
     hole = pixels.extend(pixels.fit(request.mask, request.width, request.height) >= 128, width, height)
-    masked = _encode(model, values * ~hole, stream) if model.sees_mask else None
+    masked = _encode(model, values * ~hole, generator) if model.sees_mask else None
     inside = hole[None, None, :: model.scale, :: model.scale].astype(np.float32)
-    return Initial(noise=initial, image=latents, mask=Mask(inside=inside, masked=masked))
+    return Initial(noise=initial, latents=latents, mask=Mask(inside=inside, masked=masked))
 
 
-def noise(model: DiffusionModel, request: Request, stream: TorchCPUGenerator) -> Latents:
+def noise(model: DiffusionModel, request: Request, generator: TorchCPUGenerator) -> Latents:
     """The initial noise [1, C, h, w]: the seed's, or what was given. Raises UsageError and NumericsError."""
     shape = (1, model.channels, *latent_shape(model, request))
     if request.latents is None:
-        return stream.normal(shape)
+        return generator.normal(shape)
     given = np.asarray(request.latents)
     if given.shape != shape:
         raise UsageError(
             f"latents of shape {list(given.shape)} do not fit: {request.width}x{request.height} needs {list(shape)}"
         )
+    if given.dtype.kind not in "fiu":
+        raise UsageError(f"latents are of {clean(given.dtype, 40)}; expected float32")
     with np.errstate(over="ignore"):
         given = given.astype(np.float32)
     if not np.isfinite(given).all():
@@ -57,22 +60,24 @@ def noise(model: DiffusionModel, request: Request, stream: TorchCPUGenerator) ->
     return given
 
 
-def _encode(model: DiffusionModel, values: Latents, stream: TorchCPUGenerator) -> Latents:
+def _encode(model: DiffusionModel, values: Latents, generator: TorchCPUGenerator) -> Latents:
     """A sample of the picture's latents, as diffusers takes it."""
     mean, deviation = model.encode(values)
-    return mean + deviation * stream.normal(mean.shape)
+    return mean + deviation * generator.normal(mean.shape)
 
 
 def first(plan: SamplingPlan, initial: Initial) -> Latents:
     """The state at the first noise level: noise alone, or the picture with noise added."""
     schedule = plan.segments[0].schedule
-    if initial.image is None or (initial.mask is not None and plan.whole):  # as diffusers: a mask may start from noise
+    if initial.latents is None or (
+        initial.mask is not None and plan.whole
+    ):  # as diffusers: a mask may start from noise
         return initial.noise * np.float32(schedule.initial)
     sigma = schedule.sigmas[0]
-    return initial.image * np.float32(schedule.alpha(sigma)) + initial.noise * np.float32(sigma)
+    return initial.latents * np.float32(schedule.alpha(sigma)) + initial.noise * np.float32(sigma)
 
 
 def last(latents: Latents, plan: SamplingPlan, initial: Initial) -> Latents:
     """The latents to decode: scaled as the schedule ends, the picture's own outside a mask."""
     latents = latents * np.float32(plan.segments[-1].schedule.final)
-    return latents if initial.mask is None else initial.mask.paste(latents, initial.image)
+    return latents if initial.mask is None else initial.mask.paste(latents, initial.latents)

@@ -76,14 +76,14 @@ class UNet(Protocol):
 
 class Engine(Protocol):
     name: str  # as in --backend
-    device: str  # for people: "Apple M4 Max", "NVIDIA H200", "CPU (torch, 8 threads)"
+    device: str  # shown in messages: "Apple M4 Max", "NVIDIA H200", "CPU (torch, 8 threads)"
     on_gpu: bool
     score_bytes: int  # of attention's scores that are in memory at a step's peak; 0 where a kernel never holds them
     decode_buffers: float  # images of the VAE decoder's widest level that are in memory at its peak
 
     def open(self, network: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:
-        """What runs `network`, a file of `common/models/`: a TextEncoder, Transformer, VAE, ClipEncoder or UNet. Reads
-        the weights that it always needs."""
+        """What runs `network`, a file of `common/networks/`: a TextEncoder, Transformer, VAE, ClipEncoder or UNet.
+        Reads the weights that it always needs, of `plan` as it was made by `stored(precision)`."""
         ...
 
     def array(self, values: NumpyArray) -> Array:

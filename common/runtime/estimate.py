@@ -1,13 +1,14 @@
 """What a picture will take, from configurations alone: memory by stage, and operations for a measured rate.
 
-The time is that of the products and convolutions at the rate of one large product on this device: what is read from
-disk and what is not a product comes on top.
+The time is that of the products and convolutions at the rate of one product on this device, measured while other
+programs run as they do: an order of magnitude, since networks reach a half to twice that rate, and loading comes on
+top. The first step tells the rest better (`left`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -15,14 +16,18 @@ from qwenimg.common.base.amounts import size_text
 from qwenimg.common.weights.plan import LoadPlan
 
 LONG = 600  # seconds, from which on a run says how long it takes before it starts
+MUCH = 2.0  # times more or less than was said, from which on the first step corrects it
+SOON = 10  # seconds: what is over sooner needs no correction
 
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """`memory`: bytes that each stage needs free, in order; `operations`: multiplications and additions of all."""
+    """`memory`: bytes that each stage needs free, in order; `steps` and `decoding`: their multiplications and
+    additions."""
 
     memory: Mapping[str, int]
-    operations: float
+    steps: float
+    decoding: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,19 +36,29 @@ class Estimate:
 
     memory: int  # bytes at the peak
     seconds: float
+    step: float  # seconds of one step, on average
 
 
-def told(memory: int, seconds: float) -> str:
-    """`about 1.3 GB and 2 min`"""
+def summary(memory: int, seconds: float) -> str:
+    """`about 1.3 GB and roughly 2 min`"""
     return f"about {size_text(memory)} and {duration(seconds)}"
 
 
 def duration(seconds: float) -> str:
-    """In one unit, to two digits at most: it is an estimate."""
-    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{float(f'{seconds / length:.2g}'):g} {unit}"
-    return f"{max(1, round(seconds))} s"
+    """`roughly 20 s`: in one unit and to one digit, or two below 20, since no more is known."""
+    unit, length = next(((u, n) for u, n in (("days", 86400), ("h", 3600), ("min", 60)) if seconds >= 2 * n), ("s", 1))
+    amount = max(1.0, seconds / length)
+    return f"roughly {float(f'{amount:.2g}' if amount < 20 else f'{amount:.1g}'):.0f} {unit}"
+
+
+def left(expected: Sequence[Estimate], step: float) -> tuple[float, bool]:
+    """Seconds that are left after the first step of all, which took `step`, and whether that is worth a line: beyond
+    ten minutes, or much more or less than was said."""
+    ratio = step / expected[0].step
+    said = sum(one.seconds for one in expected)
+    rest = max(0.0, ratio * said - step)
+    differs = not 1 / MUCH < ratio < MUCH and max(rest, said) > SOON
+    return rest, rest > LONG or differs
 
 
 def unet_operations(plan: LoadPlan, levels: int, height: int, width: int) -> float:

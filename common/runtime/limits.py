@@ -10,9 +10,8 @@ import re
 from pathlib import Path
 
 NONE = 2**62
-RESERVED = (
-    2**27
-)  # of the address space, for stacks and heaps of threads that are still to start: never refused for less
+# Bytes of the address space for stacks and heaps of threads that are still to start: never refused for less.
+RESERVED = 2**27
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-from math import prod
 from pathlib import Path
 from typing import Protocol
 
 from qwenimg.common.runtime import limits
-from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.precision import BYTES, Precision
 
 MAX_VALUES = 2**31  # of one array; beyond, kernels that count in 32 bits fail
 
@@ -37,11 +34,6 @@ def free_ram() -> int:
         fields = dict(line.split(":", 1) for line in info.read_text().splitlines())
         return min(int(fields["MemAvailable"].split()[0]) * 1024, limits.left())
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-
-
-def weight_bytes(plan: LoadPlan, precision: Precision, component: str) -> int:
-    """Bytes of the weights in `plan` once they are loaded in the policy's dtypes."""
-    return sum(prod(e.shape) * BYTES[precision.weight_dtype(component, n)] for n, e in plan.entries.items())
 
 
 def decode_peak(config: VAEConfig, height: int, width: int, itemsize: int, buffers: float) -> int:

@@ -14,7 +14,7 @@ class _Found(Exception):
 def first_non_finite(engine: Engine, run: Callable[[], object]) -> str | None:
     """Runs `run` again; the path and operation whose result is the first to be non-finite, or None if all are finite.
 
-    An operation without parameters of its own (attention, a gated sum) is told by the block of the last one that has.
+    An operation without parameters of its own (attention, a gated sum) is named by the block of the last one that has.
     """
     last = ""
 

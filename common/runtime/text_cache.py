@@ -31,7 +31,7 @@ class TextCache(Generic[K, V]):
 
     def to_encode(self, needed: Sequence[K], size: Callable[[K], int]) -> list[K]:
         """What to encode now: nothing where all of `needed` is here, else the rest of it and, of what was announced
-        from there on, as much as the budget holds. `size` tells the bytes of one."""
+        from there on, as much as the budget holds. `size` gives the bytes of one."""
         if all(key in self._kept for key in needed):
             return []
         if self.nbytes > self.budget // 2:

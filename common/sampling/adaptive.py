@@ -1,7 +1,7 @@
-"""DPM-Solver's own samplers, which choose their steps themselves between the first and the last level of the grid.
+"""DPM-Solver's own samplers, which choose their steps themselves between the first and the last level of the schedule.
 
-The state is that of diffusion models (alpha = 1), so lambda = -log sigma. A grid that ends with 0 ends with one more
-evaluation at the level before it.
+The state is that of diffusion models (alpha = 1), so lambda = -log sigma. A schedule that ends with 0 ends with one
+more evaluation at the level before it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _P, _I, _D = 0.0, 1.0, 0.0  # Crowson's: of the PID controller the integral part
 
 
 def dpm_fast(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """DPM-Solver-fast: as many evaluations as the grid has steps, in steps of third order that are equal in lambda
+    """DPM-Solver-fast: as many evaluations as the schedule has steps, in steps of third order that are equal in lambda
     and a last one or two of lower order (C. Lu et al., "DPM-Solver: A Fast ODE Solver for Diffusion Probabilistic
     Model Sampling in Around 10 Steps", 2022)."""
     start, end, evaluations = _range(schedule)
@@ -53,7 +53,7 @@ def dpm_adaptive(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise, 
     """DPM-Solver-12/23's pair of orders 2 and 3 with a controller of the step size (C. Lu et al., 2022; K. Crowson,
     2022): a step is taken if the two agree within 5 %. `to_host` copies an array to the host as float64 numbers.
 
-    Only first and last level of the grid matter. Raises NumericsError where the answers never agree.
+    Only first and last level of the schedule matter. Raises NumericsError where the answers never agree.
     """
     start, end, _ = _range(schedule)
     control = _Controller(step=_FIRST_STEP)

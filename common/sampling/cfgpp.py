@@ -1,6 +1,6 @@
-"""CFG++: guidance that moves towards the guided image and carries the noise that is seen without the prompt.
+"""CFG++: guidance that moves towards the guided prediction with the noise that is predicted without the prompt.
 
-With D the guided image, U the one without the prompt and eps = (x - alpha U) / sigma, a step gives
+With D the guided `denoised`, U that without the prompt and eps = (x - alpha U) / sigma, a step gives
 alpha' D + sigma' eps (H. Chung et al., "CFG++: Manifold-constrained Classifier Free Guidance for Diffusion Models",
 2024). Guidance of 1 or less is meant: the scale that CFG++ calls lambda.
 """
@@ -37,7 +37,7 @@ def euler_ancestral_cfgpp(x: Array, schedule: Schedule, denoise: Denoiser, noise
 
 
 def dpmpp_2s_ancestral_cfgpp(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """DPM-Solver++(2S) ancestral with CFG++: both of a step's stages carry the noise seen at its start."""
+    """DPM-Solver++(2S) ancestral with CFG++: both halves of a step carry the noise seen at its start."""
     for sigma, sigma_next in schedule.pairs():
         down, scale, up = ancestral(schedule, sigma, sigma_next)
         guided, unguided = denoise.both(x, sigma)
@@ -45,7 +45,7 @@ def dpmpp_2s_ancestral_cfgpp(x: Array, schedule: Schedule, denoise: Denoiser, no
         if down > 0 and math.isfinite(growth(schedule, sigma, down)):
             middle = halfway(schedule, sigma, down)
             later = denoise(_step(x, guided, unguided, schedule, sigma, middle), middle)
-            # Where both images agree this is DPM-Solver++(2S): the later image replaces what the step took in.
+            # Where both predictions agree this is DPM-Solver++(2S): the later one replaces what the step took in.
             taken = schedule.alpha(down) * gain(growth(schedule, sigma, down), 0.0)
             moved = moved + taken * (later - guided)
         x = renoised(moved, scale, up, noise)

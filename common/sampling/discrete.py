@@ -204,7 +204,7 @@ def clock(levels: DiscreteSchedule, schedule: Schedule) -> Callable[[float], flo
 
 
 def scalings(prediction: str, sigma: float) -> tuple[float, float, float]:
-    """c_in, c_skip and c_out, with which image = c_skip x + c_out model(c_in x, t).
+    """c_in, c_skip and c_out, with which denoised = c_skip x + c_out model(c_in x, t).
 
     `prediction` is what the model gives: "epsilon" the noise, "v_prediction" the velocity (T. Salimans, J. Ho,
     "Progressive Distillation for Fast Sampling of Diffusion Models", 2022), "sample" the image.

@@ -74,7 +74,7 @@ class FlowMatchConfig:
         return tokens * slope + (self.base_shift - slope * self.base_image_seq_len)
 
     def timestep(self, sigma: float) -> float:
-        """What the model is told of a noise level, as float32 arithmetic gives it: 0 to `num_train_timesteps`."""
+        """The model's timestep of a noise level, as float32 arithmetic gives it: 0 to `num_train_timesteps`."""
         return float(np.float32(sigma) * np.float32(self.num_train_timesteps))
 
 

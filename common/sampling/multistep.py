@@ -47,23 +47,23 @@ def _runge_kutta(x: Array, first: Array, denoise: Denoiser, sigma: float, middle
 
 
 def lms(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """Linear multistep of order 4: Adams and Bashforth's rule for the grid's own spacing (K. Crowson,
+    """Linear multistep of order 4: Adams and Bashforth's rule for the schedule's own spacing (K. Crowson,
     "k-diffusion", 2022, after T. Karras et al.)."""
-    return _adams(x, schedule, denoise, to_image=False)
+    return _adams(x, schedule, denoise, to_denoised=False)
 
 
 def ipndm_v(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
     """iPNDM for unequal steps (Q. Zhang, Y. Chen, "Fast Sampling of Diffusion Models with Exponential Integrator",
-    2023): the same weights as `lms`, but a step to sigma = 0 gives the model's image."""
-    return _adams(x, schedule, denoise, to_image=True)
+    2023): the same weights as `lms`, but a step to sigma = 0 gives `denoised`."""
+    return _adams(x, schedule, denoise, to_denoised=True)
 
 
-def _adams(x: Array, schedule: Schedule, denoise: Denoiser, *, to_image: bool) -> Iterator[Array]:
+def _adams(x: Array, schedule: Schedule, denoise: Denoiser, *, to_denoised: bool) -> Iterator[Array]:
     ds: list[Array] = []
     for i, (sigma, sigma_next) in enumerate(schedule.pairs()):
         denoised = denoise(x, sigma)
         ds = [to_d(x, denoised, sigma), *ds[:3]]
-        if to_image and sigma_next == 0:
+        if to_denoised and sigma_next == 0:
             x = denoised
         else:
             nodes = schedule.sigmas[i::-1][:4]
@@ -73,7 +73,7 @@ def _adams(x: Array, schedule: Schedule, denoise: Denoiser, *, to_image: bool) -
 
 def ipndm(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
     """Improved PNDM (Q. Zhang, Y. Chen, 2023): Adams and Bashforth's weights for equal steps, started with lower
-    orders; a step to sigma = 0 gives the model's image."""
+    orders; a step to sigma = 0 gives `denoised`."""
     ds: list[Array] = []
     for sigma, sigma_next in schedule.pairs():
         denoised = denoise(x, sigma)
@@ -118,7 +118,7 @@ def _last_of_few(schedule: Schedule, step: int) -> bool:
 
 
 def res_multistep(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """RES, the multistep form of second order: the image on a line in lambda, integrated exactly (Q. Zhang et al.,
+    """RES, the multistep form of second order: `denoised` on a line in lambda, integrated exactly (Q. Zhang et al.,
     "Improved Order Analysis and Design of Exponential Integrator for Diffusion Models Sampling", 2023)."""
     previous, last = None, 0.0
     for sigma, sigma_next in schedule.pairs():
@@ -154,7 +154,7 @@ def unipc(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iter
 def _corrected(
     x: Array, schedule: Schedule, sigma: float, sigma_next: float, old_denoised: Sequence[Array], steps: Sequence[float]
 ) -> Array:
-    """The step from `sigma` to `after` again, with the image seen at its end: images from the newest to the oldest."""
+    """The step from `sigma` to `sigma_next` again, with `denoised` of its end. `old_denoised`: the newest first."""
     h, now, start = steps[0], old_denoised[0], old_denoised[1]
     size = schedule.alpha(sigma_next) * gain(h, 0.0)
     moved = toward(x, start, sigma, sigma_next)

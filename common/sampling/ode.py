@@ -1,7 +1,7 @@
 """Samplers without noise of their own that look at one step at a time.
 
-They solve dx/dsigma = (x - image) / sigma, which is the same for diffusion and flow models. A step to sigma = 0 is one
-of Euler's in all of them: there the model's image is the answer.
+They solve dx/dsigma = (x - denoised) / sigma, which is the same for diffusion and flow models. A step to sigma = 0 is
+one of Euler's in all of them: there `denoised` is the answer.
 """
 
 from __future__ import annotations

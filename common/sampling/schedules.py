@@ -1,4 +1,4 @@
-"""Grids of noise levels for diffusion models: which levels of its training a run passes.
+"""Schedules of noise levels for diffusion models: which levels of its training a run passes.
 
 - "model" is what diffusers' scheduler for that sampler does with the model's configuration: the sampler's
   `ScheduleRule`.
@@ -158,7 +158,7 @@ def _distilled_times(config: DiffusionConfig, steps: int) -> list[float]:
 def _finished(
     config: DiffusionConfig, rule: ScheduleRule, steps: int, sigmas: list[float], times: list[float]
 ) -> Schedule:
-    """The grid, with the weight of the first noise and of the result, and what PNDM and TCD look up in between."""
+    """The schedule, with the weight of the first noise and of the result, and what PNDM and TCD look up in between."""
     levels = config.levels
     between: list[float] = []
     if rule.between == "jump":
@@ -188,7 +188,7 @@ def skipped(steps: int, strength: float) -> int:
 
 
 def part(whole: Schedule, start: int, stop: int | None = None) -> Schedule:
-    """Steps start .. stop of a grid. Only what holds its end is scaled as the whole is."""
+    """Steps start .. stop of a schedule. Only what holds its end is scaled as the whole is."""
     steps = len(whole.sigmas) - 1
     stop = steps if stop is None else stop
     return replace(

@@ -85,7 +85,7 @@ def dpmpp_2m_sde(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) 
 
 
 def dpmpp_2m_sde_heun(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """SDE-DPM-Solver++(2M) with the image on a line in lambda, integrated exactly (K. Crowson, 2023)."""
+    """SDE-DPM-Solver++(2M) with `denoised` on a line in lambda, integrated exactly (K. Crowson, 2023)."""
     return _multistep_sde(x, schedule, denoise, noise, _line)
 
 
@@ -111,7 +111,7 @@ def _multistep_sde(
 
 
 def dpmpp_3m_sde(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """SDE-DPM-Solver++(3M): the image on a parabola in lambda (K. Crowson, "k-diffusion", 2023, after C. Lu et al.).
+    """SDE-DPM-Solver++(3M): `denoised` on a parabola in lambda (K. Crowson, "k-diffusion", 2023, after C. Lu et al.).
 
     The parabola's square term has half the weight that the exact integral gives, as published: its order is 2.
     """
@@ -128,7 +128,7 @@ def dpmpp_3m_sde(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) 
 
 
 def _parabola(h: float, steps: Sequence[float]) -> list[float]:
-    """Weights of the newest difference of images and of the one before it."""
+    """Weights of the newest difference of `denoised` and of the one before it."""
     phi_2 = _line(h)
     if len(steps) == 1 or math.isinf(sum(steps)):
         return [phi_2 * h / steps[0], 0.0][: len(steps)]
@@ -143,7 +143,7 @@ def sa_solver(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> 
     (S. Xue et al., "SA-Solver: Stochastic Adams Solver for Fast Sampling of Diffusion Models", 2023)."""
     low, high = SA_LEVELS_FLOW if schedule.flow else SA_LEVELS
     denoised, last = None, 0.0  # of the step before
-    base, size = x, 0.0  # what that step added up without the images, and what a difference of images weighs in it
+    base, size = x, 0.0  # what that step added up without `denoised`, and the weight of a difference of them
     for i, (sigma, sigma_next) in enumerate(schedule.pairs()):
         now, h = denoise(x, sigma), growth(schedule, sigma, sigma_next)
         if denoised is not None and math.isfinite(last):
@@ -162,7 +162,7 @@ def sa_solver(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> 
 
 
 def lcm(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """Multistep consistency sampling: the image, noised anew (S. Luo et al., "Latent Consistency Models", 2023).
+    """Multistep consistency sampling: `denoised`, noised anew (S. Luo et al., "Latent Consistency Models", 2023).
 
     The weight of x itself in the consistency function, below 1e-5 on the levels of these models, is left out.
     """
@@ -173,8 +173,8 @@ def lcm(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterat
 
 
 def tcd(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """Strategic stochastic sampling with gamma 0.3: a jump below the next level, which the grid gives, then noise up
-    to it (J. Zheng et al., "Trajectory Consistency Distillation", 2024)."""
+    """Strategic stochastic sampling with gamma 0.3: a jump below the next level, which the schedule gives, then noise
+    up to it (J. Zheng et al., "Trajectory Consistency Distillation", 2024)."""
     for (sigma, sigma_next), down in zip(schedule.pairs(), schedule.between, strict=True):
         x = toward(x, denoise(x, sigma), sigma, down)
         if down < sigma_next:

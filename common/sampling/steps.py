@@ -1,8 +1,8 @@
 """What several samplers share: steps as coefficients, which are Python floats computed before they touch an array.
 
-D is the image that the model sees. With `h` the growth of lambda = log(alpha / sigma) over a step, for both kinds of
-model: deterministic steps are exact where D stands still, stochastic ones have the distribution that belongs to
-the level they end on.
+D is `denoised`, what the model predicts of the image. With `h` the growth of lambda = log(alpha / sigma) over a step,
+for both kinds of model: deterministic steps are exact where D is constant, stochastic ones have the distribution that
+belongs to the level they end on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WEIGHTS = (0.3626837833783620, 0.3137066458778873, 0.2223810344533745, 0.101228
 
 
 def toward(x: Array, denoised: Array, sigma: float, sigma_next: float) -> Array:
-    """x carried from `sigma` to `after` with the image standing still: exact for dx/dsigma = (x - image) / sigma."""
+    """x moved from `sigma` to `sigma_next` with `denoised` constant: exact for dx/dsigma = (x - denoised) / sigma."""
     share = sigma_next / sigma
     return share * x + (1.0 - share) * denoised
 
@@ -41,7 +41,7 @@ def halfway(schedule: Schedule, sigma: float, sigma_next: float) -> float:
 def ancestral(schedule: Schedule, sigma: float, sigma_next: float, eta: float = 1.0) -> tuple[float, float, float]:
     """An ancestral step: the level to go down to, what to multiply x with there, and the weight of fresh noise.
 
-    The result has the distribution of `after`. For diffusion models with eta 1 this is the reverse process of DDPM
+    The result has the distribution of `sigma_next`. For diffusion models with eta 1 this is the reverse process of DDPM
     (J. Ho et al., "Denoising Diffusion Probabilistic Models", 2020), for flow models its rectified-flow form.
     """
     if schedule.flow:
@@ -60,7 +60,7 @@ def renoised(x: Array, scale: float, up: float, noise: Noise) -> Array:
 
 
 def diffused(schedule: Schedule, sigma: float, sigma_next: float, tau: float = 1.0) -> tuple[float, float, float]:
-    """A step of the reverse SDE with D standing still: the weights of x, of D, and of fresh noise.
+    """A step of the reverse SDE with D constant: the weights of x, of D, and of fresh noise.
 
     tau is the noise of the SDE: 0 the ODE, 1 the process that adds as much as the forward one did.
     """
@@ -89,7 +89,7 @@ def lagrange(at: float, nodes: Sequence[float], index: int) -> float:
 
 
 def adams(nodes: Sequence[float], sigma_next: float) -> list[float]:
-    """Weights of slopes known at `nodes` in the step from nodes[0] to `after`: Adams and Bashforth's, any spacing."""
+    """Weights of slopes at `nodes` in the step from nodes[0] to `sigma_next`: Adams and Bashforth's, any spacing."""
     return [
         integral(lambda sigma, i=i: lagrange(sigma, nodes, i), nodes[0], sigma_next)  # type: ignore[misc]
         for i in range(len(nodes))

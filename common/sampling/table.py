@@ -11,8 +11,7 @@ from typing import Literal
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.sampling import adaptive as samplers_adaptive
-from qwenimg.common.sampling import cfgpp, multistep, ode, sde
+from qwenimg.common.sampling import adaptive, cfgpp, multistep, ode, sde
 from qwenimg.common.sampling.types import Array
 
 
@@ -41,7 +40,7 @@ class ScheduleRule:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
-    """A sampler: `function(x, grid, denoise, noise)` yields x after each step, of the last one the result."""
+    """A sampler: `function(x, schedule, denoise, noise)` yields x after each step, of the last one the result."""
 
     name: str
     title: str
@@ -58,7 +57,7 @@ class Sampler:
     rule: ScheduleRule = ScheduleRule()
     """What its published scheduler does with a model's own schedule."""
     adaptive: bool = False
-    """Whether it looks at x: its function then takes `to_host` too, and nobody knows the levels beforehand."""
+    """Whether it chooses its steps by looking at x: its function then takes `to_host` too."""
 
     def described(self) -> dict[str, str | int | bool]:
         """What is known of it, for a table."""
@@ -152,11 +151,11 @@ _ALL = (
     ),
     Sampler(
         name="dpm_fast", title="DPM fast", order=3, evaluations="1 on average", source=_LU,
-        function=samplers_adaptive.dpm_fast, flow=False,
+        function=adaptive.dpm_fast, flow=False,
     ),
     Sampler(
         name="dpm_adaptive", title="DPM adaptive", order=3, evaluations="3, its own steps", source=_LU,
-        function=samplers_adaptive.dpm_adaptive, flow=False, adaptive=True,
+        function=adaptive.dpm_adaptive, flow=False, adaptive=True,
     ),
     Sampler(
         name="unipc", title="UniPC", order=3, evaluations="1", source="Zhao et al. 2023",

@@ -1,9 +1,9 @@
-"""What samplers and the denoise loop agree on: a grid of noise levels, and the functions that a sampler is given.
+"""What samplers and the denoise loop agree on: a schedule of noise levels, and the functions that a sampler is given.
 
-One state serves every model: x = alpha image + sigma noise, with alpha = 1 for diffusion models (T. Karras et al.,
+One state serves every model: x = alpha denoised + sigma noise, with alpha = 1 for diffusion models (T. Karras et al.,
 "Elucidating the Design Space of Diffusion-Based Generative Models", 2022) and alpha = 1 - sigma for flow models. In
-both dx/dsigma = (x - image) / sigma, so an ODE solver is the same function for both; a solver in half the logarithm
-of the signal-to-noise ratio takes `alpha` from the grid.
+both dx/dsigma = (x - denoised) / sigma, so an ODE solver is the same function for both; a solver in half the logarithm
+of the signal-to-noise ratio takes `alpha` from the schedule.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Denoiser(Protocol):
     """The model with its guidance."""
 
     def __call__(self, x: Array, sigma: float) -> Array:
-        """The image that the model sees in `x` at noise level `sigma`, guidance applied."""
+        """`denoised`: the prediction, from `x` at noise level `sigma`, of x without its noise, guidance applied."""
         ...
 
     def both(self, x: Array, sigma: float) -> tuple[Array, Array]:

@@ -1,0 +1,1 @@
+"""The built-in model: what it draws, in which words, and the rules that judge its pictures."""

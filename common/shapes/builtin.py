@@ -43,19 +43,19 @@ def absent() -> ModelError:
     )
 
 
-# What it says
+# Messages
 
 
 def real_model() -> str:
     """The command that fetches the default model, and what that takes."""
     from qwenimg.common.base.amounts import size_text
 
-    recipe = catalog.RECIPES[catalog.DEFAULT]
-    return f"qwenimg pull {recipe.name} ({size_text(recipe.bytes)})"
+    known = catalog.KNOWN[catalog.DEFAULT]
+    return f"qwenimg pull {known.name} ({size_text(known.bytes)})"
 
 
 def notice(parameters: int) -> str:
-    """One line for whoever did not ask for it by name."""
+    """The line that is shown where it was not asked for by name."""
     about = f"{parameters / 1e6:.1f} M parameters, draws coloured shapes only"
     return f'built-in demo model "shapes" ({about}); real model: {real_model()}'
 

@@ -115,7 +115,7 @@ def _related(a: Seen, relation: str, b: Seen) -> bool:
     return before and abs(axis) > max(abs(other), APART)
 
 
-# Seeing
+# Objects of a picture
 
 
 def look(pixels: Pixels) -> tuple[str, list[Seen]]:

@@ -48,7 +48,7 @@ LEAST: dict[str, float | None] = {
     "background": 0.9,
     "count": 0.8,
     "relation": 0.8,
-    "held-out-relation": None,  # told, and not asked for
+    "held-out-relation": None,  # reported, without a threshold
 }
 """By group, the least share that must be right."""
 
@@ -130,8 +130,8 @@ def scores(answers: Sequence[Answer]) -> list[Score]:
 
 def line(score: Score) -> str:
     """`trained             11 of 12   at least 11   passed`"""
-    told = f"at least {score.least:<3}  {'passed' if score.passed else 'FAILED'}" if score.least else "no threshold"
-    return f"{score.group:18} {score.right:3} of {score.n:<3}  {told}"
+    verdict = f"at least {score.least:<3}  {'passed' if score.passed else 'FAILED'}" if score.least else "no threshold"
+    return f"{score.group:18} {score.right:3} of {score.n:<3}  {verdict}"
 
 
 # The sheet
@@ -150,7 +150,7 @@ class Tile:
 
 
 def tile(answer: Answer) -> Tile:
-    """The answer's picture over its prompt, which is told in English, since Pillow's own font has no Chinese."""
+    """The answer's picture over its prompt, which is written in English, since Pillow's own font has no Chinese."""
     prompt = answer.asked.prompt
     shown = prompt if prompt.isascii() else f"{english(answer.asked.wanted)} ({answer.asked.group})"
     verdict = "wrong: " + ", ".join(answer.wrong) if answer.wrong else "right"

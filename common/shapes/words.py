@@ -67,8 +67,8 @@ RELATION_WORDS = {
 }
 BACKGROUND_WORDS = (("background", "backdrop"), ("背景", "背景上面"))
 SAME_AS = {"星": "星星"}
-"""Words that people write and `describe` does not: each is read as the other one, and so is its token, since its
-embedding is written as the other's (`same_tokens`). Within a table above it would change the data."""
+"""Words that occur in prompts and that `describe` does not write: each is read as the other one, and so is its token,
+since its embedding is written as the other's (`same_tokens`). Within a table above it would change the data."""
 FILLERS = (
     "a an the of in on at with to is are that there it picture image drawing photo draw paint show me please side",
     "个 颗 只 枚 块 的 在 有 是 位于 上 里 中 画 请 给我 帮我 一张 一幅 图 图片 图画 画面",
@@ -247,15 +247,15 @@ def parse(prompt: str) -> Parsed:
 def _arranged(parsed: Parsed, places: list[tuple[str, int]], relations: list[str]) -> Parsed:
     """`parsed` with its position or relation, from the words for places and relations in their order."""
     sides = {side: relation for relation, side in RELATIONS.items()}
-    told = [relation for relation in relations if relation in RELATIONS]
+    known = [relation for relation in relations if relation in RELATIONS]
     if len(parsed.things) == 1:
-        named = [place for place, _ in places] + [RELATIONS[relation] for relation in told]
+        named = [place for place, _ in places] + [RELATIONS[relation] for relation in known]
         return replace(parsed, position=named[0] if named else None)
     if len(parsed.things) != 2:
         return parsed
     first, second = parsed.things
-    if told:
-        return replace(parsed, relation=told[0])
+    if known:
+        return replace(parsed, relation=known[0])
     if len(places) == 2 and OPPOSITE.get(places[0][0]) == places[1][0]:  # A on the left, B on the right
         return replace(parsed, relation=sides[places[0][0]])
     if len(places) == 1 and places[0][0] in sides and not relations:
@@ -287,7 +287,7 @@ def plain(scene: Scene) -> str:
 
 
 def only_color(scene: Scene, rng: np.random.Generator, language: Language) -> str:
-    """The colour of the first object, and nothing else: what people write as a negative prompt."""
+    """The colour of the first object, and nothing else: the usual negative prompt."""
     return _word(rng, COLOR_WORDS[scene.objects[0].color], language) + ("色" if language == "zh" else "")
 
 

@@ -101,7 +101,7 @@ class TrainConfig:
 
 
 class Train(Protocol):
-    """A backend's trainer: runs one stage to its end and tells of it in lines."""
+    """A backend's trainer: runs one stage to its end and reports in lines."""
 
     def __call__(self, config: TrainConfig, tell: Callable[[str], None]) -> None: ...
 

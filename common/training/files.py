@@ -84,7 +84,7 @@ def _outputs(config: TrainConfig) -> Iterator[Path]:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is something under this name that is no folder. False where nobody may look."""
+    """Whether something that is not a folder has this name. False where looking is not permitted."""
     return os.path.exists(path) and not os.path.isdir(path)  # noqa: PTH110, PTH112 (Path's raise without permission)
 
 
@@ -126,7 +126,7 @@ def resumed(out: Path, stages: Sequence[Stage]) -> list[Stage]:
 
 
 def add_line(path: Path, text: str) -> None:
-    """Appends to a regular file; what cannot be written is left out, since it is told on the terminal too."""
+    """Appends to a regular file; what cannot be written is left out, since it is printed on the terminal too."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     with contextlib.suppress(OSError), open(os.open(path, flags, 0o666), "ab", buffering=0) as file:  # noqa: PTH123
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):

@@ -7,12 +7,14 @@ A folder in diffusers or transformers layout holds `<stem>.safetensors`, or shar
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from qwenimg.common.base.safe_files import bad, open_regular
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import short
+from qwenimg.common.weights.safetensors import Header
 
 STEMS = ("diffusion_pytorch_model", "model")
 _STEM = rf"(?:{'|'.join(STEMS)})"
@@ -93,6 +95,30 @@ def _read_weight_map(path: Path) -> dict[str, str]:
         if not isinstance(shard, str):
             raise bad(path, f"gives tensor '{short(key, 80)}' the shard {short(shard, 40)}, which is not a name")
     return weight_map
+
+
+def check_index(found: Found, headers: list[Header]) -> None:
+    """Every key of the index is in exactly the shard it names, and no shard holds another."""
+    if found.index is None:
+        return
+    weight_map = found.weight_map
+    held = {header.file.path.name: header.tensors for header in headers}
+    stale = [key for key, shard in weight_map.items() if key not in held[shard]]
+    if stale:
+        where = short(weight_map[stale[0]], 60)
+        raise bad(found.index, f"places tensor {first(stale)} in {where}, which does not hold it: download both again")
+    for shard, tensors in held.items():
+        stray = [key for key in tensors if weight_map.get(key) != shard]
+        if stray:
+            other = weight_map.get(stray[0])
+            says = "is not in the index" if other is None else f"is also in {short(other, 60)}"
+            raise bad(found.index.with_name(shard), f"tensor {first(stray)} {says}: download shards and index")
+
+
+def first(names: Iterable[str]) -> str:
+    """The first of `names` in quotes, and how many more there are."""
+    one, *others = names
+    return f"'{short(one, 80)}'" + (f" (and {len(others)} more)" if others else "")
 
 
 def _check_inside(shard: Path) -> None:

@@ -2,7 +2,7 @@
 
 Of each file the hash sees its size, the start of its header (64 KiB) and 32 pieces of 4 KiB spread evenly over the
 whole. Two trainings of one model differ in it, since training moves every weight; two files that differ in a few
-tensors alone can have the same one. It tells files apart for their owner and proves nothing to anybody else.
+tensors alone can have the same one. It tells files apart and proves nothing: it is no protection against a forged file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What is computed in which dtype: a dtype per component and the named places that stay float32.
 
-The policy is data. The loaders ask `weight_dtype` for every tensor, so a linear layer computes in the dtype that its
+The policy is data. A load plan asks `weight_dtype` of every parameter, so a linear layer computes in the dtype that its
 weight was loaded in; the models ask `residual_dtype` for their streams. Dtypes are named as torch and MLX name them.
 
 Why the three switchable places exist (measured against float64 on two full-width blocks with bfloat16 weights,
@@ -22,10 +22,13 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
+from qwenimg.common.weights.residency import ALWAYS, ONCE, Residency
+from qwenimg.common.weights.storage import BYTES
 
 COMPONENTS = ("text", "transformer", "vae")
 DENOISERS = ("transformer", "unet")
-BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+_ROLES = {"unet": "transformer", "text_encoder": "text", "text_encoder_2": "text"}  # of a folder
 
 PLACES: Mapping[str, str] = {
     "final_norm": "norm_out, its modulation and proj_out; the prediction stays float32 for the sampler (switchable)",
@@ -43,7 +46,7 @@ SD_PLACES: Mapping[str, str] = {
     "final_norm": "conv_norm_out and conv_out; the prediction stays float32 for the sampler (switchable)",
     "modulation": "the embeddings of time, sizes and pooled text, and each residual block's projection of them",
     "residual": "the residual streams of UNet and text encoders, and the convolutions that start or carry the UNet's: "
-    "conv_in and the 1x1 conv_shortcut; what is kept for the way up",
+    "conv_in and the 1x1 conv_shortcut; what is kept for the up blocks",
     "timestep": "the timestep and its sinusoid",
     "softmax": "attention scores and their softmax",
     "group_norm": "the statistics of group and layer norms",
@@ -54,9 +57,7 @@ SD_PLACES: Mapping[str, str] = {
 # The keys of both families' denoisers: none of one is like one of the other.
 _FINAL_NORM = re.compile(r"(norm_out|proj_out|conv_norm_out|conv_out)\.")
 _STREAM_START = re.compile(r"(img_in|txt_in|conv_in)\.|.*\.conv_shortcut\.")
-_MODULATION = re.compile(
-    r"time_text_embed\.|transformer_blocks\.\d+\.(img|txt)_mod\.|(time|add)_embedding\.|.*\.time_emb_proj\."
-)
+_UNET_MODULATION = re.compile(r"(time|add)_embedding\.|.*\.time_emb_proj\.")  # made in every step
 _ALIASES = {
     "f32": "fp32", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "f16": "fp16",
 }  # fmt: skip
@@ -118,7 +119,7 @@ class Precision:
 
     def compute_dtype(self, component: str) -> str:
         """The dtype of a component's weights and matrix products, but for the FP32 places."""
-        name = "transformer" if component == "unet" else component
+        name = _ROLES.get(component, component)
         assert name in COMPONENTS, component
         dtype: str = getattr(self, name)
         return dtype
@@ -127,13 +128,11 @@ class Precision:
         dtype = self.compute_dtype(component)
         return at_least_float32(dtype) if self.residual else dtype
 
-    def weight_dtype(self, component: str, key: str) -> str:
+    def weight_dtype(self, component: str, key: str, residency: Residency = ALWAYS) -> str:
         """The dtype that the tensor `key` of `component` is loaded in, hence that its layer computes in."""
         dtype = self.compute_dtype(component)
-        if component not in DENOISERS:
-            return dtype
-        places = ((self.final_norm, _FINAL_NORM), (self.residual, _STREAM_START), (self.modulation, _MODULATION))
-        return at_least_float32(dtype) if any(on and keys.match(key) for on, keys in places) else dtype
+        place = _place(key, residency) if component in DENOISERS else None
+        return at_least_float32(dtype) if place and getattr(self, place) else dtype
 
     def time_dtype(self) -> Literal["float32", "bfloat16", "float16"]:
         """What a timestep is rounded to before its sinusoid is made in float64."""
@@ -154,14 +153,24 @@ class Precision:
         return {place: switched.get(place, at_least_float32(low)) for place in self.kind.places}
 
     def summary(self) -> str:
-        """One line for people: `bf16 (text bf16, transformer bf16, vae fp32; final_norm fp32 ...)`."""
+        """One line for messages: `bf16 (text bf16, transformer bf16, vae fp32; final_norm fp32 ...)`."""
         short = {long: name for name, long in _DTYPES.items()} | {"float64": "fp64"}
-        parts = ", ".join(f"{c} {short[self.compute_dtype(c)]}" for c in ("text", self.kind.denoiser, "vae"))
+        shown = {"text": "text", "transformer": self.kind.denoiser, "vae": "vae"}
+        parts = ", ".join(f"{name} {short[self.compute_dtype(part)]}" for part, name in shown.items())
         kept = [p for p in ("final_norm", "modulation", "residual") if getattr(self, p)]
         low = self.compute_dtype("transformer") in ("bfloat16", "float16")
         fp32 = f"; fp32: {' '.join(kept)}" if low and kept else ""
         rounded = "; timestep rounded" if self.timestep == "rounded" else ""
         return f"{self.name} ({parts}{fp32}{rounded})"
+
+
+def _place(key: str, residency: Residency) -> str | None:
+    """The switchable place that a denoiser's parameter belongs to."""
+    if _FINAL_NORM.match(key):
+        return "final_norm"
+    if _STREAM_START.match(key):
+        return "residual"
+    return "modulation" if residency is ONCE or _UNET_MODULATION.match(key) else None
 
 
 def at_least_float32(dtype: str) -> str:
@@ -192,12 +201,16 @@ def parse(text: str, *, on_gpu: bool, kind: Kind = MMDIT) -> Precision:
         raise UsageError(f"--precision {base}: {kind.refused[base]}")
     if base not in kind.bases:
         known = ", ".join(kind.bases)
-        raise UsageError(f"--precision {text!r}: {base!r} is not one of auto, {known}; syntax: {kind.syntax}")
+        raise UsageError(
+            f"--precision {clean(text, 40)!r}: {clean(base, 40)!r} is not one of auto, {known}; syntax: {kind.syntax}"
+        )
     precision = bases(kind)[base]
     for override in overrides:
         changed = _override(precision, override)
         if changed is None:
-            raise UsageError(f"--precision {text!r}: cannot read {override!r}; syntax: {kind.syntax}")
+            raise UsageError(
+                f"--precision {clean(text, 40)!r}: cannot read {clean(override, 40)!r}; syntax: {kind.syntax}"
+            )
         precision = changed
     return replace(precision, name=",".join([base, *overrides]))
 

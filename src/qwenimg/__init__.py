@@ -26,8 +26,12 @@ if TYPE_CHECKING:
         UnknownOption,
         UsageError,
     )
+    from qwenimg.common.families.registry import Opened
     from qwenimg.common.pipeline.pipeline import Pipeline
     from qwenimg.common.pipeline.result import Result, Step
+    from qwenimg.common.runtime.checkpoint import Checkpoint
+    from qwenimg.common.runtime.engine import Engine
+    from qwenimg.common.weights.precision import Kind, Precision
 
 __all__ = [
     "BackendMissing",
@@ -78,9 +82,9 @@ def load(
 ) -> Pipeline:
     """Opens a model on a backend; weights are read when they are first needed.
 
-    model: a folder in diffusers layout, a recipe name, or a hub id that is in the local cache; None is qwen-image if
-    it was pulled, else the built-in model, of which notify is told. backend: auto, mlx, cuda or cpu. precision: see
-    `qwenimg.common.weights.precision.SYNTAX`. notify(kind, text) is told of stages, warnings and notices.
+    model: a folder in diffusers layout, a known name, or a hub id that is in the local cache; None is qwen-image if
+    it was pulled, else the built-in model, with a notice. backend: auto, mlx, cuda or cpu. precision: see
+    `syntax` in `qwenimg.common.weights.precision`. notify(kind, text) gets stages, warnings and notices.
     For Stable Diffusion: refiner, an SDXL refiner that ends each picture; vae, a folder or file that replaces the
     model's; tokenizer, the folder of CLIP's where the model is one file and none is found; prediction, "eps" or "v"
     where a file does not say.
@@ -89,53 +93,67 @@ def load(
     from contextlib import ExitStack
     from pathlib import Path
 
-    from qwenimg import backends
+    from qwenimg.common.base import arguments
     from qwenimg.common.families import catalog, registry
     from qwenimg.common.families.family import Choices
-    from qwenimg.common.hub.origin import origin, with_refiner
+    from qwenimg.common.hub.origin import origin
     from qwenimg.common.hub.resolve import resolve
+    from qwenimg.common.pipeline.pipeline import Pipeline
+    from qwenimg.common.runtime.runtime import Runtime
     from qwenimg.common.shapes import builtin
-    from qwenimg.common.weights import precision as policies
 
+    arguments.check_paths(model=model, refiner=refiner, vae=vae, tokenizer=tokenizer)
+    arguments.check_texts(backend=backend, precision=precision)
     resolved = resolve(None if model is None else str(model), offline=offline)
-    paths = {
-        name: None if path is None else Path(path).expanduser()
-        for name, path in (("vae", vae), ("tokenizer", tokenizer))
-    }
-    choices = Choices(prediction=prediction, **paths)
+    own_vae, own_tokenizer = (None if path is None else Path(path).expanduser() for path in (vae, tokenizer))
+    choices = Choices(prediction=prediction, vae=own_vae, tokenizer=own_tokenizer)
     with ExitStack() as stack:
         opened = registry.open_model(resolved.folder, choices)
         stack.callback(opened.checkpoint.close)
+        opened.checkpoint.read_tokenizers()
         entries, refining = origin(resolved, opened, choices), None
         if refiner is not None:
-            second = resolve(str(refiner), offline=offline)
-            refining = registry.open_refiner(opened, second.folder)
+            refining, entries = _refiner(opened, str(refiner), entries, offline=offline)
             stack.callback(refining.close)
-            entries = with_refiner(entries, second, opened, refining)
-            refining.read_tokenizers()
-        opened.checkpoint.read_tokenizers()
-        kind = opened.family.precision
-        policies.parse(precision, on_gpu=False, kind=kind)
-        engine = backends.load(backend)
-        policy = policies.parse(precision, on_gpu=engine.on_gpu, kind=kind)
-        error = engine.check_fp32()
-        _check_fp32(error, policy.name, engine.device)
-
-        from qwenimg.common.pipeline.pipeline import Pipeline
-        from qwenimg.common.runtime.runtime import Runtime
-
-        if model is None and resolved.recipe is catalog.BUILT_IN and notify is not None:
+        engine, policy, error = _engine(backend, precision, opened.family.precision)
+        if model is None and resolved.known is catalog.BUILT_IN and notify is not None:
             notify("notice", builtin.notice(opened.checkpoint.parameters))
         pipeline = Pipeline(
             opened.family.model(Runtime(engine, policy, notify or _ignore), opened.checkpoint, refining),
             name=resolved.name,
             family=opened.family.name,
-            defaults=opened.defaults(resolved.recipe),
+            defaults=opened.defaults(resolved.known),
             tf32=error > MAX_FP32_ERROR,
             options=entries,
         )
         stack.pop_all()  # from here on the pipeline closes them
         return pipeline
+
+
+def _refiner(
+    opened: Opened, model: str, entries: dict[str, Any], *, offline: bool
+) -> tuple[Checkpoint, dict[str, Any]]:
+    """The refiner for `opened`, and the entries of the recipe with it."""
+    from qwenimg.common.families import registry
+    from qwenimg.common.hub.origin import with_refiner
+    from qwenimg.common.hub.resolve import resolve
+
+    second = resolve(model, offline=offline)
+    refiner = registry.open_refiner(opened, second.folder)
+    return refiner, with_refiner(entries, second, opened, refiner)
+
+
+def _engine(backend: str, precision: str, kind: Kind) -> tuple[Engine, Precision, float]:
+    """The backend, the policy of this name for this kind of denoiser, and the error of a float32 product there."""
+    from qwenimg import backends
+    from qwenimg.common.weights import precision as policies
+
+    policies.parse(precision, on_gpu=False, kind=kind)  # before a framework is imported
+    engine = backends.load(backend)
+    policy = policies.parse(precision, on_gpu=engine.on_gpu, kind=kind)
+    error = engine.check_fp32()
+    _check_fp32(error, policy.name, engine.device)
+    return engine, policy, error
 
 
 def _ignore(kind: str, text: str) -> None:

@@ -126,7 +126,7 @@ class Component:
         self.config = config
         stream = ops.DTYPES[precision.residual_dtype("text")]
         self.model = load.empty(lambda: CLIPTextEncoder(config, stream))
-        load.fill(self.model, plan, lambda name: precision.weight_dtype("text", name))
+        load.fill(self.model, plan)
 
     @ops.computes
     def encode(self, ids: Sequence[Sequence[int]], skipped: int, normed: bool) -> tuple[Array, Array]:

@@ -12,7 +12,7 @@ from mlx.core import array as Array
 from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.networks.vae import VAE
 from qwenimg.backends.mlx.ops import images
-from qwenimg.common.networks.kl_vae import NORM_EPS, OVERLAP, KLVAEConfig, decoder_only
+from qwenimg.common.networks.kl_vae import NORM_EPS, OVERLAP, KLVAEConfig
 from qwenimg.common.numbers.tiles import Fade, fades
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import Precision
@@ -90,7 +90,7 @@ class DownBlock(mlx.nn.Module):
 
     def __call__(self, x: Array) -> Array:
         for layer in [*self.resnets, *self.downsamplers]:
-            x = ops.settle(layer(x))
+            x = ops.eval(layer(x))
         return x
 
 
@@ -104,7 +104,7 @@ class UpBlock(mlx.nn.Module):
 
     def __call__(self, x: Array) -> Array:
         for layer in [*self.resnets, *self.upsamplers]:
-            x = ops.settle(layer(x))
+            x = ops.eval(layer(x))
         return x
 
 
@@ -144,11 +144,11 @@ class Decoder(mlx.nn.Module):
         """Everything behind the mid block: [B h w C] -> [B 8h 8w 3]."""
         for block in self.up_blocks:
             x = block(x)
-        return ops.settle(self.conv_out(ops.silu(self.conv_norm_out(x))))
+        return ops.eval(self.conv_out(ops.silu(self.conv_norm_out(x))))
 
     def __call__(self, z: Array, height: int, width: int, tile: int) -> Array:
         """Latents [B h w z] -> pixels [B 8h 8w 3]; the up blocks in tiles of at most `tile` latents a side."""
-        x = ops.settle(self.mid_block(self.conv_in(images.laid_out(z, self.conv_in.dtype))))
+        x = ops.eval(self.mid_block(self.conv_in(images.laid_out(z, self.conv_in.dtype))))
         if height <= tile and width <= tile:
             return self.up(x)
         pixels = images.blank(x, self.channels, height * self.scale, width * self.scale)
@@ -156,7 +156,7 @@ class Decoder(mlx.nn.Module):
         for row in fades(height, tile, OVERLAP, self.scale):
             for column in across:
                 top, left = row.read_start * self.scale, column.read_start * self.scale
-                pixels = ops.settle(images.add_at(pixels, self.tile(x, row, column), top, left))
+                pixels = ops.eval(images.add_at(pixels, self.tile(x, row, column), top, left))
         return pixels
 
     def tile(self, x: Array, row: Fade, column: Fade) -> Array:
@@ -193,4 +193,4 @@ class KLVAE(mlx.nn.Module):
 
 class Component(VAE):
     def __init__(self, config: KLVAEConfig, plan: LoadPlan, precision: Precision):
-        super().__init__(lambda: KLVAE(config), decoder_only, plan, precision)
+        super().__init__(lambda: KLVAE(config), plan, precision)

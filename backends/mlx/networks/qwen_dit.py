@@ -18,10 +18,11 @@ from mlx.core import array as Array
 
 from qwenimg.backends.mlx import load, ops
 from qwenimg.common.networks import qwen_conditioning
-from qwenimg.common.networks.qwen_dit import MLP_RATIO, NORM_EPS, TIME_CHANNELS, QwenDiTConfig, timestep_only
+from qwenimg.common.networks.qwen_dit import MLP_RATIO, NORM_EPS, TIME_CHANNELS, QwenDiTConfig
 from qwenimg.common.runtime.engine import NumpyArray
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import Precision
+from qwenimg.common.weights.residency import ALWAYS, ONCE
 
 Pair = tuple[Array, Array]
 Rope = tuple[Pair, Pair]
@@ -198,7 +199,7 @@ class QwenImageTransformer(mlx.nn.Module):
         img = ops.stream(self.img_in(latents), self.stream)
         for block, mods in zip(self.transformer_blocks, block_mods, strict=True):
             img, txt = block(img, txt, mods, rope, index, mask)
-            ops.submit(img)
+            ops.async_eval(img)
         return self.proj_out(self.norm_out(img, final_mod, self.proj_out.dtype))
 
 
@@ -228,11 +229,10 @@ class Modulation:
 class Component:
     def __init__(self, config: QwenDiTConfig, plan: LoadPlan, precision: Precision):
         self.config, self.plan = config, plan
-        self.dtype_of: Callable[[str], str] = lambda name: precision.weight_dtype("transformer", name)
         stream = ops.DTYPES[precision.residual_dtype("transformer")]
         self.table_dtype = ops.DTYPES[precision.compute_dtype("transformer")]
         self.model = load.empty(lambda: QwenImageTransformer(config, stream))
-        load.fill(self.model, plan.only(lambda name: not timestep_only(name)), self.dtype_of)
+        load.fill(self.model, plan.when(ALWAYS))
 
     @ops.computes
     def modulate(self, features: NumpyArray, addition: int = 0) -> Modulation:
@@ -273,8 +273,8 @@ class Component:
 
     def _briefly(self, prefix: str, use: Callable[[], T]) -> T:
         """Calls `use` while the timestep-only weights under `prefix` are loaded."""
-        plan = self.plan.only(lambda name: name.startswith(prefix) and timestep_only(name))
-        load.fill(self.model, plan, self.dtype_of)
-        result = ops.settle(use())
+        plan = self.plan.when(ONCE).only(lambda name: name.startswith(prefix))
+        load.fill(self.model, plan)
+        result = ops.eval(use())
         load.drop(self.model, plan.entries)
         return result

@@ -12,7 +12,7 @@ from mlx.core import array as Array
 from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.networks.vae import VAE
 from qwenimg.backends.mlx.ops import images
-from qwenimg.common.networks.qwen_vae import QwenVAEConfig, decoder_only, halo
+from qwenimg.common.networks.qwen_vae import QwenVAEConfig, halo
 from qwenimg.common.numbers.tiles import tiles
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import Precision
@@ -84,7 +84,7 @@ class UpBlock(mlx.nn.Module):
 
     def __call__(self, x: Array) -> Array:
         for layer in [*self.resnets, *self.upsamplers]:
-            x = ops.settle(layer(x))
+            x = ops.eval(layer(x))
         return x
 
 
@@ -105,7 +105,7 @@ class Encoder(mlx.nn.Module):
         """Pixels [B 8h 8w 3] -> [B h w 2z]."""
         x = self.conv_in(x)
         for layer in self.down_blocks:
-            x = ops.settle(layer(x))
+            x = ops.eval(layer(x))
         return self.conv_out(ops.silu(self.norm_out(self.mid_block(x))))
 
 
@@ -124,11 +124,11 @@ class Decoder(mlx.nn.Module):
         """Everything behind the mid block, which sees `halo` latents far: [B h w C] -> [B 8h 8w 3]."""
         for block in self.up_blocks:
             x = block(x)
-        return ops.settle(self.conv_out(ops.silu(self.norm_out(x))))
+        return ops.eval(self.conv_out(ops.silu(self.norm_out(x))))
 
     def __call__(self, z: Array, height: int, width: int, tile: int) -> Array:
         """Latents [B h w z] -> pixels [B 8h 8w 3]; the up blocks in tiles of at most `tile` latents a side."""
-        x = ops.settle(self.mid_block(self.conv_in(z)))
+        x = ops.eval(self.mid_block(self.conv_in(z)))
         across = tiles(width, tile, self.halo)
         return images.join([[self.tile(x, row, column) for column in across] for row in tiles(height, tile, self.halo)])
 
@@ -163,4 +163,4 @@ class QwenImageVAE(mlx.nn.Module):
 
 class Component(VAE):
     def __init__(self, config: QwenVAEConfig, plan: LoadPlan, precision: Precision):
-        super().__init__(lambda: QwenImageVAE(config), decoder_only, plan, precision)
+        super().__init__(lambda: QwenImageVAE(config), plan, precision)

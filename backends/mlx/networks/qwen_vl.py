@@ -97,7 +97,7 @@ class Component:
         self.config = config
         stream = ops.DTYPES[precision.residual_dtype("text")]
         self.model = load.empty(lambda: QwenTextEncoder(config, stream))
-        load.fill(self.model, plan, lambda name: precision.weight_dtype("text", name))
+        load.fill(self.model, plan)
         self.table_dtype = ops.DTYPES[precision.compute_dtype("text")]
 
     @ops.computes
@@ -105,4 +105,4 @@ class Component:
         """Token ids of one prompt -> [1 S C], evaluated."""
         table = text_rope(len(ids), self.config.head_dim, self.config.rope_theta)
         cos, sin = (ops.table(part, self.table_dtype) for part in table)
-        return ops.settle(self.model(ops.placed([list(ids)]), (cos, sin)))
+        return ops.eval(self.model(ops.placed([list(ids)]), (cos, sin)))

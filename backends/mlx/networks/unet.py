@@ -150,7 +150,7 @@ class SpatialTransformer(mlx.nn.Module):
         return ops.add(x, images.image(self.proj_out(tokens), x))
 
 
-class Sampler(mlx.nn.Module):
+class Resample(mlx.nn.Module):
     def __init__(self, width: int, stride: int):
         super().__init__()
         self.conv = ops.Conv2d(width, width, 3, stride, padding=1)
@@ -165,18 +165,18 @@ class DownBlock(mlx.nn.Module):
         self.resnets = [ResidualBlock(i, o, config) for i, o in level.resnets]
         attentions = [SpatialTransformer(level, config) for _ in level.resnets] if level.depth else []
         self.attentions = attentions
-        self.downsamplers = [Sampler(level.width, 2)] if level.resampled else []
+        self.downsamplers = [Resample(level.width, 2)] if level.resampled else []
 
     def context(self, text: Array) -> Context:
         return contexts(self.attentions, text)
 
     def __call__(self, x: Array, temb: Array, context: Context) -> list[Array]:
-        """[B h w in] -> what is kept of it for the way up; the last is the block's result."""
+        """[B h w in] -> what is kept of it for the up blocks; the last is the block's result."""
         kept = []
         for i, resnet in enumerate(self.resnets):
             x = resnet(x, temb)
             x = self.attentions[i](x, context[i]) if context else x
-            kept.append(ops.submit(x))
+            kept.append(ops.async_eval(x))
         return kept + [ops.stream(sampler(x), x.dtype) for sampler in self.downsamplers]
 
 
@@ -199,7 +199,7 @@ class UpBlock(mlx.nn.Module):
         self.resnets = [ResidualBlock(i, o, config) for i, o in level.resnets]
         attentions = [SpatialTransformer(level, config) for _ in level.resnets] if level.depth else []
         self.attentions = attentions
-        self.upsamplers = [Sampler(level.width, 1)] if level.resampled else []
+        self.upsamplers = [Resample(level.width, 1)] if level.resampled else []
 
     def context(self, text: Array) -> Context:
         return contexts(self.attentions, text)
@@ -209,7 +209,7 @@ class UpBlock(mlx.nn.Module):
         last."""
         for i, resnet in enumerate(self.resnets):
             x = resnet(images.beside(x, kept.pop()), temb)
-            x = ops.submit(self.attentions[i](x, context[i]) if context else x)
+            x = ops.async_eval(self.attentions[i](x, context[i]) if context else x)
         for sampler in self.upsamplers:
             x = ops.stream(sampler(images.upsample_like(x, kept[-1])), x.dtype)
         return x
@@ -270,7 +270,7 @@ class Component:
         stream = ops.DTYPES[precision.residual_dtype("transformer")]
         self.dtype = ops.DTYPES[precision.compute_dtype("transformer")]
         self.model = load.empty(lambda: UNet(config, stream))
-        load.fill(self.model, plan, lambda name: precision.weight_dtype("transformer", name))
+        load.fill(self.model, plan)
 
     @ops.computes
     def condition(self, texts: NumpyArray, addition: NumpyArray | None) -> Condition:

@@ -1,5 +1,5 @@
 # Translated from the file of this name in backends/torch by `make twins`: edit that one.
-"""What the VAEs have in common as components: two halves, each loaded when it is first used."""
+"""What the VAEs have in common as components: the half that is loaded, encoder or decoder, is the one to use."""
 
 from __future__ import annotations
 
@@ -18,33 +18,18 @@ WIDE = 2**20  # a tile side that no image reaches
 
 
 class VAE:
-    def __init__(
-        self,
-        build: Callable[[], mlx.nn.Module],
-        decoder_only: Callable[[str], bool],
-        plan: LoadPlan,
-        precision: Precision,
-    ):
-        self.decoder_only, self.plan = decoder_only, plan
-        self.dtype_of: Callable[[str], str] = lambda name: precision.weight_dtype("vae", name)
+    def __init__(self, build: Callable[[], mlx.nn.Module], plan: LoadPlan, precision: Precision):
         self.dtype = ops.DTYPES[precision.compute_dtype("vae")]
         self.model: Any = load.empty(build)
+        load.fill(self.model, plan)
 
     @ops.computes
     def decode(self, latents: NumpyArray, tile: int | None = None) -> NumpyArray:
-        self._need(self.decoder_only)
         height, width = latents.shape[2:]
         z = ops.table(images.from_bchw(latents), self.dtype)
         return images.to_bchw(ops.numpy(self.model.decode(z, height, width, tile or WIDE)))
 
     @ops.computes
     def encode(self, pixels: NumpyArray) -> NumpyArray:
-        self._need(lambda name: not self.decoder_only(name))
         x = ops.table(images.from_bchw(pixels), self.dtype)
         return images.to_bchw(ops.numpy(self.model.encode(x)))
-
-    def _need(self, wanted: Callable[[str], bool]) -> None:
-        """Loads the half of the model that is used, once."""
-        plan = self.plan.only(wanted)
-        if load.missing(self.model, plan.entries):
-            load.fill(self.model, plan, self.dtype_of)

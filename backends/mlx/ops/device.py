@@ -16,7 +16,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def computes(method: Method) -> Method:
-    """Nothing here; torch is told to keep no gradients and how many threads to use."""
+    """Nothing here; torch keeps no gradients and sets its number of threads."""
     return method
 
 
@@ -35,14 +35,14 @@ def numpy(x: Array) -> np.ndarray:
     return np.array(at_least_float32(x))
 
 
-def submit(x: Array) -> Array:
+def async_eval(x: Array) -> Array:
     """Hands what led to x to the device without waiting, so that no graph grows past one block: a very long command
     buffer is killed by Metal's watchdog."""
     mx.async_eval(x)
     return x
 
 
-def settle(x: T) -> T:
+def eval(x: T) -> T:
     """Evaluates x, an array or some in tuples and lists, so that what led to it can be freed."""
     mx.eval(x)
     return x

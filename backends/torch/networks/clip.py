@@ -125,7 +125,7 @@ class Component:
         self.device = device
         stream = ops.DTYPES[precision.residual_dtype("text")]
         self.model = load.empty(lambda: CLIPTextEncoder(config, stream))
-        load.fill(self.model, plan, lambda name: precision.weight_dtype("text", name), device)
+        load.fill(self.model, plan, device)
 
     @ops.computes
     def encode(self, ids: Sequence[Sequence[int]], skipped: int, normed: bool) -> tuple[Tensor, Tensor]:

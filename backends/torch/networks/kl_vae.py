@@ -11,7 +11,7 @@ from torch import Tensor
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.vae import VAE
 from qwenimg.backends.torch.ops import images
-from qwenimg.common.networks.kl_vae import NORM_EPS, OVERLAP, KLVAEConfig, decoder_only
+from qwenimg.common.networks.kl_vae import NORM_EPS, OVERLAP, KLVAEConfig
 from qwenimg.common.numbers.tiles import Fade, fades
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import Precision
@@ -89,7 +89,7 @@ class DownBlock(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in [*self.resnets, *self.downsamplers]:
-            x = ops.settle(layer(x))
+            x = ops.eval(layer(x))
         return x
 
 
@@ -103,7 +103,7 @@ class UpBlock(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in [*self.resnets, *self.upsamplers]:
-            x = ops.settle(layer(x))
+            x = ops.eval(layer(x))
         return x
 
 
@@ -143,11 +143,11 @@ class Decoder(torch.nn.Module):
         """Everything behind the mid block: [B C h w] -> [B 3 8h 8w]."""
         for block in self.up_blocks:
             x = block(x)
-        return ops.settle(self.conv_out(ops.silu(self.conv_norm_out(x))))
+        return ops.eval(self.conv_out(ops.silu(self.conv_norm_out(x))))
 
     def forward(self, z: Tensor, height: int, width: int, tile: int) -> Tensor:
         """Latents [B z h w] -> pixels [B 3 8h 8w]; the up blocks in tiles of at most `tile` latents a side."""
-        x = ops.settle(self.mid_block(self.conv_in(images.laid_out(z, self.conv_in.dtype))))
+        x = ops.eval(self.mid_block(self.conv_in(images.laid_out(z, self.conv_in.dtype))))
         if height <= tile and width <= tile:
             return self.up(x)
         pixels = images.blank(x, self.channels, height * self.scale, width * self.scale)
@@ -155,7 +155,7 @@ class Decoder(torch.nn.Module):
         for row in fades(height, tile, OVERLAP, self.scale):
             for column in across:
                 top, left = row.read_start * self.scale, column.read_start * self.scale
-                pixels = ops.settle(images.add_at(pixels, self.tile(x, row, column), top, left))
+                pixels = ops.eval(images.add_at(pixels, self.tile(x, row, column), top, left))
         return pixels
 
     def tile(self, x: Tensor, row: Fade, column: Fade) -> Tensor:
@@ -192,4 +192,4 @@ class KLVAE(torch.nn.Module):
 
 class Component(VAE):
     def __init__(self, config: KLVAEConfig, plan: LoadPlan, precision: Precision, device: torch.device):
-        super().__init__(lambda: KLVAE(config), decoder_only, plan, precision, device)
+        super().__init__(lambda: KLVAE(config), plan, precision, device)

@@ -11,7 +11,7 @@ from torch import Tensor
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.vae import VAE
 from qwenimg.backends.torch.ops import images
-from qwenimg.common.networks.qwen_vae import QwenVAEConfig, decoder_only, halo
+from qwenimg.common.networks.qwen_vae import QwenVAEConfig, halo
 from qwenimg.common.numbers.tiles import tiles
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import Precision
@@ -83,7 +83,7 @@ class UpBlock(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in [*self.resnets, *self.upsamplers]:
-            x = ops.settle(layer(x))
+            x = ops.eval(layer(x))
         return x
 
 
@@ -104,7 +104,7 @@ class Encoder(torch.nn.Module):
         """Pixels [B 3 8h 8w] -> [B 2z h w]."""
         x = self.conv_in(x)
         for layer in self.down_blocks:
-            x = ops.settle(layer(x))
+            x = ops.eval(layer(x))
         return self.conv_out(ops.silu(self.norm_out(self.mid_block(x))))
 
 
@@ -123,11 +123,11 @@ class Decoder(torch.nn.Module):
         """Everything behind the mid block, which sees `halo` latents far: [B C h w] -> [B 3 8h 8w]."""
         for block in self.up_blocks:
             x = block(x)
-        return ops.settle(self.conv_out(ops.silu(self.norm_out(x))))
+        return ops.eval(self.conv_out(ops.silu(self.norm_out(x))))
 
     def forward(self, z: Tensor, height: int, width: int, tile: int) -> Tensor:
         """Latents [B z h w] -> pixels [B 3 8h 8w]; the up blocks in tiles of at most `tile` latents a side."""
-        x = ops.settle(self.mid_block(self.conv_in(z)))
+        x = ops.eval(self.mid_block(self.conv_in(z)))
         across = tiles(width, tile, self.halo)
         return images.join([[self.tile(x, row, column) for column in across] for row in tiles(height, tile, self.halo)])
 
@@ -162,4 +162,4 @@ class QwenImageVAE(torch.nn.Module):
 
 class Component(VAE):
     def __init__(self, config: QwenVAEConfig, plan: LoadPlan, precision: Precision, device: torch.device):
-        super().__init__(lambda: QwenImageVAE(config), decoder_only, plan, precision, device)
+        super().__init__(lambda: QwenImageVAE(config), plan, precision, device)

@@ -148,7 +148,7 @@ class SpatialTransformer(torch.nn.Module):
         return ops.add(x, images.image(self.proj_out(tokens), x))
 
 
-class Sampler(torch.nn.Module):
+class Resample(torch.nn.Module):
     def __init__(self, width: int, stride: int):
         super().__init__()
         self.conv = ops.Conv2d(width, width, 3, stride, padding=1)
@@ -163,18 +163,18 @@ class DownBlock(torch.nn.Module):
         self.resnets = torch.nn.ModuleList([ResidualBlock(i, o, config) for i, o in level.resnets])
         attentions = [SpatialTransformer(level, config) for _ in level.resnets] if level.depth else []
         self.attentions = torch.nn.ModuleList(attentions)
-        self.downsamplers = torch.nn.ModuleList([Sampler(level.width, 2)] if level.resampled else [])
+        self.downsamplers = torch.nn.ModuleList([Resample(level.width, 2)] if level.resampled else [])
 
     def context(self, text: Tensor) -> Context:
         return contexts(self.attentions, text)
 
     def forward(self, x: Tensor, temb: Tensor, context: Context) -> list[Tensor]:
-        """[B in h w] -> what is kept of it for the way up; the last is the block's result."""
+        """[B in h w] -> what is kept of it for the up blocks; the last is the block's result."""
         kept = []
         for i, resnet in enumerate(self.resnets):
             x = resnet(x, temb)
             x = self.attentions[i](x, context[i]) if context else x
-            kept.append(ops.submit(x))
+            kept.append(ops.async_eval(x))
         return kept + [ops.stream(sampler(x), x.dtype) for sampler in self.downsamplers]
 
 
@@ -197,7 +197,7 @@ class UpBlock(torch.nn.Module):
         self.resnets = torch.nn.ModuleList([ResidualBlock(i, o, config) for i, o in level.resnets])
         attentions = [SpatialTransformer(level, config) for _ in level.resnets] if level.depth else []
         self.attentions = torch.nn.ModuleList(attentions)
-        self.upsamplers = torch.nn.ModuleList([Sampler(level.width, 1)] if level.resampled else [])
+        self.upsamplers = torch.nn.ModuleList([Resample(level.width, 1)] if level.resampled else [])
 
     def context(self, text: Tensor) -> Context:
         return contexts(self.attentions, text)
@@ -207,7 +207,7 @@ class UpBlock(torch.nn.Module):
         last."""
         for i, resnet in enumerate(self.resnets):
             x = resnet(images.beside(x, kept.pop()), temb)
-            x = ops.submit(self.attentions[i](x, context[i]) if context else x)
+            x = ops.async_eval(self.attentions[i](x, context[i]) if context else x)
         for sampler in self.upsamplers:
             x = ops.stream(sampler(images.upsample_like(x, kept[-1])), x.dtype)
         return x
@@ -271,7 +271,7 @@ class Component:
         stream = ops.DTYPES[precision.residual_dtype("transformer")]
         self.dtype = ops.DTYPES[precision.compute_dtype("transformer")]
         self.model = load.empty(lambda: UNet(config, stream))
-        load.fill(self.model, plan, lambda name: precision.weight_dtype("transformer", name), device)
+        load.fill(self.model, plan, device)
 
     @ops.computes
     def condition(self, texts: NumpyArray, addition: NumpyArray | None) -> Condition:

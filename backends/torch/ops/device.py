@@ -30,11 +30,11 @@ def numpy(x: Tensor) -> np.ndarray:
     return at_least_float32(x).cpu().numpy()
 
 
-def submit(x: Tensor) -> Tensor:
+def async_eval(x: Tensor) -> Tensor:
     """Nothing here; MLX hands what led to x to the device."""
     return x
 
 
-def settle(x: T) -> T:
+def eval(x: T) -> T:
     """Nothing here; MLX evaluates, so that what led to x can be freed."""
     return x

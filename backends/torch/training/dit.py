@@ -227,7 +227,7 @@ def shifted(levels: np.ndarray, mu: float) -> np.ndarray:
 
 
 def time_features(levels: np.ndarray) -> np.ndarray:
-    """`geometry.timestep_features` of noise levels [B] in one go: [B 256], float32."""
+    """`timesteps.timestep_features` of noise levels [B] in one go: [B 256], float32."""
     half = TIME_CHANNELS // 2
     angles = 1000.0 * levels[:, None] * np.exp(-math.log(10000.0) * np.arange(half) / half)
     return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)

@@ -18,7 +18,6 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from qwenimg.common.base.atomic_files import make_folder, write_atomic
-from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError, NumericsError
 from qwenimg.common.base.safe_files import bad, open_regular
 from qwenimg.common.base.text import clean, short
@@ -32,8 +31,8 @@ from qwenimg.common.shapes import words as shapes_words
 from qwenimg.common.shapes.folder import INDEX, SHAPES_SCHEDULER
 from qwenimg.common.training.config import ModelSize
 from qwenimg.common.training.files import STEM, TEXT_STEM
-from qwenimg.common.weights import plan
 from qwenimg.common.weights.files import find_files
+from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.safetensors import read_header
 
 VISION = {"hidden": 32, "intermediate": 40, "patch": 14, "merge": 2}
@@ -78,19 +77,13 @@ def dit_config(size: ModelSize, vae: QwenVAEConfig) -> QwenDiTConfig:
 # Reading
 
 
-def read_vae(folder: Path) -> tuple[QwenVAEConfig, plan.LoadPlan]:
+def read_vae(folder: Path) -> tuple[QwenVAEConfig, LoadPlan]:
     """Configuration and load plan of `folder`, a VAE's own. Raises ModelError."""
-    config = parse(
-        QwenVAEConfig,
-        read_json(folder / "config.json"),
-        source=folder / "config.json",
-        ignored=qwen_vae.IGNORED_CONFIG,
-    )
-    stored = qwen_vae.manifest(config)
-    return config, plan.plan(folder, "vae", stored, wanted=qwen_vae.still(stored))
+    config = read_config(qwen_vae.NETWORK, folder)
+    return config, open_component(qwen_vae.NETWORK, folder, config, "vae").plan
 
 
-def read_text(folder: Path, expected: QwenVLConfig) -> plan.LoadPlan:
+def read_text(folder: Path, expected: QwenVLConfig) -> LoadPlan:
     """Load plan of `folder`, a text encoder's own. Raises ModelError where it is of another size than `expected`."""
     config = read_config(qwen_vl.NETWORK, folder)
     if config != expected:

@@ -128,7 +128,7 @@ class Run:
     def all_steps(self) -> None:
         config, first = self.config, self.step
         self.tell(f"{config.stage}: steps {first} to {config.steps}, {_count(self.parameters) / 1e6:.2f} M parameters")
-        told, recent = time.monotonic(), []
+        reported, recent = time.monotonic(), []
         waiting = self.maker.submit(self.stage.batch, first)
         try:
             while self.step < config.steps:
@@ -140,8 +140,8 @@ class Run:
                 last = self.step == config.steps
                 if self.step % LOG_EVERY == 0 or last:
                     now = time.monotonic()
-                    self._report(sum(recent) / len(recent), length, len(recent) / max(now - told, 1e-9))
-                    told, recent = now, []
+                    self._report(sum(recent) / len(recent), length, len(recent) / max(now - reported, 1e-9))
+                    reported, recent = now, []
                 if self.step % config.save_every == 0 or last:
                     self.save()
         except NumericsError as error:
@@ -176,7 +176,7 @@ class Run:
         rows = [slice(a, b) for a, b in pairwise(edges)]
         return [((r.stop - r.start) / count, partial(self.stage.loss, batch, r)) for r in rows]
 
-    # Telling and saving
+    # Reports and checkpoints
 
     def _report(self, loss: float, length: float, rate: float) -> None:
         """`loss` is the mean since the last report; `rate`, steps per second."""

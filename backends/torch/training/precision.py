@@ -2,7 +2,7 @@
 
 - Parameters, their averages and the optimiser stay float32; a phase's dtype is what products compute in.
 - No step is skipped: where a float16 gradient overflows, the same step is done again with a smaller scale.
-- When the scale collapses, float16 is given up for bfloat16, and that is told.
+- When the scale collapses, float16 is given up for bfloat16, and a line says so.
 """
 
 from __future__ import annotations

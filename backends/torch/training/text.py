@@ -2,9 +2,9 @@
 
 The published text encoder is a language model that understood its prompts long before it met the transformer. This one
 is small and new, so it first learns to tell from a prompt's last token what is on the picture: how many objects, of
-which colour, shape and size, where, and on which background. What it is told with is dropped afterwards. Without this
-stage most of the second stage goes into learning words by way of pictures (measured: after 100,000 pictures the model
-still took one object's colour for the background's).
+which colour, shape and size, where, and on which background. The layers that answer are dropped afterwards. Without
+this stage most of the second stage goes into learning words by way of pictures (measured: after 100,000 pictures the
+model still took one object's colour for the background's).
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ class TextStage:
         """Mean cross-entropy of the answers, in nats a question."""
         ids, last, answers = (values[rows] for values in batch)
         states = states_of(self.model.text_encoder, self.text, ids)
-        told = self.model.answers(states[torch.arange(len(ids), device=self.device), last])
-        parts = told.float().split([len(values) for values in CLASSES.values()], dim=1)
+        logits = self.model.answers(states[torch.arange(len(ids), device=self.device), last])
+        parts = logits.float().split([len(values) for values in CLASSES.values()], dim=1)
         losses = [torch.nn.functional.cross_entropy(part, answers[:, i]) for i, part in enumerate(parts)]
         return torch.stack(losses).mean()
 
@@ -132,10 +132,10 @@ def answers_of(scene: Scene) -> list[int]:
     takes the order and the relation at once, the text encoder told two objects apart no better than by chance.)"""
     objects = scene.objects if scene.relation else scene.objects[:1]
     arrangement = scene.relation or ARRANGEMENTS[len(scene.objects) - 1]
-    told = {"arrangement": arrangement, "position": scene.position or NONE, "background": scene.background}
+    right = {"arrangement": arrangement, "position": scene.position or NONE, "background": scene.background}
     for which, thing in zip(("first", "second"), (*objects, None), strict=False):
-        told |= {f"{which} {name}": _attribute(thing, name) for name in ATTRIBUTES}
-    return [values.index(told[question]) for question, values in CLASSES.items()]
+        right |= {f"{which} {name}": _attribute(thing, name) for name in ATTRIBUTES}
+    return [values.index(right[question]) for question, values in CLASSES.items()]
 
 
 def _attribute(thing: Object | None, name: str) -> str:

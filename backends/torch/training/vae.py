@@ -20,9 +20,10 @@ from qwenimg.backends.torch.networks.qwen_vae import QwenImageVAE
 from qwenimg.backends.torch.training import folder as train_folder
 from qwenimg.backends.torch.training.data import Float32, crops, pictures
 from qwenimg.common.base.errors import NumericsError
-from qwenimg.common.networks import qwen_vae
+from qwenimg.common.runtime.vae import decodes
 from qwenimg.common.training.config import TrainConfig
 from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.precision import FP32
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
@@ -128,7 +129,7 @@ def initialise(model: torch.nn.Module) -> None:
 
 def fresh(model: Model, plan: LoadPlan) -> Model:
     """`model` with the weights of `plan`, in float32 and trainable."""
-    load.fill(model, plan, lambda name: "float32", torch.device("cpu"))
+    load.fill(model, plan.stored(FP32), torch.device("cpu"))
     plan.close()
     model.requires_grad_(True)
     return model
@@ -161,8 +162,8 @@ class Encoder:
         self.device = device
         self.config, plan = train_folder.read_vae(folder)
         self.model = load.empty(lambda: QwenImageVAE(self.config))
-        wanted = plan.only(lambda name: not qwen_vae.decoder_only(name))
-        load.fill(self.model, wanted, lambda name: "float32", device)
+        wanted = plan.only(lambda name: not decodes(name))
+        load.fill(self.model, wanted.stored(FP32), device)
         plan.close()
         self.mean, self.std = (
             torch.tensor(values, device=device)[:, None, None]

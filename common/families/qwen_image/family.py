@@ -37,9 +37,16 @@ FAMILY = Family(
     refused=REFUSED,
     networks=(qwen_dit.NETWORK, qwen_vl.NETWORK, qwen_vae.NETWORK),
     denoiser="transformer",
+    components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=MMDIT,
     open=_open,
     model=_model,
     defaults=_defaults,
     described=lambda folder: "Qwen-Image, text to image",
+    layouts=(
+        ("model.diffusion_model.transformer_blocks.", "Qwen-Image transformer, ComfyUI prefix (not supported yet)"),
+        ("transformer_blocks.0.img_mod.1.weight", "Qwen-Image transformer, diffusers names"),
+        ("decoder.up_blocks.0.resnets.0.norm1.gamma", "Qwen-Image VAE, diffusers names"),
+        ("visual.", "Qwen2.5-VL, transformers names"),
+    ),
 )

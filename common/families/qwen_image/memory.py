@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
-from qwenimg.common.weights.precision import BYTES, Precision
+from qwenimg.common.weights.plan import LoadPlan
 
 
 def step_peak(config: QwenDiTConfig, branches: int, tokens: int) -> int:
@@ -14,9 +14,10 @@ def step_peak(config: QwenDiTConfig, branches: int, tokens: int) -> int:
     return branches * tokens * config.dim * 40
 
 
-def modulation_bytes(config: QwenDiTConfig, precision: Precision, steps: int) -> int:
-    """Bytes of a schedule's modulation: twelve vectors for each block and step, and one block's weights meanwhile."""
-    itemsize = BYTES[precision.weight_dtype("transformer", "transformer_blocks.0.img_mod.1.weight")]
+def modulation_bytes(config: QwenDiTConfig, plan: LoadPlan, steps: int) -> int:
+    """Bytes of a schedule's modulation: twelve vectors for each block and step, and one block's weights meanwhile.
+    `plan` is the transformer's, as it is kept in memory."""
+    itemsize = plan.entries["transformer_blocks.0.img_mod.1.bias"].storage.nbytes((1,))
     return 12 * config.dim * itemsize * (steps * config.num_layers + config.dim)
 
 

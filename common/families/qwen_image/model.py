@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.families.qwen_image import memory
-from qwenimg.common.networks import qwen_conditioning, qwen_dit
+from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.numbers import packing, sizes
 from qwenimg.common.pipeline import inpaint
 from qwenimg.common.pipeline.denoiser import Denoiser
@@ -26,12 +26,12 @@ from qwenimg.common.pipeline.request import MULTIPLE, Request
 from qwenimg.common.prompts import qwen
 from qwenimg.common.runtime import estimate
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.runtime.engine import VAE, Array, Modulation, TextEncoder, Transformer
+from qwenimg.common.runtime.engine import Array, Modulation, TextEncoder, Transformer
 from qwenimg.common.runtime.estimate import Needs
 from qwenimg.common.runtime.memory import scores
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.text_cache import TextCache
-from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.runtime.vae import VAEHalves
 
 TEXT_TOKENS = 512  # of a prompt that the transformer sees, as in the reference
 KEPT_SCHEDULES = 2  # whose modulation is kept: 442 MB for 50 steps of the 20 B model
@@ -53,7 +53,7 @@ class QwenImage:
         self.tokenizer = checkpoint.tokenizers["text_encoder"].tokenizer
         self.texts: TextCache[str, NDArray[np.float32]] = TextCache()
         self._transformer: Transformer | None = None
-        self._vae: VAE | None = None
+        self.vae = VAEHalves(runtime, checkpoint["vae"], self.vae_config.base_dim, self._make_room)
         self._modulations: dict[tuple[float, ...], Modulation] = {}
 
     def plan(self, request: Request) -> SamplingPlan:
@@ -77,8 +77,9 @@ class QwenImage:
         seen = [min(TEXT_TOKENS, len(qwen.prompt_ids(self.tokenizer, text).ids)) for text in texts]
         one = sum(memory.step_operations(self.config, tokens + text) for text in seen)
         return Needs(
-            memory=self._weights(texts, run) | self.runtime.decoding(self.checkpoint["vae"], shape, self._waiting()),
-            operations=len(asked) * one + estimate.decoder_operations(self.checkpoint["vae"].plan, *shape),
+            memory=self._weights(texts, run) | self.vae.decoding(shape, self._waiting()),
+            steps=plan.evaluations * one,
+            decoding=estimate.decoder_operations(self.checkpoint["vae"].plan, *shape),
         )
 
     def _weights(self, texts: Sequence[str], run: int) -> dict[str, int]:
@@ -134,11 +135,15 @@ class QwenImage:
 
     def _text_encoder(self) -> TextEncoder:
         component = self.checkpoint["text_encoder"]
-        if self._transformer is not None and self.runtime.weight_bytes(component) > self.engine.free_memory():
-            self.runtime.notify("stage", "freeing the transformer, since the text encoder does not fit beside it")
-            self.free_transformer()
+        self._make_room(self.runtime.weight_bytes(component))
         encoder: TextEncoder = self.runtime.open(component, "text encoder")
         return encoder
+
+    def _make_room(self, need: int) -> None:
+        """Frees the transformer where `need` bytes are not free: a text encoder or half of the VAE is to be loaded."""
+        if self._transformer is not None and need > self.engine.free_memory():
+            self.runtime.notify("stage", "freeing the transformer, since what comes next does not fit beside it")
+            self.free_transformer()
 
     # Transformer
 
@@ -147,19 +152,12 @@ class QwenImage:
         if self._transformer is not None:
             self.runtime.check_fit("a step of this size", more)
             return self._transformer
-        component = self.checkpoint["transformer"]
-        self._transformer = self.runtime.open(component, "transformer", more, resident=self._resident())
+        self._transformer = self.runtime.open(self.checkpoint["transformer"], "transformer", more)
         return self._transformer
-
-    def _resident(self) -> LoadPlan:
-        """The weights that stay: those of the modulation are read once per schedule and freed."""
-        return self.checkpoint["transformer"].plan.only(lambda name: not qwen_dit.timestep_only(name))
 
     def _waiting(self) -> int:
         """Bytes of the transformer's weights that stay in memory and are still to be loaded."""
-        if self._transformer is not None:
-            return 0
-        return self.runtime.weight_bytes(self.checkpoint["transformer"], self._resident())
+        return 0 if self._transformer is not None else self.runtime.weight_bytes(self.checkpoint["transformer"])
 
     def modulation(self, timesteps: tuple[float, ...]) -> Modulation:
         """Once per schedule; later pictures with one of the last few schedules use it again."""
@@ -180,7 +178,8 @@ class QwenImage:
         step += scores(self.config.num_attention_heads, 1, tokens + TEXT_TOKENS, self.engine.score_bytes)
         if timesteps in self._modulations:
             return step
-        return step + memory.modulation_bytes(self.config, self.runtime.precision, len(timesteps))
+        plan = self.runtime.plan(self.checkpoint["transformer"])
+        return step + memory.modulation_bytes(self.config, plan, len(timesteps))
 
     def batches(self, texts: list[Array], tokens: int) -> list[list[Array]]:
         """The branches of guidance, in one batch or in turn.
@@ -197,21 +196,16 @@ class QwenImage:
     # Latents
 
     def check_encoding(self, height: int, width: int) -> None:
-        self.runtime.check_encoding(height, width, self.vae_config.base_dim)
+        self.vae.check_encoding(height, width)
 
     def encode(self, pixels: NDArray[np.float32]) -> tuple[Latents, Latents]:
         mean, std = self._statistics()
-        center, deviation = self.runtime.encode(self.vae(), pixels, self.vae_config.base_dim)
+        center, deviation = self.vae.encode(pixels)
         return ((center - mean) / std).astype(np.float32), (deviation / std).astype(np.float32)
 
     def decode(self, latents: Latents) -> NDArray[Any]:
         mean, std = self._statistics()
-        return self.runtime.decode(self.vae(), self.vae_config, latents * std + mean)
-
-    def vae(self) -> VAE:
-        if self._vae is None:
-            self._vae = self.runtime.open(self.checkpoint["vae"], "vae")
-        return self._vae
+        return self.vae.decode(latents * std + mean)
 
     def _statistics(self) -> tuple[Latents, Latents]:
         config = self.vae_config
@@ -225,7 +219,7 @@ class QwenImage:
     def close(self) -> None:
         self.texts.clear()
         self._modulations.clear()
-        self._vae = None
+        self.vae.free()
         self.free_transformer()
         self.checkpoint.close()
 
@@ -274,3 +268,4 @@ class QwenRun:
     def close(self) -> None:
         """Frees what the run holds on the device, before the VAE decodes."""
         self.conditions, self.modulation = [], None
+        del self.transformer  # which may be freed for the VAE

@@ -11,6 +11,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
 from qwenimg.common.families.stable_diffusion.checkpoint import PIPELINES, facts
+from qwenimg.common.families.stable_diffusion.describe_file import describe_file
 from qwenimg.common.families.stable_diffusion.model import StableDiffusion
 from qwenimg.common.networks import clip, kl_vae, unet
 from qwenimg.common.pipeline.request import Defaults
@@ -65,10 +66,13 @@ FAMILY = Family(
     pipelines=frozenset(PIPELINES),
     networks=(unet.NETWORK, clip.NETWORK, kl_vae.NETWORK),
     denoiser="unet",
+    components=(("unet",), ("text_encoder", "text_encoder_2"), ("vae",)),
     precision=UNET,
     choices=frozenset({"prediction", "vae", "tokenizer"}),
     open=checkpoints.open_checkpoint,
     single_file=True,
+    describe_file=describe_file,
+    layouts=(("down_blocks.", "a UNet or VAE, diffusers names (a VAE goes with --vae)"),),
     model=StableDiffusion,
     defaults=_defaults,
     check=_check,

@@ -18,7 +18,7 @@ from qwenimg.common.base.config import parse
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import short
-from qwenimg.common.families.stable_diffusion.ldm_keys import CLIP_H_LAYERS, Sources
+from qwenimg.common.families.stable_diffusion.ldm_keys import CLIP_H_LAYERS, Places
 from qwenimg.common.networks import clip, kl_vae, unet
 from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.kl_vae import KLVAEConfig
@@ -32,7 +32,7 @@ FIRST = "input_blocks.0.0.weight"  # of the UNet
 HEAD_DIM = 64
 HEADS_SD1 = 8
 NORM_GROUPS = 32
-SIZE_CHANNELS = 256  # of each size that SDXL is told
+SIZE_CHANNELS = 256  # of each size that SDXL gets
 
 _DEPTH = re.compile(r"(?P<block>(?:in|out)put_blocks\.\d+\.1|middle_block\.1)\.transformer_blocks\.(?P<index>\d+)\..*")
 
@@ -149,7 +149,7 @@ def _depths(shapes: Iterable[str]) -> dict[str, int]:
 
 
 def _levels(path: Path, shapes: Shapes, depths: Mapping[str, int]) -> list[tuple[int, int, int]]:
-    """Of each level on the way down: channels, residual blocks, transformer blocks in each of its attentions."""
+    """Of each level of the down blocks: channels, residual blocks, transformer blocks in each of its attentions."""
     levels: list[tuple[int, int, int]] = []
     width = layers = depth = 0
     for number in count(1):
@@ -191,11 +191,11 @@ def vae_config(path: Path, shapes: Shapes, kind: Kind) -> KLVAEConfig:
     return parse(KLVAEConfig, kl_vae.vae_fields(data), source=path)
 
 
-def stored_vae(header: Header, sources: Sources, wanted: Manifest) -> Manifest:
+def stored_vae(header: Header, places: Places, wanted: Manifest) -> Manifest:
     """`wanted` with the attention's projections as they are stored: 1x1 convolutions, unless they have two axes."""
     stored = dict(wanted)
     for name, shape in wanted.items():
-        tensor = header.tensors.get(sources[name].key)
+        tensor = header.tensors.get(places[name].key)
         if ".attentions.0.to_" in name and name.endswith(".weight") and tensor and len(tensor.shape) == 4:
             stored[name] = (*shape, 1, 1)
     return stored

@@ -4,8 +4,8 @@ A map goes from the manifest's names to the file's. So what is missing and what 
 manifest, and no tensor is taken by a rule that happens to match it.
 
 What is unusual about these files:
-- the UNet counts its blocks through, downsamplers included: block b, layer j of the way down is `input_blocks` number
-  1 + (layers of the blocks before, each with its downsampler) + j;
+- the UNet counts its blocks through, downsamplers included: block b, layer j of the down blocks is `input_blocks`
+  number 1 + (layers of the blocks before, each with its downsampler) + j;
 - the VAE numbers its decoder's levels from the last to the first, and stores attention as 1x1 convolutions;
 - OpenCLIP has q, k and v in one matrix, and its projection with rows and columns exchanged;
 - OpenCLIP-H has its 24th layer there, which Stable Diffusion 2 never uses.
@@ -18,9 +18,9 @@ from collections.abc import Iterable, Mapping
 
 from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.unet import UNetConfig
-from qwenimg.common.weights.plan import Source
+from qwenimg.common.weights.keys import Place
 
-Sources = dict[str, Source]
+Places = dict[str, Place]
 
 CLIP_H_LAYERS = 23  # of OpenCLIP-H that are used
 
@@ -106,59 +106,59 @@ _LAYER = re.compile(r"encoder\.layers\.(?P<layer>\d+)\.(?P<part>.+)\.(?P<leaf>we
 _VAE_BLOCK = re.compile(r"(?P<way>down|up)_blocks\.(?P<level>\d+)\.(?P<rest>.+)")
 
 
-def unet_sources(names: Iterable[str], config: UNetConfig, prefix: str) -> Sources:
+def unet_places(names: Iterable[str], config: UNetConfig, prefix: str) -> Places:
     """Of each parameter of the UNet its tensor behind `prefix`."""
-    places = _unet_places(config)
-    return {name: Source(prefix + _unet_key(name, places)) for name in names}
+    paths = _unet_paths(config)
+    return {name: Place(prefix + _unet_key(name, paths)) for name in names}
 
 
-def vae_sources(names: Iterable[str], config: KLVAEConfig, prefix: str) -> Sources:
+def vae_places(names: Iterable[str], config: KLVAEConfig, prefix: str) -> Places:
     """Of each parameter of the VAE its tensor behind `prefix`."""
     levels = len(config.block_out_channels)
-    return {name: Source(prefix + _vae_key(name, levels)) for name in names}
+    return {name: Place(prefix + _vae_key(name, levels)) for name in names}
 
 
-def clip_sources(names: Iterable[str], prefix: str) -> Sources:
+def clip_places(names: Iterable[str], prefix: str) -> Places:
     """Of each parameter of a CLIP in transformers' names its tensor behind `prefix`."""
-    return {name: Source(prefix + name) for name in names}
+    return {name: Place(prefix + name) for name in names}
 
 
-def open_clip_sources(names: Iterable[str], prefix: str) -> Sources:
+def open_clip_places(names: Iterable[str], prefix: str) -> Places:
     """Of each parameter of a CLIP in OpenCLIP's names its place behind `prefix`."""
     return {name: (found := _open_clip(name))._replace(key=prefix + found.key) for name in names}
 
 
-def _unet_places(config: UNetConfig) -> Mapping[str, str]:
+def _unet_paths(config: UNetConfig) -> Mapping[str, str]:
     """{path of a block's part: its path in the file}."""
-    places = dict(_UNET_ENDS)
+    paths = dict(_UNET_ENDS)
     number = 1
     for i, level in enumerate(config.down):
         for j in range(len(level.resnets)):
-            places[f"down_blocks.{i}.resnets.{j}"] = f"input_blocks.{number}.0"
-            places[f"down_blocks.{i}.attentions.{j}"] = f"input_blocks.{number}.1"
+            paths[f"down_blocks.{i}.resnets.{j}"] = f"input_blocks.{number}.0"
+            paths[f"down_blocks.{i}.attentions.{j}"] = f"input_blocks.{number}.1"
             number += 1
         if level.resampled:
-            places[f"down_blocks.{i}.downsamplers.0.conv"] = f"input_blocks.{number}.0.op"
+            paths[f"down_blocks.{i}.downsamplers.0.conv"] = f"input_blocks.{number}.0.op"
             number += 1
     number = 0
     for i, level in enumerate(config.up):
         for j in range(len(level.resnets)):
-            places[f"up_blocks.{i}.resnets.{j}"] = f"output_blocks.{number}.0"
-            places[f"up_blocks.{i}.attentions.{j}"] = f"output_blocks.{number}.1"
+            paths[f"up_blocks.{i}.resnets.{j}"] = f"output_blocks.{number}.0"
+            paths[f"up_blocks.{i}.attentions.{j}"] = f"output_blocks.{number}.1"
             number += 1
-        places[f"up_blocks.{i}.upsamplers.0.conv"] = f"output_blocks.{number - 1}.{2 if level.depth else 1}.conv"
-    return places
+        paths[f"up_blocks.{i}.upsamplers.0.conv"] = f"output_blocks.{number - 1}.{2 if level.depth else 1}.conv"
+    return paths
 
 
-def _unet_key(name: str, places: Mapping[str, str]) -> str:
+def _unet_key(name: str, paths: Mapping[str, str]) -> str:
     owner, _, rest = name.rpartition(".")
-    while owner not in places:
+    while owner not in paths:
         owner, _, part = owner.rpartition(".")
         rest = f"{part}.{rest}"
     if ".resnets." in owner:
         part, _, leaf = rest.rpartition(".")
         rest = f"{_RESNET[part]}.{leaf}"
-    return f"{places[owner]}.{rest}"
+    return f"{paths[owner]}.{rest}"
 
 
 def _vae_key(name: str, levels: int) -> str:
@@ -176,12 +176,12 @@ def _vae_key(name: str, levels: int) -> str:
     return name
 
 
-def _open_clip(name: str) -> Source:
+def _open_clip(name: str) -> Place:
     layer = _LAYER.fullmatch(name)
     if layer is None:
-        return Source(_OPEN_CLIP_ENDS[name], transposed=name == "text_projection.weight")
+        return Place(_OPEN_CLIP_ENDS[name], decode="transposed" if name == "text_projection.weight" else None)
     block = f"transformer.resblocks.{layer['layer']}"
     projection = layer["part"].removeprefix("self_attn.")
     if projection in _FUSED:
-        return Source(f"{block}.attn.in_proj_{layer['leaf']}", part=_FUSED[projection], parts=3)
-    return Source(f"{block}.{_OPEN_CLIP[layer['part']]}.{layer['leaf']}")
+        return Place(f"{block}.attn.in_proj_{layer['leaf']}", part=_FUSED[projection], parts=3)
+    return Place(f"{block}.{_OPEN_CLIP[layer['part']]}.{layer['leaf']}")

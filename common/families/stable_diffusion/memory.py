@@ -10,6 +10,6 @@ UNET_BUFFERS = 30  # arrays of the UNet's first level that a step has in memory 
 def step_peak(config: UNetConfig, branches: int, height: int, width: int) -> int:
     """Bytes of activations in one step of a UNet with so many branches in one batch, for latents of height x width.
 
-    Per pixel of the first level: what is kept for the way up, and a feed-forward's eight widths, in float32.
+    Per pixel of the first level: what is kept for the up blocks, and a feed-forward's eight widths, in float32.
     """
     return branches * height * width * config.block_out_channels[0] * 4 * UNET_BUFFERS

@@ -29,19 +29,20 @@ from qwenimg.common.pipeline.plan import SamplingPlan, Segment, Solver
 from qwenimg.common.pipeline.request import Request
 from qwenimg.common.runtime import estimate
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.runtime.engine import VAE, Array, Engine, UNet
+from qwenimg.common.runtime.engine import Array, Engine, UNet
 from qwenimg.common.runtime.estimate import Needs
 from qwenimg.common.runtime.memory import scores
 from qwenimg.common.runtime.runtime import Runtime
+from qwenimg.common.runtime.vae import VAEHalves
 from qwenimg.common.sampling import discrete, schedules, table
 from qwenimg.common.sampling.table import Sampler
 
-AESTHETIC, POOR_AESTHETIC = 6.0, 2.5  # scores that the refiner is told of the picture and of the negative branch
+AESTHETIC, POOR_AESTHETIC = 6.0, 2.5  # the refiner's aesthetic score for the prompt and for the negative branch
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Conditioning:
-    """What the UNet is told of a request. `added`: rows for SDXL's sizes and pooled text, None for others."""
+    """What the UNet gets beside latents and time. `added`: rows for SDXL's sizes and pooled text, None for others."""
 
     texts: Latents  # [B, S, C]; the prompt's first, then the negative one's
     added: Latents | None
@@ -118,7 +119,7 @@ class StableDiffusion:
         self.scale = self.multiple = self.vae_config.scale
         self.channels = self.vae_config.latent_channels
         self.sees_mask = self.base.facts.sees_mask
-        self._vae: VAE | None = None
+        self.vae = VAEHalves(runtime, checkpoint["vae"], self.vae_config.block_out_channels[0], self._make_room)
 
     def plan(self, request: Request) -> SamplingPlan:
         for expert in self._experts():
@@ -136,8 +137,9 @@ class StableDiffusion:
         base = self.base.waiting() if self.refiner is None else 0  # with a refiner the base makes room
         one = branches * estimate.unet_operations(unet.plan, len(unet.config.block_out_channels), *shape)
         return Needs(
-            memory=found | self.runtime.decoding(self.checkpoint["vae"], shape, base),
-            operations=plan.steps * one + estimate.decoder_operations(self.checkpoint["vae"].plan, *shape),
+            memory=found | self.vae.decoding(shape, base),
+            steps=plan.evaluations * one,
+            decoding=estimate.decoder_operations(self.checkpoint["vae"].plan, *shape),
         )
 
     def announce(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
@@ -162,7 +164,8 @@ class StableDiffusion:
         return [self.base] if self.refiner is None else [self.base, self.refiner]
 
     def _make_room(self, need: int) -> None:
-        """Frees the UNets where `need` bytes are not free: a text encoder or the other UNet is to be loaded."""
+        """Frees the UNets where `need` bytes are not free: a text encoder, the other UNet or half of the VAE is to be
+        loaded."""
         if need > self.engine.free_memory() and any(expert.loaded for expert in self._experts()):
             self.runtime.notify("stage", "freeing the UNet, since what comes next does not fit beside it")
             self.free_transformer()
@@ -170,21 +173,16 @@ class StableDiffusion:
     # Latents
 
     def check_encoding(self, height: int, width: int) -> None:
-        self.runtime.check_encoding(height, width, self.vae_config.block_out_channels[0])
+        self.vae.check_encoding(height, width)
 
     def encode(self, pixels: NDArray[np.float32]) -> tuple[Latents, Latents]:
         scale, shift = self._statistics()
-        mean, deviation = self.runtime.encode(self.vae(), pixels, self.vae_config.block_out_channels[0])
+        mean, deviation = self.vae.encode(pixels)
         return (mean - shift) * scale, deviation * scale
 
     def decode(self, latents: Latents) -> NDArray[Any]:
         scale, shift = self._statistics()
-        return self.runtime.decode(self.vae(), self.vae_config, latents / scale + shift)
-
-    def vae(self) -> VAE:
-        if self._vae is None:
-            self._vae = self.runtime.open(self.checkpoint["vae"], "vae")
-        return self._vae
+        return self.vae.decode(latents / scale + shift)
 
     def _statistics(self) -> tuple[np.float32, np.float32]:
         return np.float32(self.vae_config.scaling_factor), np.float32(self.vae_config.shift_factor or 0)
@@ -194,7 +192,7 @@ class StableDiffusion:
             expert.free()
 
     def close(self) -> None:
-        self._vae = None
+        self.vae.free()
         for expert in self._experts():
             expert.texts.close()
             expert.free()
@@ -211,11 +209,12 @@ class DiffusionRun:
 
     def denoiser(self, segment: Segment, initial: Initial) -> Denoiser:
         expert = self.model.expert(segment)
-        config, scheduler, told = expert.unet_config, expert.checkpoint.scheduler, self.conditioning[expert]
+        config, scheduler, conditioning = expert.unet_config, expert.checkpoint.scheduler, self.conditioning[expert]
         time = discrete.clock(scheduler.levels, segment.schedule)
-        unet = expert.unet(expert.step_bytes(len(told.texts), *self.shape))
-        condition = unet.condition(told.texts, told.added)
+        # before the UNet is loaded, which would be freed for the VAE's encoder and yet be held here
         extra = [self.array(part) for part in self._extra(initial)] if expert.facts.sees_mask else []
+        unet = expert.unet(expert.step_bytes(len(conditioning.texts), *self.shape))
+        condition = unet.condition(conditioning.texts, conditioning.added)
         engine = self.model.engine
         scalings = partial(discrete.scalings, scheduler.prediction_type)
 
@@ -234,7 +233,7 @@ class DiffusionRun:
             [predict],
             denoised,
             Guidance(scale=self.request.guidance, rescale=self.request.guidance_rescale),
-            branches=len(told.texts),
+            branches=len(conditioning.texts),
             blend=inpaint.blend(initial, segment.schedule, self.array),
         )
 

@@ -1,4 +1,4 @@
-"""A Stable Diffusion checkpoint in one file: what it is, told from its header with the reasons, and its load plans.
+"""A Stable Diffusion checkpoint in one file: what it is, by its header and with the reasons, and its load plans.
 
 What a model was trained to predict is in no shape: see `_prediction`, and let the user overrule it.
 """
@@ -25,12 +25,13 @@ from qwenimg.common.families.stable_diffusion.ldm_configs import (
     unet_config,
     vae_config,
 )
-from qwenimg.common.families.stable_diffusion.ldm_keys import Sources
+from qwenimg.common.families.stable_diffusion.ldm_keys import Places
 from qwenimg.common.networks import clip, kl_vae, unet
 from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.unet import UNetConfig
-from qwenimg.common.weights.plan import LoadPlan, plan_sources
+from qwenimg.common.weights.keys import plan_places
+from qwenimg.common.weights.plan import LoadPlan, Uses, as_stored
 from qwenimg.common.weights.safetensors import Header, Stored, read_header
 
 Prediction = Literal["eps", "v"]
@@ -95,7 +96,7 @@ def is_single_file(tensors: Mapping[str, Stored]) -> bool:
 
 
 def detect(header: Header, prediction: Prediction | None = None) -> Detected:
-    """What the file is, from its header; `prediction` overrules what it seems to predict. Raises ModelError."""
+    """What the file is, from its header; `prediction` overrides what it seems to predict. Raises ModelError."""
     tensors, path = header.tensors, header.file.path
     unet, vae = _prefixes(tensors)
     if "edm_mean" in tensors:
@@ -217,26 +218,26 @@ def _opened(header: Header, found: Detected) -> SingleFile:
     plans: dict[str, LoadPlan] = {}
     used: set[str] = set()
 
-    def plan(component: str, sources: Sources, manifest: Manifest, wanted: Manifest | None = None) -> None:
-        plans[component] = plan_sources(header, component, sources, manifest, wanted=wanted)
-        used.update(source.key for source in sources.values())
+    def plan(component: str, places: Places, manifest: Manifest, uses: Uses) -> None:
+        plans[component] = plan_places(header, component, places, manifest, uses)
+        used.update(place.key for place in places.values())
 
     unet_made = vae_made = None
     if found.unet is not None and found.kind is not None:
         unet_made = unet_config(path, behind(header, found.unet), found.kind, found.prediction)
         stored = unet.manifest(unet_made)
-        plan("unet", ldm_keys.unet_sources(stored, unet_made, found.unet), stored, unet.used(stored))
+        plan("unet", ldm_keys.unet_places(stored, unet_made, found.unet), stored, unet.uses(stored))
     if found.vae is not None:
         vae_made = vae_config(path, behind(header, found.vae), KINDS[found.kind or "sd1"])
         wanted = kl_vae.manifest(vae_made)
-        sources = ldm_keys.vae_sources(wanted, vae_made, found.vae)
-        plan("vae", sources, stored_vae(header, sources, wanted), wanted)
+        places = ldm_keys.vae_places(wanted, vae_made, found.vae)
+        plan("vae", places, stored_vae(header, places, wanted), as_stored(wanted))
     texts = {}
     for text in found.texts:
         prefix, config = clip_config(path, header, text)
         texts[text.component], manifest = config, clip.manifest(config)
-        map_names = ldm_keys.open_clip_sources if text.fused else ldm_keys.clip_sources
-        plan(text.component, map_names(manifest, prefix), manifest)
+        map_names = ldm_keys.open_clip_places if text.fused else ldm_keys.clip_places
+        plan(text.component, map_names(manifest, prefix), manifest, as_stored(manifest))
     unknown = [key for key in header.tensors if key not in used and not _is_ignored(key)]
     if unknown:
         more = f" (and {len(unknown) - 1} more)" if unknown[1:] else ""

@@ -1,0 +1,34 @@
+"""What is said of a Stable Diffusion model in one file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from qwenimg.common.base.amounts import counted
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.families.description import Description, summary
+from qwenimg.common.families.family import Prediction
+from qwenimg.common.families.stable_diffusion import single_file
+from qwenimg.common.weights.safetensors import Stored, read_header
+
+
+def describe_file(path: Path, tensors: Mapping[str, Stored], prediction: Prediction | None) -> Description | None:
+    """Its type and the reasons for it, its models, and what does not fit; None for another file."""
+    if not single_file.is_single_file(tensors):
+        return None
+    whole = Description(lines=["layout: Stable Diffusion, single file", summary("file", tensors)])
+    try:
+        header = read_header(path)
+        header.file.close()
+        whole.lines[1:1] = single_file.detect(header, prediction).reasons
+        opened = single_file.open_file(path, prediction)
+    except ModelError as error:
+        whole.faults.append(str(error))
+        return whole
+    opened.close()
+    for name, plan in opened.plans.items():
+        whole.lines.append(f"{name}: {counted(len(plan.entries), 'tensor')}, {plan.parameters / 1e6:,.1f} M parameters")
+    if opened.ignored:
+        whole.lines.append(f"known and not needed: {counted(opened.ignored, 'tensor')}")
+    return whole

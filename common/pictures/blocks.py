@@ -1,0 +1,54 @@
+"""How many blocks a picture consists of, before Pillow walks through them.
+
+It keeps each block of a JPEG, goes through empty ones by the million, and few bytes make many.
+
+What is broken is left to Pillow, which says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from qwenimg.common.base.safe_files import OpenFile, bad
+
+MAX_BLOCKS = 10_000  # a picture has a few dozen
+MAX_PIXEL_CHUNKS = 100_000  # of a PNG: 36 megapixels of 16 bits in the 8 kB that libpng writes are 27,000
+_PIXELS = (b"IDAT", b"fdAT", b"fcTL")
+_ALONE = (0x01, *range(0xD0, 0xDA))  # markers of a JPEG without a length
+_FILLS = (0x00, 0xFF)
+
+
+def check_png(file: OpenFile, end: int) -> None:
+    """Raises ModelError where the chunks up to the byte `end` are too many."""
+    at, blocks, pixels = 8, 0, 0
+    while at + 12 <= end:
+        length, name = struct.unpack(">I4s", file.read(at, 8))
+        if name == b"IEND":
+            return
+        if name in _PIXELS:
+            pixels += 1
+        else:
+            blocks += 1
+        _check(file, "PNG", "chunks", blocks, MAX_BLOCKS)
+        _check(file, "PNG", "chunks of pixels", pixels, MAX_PIXEL_CHUNKS)
+        at += 12 + length
+
+
+def check_jpeg(file: OpenFile) -> None:
+    """Raises ModelError where the segments before the pixels are too many; each byte that is none counts as one."""
+    at, blocks = 2, 0
+    while at + 4 <= file.size:
+        start, marker, length = struct.unpack(">BBH", file.read(at, 4))
+        if start == 0xFF and marker == 0xDA:
+            return
+        blocks += 1
+        _check(file, "JPEG", "segments", blocks, MAX_BLOCKS)
+        if start != 0xFF or marker in _FILLS:
+            at += 1
+        else:
+            at += 2 if marker in _ALONE else 2 + max(2, length)
+
+
+def _check(file: OpenFile, kind: str, what: str, found: int, most: int) -> None:
+    if found > most:
+        raise bad(file.path, f"is a {kind} of more than {most:,} {what}; save it anew with a program for pictures")

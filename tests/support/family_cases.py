@@ -1,0 +1,63 @@
+"""Small models of every family, opened alike: what a test over all families runs through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import qwenimg
+from qwenimg import Pipeline
+
+BACKENDS = ("cpu", "mlx")
+# kind -> the family's name
+KINDS = {
+    "qwen": "qwen-image",
+    "sd15": "stable-diffusion",
+    "sd21": "stable-diffusion",
+    "sdxl": "stable-diffusion",
+    "inpaint": "stable-diffusion",
+    "sdxl+refiner": "stable-diffusion",
+    "toy": "toy",
+}
+ASKED: dict[str, Any] = {"width": 52, "height": 36, "steps": 3, "guidance": 3.0, "seed": 7}
+PROMPT = "a (red:1.3) circle [dog]"  # with weights, where a family has them
+
+PICTURE = np.random.default_rng(3).integers(0, 256, (36, 52, 3), np.uint8)
+PICTURE[8:24, 12:40] = (200, 40, 90)
+HOLE = np.zeros((36, 52), np.uint8)
+HOLE[:, 24:] = 255
+TASKS: dict[str, dict[str, Any]] = {
+    "text": {},
+    "image": {"image": PICTURE, "strength": 0.7},
+    "mask": {"image": PICTURE, "mask": HOLE, "strength": 0.7},
+}
+
+
+def places(tiny_qwen: Path, tiny_sd: dict[str, Path], toy: Path) -> dict[str, Path]:
+    """The folder of each kind."""
+    return (
+        {"qwen": tiny_qwen, "toy": toy}
+        | {kind: tiny_sd[kind.partition("+")[0]] for kind in KINDS if "sd" in kind}
+        | {"inpaint": tiny_sd["inpaint"]}
+    )
+
+
+Opener = Callable[..., Pipeline]
+
+
+def opener(kind: str, folder: Path, tiny_sd: dict[str, Path]) -> Opener:
+    """Opens the kind's model on a backend, in float32 unless it is told another precision."""
+    more = {"refiner": tiny_sd["refiner"]} if kind == "sdxl+refiner" else {}
+
+    def opened(backend: str, precision: str = "fp32", **options: Any) -> Pipeline:
+        return qwenimg.load(folder, backend=backend, precision=precision, **(more | options))
+
+    return opened
+
+
+def relative(a: np.ndarray, b: np.ndarray) -> float:
+    """L2 of the difference to that of `b`."""
+    return float(np.linalg.norm(a.astype(np.float64) - b) / np.linalg.norm(b.astype(np.float64)))

@@ -1,0 +1,212 @@
+"""A made-up family: one network on both backends, no text encoder, no tokenizer and no VAE. `add_toy` makes it known by
+its row alone; its network on MLX is the translation of that on torch."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import twin
+from safetensors.numpy import save_file
+
+from qwenimg.common.base.config import read_json
+from qwenimg.common.base.shape import Manifest
+from qwenimg.common.families import registry
+from qwenimg.common.families.components import open_component, read_config
+from qwenimg.common.families.family import Choices, Family
+from qwenimg.common.networks import params
+from qwenimg.common.networks.network import Network
+from qwenimg.common.pipeline import inpaint
+from qwenimg.common.pipeline.denoiser import Denoiser
+from qwenimg.common.pipeline.guidance import Guidance
+from qwenimg.common.pipeline.initial import Initial, Latents
+from qwenimg.common.pipeline.plan import SamplingPlan, Segment, flow_plan
+from qwenimg.common.pipeline.request import Defaults, Request
+from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.runtime.engine import Array
+from qwenimg.common.runtime.estimate import Needs
+from qwenimg.common.runtime.runtime import Runtime
+from qwenimg.common.sampling.flow_match import FlowMatchConfig
+from qwenimg.common.weights.precision import Kind
+
+HERE = Path(__file__).parent
+SCALE = 4  # pixels to a latent
+
+# The network, as a file of `common/networks` says it
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyConfig:
+    channels: int = 3
+    width: int = 12
+    letters: int = 26
+
+
+def manifest(config: ToyConfig) -> Manifest:
+    return params.merge(
+        params.linear("img_in", config.width, config.channels),
+        params.linear("letters", config.width, config.letters),
+        params.affine("norm_out", config.width),
+        params.linear("proj_out", config.channels, config.width),
+    )
+
+
+NETWORK = Network(name="toy", role="transformer", kind="ToyDenoiser", config=ToyConfig, manifest=manifest)
+
+# The family, as a folder of `common/families` says it
+
+
+class ToyModel:
+    """A latent is the mean of its pixels; the prompt is how often each letter comes in it."""
+
+    multiple = scale = SCALE
+    sees_mask = False
+
+    def __init__(self, runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None):
+        self.runtime, self.checkpoint = runtime, checkpoint
+        self.component = checkpoint["denoiser"]
+        self.channels = self.component.config.channels
+        self._network: Any = None
+
+    def plan(self, request: Request) -> SamplingPlan:
+        return flow_plan(self.checkpoint.scheduler, request, request.width * request.height // SCALE**2)
+
+    def warnings(self, request: Request) -> list[str]:
+        return []
+
+    def needs(self, request: Request, plan: SamplingPlan, shape: tuple[int, int]) -> Needs:
+        step = 4 * shape[0] * shape[1] * self.component.config.width
+        weights = 0 if self._network else self.runtime.weight_bytes(self.component)
+        return Needs(memory={"a step of the toy": weights + step}, steps=plan.evaluations * step, decoding=0)
+
+    def announce(self, prompts: Sequence[str], clip_skip: int = 0) -> None: ...
+
+    @contextmanager
+    def prepare(self, request: Request, plan: SamplingPlan, shape: tuple[int, int]) -> Iterator[ToyRun]:
+        if self._network is None:
+            self._network = self.runtime.open(self.component, "toy")
+        yield ToyRun(self.runtime, self._network, request, shape)
+
+    def check_encoding(self, height: int, width: int) -> None: ...
+
+    def encode(self, pixels: Latents) -> tuple[Latents, Latents]:
+        b, c, h, w = pixels.shape
+        mean = pixels.reshape(b, c, h // SCALE, SCALE, w // SCALE, SCALE).mean((3, 5))
+        return mean, np.zeros_like(mean)
+
+    def decode(self, latents: Latents) -> Latents:
+        return latents.repeat(SCALE, 2).repeat(SCALE, 3)
+
+    def free_transformer(self) -> None:
+        self._network = None
+
+    def close(self) -> None:
+        self.free_transformer()
+        self.checkpoint.close()
+
+
+class ToyRun:
+    def __init__(self, runtime: Runtime, network: Any, request: Request, shape: tuple[int, int]):
+        self.runtime, self.network, self.request, self.shape = runtime, network, request, shape
+        texts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
+        self.texts = [letters(text) for text in texts]
+        self.shapes = {"text": str([len(texts), 1, 26])}
+
+    def array(self, latents: Latents) -> Array:
+        """[1 C h w] -> [1 L C]"""
+        return self.runtime.engine.array(np.ascontiguousarray(latents.reshape(*latents.shape[:2], -1).swapaxes(1, 2)))
+
+    def latents(self, x: Array) -> Latents:
+        return self.runtime.engine.numpy(x).swapaxes(1, 2).reshape(1, -1, *self.shape)
+
+    def denoiser(self, segment: Segment, initial: Initial) -> Denoiser:
+        return Denoiser(
+            self.runtime,
+            "toy",
+            [partial(self._predict, text) for text in self.texts],
+            lambda x, sigma, velocity: x - sigma * velocity,
+            Guidance(scale=self.request.guidance),
+            branches=len(self.texts),
+            blend=inpaint.blend(initial, segment.schedule, self.array),
+        )
+
+    def _predict(self, text: Latents, x: Array, sigma: float) -> Array:
+        return self.network.predict(x, text)
+
+
+def letters(text: str) -> Latents:
+    """[1 1 26]"""
+    return np.array([[[text.lower().count(chr(97 + i)) for i in range(26)]]], np.float32)
+
+
+def open_toy(folder: Path, choices: Choices) -> Checkpoint:
+    config = read_config(NETWORK, folder / "denoiser")
+    return Checkpoint(
+        source=folder,
+        components={"denoiser": open_component(NETWORK, folder / "denoiser", config, "denoiser")},
+        tokenizers={},
+        scheduler=FlowMatchConfig(shift=read_json(folder / "scheduler" / "scheduler_config.json")["shift"]),
+    )
+
+
+FAMILY = Family(
+    name="toy",
+    title="the Toy",
+    pipelines=frozenset({"ToyPipeline"}),
+    networks=(NETWORK,),
+    denoiser="denoiser",
+    components=(("denoiser",),),
+    precision=Kind(
+        denoiser="denoiser",
+        places={"residual": "the hidden stream", "final_norm": "norm_out and proj_out"},
+        bases=("fp32", "bf16"),
+        auto="bf16",
+        syntax="fp32 or bf16",
+    ),
+    open=open_toy,
+    model=ToyModel,
+    defaults=lambda checkpoint: Defaults(width=32, height=24, steps=3, guidance=2.0, negative_prompt="dull"),
+    described=lambda folder: "the Toy, text to image",
+    layouts=(("letters.weight", "the Toy's denoiser"),),
+)
+
+# Files, and making it known
+
+
+def write_toy(folder: Path) -> Path:
+    rng = np.random.default_rng(0)
+    for name in ("denoiser", "scheduler"):
+        (folder / name).mkdir(parents=True)
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": "ToyPipeline"}))
+    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps({"shift": 2.0}))
+    config = {"_class_name": NETWORK.kind, "channels": 3, "width": 12, "letters": 26}
+    (folder / "denoiser" / "config.json").write_text(json.dumps(config))
+    weights = {
+        name: (rng.standard_normal(shape) / shape[-1] ** 0.5).astype(np.float32)
+        for name, shape in manifest(ToyConfig()).items()
+    }
+    save_file(weights, folder / "denoiser" / "diffusion_pytorch_model.safetensors")
+    return folder
+
+
+def add_toy(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """The row, and the network where each backend looks for networks; that of MLX is written to `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "toy.py").write_text(twin.translate((HERE / "toy_networks" / "toy.py").read_text(encoding="utf-8")))
+    for backend, place in (("torch", HERE / "toy_networks"), ("mlx", folder)):
+        package = importlib.import_module(f"qwenimg.backends.{backend}.networks")
+        monkeypatch.setattr(package, "__path__", [*package.__path__, str(place)])
+        name = f"{package.__name__}.toy"
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.invalidate_caches()
+        monkeypatch.setitem(sys.modules, name, importlib.import_module(name))
+    monkeypatch.setattr(registry, "FAMILIES", (*registry.FAMILIES, FAMILY))

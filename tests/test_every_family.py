@@ -1,0 +1,320 @@
+"""What every family does alike, on both backends: a new family is one more entry of `KINDS` in `family_cases`."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from family_cases import ASKED, BACKENDS, HOLE, KINDS, PICTURE, PROMPT, TASKS, Opener, opener, places, relative
+from PIL import Image
+from toy_family import add_toy, write_toy
+
+from qwenimg import DoesNotFit, NumericsError, Pipeline, Result, UsageError
+from qwenimg.common.base.safe_files import OpenFile
+from qwenimg.common.families import registry
+from qwenimg.common.families.describe import describe
+from qwenimg.common.families.family import Family
+from qwenimg.common.numbers import noise
+from qwenimg.common.pipeline.recipe import png_text, recipe_from_png
+
+LATENTS = 1e-4  # relative L2 of the final latents of both backends in float32; measured at most 4e-6
+PIXELS = 2  # of 255: a value on a rounding edge may go either way
+# For what a run does around its network, one of each path: the others differ in the network alone.
+some_kinds = pytest.mark.parametrize("kind", ["qwen", "sd15", "sdxl+refiner", "toy"], indirect=True)
+
+
+@pytest.fixture(scope="module")
+def toy_networks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("toy")
+
+
+@pytest.fixture(autouse=True)
+def with_toy(monkeypatch: pytest.MonkeyPatch, toy_networks: Path) -> None:
+    add_toy(monkeypatch, toy_networks / "networks")
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def folder(kind: str, tiny_folder: Path, folders: dict[str, Path], toy_networks: Path) -> Path:
+    toy = toy_networks / "model"
+    return places(tiny_folder, folders, toy if toy.exists() else write_toy(toy))[kind]
+
+
+@pytest.fixture
+def family(folder: Path) -> Family:
+    return registry.of_folder(folder)
+
+
+@pytest.fixture
+def load(kind: str, folder: Path, folders: dict[str, Path]) -> Opener:
+    return opener(kind, folder, folders)
+
+
+def bits(pipe: Pipeline, prompt: str = PROMPT, **more: Any) -> bytes:
+    made = pipe(prompt, **(ASKED | more))
+    return made.latents.tobytes() + made.pixels.tobytes()
+
+
+def test_every_family_is_here() -> None:
+    assert {family.name for family in registry.FAMILIES} == set(KINDS.values())
+
+
+# Pictures
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_both_backends_draw_the_same(load: Opener, kind: str, task: str) -> None:
+    made = [load(backend)(PROMPT, **ASKED, **TASKS[task]) for backend in BACKENDS]
+    error = relative(made[1].latents, made[0].latents)
+    worst = np.abs(made[0].pixels.astype(int) - made[1].pixels).max()
+    print(f"{kind} {task}: latents {error:.1e} (limit {LATENTS}), pixels {worst} (limit {PIXELS})")
+    assert made[0].pixels.shape == (36, 52, 3) and made[0].pixels.std() > 10  # flat pictures would prove nothing
+    assert error <= LATENTS and worst <= PIXELS
+    for key in ("noise_sha256", "sigmas_sha256", "sampler", "steps"):
+        assert made[0].recipe[key] == made[1].recipe[key]
+
+
+@some_kinds
+def test_repeats_bit_for_bit(load: Opener, backend: str) -> None:
+    pipe = load(backend)
+    first = bits(pipe)
+    assert first == bits(pipe) == bits(load(backend))
+    assert first != bits(pipe, seed=8) and first != bits(pipe, "a blue square")
+
+
+def test_a_picture_to_start_from_and_a_mask(load: Opener, backend: str) -> None:
+    """Strength is the share of the schedule that is run; outside the mask the picture's own latents stay."""
+    pipe = load(backend)
+    *steps, made = pipe.stream(PROMPT, **(ASKED | {"steps": 4}), image=PICTURE, strength=0.5)
+    assert isinstance(made, Result) and made.recipe["strength"] == 0.5
+    assert len(steps) == 2
+    first, second = (pipe(p, **ASKED, **TASKS["mask"]) for p in (PROMPT, "a blue square"))
+    assert first.recipe["mask_sha256"] == noise.sha256(HOLE)
+    left = made.latents.shape[3] // 2 - 1  # columns that the mask leaves as they are, on every scale
+    same = np.array_equal(first.latents[..., :left], second.latents[..., :left])
+    assert same or pipe.model.sees_mask
+    assert not np.array_equal(first.latents, second.latents)
+
+
+@some_kinds
+def test_given_latents_replace_the_noise(load: Opener, backend: str) -> None:
+    pipe = load(backend)
+    seeded = pipe(PROMPT, **ASKED)
+    given = noise.normal(seeded.latents.shape, seed=ASKED["seed"])
+    made = pipe(PROMPT, **(ASKED | {"seed": 1}), latents=given)
+    assert made.latents.tobytes() == seeded.latents.tobytes() and made.recipe["rng"] == "given"
+    assert made.latents.dtype == np.float32
+    with pytest.raises(UsageError, match=r"latents of shape .* do not fit"):
+        pipe(PROMPT, **(ASKED | {"width": 128}), latents=given)
+
+
+@some_kinds
+def test_guidance_of_one_takes_no_negative_prompt(load: Opener) -> None:
+    """Nor is its text in the recipe; at another guidance it counts."""
+    pipe = load("cpu")
+    made = [pipe(PROMPT, **(ASKED | {"guidance": 1.0}), negative_prompt=text) for text in (None, "a green square")]
+    assert made[0].latents.tobytes() == made[1].latents.tobytes()
+    assert made[1].recipe["negative_prompt"] == "" and "negative prompt has no effect" in made[1].warnings[0]
+    assert bits(pipe, negative_prompt="a green square") != bits(pipe)
+
+
+# Recipes
+
+
+@some_kinds
+def test_the_recipe_in_the_file_makes_the_picture_again(
+    load: Opener, backend: str, folder: Path, tmp_path: Path
+) -> None:
+    made = load(backend)("一个圆\nNegative prompt: no", **ASKED, negative_prompt="dull")
+    path = made.save(tmp_path / "a.png")
+    recipe = recipe_from_png(path)
+    assert recipe == json.loads(png_text(made.recipe)["qwenimg"])
+    assert np.array_equal(np.asarray(Image.open(path)), made.pixels)
+    assert str(folder.parent) not in path.read_bytes().decode("latin-1")
+    names = ("negative_prompt", "width", "height", "steps", "guidance", "seed", "sampler")
+    again = load(backend)(recipe["prompt"], **{name: recipe[name] for name in names})
+    assert again.pixels.tobytes() == made.pixels.tobytes()
+    path.write_bytes(made.png(metadata=False))
+    assert Image.open(path).info == {}
+
+
+# Refusals
+
+
+def test_options_of_another_family_are_refused_by_name(load: Opener, family: Family, folder: Path) -> None:
+    options: dict[str, Any] = {"vae": folder, "tokenizer": folder, "prediction": "v"}
+    assert options.keys() == {name for row in registry.FAMILIES for name in row.choices}
+    for name in options.keys() - family.choices:
+        with pytest.raises(UsageError, match=f"--{name} is for .*another model"):
+            load("cpu", **{name: options[name]})
+    if family.check_refiner is None:
+        with pytest.raises(UsageError, match="--refiner is for SDXL base models only"):
+            load("cpu", refiner=folder)
+    for other in registry.FAMILIES:
+        if other.precision.denoiser != family.precision.denoiser:
+            with pytest.raises(UsageError, match="syntax"):
+                load("cpu", f"bf16,{other.precision.denoiser}=fp32")
+
+
+def test_every_policy_of_the_row_is_known(load: Opener, family: Family) -> None:
+    for name in family.precision.bases:
+        pipe = load("cpu", name)
+        assert family.precision.denoiser in pipe.headline() and name in pipe.headline()
+        assert set(pipe.precision.places()) == set(family.precision.places)
+
+
+@some_kinds
+def test_what_does_not_fit_is_refused_before_a_weight_is_read(
+    load: Opener, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe, read = load(backend), []
+    monkeypatch.setattr(pipe.engine, "free_memory", lambda: 1000)
+    monkeypatch.setattr(OpenFile, "fill", lambda self, view, begin: read.append(self.path.name))
+    for call in (lambda: pipe(PROMPT, **ASKED), lambda: pipe.estimate(PROMPT, **ASKED)):
+        with pytest.raises(DoesNotFit, match=r"takes .* [kM]B in fp32, 1\.0 kB are free") as caught:
+            call()
+        assert caught.value.exit_code == 4 and "\n" not in str(caught.value)
+    print(caught.value)
+    assert not read
+
+
+# A run that ends early leaves nothing behind
+
+
+class StoppedError(Exception):
+    """Of the one who reads the stream, or of a part that fails."""
+
+
+def stopped(*args: object, **kwargs: object) -> Any:
+    raise StoppedError
+
+
+def never_begun(pipe: Pipeline) -> None:
+    pipe.stream(PROMPT, **ASKED)
+
+
+def closed(pipe: Pipeline) -> None:
+    events = pipe.stream(PROMPT, **ASKED)
+    next(events)
+    events.close()
+
+
+def dropped(pipe: Pipeline) -> None:
+    for _ in pipe.stream(PROMPT, **ASKED, **TASKS["mask"]):
+        break
+
+
+def raised_in(pipe: Pipeline) -> None:
+    events = pipe.stream(PROMPT, **ASKED)
+    next(events)
+    with pytest.raises(StoppedError):
+        events.throw(StoppedError())
+
+
+def refused(pipe: Pipeline) -> None:
+    with pytest.raises(UsageError):
+        pipe(PROMPT, steps=0)
+
+
+def decoder_failed(pipe: Pipeline) -> None:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(StoppedError):
+        patch.setattr(pipe.model, "decode", stopped)
+        pipe(PROMPT, **ASKED)
+
+
+def device_failed(pipe: Pipeline) -> None:
+    """While the run is prepared: nothing goes to the device."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(StoppedError):
+        patch.setattr(pipe.engine, "array", stopped)
+        pipe("another prompt", **ASKED)
+
+
+def not_finite(pipe: Pipeline) -> None:
+    """In the first step."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(NumericsError, match="step 1: non-finite"):
+        pipe.prepare([PROMPT, pipe.defaults.negative_prompt])
+        patch.setattr(pipe.engine, "finite", lambda array: False)
+        pipe(PROMPT, **ASKED)
+
+
+ENDS = (never_begun, closed, dropped, raised_in, refused, decoder_failed, device_failed, not_finite)
+
+
+@some_kinds
+def test_every_end_of_a_run_leaves_nothing_behind(load: Opener, backend: str) -> None:
+    """After each the next picture is bit for bit that of a fresh pipeline, its times are its own, and no run lives."""
+    pipe, runs = load(backend), []
+    wanted = bits(load(backend), "a star")
+    prepare = pipe.model.prepare
+
+    @contextmanager
+    def noted(*args: Any) -> Any:
+        with prepare(*args) as run:
+            runs.append(weakref.ref(run))
+            yield run
+            del run
+
+    pipe.model.prepare = noted
+    for end in ENDS:
+        end(pipe)
+        assert pipe.runtime.clock.seconds == {}, end.__name__
+        assert bits(pipe, "a star") == wanted, end.__name__
+    gc.collect()
+    assert len(runs) > len(ENDS) and all(run() is None for run in runs)
+
+
+# Memory and files
+
+
+@some_kinds
+def test_what_is_freed_is_loaded_again(load: Opener, backend: str) -> None:
+    pipe = load(backend)
+    wanted = bits(pipe)
+    pipe.free_transformer()
+    assert bits(pipe) == wanted
+    fresh = load(backend)
+    fresh.prepare([PROMPT, "a star", ""])
+    assert bits(fresh) == wanted
+
+
+@some_kinds
+def test_closed_is_closed(load: Opener, backend: str) -> None:
+    pipe = load(backend)
+    pipe(PROMPT, **ASKED)
+    files = [file for part in pipe.model.checkpoint.components.values() for file in part.plan.files]
+    assert files and not any(file.stream.closed for file in files)
+    pipe.close()
+    pipe.close()
+    assert all(file.stream.closed for file in files)
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: pipe(PROMPT),
+        lambda: pipe.prepare([PROMPT]),
+        lambda: pipe.free_transformer(),
+    )
+    for call in calls:
+        with pytest.raises(UsageError, match="this pipeline is closed"):
+            call()
+
+
+def test_info_finds_no_fault(folder: Path, family: Family) -> None:
+    found = describe(folder)
+    print("\n".join(found.lines))
+    assert found.faults == []
+    assert found.lines[1].startswith("pipeline: ") and family.described(folder) in found.lines[1]
+    assert any(line.startswith(f"{family.denoiser}: ") for line in found.lines)

@@ -1,0 +1,69 @@
+"""Every family on a device that is not the CPU: nothing is made in the wrong place, and the pictures are the CPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from family_cases import ASKED, KINDS, PROMPT, TASKS, opener, places, relative
+from pretend_device import DEVICE, Shell, WrongDeviceError, pretend_engine, pretending
+from toy_family import add_toy, write_toy
+
+from qwenimg import Pipeline, backends
+from qwenimg.backends.torch import ops
+
+LATENTS = 1e-5  # relative L2 of the final latents, float32: the same kernels, but for what depends on a weight's device
+
+
+@pytest.fixture(autouse=True)
+def device() -> Iterator[None]:
+    with pretending():
+        yield
+
+
+@pytest.fixture(params=KINDS)
+def pipes(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_folder: Path,
+    folders: dict[str, Path],
+    tmp_path: Path,
+) -> list[Pipeline]:
+    """The same model on the CPU and on the pretend device."""
+    add_toy(monkeypatch, tmp_path / "networks")
+    kind, found = request.param, places(tiny_folder, folders, write_toy(tmp_path / "toy"))
+    load = opener(kind, found[kind], folders)
+    on_cpu = load("cpu")
+    monkeypatch.setattr(backends, "load", lambda name: pretend_engine())
+    return [on_cpu, load("cpu")]
+
+
+def test_every_family_draws_what_the_cpu_draws(pipes: list[Pipeline]) -> None:
+    for task, asked in TASKS.items():
+        expected, made = (pipe(PROMPT, **ASKED, **asked) for pipe in pipes)
+        error = relative(made.latents, expected.latents)
+        print(f"{task}: {error:.1e} (limit {LATENTS}) on {pipes[1].device}")
+        assert error <= LATENTS and np.abs(made.pixels.astype(int) - expected.pixels).max() <= 1
+    assert isinstance(pipes[1].engine.array(np.zeros(2, np.float32)), Shell)
+
+
+@pytest.mark.parametrize("pipes", ["qwen", "sd15", "toy"], indirect=True)
+def test_a_tensor_in_the_wrong_place_is_caught(pipes: list[Pipeline], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes from numpy to the device stays on the CPU, as where `device=` was forgotten."""
+    monkeypatch.setattr(ops, "table", lambda values, dtype, device: torch.from_numpy(values).to(dtype))
+    with pytest.raises(WrongDeviceError, match="found cpu and pretend"):
+        pipes[1](PROMPT, **ASKED)
+
+
+def test_the_device_itself() -> None:
+    here, there = torch.ones(2, 3), torch.ones(2, 3, device=DEVICE)
+    assert there.device == DEVICE and (there + there).device == DEVICE and (2.0 * there).device == DEVICE
+    assert torch.equal((there @ there.T).cpu(), here @ here.T)
+    assert (there + torch.tensor(1.0)).device == DEVICE  # a number has no place
+    assert torch.empty_like(here).copy_(there).device.type == "cpu"
+    for mixed in (lambda: here + there, lambda: torch.cat([here, there]), lambda: there[torch.tensor([0])] + here):
+        with pytest.raises(WrongDeviceError, match="one device"):
+            mixed()
