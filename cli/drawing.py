@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import qwenimg
-from qwenimg.cli import environment, failures, writing
+from qwenimg.cli import environment, failures, streams
 from qwenimg.cli.faults import kept, report_faults
 from qwenimg.cli.options import parse_debug
 from qwenimg.cli.progress import Report
 from qwenimg.cli.signals import Stop
 from qwenimg.common.base import atomic_files
 from qwenimg.common.base.amounts import counted
-from qwenimg.common.base.errors import DoesNotFit, ModelError, NumericsError, UsageError
+from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.fields import Fields, fields, merged
-from qwenimg.common.jobs.pictures import Picture, pictures
+from qwenimg.common.jobs.pictures import Picture, makes_folder, pictures
 from qwenimg.common.jobs.prompt_file import read_prompts
-from qwenimg.common.jobs.replay import NAMES, Replay, check_model, read_replay
+from qwenimg.common.jobs.replay import Replay, check_model, read_replay
+from qwenimg.common.jobs.run import Job, Outcome, completed, estimated, prepare, run
 from qwenimg.common.pictures import latents as latents_
 
 if TYPE_CHECKING:
-    from qwenimg import Pipeline, Result
+    from qwenimg import Pipeline, Step
+    from qwenimg.common.runtime.estimate import Estimate
 
 LATENTS = (".npy", ".safetensors")
 
@@ -63,7 +64,6 @@ class Flags:
 def draw(flags: Flags, stop: Stop) -> int:
     """The whole run; its exit code. Raises QwenimgError, before any model is opened where that is possible."""
     from qwenimg.common.hub import resolve
-    from qwenimg.common.shapes import builtin
 
     report = Report(as_json=flags.json, quiet=flags.quiet, debug=parse_debug(flags.debug))
     for line in environment.unknown():
@@ -73,40 +73,68 @@ def draw(flags: Flags, stop: Stop) -> int:
         report.notify("warning", line)
     wanted, failed = _wanted(flags, replay, report)
     _check_files(flags, replay, wanted)
-    noise = None if flags.latents is None else _read_noise(flags.latents, wanted)
-    given = _read_pictures(flags, report)
-    model = flags.model or (None if replay is None else replay.model)
-    built_in = resolve.is_built_in(model)
-    if built_in and model is None:
-        wanted = kept(wanted, lambda p: builtin.check_prompts([p.prompt]), report, failed, keep_going=flags.keep_going)
-    unknown = _unknown_words(wanted) if built_in else []
+    job = _job(flags, replay, wanted, report)
+    advice = resolve.advice(flags.model or (None if replay is None else replay.model))
+    warnings = list[str]()
+    if advice is not None:
+        wanted = kept(wanted, lambda p: advice.check(p.prompt), report, failed, keep_going=flags.keep_going)
+        warnings = advice.texts([p.prompt for p in wanted], [p.said("negative_prompt") or "" for p in wanted])
     for folder in {picture.path.parent for picture in wanted if picture.path is not None}:
         atomic_files.sweep(folder)
     try:
         pipe = _open(flags, replay, report)
-        for words in unknown:
-            report.notify("warning", words)
-        wanted = [_completed(picture, pipe, given) for picture in wanted]
+        wanted = [completed(picture, pipe, job) for picture in wanted]
         sizes = dict.fromkeys((picture.said("width"), picture.said("height")) for picture in wanted)
-        if built_in and (other := builtin.other_sizes(sizes)):
-            report.notify("warning", other)
+        for line in warnings if advice is None else [*warnings, *advice.sizes(sizes)]:
+            report.notify("warning", line)
         if flags.save_latents is not None and len(sizes) > 1:
             raise UsageError("--save-latents: one file takes pictures of one size; this run makes several sizes")
-        expected = []
-
-        def check(picture: Picture) -> None:
-            writing.check(picture, no_metadata=flags.no_metadata)
-            expected.append(pipe.estimate(**_asked(picture, noise, given)))
-
-        wanted = kept(wanted, check, report, failed, keep_going=flags.keep_going)
+        expected: list[Estimate] = []
+        wanted = kept(
+            wanted,
+            lambda p: expected.append(estimated(pipe, job, p)),
+            report,
+            failed,
+            keep_going=flags.keep_going,
+        )
         report.headline(pipe.headline(), expected)
         report.plan(pipe, wanted)
-        skips = {picture.said("clip_skip") or 0 for picture in wanted}
-        pipe.prepare(_texts(wanted, pipe), max(skips) if len(skips) == 1 else 0)
+        prepare(pipe, wanted)
         with stop.waits():
-            return _draw_all(pipe, wanted, noise, given, flags, replay, report, stop, failed)
+            listener = RunReport(report, stop, failed)
+            return listener.code(run(pipe, job, wanted, listener))
     finally:
         report.give_up()
+
+
+class RunReport:
+    """Reports a run, and ends it where a signal came. `codes`: exit codes of what is not made."""
+
+    def __init__(self, report: Report, stop: Stop, codes: list[int]) -> None:
+        self.report, self.stop, self.codes = report, stop, codes
+        self.notify, self.image = report.notify, report.image
+
+    def begin(self, picture: Picture) -> None:
+        self.stop.picture()
+        self.report.begin(picture)
+
+    def step(self, picture: Picture, step: Step) -> None:
+        self.stop.step(step.index, step.total, step.seconds)
+        self.report.step(picture, step)
+        self.stop.check_step()
+
+    def failure(self, picture: Picture, error: Exception) -> None:
+        self.stop.check()
+        self.codes.append(self.report.failure(picture, error))
+
+    def code(self, outcome: Outcome) -> int:
+        """The exit code. `done` comes last, also where an error ended the run."""
+        self.stop.check()
+        codes = self.codes
+        fatal = codes[-1] if outcome.fatal else 0
+        code = fatal or (0 if not codes else failures.PARTIAL if outcome.made else codes[0])
+        self.report.done(outcome.made, len(codes), code)
+        return code
 
 
 # Before the model is opened
@@ -186,38 +214,37 @@ def _read_noise(path: Path, wanted: Sequence[Picture]) -> Any:
     return noise
 
 
-@dataclass(frozen=True, kw_only=True)
-class Given:
-    """The picture to start from, uint8 [H, W, 3], and what of it is to be made anew, uint8 [H, W]."""
+def _job(flags: Flags, replay: Replay | None, wanted: Sequence[Picture], report: Report) -> Job:
+    """The arrays that were given, and how pictures are written. Raises UsageError and ModelError."""
+    noise = None if flags.latents is None else _read_noise(flags.latents, wanted)
+    image, mask = _read_pictures(flags, report)
+    return Job(
+        image=image,
+        mask=mask,
+        noise=noise,
+        replay=replay,
+        overwrite=flags.overwrite,
+        metadata=not flags.no_metadata,
+        new_folder=makes_folder(flags.output),
+        save_latents=flags.save_latents,
+        put=streams.put,
+    )
 
-    image: Any = None
-    mask: Any = None
 
-
-def _read_pictures(flags: Flags, report: Report) -> Given:
-    """Raises UsageError and ModelError."""
+def _read_pictures(flags: Flags, report: Report) -> tuple[Any, Any]:
+    """The picture to start from, and its mask. Raises UsageError and ModelError."""
     if flags.image is None:
         for option, value in (("--mask", flags.mask), ("--strength", flags.said["strength"])):
             if value is not None:
                 raise UsageError(f"{option} needs the picture that it is for; give it with -i")
-        return Given()
+        return None, None
     from qwenimg.common.pictures import input
 
     image, notes = input.read_image(flags.image)
     mask, more = (None, []) if flags.mask is None else input.read_mask(flags.mask, image)
     for line in notes + more:
         report.notify("warning", line)
-    return Given(image=image, mask=mask)
-
-
-def _unknown_words(wanted: Sequence[Picture]) -> list[str]:
-    """What the built-in model would not understand."""
-    from qwenimg.common.shapes import builtin
-
-    prompts = [picture.prompt for picture in wanted]
-    negative = (picture.said("negative_prompt") or "" for picture in wanted)
-    found = (builtin.unknown_words(prompts), builtin.unknown_words(negative, " of the negative prompt"))
-    return [words for words in found if words]
+    return image, mask
 
 
 def _open(flags: Flags, replay: Replay | None, report: Report) -> Pipeline:
@@ -257,114 +284,3 @@ def _named(name: str, option: str, flags: Flags) -> str:
     except ModelError as error:
         where = clean(flags.replay, 60)
         raise ModelError(f"{error} (the model that {where} was made with; give it with {option})") from None
-
-
-# With it
-
-
-def _completed(picture: Picture, pipe: Pipeline, given: Given) -> Picture:
-    """`picture` with the model's defaults where nothing was said, but for the negative prompt."""
-    d = pipe.defaults
-    if picture.aspect is not None:
-        width, height = d.size(picture.aspect)
-    else:
-        width, height = d.sides(picture.said("width"), picture.said("height"), given.image)
-    usual = {"steps": d.steps, "guidance": d.guidance}
-    return replace(picture, asked=usual | picture.asked | {"width": width, "height": height})
-
-
-def _texts(wanted: Sequence[Picture], pipe: Pipeline) -> list[str]:
-    """Every text to encode, once."""
-    texts: dict[str, None] = {}
-    for picture in wanted:
-        texts[picture.prompt] = None
-        if picture.said("guidance") > 1:
-            negative = picture.said("negative_prompt")
-            texts[pipe.defaults.negative_prompt if negative is None else negative] = None
-    return list(texts)
-
-
-def _draw_all(
-    pipe: Pipeline,
-    wanted: Sequence[Picture],
-    noise: Any,
-    given: Given,
-    flags: Flags,
-    replay: Replay | None,
-    report: Report,
-    stop: Stop,
-    failed: list[int],
-) -> int:
-    """Its exit code. `failed`: exit codes of what is not drawn at all. Each failure is reported with its picture, and
-    `done` comes last, also where an error ends the run."""
-    made, fatal, latents = 0, 0, list[Any]()
-    for picture in wanted:
-        stop.picture()
-        report.begin(picture)
-        start, drawn = time.monotonic(), False
-        try:
-            result = _draw_one(pipe, picture, _asked(picture, noise, given), report, stop)
-            drawn = True
-            _compare_noise(result, picture, replay, report)
-            writing.write(picture, result, flags)
-            report.image(picture, result, time.monotonic() - start)
-            made += 1
-            latents += [result.latents] if flags.save_latents is not None else []
-            if flags.save_latents is not None and len(latents) == len(wanted):
-                latents_.write_latents(flags.save_latents, latents_.join_latents(latents), overwrite=flags.overwrite)
-        except Exception as error:
-            stop.check()
-            failed.append(report.failure(picture, error))
-            if _ran_out(error):
-                if drawn or not made:  # a disk that is full stays full, memory that never sufficed will not suffice
-                    break
-            elif not isinstance(error, (UsageError, NumericsError)):
-                fatal = failed[-1]
-                break
-    stop.check()
-    code = fatal or (0 if not failed else failures.PARTIAL if made else failed[0])
-    report.done(made, len(failed), code)
-    return code
-
-
-def _asked(picture: Picture, noise: Any, given: Given) -> dict[str, Any]:
-    """What `Pipeline.stream` takes for `picture`, with its own row of `noise` where there is one for each."""
-    i = picture.index - 1
-    arrays = {
-        "image": given.image,
-        "mask": given.mask,
-        "latents": noise if noise is None or len(noise) == 1 else noise[i : i + 1],
-    }
-    return picture.asked | arrays
-
-
-def _draw_one(pipe: Pipeline, picture: Picture, asked: dict[str, Any], report: Report, stop: Stop) -> Result:
-    events = pipe.stream(**asked)
-    for event in events:
-        if isinstance(event, qwenimg.Result):
-            return event
-        stop.step(event.index, event.total, event.seconds)
-        report.step(picture, event)
-        stop.check_step()
-    raise AssertionError("the stream ended without a picture")
-
-
-def _ran_out(error: Exception) -> bool:
-    """Whether `error` says that memory or disk did not suffice."""
-    return isinstance(error, DoesNotFit) or failures.out_of_memory(error) or failures.disk_full(error)
-
-
-def _compare_noise(result: Result, picture: Picture, replay: Replay | None, report: Report) -> None:
-    """Warns where a picture that is made again starts from other noise, so that it must come out different."""
-    if replay is None or replay.noise_sha256 is None or replay.fields.get("seed") != str(picture.seed):
-        return
-    same_size = all(replay.fields.get(side) == picture.said(side) for side in ("width", "height"))
-    if same_size and result.recipe["noise_sha256"] != replay.noise_sha256:
-        report.notify("warning", "the noise is not that of the picture given to --from")
-    prints = result.recipe.get("fingerprints", {})
-    for key, option in zip(NAMES, ("-m", "--refiner", "--vae"), strict=True):
-        if key in prints and replay.fingerprints.get(key, prints[key]) != prints[key]:
-            report.notify("warning", f"the weights given to {option} are not those of the picture given to --from")
-    for key, option in (("image_sha256", "-i"), ("mask_sha256", "--mask")):
-        if replay.used.get(key, result.recipe.get(key)) != result.recipe.get(key):
-            report.notify("warning", f"the picture given to {option} is not that of the picture given to --from")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import sys
@@ -11,19 +10,10 @@ import traceback
 import click
 
 from qwenimg.cli import environment, streams
-from qwenimg.common.base.errors import QwenimgError
+from qwenimg.common.base.errors import QwenimgError, disk_full, out_of_memory
 
 SCHEMA = 1  # of the events of --json
 PARTIAL = 7
-# What torch's CPU allocator, MLX and Metal say in a bare RuntimeError.
-_NO_MEMORY = (
-    "can't allocate memory",
-    "unable to allocate",
-    "maximum allowed buffer size",
-    "insufficient memory",
-    "out of memory",
-)
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def explain(error: BaseException) -> tuple[int, str]:
@@ -40,20 +30,6 @@ def explain(error: BaseException) -> tuple[int, str]:
         return 4, f"output cannot be written: {error.strerror}"
     hint = "" if _wants_traceback() else "; QWENIMG_TRACEBACK=1 shows where"
     return 1, f"this is a bug in qwenimg: {type(error).__name__}: {str(error)[:150]}{hint}"
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Also for torch's own error, which is known by its name so that torch need not be imported, and for the
-    RuntimeError of an allocator, which is known by its text."""
-    names = [cls.__name__ for cls in type(error).__mro__]
-    if "OutOfMemoryError" in names or isinstance(error, MemoryError):
-        return True
-    text = str(error).lower() if isinstance(error, RuntimeError) else ""
-    return any(sign in text for sign in _NO_MEMORY)
-
-
-def disk_full(error: BaseException) -> bool:
-    return isinstance(error, OSError) and error.errno in _FULL
 
 
 def report(error: BaseException, where: str = "") -> tuple[int, str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from qwenimg.cli.progress import Report
-from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.base.safe_files import bad
+from qwenimg.common.base.errors import ModelError
 from qwenimg.common.jobs.pictures import Picture
+from qwenimg.common.jobs.run import passing
 
 MOST = 20  # that are reported one by one where they end the run
 
@@ -31,15 +31,6 @@ def kept(
 ) -> list[Picture]:
     """Those of `wanted` that pass `check`. A fault of a prompt file is reported with its line, and its exit code
     is added to `failed`. Raises QwenimgError."""
-    passed: list[Picture] = []
-    faults: dict[str, ModelError] = {}
-    for picture in wanted:
-        try:
-            check(picture)
-            passed.append(picture)
-        except (UsageError, ModelError) as error:
-            if not picture.where:
-                raise
-            faults.setdefault(picture.where, bad(picture.where, str(error)))
-    failed += report_faults(list(faults.values()), report, left=len(passed), keep_going=keep_going)
+    passed, faults = passing(wanted, check)
+    failed += report_faults(faults, report, left=len(passed), keep_going=keep_going)
     return passed

@@ -29,6 +29,7 @@ AT_IMPORT = {
     "getattr": "a framework's dtype by its name",
     "field": "a field of a dataclass",
     "replace": "a variant of a constant",
+    "Option": "a constant",
     "option": "a field of a dataclass, with what is known of it",
     "required": "the same",
     "options_of": "a table of constants",

@@ -29,19 +29,10 @@ from qwenimg.common.pipeline.request import OPTIONS, Request
 # A new option
 
 FIELD = """\
-    glow: float = option(
-        0.5,
-        help="{bounds}, how much it glows",
-        section="Picture",
-        metavar="X",
-        flags=("--shine",),
-        least=0,
-        most=2,
-        open="least",
-        config=True,
-        recorded="changed",
-        needs="guidance",
-    )
+    glow: float = option(0.5, Option(
+        help="{bounds}, how much it glows", section="Picture", metavar="X", flags=("--shine",), least=0, most=2,
+        open="least", config=True, recorded="changed", needs="guidance",
+    ))
 """
 SCRIPT = """
 import json, sys
@@ -137,7 +128,7 @@ def test_an_option_stands_where_it_is_known_and_where_it_is_used() -> None:
     }
     print(len(lines), "lines of", len({name for name, _ in lines}), "files")
     assert dict(lines) == {
-        "common/pipeline/request.py": "guidance_rescale: float = option(",
+        "common/pipeline/request.py": "guidance_rescale: float = option(0.0, Option(",
         "common/pipeline/asked.py": "guidance_rescale: float | None",  # written by tools/write_asked.py
         "common/families/stable_diffusion/model.py": (
             "Guidance(scale=self.request.guidance, rescale=self.request.guidance_rescale),"

@@ -6,9 +6,19 @@ whatever the file contained. Exit codes 130 and 143 (signals) and 7 (partial bat
 
 from __future__ import annotations
 
+import errno
 import reprlib
 
 BITS = 1024  # of an integer that is written out
+# What torch's CPU allocator, MLX and Metal say in a bare RuntimeError.
+_NO_MEMORY = (
+    "can't allocate memory",
+    "unable to allocate",
+    "maximum allowed buffer size",
+    "insufficient memory",
+    "out of memory",
+)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class QwenimgError(Exception):
@@ -53,6 +63,26 @@ class NumericsError(QwenimgError, ArithmeticError):
     """A non-finite value, or a numeric check that failed."""
 
     exit_code = 6
+
+
+# Of errors that are not ours
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Also for torch's own error, which is known by its name so that torch need not be imported, and for the
+    RuntimeError of an allocator, which is known by its text."""
+    names = [cls.__name__ for cls in type(error).__mro__]
+    if "OutOfMemoryError" in names or isinstance(error, MemoryError):
+        return True
+    text = str(error).lower() if isinstance(error, RuntimeError) else ""
+    return any(sign in text for sign in _NO_MEMORY)
+
+
+def disk_full(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in _FULL
+
+
+# Text
 
 
 def _start(value: object, count: int) -> str:

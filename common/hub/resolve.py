@@ -110,6 +110,11 @@ def is_built_in(model: str | None) -> bool:
         return False
 
 
+def advice(model: str | None) -> builtin.Advice | None:
+    """What is known of what `model` can draw, before it is opened; None of a model that may draw anything."""
+    return builtin.Advice(named=model is not None) if is_built_in(model) else None
+
+
 def _built_in() -> Resolved:
     if not builtin.present():
         raise builtin.absent()

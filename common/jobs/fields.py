@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.numbers.sizes import parse_aspect, parse_size
-from qwenimg.common.pipeline.option import option, options_of
+from qwenimg.common.pipeline.option import Option, option, options_of
 from qwenimg.common.pipeline.request import MAX_SEED, OPTIONS
 
 MAX_PICTURES = 10_000  # of one run
@@ -24,36 +24,22 @@ sides, `aspect` a Fraction, and `seed` is a text as after --seed."""
 
 @dataclass(frozen=True, kw_only=True)
 class _Sizes:
-    size: str = option(
-        "",
-        help="width and height in pixels, such as 1664x928",
-        section="Picture",
-        metavar="WxH",
-        checks=parse_size,
+    size: str = option("", Option(
+        help="width and height in pixels, such as 1664x928", section="Picture", metavar="WxH", checks=parse_size,
         config=True,
-    )
-    aspect: str = option(
-        "",
-        help="a shape such as 16:9: the model's own size of it, else about its area",
-        section="Picture",
-        metavar="W:H",
-        checks=parse_aspect,
-        config=True,
-    )
+    ))  # fmt: skip
+    aspect: str = option("", Option(
+        help="a shape such as 16:9: the model's own size of it, else about its area", section="Picture",
+        metavar="W:H", checks=parse_aspect, config=True,
+    ))  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Numbers:
-    num_images: int = option(
-        1,
-        help="N pictures, counting up from the seed",
-        section="Picture",
-        metavar="N",
-        flags=("-N",),
-        aliases=("batch-count", "n-images", "num-images-per-prompt"),
-        least=1,
-        most=MAX_PICTURES,
-    )
+    num_images: int = option(1, Option(
+        help="N pictures, counting up from the seed", section="Picture", metavar="N", flags=("-N",),
+        aliases=("batch-count", "n-images", "num-images-per-prompt"), least=1, most=MAX_PICTURES,
+    ))  # fmt: skip
 
 
 ALL = options_of(_Sizes) | OPTIONS | options_of(_Numbers)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import short
 from qwenimg.common.jobs.fields import Fields
-from qwenimg.common.jobs.foreign import Foreign, known_model
-from qwenimg.common.jobs.foreign_read import read_foreign
-from qwenimg.common.pictures.texts import read_texts
-from qwenimg.common.pipeline.recipe import recipe_from_png
+from qwenimg.common.jobs.pictures import Picture
 from qwenimg.common.pipeline.request import OPTIONS
+
+if TYPE_CHECKING:
+    from qwenimg.common.jobs.foreign import Foreign
+    from qwenimg.common.pipeline.recipe import Recipe
 
 NAMES = ("model", "refiner", "vae")  # of what a recipe names and does not hold
 USED = ("image_sha256", "mask_sha256", "refiner", "vae", "prediction")
@@ -37,6 +39,10 @@ class Replay:
 
 def read_replay(path: Path) -> Replay:
     """The recipe in the picture at `path`, ours or another program's. Raises ModelError."""
+    from qwenimg.common.jobs.foreign_read import read_foreign
+    from qwenimg.common.pictures.texts import read_texts
+    from qwenimg.common.pipeline.recipe import recipe_from_png
+
     texts = read_texts(path)
     foreign = None if "qwenimg" in texts else read_foreign(texts, path)
     if foreign is not None:
@@ -60,6 +66,8 @@ def read_replay(path: Path) -> Replay:
 
 def _foreign_replay(foreign: Foreign, path: Path) -> Replay:
     """What the recipe of another program says. Raises ModelError for one that cannot be followed."""
+    from qwenimg.common.jobs.foreign import known_model
+
     if foreign.refused is not None:
         raise bad(path, f"its recipe of {foreign.program} is not plain: {foreign.refused}")
     seed = {"seed": str(foreign.fields["seed"])} if "seed" in foreign.fields else {}
@@ -86,3 +94,21 @@ def check_model(replay: Replay, given: str | None) -> None:
         name = short(replay.foreign_model, 60)
         what = f"calls its model {name!r}, which is no name here" if name else "names no model"
         raise ModelError(f"--from: that picture's recipe {what}; say with -m which model makes it")
+
+
+def differences(replay: Replay | None, picture: Picture, recipe: Recipe) -> list[str]:
+    """Why a picture that is made again must come out different: a line for each thing that is another one now."""
+    if replay is None or replay.noise_sha256 is None or replay.fields.get("seed") != str(picture.seed):
+        return []
+    found, now = [], dict[str, Any](recipe)
+    same_size = all(replay.fields.get(side) == picture.said(side) for side in ("width", "height"))
+    if same_size and recipe["noise_sha256"] != replay.noise_sha256:
+        found.append("the noise is not that of the picture given to --from")
+    prints = recipe.get("fingerprints", {})
+    for key, option in zip(NAMES, ("-m", "--refiner", "--vae"), strict=True):
+        if key in prints and replay.fingerprints.get(key, prints[key]) != prints[key]:
+            found.append(f"the weights given to {option} are not those of the picture given to --from")
+    for key, option in (("image_sha256", "-i"), ("mask_sha256", "--mask")):
+        if replay.used.get(key, now.get(key)) != now.get(key):
+            found.append(f"the picture given to {option} is not that of the picture given to --from")
+    return found

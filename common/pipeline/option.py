@@ -114,14 +114,14 @@ class Option:
         return f"{'an integer' if self.kind is int else 'a number'} from {self.least} to {self.most}"
 
 
-def option(default: Any, /, **known: Any) -> Any:
-    """A field of a request, of which `known` is an Option's."""
-    return field(default=default, metadata={"option": Option(**known)})
+def option(default: Any, known: Option) -> Any:
+    """A field of a request."""
+    return field(default=default, metadata={"option": known})
 
 
-def required(**known: Any) -> Any:
+def required(known: Option) -> Any:
     """The same without a default."""
-    return field(metadata={"option": Option(**known)})
+    return field(metadata={"option": known})
 
 
 def options_of(cls: Any) -> dict[str, Option]:

@@ -267,7 +267,7 @@ class Pipeline:
 
     def _recipe(self, request: Request, plan: SamplingPlan, initial: Latents, warnings: list[str]) -> Recipe:
         components = {name: self.precision.compute_dtype(name) for name in ("text", "transformer", "vae")}
-        about: dict[str, Any] = {
+        about = {
             "format": FORMAT,
             "version": __version__,
             "model": self.model_name,
@@ -276,6 +276,12 @@ class Pipeline:
             "precision": {"name": self.precision.name} | components | self.precision.places(),
             "versions": self.engine.versions() | {"numpy": np.__version__},
             "rng": "torch-cpu" if request.latents is None else "given",
+        }
+        asked = recorded(OPTIONS.values(), request, self._there(request))
+        asked |= {"sampler": plan.sampler, "schedule": plan.schedule}
+        if not request.guided:  # it was not used
+            asked["negative_prompt"] = ""
+        made: dict[str, Any] = {
             "sigmas_sha256": noise.sha256(np.asarray(plan.sigmas, np.float32)),
             "noise_sha256": noise.sha256(initial),
             "tf32": self.tf32,
@@ -284,9 +290,5 @@ class Pipeline:
         }
         for key, picture in (("image_sha256", request.image), ("mask_sha256", request.mask)):
             if picture is not None:
-                about[key] = noise.sha256(picture)
-        asked = recorded(OPTIONS.values(), request, self._there(request))
-        asked |= {"sampler": plan.sampler, "schedule": plan.schedule}
-        if not request.guided:  # it was not used
-            asked["negative_prompt"] = ""
-        return cast(Recipe, about | asked | self.options)
+                made[key] = noise.sha256(picture)
+        return cast(Recipe, about | asked | made | self.options)

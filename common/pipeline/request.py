@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.numbers import sizes
-from qwenimg.common.pipeline.option import option, options_of, required, whole
+from qwenimg.common.pipeline.option import Option, option, options_of, required, whole
 from qwenimg.common.prompts.check import MAX_CHARACTERS, check_prompt
 from qwenimg.common.sampling.types import MAX_STEPS
 
@@ -62,179 +62,78 @@ def _schedules() -> Sequence[str]:
 class Request:
     """What is asked for; checked on construction. Raises UsageError."""
 
-    prompt: str = required(
-        help="the prompt, whatever it looks like",
-        section="Prompt",
-        metavar="TEXT",
-        flags=("-p",),
-        longest=MAX_CHARACTERS,
-        checks=check_prompt,
-        recorded="always",
-    )
-    negative_prompt: str = option(
-        " ",
-        help="what to steer away from; needs guidance above 1",
-        section="Prompt",
-        metavar="TEXT",
-        flags=("-n",),
-        title="the negative prompt",
-        longest=MAX_CHARACTERS,
-        checks=check_prompt,
-        config=True,
-        recorded="always",
+    prompt: str = required(Option(
+        help="the prompt, whatever it looks like", section="Prompt", metavar="TEXT", flags=("-p",),
+        longest=MAX_CHARACTERS, checks=check_prompt, recorded="always",
+    ))  # fmt: skip
+    negative_prompt: str = option(" ", Option(
+        help="what to steer away from; needs guidance above 1", section="Prompt", metavar="TEXT", flags=("-n",),
+        title="the negative prompt", longest=MAX_CHARACTERS, checks=check_prompt, config=True, recorded="always",
         needs="guidance",
-    )
-    width: int = option(  # pixels
-        1024,
-        help="width; the model's unless given",
-        call="pixels; beside image, in its proportions",
-        section="Picture",
-        metavar="PIXELS",
-        flags=("-W",),
-        least=1,
-        most=sizes.MAX_SIDE,
+    ))  # fmt: skip
+    width: int = option(1024, Option(  # pixels
+        help="width; the model's unless given", call="pixels; beside image, in its proportions", section="Picture",
+        metavar="PIXELS", flags=("-W",), least=1, most=sizes.MAX_SIDE, recorded="always",
+    ))  # fmt: skip
+    height: int = option(1024, Option(
+        help="height; the model's unless given", call="pixels; beside image, in its proportions", section="Picture",
+        metavar="PIXELS", flags=("-H",), least=1, most=sizes.MAX_SIDE, recorded="always",
+    ))  # fmt: skip
+    steps: int = option(50, Option(
+        help="{bounds}; the model's unless given", section="Picture", metavar="N", aliases=("num-inference-steps",),
+        least=1, most=MAX_STEPS, config=True, recorded="always",
+    ))  # fmt: skip
+    guidance: float = option(4.0, Option(
+        help="{bounds}; at 1 or below one pass, no negative prompt", section="Picture", metavar="X",
+        flags=("--cfg", "--cfg-scale"), aliases=("true-cfg-scale",), least=0, most=MAX_GUIDANCE, config=True,
         recorded="always",
-    )
-    height: int = option(
-        1024,
-        help="height; the model's unless given",
-        call="pixels; beside image, in its proportions",
-        section="Picture",
-        metavar="PIXELS",
-        flags=("-H",),
-        least=1,
-        most=sizes.MAX_SIDE,
-        recorded="always",
-    )
-    steps: int = option(
-        50,
-        help="{bounds}; the model's unless given",
-        section="Picture",
-        metavar="N",
-        aliases=("num-inference-steps",),
-        least=1,
-        most=MAX_STEPS,
-        config=True,
-        recorded="always",
-    )
-    guidance: float = option(
-        4.0,
-        help="{bounds}; at 1 or below one pass, no negative prompt",
-        section="Picture",
-        metavar="X",
-        flags=("--cfg", "--cfg-scale"),
-        aliases=("true-cfg-scale",),
-        least=0,
-        most=MAX_GUIDANCE,
-        config=True,
-        recorded="always",
-    )
-    guidance_rescale: float = option(
-        0.0,
-        help="{bounds}, against pictures that guidance overexposes",
-        section="Picture",
-        metavar="X",
-        least=0,
-        most=1,
-        recorded="changed",
-        needs="guidance",
-        families=_STABLE_DIFFUSION,
+    ))  # fmt: skip
+    guidance_rescale: float = option(0.0, Option(
+        help="{bounds}, against pictures that guidance overexposes", section="Picture", metavar="X", least=0, most=1,
+        recorded="changed", needs="guidance", families=_STABLE_DIFFUSION,
         elsewhere="this model's guidance always keeps the prediction's norm",
-    )
-    sampler: str = option(  # "": the model's own
-        "",
-        help="the model's unless given; `qwenimg samplers` lists them",
-        section="Picture",
-        metavar="NAME",
-        aliases=("sampling-method",),
-        checks=_check_sampler,
-        names=_samplers,
-        config=True,
-        recorded="always",
-    )
-    schedule: str = option(  # "": the model's own
-        "",
+    ))  # fmt: skip
+    sampler: str = option("", Option(  # "": the model's own
+        help="the model's unless given; `qwenimg samplers` lists them", section="Picture", metavar="NAME",
+        aliases=("sampling-method",), checks=_check_sampler, names=_samplers, config=True, recorded="always",
+    ))  # fmt: skip
+    schedule: str = option("", Option(  # "": the model's own
         help="noise levels: model, karras, exponential, beta, ays and others; the model's unless given",
-        section="Picture",
-        metavar="NAME",
-        checks=_check_schedule,
-        names=_schedules,
-        config=True,
+        section="Picture", metavar="NAME", checks=_check_schedule, names=_schedules, config=True, recorded="always",
+    ))  # fmt: skip
+    seed: int = option(0, Option(
+        help="7, a list 1,2,3 or a range 1-4; -1, the default: random", call="0 to 2**64 - 1; 0 unless given",
+        section="Picture", metavar="SEEDS", flags=("-s",), least=0, most=MAX_SEED, several=True, checks=_check_seed,
         recorded="always",
-    )
-    seed: int = option(
-        0,
-        help="7, a list 1,2,3 or a range 1-4; -1, the default: random",
-        call="0 to 2**64 - 1; 0 unless given",
-        section="Picture",
-        metavar="SEEDS",
-        flags=("-s",),
-        least=0,
-        most=MAX_SEED,
-        several=True,
-        checks=_check_seed,
-        recorded="always",
-    )
-    latents: NDArray[np.float32] | None = option(  # [1, C, H/8, W/8], standard normal
-        None,
+    ))  # fmt: skip
+    latents: NDArray[np.float32] | None = option(None, Option(  # [1, C, H/8, W/8], standard normal
         help="noise from .npy or .safetensors, not from the seed",
-        call="noise [1, C, H/8, W/8] in place of the seed's",
-        section="Model",
-        metavar="FILE",
-    )
-    image: NDArray[np.uint8] | None = option(  # [H, W, 3]
-        None,
-        help="start from this PNG, JPEG or WebP",
-        call="[H, W, 3], the picture to start from",
-        section="Picture to start from",
-        metavar="FILE",
-        flags=("-i",),
+        call="noise [1, C, H/8, W/8] in place of the seed's", section="Model", metavar="FILE",
+    ))  # fmt: skip
+    image: NDArray[np.uint8] | None = option(None, Option(  # [H, W, 3]
+        help="start from this PNG, JPEG or WebP", call="[H, W, 3], the picture to start from",
+        section="Picture to start from", metavar="FILE", flags=("-i",),
         aliases=("init-img", "init-image", "image-path"),
-    )
-    strength: float = option(
-        0.8,
+    ))  # fmt: skip
+    strength: float = option(0.8, Option(
         help="{bounds}, the share of the schedule that is run on it",
-        call="{bounds}, the share of the schedule that is run on image",
-        section="Picture to start from",
-        metavar="X",
-        least=0,
-        most=1,
-        open="least",
-        recorded="used",
-        needs="image",
-    )
-    mask: NDArray[np.uint8] | None = option(  # [H, W]
-        None,
+        call="{bounds}, the share of the schedule that is run on image", section="Picture to start from", metavar="X",
+        least=0, most=1, open="least", recorded="used", needs="image",
+    ))  # fmt: skip
+    mask: NDArray[np.uint8] | None = option(None, Option(  # [H, W]
         help="of its size: white is made anew, black is kept",
-        call="[H, W], from 128 on where image is to be made anew",
-        section="Picture to start from",
-        metavar="FILE",
+        call="[H, W], from 128 on where image is to be made anew", section="Picture to start from", metavar="FILE",
         aliases=("mask-image",),
-    )
-    refine_at: float = option(
-        0.8,
-        help="{bounds} of the trained times, where the refiner takes over",
-        section="Model",
-        metavar="X",
-        least=0,
-        most=1,
-        open="both",
-        recorded="used",
-        needs="refiner",
-        families=_STABLE_DIFFUSION,
-    )
-    clip_skip: int = option(
-        0,
-        help="{bounds}, the last layers of CLIP that are left out",
-        section="Model",
-        metavar="N",
-        least=0,
-        most=MAX_CLIP_SKIP,
-        config=True,
-        recorded="changed",
-        families=_STABLE_DIFFUSION,
+    ))  # fmt: skip
+    refine_at: float = option(0.8, Option(
+        help="{bounds} of the trained times, where the refiner takes over", section="Model", metavar="X", least=0,
+        most=1, open="both", recorded="used", needs="refiner", families=_STABLE_DIFFUSION,
+    ))  # fmt: skip
+    clip_skip: int = option(0, Option(
+        help="{bounds}, the last layers of CLIP that are left out", section="Model", metavar="N", least=0,
+        most=MAX_CLIP_SKIP, config=True, recorded="changed", families=_STABLE_DIFFUSION,
         elsewhere="this model's text encoder is not CLIP",
-    )
+    ))  # fmt: skip
 
     def __post_init__(self) -> None:
         options = options_of(type(self)).values()

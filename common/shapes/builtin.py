@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
@@ -101,6 +102,28 @@ def other_sizes(sizes: Iterable[tuple[int, int]]) -> str | None:
     more = f" and {len(others) - SHOWN} other sizes" if len(others) > SHOWN else ""
     trained = ", ".join(f"{width}x{height}" for width, height in TRAINED_SIZES)
     return f"it was trained at {trained}; at {', '.join(others[:SHOWN])}{more} shapes may be missing or drawn twice"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """What it says of what is asked of it, before it is opened. By its name it is asked to draw any prompt."""
+
+    named: bool
+
+    def check(self, prompt: str) -> None:
+        """Raises ModelError for a prompt that it cannot draw, unless it was asked for by name."""
+        if not self.named:
+            check_prompts([prompt])
+
+    def texts(self, prompts: Iterable[str], negatives: Iterable[str]) -> list[str]:
+        """Warnings about what the texts of a run have."""
+        found = (unknown_words(prompts), unknown_words(negatives, " of the negative prompt"))
+        return [line for line in found if line]
+
+    def sizes(self, sizes: Iterable[tuple[int, int]]) -> list[str]:
+        """Warnings about the sizes of a run, (width, height)."""
+        found = other_sizes(sizes)
+        return [found] if found else []
 
 
 # What is pinned

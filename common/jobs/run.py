@@ -1,0 +1,194 @@
+"""Draws the pictures of a job, writes each, and reports to a listener: a command line, or a server.
+
+What draws is imported when it is used: a wrong option is refused without it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from qwenimg.common.base import atomic_files
+from qwenimg.common.base.errors import (
+    DoesNotFit,
+    ModelError,
+    NumericsError,
+    UsageError,
+    disk_full,
+    out_of_memory,
+)
+from qwenimg.common.base.safe_files import bad
+from qwenimg.common.jobs.pictures import Picture
+from qwenimg.common.jobs.replay import Replay, differences
+from qwenimg.common.pictures import latents
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from qwenimg.common.pipeline.pipeline import Pipeline
+    from qwenimg.common.pipeline.result import Result, Step
+    from qwenimg.common.runtime.estimate import Estimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Pictures to make, what they start from, and how they are written."""
+
+    image: NDArray[np.uint8] | None = None  # [H, W, 3], to start from
+    mask: NDArray[np.uint8] | None = None  # [H, W], where it is made anew
+    noise: NDArray[np.float32] | None = None  # [N, C, h, w], one row for each picture or one for all
+    replay: Replay | None = None  # what is made again
+    overwrite: bool = False
+    metadata: bool = True
+    new_folder: bool = False  # whether the folder of a picture is made where it is missing
+    save_latents: Path | None = None  # those of all pictures
+    put: Callable[[bytes], object] | None = None  # takes a picture that has no path
+
+    def asked(self, picture: Picture) -> dict[str, Any]:
+        """What `Pipeline.stream` takes for `picture`."""
+        i, noise = picture.index - 1, self.noise
+        own = noise if noise is None or len(noise) == 1 else noise[i : i + 1]
+        return picture.asked | {"image": self.image, "mask": self.mask, "latents": own}
+
+
+class Listener(Protocol):
+    """What a run reports. `begin` and `step` may raise what is no Exception to end it, as for a signal."""
+
+    def notify(self, kind: str, text: str) -> None: ...
+
+    def begin(self, picture: Picture) -> None: ...
+
+    def step(self, picture: Picture, step: Step) -> None: ...
+
+    def image(self, picture: Picture, result: Result, seconds: float) -> None: ...
+
+    def failure(self, picture: Picture, error: Exception) -> None: ...
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """How a run ended."""
+
+    made: int = 0
+    failed: list[Exception] = field(default_factory=list)  # one for each picture that was not made
+    fatal: bool = False  # whether the last of these ended the run
+
+
+# Before the first picture
+
+
+def completed(picture: Picture, pipe: Pipeline, job: Job) -> Picture:
+    """`picture` with the model's defaults where nothing was said, but for the negative prompt."""
+    d = pipe.defaults
+    if picture.aspect is not None:
+        width, height = d.size(picture.aspect)
+    else:
+        width, height = d.sides(picture.said("width"), picture.said("height"), job.image)
+    usual = {"steps": d.steps, "guidance": d.guidance}
+    return replace(picture, asked=usual | picture.asked | {"width": width, "height": height})
+
+
+def passing(wanted: Sequence[Picture], check: Callable[[Picture], object]) -> tuple[list[Picture], list[ModelError]]:
+    """Those of `wanted` that pass `check`, and the faults of others, one for each line of a prompt file. Raises
+    UsageError and ModelError for a picture that no prompt file asks for."""
+    passed: list[Picture] = []
+    faults: dict[str, ModelError] = {}
+    for picture in wanted:
+        try:
+            check(picture)
+            passed.append(picture)
+        except (UsageError, ModelError) as error:
+            if not picture.where:
+                raise
+            faults.setdefault(picture.where, bad(picture.where, str(error)))
+    return passed, list(faults.values())
+
+
+def estimated(pipe: Pipeline, job: Job, picture: Picture) -> Estimate:
+    """What a `completed` picture would take. Raises QwenimgError where it could not be drawn or written."""
+    from qwenimg.common.pipeline import encode
+
+    if picture.path is not None:
+        texts = picture.prompt + (picture.said("negative_prompt") or "") if job.metadata else ""
+        encode.check(picture.path.suffix, picture.said("width"), picture.said("height"), texts)
+    return pipe.estimate(**job.asked(picture))
+
+
+def prepare(pipe: Pipeline, wanted: Sequence[Picture]) -> None:
+    """Announces every text of `wanted` to the model, each once."""
+    texts: dict[str, None] = {}
+    for picture in wanted:
+        texts[picture.prompt] = None
+        if picture.said("guidance") > 1:
+            negative = picture.said("negative_prompt")
+            texts[pipe.defaults.negative_prompt if negative is None else negative] = None
+    skips = {picture.said("clip_skip") or 0 for picture in wanted}
+    pipe.prepare(list(texts), max(skips) if len(skips) == 1 else 0)
+
+
+# The run
+
+
+def run(pipe: Pipeline, job: Job, wanted: Sequence[Picture], listener: Listener) -> Outcome:
+    """Draws and writes each of `wanted`, in their order. A picture that fails is reported, and the next one is drawn
+    unless the error will come again."""
+    outcome, kept = Outcome(), list[Any]()
+    for picture in wanted:
+        listener.begin(picture)
+        start, drawn = time.monotonic(), False
+        try:
+            result = _draw(pipe, job, picture, listener)
+            drawn = True
+            for line in differences(job.replay, picture, result.recipe):
+                listener.notify("warning", line)
+            _write(job, picture, result)
+            listener.image(picture, result, time.monotonic() - start)
+            outcome.made += 1
+            kept += [result.latents] if job.save_latents is not None else []
+            if job.save_latents is not None and len(kept) == len(wanted):
+                latents.write_latents(job.save_latents, latents.join_latents(kept), overwrite=job.overwrite)
+        except Exception as error:
+            listener.failure(picture, error)
+            outcome.failed.append(error)
+            if _ran_out(error):
+                if drawn or not outcome.made:  # a full disk stays full, memory that never sufficed will not suffice
+                    break
+            elif not isinstance(error, (UsageError, NumericsError)):
+                outcome.fatal = True
+                break
+    return outcome
+
+
+def _draw(pipe: Pipeline, job: Job, picture: Picture, listener: Listener) -> Result:
+    from qwenimg.common.pipeline.result import Result
+
+    for event in pipe.stream(**job.asked(picture)):
+        if isinstance(event, Result):
+            return event
+        listener.step(picture, event)
+    raise AssertionError("the stream ended without a picture")
+
+
+def _write(job: Job, picture: Picture, result: Result) -> None:
+    """In the format that the name ends in; where there is none, a PNG. Raises UsageError and DoesNotFit."""
+    from qwenimg.common.pipeline import encode
+
+    recipe = result.recipe if job.metadata else None
+    if picture.path is None:
+        assert job.put is not None
+        job.put(encode.encode(result.pixels, recipe, ".png"))
+        return
+    if job.new_folder:
+        atomic_files.make_folder(picture.path.parent)
+    atomic_files.write_atomic(
+        picture.path, encode.encode(result.pixels, recipe, picture.path.suffix), overwrite=job.overwrite
+    )
+
+
+def _ran_out(error: Exception) -> bool:
+    """Whether `error` says that memory or disk did not suffice."""
+    return isinstance(error, DoesNotFit) or out_of_memory(error) or disk_full(error)
