@@ -106,7 +106,7 @@ def test_other_names_are_not_refused(name):
 
 
 def test_import_is_light():
-    code = "import sys, qwenimg.common.families.catalog, qwenimg.common.families.repository as r; r.needed('x')\n"
+    code = "import sys, qwenimg.common.families.catalog, qwenimg.common.hub.resolve\n"
     code += "print([m for m in ('numpy', 'torch', 'mlx', 'huggingface_hub', 'tokenizers', 'PIL') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import is_file
-from qwenimg.common.families import registry
-from qwenimg.common.families.family import Family
 from qwenimg.common.weights.files import STEMS, find_files
+
+if TYPE_CHECKING:
+    from qwenimg.common.families.family import Family
 
 _ALWAYS = ("model_index.json", "scheduler/scheduler_config.json")
 _BESIDE = re.compile(
@@ -23,6 +25,8 @@ _OF_COMPONENT = re.compile(r"config\.json|[A-Za-z0-9_-]{1,100}\.safetensors(\.in
 
 def needed(filename: str) -> bool:
     """Whether the program uses the file `filename` of a repository: no variant, no pickle, no Python."""
+    from qwenimg.common.families import registry  # which imports every family
+
     folder, _, name = filename.rpartition("/")
     if any(folder in group for family in registry.FAMILIES for group in family.components):
         return _OF_COMPONENT.fullmatch(name) is not None
@@ -40,6 +44,7 @@ def components(has: Callable[[str], bool]) -> list[str]:
 
 def _family(has: Callable[[str], bool]) -> Family:
     """The first family that lacks no component, else the first whose denoiser is there: a listing has no class name."""
+    from qwenimg.common.families import registry
 
     def lacking(family: Family) -> int:
         return sum(not any(has(f"{part}/config.json") for part in group) for group in family.components)

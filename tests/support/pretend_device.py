@@ -23,6 +23,8 @@ from qwenimg.common.runtime.memory import free_ram
 
 NAME = "pretend"
 _setup_privateuseone_for_python_backend(NAME)
+# Gradient checkpointing asks any other device than the CPU what autocast has there, also where nothing is on it.
+setattr(getattr(torch, NAME), "get_amp_supported_dtype", lambda: [torch.bfloat16, torch.float16])  # noqa: B010
 DEVICE = torch.device(NAME, 0)
 CPU = torch.device("cpu")
 # Between devices these may read one and write the other.
