@@ -19,11 +19,12 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --durations=15
 export PYTHONUTF8 := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo picture test test-slow lint twins bench gate clean
+.PHONY: help demo picture test test-fast test-slow lint twins bench gate clean
 
 help:
 	@echo "make demo       draw a grid of pictures with the built-in model, on what this machine has"
 	@echo "make test       lint, types and all tests but the slow ones"
+	@echo "make test-fast  the tests without reference libraries or pictures: for the loop of who changes something"
 	@echo "make test-slow  the slow tests"
 	@echo "make lint       lint and types alone"
 	@echo "make twins      translate the networks on torch to MLX, after a change of one"
@@ -53,6 +54,12 @@ picture: $(VENV)/.demo-ready
 test: lint
 	@echo 'The tests: about six minutes on two idle cores.'
 	$(PYTEST) -m "not slow"
+
+# No reference library, no framework but one, no picture: rooms that compute are left to `make test`.
+FAST := architecture base cli hub jobs numbers pictures
+
+test-fast: $(VENV)/.test-ready
+	$(PYTEST) -m "not slow" $(addprefix tests/,$(FAST))
 
 test-slow: $(VENV)/.test-ready
 	$(PYTEST) -m slow

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import qwenimg
-from qwenimg.cli import environment, failures, streams
+from qwenimg.cli import failures, streams
 from qwenimg.cli.faults import kept, report_faults
 from qwenimg.cli.options import parse_debug
 from qwenimg.cli.progress import Report
@@ -61,12 +61,14 @@ class Flags:
     debug: str | None
 
 
-def draw(flags: Flags, stop: Stop) -> int:
-    """The whole run; its exit code. Raises QwenimgError, before any model is opened where that is possible."""
+def draw(flags: Flags, stop: Stop, warnings: Iterable[str] = ()) -> int:
+    """The whole run; its exit code. Raises QwenimgError, before any model is opened where that is possible.
+
+    warnings: of what was given."""
     from qwenimg.common.hub import resolve
 
     report = Report(as_json=flags.json, quiet=flags.quiet, debug=parse_debug(flags.debug))
-    for line in environment.unknown():
+    for line in warnings:
         report.notify("warning", line)
     replay = None if flags.replay is None else read_replay(flags.replay)
     for line in () if replay is None else replay.messages:
@@ -75,17 +77,17 @@ def draw(flags: Flags, stop: Stop) -> int:
     _check_files(flags, replay, wanted)
     job = _job(flags, replay, wanted, report)
     advice = resolve.advice(flags.model or (None if replay is None else replay.model))
-    warnings = list[str]()
+    notes = list[str]()
     if advice is not None:
         wanted = kept(wanted, lambda p: advice.check(p.prompt), report, failed, keep_going=flags.keep_going)
-        warnings = advice.texts([p.prompt for p in wanted], [p.said("negative_prompt") or "" for p in wanted])
+        notes = advice.texts([p.prompt for p in wanted], [p.said("negative_prompt") or "" for p in wanted])
     for folder in {picture.path.parent for picture in wanted if picture.path is not None}:
         atomic_files.sweep(folder)
     try:
         pipe = _open(flags, replay, report)
         wanted = [completed(picture, pipe, job) for picture in wanted]
         sizes = dict.fromkeys((picture.said("width"), picture.said("height")) for picture in wanted)
-        for line in warnings if advice is None else [*warnings, *advice.sizes(sizes)]:
+        for line in notes if advice is None else [*notes, *advice.sizes(sizes)]:
             report.notify("warning", line)
         if flags.save_latents is not None and len(sizes) > 1:
             raise UsageError("--save-latents: one file takes pictures of one size; this run makes several sizes")

@@ -41,11 +41,9 @@ def check(ctx: click.Context, given: Mapping[str, Any]) -> None:
             raise UsageError(f"{found} in the environment: {str(error).removeprefix(option)}") from None
 
 
-def unknown() -> list[str]:
-    """A line for each variable that begins with QWENIMG_ and is none of ours."""
-    from qwenimg.cli.generate import generate
-
-    params = [p for p in generate.params if isinstance(p, click.Option) and not p.hidden and p.name != "version"]
+def unknown(command: click.Command) -> list[str]:
+    """A line for each variable that begins with QWENIMG_ and is none of `command`'s."""
+    params = [p for p in command.params if isinstance(p, click.Option) and not p.hidden and p.name != "version"]
     # What an option of that spelling would be called: QWENIMG_CFG is meant as QWENIMG_GUIDANCE.
     spelled = {_spelled(opt): _name(p) for p in params for opt in p.opts if opt.startswith("--")}
     spelled |= {_spelled(alias): spelled[_spelled(name)] for alias, name in options.ALIASES.items()}

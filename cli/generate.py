@@ -146,4 +146,5 @@ def generate(ctx: click.Context, /, **given: Any) -> int:
     config.settle(ctx, given)
     environment.check(ctx, given)
     said = {name: given.pop(name) for name in SAID}
-    return draw(Flags(said=said, **given), ctx.obj if isinstance(ctx.obj, Stop) else Stop())
+    stop = ctx.obj if isinstance(ctx.obj, Stop) else Stop()
+    return draw(Flags(said=said, **given), stop, environment.unknown(ctx.command))

@@ -10,21 +10,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["XDG_CONFIG_HOME"] = os.devnull  # nobody's own configuration
 
-import ctypes
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import filelock
 import pytest
-import torch
 
-# MLX's Linux wheel carries a reference BLAS. With torch's own library loaded globally first, MLX's float32 matrix
-# products resolve to that one: over a hundred times faster when wide, and less error. Tests only.
-_TORCH_CPU = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-if _TORCH_CPU.exists():
-    ctypes.CDLL(str(_TORCH_CPU), mode=ctypes.RTLD_GLOBAL)
-torch.set_num_threads(1)  # several threads on few cores stall tiny models
+pytest_plugins = ["cli_runner", "hub_cases"]  # fixtures of several rooms
 
 # A background job of a script ignores Ctrl-C and hands that on; the tests send it to themselves and to what they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

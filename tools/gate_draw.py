@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
 import conftest  # noqa: F401  (the environment of the tests, before a framework is imported)
+import frameworks  # noqa: F401
 import numpy as np
 
 import qwenimg

@@ -1,6 +1,6 @@
 """Writes the table of docs/parity.md: every kind of block on both backends against float64.
 
-python tools/measure_parity.py      # a minute, on the blocks of tests/parity_blocks.py
+python tools/measure_parity.py      # a minute, on the blocks of tests/support/parity_blocks.py
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
 import conftest  # noqa: F401  (the environment of the tests, before a framework is imported)
+import frameworks  # noqa: F401
 from doc_tables import table, write
 from parity_bench import POLICIES, Bench
 from parity_blocks import BLOCKS

@@ -4,15 +4,34 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from qwenimg.common.base.errors import NumericsError
-from qwenimg.common.pipeline.guidance import Guidance
 from qwenimg.common.pipeline.inpaint import Blend
-from qwenimg.common.runtime.engine import Array
+from qwenimg.common.runtime.engine import Array, Engine
 from qwenimg.common.runtime.runtime import Runtime
 
 CALLS = 4  # that are remembered, to look at when a result is not finite: no step makes more
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guidance:
+    """How the branches of a step, the prompt's first and the negative one's second, become one prediction."""
+
+    scale: float
+    keep_norm: bool = False  # each token's norm stays that of the prompt's branch, as Qwen-Image takes it
+    rescale: float = 0.0  # share by which the deviation moves to that of the prompt's branch (S. Lin et al., 2023)
+
+    def __call__(self, engine: Engine, branches: Sequence[Array]) -> Array:
+        """One branch is the prediction as it is."""
+        if len(branches) == 1:
+            return branches[0]
+        conditional, unconditional = branches
+        if self.keep_norm:
+            return engine.guide(conditional, unconditional, self.scale)
+        guided = unconditional + self.scale * (conditional - unconditional)
+        return engine.rescale(guided, conditional, self.rescale) if self.rescale else guided
 
 
 class Denoiser:

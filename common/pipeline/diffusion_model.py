@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.pipeline.denoiser import Denoiser
-from qwenimg.common.pipeline.initial import Initial, Latents
+from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment
 from qwenimg.common.pipeline.request import Request
 from qwenimg.common.runtime.engine import Array

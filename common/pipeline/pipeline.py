@@ -22,7 +22,7 @@ from qwenimg.common.pictures import pixels as image
 from qwenimg.common.pipeline import call_options, start
 from qwenimg.common.pipeline.asked import Asked
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel, PreparedRun
-from qwenimg.common.pipeline.initial import Initial, Latents
+from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.option import no_effect, recorded
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment
 from qwenimg.common.pipeline.recipe import FORMAT, Recipe

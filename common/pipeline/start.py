@@ -10,7 +10,7 @@ from qwenimg.common.numbers import sizes
 from qwenimg.common.numbers.noise import TorchCPUGenerator
 from qwenimg.common.pictures import pixels
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel
-from qwenimg.common.pipeline.initial import Initial, Latents, Mask
+from qwenimg.common.pipeline.inpaint import Initial, Latents, Mask
 from qwenimg.common.pipeline.plan import SamplingPlan
 from qwenimg.common.pipeline.request import Request
 

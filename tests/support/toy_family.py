@@ -26,9 +26,8 @@ from qwenimg.common.families.family import Choices, Family
 from qwenimg.common.networks import params
 from qwenimg.common.networks.network import Network
 from qwenimg.common.pipeline import inpaint
-from qwenimg.common.pipeline.denoiser import Denoiser
-from qwenimg.common.pipeline.guidance import Guidance
-from qwenimg.common.pipeline.initial import Initial, Latents
+from qwenimg.common.pipeline.denoiser import Denoiser, Guidance
+from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment, flow_plan
 from qwenimg.common.pipeline.request import Defaults, Request
 from qwenimg.common.runtime.checkpoint import Checkpoint

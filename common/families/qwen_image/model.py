@@ -18,9 +18,8 @@ from qwenimg.common.families.qwen_image import memory
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.numbers import packing, sizes
 from qwenimg.common.pipeline import inpaint
-from qwenimg.common.pipeline.denoiser import Denoiser
-from qwenimg.common.pipeline.guidance import Guidance
-from qwenimg.common.pipeline.initial import Initial, Latents
+from qwenimg.common.pipeline.denoiser import Denoiser, Guidance
+from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment, flow_plan
 from qwenimg.common.pipeline.request import MULTIPLE, Request
 from qwenimg.common.prompts import qwen

@@ -22,9 +22,8 @@ from qwenimg.common.networks import clip
 from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.numbers import timesteps
 from qwenimg.common.pipeline import inpaint
-from qwenimg.common.pipeline.denoiser import Denoiser
-from qwenimg.common.pipeline.guidance import Guidance
-from qwenimg.common.pipeline.initial import Initial, Latents
+from qwenimg.common.pipeline.denoiser import Denoiser, Guidance
+from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment, Solver
 from qwenimg.common.pipeline.request import Request
 from qwenimg.common.runtime import estimate

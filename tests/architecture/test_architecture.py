@@ -1,0 +1,354 @@
+"""What must never happen: each rule is a check of the source or of a fresh process, and each check must catch a fault.
+
+The lists of exceptions carry a reason each, and an exception that nothing needs any more is a failure.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import rules
+from rules import ROOT, name_of, sources
+
+FILE_LINES = 400
+FUNCTION_LINES = 60
+# Larger than the limits. They may shrink; a number here never grows.
+LONG_FILES: dict[str, int] = {}
+LONG_FUNCTIONS: dict[str, int] = {}
+
+OPS = [name_of(path) for path in sources("backends/torch/ops", "backends/mlx/ops")]
+LOADERS = ["backends/torch/load.py", "backends/mlx/load.py"]
+ENGINES = ["backends/torch/engine.py", "backends/mlx/engine.py"]
+MEASURES = "measures how exact a float32 product is here, against float64 in numpy"
+# (file, start of the complaint): reason
+ALLOWED_CASTS = {(file, "TorchEngine.check_fp32:"): MEASURES for file in ENGINES[:1]} | {
+    (file, "MLXEngine.check_fp32:"): MEASURES for file in ENGINES[1:]
+}
+ALLOWED_TO_NUMPY = {(ENGINES[1], "MLXEngine.check_fp32: np.array(mx.matmul"): MEASURES}
+ALLOWED_FRAMEWORKS = {
+    (
+        "common/pipeline/pipeline.py",
+        "Pipeline._recipe: torch-cpu",
+    ): "the name of a random number generator, in the recipe",
+    ("common/pipeline/recipe.py", "a1111_parameters: torch-cpu"): "the same name, read back",
+}
+Checker = Callable[[str], list[str]]
+Exceptions = dict[tuple[str, str], str]
+
+
+def broken(checker: Checker, files: list[Path], exceptions: Exceptions | None = None) -> list[str]:
+    """Every complaint about `files` that no exception covers, and every exception that covers none."""
+    complaints = [(name_of(path), text) for path in files for text in checker(path.read_text(encoding="utf-8"))]
+    covered = {key: [c for c in complaints if c[0] == key[0] and c[1].startswith(key[1])] for key in (exceptions or {})}
+    print(f"{checker.__name__}: {len(files)} files, {len(complaints)} found, {len(covered)} exceptions")
+    unexplained = [c for c in complaints if not any(c in those for those in covered.values())]
+    stale = [f"exception without use: {key}" for key, those in covered.items() if not those]
+    return [f"{file}: {text}" for file, text in unexplained] + stale
+
+
+PACKAGE = sources("src", "common", "backends", "cli")
+# Training has no twin, and is where autocast, loss scaling and checkpoints convert: exempt by name.
+TRAINING = "backends/torch/training"
+BACKENDS = [path for path in sources("backends") if path.parent != ROOT / TRAINING]
+INNER = [path for path in BACKENDS if name_of(path).count("/") > 1]
+
+
+def but(files: list[Path], *names: str) -> list[Path]:
+    return [path for path in files if name_of(path) not in names]
+
+
+# The checkers themselves
+
+
+@pytest.mark.parametrize(
+    ("checker", "good", "bad"),
+    [
+        (rules.casts, 'x.to(device)\nx.to("meta")\nx.to(self._device)\nx.to(torch.device("cpu"))', "x.to(dtype)"),
+        (rules.casts, "x.to(device=d)\nmx.array([1])", "x.to(device=d, dtype=t)"),
+        (rules.casts, "x.dtype == mx.float32", "x.to(torch.float32)"),
+        (rules.casts, "mx.default_device().type", "x.type(t)"),
+        (rules.casts, "float(x)", "x.float()"),
+        (rules.casts, "half(x)", "x.half()"),
+        (rules.casts, "double", "x[0].double()"),
+        (rules.casts, "torch.bfloat16", "f(x).bfloat16()"),
+        (rules.casts, "astype", "np.ones(3).astype(np.float32)"),
+        (rules.casts, "mx.array(x)", "mx.array(x, mx.float16)"),
+        (rules.casts, "torch.tensor(x, device=d)", "torch.tensor(x, dtype=t)"),
+        (rules.products, "a * b", "a @ b"),
+        (rules.products, "a *= b", "a @= b"),
+        (rules.products, "nn.Linear(3, 4)\nself.linear_1(x)", "F.linear(x, w)"),
+        (rules.products, "nn.attention(q, k, v)", "mx.fast.scaled_dot_product_attention(q, k, v)"),
+        (rules.products, "", "mx.matmul(a, b)"),
+        (rules.products, "", "torch.einsum('ij,jk', a, b)"),
+        (rules.lenient, "zip(a, b, strict=False)\nload(a, strict=True)", "m.load_state_dict(a, strict=False)"),
+        (rules.lenient, "m.load_weights(a)", "m.load_weights(a, strict=loose)"),
+        (rules.to_numpy, "nn.at_least_float32(x).cpu().numpy()\nself.numpy(x)", "x.cpu().numpy()"),
+        (rules.to_numpy, "np.array(nn.at_least_float32(x))", "np.array(x)"),
+        (rules.work_at_import, '"""A."""\nimport os\nX = re.compile("a")', "os.makedirs('a')"),
+        (rules.work_at_import, "def f(x=3):\n    run()", "def f(x=run()):\n    pass"),
+        (
+            rules.work_at_import,
+            "@dataclass(frozen=True)\nclass A:\n    x: int = field(default=1)",
+            "@register\nclass A: 1",
+        ),
+        (rules.work_at_import, "class A:\n    def f(self): run()", "class A:\n    x = run()"),
+        (rules.work_at_import, "if TYPE_CHECKING:\n    import torch", "if available():\n    import torch"),
+        (rules.work_at_import, "f = lambda: torch.zeros(1)", "x = torch.zeros(1)"),
+        (rules.work_at_import, "X = 1\nX += 2", "os.environ['A'] = '1'"),
+        (rules.work_at_import, "", "with open('a') as f: pass"),
+        (rules.frameworks, '"""As in torch."""\nx = "pytorch_model"', "if name == 'torch': pass"),
+        (rules.frameworks, "x.device", "if engine.has_cuda: pass"),
+        (rules.weight_dtypes, "layer.dtype\nx.dtype", "layer.weight.dtype"),
+        (rules.weight_dtypes, "weight.shape", "x.to(self.attn.to_q.weight.dtype)"),
+        (rules.frameworks, "", "def to_mlx(x): pass"),
+        (rules.scripts, "name = __file__", "if __name__ == '__main__':\n    run()"),
+        (rules.scripts, "import os", "import pytest"),
+        (rules.bare_imports, "from qwenimg.common import errors\nfrom . import common", "from common.errors import E"),
+        (rules.bare_imports, "import qwenimg.backends", "import backends"),
+        (rules.bare_imports, "import_module('qwenimg.cli')", "import_module('cli.main')"),
+    ],
+)
+def test_checker(checker: Checker, good: str, bad: str):
+    assert checker(good) == []
+    assert len(checker(bad)) == 1
+
+
+def test_stale_and_missing_exceptions_are_noticed(tmp_path, monkeypatch):
+    file = tmp_path / "a.py"
+    file.write_text("def f(x):\n    return x.half()\n")
+    monkeypatch.setattr(rules, "ROOT", tmp_path)
+    assert broken(rules.casts, [file]) == ["a.py: f: x.half()"]
+    assert broken(rules.casts, [file], {("a.py", "f:"): "a reason"}) == []
+    assert broken(rules.casts, [file], {("a.py", "f:"): "", ("a.py", "g:"): ""}) == [
+        "exception without use: ('a.py', 'g:')"
+    ]
+
+
+# Rules of the source
+
+
+def test_casts_are_in_ops_and_load():
+    assert broken(rules.casts, but(BACKENDS, *OPS, *LOADERS), ALLOWED_CASTS) == []
+
+
+def test_no_forward_asks_a_weight_for_its_dtype():
+    assert broken(rules.weight_dtypes, sources("backends/torch/networks", "backends/mlx/networks")) == []
+
+
+def test_products_are_in_ops():
+    assert broken(rules.products, but(BACKENDS, *OPS), ALLOWED_CASTS) == []
+
+
+def test_common_and_cli_compute_no_product():
+    assert broken(rules.products, sources("common", "cli", "src")) == []
+
+
+def test_loading_is_strict():
+    assert broken(rules.lenient, PACKAGE) == []
+
+
+def test_no_bfloat16_through_numpy():
+    assert broken(rules.to_numpy, but(INNER, *OPS), ALLOWED_TO_NUMPY) == []
+
+
+def test_no_work_at_import():
+    reason = "declares click options, as click's own decorators do"
+    declares = {("cli/generate.py", name): reason for name in ("_refused(", "_not_built(", "_of_pictures(")}
+    assert broken(rules.work_at_import, PACKAGE, declares) == []
+
+
+def test_common_names_no_framework():
+    assert broken(rules.frameworks, sources("common"), ALLOWED_FRAMEWORKS) == []
+
+
+def test_no_script_or_test_in_the_package():
+    assert broken(rules.scripts, PACKAGE) == []
+    assert [p for p in PACKAGE if re.fullmatch(r"test_.*|.*_test|conftest", p.stem)] == []
+
+
+def test_no_bare_import():
+    assert broken(rules.bare_imports, [*PACKAGE, *sources("tests", "tools")]) == []
+
+
+def test_no_global_statement():
+    """A current backend, model or device would be one; both backends live in one process."""
+
+    def global_names(source: str) -> list[str]:
+        return rules.found(source, lambda node: type(node).__name__ == "Global")
+
+    assert len(global_names("def f():\n    global x\n    x = 1")) == 1
+    assert broken(global_names, PACKAGE) == []
+
+
+def test_tests_of_the_command_line_import_no_framework():
+    """Nor do the modules of tests/support that they import: the command line is tested without one."""
+
+    def reached(path: Path, seen: set[Path]) -> set[Path]:
+        seen.add(path)
+        names = {
+            name for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) for name in rules.imported(node)
+        }
+        for name in names:
+            helper = ROOT / "tests" / "support" / f"{name}.py"
+            if helper.exists() and helper not in seen:
+                reached(helper, seen)
+        return seen
+
+    files = {file for path in sources("tests/cli") for file in reached(path, set())}
+    heavy = {"torch", "mlx", "diffusers", "transformers"}
+
+    def at_the_top(source: str) -> list[str]:
+        tree = ast.parse(source)
+        return [ast.unparse(node) for node in tree.body if rules.imported(node) & heavy]
+
+    assert at_the_top("import torch") and not at_the_top("def f():\n    import torch")
+    print(f"{len(files)} files")
+    assert len(files) > 8
+    assert {name_of(path): at_the_top(path.read_text(encoding="utf-8")) for path in files} == {
+        name_of(path): [] for path in files
+    }
+
+
+# Layers of imports
+
+
+def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [Path(sys.executable).with_name("lint-imports"), "--no-cache"]
+    environment = os.environ | {"PYTHONPATH": str(folder / "src"), "COLUMNS": "200"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_layers():
+    result = lint_imports(ROOT)
+    print(result.stdout[-600:])
+    assert result.returncode == 0
+    assert "0 broken" in result.stdout
+
+
+def test_each_contract_can_fail(tmp_path):
+    """As many contracts as bad imports in a copy of the package: all are reported."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    for folder in ("common", "backends", "cli"):
+        shutil.copytree(ROOT / folder, tmp_path / "src" / "qwenimg" / folder, ignore=ignored)
+    shutil.copy(ROOT / "src" / "qwenimg" / "__init__.py", tmp_path / "src" / "qwenimg")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    faults = {
+        "common/networks/params.py": "import torch",
+        "common/base/text.py": "import qwenimg.common.runtime.limits",
+        "common/families/qwen_image/memory.py": "import qwenimg.common.families.stable_diffusion.memory",
+        "backends/mlx/load.py": "import qwenimg.common.sampling.ode",
+        "backends/mlx/ops/layers.py": "import torch",
+        "backends/torch/ops/layers.py": "import mlx.core",
+        "cli/__init__.py": "import numpy",
+    }
+    for file, line in faults.items():
+        path = tmp_path / "src" / "qwenimg" / file
+        path.write_text(path.read_text() + f"\n{line}\n")
+    result = lint_imports(tmp_path)
+    contracts = (ROOT / "pyproject.toml").read_text().count("[[tool.importlinter.contracts]]")
+    assert result.returncode == 1
+    assert f"Contracts: 0 kept, {contracts} broken." in result.stdout, result.stdout
+    assert contracts == len(faults)
+
+
+# Fresh processes
+
+
+def python(code: str, *arguments: str) -> str:
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-c", code, *arguments]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip().rpartition("\n")[2]
+
+
+HEAVY = "torch mlx numpy PIL tokenizers huggingface_hub transformers diffusers safetensors"
+LOADED = f"import sys; print([name for name in '{HEAVY}'.split() if name in sys.modules])"
+
+
+def test_import_loads_nothing_heavy():
+    assert python(f"import numpy, qwenimg; {LOADED}") == "['numpy']", "the check itself"
+    assert python(f"import qwenimg; qwenimg.__version__; {LOADED}") == "[]"
+
+
+@pytest.mark.skipif(not (ROOT / "cli" / "main.py").exists(), reason="there is no command line yet")
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_loads_nothing_heavy(option):
+    code = f"""
+import sys
+sys.argv = ["qwenimg", {option!r}]
+from qwenimg.cli.main import run
+try:
+    run()
+except SystemExit as stop:
+    assert not stop.code, stop.code
+{LOADED}
+"""
+    assert python(code) == "[]"
+
+
+WATCHED = """
+import sys
+import click, mlx.core, mlx.nn, numpy, torch
+import qwenimg
+from importlib import import_module
+from pathlib import Path
+
+EVENTS = ("os.mkdir", "os.rename", "os.remove", "os.putenv", "os.system", "subprocess.Popen", "socket.connect",
+          "socket.getaddrinfo", "shutil.", "tempfile.", "urllib.")
+seen = []
+
+def watch(event, args):
+    if event.startswith(EVENTS) or event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+"):
+        seen.append((event, str(args[:2])[:100]))
+
+root = Path(qwenimg.__file__).parent
+files = [path for folder in ("common", "backends", "cli") for path in (root / folder).rglob("*.py")]
+names = [path.relative_to(root).with_suffix("") for path in files]
+sys.addaudithook(watch)
+for name in names:
+    import_module(".".join(("qwenimg", *name.parts)).removesuffix(".__init__"))
+before = len(seen)
+eval(sys.argv[1])
+print(len(names), seen[:before], len(seen) - before)
+"""
+
+
+def test_importing_every_module_touches_nothing(tmp_path):
+    """No folder, file, process, connection or environment variable, seen through Python's audit events."""
+    printed = python(WATCHED, f"Path({str(tmp_path / 'made')!r}).mkdir()")
+    print(printed)
+    count, rest = printed.split(" ", 1)
+    assert int(count) >= 40
+    assert rest == "[] 1", "what importing did, and the one folder that the check itself made"
+
+
+# Sizes
+
+
+def test_sizes():
+    files = {name_of(p): len(p.read_text(encoding="utf-8").splitlines()) for p in [*PACKAGE, *sources("tools")]}
+    functions = {
+        f"{name_of(p)}: {name}": lines
+        for p in [*PACKAGE, *sources("tools")]
+        for name, lines in rules.function_lengths(p.read_text(encoding="utf-8")).items()
+    }
+    for sizes, limit, long in ((files, FILE_LINES, LONG_FILES), (functions, FUNCTION_LINES, LONG_FUNCTIONS)):
+        longest = sorted(sizes, key=lambda name: -sizes[name])[:5]
+        print("longest:", ", ".join(f"{name} {sizes[name]}" for name in longest))
+        assert {name: sizes[name] for name in sizes if sizes[name] > long.get(name, limit)} == {}
+        assert {name for name in long if sizes.get(name, 0) <= limit} == set(), (
+            "no longer too long: take it off the list"
+        )
+
+
+def test_function_lengths():
+    assert rules.function_lengths("class A:\n    def f(self):\n        x = 1\n        return x\n") == {"A.f": 3}

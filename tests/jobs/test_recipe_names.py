@@ -1,0 +1,113 @@
+"""What a recipe says of models: names and fingerprints, never a path; and that a path in one is never opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from recipe_cases import recipe, saved
+
+from qwenimg.cli import config
+from qwenimg.cli.main import run
+from qwenimg.common.base import hf_cache
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.safe_files import open_regular
+from qwenimg.common.families import catalog, registry
+from qwenimg.common.families.family import Choices
+from qwenimg.common.hub import resolve
+from qwenimg.common.hub.origin import origin
+from qwenimg.common.pipeline.recipe import check_recipe, png_text, recipe_from_png
+from qwenimg.common.weights.fingerprint import HEAD, PIECE, fingerprint
+
+PATHS = [
+    "/etc/passwd",
+    "~/model",
+    "../m",
+    "./m",
+    "m/",
+    "a/b/c",
+    "C:\\\\m",
+    "m.safetensors",
+    "a/m.safetensors",
+    "tiny",
+    "",
+    "a\0b",
+]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(hf_cache, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(config, "path", lambda: tmp_path / "config.toml")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize("name", [*PATHS, "owner/name"])
+@pytest.mark.parametrize("key", ["model", "refiner"])
+def test_a_path_in_a_recipe_is_not_opened(name: str, key: str, cache: Path, monkeypatch, capsys) -> None:
+    def opened(*args: Any) -> None:
+        raise AssertionError(args)
+
+    monkeypatch.setattr(resolve, "from_path", opened)
+    for there in ("tiny", "owner/name"):
+        Path(there).mkdir(parents=True)
+    texts = png_text(recipe(**({"model": "shapes"} | {key: "?"})))
+    import json
+
+    texts["qwenimg"] = texts["qwenimg"].replace(json.dumps("?"), json.dumps(name))
+    saved(Path("x.png"), texts)
+    assert run(["--from", "x.png"]) == 5
+    last = capsys.readouterr().err.splitlines()[-1]
+    print(last)
+    assert last.startswith("qwenimg: error: ") and ("give it with -m" if key == "model" else "with --refiner") in last
+
+
+def test_names_of_recipes(cache: Path) -> None:
+    assert resolve.named("shapes") == "shapes"
+    with pytest.raises(ModelError, match="qwenimg pull sdxl"):
+        resolve.named("sdxl")
+    Path("shapes").mkdir()
+    assert Path(resolve.named("shapes")).is_absolute()  # and not the folder of that name here
+    assert resolve.named_vae("a/b") is None and resolve.named_vae("vae.safetensors") is None
+    copy = cache / "models--a--b" / "snapshots" / ("0" * 40)
+    copy.mkdir(parents=True)
+    assert resolve.named_vae("a/b") == copy
+
+
+@pytest.mark.parametrize("given", ["a/b", "./a/b", "a/../a/b"])
+def test_a_vae_is_named_without_its_path(given: str, cache: Path) -> None:
+    Path("a").mkdir()
+    Path("a/b").write_bytes(b"x" * 100)
+    plan = SimpleNamespace(files=(open_regular(Path(given)),))
+    opened: Any = SimpleNamespace(checkpoint={"vae": SimpleNamespace(plan=plan)}, family=registry.STABLE_DIFFUSION)
+    known = resolve.Resolved(folder=Path(), name="shapes-v1", known=catalog.BUILT_IN)
+    labels = origin(known, opened, Choices(vae=Path(given)))
+    assert labels["vae"] == "b" and set(labels["fingerprints"]) == {"vae"}
+    told = recipe(**labels)
+    assert check_recipe(told, Path("x")) == told
+    assert "a/b" not in "".join(png_text(told).values())
+
+
+def test_no_name_of_a_model_is_a_path_in_a_png(tmp_path: Path) -> None:
+    named = dict.fromkeys(("model", "refiner", "vae"), "/home/someone/m.safetensors")
+    read = recipe_from_png(saved(tmp_path / "x.png", png_text(recipe(**named))))
+    assert {read["model"], read["refiner"], read["vae"]} == {"m.safetensors"}
+
+
+def test_fingerprints_tell_files_apart(tmp_path: Path) -> None:
+    data = bytearray(range(256)) * 4096
+
+    def of(content: bytes, name: str = "a") -> str:
+        (tmp_path / name).write_bytes(content)
+        return fingerprint([open_regular(tmp_path / name)])
+
+    first = of(data)
+    assert first == of(data, "elsewhere") and len(first) == 64
+    for place in (0, HEAD - 1, len(data) - 1, len(data) - PIECE):
+        changed = data.copy()
+        changed[place] ^= 1
+        assert of(changed) != first, place
+    assert of(data + b"x") != first and len({of(b""), of(b"x"), of(b"xy")}) == 3

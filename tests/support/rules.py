@@ -1,0 +1,314 @@
+"""The rules of the architecture as functions of source text; each returns what breaks it, and nothing when all is well.
+
+`test_architecture.py` runs each on the project, and on a small bad example that it must catch.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+# What may be called while a module is imported: it makes a constant or describes a function, and touches nothing.
+AT_IMPORT = {
+    "TypeVar": "a type",
+    "ParamSpec": "a type",
+    "ContextVar": "a name for what each context has of its own",
+    "re.compile": "a constant",
+    "frozenset": "a constant",
+    "set": "a constant",
+    "bytes": "a constant",
+    "range": "a constant",
+    "MappingProxyType": "a constant",
+    "dict.fromkeys": "a constant",
+    "math.factorial": "a constant",
+    "Fraction": "a constant",
+    "np.float32": "a constant",
+    "getattr": "a framework's dtype by its name",
+    "field": "a field of a dataclass",
+    "replace": "a variant of a constant",
+    "Option": "a constant",
+    "option": "a field of a dataclass, with what is known of it",
+    "required": "the same",
+    "options_of": "a table of constants",
+    "Path": "a path, which asks the file system nothing",
+    "Family": "a row of families/registry.py",
+    "Network": "a row of networks/",
+    "dataclass": "a decorator",
+    "property": "a decorator",
+    "cached_property": "a decorator",
+    "staticmethod": "a decorator",
+    "contextmanager": "a decorator",
+    "cache": "a decorator",
+    "wraps": "a decorator",
+    "_fused": "a decorator of backends/mlx/ops/functions.py, which compiles when first called",
+    "ops.computes": "a decorator of backends/torch/ops/cpu.py",
+    "call_options.described": "a decorator, which describes a function",
+    "torch.inference_mode": "a decorator",
+}
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+CASTS = {"astype", "float", "double", "half", "bfloat16", "type", "type_as"}
+CREATORS = {"array", "asarray", "tensor", "as_tensor"}
+PRODUCTS = {"matmul", "mm", "bmm", "mv", "addmm", "addmv", "baddbmm", "block_masked_mm", "einsum", "tensordot"}
+PRODUCTS |= {"scaled_dot_product_attention", "conv2d", "conv3d", "conv_general"}
+FRAMEWORKS = {"torch", "mlx", "cuda", "metal", "mps"}
+FOLDERS = {"common", "backends", "cli"}
+
+
+def sources(*folders: str) -> list[Path]:
+    """Every Python file in these folders of the project."""
+    return sorted(
+        path for folder in folders for path in (ROOT / folder).rglob("*.py") if "__pycache__" not in path.parts
+    )
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def dotted(node: ast.AST) -> str:
+    """`a.b.c` of a chain of names; what is called or indexed in it is left out."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}".lstrip(".")
+    return ""
+
+
+def last(node: ast.AST) -> str:
+    return dotted(node).rpartition(".")[2]
+
+
+def within(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
+    """Every node, with the qualified name of the function or class that it is in ("" at the top)."""
+
+    def walk(node: ast.AST, scope: str) -> Iterator[tuple[str, ast.AST]]:
+        yield scope, node
+        inner = f"{scope}.{node.name}".lstrip(".") if isinstance(node, (*FUNCTIONS, ast.ClassDef)) else scope
+        for child in ast.iter_child_nodes(node):
+            yield from walk(child, inner)
+
+    return walk(tree, "")
+
+
+def found(source: str, broken: Callable[[ast.AST], bool]) -> list[str]:
+    """`function: code` of every node of `source` that is `broken`."""
+    return [f"{scope}: {ast.unparse(node)}" for scope, node in within(ast.parse(source)) if broken(node)]
+
+
+# Rule 4: casts
+
+
+def casts(source: str) -> list[str]:
+    """Calls that change a dtype. `.to` is one unless all that it is given is a device."""
+    return found(source, _is_cast)
+
+
+def _is_cast(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    keywords = {keyword.arg for keyword in node.keywords}
+    if isinstance(node.func, ast.Attribute) and node.func.attr in CASTS:
+        return True
+    if isinstance(node.func, ast.Attribute) and node.func.attr == "to":
+        return not (all(map(_is_device, node.args)) and keywords <= {"device", "non_blocking", "copy"})
+    return last(node.func) in CREATORS and ("dtype" in keywords or len(node.args) > 1)
+
+
+def _is_device(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        return dotted(node.func) == "torch.device"
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, str) and node.value not in ("float", "half", "double", "bfloat16")
+    return last(node).lstrip("_") == "device"
+
+
+def weight_dtypes(source: str) -> list[str]:
+    """Where a weight is asked for its dtype: `layer.dtype` says what a layer computes in, however it is kept."""
+
+    def broken(node: ast.AST) -> bool:
+        asked = isinstance(node, ast.Attribute) and node.attr in ("dtype", "itemsize")
+        return asked and last(node.value) in ("weight", "bias", "gamma")
+
+    return found(source, broken)
+
+
+# Products of matrices, which have their precision in ops/ only
+
+
+def products(source: str) -> list[str]:
+    """Matrix products and what is made of them, by operator or by name."""
+    return found(source, _is_product)
+
+
+def _is_product(node: ast.AST) -> bool:
+    if isinstance(node, (ast.BinOp, ast.AugAssign)):
+        return isinstance(node.op, ast.MatMult)
+    if not isinstance(node, ast.Call):
+        return False
+    functional = dotted(node.func).endswith(("F.linear", "functional.linear"))  # `self.linear` is a layer
+    return functional or last(node.func) in PRODUCTS
+
+
+# Rule 6: strict, always
+
+
+def lenient(source: str) -> list[str]:
+    """`strict=False` anywhere but in zip, where it says that lengths may differ."""
+
+    def broken(node: ast.AST) -> bool:
+        return (
+            isinstance(node, ast.Call)
+            and dotted(node.func) != "zip"
+            and any(k.arg == "strict" and not _is_true(k.value) for k in node.keywords)
+        )
+
+    return found(source, broken)
+
+
+def _is_true(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value is True
+
+
+# Rule 7: no bfloat16 through numpy
+
+
+def to_numpy(source: str) -> list[str]:
+    """Arrays of a backend that become numpy without passing `at_least_float32`, since numpy has no bfloat16."""
+
+    def broken(node: ast.AST) -> bool:
+        if not isinstance(node, ast.Call):
+            return False
+        taken = dotted(node.func) in ("np.array", "np.asarray") or _method(node) in ("numpy", "tolist", "__array__")
+        return taken and not any(last(n.func) == "at_least_float32" for n in ast.walk(node) if isinstance(n, ast.Call))
+
+    return found(source, broken)
+
+
+def _method(node: ast.Call) -> str:
+    """The method that is called on something computed or held, `x.f().numpy()`; "" for a function of `ops` or of a
+    class's own."""
+    attribute = isinstance(node.func, ast.Attribute) and dotted(node.func.value) not in ("self", "self.engine", "ops")
+    return node.func.attr if attribute and isinstance(node.func, ast.Attribute) else ""
+
+
+# Rule 8: no work at import
+
+
+def work_at_import(source: str) -> list[str]:
+    """What runs while the module is imported and is neither a definition nor a constant made by `AT_IMPORT`."""
+    tree = ast.parse(source)
+    classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    return [found for statement in tree.body for found in _at_import(statement, classes)]
+
+
+def _at_import(node: ast.AST, classes: set[str]) -> Iterator[str]:
+    if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+        for decorator in node.decorator_list:
+            call = decorator if isinstance(decorator, ast.Call) else ast.Call(decorator, [], [])
+            yield from _at_import(call, classes)
+        parts = node.body if isinstance(node, ast.ClassDef) else [*node.args.defaults, *node.args.kw_defaults]
+        for part in parts:
+            yield from _at_import(part, classes) if part else ()
+        return
+    if isinstance(node, ast.Lambda) or _is_type_checking(node):
+        return
+    if isinstance(node, ast.Call) and not _allowed_at_import(node, classes):
+        yield ast.unparse(node)
+        return
+    if isinstance(node, ast.stmt) and not _is_plain(node):
+        yield ast.unparse(node)
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _at_import(child, classes)
+
+
+def _allowed_at_import(node: ast.Call, classes: set[str]) -> bool:
+    name = dotted(node.func)  # click.* describes commands and options
+    module, _, short = name.rpartition(".")
+    name = short if module in ("contextlib", "dataclasses", "functools", "typing", "types") else name
+    joins = (
+        isinstance(node.func, ast.Attribute) and node.func.attr == "join" and isinstance(node.func.value, ast.Constant)
+    )
+    return name in AT_IMPORT or name in classes or joins or name.startswith("click.")
+
+
+def _is_plain(node: ast.stmt) -> bool:
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Constant)
+    if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return all(isinstance(name, (ast.Name, ast.Tuple)) for name in targets)
+    return isinstance(node, (ast.Import, ast.ImportFrom, ast.Pass))
+
+
+def _is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and dotted(node.test) == "TYPE_CHECKING" and not node.orelse
+
+
+# Rules 1 and 9: common names no framework
+
+
+def frameworks(source: str) -> list[str]:
+    """Frameworks in code: in a name, or in text that is not documentation. Whole words, and parts of names."""
+    tree = ast.parse(source)
+    documentation = {
+        id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)
+    }
+
+    def words(node: ast.AST) -> str:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
+            return node.value
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+            return node.name
+        return getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "arg", None) or ""
+
+    texts = [(scope, words(node)) for scope, node in within(tree)]
+    split = [
+        (scope, text, set("".join(c if c.isalnum() else " " for c in text.lower()).split())) for scope, text in texts
+    ]
+    return [f"{scope}: {text}" for scope, text, parts in split if parts & FRAMEWORKS]
+
+
+# Rule 10: scripts, tests and second copies
+
+
+def scripts(source: str) -> list[str]:
+    """`if __name__ == ...`, and imports of a test framework."""
+
+    def broken(node: ast.AST) -> bool:
+        if isinstance(node, ast.If):
+            return any(dotted(part) == "__name__" for part in ast.walk(node.test))
+        return bool({"pytest", "unittest", "hypothesis"} & imported(node))
+
+    return found(source, broken)
+
+
+def bare_imports(source: str) -> list[str]:
+    """Imports of `common`, `backends` or `cli` by that name: each would be a second copy of the module."""
+    return found(source, lambda node: bool(FOLDERS & imported(node)))
+
+
+def imported(node: ast.AST) -> set[str]:
+    """The top-level packages that one statement imports."""
+    if isinstance(node, ast.Import):
+        return {alias.name.partition(".")[0] for alias in node.names}
+    if isinstance(node, ast.ImportFrom) and not node.level:
+        return {(node.module or "").partition(".")[0]}
+    if isinstance(node, ast.Call) and last(node.func) in ("import_module", "__import__", "find_spec") and node.args:
+        name = node.args[0]
+        return (
+            {name.value.partition(".")[0]} if isinstance(name, ast.Constant) and isinstance(name.value, str) else set()
+        )
+    return set()
+
+
+# Sizes
+
+
+def function_lengths(source: str) -> dict[str, int]:
+    """Lines of every function, by its qualified name."""
+    nodes = [(scope, n) for scope, n in within(ast.parse(source)) if isinstance(n, FUNCTIONS)]
+    return {f"{scope}.{n.name}".lstrip("."): (n.end_lineno or n.lineno) - n.lineno + 1 for scope, n in nodes}
