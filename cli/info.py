@@ -92,7 +92,7 @@ def _described(foreign: Foreign | None) -> dict[str, object] | None:
     if foreign is None:
         return None
     about = {"program": foreign.program, "fields": foreign.fields, "model": foreign.model}
-    return {**about, "told": foreign.messages(), "refused": foreign.refused}
+    return {**about, "notes": foreign.messages(), "refused": foreign.refused}
 
 
 def _show_foreign(foreign: Foreign) -> None:
