@@ -170,12 +170,10 @@ class Pipeline:
     # Beforehand
 
     def _check_fits(self, request: Request) -> Needs:
-        """Raises DoesNotFit before anything is loaded. Where what is loaded may be freed on the way, each part of the
-        run looks for itself."""
+        """Raises DoesNotFit before anything is loaded."""
         needs = self.model.needs(request, self.model.plan(request), start.latent_shape(self.model, request))
-        if not ("the text encoder" in needs.memory and "a step of this size" in needs.memory):
-            for what, need in needs.memory.items():
-                self.runtime.check_fit(what, need)
+        for what, need in needs.memory.items() if not needs.frees else ():
+            self.runtime.check_fit(what, need)
         return needs
 
     def _seconds_of_operation(self) -> float:

@@ -28,6 +28,7 @@ class Needs:
     memory: Mapping[str, int]
     steps: float
     decoding: float
+    frees: bool = False  # something that is loaded makes room on the way: each part of the run looks for itself
 
 
 @dataclass(frozen=True, kw_only=True)

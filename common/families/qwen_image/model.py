@@ -75,8 +75,10 @@ class QwenImage:
         texts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
         seen = [min(TEXT_TOKENS, len(qwen.prompt_ids(self.tokenizer, text).ids)) for text in texts]
         one = sum(memory.step_operations(self.config, tokens + text) for text in seen)
+        weights = self._weights(texts, run)
         return Needs(
-            memory=self._weights(texts, run) | self.vae.decoding(shape, self._waiting()),
+            memory=weights | self.vae.decoding(shape, self._waiting()),
+            frees="the text encoder" in weights and self._transformer is not None,
             steps=plan.evaluations * one,
             decoding=estimate.decoder_operations(self.checkpoint["vae"].plan, *shape),
         )
