@@ -79,7 +79,7 @@ def _others(known: set[str | None]) -> list[Entry]:
     except OSError:
         return []
     for storage in folders:
-        repo = storage.name.removeprefix("models--").replace("--", "/")
+        repo = hf_cache.repo_of(storage.name)
         if repo in known or not resolve.is_hub_id(repo) or not _draws(storage):
             continue
         size = max((_bytes(folder) for folder in hf_cache.snapshots(storage)[:1]), default=0)
