@@ -111,8 +111,4 @@ def _state(storage: Path) -> Here:
 
 def _bytes(folder: Path) -> int:
     """Of the files of a model in `folder` that are used."""
-    total = 0
-    for path in folder.rglob("*"):
-        if path.is_file() and repository.needed(path.relative_to(folder).as_posix()):
-            total += path.stat().st_size
-    return total
+    return sum(path.stat().st_size for path in repository.used(folder) if path.is_file())

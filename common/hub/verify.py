@@ -52,7 +52,7 @@ def verify_offline(repo: str, echo: Callable[[str], None], progress: Progress) -
     if folder is None:
         raise ModelError(f"{repo}: is not whole in the cache, and cannot be pulled offline")
     try:
-        files = [_named(repo, folder, path) for path in sorted(folder.rglob("*")) if _is_used(folder, path)]
+        files = [_named(repo, folder, path) for path in repository.used(folder)]
         wrong = damaged(files, progress)
     except OSError as error:
         raise ModelError(f"{repo}: cannot be read: {short(error.strerror or error, 80)}") from None
@@ -64,10 +64,6 @@ def verify_offline(repo: str, echo: Callable[[str], None], progress: Progress) -
         )
     echo(f"{repo}: {right(files)}")
     return folder
-
-
-def _is_used(folder: Path, path: Path) -> bool:
-    return repository.needed(path.relative_to(folder).as_posix())
 
 
 def _named(repo: str, folder: Path, path: Path) -> tuple[Path, Wanted]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     Float32 = npt.NDArray[np.float32]
 
 MAX_LATENTS = 1 << 30  # bytes
+SUFFIXES = (".npy", ".safetensors")  # of the files that hold them
 
 
 # Latents
@@ -74,7 +75,7 @@ def read_latents(path: Path) -> Float32:
 
 def _latents_kind(path: Path) -> str:
     kind = path.suffix.lower()
-    if kind not in (".npy", ".safetensors"):
+    if kind not in SUFFIXES:
         raise UsageError(f"{shown_path(path)}: latents are stored as .npy or .safetensors; choose such a name")
     return kind
 
