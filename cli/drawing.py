@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from qwenimg import Pipeline, Step
     from qwenimg.common.runtime.estimate import Estimate
 
-LATENTS = (".npy", ".safetensors")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
@@ -182,7 +180,7 @@ def _check_files(flags: Flags, replay: Replay | None, wanted: Sequence[Picture])
         _check_same(flags, replay.used)
         check_model(replay, flags.model)
     if flags.save_latents is not None:
-        if flags.save_latents.suffix.lower() not in LATENTS:
+        if flags.save_latents.suffix.lower() not in latents_.SUFFIXES:
             raise UsageError(
                 f"--save-latents {clean(flags.save_latents, 120)}: let the name end in .npy or .safetensors"
             )

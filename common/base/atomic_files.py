@@ -13,12 +13,11 @@ import stat
 import time
 from pathlib import Path
 
-from qwenimg.common.base.errors import DoesNotFit, QwenimgError, UsageError
-from qwenimg.common.base.text import clean
+from qwenimg.common.base.errors import DoesNotFit, QwenimgError, UsageError, disk_full
+from qwenimg.common.base.text import clean, shown_path
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")  # what `encode` writes
 STALE = 24 * 3600  # seconds after which a temporary file of a dead process is swept
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OUR_TEMP = re.compile(r"\..+\.(\d{1,9})(-\d+)?\.qwenimg\.part", re.DOTALL)
 
 
@@ -53,7 +52,7 @@ def make_folder(folder: Path, *, parents: bool = False) -> None:
     try:
         folder.mkdir(exist_ok=True, parents=parents)
     except (OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno in _NO_SPACE:
+        if disk_full(error):
             raise DoesNotFit(f"{shown_path(folder)}: {_reason(error)}; choose another disk") from None
         raise UsageError(f"{shown_path(folder)}: cannot be made: {_reason(error)}; choose another folder") from None
 
@@ -145,19 +144,13 @@ def _sync_folder(folder: Path) -> None:
             os.close(fd)
 
 
-def shown_path(path: Path) -> str:
-    """One printable line that keeps the end of a long path."""
-    text = clean(path, 4096)
-    return text if len(text) <= 120 else "…" + text[-119:]
-
-
 def _reason(error: OSError | ValueError) -> str:
     return clean(getattr(error, "strerror", None) or error, 80)
 
 
 def _failure(path: Path, size: int, error: OSError) -> QwenimgError:
     shown = shown_path(path)
-    if error.errno in _NO_SPACE:
+    if disk_full(error):
         free = shutil.disk_usage(path.parent).free
         return DoesNotFit(f"{shown}: {_reason(error)}: {size:,} bytes needed, {free:,} free; choose another disk")
     if error.errno == errno.EEXIST:

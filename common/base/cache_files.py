@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.base.text import clean
+from qwenimg.common.base.text import shown_path
 
 _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 SMALL = 4096  # bytes of a note or a ref
@@ -26,7 +26,7 @@ def make_folder(cache: Path, folder: Path) -> Path:
             break
         if place.is_symlink():
             raise UsageError(
-                f"{_end_of(place)}: is a link, and nothing is written through links in the cache: "
+                f"{shown_path(place, 150)}: is a link, and nothing is written through links in the cache: "
                 f"remove it, or set HF_HUB_CACHE to a folder where it is none"
             )
     folder.mkdir(parents=True, exist_ok=True)
@@ -88,9 +88,6 @@ def open_lock(path: Path) -> io.FileIO:
 
 
 def _no_lock(path: Path) -> UsageError:
-    return UsageError(f"{_end_of(path)}: is a link, a pipe or a folder where a lock's file is expected: remove it")
-
-
-def _end_of(path: Path) -> str:
-    shown = clean(path, 4096)
-    return shown if len(shown) <= 150 else f"…{shown[-149:]}"
+    return UsageError(
+        f"{shown_path(path, 150)}: is a link, a pipe or a folder where a lock's file is expected: remove it"
+    )

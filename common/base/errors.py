@@ -7,9 +7,7 @@ whatever the file contained. Exit codes 130 and 143 (signals) and 7 (partial bat
 from __future__ import annotations
 
 import errno
-import reprlib
 
-BITS = 1024  # of an integer that is written out
 # What torch's CPU allocator, MLX and Metal say in a bare RuntimeError.
 _NO_MEMORY = (
     "can't allocate memory",
@@ -80,33 +78,3 @@ def out_of_memory(error: BaseException) -> bool:
 
 def disk_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in _FULL
-
-
-# Text
-
-
-def _start(value: object, count: int) -> str:
-    """The first `count` characters of `value` as a text."""
-    if isinstance(value, str):
-        return value[:count]
-    if isinstance(value, (list, tuple, dict, set, frozenset)) or (isinstance(value, int) and value.bit_length() > BITS):
-        return _Start(count).repr(value)[:count]
-    try:
-        return str(value)[:count]
-    except Exception:  # of an object that is not ours, and of an error that holds such an integer
-        return f"<{type(value).__name__}>"
-
-
-class _Start(reprlib.Repr):
-    """`repr` of which about `count` characters are made."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.maxlevel = 8
-        self.maxtuple = self.maxlist = self.maxarray = self.maxdict = self.maxset = self.maxfrozenset = count
-        self.maxstring = self.maxother = count
-
-    def repr_int(self, x: int, level: int) -> str:
-        """Python writes out at most 4,300 digits, and takes the square of their number for it."""
-        digits = int(x.bit_length() * 0.30103) + 1
-        return repr(x) if x.bit_length() <= BITS else f"<an integer of about {digits:,} digits>"

@@ -10,14 +10,14 @@ from qwenimg.common.base.cache_files import read_small
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import short
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
+COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def snapshots(storage: Path) -> list[Path]:
     """The folders of the revisions in the cache: that of `main` first, then the newest."""
     main = read_small(storage / "refs" / "main").decode("ascii", "replace").strip()
     try:
-        folders = [f for f in (storage / "snapshots").iterdir() if _COMMIT.fullmatch(f.name) and f.is_dir()]
+        folders = [f for f in (storage / "snapshots").iterdir() if COMMIT.fullmatch(f.name) and f.is_dir()]
         return sorted(folders, key=lambda f: (f.name != main, -f.stat().st_mtime))
     except OSError:
         return []
@@ -26,6 +26,11 @@ def snapshots(storage: Path) -> list[Path]:
 def storage_folder(repo: str) -> Path:
     """Where the cache keeps `repo`: its blobs, snapshots and refs."""
     return cache_folder() / f"models--{repo.replace('/', '--')}"
+
+
+def repo_of(storage: str) -> str:
+    """The repository that a folder of the cache is called after: `storage_folder`'s way back."""
+    return storage.removeprefix("models--").replace("--", "/")
 
 
 def cache_folder() -> Path:

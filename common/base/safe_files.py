@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.base.text import clean, short
+from qwenimg.common.base.text import short, shown_path
 
 # A copy of this size stays in the cache; larger reads were slower (5.4 GB/s at 1 MiB, 3.9 GB/s at 8 MiB).
 CHUNK = 1 << 20
@@ -22,10 +22,7 @@ CHUNK = 1 << 20
 
 def bad(path: Path | str, what: str) -> ModelError:
     """The error for `path`: one printable line of at most 280 characters; a long path keeps its end."""
-    shown = clean(path, 4096)
-    if len(shown) > 120:
-        shown = "…" + shown[-119:]
-    return ModelError(short(f"{shown}: {what}", 280))
+    return ModelError(short(f"{shown_path(path)}: {what}", 280))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

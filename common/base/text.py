@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import reprlib
 import unicodedata
 
-from qwenimg.common.base.errors import _start
+BITS = 1024  # of an integer that is written out
 
 
 def short(text: object, limit: int) -> str:
@@ -19,6 +20,39 @@ def clean(text: object, limit: int = 200) -> str:
     written out, nor is an integer of thousands of digits, which Python refuses to."""
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in _start(text, limit + 1))
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def shown_path(path: object, limit: int = 120) -> str:
+    """One printable line of at most `limit` characters, which keeps the end of a long path."""
+    shown = clean(path, 4096)
+    return shown if len(shown) <= limit else "…" + shown[1 - limit :]
+
+
+def _start(value: object, count: int) -> str:
+    """The first `count` characters of `value` as a text."""
+    if isinstance(value, str):
+        return value[:count]
+    if isinstance(value, (list, tuple, dict, set, frozenset)) or (isinstance(value, int) and value.bit_length() > BITS):
+        return _Start(count).repr(value)[:count]
+    try:
+        return str(value)[:count]
+    except Exception:  # of an object that is not ours, and of an error that holds such an integer
+        return f"<{type(value).__name__}>"
+
+
+class _Start(reprlib.Repr):
+    """`repr` of which about `count` characters are made."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.maxlevel = 8
+        self.maxtuple = self.maxlist = self.maxarray = self.maxdict = self.maxset = self.maxfrozenset = count
+        self.maxstring = self.maxother = count
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Python writes out at most 4,300 digits, and takes the square of their number for it."""
+        digits = int(x.bit_length() * 0.30103) + 1
+        return repr(x) if x.bit_length() <= BITS else f"<an integer of about {digits:,} digits>"
 
 
 # Printing

@@ -16,7 +16,7 @@ from qwenimg.common.families.components import read_config
 from qwenimg.common.families.description import Description, listed, summary
 from qwenimg.common.families.family import Prediction
 from qwenimg.common.weights.files import find_files
-from qwenimg.common.weights.safetensors import Stored, read_header
+from qwenimg.common.weights.safetensors import Header, Stored, read_header
 
 # A layout by a key that only it has.
 _LORA = ("lora_", "LoRA (not supported yet)")
@@ -68,7 +68,7 @@ def _other_faults(folder: Path) -> list[str]:
 def _component(folder: Path) -> Description:
     """One component against the manifest of its configuration."""
     manifest, rename = _expected(folder)
-    tensors = _tensors(find_files(folder).files)
+    tensors = _tensors(_headers(find_files(folder).files))
     named: dict[str, Stored] = {}
     unused = 0
     for key, stored in tensors.items():
@@ -101,23 +101,27 @@ def _expected(folder: Path) -> tuple[Manifest, Callable[[str], str | None]]:
 
 
 def _file(path: Path, prediction: Prediction | None) -> Description:
-    tensors = _tensors(find_files(path).files)
+    headers = _headers(find_files(path).files)
     for family in registry.FAMILIES if is_file(path) else ():
-        found = family.describe_file and family.describe_file(path, tensors, prediction)
-        if found:
+        if family.describe_file and (found := family.describe_file(headers[0], prediction)):
             return found
+    tensors = _tensors(headers)
     layouts = [_LORA, *(layout for family in registry.FAMILIES for layout in family.layouts)]
     layout = next((text for key, text in layouts if any(key in name for name in tensors)), "unknown")
     return Description(lines=[f"layout: {layout}", summary("file", tensors), f"first tensors: {listed(tensors)}"])
 
 
-def _tensors(files: Iterable[Path]) -> dict[str, Stored]:
-    found: dict[str, Stored] = {}
+def _headers(files: Iterable[Path]) -> list[Header]:
+    """Those of `files`, which are closed."""
+    headers = []
     for path in files:
-        header = read_header(path)
-        header.file.close()
-        found.update(header.tensors)
-    return found
+        headers.append(read_header(path))
+        headers[-1].file.close()
+    return headers
+
+
+def _tensors(headers: Iterable[Header]) -> dict[str, Stored]:
+    return {name: stored for header in headers for name, stored in header.tensors.items()}
 
 
 def _differences(found: Mapping[str, Shape], expected: Mapping[str, Shape]) -> list[tuple[str, list[str]]]:

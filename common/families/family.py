@@ -14,7 +14,7 @@ from qwenimg.common.pipeline.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.weights.precision import Kind
-from qwenimg.common.weights.safetensors import Stored
+from qwenimg.common.weights.safetensors import Header
 
 Prediction = Literal["eps", "v"]
 
@@ -52,8 +52,8 @@ class Family:
     choices: frozenset[str] = frozenset()  # of `Choices`, those that it takes
     open: Callable[[Path, Choices], Checkpoint]  # a folder in diffusers layout, or a file where it has `single_file`
     single_file: bool = False
-    # What is said of one file with these tensors, with the user's word on its prediction; None where it is not of these
-    describe_file: Callable[[Path, Mapping[str, Stored], Prediction | None], Description | None] | None = None
+    # What is said of one file with this header, with the user's word on its prediction; None where it is not of these
+    describe_file: Callable[[Header, Prediction | None], Description | None] | None = None
     layouts: tuple[tuple[str, str], ...] = ()  # other files of its parts: a key that only they have, and what they are
     model: Callable[[Runtime, Checkpoint, Checkpoint | None], DiffusionModel]  # with its refiner
     defaults: Callable[[Checkpoint], Defaults]

@@ -33,6 +33,11 @@ def needed(filename: str) -> bool:
     return _BESIDE.fullmatch(filename) is not None
 
 
+def used(folder: Path) -> list[Path]:
+    """What `folder` holds of the files that the program uses, in the order of their names."""
+    return [path for path in sorted(folder.rglob("*")) if needed(path.relative_to(folder).as_posix())]
+
+
 def components(has: Callable[[str], bool]) -> list[str]:
     """The folders with weights of a model, where `has` says whether a file is there; of a group of folders those
     that are there, or the first."""

@@ -6,7 +6,6 @@ more than the bytes in flight.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import http.client
 import io
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qwenimg.common.base.cache_files import append, create, own_size, read_small
-from qwenimg.common.base.errors import DoesNotFit, ModelError, QwenimgError, UsageError
+from qwenimg.common.base.errors import DoesNotFit, ModelError, QwenimgError, UsageError, disk_full
 from qwenimg.common.base.safe_files import CHUNK
 from qwenimg.common.base.text import short
 from qwenimg.common.hub.http import Echo, Interrupted, Server, number, open_url, persist, pieces
@@ -28,7 +27,6 @@ PROGRESS = 1 << 20  # bytes that one connection must bring for its end not to co
 PART, NOTE = ".qwenimg.part", ".qwenimg.part.json"
 
 _RANGE = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)")
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +162,6 @@ def _beside(blob: Path, suffix: str) -> Path:
 
 def _disk_error(wanted: Wanted, blob: Path, error: OSError) -> QwenimgError:
     where, reason = short(blob.parent, 120), short(error.strerror or error, 60)
-    if error.errno in _FULL:
+    if disk_full(error):
         return DoesNotFit(f"{wanted.path}: {reason} in {where}; what came is kept: free space and pull again")
     return UsageError(f"{wanted.path}: cannot be written in {where}: {reason}")

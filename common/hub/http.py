@@ -24,6 +24,7 @@ from urllib.error import URLError
 from urllib.parse import quote, urljoin, urlsplit
 
 from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.safe_files import CHUNK
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import short
 from qwenimg.common.base.version import __version__
@@ -33,7 +34,6 @@ BACKOFF = 1.0  # seconds before the first retry; each further one waits twice as
 MAX_WAIT = 300.0  # seconds, when a server asks us to wait
 TIMEOUT = 30.0  # seconds in which a connection must be made, answer, and bring SLOW bytes for each of them
 SLOW = 1024  # bytes per second
-CHUNK = 1 << 20  # bytes
 REDIRECTS = 10
 MAX_JSON = 16 << 20  # bytes
 

@@ -79,7 +79,7 @@ def _others(known: set[str | None]) -> list[Entry]:
     except OSError:
         return []
     for storage in folders:
-        repo = storage.name.removeprefix("models--").replace("--", "/")
+        repo = hf_cache.repo_of(storage.name)
         if repo in known or not resolve.is_hub_id(repo) or not _draws(storage):
             continue
         size = max((_bytes(folder) for folder in hf_cache.snapshots(storage)[:1]), default=0)
@@ -111,8 +111,4 @@ def _state(storage: Path) -> Here:
 
 def _bytes(folder: Path) -> int:
     """Of the files of a model in `folder` that are used."""
-    total = 0
-    for path in folder.rglob("*"):
-        if path.is_file() and repository.needed(path.relative_to(folder).as_posix()):
-            total += path.stat().st_size
-    return total
+    return sum(path.stat().st_size for path in repository.used(folder) if path.is_file())

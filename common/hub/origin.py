@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
+from qwenimg.common.base.safe_files import absolute
 from qwenimg.common.base.text import short
 from qwenimg.common.families.family import Choices
 from qwenimg.common.families.registry import Opened
@@ -41,5 +41,5 @@ def _print(checkpoint: Checkpoint, component: str) -> str:
 
 def label(folder: Path) -> str:
     """The name of `folder` for a recipe, never a path."""
-    whole = Path(os.path.abspath(folder))  # noqa: PTH100
+    whole = absolute(folder)
     return short((whole.parent if whole.name.startswith("tokenizer") else whole).name or "tokenizer", 100)

@@ -11,7 +11,6 @@ import errno
 import fcntl
 import functools
 import os
-import re
 import shutil
 import urllib.parse
 from collections import Counter
@@ -28,9 +27,8 @@ from qwenimg.common.families.catalog import Piece
 from qwenimg.common.hub import requirements, resolve
 from qwenimg.common.hub.download import NOTE, PART, Wanted, bytes_kept, fetch
 from qwenimg.common.hub.http import Echo, Server, check_endpoint, connect, get_json
-from qwenimg.common.hub.verify import HASH, Progress, damaged, right, verify_offline
+from qwenimg.common.hub.verify import HASH, Progress, damaged, report, right, verify_offline
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
@@ -106,7 +104,7 @@ def _listing(server: Server, repo: str, piece: Piece | None, echo: Echo) -> tupl
     data = get_json(server, f"{server.endpoint}/api/models/{repo}/revision/main?blobs=true", repo, echo)
     commit = data.get("sha") if isinstance(data, dict) else None
     entries = data.get("siblings") if isinstance(data, dict) else None
-    if not isinstance(commit, str) or not _COMMIT.fullmatch(commit) or not isinstance(entries, list):
+    if not isinstance(commit, str) or not hf_cache.COMMIT.fullmatch(commit) or not isinstance(entries, list):
         raise ModelError(f"{repo}: {short(server.endpoint, 80)} does not answer as a hub does: check HF_ENDPOINT")
     names = {e["rfilename"]: e for e in entries if isinstance(e, dict) and isinstance(e.get("rfilename"), str)}
     is_used = repository.needed if piece is None else piece.files.__contains__
@@ -152,7 +150,7 @@ def _download(work: _Work, files: list[Wanted], progress: Progress) -> None:
         if wanted.digest in absent and not _is_here(work, wanted):
             blob = work.blob(wanted)
             ahead -= bytes_kept(wanted, blob)
-            tell = functools.partial(_report, progress, wanted.path, done + ahead, total)
+            tell = functools.partial(report, progress, wanted.path, done + ahead, total)
             fetch(work.server, work.url(wanted), wanted, blob, commit=work.commit, echo=work.echo, progress=tell)
             done += wanted.size
         _link(work, wanted)
@@ -178,10 +176,6 @@ def _drop_damaged(work: _Work, files: list[Wanted], progress: Progress) -> None:
         work.echo(f"{work.repo}: {right(here)}")
 
 
-def _report(progress: Progress, path: str, before: int, total: int, had: int) -> None:
-    progress(path, before + had, total)
-
-
 def _is_here(work: _Work, wanted: Wanted) -> bool:
     paths = (work.pointer(wanted), work.blob(wanted))
     return any(cache_files.is_inside(work.cache, path, wanted.size) for path in paths)
@@ -200,7 +194,7 @@ def _tell(work: _Work, count: int, total: int, kept: int) -> None:
             f"{head}: {amounts.size_text(total - kept)} to fetch, {amounts.size_text(free)} free in "
             f"{short(work.storage.parent, 100)}: free some, or set HF_HUB_CACHE to a folder on another disk"
         )
-    files = "1 file" if count == 1 else f"{count} files"
+    files = amounts.counted(count, "file")
     size = amounts.size_text(total)
     work.echo(f"{head}: {files}, {size}{have}{requirements.time_text(total - kept)}; {amounts.size_text(free)} free")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.hf_cache import _COMMIT, cache_folder, is_offline, snapshots, storage_folder
+from qwenimg.common.base.hf_cache import COMMIT, cache_folder, is_offline, repo_of, snapshots, storage_folder
 from qwenimg.common.base.safe_files import absolute, bad, kind
 from qwenimg.common.base.text import short
 from qwenimg.common.families import catalog
@@ -132,8 +132,8 @@ def from_path(given: str, path: Path) -> Resolved:
     if found == "file":
         return Resolved(folder=path, name=short(whole.name, 100))
     storage = whole.parent.parent.name
-    if whole.parent.name == "snapshots" and storage.count("--") == 2 and _COMMIT.fullmatch(whole.name):
-        repo = storage.removeprefix("models--").replace("--", "/")
+    if whole.parent.name == "snapshots" and storage.count("--") == 2 and COMMIT.fullmatch(whole.name):
+        repo = repo_of(storage)
         known = catalog.find(repo)
         return Resolved(folder=path, name=known.name if known else repo, known=known, revision=whole.name)
     return Resolved(folder=path, name=short(whole.name or "model", 100))

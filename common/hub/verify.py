@@ -27,7 +27,7 @@ def damaged(files: Sequence[tuple[Path, Wanted]], progress: Progress) -> list[tu
     for path, wanted in files:
         key = os.path.realpath(path), wanted.digest
         if key not in known:
-            tell = functools.partial(_report, progress, f"checking {wanted.path}", done, total)
+            tell = functools.partial(report, progress, f"checking {wanted.path}", done, total)
             known[key] = digest(path, wanted, tell) == wanted.digest
         done += wanted.size
         if not known[key]:
@@ -35,13 +35,14 @@ def damaged(files: Sequence[tuple[Path, Wanted]], progress: Progress) -> list[tu
     return found
 
 
-def _report(progress: Progress, path: str, before: int, total: int, had: int) -> None:
+def report(progress: Progress, path: str, before: int, total: int, had: int) -> None:
+    """Tells `progress` of a file of which `had` bytes are done, behind those of the files before it."""
     progress(path, before + had, total)
 
 
 def right(files: Sequence[tuple[Path, Wanted]]) -> str:
-    count = "1 file" if len(files) == 1 else f"{len(files)} files"
-    return f"{count}, {amounts.size_text(sum(wanted.size for _, wanted in files))}: every hash is right"
+    count, size = amounts.counted(len(files), "file"), sum(wanted.size for _, wanted in files)
+    return f"{count}, {amounts.size_text(size)}: every hash is right"
 
 
 def verify_offline(repo: str, echo: Callable[[str], None], progress: Progress) -> Path:
@@ -51,7 +52,7 @@ def verify_offline(repo: str, echo: Callable[[str], None], progress: Progress) -
     if folder is None:
         raise ModelError(f"{repo}: is not whole in the cache, and cannot be pulled offline")
     try:
-        files = [_named(repo, folder, path) for path in sorted(folder.rglob("*")) if _is_used(folder, path)]
+        files = [_named(repo, folder, path) for path in repository.used(folder)]
         wrong = damaged(files, progress)
     except OSError as error:
         raise ModelError(f"{repo}: cannot be read: {short(error.strerror or error, 80)}") from None
@@ -63,10 +64,6 @@ def verify_offline(repo: str, echo: Callable[[str], None], progress: Progress) -
         )
     echo(f"{repo}: {right(files)}")
     return folder
-
-
-def _is_used(folder: Path, path: Path) -> bool:
-    return repository.needed(path.relative_to(folder).as_posix())
 
 
 def _named(repo: str, folder: Path, path: Path) -> tuple[Path, Wanted]:

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from qwenimg.common.base.atomic_files import PICTURES, shown_path
+from qwenimg.common.base.atomic_files import PICTURES
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.base.text import clean
+from qwenimg.common.base.text import clean, shown_path
 
 FIELDS = ("seed", "index", "prompt", "date")
 _WINDOWS_DEVICE = re.compile(r"con|prn|aux|nul|(com|lpt)[0-9]")

@@ -41,13 +41,13 @@ def read_replay(path: Path) -> Replay:
     """The recipe in the picture at `path`, ours or another program's. Raises ModelError."""
     from qwenimg.common.jobs.foreign_read import read_foreign
     from qwenimg.common.pictures.texts import read_texts
-    from qwenimg.common.pipeline.recipe import recipe_from_png
+    from qwenimg.common.pipeline.recipe import recipe_from_texts
 
     texts = read_texts(path)
     foreign = None if "qwenimg" in texts else read_foreign(texts, path)
     if foreign is not None:
         return _foreign_replay(foreign, path)
-    recipe = recipe_from_png(path)
+    recipe = recipe_from_texts(texts, path)
     values: Fields = dict(recipe)
     fields = {name: values[name] for name, one in OPTIONS.items() if one.recorded and name in values}
     fields["seed"] = str(recipe["seed"])

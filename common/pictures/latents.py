@@ -10,9 +10,10 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qwenimg.common.base import atomic_files
 from qwenimg.common.base.errors import NumericsError, UsageError
 from qwenimg.common.base.safe_files import OpenFile, bad, open_regular
-from qwenimg.common.base.text import short
+from qwenimg.common.base.text import short, shown_path
 from qwenimg.common.weights.safetensors import read_header
 
 if TYPE_CHECKING:
@@ -20,10 +21,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Float32 = npt.NDArray[np.float32]
-from qwenimg.common.base import atomic_files
-from qwenimg.common.base.atomic_files import shown_path
 
 MAX_LATENTS = 1 << 30  # bytes
+SUFFIXES = (".npy", ".safetensors")  # of the files that hold them
 
 
 # Latents
@@ -75,7 +75,7 @@ def read_latents(path: Path) -> Float32:
 
 def _latents_kind(path: Path) -> str:
     kind = path.suffix.lower()
-    if kind not in (".npy", ".safetensors"):
+    if kind not in SUFFIXES:
         raise UsageError(f"{shown_path(path)}: latents are stored as .npy or .safetensors; choose such a name")
     return kind
 

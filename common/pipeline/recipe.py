@@ -8,6 +8,7 @@ that contains "Steps: 1, Seed: 2" cannot be told apart from the fields.
 
 import json
 import re
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path, PurePath
 from typing import NotRequired, TypedDict, cast
@@ -132,7 +133,12 @@ def png_text(recipe: Recipe) -> dict[str, str]:
 
 def recipe_from_png(path: Path) -> Recipe:
     """The recipe in the PNG, JPEG or WebP at `path`. Raises ModelError if it has none, a newer one, or one not ours."""
-    text = read_texts(path).get("qwenimg")
+    return recipe_from_texts(read_texts(path), path)
+
+
+def recipe_from_texts(texts: Mapping[str, str], path: Path) -> Recipe:
+    """The same of a picture whose `texts` are read."""
+    text = texts.get("qwenimg")
     if text is None:
         raise bad(path, "has no recipe; only a picture that qwenimg wrote with its metadata has one")
     if len(text) > MAX_JSON:

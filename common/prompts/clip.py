@@ -57,7 +57,7 @@ def _is_pre_tokenizer(part: Any) -> bool:
     return parts[0] in splits and as_bytes and parts[1].get("use_regex", True) is True
 
 
-# A post-processor adds start and end token, which is done by `clip_prompt`.
+# A post-processor adds start and end token, which is done by `weighted`.
 _FORM = replace(
     QWEN,
     parts={

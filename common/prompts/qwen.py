@@ -2,7 +2,7 @@
 
 Unusual here:
 
-- The files are only data (`tokenizer_files`, `added_tokens`); the pipeline (NFC, split, bytes, BPE) is built
+- The files are only data (`vocabulary`, `added_tokens`); the pipeline (NFC, split, bytes, BPE) is built
   here, so a file cannot bring a normalizer or a regex of its own.
 - Text that spells a special token, such as `<|im_end|>`, becomes that token, in a prompt too, as in transformers.
 - The first 34 states of a filled template are dropped after the text encoder, whatever their tokens are. With
@@ -56,7 +56,7 @@ class QwenTokenizer:
     def encode(self, prompt: str) -> list[int]:
         """Ids of `prompt` as it is, without a template; UsageError if it is too long or not Unicode text."""
         check_prompt(prompt)
-        return self._ids(prompt)
+        return self.ids(prompt)
 
     def check_vocabulary(self, size: int) -> None:
         """ModelError if an id has no row in an embedding table of `size` rows."""
@@ -64,7 +64,8 @@ class QwenTokenizer:
             found = f"has the token id {self.largest_id}, but the text encoder has {size} embeddings"
             raise bad(self.file, f"{found}: use the tokenizer of this text encoder")
 
-    def _ids(self, text: str) -> list[int]:
+    def ids(self, text: str) -> list[int]:
+        """Ids of `text`, which is not checked."""
         return guarded(self.file, lambda: self._tokenizer.encode(text, add_special_tokens=False).ids)
 
 
@@ -81,7 +82,7 @@ def prompt_ids(tokenizer: QwenTokenizer, prompt: str) -> PromptTokens:
     `check_prompt`; ModelError if the vocabulary is so unlike Qwen's that nothing is left.
     """
     check_prompt(prompt)
-    ids = tokenizer._ids(TEMPLATE.replace("{}", prompt))
+    ids = tokenizer.ids(TEMPLATE.replace("{}", prompt))
     if len(ids) <= DROPPED:
         refuse(
             tokenizer.file,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog
@@ -48,8 +49,6 @@ def absent() -> ModelError:
 
 def real_model() -> str:
     """The command that fetches the default model, and what that takes."""
-    from qwenimg.common.base.amounts import size_text
-
     known = catalog.KNOWN[catalog.DEFAULT]
     return f"qwenimg pull {known.name} ({size_text(known.bytes)})"
 

@@ -1,4 +1,4 @@
-"""The data of the built-in model: scenes of coloured shapes and their pictures. `shapes_words` has the prompts.
+"""The data of the built-in model: scenes of coloured shapes and their pictures. `words` has the prompts.
 
 - A scene holds its geometry, so a picture is a function of the scene alone; jitter is drawn with the scene.
 - A shape is a signed distance in units of its radius, made of + - * / sqrt, min and max only, which round the same

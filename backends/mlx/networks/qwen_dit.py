@@ -236,8 +236,8 @@ class Component:
 
     @ops.computes
     def modulate(self, features: NumpyArray, addition: int = 0) -> Modulation:
-        """The rows of every block for sinusoids [T 256] (`conditioning.time_rows`); each block's weights are read, used
-        and freed in turn."""
+        """The rows of every block for sinusoids [T 256] (`qwen_conditioning.time_rows`); each block's weights are read,
+        used and freed in turn."""
         rows = ops.table(features, self.table_dtype)
         chosen = ops.placed([addition])
         temb = self._briefly("time_text_embed.", lambda: self.model.time_text_embed(rows, chosen))

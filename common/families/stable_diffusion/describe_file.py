@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.description import Description, summary
 from qwenimg.common.families.family import Prediction
 from qwenimg.common.families.stable_diffusion import single_file
-from qwenimg.common.weights.safetensors import Stored, read_header
+from qwenimg.common.weights.safetensors import Header
 
 
-def describe_file(path: Path, tensors: Mapping[str, Stored], prediction: Prediction | None) -> Description | None:
+def describe_file(header: Header, prediction: Prediction | None) -> Description | None:
     """Its type and the reasons for it, its models, and what does not fit; None for another file."""
-    if not single_file.is_single_file(tensors):
+    if not single_file.is_single_file(header.tensors):
         return None
-    whole = Description(lines=["layout: Stable Diffusion, single file", summary("file", tensors)])
+    whole = Description(lines=["layout: Stable Diffusion, single file", summary("file", header.tensors)])
     try:
-        header = read_header(path)
-        header.file.close()
         whole.lines[1:1] = single_file.detect(header, prediction).reasons
-        opened = single_file.open_file(path, prediction)
+        opened = single_file.open_file(header.file.path, prediction)
     except ModelError as error:
         whole.faults.append(str(error))
         return whole

@@ -10,7 +10,7 @@ from pathlib import Path
 from qwenimg.common.base import hf_cache
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.safe_files import bad
+from qwenimg.common.base.safe_files import absolute, bad
 from qwenimg.common.base.text import short
 from qwenimg.common.families import catalog
 from qwenimg.common.prompts import clip
@@ -74,7 +74,7 @@ def find_clip_tokenizer(file: Path, size: int, given: Path | None = None, also: 
 
 def places(file: Path, also: Path | None = None) -> Iterator[Path]:
     """Folders that may be a tokenizer for `file`, the nearest first; each is looked for when it is asked for."""
-    here = Path(os.path.abspath(file)).parent  # noqa: PTH100 (a link's own folder)
+    here = absolute(file).parent  # a link's own folder
     yield from (here / "tokenizer", here)
     if also is not None:
         yield also

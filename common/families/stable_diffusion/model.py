@@ -121,7 +121,7 @@ class StableDiffusion:
         self.vae = VAEHalves(runtime, checkpoint["vae"], self.vae_config.block_out_channels[0], self._make_room)
 
     def plan(self, request: Request) -> SamplingPlan:
-        for expert in self._experts():
+        for expert in self.experts():
             for text in expert.checkpoint.texts.values():
                 clip.used_states(text.config, expert.facts.sdxl, request.clip_skip)
         return _plan(self.checkpoint, request, self.engine, refined=self.refiner is not None)
@@ -131,7 +131,7 @@ class StableDiffusion:
 
     def needs(self, request: Request, plan: SamplingPlan, shape: tuple[int, int]) -> Needs:
         branches, found, unet = 1 + request.guided, dict[str, int](), self.checkpoint["unet"]
-        for expert in self._experts():
+        for expert in self.experts():
             found |= expert.needs(branches, shape)
         base = self.base.waiting() if self.refiner is None else 0  # with a refiner the base makes room
         one = branches * estimate.unet_operations(unet.plan, len(unet.config.block_out_channels), *shape)
@@ -142,7 +142,7 @@ class StableDiffusion:
         )
 
     def announce(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
-        for expert in self._experts():
+        for expert in self.experts():
             expert.texts.announce(prompts, clip_skip)
 
     @contextmanager
@@ -159,13 +159,13 @@ class StableDiffusion:
         assert expert is not None
         return expert
 
-    def _experts(self) -> list[Expert]:
+    def experts(self) -> list[Expert]:
         return [self.base] if self.refiner is None else [self.base, self.refiner]
 
     def _make_room(self, need: int) -> None:
         """Frees the UNets where `need` bytes are not free: a text encoder, the other UNet or half of the VAE is to be
         loaded."""
-        if need > self.engine.free_memory() and any(expert.loaded for expert in self._experts()):
+        if need > self.engine.free_memory() and any(expert.loaded for expert in self.experts()):
             self.runtime.notify("stage", "freeing the UNet, since what comes next does not fit beside it")
             self.free_transformer()
 
@@ -187,12 +187,12 @@ class StableDiffusion:
         return np.float32(self.vae_config.scaling_factor), np.float32(self.vae_config.shift_factor or 0)
 
     def free_transformer(self) -> None:
-        for expert in self._experts():
+        for expert in self.experts():
             expert.free()
 
     def close(self) -> None:
         self.vae.free()
-        for expert in self._experts():
+        for expert in self.experts():
             expert.texts.close()
             expert.free()
             expert.checkpoint.close()
@@ -203,7 +203,7 @@ class DiffusionRun:
 
     def __init__(self, model: StableDiffusion, request: Request, shape: tuple[int, int]):
         self.model, self.request, self.shape = model, request, shape
-        self.conditioning = {expert: expert.conditioning(request) for expert in model._experts()}
+        self.conditioning = {expert: expert.conditioning(request) for expert in model.experts()}
         self.shapes = {"text": str(list(self.conditioning[model.base].texts.shape))}
 
     def denoiser(self, segment: Segment, initial: Initial) -> Denoiser:
