@@ -26,6 +26,9 @@ def run(argv: Sequence[str] | None = None) -> int:
 
         with signals.watched(process=argv is None) as stop:
             code = _run(list(sys.argv[1:] if argv is None else argv), stop)
+            from qwenimg.cli import streams
+
+            streams.forget_unwritten()
         return code if stop.exit_code is None else stop.exit_code
     except KeyboardInterrupt:  # before the signals were watched
         if sys.stderr is not None:

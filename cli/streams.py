@@ -44,6 +44,16 @@ def flush() -> None:
     put(b"")
 
 
+def forget_unwritten() -> None:
+    """Drops what could not be written: Python would try again as it exits, fail, and end with a code of its own."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            silence(stream)
+
+
 def silence(stream: TextIO | None) -> None:
     """Sends `stream` to nowhere: what is still in its buffer would fail again when Python exits."""
     with contextlib.suppress(OSError, ValueError, AttributeError):

@@ -54,10 +54,12 @@ def token() -> str | None:
     if settings().HF_HUB_DISABLE_IMPLICIT_TOKEN:
         return None
     file = Path(settings().HF_TOKEN_PATH)
-    if file.exists() and not file.is_file():
-        raise UsageError(f"{short(file, 150)}: is no file that could hold a token; set HF_TOKEN_PATH to another")
     try:
+        if file.exists() and not file.is_file():
+            raise UsageError(f"{short(file, 150)}: is no file that could hold a token; set HF_TOKEN_PATH to another")
         return get_token()
+    except UsageError:  # which is a ValueError
+        raise
     except (OSError, ValueError) as error:
         reason = short(getattr(error, "strerror", None) or error, 80)
         raise UsageError(f"{short(file, 150)}: the token cannot be read: {reason}") from None

@@ -13,8 +13,11 @@ from qwenimg.common.base.safe_files import OpenFile, bad
 
 MAX_BLOCKS = 10_000  # a picture has a few dozen
 MAX_PIXEL_CHUNKS = 100_000  # of a PNG: 36 megapixels of 16 bits in the 8 kB that libpng writes are 27,000
+MAX_SCANS = 200  # of a JPEG; the finest of its encoders make a few dozen. Each is a pass over all pixels, of few bytes
+_WINDOW = 1 << 20  # bytes looked through at once
 _PIXELS = (b"IDAT", b"fdAT", b"fcTL")
 _ALONE = (0x01, *range(0xD0, 0xDA))  # markers of a JPEG without a length
+_FRAMES = (*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0))
 _FILLS = (0x00, 0xFF)
 
 
@@ -34,19 +37,34 @@ def check_png(file: OpenFile, end: int) -> None:
         at += 12 + length
 
 
-def check_jpeg(file: OpenFile) -> None:
-    """Raises ModelError where the segments before the pixels are too many; each byte that is none counts as one."""
-    at, blocks = 2, 0
-    while at + 4 <= file.size:
+def check_jpeg(file: OpenFile) -> bool:
+    """Whether a JPEG is made for more than one scan, so that its decoder keeps it whole.
+
+    Raises ModelError where scans, or the segments before the first, are too many; each byte that is none counts as one.
+    """
+    at, blocks, colors = 2, 0, 0
+    while at + 10 <= file.size:
         start, marker, length = struct.unpack(">BBH", file.read(at, 4))
         if start == 0xFF and marker == 0xDA:
-            return
+            return _scans(file, at) > 1 or file.read(at + 4, 1)[0] < colors
+        if start == 0xFF and marker in _FRAMES:
+            colors = file.read(at + 9, 1)[0]
         blocks += 1
         _check(file, "JPEG", "segments", blocks, MAX_BLOCKS)
         if start != 0xFF or marker in _FILLS:
             at += 1
         else:
             at += 2 if marker in _ALONE else 2 + max(2, length)
+    return False
+
+
+def _scans(file: OpenFile, begin: int) -> int:
+    """Counted by their marker, which pixels cannot hold: a 0xFF among them is followed by 0."""
+    found = 0
+    for at in range(begin, file.size, _WINDOW):
+        found += file.read(at, min(_WINDOW + 1, file.size - at)).count(b"\xff\xda")
+        _check(file, "JPEG", "scans", found, MAX_SCANS)
+    return found
 
 
 def _check(file: OpenFile, kind: str, what: str, found: int, most: int) -> None:

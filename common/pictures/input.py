@@ -27,7 +27,7 @@ MAX_FILE = 512 << 20  # bytes
 MAX_PIXELS = 36_000_000
 MAX_SIDE = 32_768
 # The decoders of these keep more than the pixels, in all about so many bytes for each.
-DECODED_BYTES = {"WEBP": 19, "progressive JPEG": 12}
+DECODED_BYTES = {"WEBP": 19, "JPEG in several scans": 12}
 MAX_DECODED = 7 * MAX_PIXELS
 
 
@@ -61,7 +61,7 @@ def _read(
     with closing(open_regular(path)) as file:
         if file.size > MAX_FILE:
             raise bad(path, f"has {file.size / 1e6:,.0f} MB; pictures of at most {MAX_FILE / 1e6:,.0f} MB are read")
-        _check_blocks(file)
+        several = _check_blocks(file)
         stream = io.BufferedReader(file.stream)  # it is closed with its last reference, and Pillow drops its own
         try:
             # The limit on pixels is ours, so Pillow's warning about large pictures says nothing new.
@@ -69,7 +69,7 @@ def _read(
                 warnings.catch_warnings(action="ignore"),
                 Image.open(stream, formats=FORMATS) as picture,
             ):
-                _check_size(path, picture)
+                _check_size(path, picture, several)
                 check(picture)
                 pixels, notes = decode(picture)
                 file.check_unchanged()
@@ -85,16 +85,17 @@ def _read(
     return np.ascontiguousarray(pixels), [f"{short(path.name, 60)}: {line}" for line in notes]
 
 
-def _check_blocks(file: OpenFile) -> None:
+def _check_blocks(file: OpenFile) -> bool:
+    """Whether it is a JPEG in several scans. Raises ModelError for too many blocks."""
     kind = format_of(file)
     if kind == "PNG":
         blocks.check_png(file, file.size)
-    elif kind == "JPEG":
-        blocks.check_jpeg(file)
+    return kind == "JPEG" and blocks.check_jpeg(file)
 
 
-def _check_size(path: Path, picture: Image) -> None:
-    kind = "progressive JPEG" if picture.info.get("progressive") else picture.format or ""
+def _check_size(path: Path, picture: Image, several: bool) -> None:
+    several = several or "progressive" in picture.info
+    kind = "JPEG in several scans" if several else picture.format or ""
     most = min(MAX_PIXELS, MAX_DECODED // DECODED_BYTES.get(kind, 7))
     width, height = picture.size
     if width * height > most or max(width, height) > MAX_SIDE:

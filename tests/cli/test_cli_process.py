@@ -253,6 +253,21 @@ def test_streams_that_are_closed_or_full(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.png", "b.png", "c.png", "d.png"]
 
 
+@pytest.mark.parametrize(
+    "line, code",
+    [
+        ("models > /dev/full", 4),
+        ("x > /dev/full 2>&1", 4),
+        ("x y 2> /dev/full", 2),
+        ("--help 2> /dev/full", 0),
+    ],
+)
+def test_what_cannot_be_written_is_not_tried_again_at_the_end(tmp_path: Path, line: str, code: int) -> None:
+    """Where Python buffers its output, as it does unless the environment says otherwise, it ended with 120 instead."""
+    ran = shell(tmp_path, f"unset PYTHONUNBUFFERED; run {line}")
+    assert ran.returncode == code and "Exception ignored" not in ran.stderr, ran
+
+
 def test_a_terminal_gets_a_bar_and_no_png(tmp_path: Path) -> None:
     for options, code, text in ((["-o", "a"], 0, "2/3"), (["-o", "-"], 2, "terminal")):
         ours, theirs = pty.openpty()

@@ -296,6 +296,14 @@ def test_a_token_file_that_is_a_pipe(fake, cache, monkeypatch, tmp_path):
         quiet()
 
 
+def test_a_token_file_of_an_impossible_name(fake, cache, monkeypatch):
+    """As HF_HOME of 5,000 letters makes it; a folder without permission ends the same way."""
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/" + "x" * 5000 + "/token")
+    with pytest.raises(UsageError, match="the token cannot be read: File name too long"):
+        quiet()
+
+
 def test_a_redirect_to_another_host_gets_no_token(fake, cache):
     """Not even one on the same machine at another port."""
     quiet()

@@ -275,3 +275,54 @@ def test_what_is_no_picture_has_no_recipe(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a prompt\n")
     with pytest.raises(ModelError, match=r"a\.txt: is no PNG, JPEG or WebP picture"):
         read_texts(tmp_path / "a.txt")
+
+
+# JPEGs in many scans: each is a pass over all pixels
+
+
+def _segment(marker: int, data: bytes) -> bytes:
+    return bytes([0xFF, marker]) + struct.pack(">H", len(data) + 2) + data
+
+
+def _one_code(table: int, symbol: int) -> bytes:
+    """A Huffman table that knows one symbol, as the bit 0."""
+    return _segment(0xC4, bytes([table, 1, *[0] * 15, symbol]))
+
+
+def _jpeg(side: int, frame: int, colors: int, scans: int) -> bytes:
+    """Black, `side` a multiple of 8. Frame 0xC0 is baseline, a scan for each colour; 0xC2 is progressive."""
+    blocks = (side // 8) ** 2
+    head = b"\xff\xd8" + _segment(0xDB, b"\0" + b"\1" * 64) + _one_code(0x00, 0)
+    each = b"".join(bytes([c, 0x11, 0]) for c in range(colors))
+    head += _segment(frame, struct.pack(">BHHB", 8, side, side, colors) + each)
+    if frame == 0xC0:
+        body = [_segment(0xDA, bytes([1, k % colors, 0, 0, 63, 0])) + bytes(-(-blocks // 4)) for k in range(scans)]
+        return head + _one_code(0x10, 0) + b"".join(body) + b"\xff\xd9"
+    # One code says that the next 2^14 blocks are empty: 15 bits, all 0.
+    empty = _segment(0xDA, bytes([1, 0, 0, 1, 63, 0])) + bytes(-(-15 * -(-blocks // (1 << 14)) // 8))
+    first = _segment(0xDA, bytes([1, 0, 0, 0, 0, 0])) + bytes(-(-blocks // 8))
+    return head + _one_code(0x10, 0xE0) + first + empty * (scans - 1) + b"\xff\xd9"
+
+
+def test_a_jpeg_of_many_scans(tmp_path: Path) -> None:
+    """760 kB of 20,000 scans at 20 megapixels took 25 s."""
+    path = tmp_path / "a.jpg"
+    path.write_bytes(_jpeg(4480, 0xC2, 1, 20_000))
+    begun = time.process_time()
+    with pytest.raises(ModelError, match="more than 200 scans"):
+        read_image(path)
+    print(f"{time.process_time() - begun:.2f} s for {path.stat().st_size:,} bytes")
+    assert time.process_time() - begun < 1
+    path.write_bytes(_jpeg(128, 0xC2, 1, 200))
+    assert read_image(path)[0].shape == (128, 128, 3)
+
+
+@pytest.mark.parametrize("scans", [1, 3])
+def test_a_baseline_jpeg_in_several_scans_has_the_limit_of_a_progressive_one(tmp_path: Path, scans: int) -> None:
+    """Its decoder keeps it whole too: 35 megapixels took 370 MB. One scan of three is enough for that."""
+    path = tmp_path / "a.jpg"
+    path.write_bytes(_jpeg(5888, 0xC0, 3, scans))
+    with pytest.raises(ModelError, match="at most 21 megapixels of a JPEG in several scans"):
+        read_image(path)
+    path.write_bytes(_jpeg(128, 0xC0, 3, 3))
+    assert read_image(path)[0].shape == (128, 128, 3)
