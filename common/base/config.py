@@ -15,7 +15,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from qwenimg.common.base.safe_files import bad, open_regular
 from qwenimg.common.base.strict_json import strict_json
-from qwenimg.common.base.text import short
+from qwenimg.common.base.text import clean
 
 MAX_BYTES = 8 << 20
 MAX_DEPTH = 64
@@ -68,7 +68,7 @@ def parse(
         if name not in known:
             _check_switched_off(key, value, source)
         elif name in values:
-            raise bad(source, f"gives '{short(name, 60)}' twice, once as '{short(key, 60)}'")
+            raise bad(source, f"gives '{clean(name, 60)}' twice, once as '{clean(key, 60)}'")
         else:
             values[name] = _value(key, value, types[name], known[name], source)
     _check_complete(known, values, source)
@@ -80,7 +80,7 @@ def parse(
 
 def _check_switched_off(key: str, value: object, source: Path | str) -> None:
     if value is not None and value is not False:
-        shown = f"'{short(key, 60)}' is {short(value, 40)}"
+        shown = f"'{clean(key, 60)}' is {clean(value, 40)}"
         raise bad(source, f"{shown}: this version does not know what it changes")
 
 
@@ -101,7 +101,7 @@ def _value(key: str, value: object, kind: Any, field: Field[Any], source: Path |
             return _tuple(value, get_args(kind)[0], field)
         return _CONVERT[kind](value, field)
     except (ValueError, OverflowError) as error:
-        raise bad(source, f"'{short(key, 60)}' is {short(value, 40)}: {error}") from None
+        raise bad(source, f"'{clean(key, 60)}' is {clean(value, 40)}: {error}") from None
 
 
 def _tuple(value: object, kind: Any, field: Field[Any]) -> tuple[object, ...]:

@@ -8,7 +8,7 @@ from types import ModuleType
 
 from qwenimg.common.base.cache_files import read_small
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.base.text import short
+from qwenimg.common.base.text import clean
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -43,7 +43,7 @@ def settings() -> ModuleType:
     try:
         from huggingface_hub import constants
     except ValueError as error:
-        raise UsageError(f"an HF_... variable of the environment cannot be read: {short(error, 120)}") from None
+        raise UsageError(f"an HF_... variable of the environment cannot be read: {clean(error, 120)}") from None
     return constants
 
 
@@ -56,13 +56,13 @@ def token() -> str | None:
     file = Path(settings().HF_TOKEN_PATH)
     try:
         if file.exists() and not file.is_file():
-            raise UsageError(f"{short(file, 150)}: is no file that could hold a token; set HF_TOKEN_PATH to another")
+            raise UsageError(f"{clean(file, 150)}: is no file that could hold a token; set HF_TOKEN_PATH to another")
         return get_token()
     except UsageError:  # which is a ValueError
         raise
     except (OSError, ValueError) as error:
-        reason = short(getattr(error, "strerror", None) or error, 80)
-        raise UsageError(f"{short(file, 150)}: the token cannot be read: {reason}") from None
+        reason = clean(getattr(error, "strerror", None) or error, 80)
+        raise UsageError(f"{clean(file, 150)}: the token cannot be read: {reason}") from None
 
 
 def is_offline() -> bool:

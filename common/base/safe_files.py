@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.base.text import short, shown_path
+from qwenimg.common.base.text import clean, shown_path
 
 # A copy of this size stays in the cache; larger reads were slower (5.4 GB/s at 1 MiB, 3.9 GB/s at 8 MiB).
 CHUNK = 1 << 20
@@ -22,7 +22,7 @@ CHUNK = 1 << 20
 
 def bad(path: Path | str, what: str) -> ModelError:
     """The error for `path`: one printable line of at most 280 characters; a long path keeps its end."""
-    return ModelError(short(f"{shown_path(path)}: {what}", 280))
+    return ModelError(clean(f"{shown_path(path)}: {what}", 280))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -121,7 +121,7 @@ def absolute(path: Path) -> Path:
     try:
         return Path(os.path.abspath(path))  # noqa: PTH100 (resolve would follow links)
     except FileNotFoundError:
-        raise UsageError(f"{short(path, 120)}: the working folder does not exist any more; cd to another") from None
+        raise UsageError(f"{clean(path, 120)}: the working folder does not exist any more; cd to another") from None
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from qwenimg.common.base.safe_files import bad
-from qwenimg.common.base.text import short
+from qwenimg.common.base.text import clean
 
 MAX_DIGITS = 20  # as many as 2**64 has
 
@@ -59,7 +59,7 @@ def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
         [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"key '{short(twice, 80)}' occurs twice")
+        raise ValueError(f"key '{clean(twice, 80)}' occurs twice")
     return found
 
 
@@ -74,7 +74,7 @@ def _int(digits: str) -> int:
 def _float(digits: str) -> float:
     value = float(digits)
     if not math.isfinite(value):
-        raise ValueError(f"{short(digits, 30)} is too large")
+        raise ValueError(f"{clean(digits, 30)} is too large")
     return value
 
 

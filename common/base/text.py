@@ -8,11 +8,6 @@ import unicodedata
 BITS = 1024  # of an integer that is written out
 
 
-def short(text: object, limit: int) -> str:
-    """`clean(text, limit)`."""
-    return clean(text, limit)
-
-
 def clean(text: object, limit: int = 200) -> str:
     """`text` in printable characters only and at most `limit` long, so that a file cannot write to the terminal.
 

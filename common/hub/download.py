@@ -20,7 +20,7 @@ from pathlib import Path
 from qwenimg.common.base.cache_files import append, create, own_size, read_small
 from qwenimg.common.base.errors import DoesNotFit, ModelError, QwenimgError, UsageError, disk_full
 from qwenimg.common.base.safe_files import CHUNK
-from qwenimg.common.base.text import short
+from qwenimg.common.base.text import clean
 from qwenimg.common.hub.http import Echo, Interrupted, Server, number, open_url, persist, pieces
 
 PROGRESS = 1 << 20  # bytes that one connection must bring for its end not to count as a failure in a row
@@ -134,7 +134,7 @@ def _first_byte(response: http.client.HTTPResponse, wanted: Wanted) -> int:
 
 def _check_etag(etag: str | None, wanted: Wanted) -> None:
     if etag is not None and etag != wanted.digest:
-        theirs, listed = short(etag, 12), wanted.digest[:12]
+        theirs, listed = clean(etag, 12), wanted.digest[:12]
         raise ModelError(
             f"{wanted.path}: the server has another file ({theirs}) than the hub lists ({listed}); "
             f"pull again later, or check HF_ENDPOINT"
@@ -161,7 +161,7 @@ def _beside(blob: Path, suffix: str) -> Path:
 
 
 def _disk_error(wanted: Wanted, blob: Path, error: OSError) -> QwenimgError:
-    where, reason = short(blob.parent, 120), short(error.strerror or error, 60)
+    where, reason = clean(blob.parent, 120), clean(error.strerror or error, 60)
     if disk_full(error):
         return DoesNotFit(f"{wanted.path}: {reason} in {where}; what came is kept: free space and pull again")
     return UsageError(f"{wanted.path}: cannot be written in {where}: {reason}")

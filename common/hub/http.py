@@ -26,7 +26,7 @@ from urllib.parse import quote, urljoin, urlsplit
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import CHUNK
 from qwenimg.common.base.strict_json import strict_json
-from qwenimg.common.base.text import short
+from qwenimg.common.base.text import clean
 from qwenimg.common.base.version import __version__
 
 RETRIES = 6  # in a row; a connection that brought much starts the count anew
@@ -172,7 +172,7 @@ def _request(server: Server, url: str, headers: dict[str, str]) -> http.client.H
     headers = headers | {"User-Agent": f"qwenimg/{__version__}", "Accept-Encoding": "identity"}
     if server.token and server.owns(url):
         headers["Authorization"] = f"Bearer {server.token}"
-    host = short(urlsplit(url).hostname, 60)
+    host = clean(urlsplit(url).hostname, 60)
     try:
         response = _opener().open(urllib.request.Request(url, headers=headers), timeout=TIMEOUT)
     except (OSError, http.client.HTTPException, ValueError) as error:
@@ -182,7 +182,7 @@ def _request(server: Server, url: str, headers: dict[str, str]) -> http.client.H
                 f"{host}: its certificate cannot be verified; set SSL_CERT_FILE to the right ones"
             ) from None
         if isinstance(reason, (str, ValueError, http.client.InvalidURL)) and not isinstance(reason, OSError):
-            raise ModelError(f"{host}: cannot be asked ({short(reason, 80)}): check the proxy settings") from None
+            raise ModelError(f"{host}: cannot be asked ({clean(reason, 80)}): check the proxy settings") from None
         raise Interrupted(f"no answer from {host}: {_reason(reason)}") from None
     assert isinstance(response, http.client.HTTPResponse), response
     return response
@@ -272,7 +272,7 @@ def _next(url: str, location: str | None, what: str) -> str:
     except ValueError:
         fault = "is no address"
     if not location or fault or (urlsplit(url).scheme == "https" and urlsplit(target).scheme != "https"):
-        raise ModelError(f"{what}: the server redirects to '{short(location, 80)}', which is not followed")
+        raise ModelError(f"{what}: the server redirects to '{clean(location, 80)}', which is not followed")
     return target
 
 
@@ -280,20 +280,20 @@ def _refuse(response: http.client.HTTPResponse, what: str, *, on_hub: bool) -> N
     status, wait = response.status, number(response.headers.get("Retry-After"))
     # Links to the host of the data expire; the hub gives a new one.
     if status in (408, 429) or status >= 500 or (status in (400, 401, 403) and not on_hub):
-        raise Interrupted(f"HTTP {status} {short(response.reason, 40)}".rstrip(), wait=float(wait or 0))
+        raise Interrupted(f"HTTP {status} {clean(response.reason, 40)}".rstrip(), wait=float(wait or 0))
     if status == 403 or response.headers.get("X-Error-Code") == "GatedRepo":
         raise ModelError(f"{what}: access is not granted: accept its terms on the hub's page, and set HF_TOKEN")
     if status == 401:
         raise ModelError(f"{what}: does not exist or is private: check the name, or set HF_TOKEN")
     if status in (404, 410):
         raise ModelError(f"{what}: is not on the hub (HTTP {status}): check the name and HF_ENDPOINT")
-    raise ModelError(f"{what}: the server answers HTTP {status} {short(response.reason, 40)}")
+    raise ModelError(f"{what}: the server answers HTTP {status} {clean(response.reason, 40)}")
 
 
 def _reason(error: object) -> str:
     if isinstance(error, TimeoutError):
         return f"nothing for {TIMEOUT:g} s"
-    return short(getattr(error, "strerror", None) or error or type(error).__name__, 80)
+    return clean(getattr(error, "strerror", None) or error or type(error).__name__, 80)
 
 
 def number(text: str | None) -> int | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from qwenimg.common.base.safe_files import absolute
-from qwenimg.common.base.text import short
+from qwenimg.common.base.text import clean
 from qwenimg.common.families.family import Choices
 from qwenimg.common.families.registry import Opened
 from qwenimg.common.hub.resolve import Resolved, from_path
@@ -42,4 +42,4 @@ def _print(checkpoint: Checkpoint, component: str) -> str:
 def label(folder: Path) -> str:
     """The name of `folder` for a recipe, never a path."""
     whole = absolute(folder)
-    return short((whole.parent if whole.name.startswith("tokenizer") else whole).name or "tokenizer", 100)
+    return clean((whole.parent if whole.name.startswith("tokenizer") else whole).name or "tokenizer", 100)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from qwenimg.common.base import amounts, cache_files, hf_cache
 from qwenimg.common.base.errors import DoesNotFit, ModelError, UsageError
-from qwenimg.common.base.text import short
+from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog, registry, repository
 from qwenimg.common.families.catalog import Piece
 from qwenimg.common.hub import requirements, resolve
@@ -62,7 +62,7 @@ def pull(name: str, *, echo: Echo, progress: Progress, verify: bool = False) -> 
             _download(work, files, progress)
             _finish(work)
     except OSError as error:
-        where, reason = short(work.storage, 120), short(error.strerror or error, 60)
+        where, reason = clean(work.storage, 120), clean(error.strerror or error, 60)
         raise UsageError(f"{repo}: cannot be written in {where}: {reason}") from None
     return work.snapshot
 
@@ -105,7 +105,7 @@ def _listing(server: Server, repo: str, piece: Piece | None, echo: Echo) -> tupl
     commit = data.get("sha") if isinstance(data, dict) else None
     entries = data.get("siblings") if isinstance(data, dict) else None
     if not isinstance(commit, str) or not hf_cache.COMMIT.fullmatch(commit) or not isinstance(entries, list):
-        raise ModelError(f"{repo}: {short(server.endpoint, 80)} does not answer as a hub does: check HF_ENDPOINT")
+        raise ModelError(f"{repo}: {clean(server.endpoint, 80)} does not answer as a hub does: check HF_ENDPOINT")
     names = {e["rfilename"]: e for e in entries if isinstance(e, dict) and isinstance(e.get("rfilename"), str)}
     is_used = repository.needed if piece is None else piece.files.__contains__
     files = [_wanted(repo, path, entry) for path, entry in names.items() if is_used(path)]
@@ -192,7 +192,7 @@ def _tell(work: _Work, count: int, total: int, kept: int) -> None:
     if total - kept > free:
         raise DoesNotFit(
             f"{head}: {amounts.size_text(total - kept)} to fetch, {amounts.size_text(free)} free in "
-            f"{short(work.storage.parent, 100)}: free some, or set HF_HUB_CACHE to a folder on another disk"
+            f"{clean(work.storage.parent, 100)}: free some, or set HF_HUB_CACHE to a folder on another disk"
         )
     files = amounts.counted(count, "file")
     size = amounts.size_text(total)

@@ -14,7 +14,7 @@ from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.hf_cache import COMMIT, cache_folder, is_offline, repo_of, snapshots, storage_folder
 from qwenimg.common.base.safe_files import absolute, bad, kind
-from qwenimg.common.base.text import short
+from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog
 from qwenimg.common.families.catalog import KnownModel
 from qwenimg.common.families.repository import lacks
@@ -68,7 +68,7 @@ def named(name: str, *, offline: bool = False) -> str:
     cache has. Raises ModelError for anything else: a path in a picture is never opened, nor a folder of that name."""
     known = catalog.find(name)
     if known is None and (not _HUB_ID.fullmatch(name) or name.lower().endswith(_FILES)):
-        raise ModelError(f"'{short(name, 60)}' is neither a known model nor a hub id, and a recipe opens no path")
+        raise ModelError(f"'{clean(name, 60)}' is neither a known model nor a hub id, and a recipe opens no path")
     if known is catalog.BUILT_IN and not os.path.lexists(name):
         return name
     return str(_by_name(name, False, offline).folder)
@@ -94,7 +94,7 @@ def _by_name(given: str, is_default: bool, offline: bool) -> Resolved:
         if lacks(folder) is None:
             return Resolved(folder=folder, name=name, known=known, revision=folder.name)
     raise ModelError(
-        f"{name}: the copy in {short(cache_folder(), 100)} is incomplete, it lacks {lacks(folders[0])}; "
+        f"{name}: the copy in {clean(cache_folder(), 100)} is incomplete, it lacks {lacks(folders[0])}; "
         f"`qwenimg pull {name}` resumes"
         + (f"; until then: -m {builtin.NAME}" if is_default and builtin.present() else "")
     )
@@ -125,23 +125,23 @@ def from_path(given: str, path: Path) -> Resolved:
     """The model at `path`, called `given` in errors. Raises ModelError and UsageError."""
     found = kind(path)
     if found is None:
-        raise ModelError(f"{short(given, 120)}: is a link that leads nowhere")
+        raise ModelError(f"{clean(given, 120)}: is a link that leads nowhere")
     if found == "other":
         raise bad(path, "is a pipe, device or socket; a model is a folder or a file")
     whole = absolute(path)  # links stay, they say which snapshot it is
     if found == "file":
-        return Resolved(folder=path, name=short(whole.name, 100))
+        return Resolved(folder=path, name=clean(whole.name, 100))
     storage = whole.parent.parent.name
     if whole.parent.name == "snapshots" and storage.count("--") == 2 and COMMIT.fullmatch(whole.name):
         repo = repo_of(storage)
         known = catalog.find(repo)
         return Resolved(folder=path, name=known.name if known else repo, known=known, revision=whole.name)
-    return Resolved(folder=path, name=short(whole.name or "model", 100))
+    return Resolved(folder=path, name=clean(whole.name or "model", 100))
 
 
 def find_repo(given: str) -> tuple[str, KnownModel | None]:
     """The hub id that the name or id `given` stands for, and the model where it is known by name. Raises ModelError."""
-    shown = short(given, 120)
+    shown = clean(given, 120)
     if given.lower().endswith(_FILES):
         raise ModelError(f"{shown}: no such file")
     if given.startswith((".", "~", os.sep)) or given.count(os.sep) > 1 or given.endswith(os.sep):
@@ -167,7 +167,7 @@ def _absent(name: str, repo: str, known: KnownModel | None, offline: bool) -> st
     near = None if known else catalog.nearest(repo)
     if near:
         return (
-            f"{name}: is not in the cache {short(cache_folder(), 100)}; did you mean {near}? else: qwenimg pull {name}"
+            f"{name}: is not in the cache {clean(cache_folder(), 100)}; did you mean {near}? else: qwenimg pull {name}"
         )
     when = " with the network on" if offline or is_offline() else ""
-    return f"{name}: {about} is not in the cache {short(cache_folder(), 100)}; get it{when} by: qwenimg pull {name}"
+    return f"{name}: {about} is not in the cache {clean(cache_folder(), 100)}; get it{when} by: qwenimg pull {name}"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from qwenimg.common.base import amounts, hf_cache
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.text import short
+from qwenimg.common.base.text import clean
 from qwenimg.common.families import repository
 from qwenimg.common.hub.download import Wanted, digest
 
@@ -55,7 +55,7 @@ def verify_offline(repo: str, echo: Callable[[str], None], progress: Progress) -
         files = [_named(repo, folder, path) for path in repository.used(folder)]
         wrong = damaged(files, progress)
     except OSError as error:
-        raise ModelError(f"{repo}: cannot be read: {short(error.strerror or error, 80)}") from None
+        raise ModelError(f"{repo}: cannot be read: {clean(error.strerror or error, 80)}") from None
     if wrong:
         more = f" and {len(wrong) - 1} more" if wrong[1:] else ""
         raise ModelError(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad
-from qwenimg.common.base.text import short
+from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog
 from qwenimg.common.jobs.fields import Fields
 from qwenimg.common.pipeline.request import OPTIONS
@@ -68,14 +68,14 @@ class Foreign:
 
     def messages(self) -> list[str]:
         """What a user should know before the picture is made again, a line each."""
-        shown = [short(item, MAX_NAME) for item in dict.fromkeys(self.left_out)]
+        shown = [clean(item, MAX_NAME) for item in dict.fromkeys(self.left_out)]
         more = [f"and {len(shown) - MAX_SHOWN} more"] if len(shown) > MAX_SHOWN else []
         listed = "; ".join([*shown[:MAX_SHOWN], *more])
         left_out = [f"left out, without an equivalent here: {listed}"] if listed else []
         return [f"{self.program}'s recipe: {line}" for line in [*left_out, *dict.fromkeys(self.notes)]]
 
     def fault(self, name: str, expected: str) -> ModelError:
-        return bad(self.path, f"its recipe of {self.program} has a bad {short(name, 40)}: expected {expected}")
+        return bad(self.path, f"its recipe of {self.program} has a bad {clean(name, 40)}: expected {expected}")
 
     def put(self, key: str, value: object) -> None:
         """Sets a field; None leaves it out. Raises ModelError for what is of another type or out of bounds."""
@@ -113,7 +113,7 @@ class Foreign:
     def _put_schedule(self, name: str) -> None:
         if plain(name) in LIKE_THE_MODELS:
             self.fields["schedule"] = "model"
-            self.notes.append(f"its schedule {short(name, 40)} is taken as the model's own, whose ends may differ")
+            self.notes.append(f"its schedule {clean(name, 40)} is taken as the model's own, whose ends may differ")
         elif plain(name) in SCHEDULES:
             self.fields["schedule"] = SCHEDULES[plain(name)]
         elif name:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from qwenimg.common.base.safe_files import bad
-from qwenimg.common.base.text import short
+from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.foreign import Foreign
 
 MAX_NODES = 2_000
@@ -55,7 +55,7 @@ class Graph:
             source = self.nodes.get(str(value[0])) if value else None
             held = [name for name in HELD if source is not None and name in source.inputs]
             if source is None or not held:
-                raise NotPlain(f"its {key} comes from a {'missing' if source is None else short(source.kind, 40)} node")
+                raise NotPlain(f"its {key} comes from a {'missing' if source is None else clean(source.kind, 40)} node")
             self.seen.add(source.kind)
             value = source.inputs[held[0]]
         raise NotPlain(f"its {key} runs in a circle")
@@ -83,7 +83,7 @@ def _nodes(data: object, path: Path) -> dict[str, Node]:
         kind = node.get("class_type") if isinstance(node, dict) else None
         inputs = node.get("inputs") if isinstance(node, dict) else None
         if not isinstance(kind, str) or not isinstance(inputs, dict):
-            raise bad(path, f"its ComfyUI graph has a node {short(key, 20)!r} without class_type and inputs")
+            raise bad(path, f"its ComfyUI graph has a node {clean(key, 20)!r} without class_type and inputs")
         found[key] = Node(kind=kind, inputs=inputs)
     return found
 
@@ -91,7 +91,7 @@ def _nodes(data: object, path: Path) -> dict[str, Node]:
 def _sampler(graph: Graph) -> Node:
     kinds = [node.kind for node in graph.nodes.values() if "sampler" in node.kind.lower()]
     if kinds != ["KSampler"]:
-        listed = short(", ".join(sorted(kinds)) or "none", 80)
+        listed = clean(", ".join(sorted(kinds)) or "none", 80)
         raise NotPlain(f"its samplers are {listed}; a graph with one KSampler is read")
     return next(node for node in graph.nodes.values() if node.kind == "KSampler")
 
@@ -124,7 +124,7 @@ def _prompt(found: Foreign, graph: Graph, sampler: Node, role: str) -> object:
             return ""
         key = role if role in node.inputs else "conditioning"
         if graph.linked(node, key) is None:
-            raise NotPlain(f"its {role} prompt comes from a {short(node.kind, 40)} node")
+            raise NotPlain(f"its {role} prompt comes from a {clean(node.kind, 40)} node")
         node = graph.linked(node, key)
     raise NotPlain(f"its {role} prompt runs in a circle")
 

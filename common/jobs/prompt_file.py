@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, kind, open_regular
 from qwenimg.common.base.strict_json import strict_json
-from qwenimg.common.base.text import short
+from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.fields import MAX_PICTURES, SAID, Fields, fields
 from qwenimg.common.prompts.check import MAX_CHARACTERS
 
@@ -78,9 +78,9 @@ def _object(line: bytes, where: str) -> Fields:
         raise bad(where, "is not a JSON object")
     for key, value in data.items():
         if key not in SAID:
-            raise bad(where, f"unknown field {short(key, 40)!r}; known are {', '.join(SAID)}")
+            raise bad(where, f"unknown field {clean(key, 40)!r}; known are {', '.join(SAID)}")
         if not isinstance(value, SAID[key].types) or isinstance(value, bool):
-            raise bad(where, f"{key} is {short(value, 40)!r}; expected {SAID[key].expected}")
+            raise bad(where, f"{key} is {clean(value, 40)!r}; expected {SAID[key].expected}")
     return _fields(data, where)
 
 
@@ -108,7 +108,7 @@ def _read_input() -> bytes:
     try:
         raw = sys.stdin.buffer.read(MAX_PROMPT_FILE + 1)
     except OSError as error:  # it is a folder, or open for writing only
-        raise ModelError(f"standard input: cannot be read: {short(error.strerror or error, 80)}") from None
+        raise ModelError(f"standard input: cannot be read: {clean(error.strerror or error, 80)}") from None
     if len(raw) > MAX_PROMPT_FILE:
         raise ModelError(f"standard input: more than {MAX_PROMPT_FILE:,} bytes of prompts")
     return raw

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad
-from qwenimg.common.base.text import short
+from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.fields import Fields
 from qwenimg.common.jobs.pictures import Picture
 from qwenimg.common.pipeline.request import OPTIONS
@@ -91,7 +91,7 @@ def _foreign_replay(foreign: Foreign, path: Path) -> Replay:
 def check_model(replay: Replay, given: str | None) -> None:
     """Raises ModelError where neither -m nor the recipe says which model is meant."""
     if given is None and replay.model is None:
-        name = short(replay.foreign_model, 60)
+        name = clean(replay.foreign_model, 60)
         what = f"calls its model {name!r}, which is no name here" if name else "names no model"
         raise ModelError(f"--from: that picture's recipe {what}; say with -m which model makes it")
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import OpenFile, bad, open_regular
-from qwenimg.common.base.text import short
+from qwenimg.common.base.text import clean
 from qwenimg.common.pictures import blocks, input_pixels
 from qwenimg.common.pictures.pixels import Uint8
 from qwenimg.common.pictures.texts import format_of
@@ -81,8 +81,8 @@ def _read(
             raise bad(path, "is no PNG, JPEG or WebP picture; convert it to one of them") from None
         # Pillow's decoders raise whatever they raise; in every case the file is at fault.
         except Exception as error:
-            raise bad(path, f"cannot be read as a PNG, JPEG or WebP picture: {short(error, 80)}") from None
-    return np.ascontiguousarray(pixels), [f"{short(path.name, 60)}: {line}" for line in notes]
+            raise bad(path, f"cannot be read as a PNG, JPEG or WebP picture: {clean(error, 80)}") from None
+    return np.ascontiguousarray(pixels), [f"{clean(path.name, 60)}: {line}" for line in notes]
 
 
 def _check_blocks(file: OpenFile) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qwenimg.common.base.text import short
+from qwenimg.common.base.text import clean
 from qwenimg.common.pictures.pixels import Uint8
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _profile(picture: Image) -> tuple[Convert, str | None]:
         assert made is not None
         return made
 
-    return to_srgb, f"is converted from its colour profile ({short(name, 40)}) to sRGB"
+    return to_srgb, f"is converted from its colour profile ({clean(name, 40)}) to sRGB"
 
 
 def _plain(strip: Image) -> Image:

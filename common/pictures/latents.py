@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from qwenimg.common.base import atomic_files
 from qwenimg.common.base.errors import NumericsError, UsageError
 from qwenimg.common.base.safe_files import OpenFile, bad, open_regular
-from qwenimg.common.base.text import short, shown_path
+from qwenimg.common.base.text import clean, shown_path
 from qwenimg.common.weights.safetensors import read_header
 
 if TYPE_CHECKING:
@@ -87,9 +87,9 @@ def _read_npy(path: Path) -> npt.NDArray[Any]:
             shape, fortran, dtype = _npy_header(head)
         # numpy evaluates the header as a Python literal, which fails in many ways; the file is at fault in each.
         except Exception as error:
-            raise bad(path, f"is not a .npy file that can be read: {short(error, 80)}") from None
+            raise bad(path, f"is not a .npy file that can be read: {clean(error, 80)}") from None
         if dtype.kind != "f" or dtype.itemsize not in (2, 4, 8):
-            raise bad(path, f"has dtype {short(dtype, 40)}; expected float16, float32 or float64")
+            raise bad(path, f"has dtype {clean(dtype, 40)}; expected float16, float32 or float64")
         flat = _read_values(file, shape, head.tell(), file.size, dtype)
     return flat.reshape(shape, order="F" if fortran else "C")
 
@@ -113,7 +113,7 @@ def _read_safetensors(path: Path) -> npt.NDArray[Any]:
     with contextlib.closing(header.file) as file:
         tensor = header.tensors.get("latents")
         if tensor is None:
-            raise bad(path, f"has no tensor `latents`, but {short(', '.join(header.tensors) or 'none', 80)}")
+            raise bad(path, f"has no tensor `latents`, but {clean(', '.join(header.tensors) or 'none', 80)}")
         if tensor.dtype not in ("F32", "F16", "BF16"):
             raise bad(path, f"tensor latents is {tensor.dtype}; expected F32, F16 or BF16")
         dtype = np.dtype({"F32": "<f4", "F16": "<f2", "BF16": "<u2"}[tensor.dtype])
@@ -130,10 +130,10 @@ def _read_values(
     import numpy as np
 
     if len(shape) != 4 or min(shape) < 1:
-        raise bad(file.path, f"has shape {short(shape, 60)}; expected [N, C, h, w]")
+        raise bad(file.path, f"has shape {clean(shape, 60)}; expected [N, C, h, w]")
     size = prod(shape) * dtype.itemsize
     if size > MAX_LATENTS:
-        raise bad(file.path, f"has {short(size, 40)} bytes of latents; at most {MAX_LATENTS:,} are read")
+        raise bad(file.path, f"has {clean(size, 40)} bytes of latents; at most {MAX_LATENTS:,} are read")
     if size != end - begin:
         raise bad(file.path, f"is cut short or has more: {size:,} bytes of latents expected, {end - begin:,} found")
     buffer = bytearray(size)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from qwenimg.common.base.safe_files import bad, open_regular
-from qwenimg.common.base.text import short
+from qwenimg.common.base.text import clean
 from qwenimg.common.pictures import blocks, exif
 from qwenimg.common.pictures.pixels import Uint8
 
@@ -59,5 +59,5 @@ def read_text(path: Path) -> dict[str, str]:
             block = picture.info.get("exif")
     # Pillow's parser raises whatever its many chunk readers raise; in every case the file is at fault.
     except Exception as error:
-        raise bad(path, f"cannot be read as a PNG: {short(error, 80)}") from None
+        raise bad(path, f"cannot be read as a PNG: {clean(error, 80)}") from None
     return found | (exif.texts(block, path) if isinstance(block, bytes) else {})

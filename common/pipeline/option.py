@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, SupportsFloat
 
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.base.text import short
+from qwenimg.common.base.text import clean
 
 _KINDS: dict[object, type] = {"int": int, "float": float, "str": str}
 _WORDS = {int: "a whole number", float: "a number", str: "a text"}
@@ -99,7 +99,7 @@ class Option:
         above = value > self.least if self.open else value >= self.least
         below = value < self.most if self.open == "both" else value <= self.most
         if not (above and below):  # not a number fails as well
-            raise UsageError(f"{self.label} is {short(value, 40)}; choose {self.bounds}")
+            raise UsageError(f"{self.label} is {clean(value, 40)}; choose {self.bounds}")
 
     def fault(self, value: object) -> str | None:
         """What `value`, read from a picture, should have been; None if it is right. An open end of its bounds counts as
@@ -161,11 +161,11 @@ def no_effect(one: Option, asked: object, family: str, there: frozenset[str], gu
 
 def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, SupportsFloat):
-        raise UsageError(f"{name} is {short(value, 40)!r}; expected a number")
+        raise UsageError(f"{name} is {clean(value, 40)!r}; expected a number")
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):  # an integer beyond every float, an array of several numbers
-        raise UsageError(f"{name} is {short(value, 40)}; expected a number") from None
+        raise UsageError(f"{name} is {clean(value, 40)}; expected a number") from None
 
 
 def whole(name: str, value: object) -> int:
@@ -175,4 +175,4 @@ def whole(name: str, value: object) -> int:
             raise TypeError
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise UsageError(f"{name} is {short(value, 40)!r}; expected a whole number") from None
+        raise UsageError(f"{name} is {clean(value, 40)!r}; expected a whole number") from None

@@ -15,7 +15,7 @@ from typing import NotRequired, TypedDict, cast
 
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.strict_json import strict_json
-from qwenimg.common.base.text import short
+from qwenimg.common.base.text import clean
 from qwenimg.common.pictures.texts import read_texts
 from qwenimg.common.pipeline.request import OPTIONS
 from qwenimg.common.sampling.table import SAMPLERS
@@ -160,7 +160,7 @@ def check_recipe(value: object, path: Path) -> Recipe:
     options = {one.name: one for one in OPTIONS.values() if one.recorded}
     unknown = sorted(value.keys() - Recipe.__annotations__.keys() - options.keys())
     if value["format"] != FORMAT or missing or unknown:
-        keys = short(", ".join([*(f"no {k}" for k in missing), *(f"unknown {k}" for k in unknown)]), 100)
+        keys = clean(", ".join([*(f"no {k}" for k in missing), *(f"unknown {k}" for k in unknown)]), 100)
         raise bad(path, f"its recipe is not of format {FORMAT} ({keys or value['format']})")
     for key, item in value.items():
         fault = options[key].fault(item) if key in options else _fault(key, item)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qwenimg.common.base.text import short
+from qwenimg.common.base.text import clean
 from qwenimg.common.prompts.vocabulary import Vocabulary, check_ids, json_object, refuse, refuse_value, shown
 
 MAX_ADDED = 1024
@@ -57,11 +57,11 @@ def read_added(folder: Path, vocabulary: Vocabulary) -> dict[str, Added]:
         listed = _decoder(file, config["added_tokens_decoder"])
         for content in listed.keys() & added.keys():
             if listed[content].id != added[content].id:
-                refuse(file, f"gives '{short(content, 40)}' another id than the other tokenizer files")
+                refuse(file, f"gives '{clean(content, 40)}' another id than the other tokenizer files")
         added = listed
     for content in _named(config):
         if content not in added:
-            refuse(file, f"names a special token '{short(content, 40)}' that is not an added token")
+            refuse(file, f"names a special token '{clean(content, 40)}' that is not an added token")
     _check_new(vocabulary, added)
     return added
 
@@ -95,7 +95,7 @@ def _added(file: Path, entries: list[tuple[Any, Any]]) -> dict[str, Added]:
         if not isinstance(content, str) or not 0 < len(content) <= MAX_LENGTH or content in added:
             refuse(file, f"has an added token that is twice there, empty or too long ({shown(content)})")
         if any(entry.get(option, False) is not False for option in ("lstrip", "rstrip", "single_word")):
-            refuse(file, f"has lstrip, rstrip or single_word at the added token '{short(content, 40)}'")
+            refuse(file, f"has lstrip, rstrip or single_word at the added token '{clean(content, 40)}'")
         added[content] = Added(i, entry.get("normalized") is True)
     check_ids(file, {content: token.id for content, token in added.items()})
     return added
@@ -116,4 +116,4 @@ def _check_new(vocabulary: Vocabulary, added: dict[str, Added]) -> None:
     used = set(vocabulary.ids.values())
     for content, token in added.items():
         if vocabulary.ids.get(content, None if token.id in used else token.id) != token.id:
-            refuse(vocabulary.file, f"the id {token.id} of the added token '{short(content, 40)}' is another's")
+            refuse(vocabulary.file, f"the id {token.id} of the added token '{clean(content, 40)}' is another's")

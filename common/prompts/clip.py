@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwenimg.common.base.safe_files import bad
-from qwenimg.common.base.text import short
+from qwenimg.common.base.text import clean
 from qwenimg.common.prompts.check import check_prompt
 from qwenimg.common.prompts.vocabulary import (
     QWEN,
@@ -113,7 +113,7 @@ def load(folder: Path, pad: str | None = None) -> CLIPTokenizer:
         special["pad_token"] = Special(pad, False)
     for role, token in special.items():
         if token.content not in vocabulary.ids:
-            refuse(vocabulary.file, f"has no token '{short(token.content, 40)}', which is to be its {role}")
+            refuse(vocabulary.file, f"has no token '{clean(token.content, 40)}', which is to be its {role}")
     return CLIPTokenizer(vocabulary, special)
 
 
@@ -137,7 +137,7 @@ def _read_special(folder: Path, vocabulary: Vocabulary) -> dict[str, Special]:
     known = {token.content for token in special.values()}
     for content in listed:
         if content not in known:
-            refuse(file, f"has an added token '{short(content, 40)}', which CLIP does not")
+            refuse(file, f"has an added token '{clean(content, 40)}', which CLIP does not")
     return special
 
 
@@ -155,7 +155,7 @@ def _token(file: Path, entry: Any) -> Special:
     if not isinstance(content, str) or not 0 < len(content) <= 256:
         refuse(file, f"has a special token that is empty, too long or no text ({shown(content)})")
     if any(entry.get(option, False) is not False for option in ("lstrip", "rstrip", "single_word")):
-        refuse(file, f"has lstrip, rstrip or single_word at the special token '{short(content, 40)}'")
+        refuse(file, f"has lstrip, rstrip or single_word at the special token '{clean(content, 40)}'")
     return Special(content, entry.get("normalized") is True)
 
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad, open_regular
 from qwenimg.common.base.strict_json import strict_json
-from qwenimg.common.base.text import short
+from qwenimg.common.base.text import clean
 
 REGEX = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -142,7 +142,7 @@ def shown(value: Any) -> str:
     """A short name for an untrusted value, without walking through it."""
     if isinstance(value, dict):
         return f"an object of type {shown(value.get('type'))}"
-    return f"a list of {len(value)}" if isinstance(value, list) else f"'{short(value, 40)}'"
+    return f"a list of {len(value)}" if isinstance(value, list) else f"'{clean(value, 40)}'"
 
 
 # Files
@@ -180,7 +180,7 @@ def _tokenizer_json(file: Path, form: Form) -> Vocabulary:
             refuse_value(file, f"model.{name}", model.get(name))
     unknown = [*(parts.keys() - form.parts.keys()), *(model.keys() - form.model.keys() - {"vocab", "merges"})]
     if unknown:
-        refuse(file, f"has a part that is not known, '{short(unknown[0], 40)}'")
+        refuse(file, f"has a part that is not known, '{clean(unknown[0], 40)}'")
     if not isinstance(model.get("vocab"), dict) or not isinstance(model.get("merges"), list):
         refuse(file, "must have model.vocab, an object, and model.merges, a list")
     merges = [_pair(file, merge) for merge in model["merges"]]
@@ -222,7 +222,7 @@ def check_ids(file: Path, ids: Mapping[str, Any]) -> None:
     """ModelError unless the ids are different integers from 0 to MAX_ID - 1."""
     for token, i in ids.items():
         if type(i) is not int or not 0 <= i < MAX_ID:
-            refuse(file, f"gives '{short(token, 40)}' the id {shown(i)}, not an integer below {MAX_ID}")
+            refuse(file, f"gives '{clean(token, 40)}' the id {shown(i)}, not an integer below {MAX_ID}")
     if len(set(ids.values())) != len(ids):
         refuse(file, "gives two tokens the same id")
 
@@ -230,7 +230,7 @@ def check_ids(file: Path, ids: Mapping[str, Any]) -> None:
 def _check_merges(found: Vocabulary) -> None:
     for left, right in found.merges:
         if left not in found.ids or right not in found.ids or left + right not in found.ids:
-            merge = f"'{short(left, 40)}' with '{short(right, 40)}'"
+            merge = f"'{clean(left, 40)}' with '{clean(right, 40)}'"
             refuse(found.file, f"has a merge of {merge}, for which the vocabulary lacks a token")
 
 
@@ -244,4 +244,4 @@ def guarded(file: Path, call: Callable[[], T]) -> T:
     except (KeyboardInterrupt, SystemExit, MemoryError, ModelError):
         raise
     except BaseException as error:
-        refuse(file, f"cannot be used by the tokenizers library ({short(error, 60)})")
+        refuse(file, f"cannot be used by the tokenizers library ({clean(error, 60)})")

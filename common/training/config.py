@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.base.text import clean, short
+from qwenimg.common.base.text import clean
 
 Stage = Literal["vae", "text", "dit"]
 
@@ -108,7 +108,7 @@ class Train(Protocol):
 
 def _between(name: str, value: int, least: int, most: int) -> None:
     if not least <= value <= most:
-        raise UsageError(f"{name} is {short(value, 40)}; choose {least} to {most}")
+        raise UsageError(f"{name} is {clean(value, 40)}; choose {least} to {most}")
 
 
 def parse_sizes(text: str) -> tuple[tuple[int, int], ...]:

@@ -21,7 +21,7 @@ from qwenimg.common.base.atomic_files import check_output, make_folder
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, open_regular
 from qwenimg.common.base.strict_json import strict_json
-from qwenimg.common.base.text import clean, short
+from qwenimg.common.base.text import clean
 from qwenimg.common.training.config import MAX_STEPS, Stage, TrainConfig
 from qwenimg.common.weights.safetensors import Header, read_header
 
@@ -161,7 +161,7 @@ def open_checkpoint(path: Path, config: TrainConfig) -> State:
         header = read_header(path)
     except ModelError as error:
         reason = str(error).rpartition(path.name)[2].removeprefix(" (header)").removesuffix(": download it again")
-        raise bad(path, f"is not a whole checkpoint{short(reason, 120)}; move it away") from None
+        raise bad(path, f"is not a whole checkpoint{clean(reason, 120)}; move it away") from None
     try:
         step, scaler = _fields(path, header.metadata, config)
     except BaseException:
@@ -181,7 +181,7 @@ def _fields(path: Path, metadata: dict[str, str], config: TrainConfig) -> tuple[
         raise bad(path, "its header has a run or a scaler that is not a table; move it away")
     _check_run(path, run, run_of(config))
     if type(step) is not int or not 0 <= step <= MAX_STEPS:
-        raise bad(path, f"its step is {short(step, 40)}; expected a whole number from 0 to {MAX_STEPS}; move it away")
+        raise bad(path, f"its step is {clean(step, 40)}; expected a whole number from 0 to {MAX_STEPS}; move it away")
     if step > config.steps:
         raise bad(path, f"is of step {step}, beyond --steps {config.steps}; give --steps {step} or more")
     return step, scaler
@@ -190,7 +190,7 @@ def _fields(path: Path, metadata: dict[str, str], config: TrainConfig) -> tuple[
 def _check_run(path: Path, theirs: dict[str, object], ours: dict[str, object]) -> None:
     for name in SAME:
         if json.dumps(theirs.get(name)) != json.dumps(ours[name]):  # as text: 1, 1.0 and true are equal in Python
-            found = f"{name} was {short(theirs.get(name), 60)}, now it is {short(ours[name], 60)}"
+            found = f"{name} was {clean(theirs.get(name), 60)}, now it is {clean(ours[name], 60)}"
             raise bad(path, f"is of another run: {found}; give the same options, or another --out")
 
 
@@ -234,5 +234,5 @@ def _step(path: Path, number: int, line: str) -> int:
     except ValueError:
         whole = False
     if not whole or not all(math.isfinite(x) for x in figures):
-        raise bad(path, f"line {number} is not a row of {len(COLUMNS)} figures: {short(line, 60)}; move it away")
+        raise bad(path, f"line {number} is not a row of {len(COLUMNS)} figures: {clean(line, 60)}; move it away")
     return int(values[0])

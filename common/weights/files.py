@@ -13,7 +13,7 @@ from pathlib import Path
 
 from qwenimg.common.base.safe_files import bad, open_regular
 from qwenimg.common.base.strict_json import strict_json
-from qwenimg.common.base.text import short
+from qwenimg.common.base.text import clean
 from qwenimg.common.weights.safetensors import Header
 
 STEMS = ("diffusion_pytorch_model", "model")
@@ -75,7 +75,7 @@ def _found(path: Path) -> Found:
         raise bad(path, f"names {len(shards)} shards; 1 to {MAX_SHARDS} are allowed")
     for shard in shards:
         if not SHARD_NAME.fullmatch(shard):
-            raise bad(path, f"names shard '{short(shard, 80)}', which is not a plain file name *.safetensors")
+            raise bad(path, f"names shard '{clean(shard, 80)}', which is not a plain file name *.safetensors")
         _check_inside(path.with_name(shard))
     return Found(files=tuple(path.with_name(shard) for shard in shards), index=path, weight_map=weight_map)
 
@@ -93,7 +93,7 @@ def _read_weight_map(path: Path) -> dict[str, str]:
         raise bad(path, "is not an index of shards: it has no table weight_map; download it again")
     for key, shard in weight_map.items():
         if not isinstance(shard, str):
-            raise bad(path, f"gives tensor '{short(key, 80)}' the shard {short(shard, 40)}, which is not a name")
+            raise bad(path, f"gives tensor '{clean(key, 80)}' the shard {clean(shard, 40)}, which is not a name")
     return weight_map
 
 
@@ -105,20 +105,20 @@ def check_index(found: Found, headers: list[Header]) -> None:
     held = {header.file.path.name: header.tensors for header in headers}
     stale = [key for key, shard in weight_map.items() if key not in held[shard]]
     if stale:
-        where = short(weight_map[stale[0]], 60)
+        where = clean(weight_map[stale[0]], 60)
         raise bad(found.index, f"places tensor {first(stale)} in {where}, which does not hold it: download both again")
     for shard, tensors in held.items():
         stray = [key for key in tensors if weight_map.get(key) != shard]
         if stray:
             other = weight_map.get(stray[0])
-            says = "is not in the index" if other is None else f"is also in {short(other, 60)}"
+            says = "is not in the index" if other is None else f"is also in {clean(other, 60)}"
             raise bad(found.index.with_name(shard), f"tensor {first(stray)} {says}: download shards and index")
 
 
 def first(names: Iterable[str]) -> str:
     """The first of `names` in quotes, and how many more there are."""
     one, *others = names
-    return f"'{short(one, 80)}'" + (f" (and {len(others)} more)" if others else "")
+    return f"'{clean(one, 80)}'" + (f" (and {len(others)} more)" if others else "")
 
 
 def _check_inside(shard: Path) -> None:
@@ -142,7 +142,7 @@ def _check_inside(shard: Path) -> None:
 
 
 def _listed(names: list[str]) -> str:
-    return ", ".join(short(name, 50) for name in names[:3]) + (", ..." if len(names) > 3 else "")
+    return ", ".join(clean(name, 50) for name in names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def _why_nothing(names: list[str]) -> str:
@@ -156,7 +156,7 @@ def _why_nothing(names: list[str]) -> str:
     pickles = [name for name in names if name.endswith(PICKLES)]
     if pickles:
         return (
-            f"holds only {short(pickles[0], 60)}: pickles are not read because they can run code; "
+            f"holds only {clean(pickles[0], 60)}: pickles are not read because they can run code; "
             "use the model's safetensors files or convert it"
         )
     return "holds no safetensors file: download the model again"

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Manifest, Shape
-from qwenimg.common.base.text import short
+from qwenimg.common.base.text import clean
 from qwenimg.common.weights.files import check_index, find_files, first
 from qwenimg.common.weights.plan import DTYPES, Decode, Entry, LoadPlan, Piece, Source, Use, Uses, as_stored
 from qwenimg.common.weights.safetensors import Header, read_header
@@ -112,7 +112,7 @@ def _named(headers: Iterable[Header], rename: Rename | None) -> Named:
             if name is None:
                 continue
             if name in named:
-                same = f"tensors {first([key])} and '{short(named[name].first.key, 80)}' are the same"
+                same = f"tensors {first([key])} and '{clean(named[name].first.key, 80)}' are the same"
                 raise bad(header.file.path, same)
             named[name] = Source((Piece(key, header.file, *tensor),))
     return named

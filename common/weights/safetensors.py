@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeGuard
 from qwenimg.common.base.safe_files import OpenFile, bad, open_regular
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.base.strict_json import strict_json
-from qwenimg.common.base.text import short
+from qwenimg.common.base.text import clean
 
 MAX_HEADER = 24 << 20  # bytes; 2,000 tensors take about 0.25 MB, one emoji makes 216 MB of memory of it all
 MAX_TENSORS = 100_000
@@ -118,11 +118,11 @@ def _tensors(path: Path, data: dict[str, object], start: int) -> dict[str, Store
     found = {}
     for name, fields in data.items():
         if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
-            raise bad(path, f"tensor name '{short(name, 60)}' is not 1 to {MAX_NAME} printable characters")
+            raise bad(path, f"tensor name '{clean(name, 60)}' is not 1 to {MAX_NAME} printable characters")
         try:
             found[name] = _stored(fields, start)
         except ValueError as error:
-            raise bad(path, f"tensor '{short(name, 80)}': {error}") from None
+            raise bad(path, f"tensor '{clean(name, 80)}': {error}") from None
     return dict(sorted(found.items(), key=lambda item: item[1][2:]))
 
 
@@ -132,16 +132,16 @@ def _stored(fields: object, start: int) -> Stored:
         raise ValueError("its entry is not exactly dtype, shape and data_offsets")
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS:
-        raise ValueError(f"unknown dtype '{short(dtype, 30)}'")
+        raise ValueError(f"unknown dtype '{clean(dtype, 30)}'")
     if not _naturals(shape, MAX_RANK) or max(shape, default=0) > MAX_DIM:
-        raise ValueError(f"shape {short(shape, 60)} is not up to {MAX_RANK} whole numbers below 2^31")
+        raise ValueError(f"shape {clean(shape, 60)} is not up to {MAX_RANK} whole numbers below 2^31")
     if not _naturals(offsets, 2) or len(offsets) != 2:
-        raise ValueError(f"data_offsets {short(offsets, 60)} are not two whole numbers")
+        raise ValueError(f"data_offsets {clean(offsets, 60)} are not two whole numbers")
     if prod(d or 1 for d in shape) * BITS[dtype] > MAX_BITS:
-        raise ValueError(f"shape {short(shape, 100)} is too large")
+        raise ValueError(f"shape {clean(shape, 100)} is too large")
     begin, end = offsets
     if prod(shape) * BITS[dtype] != 8 * (end - begin):
-        raise ValueError(f"{dtype} of shape {short(shape, 60)} does not take bytes {begin} to {end}")
+        raise ValueError(f"{dtype} of shape {clean(shape, 60)} does not take bytes {begin} to {end}")
     return Stored(dtype, tuple(shape), start + begin, start + end)
 
 
@@ -156,7 +156,7 @@ def _check_cover(path: Path, tensors: dict[str, Stored], start: int, size: int) 
     for name, tensor in tensors.items():
         if tensor.begin != at:
             fault = "overlaps the one before" if tensor.begin < at else "leaves a hole before it"
-            raise bad(path, f"tensor '{short(name, 80)}' {fault} (byte {tensor.begin}, expected {at})")
+            raise bad(path, f"tensor '{clean(name, 80)}' {fault} (byte {tensor.begin}, expected {at})")
         at = tensor.end
     if at > size:
         raise bad(path, f"is cut short: it needs {at} bytes and has {size}: download it again")

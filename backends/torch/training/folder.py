@@ -20,7 +20,7 @@ from torch import Tensor
 from qwenimg.common.base.atomic_files import make_folder, write_atomic
 from qwenimg.common.base.errors import ModelError, NumericsError
 from qwenimg.common.base.safe_files import bad, open_regular
-from qwenimg.common.base.text import clean, short
+from qwenimg.common.base.text import clean
 from qwenimg.common.families.components import open_component, read_config
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
@@ -133,7 +133,7 @@ def _checked(path: Path) -> bytes:
         file.check_unchanged()
     for name, value in load(data).items():
         if not bool(torch.isfinite(value.float()).all()):
-            raise bad(path, f"tensor '{short(name, 80)}' has non-finite values; the file is damaged, fetch it again")
+            raise bad(path, f"tensor '{clean(name, 80)}' has non-finite values; the file is damaged, fetch it again")
     return data
 
 

@@ -23,7 +23,7 @@ from qwenimg.common.base.atomic_files import write_atomic
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.base.safe_files import bad
-from qwenimg.common.base.text import short
+from qwenimg.common.base.text import clean
 from qwenimg.common.training.config import TrainConfig
 from qwenimg.common.training.files import COLUMNS, FORMAT, State, open_checkpoint, read_table, run_of
 from qwenimg.common.weights.safetensors import Header
@@ -76,7 +76,7 @@ def load_checkpoint(path: Path, config: TrainConfig, tensors: Mapping[str, Tenso
 
 def _scaler(path: Path, state: State) -> LossScaler:
     if state.scaler.keys() != {field.name for field in fields(LossScaler)}:
-        raise bad(path, f"its loss scaler has fields {short(', '.join(state.scaler), 80)}; move it away")
+        raise bad(path, f"its loss scaler has fields {clean(', '.join(state.scaler), 80)}; move it away")
     return parse(LossScaler, state.scaler, source=path)
 
 
@@ -85,19 +85,19 @@ def _check_tensors(path: Path, header: Header, tensors: Mapping[str, Tensor]) ->
     missing, extra = tensors.keys() - header.tensors.keys(), header.tensors.keys() - tensors.keys()
     for what, names in (("lacks", missing), ("holds unknown", extra)):
         if names:
-            raise bad(path, f"{what} tensor '{short(min(names), 80)}': use the --out of its own run, or move it away")
+            raise bad(path, f"{what} tensor '{clean(min(names), 80)}': use the --out of its own run, or move it away")
     for name, tensor in tensors.items():
         stored = header.tensors[name]
         if (stored.dtype, stored.shape) != ("F32", tuple(tensor.shape)):
-            found = f"{stored.dtype} {short(list(stored.shape), 60)}, expected F32 {list(tensor.shape)}"
-            raise bad(path, f"tensor '{short(name, 80)}' is {found}: use the --out of its own run, or move it away")
+            found = f"{stored.dtype} {clean(list(stored.shape), 60)}, expected F32 {list(tensor.shape)}"
+            raise bad(path, f"tensor '{clean(name, 80)}' is {found}: use the --out of its own run, or move it away")
 
 
 def _read(state: State, name: str) -> Tensor:
     file, stored = state.header.file, state.header.tensors[name]
     value = torch.frombuffer(bytearray(file.read(stored.begin, stored.end - stored.begin)), dtype=torch.float32)
     if fault := _fault(name, value, state.step):
-        raise bad(file.path, f"tensor '{short(name, 80)}' {fault}; move it away and start again, or from a copy")
+        raise bad(file.path, f"tensor '{clean(name, 80)}' {fault}; move it away and start again, or from a copy")
     return value.view(stored.shape)
 
 

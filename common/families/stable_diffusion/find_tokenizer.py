@@ -11,7 +11,7 @@ from qwenimg.common.base import hf_cache
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import absolute, bad
-from qwenimg.common.base.text import short
+from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog
 from qwenimg.common.prompts import clip
 
@@ -66,7 +66,7 @@ def find_clip_tokenizer(file: Path, size: int, given: Path | None = None, also: 
             return folder
     piece = catalog.CLIP_TOKENIZER
     raise ModelError(
-        f"{short(file.name, 60)}: needs CLIP's vocabulary, which single files do not hold, and none that fits is in "
+        f"{clean(file.name, 60)}: needs CLIP's vocabulary, which single files do not hold, and none that fits is in "
         f"tokenizer/ or beside it, in the hub's cache or in a ComfyUI: qwenimg pull {piece.name} "
         f"({size_text(piece.bytes)}), or --tokenizer FOLDER"
     )

@@ -17,7 +17,7 @@ from typing import Any
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Manifest, Shape
-from qwenimg.common.base.text import short
+from qwenimg.common.base.text import clean
 from qwenimg.common.families.stable_diffusion.ldm_keys import CLIP_H_LAYERS, Places
 from qwenimg.common.networks import clip, kl_vae, unet
 from qwenimg.common.networks.clip import CLIPConfig
@@ -104,7 +104,7 @@ def _shape(path: Path, shapes: Shapes, key: str, rank: int) -> Shape:
     found = shapes.get(key)
     if found is None or len(found) != rank:
         what = "lacks tensor" if found is None else f"has not {rank} dimensions in tensor"
-        raise bad(path, f"{what} '{short(key, 100)}': not a Stable Diffusion checkpoint as it is published")
+        raise bad(path, f"{what} '{clean(key, 100)}': not a Stable Diffusion checkpoint as it is published")
     return found
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Manifest
-from qwenimg.common.base.text import short
+from qwenimg.common.base.text import clean
 from qwenimg.common.families.stable_diffusion import ldm_keys
 from qwenimg.common.families.stable_diffusion.ldm_configs import (
     FIRST,
@@ -242,7 +242,7 @@ def _opened(header: Header, found: Detected) -> SingleFile:
     if unknown:
         more = f" (and {len(unknown) - 1} more)" if unknown[1:] else ""
         what = KINDS[found.kind].title if found.kind else "a VAE"
-        raise bad(path, f"holds unknown tensor '{short(unknown[0], 100)}'{more}: not {what} as it is published")
+        raise bad(path, f"holds unknown tensor '{clean(unknown[0], 100)}'{more}: not {what} as it is published")
     return SingleFile(
         path=path,
         found=found,
