@@ -64,10 +64,11 @@ def _is_picture(path: Path) -> bool:
 def _show_picture(path: Path, as_json: bool) -> None:
     from qwenimg.common.jobs.foreign_read import read_foreign
     from qwenimg.common.pictures.texts import read_texts
-    from qwenimg.common.pipeline.recipe import recipe_from_png
+    from qwenimg.common.pipeline.recipe import recipe_from_texts
 
     texts = read_texts(path)
-    recipe = dict(recipe_from_png(path)) if texts.pop("qwenimg", None) is not None else None
+    recipe = dict(recipe_from_texts(texts, path)) if "qwenimg" in texts else None
+    texts.pop("qwenimg", None)
     foreign = read_foreign(texts, path) if recipe is None else None
     if as_json:
         click.echo(json.dumps({"kind": "picture", "recipe": recipe, "foreign": _described(foreign), "text": texts}))
