@@ -54,10 +54,6 @@ SD_PLACES: Mapping[str, str] = {
     "scheduler": "sigmas and latents between steps",
 }
 
-# The keys of both families' denoisers: none of one is like one of the other.
-_FINAL_NORM = re.compile(r"(norm_out|proj_out|conv_norm_out|conv_out)\.")
-_STREAM_START = re.compile(r"(img_in|txt_in|conv_in)\.|.*\.conv_shortcut\.")
-_UNET_MODULATION = re.compile(r"(time|add)_embedding\.|.*\.time_emb_proj\.")  # made in every step
 _ALIASES = {
     "f32": "fp32", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "f16": "fp16",
 }  # fmt: skip
@@ -73,8 +69,15 @@ class Kind:
     bases: tuple[str, ...]  # policies that it has
     auto: str  # the one for `auto` on a GPU
     syntax: str
+    # Of each switchable place, the starts of its parameters' names. What is there once for a schedule is modulation.
+    keys: Mapping[str, re.Pattern[str]]
     rounds_time: bool = False  # whether timesteps can be rounded as diffusers does in half precision
     refused: Mapping[str, str] = field(default_factory=dict)  # policies that it has not yet, and what to do
+
+    def place(self, key: str, residency: Residency) -> str | None:
+        """The switchable place that the denoiser's parameter `key` belongs to."""
+        found = (place for place, keys in self.keys.items() if keys.match(key))
+        return next(found, "modulation" if residency is ONCE else None)
 
 
 _PLAIN = ("fp32", "bf16", "bf16-plain", "fp16-plain")
@@ -84,6 +87,7 @@ MMDIT = Kind(
     bases=_PLAIN,
     auto="bf16",
     syntax="BASE[,text|transformer|vae=DTYPE][,final_norm=fp32|off][,timestep=fp32|rounded]",
+    keys={"final_norm": re.compile(r"(norm_out|proj_out)\."), "residual": re.compile(r"(img_in|txt_in)\.")},
     rounds_time=True,
     refused={
         "fp16": "a float16 that holds Qwen-Image's activations is not built yet; use bf16, or fp16-plain to see it "
@@ -96,6 +100,11 @@ UNET = Kind(
     bases=(*_PLAIN, "fp16"),
     auto="fp16",
     syntax="BASE[,text|unet|vae=DTYPE][,final_norm=fp32|off]",
+    keys={
+        "final_norm": re.compile(r"(conv_norm_out|conv_out)\."),
+        "residual": re.compile(r"conv_in\.|.*\.conv_shortcut\."),
+        "modulation": re.compile(r"(time|add)_embedding\.|.*\.time_emb_proj\."),  # made in every step
+    },
 )
 
 
@@ -131,7 +140,7 @@ class Precision:
     def weight_dtype(self, component: str, key: str, residency: Residency = ALWAYS) -> str:
         """The dtype that the tensor `key` of `component` is loaded in, hence that its layer computes in."""
         dtype = self.compute_dtype(component)
-        place = _place(key, residency) if component in DENOISERS else None
+        place = self.kind.place(key, residency) if component in DENOISERS else None
         return at_least_float32(dtype) if place and getattr(self, place) else dtype
 
     def time_dtype(self) -> Literal["float32", "bfloat16", "float16"]:
@@ -162,15 +171,6 @@ class Precision:
         fp32 = f"; fp32: {' '.join(kept)}" if low and kept else ""
         rounded = "; timestep rounded" if self.timestep == "rounded" else ""
         return f"{self.name} ({parts}{fp32}{rounded})"
-
-
-def _place(key: str, residency: Residency) -> str | None:
-    """The switchable place that a denoiser's parameter belongs to."""
-    if _FINAL_NORM.match(key):
-        return "final_norm"
-    if _STREAM_START.match(key):
-        return "residual"
-    return "modulation" if residency is ONCE or _UNET_MODULATION.match(key) else None
 
 
 def at_least_float32(dtype: str) -> str:

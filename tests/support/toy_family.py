@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -170,6 +171,7 @@ FAMILY = Family(
         bases=("fp32", "bf16"),
         auto="bf16",
         syntax="fp32 or bf16",
+        keys={"final_norm": re.compile(r"(norm_out|proj_out)\."), "residual": re.compile(r"img_in\.")},
     ),
     open=open_toy,
     model=ToyModel,
