@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.runtime import limits
 
 if TYPE_CHECKING:
     from qwenimg.common.runtime.engine import Engine
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 NAMES = ("auto", "mlx", "cuda", "cpu")
 MISSING = "not available: "  # what `available` says starts with it where a backend is not
 _PACKAGES = {"mlx": "mlx", "cuda": "torch", "cpu": "torch"}
+# Bytes of address space and of data that each takes to load: with less it ends the process itself.
+_ROOM = {"mlx": (320 << 20, 120 << 20), "torch": (700 << 20, 300 << 20)}
 # qwenimg itself is on no index: it is installed from a clone.
 _INSTALL = "in the clone of qwenimg: pip install '.[{}]' (README.md: Install)"
 
@@ -39,6 +42,7 @@ def load(name: str = "auto") -> Engine:
         name = _choose()
     if not installed(name):
         raise BackendMissing(f"--backend {name} needs {_PACKAGES[name]}; {_INSTALL.format(_PACKAGES[name])}")
+    _check_room(_PACKAGES[name])
     if name == "mlx":
         # MLX reads this once per process: fp32 must mean fp32 even where a faster, coarser mode is its default.
         os.environ.setdefault("MLX_ENABLE_TF32", "0")
@@ -87,10 +91,15 @@ def available() -> dict[str, str]:
     return found
 
 
+def _check_room(package: str) -> None:
+    limits.check_room(package, _ROOM[package])
+
+
 def _choose() -> str:
     if sys.platform == "darwin" and installed("mlx") and load("mlx").on_gpu:
         return "mlx"
     if installed("cuda"):
+        _check_room("torch")
         from qwenimg.backends.torch.engine import has_cuda
 
         return "cuda" if has_cuda() else "cpu"

@@ -31,9 +31,16 @@ def run(argv: Sequence[str] | None = None) -> int:
             streams.forget_unwritten()
         return code if stop.exit_code is None else stop.exit_code
     except KeyboardInterrupt:  # before the signals were watched
-        if sys.stderr is not None:
-            os.write(2, b"qwenimg: error: stopped by a signal\n")
-        return 130
+        return _early("stopped by a signal", 130)
+    except (RuntimeError, MemoryError):
+        return _early("no memory for a thread: raise the limits on this process (ulimit -v, -d, -u)", 4)
+
+
+def _early(text: str, code: int) -> int:
+    """What has happened before or after all that could say it."""
+    if sys.stderr is not None:
+        os.write(2, f"qwenimg: error: {text}\n".encode())
+    return code
 
 
 def _run(args: list[str], stop: Stop) -> int:
@@ -72,11 +79,14 @@ def _call(args: list[str], stop: Stop) -> int:
 
     from qwenimg.cli.words import cli
     from qwenimg.common.base.safe_files import absolute
+    from qwenimg.common.runtime import limits
 
     absolute(Path())  # torch ends the process where there is no working folder
     try:
         with cli.make_context("qwenimg", args.copy(), obj=stop) as ctx:
             stop.working = True
+            if not {"-h", "--help", "--version"} & {*args}:
+                limits.check_room("numpy", limits.NUMPY)
             code = cli.invoke(ctx)
     except Exit as ended:
         code = ended.exit_code

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from qwenimg.common.shapes.gate import GatePrompt
     from qwenimg.common.shapes.selftest import Answer, Score
 
+SHEET_BYTES = 2**16  # of a picture of flat colours on the sheet; 40 of 256x256 took 1.1 MB
+
 
 @click.command("selftest")
 @click.option("-m", "--model", metavar="FOLDER", help="A trained model; the built-in one unless given.")
@@ -54,8 +56,8 @@ def selftest(
 
     sides = None if size is None else parse_size(size)
     stop = ctx.obj if isinstance(ctx.obj, Stop) else Stop()
-    path = None if output is None else _sheet_path(output, overwrite)
     prompts = selftest_prompts()
+    path = None if output is None else _sheet_path(output, overwrite, len(prompts) * SHEET_BYTES)
     report = SelftestReport(prompts, as_json=as_json, quiet=quiet)
     pipe = qwenimg.load(model or NAME, backend, precision, notify=report.notify)
     report.line(pipe.headline())
@@ -64,8 +66,8 @@ def selftest(
     return _judge(answers, path, overwrite, report)
 
 
-def _sheet_path(output: str, overwrite: bool) -> Path:
-    """The sheet's file, by the rules for a picture's. Raises UsageError."""
+def _sheet_path(output: str, overwrite: bool, size: int) -> Path:
+    """The sheet's file, by the rules for a picture's, with room for `size` bytes. Raises UsageError and DoesNotFit."""
     from qwenimg.common.base import atomic_files
     from qwenimg.common.jobs.naming import output_path
 
@@ -77,6 +79,7 @@ def _sheet_path(output: str, overwrite: bool) -> Path:
         raise UsageError(f"-o {clean(output, 120)}: the sheet is a PNG; let the name end in .png")
     atomic_files.check_output(path, overwrite=overwrite)
     atomic_files.sweep(path.parent)
+    atomic_files.check_space(path, size)
     return path
 
 

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import errno
 
-# What torch's CPU allocator, MLX and Metal say in a bare RuntimeError.
+# What torch's CPU allocator, MLX, Metal and Python's threads say in a bare RuntimeError, and the loader of libraries in
+# an ImportError.
 _NO_MEMORY = (
+    "can't start new thread",
+    "failed to map segment",
+    "cannot allocate memory",
     "can't allocate memory",
     "unable to allocate",
     "maximum allowed buffer size",
@@ -72,7 +76,7 @@ def out_of_memory(error: BaseException) -> bool:
     names = [cls.__name__ for cls in type(error).__mro__]
     if "OutOfMemoryError" in names or isinstance(error, MemoryError):
         return True
-    text = str(error).lower() if isinstance(error, RuntimeError) else ""
+    text = str(error).lower() if isinstance(error, RuntimeError | ImportError) else ""
     return any(sign in text for sign in _NO_MEMORY)
 
 

@@ -7,11 +7,18 @@ process to these limits.
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+
+from qwenimg.common.base.amounts import size_text
+from qwenimg.common.base.errors import DoesNotFit
 
 NONE = 2**62
 # Bytes of the address space for stacks and heaps of threads that are still to start: never refused for less.
 RESERVED = 2**27
+# Bytes of address space and of data that numpy takes to load, on two cores: with less its BLAS ends the process itself.
+# Measured by `ulimit -v` and `ulimit -d`, rounded up, as those of the backends.
+NUMPY = (150 << 20, 100 << 20)
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 
@@ -21,19 +28,37 @@ def left() -> int:
     return min(_left_of_process(), left_in_groups(CONTROL_GROUPS, _text(own)))
 
 
+def check_room(library: str, needed: tuple[int, int]) -> None:
+    """Raises DoesNotFit where the limits on this process leave less address space or data than `library` takes to
+    load."""
+    if library in sys.modules:
+        return
+    for (limit, free), least in zip(_of_process().items(), needed, strict=True):
+        if free < least:
+            left = size_text(max(0, free))
+            raise DoesNotFit(f"loading {library} takes {size_text(least)} of memory, `{limit}` leaves {left}; raise it")
+
+
 def _left_of_process() -> int:
+    return max(0, min(_of_process().values()) - RESERVED)
+
+
+def _of_process() -> dict[str, int]:
     """What `ulimit -v` and `ulimit -d` leave."""
+    found = {"ulimit -v": NONE, "ulimit -d": NONE}
     try:
         import resource
     except ImportError:
-        return NONE
+        return found
     used = dict(re.findall(r"^(Vm\w+):\s+(\d+) kB$", _text(Path("/proc/self/status")), re.MULTILINE))
-    found = [NONE]
-    for name, kind, kept in (("VmSize", resource.RLIMIT_AS, RESERVED), ("VmData", resource.RLIMIT_DATA, RESERVED)):
+    for name, field, kind in (
+        ("ulimit -v", "VmSize", resource.RLIMIT_AS),
+        ("ulimit -d", "VmData", resource.RLIMIT_DATA),
+    ):
         limit = resource.getrlimit(kind)[0]
-        if name in used and limit != resource.RLIM_INFINITY:
-            found.append(limit - int(used[name]) * 1024 - kept)
-    return max(0, min(found))
+        if field in used and limit != resource.RLIM_INFINITY:
+            found[name] = limit - int(used[field]) * 1024
+    return found
 
 
 def left_in_groups(root: Path, own: str) -> int:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
+from qwenimg.common.weights.coded import Pieces, sources
 from qwenimg.common.weights.files import check_index, find_files, first
 from qwenimg.common.weights.plan import DTYPES, Decode, Entry, LoadPlan, Piece, Source, Use, Uses, as_stored
 from qwenimg.common.weights.safetensors import Header, read_header
@@ -56,7 +57,7 @@ def plan(
             headers.append(read_header(path))
             stack.callback(headers[-1].file.close)
         check_index(found, headers)
-        named = _named(headers, rename)
+        named = _named(headers, rename, manifest)
         if not named:
             raise bad(found.source, "holds no tensors")
         _check_dtypes(named)
@@ -72,10 +73,11 @@ def plan_places(
     """The plan for one component of an open file: `places` {parameter: place} against `manifest`, of which `uses`
     is loaded. The file stays the caller's to close. Raises ModelError as `plan` does."""
     assert places.keys() == manifest.keys()
-    missing = [place.key for place in places.values() if place.key not in header.tensors]
+    stored = sources(_pieces([header]), _expected_at(places, manifest).get)
+    missing = [place.key for place in places.values() if place.key not in stored]
     if missing:
         raise bad(header.file.path, f"lacks tensor {first(dict.fromkeys(missing))} of its {component}")
-    found = {name: _source(header, place) for name, place in places.items()}
+    found = {name: _part(stored[place.key], place) for name, place in places.items()}
     named = dict(sorted(found.items(), key=lambda item: item[1].first.begin))
     _check_dtypes(named)
     return _planned(component, named, manifest, uses, [header])
@@ -103,37 +105,69 @@ def _entry(name: str, source: Source, stored: Shape, use: Use) -> Entry:
     )
 
 
-def _named(headers: Iterable[Header], rename: Rename | None) -> Named:
-    """Every tensor under its manifest name."""
-    named: Named = {}
+def _pieces(headers: Iterable[Header]) -> Pieces:
+    """Every tensor by its name in the files, which must not repeat."""
+    found: Pieces = {}
     for header in headers:
         for key, tensor in header.tensors.items():
-            name = rename(key) if rename else key
-            if name is None:
-                continue
-            if name in named:
-                same = f"tensors {first([key])} and '{clean(named[name].first.key, 80)}' are the same"
-                raise bad(header.file.path, same)
-            named[name] = Source((Piece(key, header.file, *tensor),))
+            if key in found:
+                raise bad(header.file.path, _same(key, key))
+            found[key] = Piece(key, header.file, *tensor)
+    return found
+
+
+def _named(headers: Iterable[Header], rename: Rename | None, manifest: Manifest) -> Named:
+    """Every weight under its manifest name."""
+
+    def name_of(key: str) -> str | None:
+        return rename(key) if rename else key
+
+    named: Named = {}
+    for key, source in sources(_pieces(headers), lambda key: manifest.get(name_of(key) or "")).items():
+        name = name_of(key)
+        if name is None:
+            continue
+        if name in named:
+            raise bad(source.first.file.path, _same(key, named[name].first.key))
+        named[name] = source
     return named
 
 
-def _source(header: Header, place: Place) -> Source:
-    """The rows that `place` names. Rows that do not divide stay whole, and fail the check of shapes."""
-    dtype, shape, begin, end = header.tensors[place.key]
-    if place.parts > 1 and shape and shape[0] % place.parts == 0:
-        size = (end - begin) // place.parts
-        begin, end = begin + place.part * size, begin + (place.part + 1) * size
-        shape = (shape[0] // place.parts, *shape[1:])
-    return Source((Piece(place.key, header.file, dtype, shape, begin, end),), place.decode)
+def _same(key: str, other: str) -> str:
+    return f"tensors {first([key])} and '{clean(other, 80)}' are the same"
+
+
+def _expected_at(places: Mapping[str, Place], manifest: Manifest) -> dict[str, Shape]:
+    """The shape of every tensor that `places` names, as it is stored."""
+    shapes = {}
+    for name, place in places.items():
+        shape = manifest[name][::-1] if place.decode == "transposed" else manifest[name]
+        shapes[place.key] = (shape[0] * place.parts, *shape[1:]) if place.parts > 1 else shape
+    return shapes
+
+
+def _part(source: Source, place: Place) -> Source:
+    """The rows that `place` names, of every piece that has them. Rows that do not divide stay whole, and fail the check
+    of shapes."""
+    rows = source.shape[0] if source.shape else 0
+    if place.parts == 1 or not rows or rows % place.parts:
+        return source._replace(decode=place.decode)
+
+    def cut(piece: Piece) -> Piece:
+        if piece.shape[:1] != (rows,):
+            return piece  # such as one scale for all
+        size = (piece.end - piece.begin) // place.parts
+        begin = piece.begin + place.part * size
+        return piece._replace(shape=(rows // place.parts, *piece.shape[1:]), begin=begin, end=begin + size)
+
+    return source._replace(pieces=tuple(cut(piece) for piece in source.pieces), decode=place.decode)
 
 
 def _check_dtypes(named: Named) -> None:
-    for piece in (piece for source in named.values() for piece in source.pieces):
-        if piece.dtype not in DTYPES:
-            fp8 = piece.dtype.startswith("F8_")
-            why = ": fp8 is not supported yet; use bf16 files" if fp8 else "; only F32, F16 and BF16 are read"
-            raise bad(piece.file.path, f"tensor {first([piece.key])} is {piece.dtype}{why}")
+    for source in named.values():
+        piece = source.first
+        if source.code is None and piece.dtype not in DTYPES:
+            raise bad(piece.file.path, f"tensor {first([piece.key])} is {piece.dtype}, which is not read")
 
 
 def _check_names(where: Path, component: str, named: Named, manifest: Manifest) -> None:
@@ -149,9 +183,9 @@ def _check_shapes(named: Named, manifest: Manifest) -> None:
     def expected(name: str) -> Shape:
         return manifest[name][::-1] if named[name].decode == "transposed" else manifest[name]
 
-    wrong = [name for name, source in named.items() if source.first.shape != expected(name)]
+    wrong = [name for name, source in named.items() if source.shape != expected(name)]
     if wrong:
         piece = named[wrong[0]].first
-        shapes = f"{list(piece.shape)}, expected {list(expected(wrong[0]))}"
+        shapes = f"{list(named[wrong[0]].shape)}, expected {list(expected(wrong[0]))}"
         names = first([piece.key, *wrong[1:]])
         raise bad(piece.file.path, f"tensor {names} has shape {shapes}: the configuration is of another model")

@@ -7,11 +7,11 @@ backend's `load.py` executes it, reading values with `read`. The network never k
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import OpenFile
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+NUMPY = {
+    "F32": "<f4", "F16": "<f2", "BF16": "<u2", "U32": "<u4", "I8": "i1", "U8": "u1",
+    "F8_E4M3": "u1", "F8_E5M2": "u1", "F8_E8M0": "u1",
+}  # fmt: skip
+"""What numpy reads a tensor of a file as: numbers, or their bits."""
 
 # What is done to a tensor as it is stored, beside dropping dimensions of 1: rows and columns exchanged; or of a causal
 # convolution over time [O I T kh kw] the last tap [O I kh kw], all that one frame uses: those before it are zero.
@@ -36,16 +41,27 @@ class Piece(NamedTuple):
 
     key: str  # the tensor's name
     file: OpenFile
-    dtype: str  # F32, F16 or BF16
+    dtype: str  # as the file's header names it
     shape: Shape
     begin: int  # byte offsets in the file
     end: int
+
+
+class Code(Protocol):
+    """How the pieces of a weight that is kept in fewer bits mean its values: `float8`, `affine`, ..."""
+
+    def shape(self, pieces: Sequence[Piece]) -> Shape:
+        """Of the values."""
+
+    def values(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """The values in float32, of `raw` of the pieces."""
 
 
 class Source(NamedTuple):
     """Where a parameter comes from. Messages name its first piece."""
 
     pieces: tuple[Piece, ...]
+    code: Code | None = None
     decode: Decode | None = None
 
     @property
@@ -54,7 +70,13 @@ class Source(NamedTuple):
 
     @property
     def dtype(self) -> str:
-        return DTYPES[self.first.dtype]
+        """Of the values that `read` returns."""
+        return "float32" if self.code else DTYPES[self.first.dtype]
+
+    @property
+    def shape(self) -> Shape:
+        """Of the values, before `decode`."""
+        return self.code.shape(self.pieces) if self.code else self.first.shape
 
 
 class Use(NamedTuple):
@@ -150,19 +172,33 @@ def closed_on_failure() -> Iterator[Callable[[LoadPlan], LoadPlan]]:
         stack.pop_all()
 
 
-def read(entry: Entry) -> np.ndarray:
-    """The values of `entry`, shape `entry.shape`: float32, float16, or uint16 holding the bits of bfloat16. Raises
+def raw(piece: Piece) -> np.ndarray:
+    """What the file has: numbers where numpy has their dtype, the bits of bfloat16 as uint16, else bytes. Raises
     ModelError if the file changed or ended early."""
     import numpy as np
 
-    (piece,) = entry.source.pieces
-    array = np.empty(piece.shape, {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}[piece.dtype])
+    known = NUMPY.get(piece.dtype)
+    array = np.empty(piece.shape if known else piece.end - piece.begin, known or "u1")
     if array.size:
-        piece.file.fill(array.data.cast("B"), piece.begin)
+        piece.file.fill(array.reshape(-1).data.cast("B"), piece.begin)
     piece.file.check_unchanged()
-    if entry.source.decode == "last_tap":
+    return array
+
+
+def read(entry: Entry) -> np.ndarray:
+    """The values of `entry`, shape `entry.shape`: float32, float16, or uint16 holding the bits of bfloat16. Raises
+    ModelError as `raw` does."""
+    import numpy as np
+
+    source = entry.source
+    arrays = [raw(piece) for piece in source.pieces]
+    if source.code:
+        array = source.code.values(arrays)
+    else:
+        (array,) = arrays
+    if source.decode == "last_tap":
         array = array[:, :, -1]
-    if entry.source.decode == "transposed":
+    if source.decode == "transposed":
         array = array.T
     return np.ascontiguousarray(array).reshape(entry.shape)
 

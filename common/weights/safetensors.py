@@ -96,6 +96,8 @@ def _header_length(file: OpenFile) -> int:
         raise bad(file.path, f"is {kind}")
     if len(first) < 8:
         raise bad(file.path, f"has only {file.size} bytes: download it again")
+    if first.isascii() and first.decode().replace("\n", " ").replace("\t", " ").replace("\r", " ").isprintable():
+        raise bad(file.path, "is a text, not the weights: give the model's folder or its .safetensors file")
     if length > MAX_HEADER:
         raise bad(file.path, f"is not a safetensors file (it claims a header of {length} bytes)")
     raise bad(file.path, f"is cut short: its header has {length} bytes, the file {file.size}: download it again")

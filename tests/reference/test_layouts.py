@@ -400,7 +400,7 @@ FAULTS: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], object], str]] 
         "[127, 52], expected [128, 52]",
     ),
     "integers": ("sd1", with_(LONG, torch.ones(32, 32, 3, 3, dtype=torch.int32)), "I32"),
-    "fp8": ("sd1", with_(LONG, torch.ones(32, 32, 3, 3).to(torch.float8_e4m3fn)), "fp8"),
+    "exponents alone": ("sd1", with_(LONG, torch.ones(32, 32, 3, 3).to(torch.float8_e8m0fnu)), "F8_E8M0"),
     "five channels": ("sd2", with_("model.diffusion_model.input_blocks.0.0.weight", torch.ones(64, 5, 3, 3)), "depth"),
     "32 groups do not divide": (
         "sd1",

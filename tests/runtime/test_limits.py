@@ -59,6 +59,40 @@ def test_a_limit_is_told_with_numbers_before_any_work(tmp_path: Path, backend: s
     assert not list(tmp_path.iterdir())
 
 
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # each takes memory of its own
+LIMITED = """
+import resource, sys
+
+kind, size = sys.argv[1:]
+resource.setrlimit(getattr(resource, kind), (int(size) << 10, resource.RLIM_INFINITY))
+from qwenimg.cli.main import run
+
+raise SystemExit(run(["a red circle", "-o", "a.png"]))
+"""
+
+
+@linux
+@pytest.mark.parametrize(
+    ("kind", "size", "said"),
+    [
+        ("RLIMIT_AS", 61_440, "loading numpy takes 157.3 MB of memory, `ulimit -v` leaves "),
+        ("RLIMIT_AS", 500_000, "loading torch takes 734.0 MB of memory, `ulimit -v` leaves "),
+        ("RLIMIT_DATA", 51_200, "loading numpy takes 104.9 MB of memory, `ulimit -d` leaves "),
+        ("RLIMIT_DATA", 200_000, "loading torch takes 314.6 MB of memory, `ulimit -d` leaves "),
+        ("RLIMIT_AS", 20_480, "raise the limits on this process"),
+    ],
+)
+def test_a_limit_below_what_the_libraries_take(tmp_path: Path, kind: str, size: int, said: str) -> None:
+    """OpenBLAS, torch and Python's threads ended the process before our own check, each in its way."""
+    arguments = [sys.executable, "-c", LIMITED, kind, str(size)]
+    done = subprocess.run(
+        arguments, capture_output=True, text=True, timeout=300, cwd=tmp_path, env={**os.environ, **ONE_THREAD}
+    )
+    print(done.stderr)
+    assert done.returncode == 4 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 GIB = 2**30
 
 

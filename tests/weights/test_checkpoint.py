@@ -322,7 +322,7 @@ def faulty(change):
         (faulty(lambda t: t.update({"proj.bias": torch.arange(5)})), "'proj.bias' is I64"),
         (faulty(lambda t: t.update({"proj.bias": torch.ones(5).bool()})), "is BOOL"),
         (faulty(lambda t: t.update({"proj.bias": torch.ones(5).double()})), "is F64"),
-        (faulty(lambda t: t.update({"proj.bias": torch.ones(5).to(torch.float8_e4m3fn)})), "fp8 is not supported yet"),
+        (faulty(lambda t: t.update({"proj.bias": torch.ones(5).to(torch.float8_e8m0fnu)})), "is F8_E8M0"),
         ({}, "no tensors"),
     ],
 )

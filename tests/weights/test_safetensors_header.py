@@ -31,6 +31,7 @@ def one(**changes):
 MALFORMED = {
     "empty file": (b"", "is empty"),
     "7 bytes": (b"\x01" * 7, "only 7 bytes"),
+    "a text": (b"a red circle\na blue star\n", "is a text, not the weights"),
     "length 2^63": (safetensors_bytes("{}", length=2**63), "claims a header"),
     "length 100,000,001": (safetensors_bytes("{}", length=100_000_001), "claims a header"),
     "length past the end": (safetensors_bytes(one(), EIGHT, length=4096), "cut short"),

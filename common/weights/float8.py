@@ -1,0 +1,51 @@
+"""Weights as 8-bit floating point numbers, each the code of a value; with a scale for all of them, or for each row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from qwenimg.common.base.shape import Shape
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from qwenimg.common.weights.plan import Piece
+
+Format = Literal["F8_E4M3", "F8_E5M2"]
+FORMATS: tuple[Format, ...] = ("F8_E4M3", "F8_E5M2")
+
+
+class Float8(NamedTuple):
+    """Codes; then, where there is a second piece, their scale: one number, or one for each row [out] or [out 1]."""
+
+    format: Format
+
+    def shape(self, pieces: Sequence[Piece]) -> Shape:
+        return pieces[0].shape
+
+    def values(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """float32(code) * float32(scale), in float32."""
+        decoded: np.ndarray = table(self.format)[arrays[0]]
+        for scale in arrays[1:]:
+            decoded *= scale.reshape(-1, *[1] * (decoded.ndim - 1)) if scale.size > 1 else scale.reshape(())
+        return decoded
+
+
+@cache
+def table(format: Format) -> np.ndarray:
+    """What each of the 256 codes means, float32. E4M3 has no infinity: all but the two NaN are numbers."""
+    import numpy as np
+
+    mantissa_bits, bias = (3, 7) if format == "F8_E4M3" else (2, 15)
+    codes = np.arange(256)
+    exponent = (codes >> mantissa_bits) & (2 ** (7 - mantissa_bits) - 1)
+    mantissa = codes & (2**mantissa_bits - 1)
+    normal = np.ldexp(2**mantissa_bits + mantissa, exponent - bias - mantissa_bits)
+    values = np.where(exponent > 0, normal, np.ldexp(mantissa, 1 - bias - mantissa_bits))
+    if format == "F8_E4M3":
+        values = np.where((codes & 127) == 127, np.nan, values)
+    else:
+        values = np.where(exponent == 31, np.where(mantissa > 0, np.nan, np.inf), values)
+    return np.where(codes > 127, -values, values).astype(np.float32)
