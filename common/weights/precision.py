@@ -57,7 +57,7 @@ SD_PLACES: Mapping[str, str] = {
 _ALIASES = {
     "f32": "fp32", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "f16": "fp16",
 }  # fmt: skip
-_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,10 @@ class Kind:
     denoiser: str  # its component, as the user names it
     places: Mapping[str, str]  # the FP32 places and what each is
     bases: tuple[str, ...]  # policies that it has
-    auto: str  # the one for `auto` on a GPU
+    presets: Mapping[str, str]  # of `presets.PRESETS`, the policy of each
+    prefers: tuple[str, ...]  # for `auto` on a GPU: the first whose dtype the GPU has units for
+    preferred: str = ""  # why that order, where it is not that of the hardware
+    without_units: str = "fp32"  # for `auto` on a GPU without units for 16 bit
     syntax: str
     # Of each switchable place, the starts of its parameters' names. What is there once for a schedule is modulation.
     keys: Mapping[str, re.Pattern[str]]
@@ -85,7 +88,9 @@ MMDIT = Kind(
     denoiser="transformer",
     places=PLACES,
     bases=_PLAIN,
-    auto="bf16",
+    presets={"quality": "fp32", "balanced": "bf16", "fast": "bf16-plain", "memory": "bf16"},
+    prefers=("bf16",),
+    without_units="bf16",
     syntax="BASE[,text|transformer|vae=DTYPE][,final_norm=fp32|off][,timestep=fp32|rounded]",
     keys={"final_norm": re.compile(r"(norm_out|proj_out)\."), "residual": re.compile(r"(img_in|txt_in)\.")},
     rounds_time=True,
@@ -98,7 +103,10 @@ UNET = Kind(
     denoiser="unet",
     places=SD_PLACES,
     bases=(*_PLAIN, "fp16"),
-    auto="fp16",
+    presets={"quality": "fp32", "balanced": "bf16", "fast": "bf16-plain", "memory": "fp16"},
+    prefers=("fp16", "bf16"),
+    preferred="its weights are published in float16, which bfloat16 would round",
+    without_units="fp16",
     syntax="BASE[,text|unet|vae=DTYPE][,final_norm=fp32|off]",
     keys={
         "final_norm": re.compile(r"(conv_norm_out|conv_out)\."),
@@ -163,7 +171,7 @@ class Precision:
 
     def summary(self) -> str:
         """One line for messages: `bf16 (text bf16, transformer bf16, vae fp32; final_norm fp32 ...)`."""
-        short = {long: name for name, long in _DTYPES.items()} | {"float64": "fp64"}
+        short = {long: name for name, long in DTYPES.items()} | {"float64": "fp64"}
         shown = {"text": "text", "transformer": self.kind.denoiser, "vae": "vae"}
         parts = ", ".join(f"{name} {short[self.compute_dtype(part)]}" for part, name in shown.items())
         kept = [p for p in ("final_norm", "modulation", "residual") if getattr(self, p)]
@@ -186,6 +194,12 @@ FP16 = replace(BF16, name="fp16", text="float16", transformer="float16")
 _POLICIES = {policy.name: policy for policy in (FP32, BF16, BF16_PLAIN, FP16_PLAIN, FP16)}
 
 
+def dtype_named(text: str) -> str | None:
+    """The dtype that a user calls `text`, or None: fp32, f32 and float32 are one."""
+    name = text.strip().lower()
+    return DTYPES.get(_ALIASES.get(name, name))
+
+
 def bases(kind: Kind) -> dict[str, Precision]:
     """The policies that `kind` has, by name."""
     return {name: replace(_POLICIES[name], kind=kind) for name in kind.bases}
@@ -196,7 +210,7 @@ def parse(text: str, *, on_gpu: bool, kind: Kind = MMDIT) -> Precision:
     base, *overrides = (part.strip() for part in text.strip().lower().split(","))
     base = _ALIASES.get(base, base)
     if base == "auto":
-        base = kind.auto if on_gpu else "fp32"
+        base = kind.prefers[0] if on_gpu else "fp32"
     if base in kind.refused:
         raise UsageError(f"--precision {base}: {kind.refused[base]}")
     if base not in kind.bases:
@@ -218,7 +232,7 @@ def parse(text: str, *, on_gpu: bool, kind: Kind = MMDIT) -> Precision:
 def _override(precision: Precision, override: str) -> Precision | None:
     """`precision` with one thing changed; None where `override` does not say one that its family has."""
     key, _, value = override.partition("=")
-    dtype = _DTYPES.get(_ALIASES.get(value, value))
+    dtype = dtype_named(value)
     if dtype and key == "text":
         return replace(precision, text=dtype)
     if dtype and key == "vae":
