@@ -148,7 +148,9 @@ def test_products_are_in_ops():
 
 
 def test_common_and_cli_compute_no_product():
-    assert broken(rules.products, sources("common", "cli", "src")) == []
+    reason = "a LoRA's factors, multiplied once while a weight is read, so that both backends get the same bits"
+    allowed = {("common/weights/delta.py", ""): reason}
+    assert broken(rules.products, sources("common", "cli", "src"), allowed) == []
 
 
 def test_loading_is_strict():
