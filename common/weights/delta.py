@@ -106,7 +106,8 @@ def floats(piece: Piece) -> np.ndarray:
     array = raw(piece)
     for format in FORMATS:
         if piece.dtype == format:
-            return table(format)[array]
+            values: np.ndarray = table(format)[array]
+            return values
     return widened(array, DTYPES[piece.dtype])
 
 
@@ -115,8 +116,7 @@ def _core(core: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
     import numpy as np
 
     made: np.ndarray = np.einsum("ro,rskl,si->oikl", left, core, right, optimize=True)
-    flat: np.ndarray = made.reshape(left.shape[1], -1)
-    return flat
+    return made.reshape(left.shape[1], -1)
 
 
 def _hadamard(arrays: Mapping[str, np.ndarray], number: str) -> np.ndarray:
@@ -137,7 +137,8 @@ def _kronecker(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         second = _core(arrays["lokr_t2"], arrays["lokr_w2_a"], arrays["lokr_w2_b"])
     else:
         second = arrays["lokr_w2_a"] @ arrays["lokr_w2_b"]
-    return np.kron(first, second.reshape(len(second), -1))
+    made: np.ndarray = np.kron(first, second.reshape(len(second), -1))
+    return made
 
 
 # From headers: which kind it is, and whether it fits
