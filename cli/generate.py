@@ -32,6 +32,8 @@ def _reserved(ctx: click.Context, param: click.Parameter, value: str | None) -> 
         if param.opts[0] in names:
             hint = " (-q stays free for it; for less output: --quiet)" if "-q" in names else ""
             raise UsageError(f"{names[0]}: {what} is not built yet{hint}; draw without it")
+    if param.opts[0] in _LORA_LISTS:
+        raise UsageError(f"{param.opts[0]}: a LoRA and its strength go together, as --lora FILE:SCALE, once for each")
     raise UsageError(
         "--scheduler means two things: the solver is --sampler and the noise levels are --schedule; "
         "qwenimg samplers lists both"
@@ -56,7 +58,6 @@ def _refused(*names: str) -> Callable[[_F], _F]:
 # What is not built, and the options by which other programs ask for it.
 NOT_BUILT = {
     "quantising": ("-q", "--quantize", "--quantise", "--quantization"),
-    "LoRA": ("--lora", "--loras", "--lora-path", "--lora-paths", "--lora-scale", "--lora-scales", "--lora-style"),
     "Lightning, a distilled model or LoRA for few steps,": ("--lightning", "--turbo", "--lcm"),
     "ControlNet": ("--controlnet", "--control-net", "--control-image", "--controlnet-image-path"),
     "the IP-adapter": ("--ip-adapter",),
@@ -66,8 +67,12 @@ NOT_BUILT = {
 }
 
 
+# Of programs that take files in one list and strengths in another.
+_LORA_LISTS = ("--loras", "--lora-paths", "--lora-scale", "--lora-scales", "--lora-style")
+
+
 def _not_built(command: _F) -> _F:
-    for names in NOT_BUILT.values():
+    for names in (*NOT_BUILT.values(), *((name,) for name in _LORA_LISTS)):
         command = _refused(*names)(command)
     return command
 
@@ -75,10 +80,11 @@ def _not_built(command: _F) -> _F:
 def _of_pictures(command: _F) -> _F:
     """The options that every picture has, each from what is known of it."""
     for one in reversed(ALL.values()):
-        kind = _FILE if one.kind is None else str if one.several else one.kind
+        kind = options.TEXTS if one.joined else _FILE if one.kind is None else str if one.several else one.kind
         text = one.said(one.help)
         spelled = sorted((f"--{one.dashed}", *one.flags), key=lambda flag: flag.startswith("--"))
-        declare = click.option(one.name, *spelled, type=kind, metavar=one.metavar, help=f"{text[0].upper()}{text[1:]}.")
+        shown: dict[str, Any] = {"metavar": one.metavar, "help": f"{text[0].upper()}{text[1:]}."}
+        declare = click.option(one.name, *spelled, type=kind, multiple=bool(one.joined), **shown)
         command = declare(command)
     return command
 
@@ -145,6 +151,8 @@ def generate(ctx: click.Context, /, **given: Any) -> int:
         raise UsageError('no prompt; give one, as in: qwenimg "a red circle"')
     config.settle(ctx, given)
     environment.check(ctx, given)
-    said = {name: given.pop(name) for name in SAID}
+    said = {name: None if given[name] == () else given[name] for name in SAID}
+    for name in SAID:
+        del given[name]
     stop = ctx.obj if isinstance(ctx.obj, Stop) else Stop()
     return draw(Flags(said=said, **given), stop, environment.unknown(ctx.command))

@@ -64,7 +64,8 @@ def fields(said: Fields) -> Fields:
     """What is `said` by the names of SAID, without None: the size as sides or aspect. Raises UsageError."""
     size = sides(**{name: said.get(name) for name in ("width", "height", "size", "aspect")})
     rest = {name: value for name, value in said.items() if name not in ("width", "height", "size", "aspect")}
-    return {name: value for name, value in rest.items() if value is not None} | size
+    joined = {name: SAID[name].converted(rest[name]) for name in rest if SAID[name].joined and rest[name] is not None}
+    return {name: value for name, value in rest.items() if value is not None} | joined | size
 
 
 def merged(base: Fields, more: Fields) -> Fields:

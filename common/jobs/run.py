@@ -127,7 +127,8 @@ def prepare(pipe: Pipeline, wanted: Sequence[Picture]) -> None:
             negative = picture.said("negative_prompt")
             texts[pipe.defaults.negative_prompt if negative is None else negative] = None
     skips = {picture.said("clip_skip") or 0 for picture in wanted}
-    pipe.prepare(list(texts), max(skips) if len(skips) == 1 else 0)
+    lora = wanted[0].said("lora") if wanted else None
+    pipe.prepare(list(texts), max(skips) if len(skips) == 1 else 0, lora or "")
 
 
 # The run

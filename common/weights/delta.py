@@ -154,6 +154,14 @@ def kind_of(roles: frozenset[str]) -> str | None:
     return LOKR if all(chosen) and roles == frozenset().union(*chosen) else None
 
 
+def rank_of(parts: Mapping[str, Piece]) -> int | None:
+    """What alpha is divided by; None for whole factors and for what is no factor's shape."""
+    for role in ("down", "hada_w1_b", "lokr_w2_b", "lokr_w1_b"):
+        if role in parts and parts[role].shape and parts[role].shape[0]:
+            return parts[role].shape[0]
+    return None
+
+
 def check(kind: str, parts: Mapping[str, Piece], weight: Shape) -> int | None:
     """The rank of factors whose product has the shape of `weight`. Raises ValueError saying what is wrong."""
     shapes = {role: piece.shape for role, piece in parts.items()}

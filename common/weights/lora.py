@@ -195,7 +195,7 @@ def _low_rank(lora: LoraFile, module: str, target: Target) -> LowRank:
         rank = delta.check(kind, found.parts, target.shape)
         of_peft = "magnitude" in found.scales
         by_inputs = magnitude is not None and delta.check_magnitude(magnitude, target.shape, of_peft=of_peft)
-        scale = _scale(lora, module, rank)
+        scale = scale_of(lora, module, rank)
     except ValueError as error:
         raise bad(path, f"module {first([module])}: {error}") from None
     return LowRank(
@@ -209,7 +209,7 @@ def _low_rank(lora: LoraFile, module: str, target: Target) -> LowRank:
     )
 
 
-def _scale(lora: LoraFile, module: str, rank: int | None) -> float:
+def scale_of(lora: LoraFile, module: str, rank: int | None) -> float:
     """alpha / rank, of the module's own alpha, else PEFT's, else kohya's for the whole file; 1 where there is none, and
     of LoKr's whole factors. Raises ValueError."""
     if rank is None:

@@ -148,6 +148,10 @@ class LoadPlan:
         changed = {name: replace(entry, deltas=deltas.get(name, ())) for name, entry in self.entries.items()}
         return replace(self, entries=changed)
 
+    def same_deltas(self, other: LoadPlan) -> bool:
+        """Whether the deltas of every parameter are those of `other`, a plan of the same parameters."""
+        return all(entry.deltas == other.entries[name].deltas for name, entry in self.entries.items())
+
     def only(self, predicate: Callable[[str], bool]) -> LoadPlan:
         """The plan for the parameters whose name satisfies `predicate`; closing either plan closes both."""
         return replace(self, entries={name: e for name, e in self.entries.items() if predicate(name)})
