@@ -24,6 +24,7 @@ MAX_BYTES = 64 << 10
 KEYS: Mapping[str, tuple[type, ...]] = {
     "model": (str,),
     "backend": (str,),
+    "preset": (str,),
     "precision": (str,),
     **{name: SAID[name].types for name in SAID if SAID[name].config},
     "output": (str,),
@@ -33,7 +34,7 @@ KEYS: Mapping[str, tuple[type, ...]] = {
 }
 SIZES = {"size", "aspect", "width", "height"}
 PROMPTS = {"words", "prompt", "prompt_file"}
-RECIPE = {"model", "precision", *SAID}  # what a replayed picture says
+RECIPE = {"model", "preset", "precision", *SAID}  # what a replayed picture says
 
 
 def path() -> Path:
@@ -76,6 +77,10 @@ def _check(found: Mapping[str, Any]) -> None:
     if backend not in NAMES:
         raise UsageError(f"backend is {clean(backend, 40)!r}; choose one of {', '.join(NAMES)}")
     fields.check(fields.fields({name: value for name, value in found.items() if name in SAID}))
+    if "preset" in found:
+        from qwenimg.common.weights import presets
+
+        presets.check(found["preset"])
     if "precision" in found:
         from qwenimg.common.families import registry
 

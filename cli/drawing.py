@@ -47,6 +47,7 @@ class Flags:
     prediction: Literal["eps", "v"] | None
     model: str | None
     backend: str
+    preset: str | None
     precision: str | None
     offline: bool
     latents: Path | None
@@ -165,7 +166,9 @@ def _prompt(flags: Flags) -> str | None:
 def _check_files(flags: Flags, replay: Replay | None, wanted: Sequence[Picture]) -> None:
     """What can be refused about files and precision without a model. Raises UsageError."""
     from qwenimg.common.families import registry
+    from qwenimg.common.weights import presets
 
+    presets.check(flags.preset or "auto")
     registry.check_precision(flags.precision or "auto")
     if flags.output == "-":
         if len(wanted) > 1:
@@ -254,12 +257,13 @@ def _open(flags: Flags, replay: Replay | None, report: Report) -> Pipeline:
         model = model or (None if replay.model is None else _named(replay.model, "-m", flags))
         if refiner is None and "refiner" in replay.used:
             refiner = _named(replay.used["refiner"], "--refiner", flags)
-        precision = precision or replay.precision
+        precision = precision or (replay.precision if flags.preset is None else None)
         prediction = prediction or cast(Any, replay.used.get("prediction"))
     return qwenimg.load(
         model,
         flags.backend,
         precision or "auto",
+        preset=flags.preset or "auto",
         offline=flags.offline,
         refiner=refiner,
         vae=flags.vae if replay is None else _vae(flags, replay.used),

@@ -75,6 +75,10 @@ def _check(name: str, value: Any) -> None:
         fields.check(fields.fields({name: value}))
     elif name == "debug":
         options.parse_debug(value)
+    elif name == "preset":
+        from qwenimg.common.weights import presets
+
+        presets.check(value)
     elif name == "precision":
         from qwenimg.common.families import registry
 

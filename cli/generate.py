@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from qwenimg.backends import NAMES
-from qwenimg.cli import options, streams
+from qwenimg.cli import options, parts, streams
 from qwenimg.cli.help import HELP_NAMES, Sectioned, complete_prompt, show_version
 from qwenimg.cli.signals import Stop
 from qwenimg.common.base.errors import UsageError
@@ -112,8 +112,14 @@ def _of_pictures(command: _F) -> _F:
 @click.option("--prediction", type=click.Choice(("eps", "v")), metavar="eps|v", help="What the UNet predicts.")
 @click.option("--backend", type=click.Choice(NAMES), default="auto", metavar="|".join(NAMES), help="Default auto.")
 @click.option(
-    "--precision", metavar="POLICY", help="auto, bf16, fp32; fp16 for Stable Diffusion only; parts: bf16,vae=bf16."
+    "--preset", metavar="NAME", help="quality, balanced, fast, memory or auto; qwenimg presets. Default auto."
 )
+@click.option(
+    "--precision",
+    metavar="POLICY",
+    help="The preset's, or fp32, bf16; fp16 for Stable Diffusion only; parts: bf16,vae=bf16.",
+)
+@parts.options
 @click.option("--offline", is_flag=True, help="Use no network.")
 # Output
 @click.option(
@@ -151,6 +157,7 @@ def generate(ctx: click.Context, /, **given: Any) -> int:
         raise UsageError('no prompt; give one, as in: qwenimg "a red circle"')
     config.settle(ctx, given)
     environment.check(ctx, given)
+    parts.taken(given)
     said = {name: None if given[name] == () else given[name] for name in SAID}
     for name in SAID:
         del given[name]

@@ -13,6 +13,8 @@ COMMANDS = {
     "generate": "make pictures, whatever the prompt's first word is",
     "info": "what a picture or a model is made of",
     "devices": "which backends run here, and on what",
+    "doctor": "what float32 and 16 bit are on this device, and what --preset auto chooses",
+    "presets": "the presets of precision and memory to choose from",
     "models": "the models to choose from, and which are here",
     "pull": "download a model",
     "train": "train the built-in model, or go on from its weights",
@@ -22,7 +24,7 @@ COMMANDS = {
 }
 # Names that later versions will use: a prompt of one word that a new version would run would be a trap.
 RESERVED = (
-    "doctor", "presets", "precision", "parity", "plan", "bench", "convert", "serve",
+    "precision", "parity", "plan", "bench", "convert", "serve",
 )  # fmt: skip
 
 HELP_NAMES = ["-h", "--help"]
@@ -31,7 +33,7 @@ _OWN: dict[str, tuple[str, ...]] = {
     "Prompt": ("prompt_file", "keep_going", "replay"),
     "Picture": (),
     "Picture to start from": (),
-    "Model": ("model", "backend", "precision", "offline", "refiner", "vae", "tokenizer", "prediction"),
+    "Model": ("model", "backend", "preset", "precision", "offline", "refiner", "vae", "tokenizer", "prediction"),
     "Output": ("output", "overwrite", "save_latents", "no_metadata", "json", "quiet", "debug"),
 }
 SECTIONS = {title: (*[name for name in ALL if ALL[name].section == title], *_OWN[title]) for title in _OWN}

@@ -25,13 +25,25 @@ from doc_tables import DOCS, table, write
 from safetensors.torch import save_file
 
 from qwenimg import backends
+from qwenimg.common.families import registry
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
-from qwenimg.common.weights import keys, precision
+from qwenimg.common.weights import devices, keys, precision, presets
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import FP64, PLACES, Precision
 
 POLICIES = ("fp32", "bf16", "bf16,final_norm=off", "bf16-plain", "fp16-plain")
 CONFIG = qwen_dit.QwenDiTConfig(num_layers=2)
+EXAMPLES = (
+    devices.apple("Apple M1, M2"),
+    devices.apple("Apple M3 and later"),
+    devices.nvidia("NVIDIA Pascal (GTX 1080)", (6, 1)),
+    devices.nvidia("NVIDIA P100, Volta, Turing (RTX 2080, T4)", (7, 5)),
+    devices.nvidia("NVIDIA GTX 1660", (7, 5)),
+    devices.nvidia("NVIDIA Ampere and later (RTX 3060, A100, H100)", (8, 0)),
+    devices.cpu("cpu", "CPU with bfloat16 (AMX, AVX512-BF16), torch", bf16=True),
+    devices.cpu("cpu", "another CPU, torch", bf16=False),
+    devices.cpu("mlx", "any CPU, MLX", bf16=False),
+)
 RESULT = DOCS / "results" / "precision.json"
 COMMAND = "python tools/measure_precision.py"
 
@@ -87,22 +99,32 @@ def write_tables(result: dict[str, dict[str, dict[str, float]]]) -> None:
         "cost",
         table(["policy", "torch against float64", "MLX against float64", "MLX against torch"], rows),
     )
-    bases = [precision.parse(name, on_gpu=False) for name in precision.MMDIT.bases]
-    components = [
-        [
-            f"`{p.name}`",
-            p.text,
-            p.transformer,
-            p.vae,
-            p.places()["final_norm"],
-            p.places()["modulation"],
-            p.places()["residual"],
-        ]
-        for p in bases
-    ]
     heads = ["policy", "text encoder", "transformer", "VAE", "final_norm", "modulation", "residual"]
-    write("precision.md", "policies", table(heads, components))
+    write("precision.md", "policies", table(heads, [_policy_row(p) for p in precision.bases(precision.MMDIT).values()]))
+    write_presets()
     write("precision.md", "places", table(["place", "what is in it"], [[f"`{k}`", v] for k, v in PLACES.items()]))
+
+
+def _policy_row(p: Precision) -> list[str]:
+    places = p.places()
+    return [f"`{p.name}`", p.text, p.transformer, p.vae, places["final_norm"], places["modulation"], places["residual"]]
+
+
+def write_presets() -> None:
+    """What each preset is, and what `auto` is on a list of devices, for a model of 20 GB or more in float32."""
+    kinds = {family.title: family.precision for family in registry.FAMILIES}
+    rows = [
+        [f"`{name}`", *(f"`{kind.presets[name]}`" for kind in kinds.values()), preset.purpose]
+        for name, preset in presets.PRESETS.items()
+    ]
+    write("precision.md", "presets", table(["preset", *kinds, "for"], rows))
+    made = []
+    for device in EXAMPLES:
+        choices = [
+            presets.choose("auto", "auto", kind, device, lambda p: 2 * 10**10, 10**12) for kind in kinds.values()
+        ]
+        made.append([device.name, *(f"`{choice.precision}`" for choice in choices), device.about])
+    write("precision.md", "auto", table(["device", *kinds, "since it"], made))
 
 
 def main() -> None:

@@ -17,6 +17,8 @@ from qwenimg.backends.mlx.ops.functions import on_gpu
 from qwenimg.common.runtime.engine import NumpyArray, Observer
 from qwenimg.common.runtime.memory import free_ram
 from qwenimg.common.runtime.observers import observe
+from qwenimg.common.weights import devices
+from qwenimg.common.weights.devices import Device
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.residency import ALWAYS
@@ -31,6 +33,7 @@ class MLXEngine:
         self.decode_buffers = 6.0 if self.on_gpu else 16.0
         self.score_bytes = 0 if self.on_gpu else 2 * ops.SCORE_BYTES
         self.device = _device_name() if self.on_gpu else "CPU (mlx)"
+        self.facts = _facts(self.device) if self.on_gpu else devices.cpu("mlx", self.device, bf16=False)
 
     def open(self, network: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:
         assert plan.precision == precision, f"{plan.component} is not planned in {precision.name}"
@@ -77,6 +80,9 @@ class MLXEngine:
     def product_seconds(self, side: int, dtype: str) -> float:
         return ops.product_seconds(side, ops.DTYPES[dtype])
 
+    def operate(self, operation: str, dtype: str, arrays: Sequence[NumpyArray]) -> NumpyArray:
+        return ops.operate(operation, ops.DTYPES[dtype], arrays)
+
     def check_fp32(self) -> float:
         generator = np.random.RandomState(0)
         a, b = (generator.standard_normal((256, 256)).astype(np.float32) for _ in range(2))
@@ -89,3 +95,14 @@ class MLXEngine:
 
 def _device_name() -> str:
     return str(mx.device_info().get("device_name", "GPU"))
+
+
+def _facts(name: str) -> Device:
+    """Of the GPU: Metal's, or a card under MLX's CUDA build."""
+    if mx.metal.is_available():
+        return devices.apple(name)
+    info = mx.device_info()
+    major, minor = (
+        int(info.get(f"compute_capability_{part}", default)) for part, default in (("major", 8), ("minor", 0))
+    )
+    return devices.nvidia(name, (major, minor), "mlx")

@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import load, ops
+from qwenimg.backends.torch.ops.cpu import multiplies
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import BackendMissing
 from qwenimg.common.runtime.engine import NumpyArray, Observer
 from qwenimg.common.runtime.memory import free_ram
 from qwenimg.common.runtime.observers import observe
+from qwenimg.common.weights import devices
+from qwenimg.common.weights.devices import Device
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.residency import ALWAYS
@@ -40,6 +43,7 @@ class TorchEngine:
         self._device = torch.device("cuda" if self.on_gpu else "cpu")
         threads = counted(torch.get_num_threads(), "thread")
         self.device = torch.cuda.get_device_name() if self.on_gpu else f"CPU (torch, {threads})"
+        self.facts = self._facts()
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
 
@@ -93,11 +97,20 @@ class TorchEngine:
     def product_seconds(self, side: int, dtype: str) -> float:
         return ops.product_seconds(side, ops.DTYPES[dtype], self._device)
 
+    def operate(self, operation: str, dtype: str, arrays: Sequence[NumpyArray]) -> NumpyArray:
+        with torch.inference_mode():
+            return ops.operate(operation, ops.DTYPES[dtype], arrays, self._device)
+
     def check_fp32(self) -> float:
         generator = np.random.RandomState(0)
         a, b = (generator.standard_normal((256, 256)).astype(np.float32) for _ in range(2))
         exact = a.astype(np.float64) @ b.astype(np.float64)
         return float(np.linalg.norm(self.numpy(self.array(a) @ self.array(b)) - exact) / np.linalg.norm(exact))
+
+    def _facts(self) -> Device:
+        if self.on_gpu:
+            return devices.nvidia(self.device, torch.cuda.get_device_capability())
+        return devices.cpu(self.name, self.device, bf16=multiplies(torch.bfloat16, "cpu"))
 
     def versions(self) -> dict[str, str]:
         cuda = {"cuda": str(torch.version.cuda)} if self.on_gpu else {}

@@ -288,7 +288,9 @@ class Pipeline:
             "model": self.model_name,
             "backend": self.backend,
             "device": self.device,
-            "precision": {"name": self.precision.name} | components | self.precision.places(),
+            "precision": {"name": self.precision.name, **self.runtime.choice.recorded()}
+            | components
+            | self.precision.places(),
             "versions": self.engine.versions() | {"numpy": np.__version__},
             "rng": "torch-cpu" if request.latents is None else "given",
         }

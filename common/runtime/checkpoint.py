@@ -10,6 +10,8 @@ from typing import Any
 
 from qwenimg.common.weights.lora import Deltas
 from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.precision import Precision
+from qwenimg.common.weights.residency import ALWAYS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,10 @@ class Checkpoint:
             for name, part in self.components.items()
         }
         return replace(self, components=components)
+
+    def largest(self, precision: Precision) -> int:
+        """Bytes of the weights of its largest component under a policy: the least that has to be in memory at once."""
+        return max(part.plan.stored(precision, part.role).when(ALWAYS).nbytes for part in self.components.values())
 
     def read_tokenizers(self) -> None:
         """Reads them, which a backend would otherwise do after its framework is imported. Raises ModelError."""

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from qwenimg.common.weights.devices import Device
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import Precision
 
@@ -78,6 +79,7 @@ class Engine(Protocol):
     name: str  # as in --backend
     device: str  # shown in messages: "Apple M4 Max", "NVIDIA H200", "CPU (torch, 8 threads)"
     on_gpu: bool
+    facts: Device  # what the device is good at
     score_bytes: int  # of attention's scores that are in memory at a step's peak; 0 where a kernel never holds them
     decode_buffers: float  # images of the VAE decoder's widest level that are in memory at its peak
 
@@ -133,6 +135,11 @@ class Engine(Protocol):
 
     def product_seconds(self, side: int, dtype: str) -> float:
         """Of one product of two matrices side x side."""
+        ...
+
+    def operate(self, operation: str, dtype: str, arrays: Sequence[NumpyArray]) -> NumpyArray:
+        """The result of one operation of the networks on `arrays` in `dtype`, for `measure.exactness`: `matmul` of
+        [L, in] with [out, in], `conv2d` 3x3 of [B, C, h, w] with [O, C, 3, 3], `attention` of q, k, v [B, L, H, D]."""
         ...
 
     def check_fp32(self) -> float:

@@ -14,6 +14,7 @@ from qwenimg.common.runtime.engine import Array, Engine
 from qwenimg.common.runtime.probe import first_non_finite
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import Precision
+from qwenimg.common.weights.presets import Choice
 from qwenimg.common.weights.residency import ALWAYS
 
 Notify = Callable[[str, str], None]
@@ -41,8 +42,10 @@ class Clock:
 class Runtime:
     """An engine with a precision: loads within the memory there is. `notify(kind, text)` reports stages."""
 
-    def __init__(self, engine: Engine, precision: Precision, notify: Notify):
+    def __init__(self, engine: Engine, precision: Precision, notify: Notify, choice: Choice | None = None):
+        """choice: the preset, and why it was chosen."""
         self.engine, self.precision, self.notify = engine, precision, notify
+        self.choice = choice or Choice(preset="", precision=precision.name)
         self.clock = Clock()
 
     # Loading

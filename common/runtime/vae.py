@@ -17,6 +17,8 @@ from qwenimg.common.runtime.probe import first_non_finite
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.weights.storage import BYTES
 
+TILE = 64  # latents a side of a tile where the preset asks for tiles, at most
+
 
 class VAEHalves:
     """`width`: channels of the encoder's first level; `make_room` frees what it can where too few are free."""
@@ -72,6 +74,8 @@ class VAEHalves:
         height, width = z.shape[2:]
         free, buffers = engine.free_memory(), engine.decode_buffers
         tile = memory.decode_tile(self.config, height, width, self.itemsize, free, buffers)
+        if self.runtime.choice.tiled and max(height, width) > TILE:
+            tile = min(tile or TILE, TILE)
         tiled = "" if tile is None else f" in tiles of {tile * self.config.scale} pixels"
         self.runtime.notify("stage", f"decoding{tiled}")
         with self.runtime.clock.timed("decode"):

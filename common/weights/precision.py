@@ -54,14 +54,10 @@ SD_PLACES: Mapping[str, str] = {
     "scheduler": "sigmas and latents between steps",
 }
 
-# The keys of both families' denoisers: none of one is like one of the other.
-_FINAL_NORM = re.compile(r"(norm_out|proj_out|conv_norm_out|conv_out)\.")
-_STREAM_START = re.compile(r"(img_in|txt_in|conv_in)\.|.*\.conv_shortcut\.")
-_UNET_MODULATION = re.compile(r"(time|add)_embedding\.|.*\.time_emb_proj\.")  # made in every step
 _ALIASES = {
     "f32": "fp32", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "f16": "fp16",
 }  # fmt: skip
-_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +67,20 @@ class Kind:
     denoiser: str  # its component, as the user names it
     places: Mapping[str, str]  # the FP32 places and what each is
     bases: tuple[str, ...]  # policies that it has
-    auto: str  # the one for `auto` on a GPU
+    presets: Mapping[str, str]  # of `presets.PRESETS`, the policy of each
+    prefers: tuple[str, ...]  # for `auto` on a GPU: the first whose dtype the GPU has units for
+    preferred: str = ""  # why that order, where it is not that of the hardware
+    without_units: str = "fp32"  # for `auto` on a GPU without units for 16 bit
     syntax: str
+    # Of each switchable place, the starts of its parameters' names. What is there once for a schedule is modulation.
+    keys: Mapping[str, re.Pattern[str]]
     rounds_time: bool = False  # whether timesteps can be rounded as diffusers does in half precision
     refused: Mapping[str, str] = field(default_factory=dict)  # policies that it has not yet, and what to do
+
+    def place(self, key: str, residency: Residency) -> str | None:
+        """The switchable place that the denoiser's parameter `key` belongs to."""
+        found = (place for place, keys in self.keys.items() if keys.match(key))
+        return next(found, "modulation" if residency is ONCE else None)
 
 
 _PLAIN = ("fp32", "bf16", "bf16-plain", "fp16-plain")
@@ -82,8 +88,11 @@ MMDIT = Kind(
     denoiser="transformer",
     places=PLACES,
     bases=_PLAIN,
-    auto="bf16",
+    presets={"quality": "fp32", "balanced": "bf16", "fast": "bf16-plain", "memory": "bf16"},
+    prefers=("bf16",),
+    without_units="bf16",
     syntax="BASE[,text|transformer|vae=DTYPE][,final_norm=fp32|off][,timestep=fp32|rounded]",
+    keys={"final_norm": re.compile(r"(norm_out|proj_out)\."), "residual": re.compile(r"(img_in|txt_in)\.")},
     rounds_time=True,
     refused={
         "fp16": "a float16 that holds Qwen-Image's activations is not built yet; use bf16, or fp16-plain to see it "
@@ -94,8 +103,16 @@ UNET = Kind(
     denoiser="unet",
     places=SD_PLACES,
     bases=(*_PLAIN, "fp16"),
-    auto="fp16",
+    presets={"quality": "fp32", "balanced": "bf16", "fast": "bf16-plain", "memory": "fp16"},
+    prefers=("fp16", "bf16"),
+    preferred="its weights are published in float16, which bfloat16 would round",
+    without_units="fp16",
     syntax="BASE[,text|unet|vae=DTYPE][,final_norm=fp32|off]",
+    keys={
+        "final_norm": re.compile(r"(conv_norm_out|conv_out)\."),
+        "residual": re.compile(r"conv_in\.|.*\.conv_shortcut\."),
+        "modulation": re.compile(r"(time|add)_embedding\.|.*\.time_emb_proj\."),  # made in every step
+    },
 )
 
 
@@ -131,7 +148,7 @@ class Precision:
     def weight_dtype(self, component: str, key: str, residency: Residency = ALWAYS) -> str:
         """The dtype that the tensor `key` of `component` is loaded in, hence that its layer computes in."""
         dtype = self.compute_dtype(component)
-        place = _place(key, residency) if component in DENOISERS else None
+        place = self.kind.place(key, residency) if component in DENOISERS else None
         return at_least_float32(dtype) if place and getattr(self, place) else dtype
 
     def time_dtype(self) -> Literal["float32", "bfloat16", "float16"]:
@@ -154,7 +171,7 @@ class Precision:
 
     def summary(self) -> str:
         """One line for messages: `bf16 (text bf16, transformer bf16, vae fp32; final_norm fp32 ...)`."""
-        short = {long: name for name, long in _DTYPES.items()} | {"float64": "fp64"}
+        short = {long: name for name, long in DTYPES.items()} | {"float64": "fp64"}
         shown = {"text": "text", "transformer": self.kind.denoiser, "vae": "vae"}
         parts = ", ".join(f"{name} {short[self.compute_dtype(part)]}" for part, name in shown.items())
         kept = [p for p in ("final_norm", "modulation", "residual") if getattr(self, p)]
@@ -162,15 +179,6 @@ class Precision:
         fp32 = f"; fp32: {' '.join(kept)}" if low and kept else ""
         rounded = "; timestep rounded" if self.timestep == "rounded" else ""
         return f"{self.name} ({parts}{fp32}{rounded})"
-
-
-def _place(key: str, residency: Residency) -> str | None:
-    """The switchable place that a denoiser's parameter belongs to."""
-    if _FINAL_NORM.match(key):
-        return "final_norm"
-    if _STREAM_START.match(key):
-        return "residual"
-    return "modulation" if residency is ONCE or _UNET_MODULATION.match(key) else None
 
 
 def at_least_float32(dtype: str) -> str:
@@ -186,6 +194,12 @@ FP16 = replace(BF16, name="fp16", text="float16", transformer="float16")
 _POLICIES = {policy.name: policy for policy in (FP32, BF16, BF16_PLAIN, FP16_PLAIN, FP16)}
 
 
+def dtype_named(text: str) -> str | None:
+    """The dtype that a user calls `text`, or None: fp32, f32 and float32 are one."""
+    name = text.strip().lower()
+    return DTYPES.get(_ALIASES.get(name, name))
+
+
 def bases(kind: Kind) -> dict[str, Precision]:
     """The policies that `kind` has, by name."""
     return {name: replace(_POLICIES[name], kind=kind) for name in kind.bases}
@@ -196,7 +210,7 @@ def parse(text: str, *, on_gpu: bool, kind: Kind = MMDIT) -> Precision:
     base, *overrides = (part.strip() for part in text.strip().lower().split(","))
     base = _ALIASES.get(base, base)
     if base == "auto":
-        base = kind.auto if on_gpu else "fp32"
+        base = kind.prefers[0] if on_gpu else "fp32"
     if base in kind.refused:
         raise UsageError(f"--precision {base}: {kind.refused[base]}")
     if base not in kind.bases:
@@ -218,7 +232,7 @@ def parse(text: str, *, on_gpu: bool, kind: Kind = MMDIT) -> Precision:
 def _override(precision: Precision, override: str) -> Precision | None:
     """`precision` with one thing changed; None where `override` does not say one that its family has."""
     key, _, value = override.partition("=")
-    dtype = _DTYPES.get(_ALIASES.get(value, value))
+    dtype = dtype_named(value)
     if dtype and key == "text":
         return replace(precision, text=dtype)
     if dtype and key == "vae":

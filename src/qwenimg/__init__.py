@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from qwenimg.common.pipeline.pipeline import Pipeline
     from qwenimg.common.pipeline.result import Result, Step
     from qwenimg.common.runtime.checkpoint import Checkpoint
-    from qwenimg.common.runtime.engine import Engine
-    from qwenimg.common.weights.precision import Kind, Precision
+    from qwenimg.common.runtime.runtime import Runtime
 
 __all__ = [
     "BackendMissing",
@@ -73,6 +72,7 @@ def load(
     backend: str = "auto",
     precision: str = "auto",
     *,
+    preset: str = "auto",
     offline: bool = False,
     refiner: str | Path | None = None,
     vae: str | Path | None = None,
@@ -84,7 +84,8 @@ def load(
 
     model: a folder in diffusers layout, a known name, or a hub id that is in the local cache; None is qwen-image if
     it was pulled, else the built-in model, with a notice. backend: auto, mlx, cuda or cpu. precision: see
-    `syntax` in `qwenimg.common.weights.precision`. notify(kind, text) gets stages, warnings and notices.
+    `syntax` in `qwenimg.common.weights.precision`; `auto` is that of the preset: quality, balanced, fast, memory, or
+    auto, which is chosen from device, memory and model. notify(kind, text) gets stages, warnings and notices.
     For Stable Diffusion: refiner, an SDXL refiner that ends each picture; vae, a folder or file that replaces the
     model's; tokenizer, the folder of CLIP's where the model is one file and none is found; prediction, "eps" or "v"
     where a file does not say.
@@ -99,11 +100,12 @@ def load(
     from qwenimg.common.hub.origin import origin
     from qwenimg.common.hub.resolve import resolve
     from qwenimg.common.pipeline.pipeline import Pipeline
-    from qwenimg.common.runtime.runtime import Runtime
     from qwenimg.common.shapes import builtin
+    from qwenimg.common.weights import presets
 
     arguments.check_paths(model=model, refiner=refiner, vae=vae, tokenizer=tokenizer)
-    arguments.check_texts(backend=backend, precision=precision)
+    arguments.check_texts(backend=backend, precision=precision, preset=preset)
+    presets.check(preset)
     resolved = resolve(None if model is None else str(model), offline=offline)
     own_vae, own_tokenizer = (None if path is None else Path(path).expanduser() for path in (vae, tokenizer))
     choices = Choices(prediction=prediction, vae=own_vae, tokenizer=own_tokenizer)
@@ -115,11 +117,11 @@ def load(
         if refiner is not None:
             refining, entries = _refiner(opened, str(refiner), entries, offline=offline)
             stack.callback(refining.close)
-        engine, policy, error = _engine(backend, precision, opened.family.precision)
+        runtime, error = _runtime(opened, backend, precision, preset, notify or _ignore)
         if model is None and resolved.known is catalog.BUILT_IN and notify is not None:
             notify("notice", builtin.notice(opened.checkpoint.parameters))
         pipeline = Pipeline(
-            opened.family.model(Runtime(engine, policy, notify or _ignore), opened.checkpoint, refining),
+            opened.family.model(runtime, opened.checkpoint, refining),
             name=resolved.name,
             family=opened.family.name,
             defaults=opened.defaults(resolved.known),
@@ -143,17 +145,28 @@ def _refiner(
     return refiner, with_refiner(entries, second, opened, refiner)
 
 
-def _engine(backend: str, precision: str, kind: Kind) -> tuple[Engine, Precision, float]:
-    """The backend, the policy of this name for this kind of denoiser, and the error of a float32 product there."""
-    from qwenimg import backends
-    from qwenimg.common.weights import precision as policies
+def _runtime(
+    opened: Opened, backend: str, precision: str, preset: str, notify: Callable[[str, str], None]
+) -> tuple[Runtime, float]:
+    """The backend with the policy that preset and precision give this model there, and the error of a float32 product.
 
+    Tells what `auto` chose, and why."""
+    from qwenimg import backends
+    from qwenimg.common.runtime.runtime import Runtime
+    from qwenimg.common.weights import precision as policies
+    from qwenimg.common.weights import presets
+
+    kind = opened.family.precision
     policies.parse(precision, on_gpu=False, kind=kind)  # before a framework is imported
     engine = backends.load(backend)
-    policy = policies.parse(precision, on_gpu=engine.on_gpu, kind=kind)
     error = engine.check_fp32()
+    free = engine.free_memory()
+    choice = presets.choose(preset, precision, kind, engine.facts, opened.checkpoint.largest, free)
+    policy = policies.parse(choice.precision, on_gpu=engine.on_gpu, kind=kind)
     _check_fp32(error, policy.name, engine.device)
-    return engine, policy, error
+    if choice.reason:
+        notify("stage", f"--preset {choice.preset}: {policy.name}, since {choice.reason}")
+    return Runtime(engine, policy, notify, choice), error
 
 
 def _ignore(kind: str, text: str) -> None:

@@ -20,7 +20,7 @@ from parity_cases import MLX, TORCH, Twin
 from qwenimg.common.measure import parity
 from qwenimg.common.measure.parity import judge
 from qwenimg.common.weights import precision
-from qwenimg.common.weights.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, Precision
+from qwenimg.common.weights.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, MMDIT, Precision
 
 F, B, H = "float32", "bfloat16", "float16"
 ALL_BF16 = replace(BF16, name="bf16,vae=bf16", vae="bfloat16")
@@ -128,13 +128,13 @@ def test_mlx_attends_in_float32_on_the_cpu(bench: Bench) -> None:
 
 
 def _no_upcast(patch: pytest.MonkeyPatch, twin: Twin, place: str) -> None:
-    patch.setattr(precision, place, re.compile("(?!)"))
+    patch.setitem(MMDIT.keys, place, re.compile("(?!)"))
 
 
 PLANTS = {
-    "no head upcast": lambda patch, twin: _no_upcast(patch, twin, "_FINAL_NORM"),
-    "no modulation upcast": lambda patch, twin: _no_upcast(patch, twin, "ONCE"),
-    "no upcast of what starts the streams": lambda patch, twin: _no_upcast(patch, twin, "_STREAM_START"),
+    "no head upcast": lambda patch, twin: _no_upcast(patch, twin, "final_norm"),
+    "no modulation upcast": lambda patch, twin: patch.setattr(precision, "ONCE", None),
+    "no upcast of what starts the streams": lambda patch, twin: _no_upcast(patch, twin, "residual"),
     "residual stream in bfloat16": lambda patch, twin: patch.setattr(
         Precision, "residual_dtype", lambda self, part: self.compute_dtype(part)
     ),

@@ -45,13 +45,14 @@ FAMILIES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 # Blocks
 
+HEADS = {"transformer": "proj_out.weight", "unet": "conv_out.weight"}
 KINDS: dict[str, Callable[[Precision, str], str]] = {
     "stream": lambda p, part: p.residual_dtype(part),
     "compute": lambda p, part: p.compute_dtype(part),
     "wide": lambda p, part: at_least_float32(p.compute_dtype(part)),
     "modulation": lambda p, part: p.weight_dtype(part, "transformer_blocks.0.img_mod.1.weight", ONCE),
     "start": lambda p, part: p.weight_dtype(part, "img_in.weight"),
-    "head": lambda p, part: p.weight_dtype(part, "proj_out.weight"),
+    "head": lambda p, part: p.weight_dtype(part, HEADS[part]),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -172,8 +173,10 @@ FAMILY = Family(
         denoiser="denoiser",
         places={"residual": "the hidden stream", "final_norm": "norm_out and proj_out"},
         bases=("fp32", "bf16"),
-        auto="bf16",
+        presets={"quality": "fp32", "balanced": "bf16", "fast": "bf16", "memory": "bf16"},
+        prefers=("bf16",),
         syntax="fp32 or bf16",
+        keys={"final_norm": re.compile(r"(norm_out|proj_out)\."), "residual": re.compile(r"img_in\.")},
     ),
     open=open_toy,
     model=ToyModel,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import re
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
@@ -26,6 +27,7 @@ from qwenimg.common.weights.precision import (
     bases,
     parse,
 )
+from qwenimg.common.weights.residency import ALWAYS, ONCE
 
 BASES, SD_BASES = bases(MMDIT), bases(UNET)
 
@@ -194,6 +196,16 @@ def test_places_are_the_transformers_alone() -> None:
     text, vae = qwen_vl.manifest(qwen_vl.QwenVLConfig()), qwen_vae.manifest(qwen_vae.QwenVAEConfig())
     assert {BF16.weight_dtype("text", key) for key in text} == {"bfloat16"}
     assert {parse("bf16,vae=bf16", on_gpu=False).weight_dtype("vae", key) for key in vae} == {"bfloat16"}
+
+
+def test_a_kind_states_its_own_keys() -> None:
+    """What is a place of one kind of denoiser is none of the other's, and a new kind needs no line beside its own."""
+    assert [MMDIT.place(key, ALWAYS) for key in ("conv_in.weight", "conv_out.bias", "time_embedding.x")] == [None] * 3
+    assert [UNET.place(key, ALWAYS) for key in ("img_in.weight", "proj_out.bias", "norm_out.linear.x")] == [None] * 3
+    own = replace(BF16, kind=replace(MMDIT, keys={"residual": re.compile(r"begin\.")}))
+    assert own.weight_dtype("transformer", "begin.weight") == "float32"
+    assert own.weight_dtype("transformer", "proj_out.weight") == "bfloat16"
+    assert own.weight_dtype("transformer", "any.weight", ONCE) == "float32", "modulation, whatever its name"
 
 
 @pytest.mark.parametrize(

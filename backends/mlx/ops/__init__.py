@@ -12,3 +12,4 @@ from qwenimg.backends.mlx.ops.attention import *
 from qwenimg.backends.mlx.ops.device import *
 from qwenimg.backends.mlx.ops.functions import *
 from qwenimg.backends.mlx.ops.layers import *
+from qwenimg.backends.mlx.ops.operate import operate as operate

@@ -13,3 +13,4 @@ from qwenimg.backends.torch.ops.cpu import computes as computes
 from qwenimg.backends.torch.ops.device import *
 from qwenimg.backends.torch.ops.functions import *
 from qwenimg.backends.torch.ops.layers import *
+from qwenimg.backends.torch.ops.operate import operate as operate

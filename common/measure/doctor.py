@@ -1,0 +1,141 @@
+"""What `qwenimg doctor` says of this machine: one backend measured, and what `--preset auto` would choose there."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qwenimg.common.base import hf_cache
+from qwenimg.common.base.amounts import size_text
+from qwenimg.common.base.version import __version__
+from qwenimg.common.families import registry
+from qwenimg.common.families.family import Family
+from qwenimg.common.measure.exactness import Measured, all_dtypes
+from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.runtime.engine import Engine
+from qwenimg.common.runtime.memory import free_ram
+from qwenimg.common.weights import presets
+from qwenimg.common.weights.precision import Kind, Precision
+from qwenimg.common.weights.presets import Choice
+from qwenimg.common.weights.residency import ALWAYS
+from qwenimg.common.weights.storage import BYTES
+
+SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Auto:
+    """What `--preset auto` chooses for a model."""
+
+    model: str
+    choice: Choice
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    versions: dict[str, str]
+    system: str
+    backend: str
+    device: str
+    threads: int
+    free_memory: int  # bytes, on the device
+    free_ram: int
+    cache: str
+    free_disk: int | None  # bytes where the cache is; None where that cannot be asked
+    dtypes: list[Measured]
+    auto: list[Auto]
+
+    @property
+    def float32(self) -> Measured:
+        return next(one for one in self.dtypes if one.dtype == "float32")
+
+    def as_json(self) -> dict[str, Any]:
+        made = asdict(self)
+        for row, one in zip(made["dtypes"], self.dtypes, strict=True):
+            row |= {"ok": not one.faults, "verdict": one.verdict()}
+        made["auto"] = [{"model": auto.model, **asdict(auto.choice)} for auto in self.auto]
+        return made
+
+
+def examine(engine: Engine, opened: tuple[str, Kind, Checkpoint] | None) -> Report:
+    """Measures for a second or two. opened: the name, kind and files of a model; without one `auto` is told of each
+    family's published size."""
+    free, cache = engine.free_memory(), hf_cache.cache_folder()
+    if opened is None:
+        auto = [_published(family, engine, free) for family in registry.FAMILIES]
+    else:
+        name, kind, checkpoint = opened
+        auto = [Auto(model=name, choice=_choice(kind, engine, checkpoint.largest, free))]
+    return Report(
+        versions={"qwenimg": __version__, "python": platform.python_version(), "numpy": np.__version__}
+        | engine.versions(),
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        backend=engine.name,
+        device=engine.device,
+        threads=_threads(),
+        free_memory=free,
+        free_ram=free_ram(),
+        cache=str(cache),
+        free_disk=_free_disk(cache),
+        dtypes=all_dtypes(engine),
+        auto=auto,
+    )
+
+
+def lines(report: Report) -> list[str]:
+    """The report as text."""
+    disk = "free space unknown" if report.free_disk is None else f"{size_text(report.free_disk)} free"
+    rows = [("", "matmul", "conv2d", "attention", "product", "")]
+    for one in report.dtypes:
+        errors = (f"{error:.1e}" for error in one.errors.values())
+        rows.append((SHORT[one.dtype], *errors, f"{one.flops / 1e9:,.0f} GFLOP/s", one.verdict()))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [
+        ", ".join(f"{name} {version}" for name, version in report.versions.items()),
+        f"system: {report.system}, {report.threads} CPU threads, {size_text(report.free_ram)} of memory free",
+        f"backend: {report.backend} on {report.device}, {size_text(report.free_memory)} free",
+        f"cache of models: {report.cache}, {disk}",
+        "relative error against float64, and speed:",
+        *table,
+        *(f"--preset auto, {auto.model}: {auto.choice.precision}, since {auto.choice.reason}" for auto in report.auto),
+    ]
+
+
+def _choice(kind: Kind, engine: Engine, weights: Any, free: int) -> Choice:
+    return presets.choose(presets.AUTO, presets.AUTO, kind, engine.facts, weights, free)
+
+
+def _published(family: Family, engine: Engine, free: int) -> Auto:
+    """For the denoiser of the size that is published under the family's name."""
+    network = family.networks[0]
+    uses = network.uses(network.manifest(network.config()))
+
+    def weights(policy: Precision) -> int:
+        kept = ((name, use) for name, use in uses.items() if use.residency is ALWAYS)
+        return sum(prod(use.shape) * BYTES[policy.weight_dtype(network.role, name)] for name, use in kept)
+
+    billions = sum(prod(use.shape) for use in uses.values()) / 1e9
+    name = f"{family.title} of {billions:.1f} billion parameters"
+    return Auto(model=name, choice=_choice(family.precision, engine, weights, free))
+
+
+def _threads() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _free_disk(folder: Path) -> int | None:
+    """Where `folder` is or would be made."""
+    for place in (folder, *folder.parents):
+        try:
+            return shutil.disk_usage(place).free
+        except OSError:
+            continue
+    return None

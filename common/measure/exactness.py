@@ -1,0 +1,119 @@
+"""What float32, bfloat16 and float16 really are on a device: single operations of the networks against float64.
+
+A dtype's unit roundoff u bounds one rounding. An operation that sums in float32 and rounds once at the end is off by
+about 0.4 u in norm. TF32 keeps 10 bits of a float32 product's inputs, which makes it 1,000 times worse; sums in
+16 bit show as several u.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwenimg.common.runtime.engine import Engine
+
+Array = NDArray[np.float64]
+U = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+# Relative errors (L2) up to which a dtype is what its name says. Float32 sums of 1,000 terms are off by some 30 u, one
+# by one, the result of 16 bit by 0.42 u and twice that where a bias or a score is rounded too.
+LIMITS = {"float32": 1e-5, "bfloat16": 1.5 * U["bfloat16"], "float16": 1.5 * U["float16"]}
+RATE_SIDE = {True: 4096, False: 512}  # of the matrices that speed is measured with, on a GPU and on a CPU
+
+
+def matmul(x: Array, weight: Array) -> Array:
+    return np.asarray(x @ weight.T)
+
+
+def conv2d(x: Array, weight: Array) -> Array:
+    """3x3, padded by one."""
+    height, width = x.shape[2:]
+    padded = np.pad(x, [(0, 0), (0, 0), (1, 1), (1, 1)])
+    taps = [(i, j) for i in range(3) for j in range(3)]
+    parts = (
+        np.einsum("bchw,oc->bohw", padded[:, :, i : i + height, j : j + width], weight[:, :, i, j], optimize=True)
+        for i, j in taps
+    )
+    return np.asarray(sum(parts))
+
+
+def attention(q: Array, k: Array, v: Array) -> Array:
+    """[B L H D] each -> [B L H*D]."""
+    q, k, v = (x.transpose(0, 2, 1, 3) for x in (q, k, v))
+    scores = q @ k.swapaxes(-1, -2) * q.shape[-1] ** -0.5
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    out = (weights / weights.sum(-1, keepdims=True)) @ v
+    return np.asarray(out.transpose(0, 2, 1, 3).reshape(out.shape[0], out.shape[2], -1))
+
+
+# name: the operation in float64, and the shapes of its inputs
+OPERATIONS: dict[str, tuple[Callable[..., Array], tuple[tuple[int, ...], ...]]] = {
+    "matmul": (matmul, ((128, 1024), (256, 1024))),
+    "conv2d": (conv2d, ((1, 128, 64, 64), (128, 128, 3, 3))),  # Metal takes Winograd's method at these sizes
+    "attention": (attention, ((1, 160, 4, 128),) * 3),
+}
+SMALL_CONV = ((1, 64, 16, 16), (64, 64, 3, 3))  # on a CPU, where a convolution is one everywhere
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One dtype on one device. errors: relative (L2), of each operation."""
+
+    dtype: str
+    errors: dict[str, float]
+    flops: float  # multiplications and additions a second of one product
+
+    @property
+    def faults(self) -> list[str]:
+        """The operations that are not what the dtype's name says."""
+        return [name for name, error in self.errors.items() if not error <= LIMITS[self.dtype]]
+
+    @property
+    def bits(self) -> float:
+        """Of precision that the worst operation has: float32 has 24, TF32 11."""
+        return -math.log2(max(max(self.errors.values()), 2.0**-24))
+
+    def verdict(self) -> str:
+        if not self.faults:
+            return "as its name says"
+        if self.dtype == "float32":
+            return f"is not float32: {', '.join(self.faults)} with about {self.bits:.0f} bits, not 24"
+        return f"coarser than its name says: {', '.join(self.faults)}"
+
+
+def measure(engine: Engine, dtype: str) -> Measured:
+    """`dtype` on the engine's device."""
+    errors = {name: error(engine, dtype, name) for name in OPERATIONS}
+    side = RATE_SIDE[engine.on_gpu]
+    engine.product_seconds(side, dtype)
+    seconds = min(engine.product_seconds(side, dtype) for _ in range(3))
+    return Measured(dtype=dtype, errors=errors, flops=2.0 * side**3 / seconds)
+
+
+def error(engine: Engine, dtype: str, operation: str) -> float:
+    """Relative, against float64 on the same inputs, which `dtype` holds."""
+    exact, shapes = OPERATIONS[operation]
+    if operation == "conv2d" and not engine.on_gpu:
+        shapes = SMALL_CONV
+    generator = np.random.RandomState(0)
+    arrays = [held(generator.standard_normal(shape).astype(np.float32), dtype) for shape in shapes]
+    reference = exact(*(array.astype(np.float64) for array in arrays))
+    made = engine.operate(operation, dtype, arrays).astype(np.float64)
+    return float(np.linalg.norm(made - reference) / np.linalg.norm(reference))
+
+
+def held(values: NDArray[np.float32], dtype: str) -> NDArray[np.float32]:
+    """`values` rounded to numbers that `dtype` holds, as float32."""
+    if dtype == "float16":
+        return values.astype(np.float16).astype(np.float32)
+    if dtype == "bfloat16":
+        bits = values.view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).astype(np.uint32).view(np.float32)
+    return values
+
+
+def all_dtypes(engine: Engine, dtypes: Sequence[str] = tuple(U)) -> list[Measured]:
+    return [measure(engine, dtype) for dtype in dtypes]

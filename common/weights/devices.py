@@ -1,0 +1,81 @@
+"""What chips and cards are good at: in which 16-bit dtypes they multiply fast and right. A table, and facts of one device.
+
+Sources: Apple's Metal feature set tables (bfloat16 in hardware from the family of M3 and A17 on), NVIDIA's CUDA C++
+Programming Guide, "Arithmetic Instructions" (results per clock by compute capability). Nothing here was measured:
+`qwenimg doctor` measures.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+BF16, FP16 = "bfloat16", "float16"
+BOTH = frozenset({BF16, FP16})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One device of one backend."""
+
+    backend: str  # mlx, cuda or cpu
+    name: str  # as messages show it
+    on_gpu: bool
+    units: frozenset[str]  # the 16-bit dtypes that it has units for
+    about: str  # that as the end of a sentence about it: `has units for bfloat16`
+
+
+class Units(NamedTuple):
+    dtypes: frozenset[str]
+    about: str
+
+
+_BF16 = Units(BOTH, "has units for bfloat16")
+_NO_BF16 = Units(frozenset({FP16}), "has units for float16 and none for bfloat16")
+_SLOW = Units(frozenset(), "multiplies float16 at a fraction of float32's speed")
+_WRONG = Units(frozenset(), "is of a series whose float16 is reported to give black pictures")
+
+# Names of chips, the first that fits; any other of Apple's is newer.
+CHIPS: tuple[tuple[str, Units], ...] = (
+    (r"M[12]\b|A1[0-6]\b", _NO_BF16),
+    (r"", _BF16),
+)
+# Names of cards before their compute capability, the first that fits.
+CARDS: tuple[tuple[str, Units], ...] = (
+    (r"\b(GTX )?16[356]0\b|\bT(500|550|600|1000|1200|2000)\b|\bMX[45]50\b|\bCMP 30HX\b", _WRONG),
+)
+# The least compute capability, from the newest on.
+CAPABILITIES: tuple[tuple[tuple[int, int], Units], ...] = (
+    ((8, 0), _BF16),  # Ampere, Ada, Hopper, Blackwell
+    ((7, 0), _NO_BF16),  # Volta, Turing
+    ((6, 1), _SLOW),  # Pascal but for the P100
+    ((6, 0), _NO_BF16),  # P100
+    ((0, 0), _SLOW),
+)
+
+
+def apple(name: str) -> Device:
+    """A chip that MLX runs on by Metal, by its name: `Apple M4 Max`."""
+    units = next(units for pattern, units in CHIPS if re.match(pattern, name.removeprefix("Apple ")))
+    return _gpu("mlx", name, units)
+
+
+def nvidia(name: str, capability: tuple[int, int], backend: str = "cuda") -> Device:
+    """A card by its name and compute capability."""
+    named = (units for pattern, units in CARDS if re.search(pattern, name))
+    by_number = next(units for least, units in CAPABILITIES if capability >= least)
+    return _gpu(backend, name, next(named, by_number) if capability < (8, 0) else by_number)
+
+
+def cpu(backend: str, name: str, *, bf16: bool) -> Device:
+    """A CPU, and whether the backend multiplies in bfloat16 there by instructions made for it."""
+    units = frozenset({BF16}) if bf16 else frozenset[str]()
+    about = "has instructions for bfloat16" if bf16 else "has no instructions for bfloat16"
+    if backend == "mlx":
+        about = "gains nothing from 16 bit under MLX"
+    return Device(backend=backend, name=name, on_gpu=False, units=units, about=about)
+
+
+def _gpu(backend: str, name: str, units: Units) -> Device:
+    return Device(backend=backend, name=name, on_gpu=True, units=units.dtypes, about=units.about)

@@ -1,0 +1,80 @@
+"""--preset, --precision and what other programs call their parts, from the command line to the policy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_runner import cli
+
+import qwenimg
+from qwenimg.common.pipeline.recipe import recipe_from_png
+
+SMALL = ("--size", "64x48", "--steps", "1", "-m", "shapes", "--backend", "cpu")
+
+
+def test_the_presets_are_listed() -> None:
+    ran = cli("presets")
+    text = ran.out.decode()
+    assert ran.code == 0 and all(name in text for name in ("quality", "balanced", "fast", "memory", "auto", "bf16"))
+    rows = json.loads(cli("presets", "--json").out)["presets"]
+    assert [row["name"] for row in rows] == ["quality", "balanced", "fast", "memory"]
+    assert all(row["precision"].keys() == {"qwen-image", "stable-diffusion"} for row in rows)
+
+
+def test_auto_is_told_and_recorded_with_its_reason(tmp_path: Path) -> None:
+    ran = cli("a red circle", *SMALL, "-o", str(tmp_path / "a.png"))
+    assert ran.code == 0
+    (line,) = [line for line in ran.err.splitlines() if "--preset auto" in line]
+    assert "fp32, since a model of" in line
+    precision = recipe_from_png(tmp_path / "a.png")["precision"]
+    assert (precision["name"], precision["preset"]) == ("fp32", "auto") and precision["reason"] in line
+
+
+def test_a_preset_is_its_policy_and_precision_comes_before(tmp_path: Path) -> None:
+    cli("a red circle", *SMALL, "--preset", "balanced", "-o", str(tmp_path / "a.png"))
+    ran = cli("a red circle", *SMALL, "--preset", "fast", "--precision", "fp32", "-o", str(tmp_path / "b.png"))
+    a, b = (recipe_from_png(tmp_path / name)["precision"] for name in ("a.png", "b.png"))
+    assert (a["name"], a["preset"]) == ("bf16", "balanced") and "reason" not in a
+    assert (b["name"], b["preset"]) == ("fp32", "fast") and "since" not in ran.err
+    again = cli("--from", str(tmp_path / "a.png"), "--backend", "cpu", "-o", str(tmp_path / "c.png"))
+    assert again.code == 0 and recipe_from_png(tmp_path / "c.png")["precision"]["name"] == "bf16"
+    other = cli(
+        "--from", str(tmp_path / "a.png"), "--preset", "quality", "--backend", "cpu", "-o", str(tmp_path / "d.png")
+    )
+    assert other.code == 0 and recipe_from_png(tmp_path / "d.png")["precision"]["name"] == "fp32"
+
+
+def test_memory_decodes_in_tiles(tiny_folder: Path) -> None:
+    told = []
+    pipe = qwenimg.load(tiny_folder, "cpu", preset="memory", notify=lambda kind, text: told.append(text))
+    pipe("x", width=544, height=64, steps=1)
+    assert pipe.precision.name == "bf16" and any("in tiles of 512 pixels" in text for text in told)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (("--fp16-vae",), "auto,vae=fp16"),
+        (("--bf16-vae",), "auto,vae=bf16"),
+        (("--fp32-vae", "--precision", "bf16"), "bf16,vae=fp32"),
+        (("--vae-precision", "bf16"), "auto,vae=bf16"),
+        (("--clip-precision", "Float32", "--vae-precision", "fp32", "--fp32-vae"), "auto,vae=fp32,text=float32"),
+    ],
+)
+def test_flags_of_other_programs(options: tuple[str, ...], name: str, library) -> None:
+    assert cli("a red circle", *options).code == 0
+    assert library.calls[-1]["precision"] == name
+
+
+def test_the_part_of_another_family_is_refused() -> None:
+    cli("a red circle", *SMALL, "--unet-precision", "bf16").refused(2, "unet=bf16", "transformer")
+
+
+def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli("a red circle", "--preset", "best").refused(2, "--preset 'best'", "quality, balanced, fast, memory, auto")
+    cli("a red circle", "--fp16-vae", "--fp32-vae").refused(2, "--fp16-vae", "--fp32-vae")
+    cli("a red circle", "--vae-precision", "fp8").refused(2, "--vae-precision", "fp8")
+    monkeypatch.setenv("QWENIMG_PRESET", "best")
+    cli("a red circle").refused(2, "QWENIMG_PRESET", "best")
