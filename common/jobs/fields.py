@@ -15,6 +15,7 @@ from qwenimg.common.numbers.sizes import parse_aspect, parse_size
 from qwenimg.common.pipeline.option import Option, option, options_of
 from qwenimg.common.pipeline.request import MAX_SEED, OPTIONS
 
+FEW = ("steps", "guidance", "sampler", "schedule", "few_steps")  # what `few_steps` chooses
 MAX_PICTURES = 10_000  # of one run
 
 Fields: TypeAlias = dict[str, Any]
@@ -69,8 +70,10 @@ def fields(said: Fields) -> Fields:
 
 
 def merged(base: Fields, more: Fields) -> Fields:
-    """`more` over `base`, where an aspect takes the place of the sides, and a side that of an aspect."""
+    """`more` over `base`, where an aspect takes the place of the sides, a side that of an aspect, and few steps that of
+    their number and of all that goes with it."""
     replaced = {"width", "height"} if "aspect" in more else {"aspect"} if more.keys() & {"width", "height"} else set()
+    replaced |= set(FEW) if more.get("few_steps") else set()
     return {name: value for name, value in base.items() if name not in replaced} | more
 
 

@@ -84,6 +84,8 @@ class Outcome:
 def completed(picture: Picture, pipe: Pipeline, job: Job) -> Picture:
     """`picture` with the model's defaults where nothing was said, but for the negative prompt."""
     d = pipe.defaults
+    if picture.said("few_steps"):
+        picture = replace(picture, asked=pipe.settled(picture.asked))
     if picture.aspect is not None:
         width, height = d.size(picture.aspect)
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.pipeline.denoiser import Denoiser
+from qwenimg.common.pipeline.few_steps import FewSteps
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment
 from qwenimg.common.pipeline.request import Request
@@ -44,6 +45,7 @@ class DiffusionModel(Protocol):
     scale: int  # pixels to a latent
     channels: int  # of the latents
     sees_mask: bool  # whether the model itself is given mask and masked picture
+    few_steps: Mapping[str, FewSteps]  # by name
     lora_names: Names  # of the layers that LoRAs may change
 
     def plan(self, request: Request) -> SamplingPlan:

@@ -38,7 +38,12 @@ def find_file(name: str) -> Path:
     if not found:
         shown, where = clean(name, 100), clean(cache_folder(), 80)
         raise ModelError(f"{shown}: no such file, and not in the cache {where}; get it by: qwenimg pull {shown}")
-    return _inside(found[0]) if not inside else found[0] / inside
+    if not inside:
+        return _inside(found[0])
+    there = [folder / inside for folder in found if os.path.lexists(folder / inside)]
+    if not there:
+        raise ModelError(f"{clean(name, 120)}: is not in the cache; get it by: qwenimg pull {clean(name, 120)}")
+    return there[0]
 
 
 def _inside(folder: Path) -> Path:

@@ -19,7 +19,7 @@ from qwenimg.common.base.version import __version__
 from qwenimg.common.numbers import noise, sizes
 from qwenimg.common.numbers.noise import TorchCPUGenerator
 from qwenimg.common.pictures import pixels as image
-from qwenimg.common.pipeline import call_options, lora_text, start
+from qwenimg.common.pipeline import call_options, few_steps, lora_text, start
 from qwenimg.common.pipeline.asked import Asked
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel, PreparedRun
 from qwenimg.common.pipeline.inpaint import Initial, Latents
@@ -95,6 +95,7 @@ class Pipeline:
         """What `stream` would make of the same arguments. Raises UsageError, NumericsError, and DoesNotFit for a
         picture that could not be encoded; loads nothing."""
         call_options.check_names(asked)
+        asked = cast(Asked, self.settled(asked))
         given = {key: value for key, value in asked.items() if value is not None}
         picture = asked.get("image")
         if not (isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.size):
@@ -117,6 +118,11 @@ class Pipeline:
             width, height = sizes.render_size(request.width, request.height, self.model.multiple)
             self.model.check_encoding(height, width)
         return request
+
+    def settled(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """What a call asks for with its `few_steps` worked out: steps, sampler, schedule, guidance and LoRA, where it
+        does not say them itself. Raises UsageError."""
+        return few_steps.settled(asked, self.model.few_steps)
 
     @call_options.described
     def estimate(self, prompt: str, **asked: Unpack[Asked]) -> Estimate:

@@ -41,6 +41,12 @@ def _check_sampler(name: str) -> None:
     table.find(name)
 
 
+def _check_few_steps(text: str) -> None:
+    from qwenimg.common.pipeline import few_steps
+
+    few_steps.parse(text)
+
+
 def _check_schedule(name: str) -> None:
     from qwenimg.common.sampling import schedules
 
@@ -111,6 +117,10 @@ class Request:
         help="a LoRA file or hub id and its strength, 1 unless given; again for a second",
         call='FILE:SCALE, a list or "a.safetensors:0.8; b.safetensors"', section="Model", metavar="FILE[:SCALE]",
         aliases=("lora-path",), longest=8_000, joined="; ", checks=lora_text.parse, config=True, recorded="changed",
+    ))  # fmt: skip
+    few_steps: str = option("", Option(
+        help="distilled: lightning, lcm, hyper, hyper-cfg, turbo, with LoRA, sampler, schedule, guidance",
+        section="Model", metavar="NAME[:STEPS]", checks=_check_few_steps, config=True,
     ))  # fmt: skip
     latents: NDArray[np.float32] | None = option(None, Option(  # [1, C, H/8, W/8], standard normal
         help="noise from .npy or .safetensors, not from the seed",

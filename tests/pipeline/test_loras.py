@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from cli_runner import Library, cli
 from family_cases import BACKENDS
+from lora_cases import LAYERS, write_lora
 from safetensors.numpy import load_file, save_file
 
 import qwenimg
@@ -23,29 +24,6 @@ from qwenimg.common.pipeline.recipe import png_text, recipe_from_png
 
 ASKED: dict[str, Any] = {"width": 52, "height": 36, "steps": 2, "guidance": 3.0, "seed": 7}
 KINDS = ("qwen", "sdxl")
-# kind -> component: where it is, how a LoRA calls it, and some of its layers: streams, attention, modulation, kernels
-LAYERS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
-    "qwen": {
-        "transformer": (
-            "transformer.",
-            (
-                "img_in",
-                "proj_out",
-                "norm_out.linear",
-                "transformer_blocks.0.img_mod.1",
-                "transformer_blocks.2.attn.to_q",
-            ),
-        )
-    },
-    "sdxl": {
-        "unet": (
-            "unet.",
-            ("conv_in", "time_embedding.linear_1", "down_blocks.1.resnets.0.conv1", "mid_block.attentions.0.proj_in"),
-        ),
-        "text_encoder": ("text_encoder.text_model.", ("encoder.layers.0.self_attn.q_proj",)),
-        "text_encoder_2": ("text_encoder_2.", ("encoder.layers.1.mlp.fc1", "text_projection")),
-    },
-}
 
 
 @pytest.fixture(params=KINDS)
@@ -60,26 +38,6 @@ def folder(kind: str, tiny_folder: Path, folders: dict[str, Path]) -> Path:
 
 def pipeline(folder: Path, backend: str, precision: str = "fp32", **more: Any) -> Pipeline:
     return qwenimg.load(folder, backend=backend, precision=precision, **more)
-
-
-def shapes(folder: Path, component: str) -> dict[str, tuple[int, ...]]:
-    """Of the weights as they are stored, by the layer's path without `text_model.`."""
-    found = {}
-    for file in sorted((folder / component).glob("*.safetensors")):
-        for key, value in load_file(file).items():
-            found[key.removeprefix("text_model.").removesuffix(".weight")] = value.shape
-    return found
-
-
-def write_lora(folder: Path, kind: str, path: Path, seed: int = 0, *, components: tuple[str, ...] = ()) -> Path:
-    """For the layers of LAYERS; `components`: of those only."""
-    dialect = cases.Dialect("", cases.PEFT_HALVES, alpha=True)
-    modules = {}
-    for component, (prefix, layers) in LAYERS[kind].items():
-        there = shapes(folder, component)
-        for i, layer in enumerate(layers if not components or component in components else ()):
-            modules[prefix + layer] = cases.lora(there[layer], seed + i, rank=2)
-    return cases.written(path, modules, dialect)
 
 
 def baked(folder: Path, kind: str, lora: Path, strength: float, out: Path) -> Path:

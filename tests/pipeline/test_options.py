@@ -260,7 +260,7 @@ VALUES += [
     "1:1",
 ]
 # What a schema cannot say: a text that is none of a form.
-FREE = ("seed", "size", "aspect")
+FREE = ("seed", "size", "aspect", "few_steps")
 
 
 def test_the_schema_takes_what_a_line_of_a_prompt_file_takes() -> None:

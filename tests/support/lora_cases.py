@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
 Arrays = dict[str, np.ndarray]
@@ -100,3 +101,50 @@ def written(
             tensors[dialect.key(name(module), "alpha")] = torch.tensor(ALPHA)
     save_file(tensors, path, metadata=None if dialect.metadata is None else dict(dialect.metadata))
     return path
+
+
+# Of the tiny models
+
+# kind -> component: where it is, how a LoRA calls it, and some of its layers: streams, attention, modulation, kernels
+LAYERS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
+    "qwen": {
+        "transformer": (
+            "transformer.",
+            (
+                "img_in",
+                "proj_out",
+                "norm_out.linear",
+                "transformer_blocks.0.img_mod.1",
+                "transformer_blocks.2.attn.to_q",
+            ),
+        )
+    },
+    "sdxl": {
+        "unet": (
+            "unet.",
+            ("conv_in", "time_embedding.linear_1", "down_blocks.1.resnets.0.conv1", "mid_block.attentions.0.proj_in"),
+        ),
+        "text_encoder": ("text_encoder.text_model.", ("encoder.layers.0.self_attn.q_proj",)),
+        "text_encoder_2": ("text_encoder_2.", ("encoder.layers.1.mlp.fc1", "text_projection")),
+    },
+}
+
+
+def shapes(folder: Path, component: str) -> dict[str, tuple[int, ...]]:
+    """Of the weights as they are stored, by the layer's path without `text_model.`."""
+    found = {}
+    for file in sorted((folder / component).glob("*.safetensors")):
+        for key, value in load_file(file).items():
+            found[key.removeprefix("text_model.").removesuffix(".weight")] = value.shape
+    return found
+
+
+def write_lora(folder: Path, kind: str, path: Path, seed: int = 0, *, components: tuple[str, ...] = ()) -> Path:
+    """For the layers of LAYERS; `components`: of those only."""
+    dialect = Dialect("", PEFT_HALVES, alpha=True)
+    modules = {}
+    for component, (prefix, layers) in LAYERS[kind].items():
+        there = shapes(folder, component)
+        for i, layer in enumerate(layers if not components or component in components else ()):
+            modules[prefix + layer] = lora(there[layer], seed + i, rank=2)
+    return written(path, modules, dialect)

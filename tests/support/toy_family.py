@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -71,6 +71,7 @@ class ToyModel:
     multiple = scale = SCALE
     sees_mask = False
     lora_names = ()
+    few_steps: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None):
         self.runtime, self.checkpoint = runtime, checkpoint

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.families.qwen_image import lora_names, memory
+from qwenimg.common.families.qwen_image import few_steps, lora_names, memory
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.numbers import packing, sizes
 from qwenimg.common.pipeline import inpaint
@@ -53,6 +53,7 @@ class QwenImage:
         self.tokenizer = checkpoint.tokenizers["text_encoder"].tokenizer
         self.texts: TextCache[str, NDArray[np.float32]] = TextCache()
         self.lora_names = lora_names.names(checkpoint)
+        self.few_steps = few_steps.few_steps(str(checkpoint.source))
         self._transformer: Transformer | None = None
         self.vae = VAEHalves(runtime, checkpoint["vae"], self.vae_config.base_dim, self._make_room)
         self._modulations: dict[tuple[float, ...], Modulation] = {}

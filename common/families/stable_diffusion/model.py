@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
-from qwenimg.common.families.stable_diffusion import lora_names, memory
+from qwenimg.common.families.stable_diffusion import few_steps, lora_names, memory
 from qwenimg.common.families.stable_diffusion.texts import ClipTexts
 from qwenimg.common.networks import clip
 from qwenimg.common.networks.unet import UNetConfig
@@ -131,6 +131,8 @@ class StableDiffusion:
         self.channels = self.vae_config.latent_channels
         self.sees_mask = self.base.facts.sees_mask
         self.lora_names = lora_names.names(checkpoint)
+        config: UNetConfig = checkpoint["unet"].config
+        self.few_steps = few_steps.few_steps(config.cross_attention_dim, sdxl=self.base.facts.sdxl)
         self.vae = VAEHalves(runtime, checkpoint["vae"], self.vae_config.block_out_channels[0], self._make_room)
 
     def plan(self, request: Request) -> SamplingPlan:
