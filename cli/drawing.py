@@ -45,6 +45,7 @@ class Flags:
     vae: Path | None
     tokenizer: Path | None
     prediction: Literal["eps", "v"] | None
+    quantize: str | None
     model: str | None
     backend: str
     preset: str | None
@@ -253,12 +254,14 @@ def _read_pictures(flags: Flags, report: Report) -> tuple[Any, Any]:
 
 def _open(flags: Flags, replay: Replay | None, report: Report) -> Pipeline:
     model, refiner, precision, prediction = flags.model, flags.refiner, flags.precision, flags.prediction
+    quantize = flags.quantize
     if replay is not None:
         model = model or (None if replay.model is None else _named(replay.model, "-m", flags))
         if refiner is None and "refiner" in replay.used:
             refiner = _named(replay.used["refiner"], "--refiner", flags)
         precision = precision or (replay.precision if flags.preset is None else None)
         prediction = prediction or cast(Any, replay.used.get("prediction"))
+        quantize = quantize or replay.used.get("quantize")
     return qwenimg.load(
         model,
         flags.backend,
@@ -269,6 +272,7 @@ def _open(flags: Flags, replay: Replay | None, report: Report) -> Pipeline:
         vae=flags.vae if replay is None else _vae(flags, replay.used),
         tokenizer=flags.tokenizer,
         prediction=prediction,
+        quantize=quantize,
         notify=report.notify,
     )
 

@@ -30,8 +30,7 @@ def _reserved(ctx: click.Context, param: click.Parameter, value: str | None) -> 
         return
     for what, names in NOT_BUILT.items():
         if param.opts[0] in names:
-            hint = " (-q stays free for it; for less output: --quiet)" if "-q" in names else ""
-            raise UsageError(f"{names[0]}: {what} is not built yet{hint}; draw without it")
+            raise UsageError(f"{names[0]}: {what} is not built yet; draw without it")
     if param.opts[0] in _FEW_STEPS:
         raise UsageError(f"{param.opts[0]}: is --few-steps {param.opts[0][2:]}, or {param.opts[0][2:]}:STEPS")
     if param.opts[0] in _LORA_LISTS:
@@ -59,7 +58,6 @@ def _refused(*names: str) -> Callable[[_F], _F]:
 
 # What is not built, and the options by which other programs ask for it.
 NOT_BUILT = {
-    "quantising": ("-q", "--quantize", "--quantise", "--quantization"),
     "ControlNet": ("--controlnet", "--control-net", "--control-image", "--controlnet-image-path"),
     "the IP-adapter": ("--ip-adapter",),
     "textual inversion": ("--embedding", "--embeddings", "--textual-inversion"),
@@ -123,6 +121,14 @@ def _of_pictures(command: _F) -> _F:
     help="The preset's, or fp32, bf16; fp16 for Stable Diffusion only; parts: bf16,vae=bf16.",
 )
 @parts.options
+@click.option(
+    "-q",
+    "--quantize",
+    "--quantise",
+    "--quantization",
+    metavar="8|6|4",
+    help="Keep weights in so many bits; by part: text=8,transformer=4.",
+)
 @click.option("--offline", is_flag=True, help="Use no network.")
 # Output
 @click.option(

@@ -9,7 +9,9 @@ import mlx.core as mx
 import mlx.nn
 
 from qwenimg.backends.mlx.ops import DTYPES
-from qwenimg.common.weights.plan import Entry, LoadPlan, not_finite, read
+from qwenimg.backends.mlx.ops.quantised import QuantisedLinear
+from qwenimg.common.weights.plan import Entry, LoadPlan, not_finite, read, read_codes
+from qwenimg.common.weights.storage import Packed
 
 Model = TypeVar("Model", bound=mlx.nn.Module)
 
@@ -26,14 +28,20 @@ def empty(build: Callable[[], Model]) -> Model:
 def fill(model: mlx.nn.Module, plan: LoadPlan) -> None:
     """Reads every tensor of `plan` into the parameter of its name. Nothing may be missing from the model."""
     for name, entry in plan.entries.items():
-        _put(model, name, tensor(entry))
+        if isinstance(entry.storage, Packed):
+            _pack(model, name, entry)
+        else:
+            _put(model, name, tensor(entry))
 
 
 def drop(model: mlx.nn.Module, names: Iterable[str]) -> None:
     """Frees these parameters; `fill` can bring them back."""
     for name in names:
         owner, leaf = _owner(model, name)
-        _put(model, name, mx.zeros(owner[leaf].shape, owner[leaf].dtype))
+        if isinstance(owner, QuantisedLinear) and leaf == "weight":
+            owner.drop()
+        else:
+            _put(model, name, mx.zeros(owner[leaf].shape, owner[leaf].dtype))
 
 
 def tensor(entry: Entry) -> mx.array:
@@ -49,6 +57,20 @@ def tensor(entry: Entry) -> mx.array:
     if not mx.all(mx.isfinite(extremes)).item():
         raise not_finite(entry, int(mx.sum(~mx.isfinite(stored)).item()), mx.max(mx.abs(stored)).item(), dtype)
     return made
+
+
+def _pack(model: mlx.nn.Module, name: str, entry: Entry) -> None:
+    """Puts the codes of `entry` into its layer, which becomes one of codes the first time."""
+    layer, leaf = _owner(model, name)
+    assert isinstance(entry.storage, Packed) and leaf == "weight", name
+    if not isinstance(layer, QuantisedLinear):
+        layer = QuantisedLinear(layer, entry.storage.code, DTYPES[entry.storage.dtype])
+        parent, own = _owner(model, name.rpartition(".")[0])
+        if own.isdigit():
+            parent[int(own)] = layer
+        else:
+            parent[own] = layer
+    layer.put(*(mx.array(part) for part in read_codes(entry)))
 
 
 def _owner(model: mlx.nn.Module, name: str) -> tuple[mlx.nn.Module, str]:

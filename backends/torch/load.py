@@ -9,7 +9,9 @@ import torch
 
 from qwenimg.backends.torch.ops import DTYPES
 from qwenimg.backends.torch.ops.cpu import laid_out
-from qwenimg.common.weights.plan import Entry, LoadPlan, not_finite, read
+from qwenimg.backends.torch.ops.quantised import QuantisedLinear
+from qwenimg.common.weights.plan import Entry, LoadPlan, not_finite, read, read_codes
+from qwenimg.common.weights.storage import Packed
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
@@ -29,14 +31,20 @@ def empty(build: Callable[[], Model]) -> Model:
 def fill(model: torch.nn.Module, plan: LoadPlan, device: torch.device) -> None:
     """Reads every tensor of `plan` into the parameter of its name. Nothing may be missing from the model."""
     for name, entry in plan.entries.items():
-        _put(model, name, laid_out(tensor(entry, device)))
+        if isinstance(entry.storage, Packed):
+            _pack(model, name, entry, device)
+        else:
+            _put(model, name, laid_out(tensor(entry, device)))
 
 
 def drop(model: torch.nn.Module, names: Iterable[str]) -> None:
     """Frees these parameters; `fill` can bring them back."""
     for name in names:
         owner, leaf = _owner(model, name)
-        _put(model, name, getattr(owner, leaf).to("meta"))
+        if isinstance(owner, QuantisedLinear) and leaf == "weight":
+            owner.drop()
+        else:
+            _put(model, name, getattr(owner, leaf).to("meta"))
 
 
 def tensor(entry: Entry, device: torch.device) -> torch.Tensor:
@@ -49,6 +57,18 @@ def tensor(entry: Entry, device: torch.device) -> torch.Tensor:
     if not bool(torch.isfinite(extremes).all()):
         raise not_finite(entry, int((~torch.isfinite(stored)).sum()), float(stored.abs().max()), dtype)
     return made
+
+
+def _pack(model: torch.nn.Module, name: str, entry: Entry, device: torch.device) -> None:
+    """Puts the codes of `entry` into its layer, which becomes one of codes the first time."""
+    layer, leaf = _owner(model, name)
+    assert isinstance(entry.storage, Packed) and leaf == "weight", name
+    if not isinstance(layer, QuantisedLinear):
+        layer = QuantisedLinear(layer, entry.storage.code, DTYPES[entry.storage.dtype])
+        parent, own = _owner(model, name.rpartition(".")[0])
+        setattr(parent, own, layer)
+    codes, scales, biases = (torch.from_numpy(part).to(device) for part in read_codes(entry))
+    layer.put(codes.view(torch.int32), scales, biases)
 
 
 def _owner(model: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:

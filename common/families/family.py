@@ -30,6 +30,7 @@ class Choices:
     prediction: Prediction | None = None  # of the UNet
     vae: Path | None = None  # the VAE in another folder or file
     tokenizer: Path | None = None  # the folder of that for a single file, which has none
+    quantize: str | None = None  # how weights are kept in codes: `weights/quantise.py`
     tokenizer_of_base: Path | None = None  # where else one may be: that of the model which a refiner refines
 
     def made(self) -> list[str]:

@@ -11,12 +11,13 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.catalog import KnownModel
+from qwenimg.common.families.components import quantised
 from qwenimg.common.families.family import Choices, Family
 from qwenimg.common.families.qwen_image.family import FAMILY as QWEN_IMAGE
 from qwenimg.common.families.stable_diffusion.family import FAMILY as STABLE_DIFFUSION
 from qwenimg.common.pipeline.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.weights import precision
+from qwenimg.common.weights import precision, quantise
 
 FAMILIES: tuple[Family, ...] = (QWEN_IMAGE, STABLE_DIFFUSION)
 
@@ -46,12 +47,17 @@ class Opened:
 def open_model(path: Path, choices: Choices | None = None) -> Opened:
     """Everything about the files at `path` checked, no weight read. Raises ModelError and UsageError."""
     choices = choices or Choices()
+    if choices.quantize is not None:
+        quantise.parse(choices.quantize)  # before files are opened
     family = _of_file() if is_file(path) else of_folder(path)
     for choice in choices.made():
         if choice not in family.choices:
             able = " and ".join(other.title for other in FAMILIES if choice in other.choices)
             raise UsageError(f"--{choice} is for {able}; {clean(path, 80)} is another model")
-    return Opened(family=family, checkpoint=family.open(path, choices))
+    checkpoint = family.open(path, choices)
+    if choices.quantize is not None:
+        checkpoint = quantised(checkpoint, family.networks, choices.quantize)
+    return Opened(family=family, checkpoint=checkpoint)
 
 
 def open_refiner(base: Opened, path: Path) -> Checkpoint:

@@ -18,6 +18,8 @@ def origin(resolved: Resolved, opened: Opened, choices: Choices) -> dict[str, An
     """The entries of the recipe for a model and what was chosen when it was opened."""
     checkpoint = opened.checkpoint
     found: dict[str, Any] = {} if choices.prediction is None else {"prediction": choices.prediction}
+    if choices.quantize is not None:
+        found["quantize"] = choices.quantize
     prints = {"model": _print(checkpoint, opened.family.denoiser)} if resolved.from_path else {}
     if choices.tokenizer is not None:
         found["tokenizer"] = label(choices.tokenizer)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from qwenimg.common.pipeline.recipe import Recipe
 
 NAMES = ("model", "refiner", "vae")  # of what a recipe names and does not hold
-USED = ("image_sha256", "mask_sha256", "refiner", "vae", "prediction", "lora")
+USED = ("image_sha256", "mask_sha256", "refiner", "vae", "prediction", "lora", "quantize")
 
 
 @dataclass(frozen=True, kw_only=True)

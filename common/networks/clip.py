@@ -15,6 +15,7 @@ configurations of SD 1.5, SD 2.1 and SDXL 1.0.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -159,5 +160,7 @@ NETWORK = Network(
     config=CLIPConfig,
     manifest=manifest,
     fields=text_fields,
+    blocks=re.compile(r"encoder\.layers\.\d+\..*\.weight"),
+    tables=frozenset({"embeddings.token_embedding.weight", "embeddings.position_embedding.weight"}),
     rename=rename,
 )

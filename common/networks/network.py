@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,4 +28,8 @@ class Network:
     uses: Callable[[Manifest], Uses] = as_stored  # of those, what the forward takes, in which shapes and when
     fields: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _as_it_is  # of a config.json, those of `config`
     ignored: frozenset[str] = frozenset()  # keys of config.json without a meaning for the forward
+    blocks: re.Pattern[str] | None = (
+        None  # weights of its blocks that may be kept in codes; a group: the block's number
+    )
+    tables: frozenset[str] = frozenset()  # matrices that are looked up and not multiplied
     rename: Callable[[str], str | None] | None = None  # a stored name in the manifest's, None where it is of no use

@@ -13,6 +13,7 @@ Source: the published configs of Qwen-Image, -2512, -Edit, -Edit-2509, -Edit-251
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from qwenimg.common.base.errors import ModelError
@@ -121,4 +122,6 @@ NETWORK = Network(
     manifest=manifest,
     uses=uses,
     ignored=IGNORED_CONFIG,
+    blocks=re.compile(r"transformer_blocks\.(\d+)\..*\.weight"),
+    tables=frozenset({"time_text_embed.addition_t_embedding.weight"}),
 )

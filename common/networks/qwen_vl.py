@@ -11,6 +11,7 @@ What is unusual about it:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -118,5 +119,7 @@ NETWORK = Network(
     config=QwenVLConfig,
     manifest=manifest,
     fields=language_fields,
+    blocks=re.compile(r"layers\.\d+\..*_proj\.weight"),
+    tables=frozenset({"embed_tokens.weight"}),
     rename=rename,
 )

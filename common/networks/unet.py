@@ -15,6 +15,7 @@ Source: the published configurations of Stable Diffusion 1.5, 2.1, SDXL base and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -292,4 +293,5 @@ NETWORK = Network(
     uses=uses,
     fields=unet_fields,
     ignored=IGNORED_CONFIG,
+    blocks=re.compile(r".*\.attentions\.\d+\..*\.weight"),
 )

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Shape
+from qwenimg.common.base.text import clean
+from qwenimg.common.weights.affine import GROUPS, WIDTHS, Affine, of_widths
 from qwenimg.common.weights.float8 import FORMATS, Float8
-from qwenimg.common.weights.plan import Piece, Source
+from qwenimg.common.weights.plan import DTYPES, Piece, Source
 
 Pieces = dict[str, Piece]  # by the tensor's name, in the order of files and bytes
 Expected = Callable[[str], Shape | None]  # the shape of the weight with this name, where the model has one
@@ -20,9 +23,46 @@ Expected = Callable[[str], Shape | None]  # the shape of the weight with this na
 def sources(pieces: Pieces, expected: Expected) -> dict[str, Source]:
     """Every weight of `pieces` by the name of its first tensor, in their order. Raises ModelError."""
     left = dict(pieces)
-    found = _float8(left)
+    found = _affine(left, expected) | _float8(left)
     found |= {name: Source((piece,)) for name, piece in left.items()}
     return {name: found[name] for name in pieces if name in found}
+
+
+def _affine(left: Pieces, expected: Expected) -> dict[str, Source]:
+    """MLX's triplets: X.weight U32, X.scales and X.biases. Bits and group follow from the weight's true width; what a
+    file says of them is not needed, and not always there."""
+    made = {}
+    for name in [name for name, piece in left.items() if piece.dtype == "U32" and name.endswith(".weight")]:
+        codes, shape = left[name], expected(name)
+        if shape is None:
+            continue  # of no use or unknown: the planner's to say
+        layer = name.removesuffix(".weight")
+        parts = [left.get(f"{layer}.{part}") for part in ("scales", "biases")]
+        scales, biases = parts
+        if scales is None or biases is None:
+            other = "without biases: mxfp4, mxfp8 or nvfp4, which are not read yet"
+            kind = "without scales" if scales is None else other
+            raise bad(codes.file.path, f"tensor '{clean(name, 80)}' holds codes (U32) {kind}")
+        made[name] = Source((codes, scales, biases), _code(codes, scales, biases, shape))
+        for part in made[name].pieces:
+            del left[part.key]
+    return made
+
+
+def _code(codes: Piece, scales: Piece, biases: Piece, shape: Shape) -> Affine:
+    """Raises ModelError where the three do not fit together, or to a weight of this shape."""
+    last = [piece.shape[-1] if piece.shape else 0 for piece in (codes, scales)]
+    one = of_widths(shape[-1] if shape else 0, *last)
+    rows = {codes.shape[:-1], scales.shape[:-1], biases.shape[:-1]}
+    same = scales.shape == biases.shape and scales.dtype == biases.dtype and scales.dtype in DTYPES
+    if one is None or len(rows) != 1 or not same:
+        shapes = " and ".join(str(list(piece.shape)) for piece in (codes, scales, biases))
+        raise bad(
+            codes.file.path,
+            f"tensor '{clean(codes.key, 80)}': codes, scales and biases of {shapes} are no weight {list(shape)} in "
+            f"{', '.join(map(str, WIDTHS))} bits by groups of {', '.join(map(str, GROUPS))}",
+        )
+    return one
 
 
 def _float8(left: Pieces) -> dict[str, Source]:

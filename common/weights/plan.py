@@ -17,9 +17,10 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
+from qwenimg.common.weights.affine import Affine, Coded, encode, wide
 from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.residency import ALWAYS, Residency
-from qwenimg.common.weights.storage import Dense
+from qwenimg.common.weights.storage import Packed, Storage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -108,7 +109,7 @@ class Entry:
     name: str
     shape: Shape
     source: Source
-    storage: Dense
+    storage: Storage
     deltas: tuple[Delta, ...] = ()  # what is added to it
     residency: Residency = ALWAYS
 
@@ -133,11 +134,11 @@ class LoadPlan:
 
     def stored(self, precision: Precision, role: str | None = None) -> LoadPlan:
         """The plan with every parameter in the dtype that `precision` says of its `role`: text, transformer or vae,
-        by default the one that the component's name says."""
+        by default the one that the component's name says. Codes stay codes, and are computed in it."""
 
         def kept(entry: Entry) -> Entry:
             dtype = precision.weight_dtype(role or self.component, entry.name, entry.residency)
-            return replace(entry, storage=Dense(dtype))
+            return replace(entry, storage=entry.storage.computing(dtype))
 
         return replace(self, entries={n: kept(entry) for n, entry in self.entries.items()}, precision=precision)
 
@@ -151,6 +152,15 @@ class LoadPlan:
     def same_deltas(self, other: LoadPlan) -> bool:
         """Whether the deltas of every parameter are those of `other`, a plan of the same parameters."""
         return all(entry.deltas == other.entries[name].deltas for name, entry in self.entries.items())
+
+    def packed(self, code_of: Callable[[Entry], Affine | None]) -> LoadPlan:
+        """The plan with the weights of which `code_of` gives a code kept in it."""
+
+        def kept(entry: Entry) -> Entry:
+            code = code_of(entry)
+            return entry if code is None else replace(entry, storage=Packed(code, entry.storage.dtype))
+
+        return replace(self, entries={name: kept(entry) for name, entry in self.entries.items()})
 
     def only(self, predicate: Callable[[str], bool]) -> LoadPlan:
         """The plan for the parameters whose name satisfies `predicate`; closing either plan closes both."""
@@ -245,6 +255,32 @@ def fused(weight: np.ndarray, deltas: tuple[Delta, ...]) -> np.ndarray:
         if delta.strength:
             total = total + delta.added(weight)
     return total
+
+
+def read_codes(entry: Entry) -> Coded:
+    """The codes of an `entry` that is kept packed: the file's own where it has them so, else made of its values. Raises
+    ModelError as `raw` does, and where a scale or value is not finite."""
+    import numpy as np
+
+    assert isinstance(entry.storage, Packed)
+    code, source = entry.storage.code, entry.source
+    if source.code == code and source.decode is None and not entry.deltas:
+        made = Coded(*(raw(piece) for piece in source.pieces))
+        made = made._replace(scales=_exact(made.scales), biases=_exact(made.biases))
+        checked = [made.scales, made.biases]
+    else:
+        values = widened(read(entry), entry.dtype)
+        checked = [values]
+        made = encode(values, code)
+    count = sum(int(np.count_nonzero(~np.isfinite(part))) for part in checked)
+    if count:
+        raise not_finite(entry, count, 0.0, "")
+    return made
+
+
+def _exact(values: np.ndarray) -> np.ndarray:
+    """Those of bfloat16 in float32, which numpy can hold."""
+    return wide(values) if values.dtype == "u2" else values
 
 
 def not_finite(entry: Entry, count: int, largest: float, dtype: object) -> ModelError:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import prod
 
 from qwenimg.common.base.shape import Shape
+from qwenimg.common.weights.affine import Affine
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -18,3 +19,23 @@ class Dense:
 
     def nbytes(self, shape: Shape) -> int:
         return prod(shape) * BYTES[self.dtype]
+
+    def computing(self, dtype: str) -> Dense:
+        return Dense(dtype)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The codes of a linear layer's weight, decoded to `dtype` when the layer computes."""
+
+    code: Affine
+    dtype: str
+
+    def nbytes(self, shape: Shape) -> int:
+        return self.code.nbytes(shape)
+
+    def computing(self, dtype: str) -> Packed:
+        return Packed(self.code, dtype)
+
+
+Storage = Dense | Packed

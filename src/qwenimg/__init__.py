@@ -78,6 +78,7 @@ def load(
     vae: str | Path | None = None,
     tokenizer: str | Path | None = None,
     prediction: Literal["eps", "v"] | None = None,
+    quantize: str | None = None,
     notify: Callable[[str, str], None] | None = None,
 ) -> Pipeline:
     """Opens a model on a backend; weights are read when they are first needed.
@@ -85,7 +86,8 @@ def load(
     model: a folder in diffusers layout, a known name, or a hub id that is in the local cache; None is qwen-image if
     it was pulled, else the built-in model, with a notice. backend: auto, mlx, cuda or cpu. precision: see
     `syntax` in `qwenimg.common.weights.precision`; `auto` is that of the preset: quality, balanced, fast, memory, or
-    auto, which is chosen from device, memory and model. notify(kind, text) gets stages, warnings and notices.
+    auto, which is chosen from device, memory and model. quantize: keeps weights in 8, 6 or 4 bits, or by part:
+    text=8,transformer=4. notify(kind, text) gets stages, warnings and notices.
     For Stable Diffusion: refiner, an SDXL refiner that ends each picture; vae, a folder or file that replaces the
     model's; tokenizer, the folder of CLIP's where the model is one file and none is found; prediction, "eps" or "v"
     where a file does not say.
@@ -102,9 +104,9 @@ def load(
     from qwenimg.common.shapes import builtin
 
     arguments.check_paths(model=model, refiner=refiner, vae=vae, tokenizer=tokenizer)
-    arguments.check_texts(backend=backend, precision=precision, preset=preset)
+    arguments.check_texts(backend=backend, precision=precision, preset=preset, quantize=quantize or "")
     resolved = resolve(None if model is None else str(model), offline=offline)
-    choices = Choices(prediction=prediction, vae=_path(vae), tokenizer=_path(tokenizer))
+    choices = Choices(prediction=prediction, vae=_path(vae), tokenizer=_path(tokenizer), quantize=quantize)
     with ExitStack() as stack:
         opened = registry.open_model(resolved.folder, choices)
         stack.callback(opened.checkpoint.close)

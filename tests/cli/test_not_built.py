@@ -18,7 +18,7 @@ OPTIONS = [(name, what.split(",")[0]) for what, names in NOT_BUILT.items() for n
 
 @pytest.mark.parametrize(("name", "what"), OPTIONS)
 def test_options_for_what_is_not_built(library: Library, name: str, what: str) -> None:
-    for args in (["x", name, "y"], [name, "y", "x"], ["x", name], [f"{name}=y" if name != "-q" else "-q8", "x"]):
+    for args in (["x", name, "y"], [name, "y", "x"], ["x", name], [f"{name}=y", "x"]):
         cli(*args).refused(2, what, "not built yet")
     assert not library.calls and name not in cli("--help").out.decode().split()
 

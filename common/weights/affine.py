@@ -1,0 +1,169 @@
+"""Weights in 2 to 8 bits as MLX keeps them: codes, and for each group of a row a scale and a bias.
+
+W [out in] is three tensors: `weight` U32 [out, in * bits / 32], whose rows are strings of bits, little endian, the
+first code in the lowest; `scales` and `biases` [out, in / group]. A value is float32(code) * float32(scale) +
+float32(bias), and is rounded once, to whatever dtype is asked for. (MLX's own `dequantize` rounds twice, in the dtype of
+the scales.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from qwenimg.common.base.shape import Shape
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from qwenimg.common.weights.plan import Piece
+
+WIDTHS = (2, 3, 4, 5, 6, 8)  # bits
+GROUPS = (32, 64, 128)
+ROWS = 1 << 22  # values that are coded at once
+
+
+class Affine(NamedTuple):
+    """Codes of `bits` bits; `group` of them along a row share a scale and a bias."""
+
+    bits: int
+    group: int
+
+    def shape(self, pieces: Sequence[Piece]) -> Shape:
+        *rows, words = pieces[0].shape
+        return (*rows, words * 32 // self.bits)
+
+    def values(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """Of codes [out words], scales and biases [out groups]."""
+        import numpy as np
+
+        codes, scales, biases = arrays
+        made = unpack(codes, self.bits).astype(np.float32)
+        grouped = made.reshape(*scales.shape, self.group)
+        grouped *= wide(scales)[..., None]
+        grouped += wide(biases)[..., None]
+        return made
+
+    def fits(self, shape: Shape) -> bool:
+        """Whether a weight of this shape can be kept so: a matrix, of rows of whole groups."""
+        return len(shape) == 2 and shape[1] % self.group == 0
+
+    def nbytes(self, shape: Shape) -> int:
+        """With scales and biases of 16 bits."""
+        rows, width = shape
+        return rows * (width * self.bits // 8 + width // self.group * 4)
+
+
+class Coded(NamedTuple):
+    """A weight as it is kept: U32 [out words], and [out groups] twice, both float16 or both float32."""
+
+    codes: np.ndarray
+    scales: np.ndarray
+    biases: np.ndarray
+
+
+def of_widths(width: int, words: int, groups: int) -> Affine | None:
+    """The one code in which rows of `width` values take so many words and groups."""
+    if not (width > 0 and words > 0 and groups > 0) or 32 * words % width or width % groups:
+        return None
+    made = Affine(32 * words // width, width // groups)
+    return made if made.bits in WIDTHS and made.group in GROUPS else None
+
+
+def encode(values: np.ndarray, code: Affine) -> Coded:
+    """Values [out in] in float32, by each group's least and largest, as MLX's `quantize` chooses them."""
+    import numpy as np
+
+    rows, width = values.shape
+    parts = []
+    step = max(1, ROWS // max(1, width))
+    for start in range(0, rows, step):
+        parts.append(_encode(np.ascontiguousarray(values[start : start + step], np.float32), code))
+    return _narrow(Coded(*(np.concatenate(each) for each in zip(*parts, strict=True))))
+
+
+def _encode(values: np.ndarray, code: Affine) -> Coded:
+    """The scale has the sign that puts the group's value of largest size on a code, so that it is kept exactly."""
+    import numpy as np
+
+    grouped = values.reshape(values.shape[0], -1, code.group)
+    most = np.float32(2**code.bits - 1)
+    low, high = grouped.min(-1), grouped.max(-1)
+    below = np.abs(low) > np.abs(high)
+    scales = np.maximum((high - low) / most, np.float32(1e-7))
+    scales = np.where(below, scales, -scales)
+    edge = np.where(below, low, high)
+    at = np.rint(edge / scales)
+    on = at != 0
+    scales = np.where(on, edge / np.where(on, at, np.float32(1)), scales)
+    biases = np.where(on, edge, np.float32(0))
+    codes = np.clip(np.rint((grouped - biases[..., None]) / scales[..., None]), 0, most)
+    return Coded(pack(codes.astype(np.uint8).reshape(values.shape), code.bits), scales, biases)
+
+
+def _narrow(made: Coded) -> Coded:
+    """Scales and biases in float16 where none overflows, and none that counts falls among its subnormals; else as they
+    are. It has three bits more than bfloat16, whose scales make 8-bit weights 1.3 times worse."""
+    import numpy as np
+
+    limits = np.finfo(np.float16)
+    scales = np.abs(made.scales)
+    largest = max(float(scales.max(initial=0)), float(np.abs(made.biases).max(initial=0)))
+    groups = made.codes.reshape(*scales.shape, -1)  # a group is whole words: 32 codes or more
+    least = float(scales[groups.any(-1)].min(initial=1))
+    if largest <= float(limits.max) and least >= float(limits.tiny):
+        return made._replace(scales=made.scales.astype(np.float16), biases=made.biases.astype(np.float16))
+    return made
+
+
+def pack(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Codes [... n], uint8, as words [... n * bits / 32]."""
+    import numpy as np
+
+    if bits == 8:
+        return codes.view("<u4")
+    count, size = _unit(bits)
+    units = codes.reshape(*codes.shape[:-1], -1, count)
+    words = np.zeros(units.shape[:-1], np.uint64)
+    for i in range(count):
+        words |= units[..., i].astype(np.uint64) << np.uint64(i * bits)
+    low = words[..., None].view(np.uint8)[..., :size]
+    return np.ascontiguousarray(low).reshape(*codes.shape[:-1], -1).view("<u4")
+
+
+def unpack(words: np.ndarray, bits: int) -> np.ndarray:
+    """Words [... n * bits / 32] as codes [... n], uint8."""
+    import numpy as np
+
+    raw = np.ascontiguousarray(words).view(np.uint8)
+    if bits == 8:
+        return raw
+    mask = np.uint8(2**bits - 1)
+    if 8 % bits == 0:
+        codes = np.empty((*raw.shape, 8 // bits), np.uint8)
+        for i in range(8 // bits):
+            codes[..., i] = raw >> np.uint8(i * bits) & mask
+        return codes.reshape(*raw.shape[:-1], -1)
+    count, size = _unit(bits)
+    units = raw.reshape(*raw.shape[:-1], -1, size)
+    whole = np.zeros(units.shape[:-1], np.uint64)
+    for i in range(size):
+        whole |= units[..., i].astype(np.uint64) << np.uint64(8 * i)
+    codes = np.empty((*whole.shape, count), np.uint8)
+    for i in range(count):
+        codes[..., i] = whole >> np.uint64(i * bits) & np.uint64(mask)
+    return codes.reshape(*raw.shape[:-1], -1)
+
+
+def _unit(bits: int) -> tuple[int, int]:
+    """The fewest codes that fill whole bytes, and how many bytes."""
+    return {2: (4, 1), 3: (8, 3), 4: (2, 1), 5: (8, 5), 6: (4, 3)}[bits]
+
+
+def wide(values: np.ndarray) -> np.ndarray:
+    """In float32: float16, float32, or uint16 holding the bits of bfloat16."""
+    import numpy as np
+
+    if values.dtype == np.uint16:
+        return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return values.astype(np.float32)

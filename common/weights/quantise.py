@@ -1,0 +1,83 @@
+"""Policies for keeping weights in codes: of which layers, in how many bits.
+
+Measured (docs/weights.md): the first and the last block and the modulation cost little in 8 bits and much in 4; what
+stands outside of the blocks stays as it is. The VAE and convolutions are never coded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
+from qwenimg.common.weights.affine import Affine
+from qwenimg.common.weights.plan import Entry, LoadPlan
+from qwenimg.common.weights.residency import ONCE
+
+BITS8, BITS6, BITS4 = Affine(8, 64), Affine(6, 64), Affine(4, 32)
+SYNTAX = "8, 6 or 4, or by part: text=8,transformer=4"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Codes of a denoiser's blocks, of its first and last one and of its modulation; or of a text encoder's layers."""
+
+    blocks: Affine
+    rest: Affine = BITS8
+
+
+POLICIES: Mapping[str, Mapping[str, Policy]] = {
+    "8": {"transformer": Policy(BITS8), "text": Policy(BITS8)},
+    "6": {"transformer": Policy(BITS6), "text": Policy(BITS8)},
+    "4": {"transformer": Policy(BITS4), "text": Policy(BITS6, BITS6)},
+}
+OWN = {"8": BITS8, "6": BITS6, "4": BITS4}  # what a part is kept in where it is named
+
+
+def parse(text: str) -> dict[str, Policy]:
+    """The policy of each role that `text` (SYNTAX) names. Raises UsageError."""
+    found: dict[str, Policy] = {}
+    for part in text.strip().lower().replace("unet=", "transformer=").split(","):
+        role, _, bits = part.strip().rpartition("=")
+        if bits not in POLICIES or role not in ("", "text", "transformer"):
+            raise UsageError(f"--quantize {clean(text, 40)!r}: cannot read {clean(part, 40)!r}; give {SYNTAX}")
+        if not role:
+            found |= POLICIES[bits]
+        elif role == "text":
+            found[role] = Policy(OWN[bits], OWN[bits])
+        else:
+            found[role] = POLICIES[bits][role]
+    return found
+
+
+def keep(plan: LoadPlan, tables: frozenset[str]) -> LoadPlan:
+    """`plan` with the codes that its files have kept as they are, but for `tables`, which are looked up and not
+    multiplied."""
+
+    def own(entry: Entry) -> Affine | None:
+        source = entry.source
+        coded = isinstance(source.code, Affine) and source.decode is None and entry.name not in tables
+        return source.code if coded and len(entry.shape) == 2 else None  # type: ignore[return-value]
+
+    return plan.packed(own)
+
+
+def quantised(plan: LoadPlan, policy: Policy, blocks: re.Pattern[str]) -> LoadPlan:
+    """`plan` with the matrices that `blocks` names, by the number of their block where it has a group, kept as `policy`
+    says. What has codes already keeps them, and so does a row that no group divides."""
+    numbers = {name: found for name in plan.entries if (found := blocks.fullmatch(name))}
+    order = [int(found[1]) for found in numbers.values() if found.re.groups]
+    ends = {min(order, default=-1), max(order, default=-1)}
+
+    def chosen(entry: Entry) -> Affine | None:
+        found = numbers.get(entry.name)
+        if found is None or len(entry.shape) != 2 or entry.source.code is not None:
+            return None
+        end = bool(found.re.groups) and int(found[1]) in ends
+        code = policy.rest if end or entry.residency is ONCE else policy.blocks
+        codes = [code, *(Affine(code.bits, group) for group in (64, 32) if group < code.group)]
+        return next((one for one in codes if one.fits(entry.shape)), None)
+
+    return plan.packed(chosen)

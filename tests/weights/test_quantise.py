@@ -1,0 +1,208 @@
+"""Weights kept in codes: read from files, made while loading, the same on both backends, and what may not be coded."""
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+import qwenimg
+from qwenimg import backends
+from qwenimg.backends.mlx.ops import quantised as on_mlx
+from qwenimg.backends.torch.ops import quantised as on_torch
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.weights import keys, quantise
+from qwenimg.common.weights.affine import GROUPS, WIDTHS, Affine, encode
+from qwenimg.common.weights.plan import read, read_codes
+from qwenimg.common.weights.storage import Dense, Packed
+
+CASES = [Affine(bits, group) for bits in WIDTHS for group in GROUPS]
+MODEL = Path(qwenimg.__file__).parent / "common" / "data" / "shapes-v1"
+BACKENDS = ["cpu", "mlx"]
+
+
+@pytest.mark.parametrize("code", CASES, ids=lambda code: f"{code.bits} bits, {code.group}")
+def test_both_backends_decode_the_same_bits(code: Affine) -> None:
+    values = np.random.default_rng(code.bits).standard_normal((5, 3 * 128)).astype(np.float32)
+    kept = encode(values, code)
+    expected = code.values(kept)
+    words, scales, biases = (torch.from_numpy(part) for part in kept)
+    assert np.array_equal(on_torch.decode(words.view(torch.int32), scales, biases, code).numpy(), expected)
+    assert np.array_equal(np.array(on_mlx.decode(*(mx.array(part) for part in kept), code)), expected)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> tuple[Path, dict[str, np.ndarray]]:
+    """A layer of 5 bits by 32 and one that is dense, with the scales in float16."""
+    rng = np.random.default_rng(0)
+    kept = encode(rng.standard_normal((6, 96)).astype(np.float32), Affine(5, 32))
+    tensors = {
+        "a.weight": kept.codes, "a.scales": kept.scales, "a.biases": kept.biases,
+        "a.bias": rng.standard_normal(6).astype(np.float32),
+        "b.weight": rng.standard_normal((4, 64)).astype(np.float32),
+    }  # fmt: skip
+    save_file(tensors, tmp_path / "x.safetensors")
+    return tmp_path / "x.safetensors", tensors
+
+
+MANIFEST = {"a.weight": (6, 96), "a.bias": (6,), "b.weight": (4, 64)}
+
+
+def test_codes_of_a_file_stay_as_they_are(file: tuple[Path, dict[str, np.ndarray]]) -> None:
+    path, tensors = file
+    plan = quantise.keep(keys.plan(path, "transformer", MANIFEST), frozenset())
+    entry = plan.entries["a.weight"]
+    assert entry.storage == Packed(Affine(5, 32), "float32") and isinstance(plan.entries["b.weight"].storage, Dense)
+    made = read_codes(entry)
+    assert all(
+        np.array_equal(x, tensors[f"a.{name}"]) for name, x in zip(("weight", "scales", "biases"), made, strict=True)
+    )
+    assert np.array_equal(read(entry), Affine(5, 32).values(made))
+    table = quantise.keep(plan, frozenset({"a.weight"}))
+    print("bytes:", entry.nbytes, "dense:", 6 * 96 * 4)
+    assert entry.nbytes == 6 * 96 * 5 // 8 + 6 * 3 * 4 and table.entries["b.weight"].nbytes == 4 * 64 * 4
+    plan.close()
+
+
+def test_a_table_is_decoded(file: tuple[Path, dict[str, np.ndarray]]) -> None:
+    plan = quantise.keep(keys.plan(file[0], "text", MANIFEST), frozenset({"a.weight"}))
+    assert plan.entries["a.weight"].storage == Dense("float32")
+    plan.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t.pop("a.scales"), "without scales"),
+        (lambda t: t.pop("a.biases"), "without biases: mxfp4"),
+        (
+            lambda t: t.update({"a.scales": t["a.scales"][:, :2].copy()}),
+            "are no weight [6, 96] in 2, 3, 4, 5, 6, 8 bits",
+        ),
+        (lambda t: t.update({"a.weight": t["a.weight"][:, :14].copy()}), "are no weight [6, 96]"),
+        (lambda t: t.update({"a.biases": t["a.biases"][:5].copy()}), "are no weight [6, 96]"),
+        (lambda t: t.update({"a.biases": t["a.biases"].astype(np.float32)}), "are no weight [6, 96]"),
+        (lambda t: t.update({"c.scales": t["a.scales"]}), "unknown tensor 'c.scales'"),
+    ],
+)
+def test_triplets_that_do_not_fit_are_refused(
+    tmp_path: Path, file: tuple[Path, dict[str, np.ndarray]], change: Any, said: str
+) -> None:
+    tensors = dict(file[1])
+    change(tensors)
+    save_file(tensors, tmp_path / "y.safetensors")
+    with pytest.raises(ModelError, match=r"y\.safetensors") as caught:
+        keys.plan(tmp_path / "y.safetensors", "transformer", MANIFEST)
+    assert said in str(caught.value)
+
+
+def test_a_scale_that_is_not_finite_is_named(tmp_path: Path, file: tuple[Path, dict[str, np.ndarray]]) -> None:
+    tensors = dict(file[1])
+    tensors["a.scales"] = tensors["a.scales"].copy()
+    tensors["a.scales"][2, 1] = np.inf
+    save_file(tensors, tmp_path / "z.safetensors")
+    plan = quantise.keep(keys.plan(tmp_path / "z.safetensors", "transformer", MANIFEST), frozenset())
+    with pytest.raises(ModelError, match=r"tensor a\.weight has 1 non-finite"):
+        read_codes(plan.entries["a.weight"])
+    plan.close()
+
+
+def test_policies() -> None:
+    assert quantise.parse("8") == quantise.POLICIES["8"]
+    assert quantise.parse("text=8,transformer=4") == {
+        "text": quantise.Policy(Affine(8, 64)),
+        "transformer": quantise.Policy(Affine(4, 32)),
+    }
+    assert quantise.parse("unet=6") == {"transformer": quantise.Policy(Affine(6, 64))}
+    for bad in ("", "7", "vae=8", "4bit", "text", "text=", "8;4"):
+        with pytest.raises(UsageError, match="give 8, 6 or 4"):
+            quantise.parse(bad)
+
+
+# The built-in model
+
+
+def drawn(backend: str, **choices: Any) -> tuple[Any, np.ndarray]:
+    pipe = qwenimg.load("shapes", backend, "fp32", **choices)
+    result = pipe("a red circle", seed=1, width=128, height=128, steps=4)
+    return pipe, result.pixels.astype(np.float64)
+
+
+@pytest.fixture(scope="module")
+def plain() -> np.ndarray:
+    return drawn("cpu")[1]
+
+
+def psnr(a: np.ndarray, b: np.ndarray) -> float:
+    return float(10 * np.log10(255**2 / max(np.mean((a - b) ** 2), 1e-9)))
+
+
+@pytest.mark.parametrize(("policy", "least"), [("8", 40.0), ("6", 32.0), ("4", 22.0), ("text=8", 40.0)])
+def test_a_picture_in_codes(plain: np.ndarray, policy: str, least: float) -> None:
+    """The floors are some 3 dB below what was seen: a layer decoded by the wrong scales is below 15. Between backends
+    the weights are the same bits, so that float32 differs by its order of sums only."""
+    made = {backend: drawn(backend, quantize=policy) for backend in BACKENDS}
+    (pipe, torchs), (_, mlxs) = made["cpu"], made["mlx"]
+    print(f"{policy}: {psnr(torchs, plain):.1f} dB against float32, {psnr(torchs, mlxs):.1f} dB between backends")
+    assert psnr(torchs, plain) > least and np.abs(torchs - mlxs).max() <= 1
+    assert pipe("a red circle", steps=1, width=64, height=64).recipe["quantize"] == policy
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_coded_and_what_is_not(backend: str) -> None:
+    """Blocks by the policy, first and last block and modulation in 8 bits, all else as it was."""
+    from qwenimg.common.families import registry
+    from qwenimg.common.families.family import Choices
+
+    opened = registry.open_model(MODEL, Choices(quantize="4"))
+    entries = opened.checkpoint["transformer"].plan.entries
+    bits = {name: e.storage.code.bits if isinstance(e.storage, Packed) else 0 for name, e in entries.items()}
+    assert bits["transformer_blocks.2.attn.to_q.weight"] == bits["transformer_blocks.3.img_mlp.net.2.weight"] - 0 == 4
+    assert bits["transformer_blocks.0.attn.to_q.weight"] == bits["transformer_blocks.5.txt_mlp.net.2.weight"] == 8
+    assert bits["transformer_blocks.2.img_mod.1.weight"] == 8
+    outside = {name: kept for name, kept in bits.items() if not name.startswith("transformer_blocks.")}
+    assert set(outside.values()) == {0} and "proj_out.weight" in outside
+    assert not any(isinstance(e.storage, Packed) for e in opened.checkpoint["vae"].plan.entries.values())
+    engine, part = backends.load(backend), opened.checkpoint["transformer"]
+    from qwenimg.common.weights.precision import BF16
+
+    planned = part.plan.stored(BF16, part.role)
+    model = engine.open(part.network, part.config, planned, BF16).model
+    layer = model.transformer_blocks[2].attn.to_q
+    assert type(layer).__name__ == "QuantisedLinear" and "bfloat16" in str(layer.dtype)
+    assert layer.path == "transformer_blocks.2.attn.to_q"
+    opened.checkpoint.close()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_file_of_codes_is_the_same_as_codes_made_while_loading(tmp_path: Path, backend: str) -> None:
+    """A folder with the triplets of `-q 8`, written here from the dense weights by MLX, which names nothing of them."""
+    import shutil
+
+    from safetensors.numpy import load_file
+
+    shutil.copytree(MODEL, tmp_path / "m")
+    path = tmp_path / "m" / "transformer" / "diffusion_pytorch_model.safetensors"
+    dense = {name: np.array(value) for name, value in mx.load(str(path)).items() if value.dtype != mx.bfloat16}
+    dense |= {
+        name: np.array(value.astype(mx.float32))
+        for name, value in mx.load(str(path)).items()
+        if value.dtype == mx.bfloat16
+    }
+    tensors = {}
+    for name, value in dense.items():
+        if name.startswith("transformer_blocks.") and value.ndim == 2:
+            kept = encode(value, Affine(8, 64))
+            layer = name.removesuffix(".weight")
+            tensors |= {name: kept.codes, f"{layer}.scales": kept.scales, f"{layer}.biases": kept.biases}
+        else:
+            tensors[name] = value
+    save_file(tensors, path)
+    assert load_file(path)
+    pipe = qwenimg.load(tmp_path / "m", backend, "fp32")
+    ask: dict[str, Any] = {"seed": 1, "width": 128, "height": 128, "steps": 4}
+    own = qwenimg.load(MODEL, backend, "fp32", quantize="transformer=8")("a red circle", **ask).pixels
+    assert np.array_equal(pipe("a red circle", **ask).pixels, own)
