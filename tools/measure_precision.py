@@ -40,9 +40,9 @@ EXAMPLES = (
     devices.nvidia("NVIDIA P100, Volta, Turing (RTX 2080, T4)", (7, 5)),
     devices.nvidia("NVIDIA GTX 1660", (7, 5)),
     devices.nvidia("NVIDIA Ampere and later (RTX 3060, A100, H100)", (8, 0)),
-    devices.cpu("cpu", "CPU with bfloat16 (AMX, AVX512-BF16), torch", bf16=True),
-    devices.cpu("cpu", "another CPU, torch", bf16=False),
-    devices.cpu("mlx", "any CPU, MLX", bf16=False),
+    devices.cpu("CPU with bfloat16 (AMX, AVX512-BF16), torch", bf16=True),
+    devices.cpu("another CPU, torch", bf16=False),
+    devices.cpu("any CPU, MLX", bf16=False, emulates=True),
 )
 RESULT = DOCS / "results" / "precision.json"
 COMMAND = "python tools/measure_precision.py"

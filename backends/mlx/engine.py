@@ -33,7 +33,7 @@ class MLXEngine:
         self.decode_buffers = 6.0 if self.on_gpu else 16.0
         self.score_bytes = 0 if self.on_gpu else 2 * ops.SCORE_BYTES
         self.device = _device_name() if self.on_gpu else "CPU (mlx)"
-        self.facts = _facts(self.device) if self.on_gpu else devices.cpu("mlx", self.device, bf16=False)
+        self.facts = _facts(self.device) if self.on_gpu else devices.cpu(self.device, bf16=False, emulates=True)
 
     def open(self, network: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:
         assert plan.precision == precision, f"{plan.component} is not planned in {precision.name}"
@@ -105,4 +105,4 @@ def _facts(name: str) -> Device:
     major, minor = (
         int(info.get(f"compute_capability_{part}", default)) for part, default in (("major", 8), ("minor", 0))
     )
-    return devices.nvidia(name, (major, minor), "mlx")
+    return devices.nvidia(name, (major, minor))

@@ -110,7 +110,7 @@ class TorchEngine:
     def _facts(self) -> Device:
         if self.on_gpu:
             return devices.nvidia(self.device, torch.cuda.get_device_capability())
-        return devices.cpu(self.name, self.device, bf16=multiplies(torch.bfloat16, "cpu"))
+        return devices.cpu(self.device, bf16=multiplies(torch.bfloat16, "cpu"))
 
     def versions(self) -> dict[str, str]:
         cuda = {"cuda": str(torch.version.cuda)} if self.on_gpu else {}

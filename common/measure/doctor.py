@@ -17,7 +17,7 @@ from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.version import __version__
 from qwenimg.common.families import registry
 from qwenimg.common.families.family import Family
-from qwenimg.common.measure.exactness import Measured, all_dtypes
+from qwenimg.common.measure.exactness import LIMITS, Measured, measure
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.runtime.memory import free_ram
@@ -84,7 +84,7 @@ def examine(engine: Engine, opened: tuple[str, Kind, Checkpoint] | None) -> Repo
         free_ram=free_ram(),
         cache=str(cache),
         free_disk=_free_disk(cache),
-        dtypes=all_dtypes(engine),
+        dtypes=[measure(engine, dtype) for dtype in LIMITS],
         auto=auto,
     )
 
@@ -92,7 +92,7 @@ def examine(engine: Engine, opened: tuple[str, Kind, Checkpoint] | None) -> Repo
 def lines(report: Report) -> list[str]:
     """The report as text."""
     disk = "free space unknown" if report.free_disk is None else f"{size_text(report.free_disk)} free"
-    rows = [("", "matmul", "conv2d", "attention", "product", "")]
+    rows: list[tuple[str, ...]] = [("", "matmul", "conv2d", "attention", "product", "")]
     for one in report.dtypes:
         errors = (f"{error:.1e}" for error in one.errors.values())
         rows.append((SHORT[one.dtype], *errors, f"{one.flops / 1e9:,.0f} GFLOP/s", one.verdict()))

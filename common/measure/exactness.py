@@ -8,7 +8,7 @@ about 0.4 u in norm. TF32 keeps 10 bits of a float32 product's inputs, which mak
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -113,7 +113,3 @@ def held(values: NDArray[np.float32], dtype: str) -> NDArray[np.float32]:
         bits = values.view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).astype(np.uint32).view(np.float32)
     return values
-
-
-def all_dtypes(engine: Engine, dtypes: Sequence[str] = tuple(U)) -> list[Measured]:
-    return [measure(engine, dtype) for dtype in dtypes]

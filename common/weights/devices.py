@@ -1,4 +1,4 @@
-"""What chips and cards are good at: in which 16-bit dtypes they multiply fast and right. A table, and facts of one device.
+"""In which 16-bit dtypes chips and cards multiply fast and right: a table, and the facts of one device.
 
 Sources: Apple's Metal feature set tables (bfloat16 in hardware from the family of M3 and A17 on), NVIDIA's CUDA C++
 Programming Guide, "Arithmetic Instructions" (results per clock by compute capability). Nothing here was measured:
@@ -19,11 +19,11 @@ BOTH = frozenset({BF16, FP16})
 class Device:
     """One device of one backend."""
 
-    backend: str  # mlx, cuda or cpu
     name: str  # as messages show it
     on_gpu: bool
     units: frozenset[str]  # the 16-bit dtypes that it has units for
     about: str  # that as the end of a sentence about it: `has units for bfloat16`
+    emulates: bool = False  # whether it computes 16 bit by way of float32, at no gain
 
 
 class Units(NamedTuple):
@@ -56,26 +56,26 @@ CAPABILITIES: tuple[tuple[tuple[int, int], Units], ...] = (
 
 
 def apple(name: str) -> Device:
-    """A chip that MLX runs on by Metal, by its name: `Apple M4 Max`."""
+    """A chip by its name: `Apple M4 Max`."""
     units = next(units for pattern, units in CHIPS if re.match(pattern, name.removeprefix("Apple ")))
-    return _gpu("mlx", name, units)
+    return _gpu(name, units)
 
 
-def nvidia(name: str, capability: tuple[int, int], backend: str = "cuda") -> Device:
+def nvidia(name: str, capability: tuple[int, int]) -> Device:
     """A card by its name and compute capability."""
     named = (units for pattern, units in CARDS if re.search(pattern, name))
     by_number = next(units for least, units in CAPABILITIES if capability >= least)
-    return _gpu(backend, name, next(named, by_number) if capability < (8, 0) else by_number)
+    return _gpu(name, next(named, by_number) if capability < (8, 0) else by_number)
 
 
-def cpu(backend: str, name: str, *, bf16: bool) -> Device:
-    """A CPU, and whether the backend multiplies in bfloat16 there by instructions made for it."""
+def cpu(name: str, *, bf16: bool, emulates: bool = False) -> Device:
+    """A CPU, and whether the backend multiplies in bfloat16 there by instructions made for it, or emulates 16 bit."""
     units = frozenset({BF16}) if bf16 else frozenset[str]()
     about = "has instructions for bfloat16" if bf16 else "has no instructions for bfloat16"
-    if backend == "mlx":
-        about = "gains nothing from 16 bit under MLX"
-    return Device(backend=backend, name=name, on_gpu=False, units=units, about=about)
+    if emulates:
+        about = "gains nothing from 16 bit"
+    return Device(name=name, on_gpu=False, units=units, about=about, emulates=emulates)
 
 
-def _gpu(backend: str, name: str, units: Units) -> Device:
-    return Device(backend=backend, name=name, on_gpu=True, units=units.dtypes, about=units.about)
+def _gpu(name: str, units: Units) -> Device:
+    return Device(name=name, on_gpu=True, units=units.dtypes, about=units.about)

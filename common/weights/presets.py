@@ -81,8 +81,7 @@ def _auto(kind: Kind, device: Device, weights: Callable[[Precision], int], free:
 
     policy, reason = (_on_gpu if device.on_gpu else _on_cpu)(kind, device, size("fp32"))
     small = kind.presets["memory"]
-    emulated = device.backend == "mlx" and not device.on_gpu
-    if not emulated and size(policy) > free and size(small) < size(policy):
+    if not device.emulates and size(policy) > free and size(small) < size(policy):
         return small, f"{policy} would take {size_text(size(policy))} for weights, {size_text(free)} are free"
     return policy, reason
 
@@ -100,8 +99,8 @@ def _kinds_own(kind: Kind, policy: str) -> str:
 
 
 def _on_cpu(kind: Kind, device: Device, size: int) -> tuple[str, str]:
-    if device.backend != "mlx" and size <= SMALL:
+    if not device.emulates and size <= SMALL:
         return "fp32", f"a model of {size_text(size)} needs no 16 bit on a CPU"
     if "bfloat16" in device.units:
-        return "bf16", f"this CPU {device.about}"
-    return "fp32", f"this CPU {device.about}"
+        return "bf16", f"{device.name} {device.about}"
+    return "fp32", f"{device.name} {device.about}"

@@ -92,7 +92,6 @@ def load(
     Everything about the files is checked before a framework is imported. Raises QwenimgError.
     """
     from contextlib import ExitStack
-    from pathlib import Path
 
     from qwenimg.common.base import arguments
     from qwenimg.common.families import catalog, registry
@@ -101,14 +100,11 @@ def load(
     from qwenimg.common.hub.resolve import resolve
     from qwenimg.common.pipeline.pipeline import Pipeline
     from qwenimg.common.shapes import builtin
-    from qwenimg.common.weights import presets
 
     arguments.check_paths(model=model, refiner=refiner, vae=vae, tokenizer=tokenizer)
     arguments.check_texts(backend=backend, precision=precision, preset=preset)
-    presets.check(preset)
     resolved = resolve(None if model is None else str(model), offline=offline)
-    own_vae, own_tokenizer = (None if path is None else Path(path).expanduser() for path in (vae, tokenizer))
-    choices = Choices(prediction=prediction, vae=own_vae, tokenizer=own_tokenizer)
+    choices = Choices(prediction=prediction, vae=_path(vae), tokenizer=_path(tokenizer))
     with ExitStack() as stack:
         opened = registry.open_model(resolved.folder, choices)
         stack.callback(opened.checkpoint.close)
@@ -130,6 +126,12 @@ def load(
         )
         stack.pop_all()  # from here on the pipeline closes them
         return pipeline
+
+
+def _path(given: str | Path | None) -> Path | None:
+    from pathlib import Path
+
+    return None if given is None else Path(given).expanduser()
 
 
 def _refiner(
@@ -156,6 +158,7 @@ def _runtime(
     from qwenimg.common.weights import precision as policies
     from qwenimg.common.weights import presets
 
+    presets.check(preset)
     kind = opened.family.precision
     policies.parse(precision, on_gpu=False, kind=kind)  # before a framework is imported
     engine = backends.load(backend)

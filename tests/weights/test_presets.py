@@ -50,8 +50,8 @@ CHIPS: list[tuple[Device, str]] = [
     *((devices.nvidia(*card), best) for card, best in NVIDIA.items()),
 ]
 CPUS = {
-    True: devices.cpu("cpu", "CPU (torch, 8 threads)", bf16=True),
-    False: devices.cpu("cpu", "CPU (torch, 8 threads)", bf16=False),
+    True: devices.cpu("CPU (torch, 8 threads)", bf16=True),
+    False: devices.cpu("CPU (torch, 8 threads)", bf16=False),
 }
 
 
@@ -84,7 +84,7 @@ def test_auto_on_a_cpu(kind: Kind) -> None:
     assert auto(CPUS[False], kind, 3 * GB).precision == "fp32"
     small = auto(CPUS[True], kind, 10**6)
     assert small.precision == "fp32" and "4.0 MB" in small.reason
-    emulated = devices.cpu("mlx", "CPU (mlx)", bf16=False)
+    emulated = devices.cpu("CPU (mlx)", bf16=False, emulates=True)
     assert auto(emulated, kind, 3 * GB).precision == "fp32"
     assert auto(emulated, kind, 3 * GB, free=1).precision == "fp32", "always, for MLX on a CPU"
 
