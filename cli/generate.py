@@ -58,6 +58,7 @@ def _refused(*names: str) -> Callable[[_F], _F]:
 
 # What is not built, and the options by which other programs ask for it.
 NOT_BUILT = {
+    "a LoRA beside the weights instead of in them": ("--lora-side", "--lora-fuse"),
     "ControlNet": ("--controlnet", "--control-net", "--control-image", "--controlnet-image-path"),
     "the IP-adapter": ("--ip-adapter",),
     "textual inversion": ("--embedding", "--embeddings", "--textual-inversion"),

@@ -36,7 +36,8 @@ _ROLES: Mapping[str, frozenset[str]] = {
     TUCKER: frozenset({"up", "down", "mid"}),
     LOHA: frozenset({"hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"}),
 }
-_CORES = frozenset({"hada_t1", "hada_t2"})
+_LOHA_CORES = frozenset({"hada_t1", "hada_t2"})
+_CORES = frozenset({"mid", "lokr_t2", "hada_t1", "hada_t2"})
 _LOKR_HALVES = (
     ({"lokr_w1"}, {"lokr_w1_a", "lokr_w1_b"}),
     (
@@ -65,27 +66,31 @@ class LowRank:
         import numpy as np
 
         with np.errstate(all="ignore"):  # what is not finite is refused below
-            made = np.float32(self.scale) * self._product().reshape(weight.shape)
-            if self.magnitude is not None:
-                made = self._decomposed(weight, made)
-            made *= np.float32(self.strength)
-        if not np.isfinite(made).all():
+            if self.magnitude is None:
+                made = self._product(self.scale * self.strength).reshape(weight.shape)
+            else:
+                made = self._decomposed(weight, self._product(self.scale).reshape(weight.shape))
+                made *= np.float32(self.strength)
+            sound = np.isfinite(made.sum()) or np.isfinite(made).all()  # a sum is faster, and may be too large
+        if not sound:
             path = next(iter(self.parts.values())).file.path
             raise bad(path, f"module '{clean(self.module, 80)}' has values that are not finite: fetch it again")
         return made
 
-    def _product(self) -> np.ndarray:
-        arrays = {role: floats(piece) for role, piece in self.parts.items()}
+    def _product(self, scale: float) -> np.ndarray:
+        """scale times the product of the factors; of two factors the smaller work is to scale one of them."""
+        import numpy as np
+
+        arrays = {role: _flat(role, floats(piece)) for role, piece in self.parts.items()}
         if self.kind == LOHA:
             product: np.ndarray = _hadamard(arrays, "1") * _hadamard(arrays, "2")
-            return product
+            return product * np.float32(scale)
         if self.kind == LOKR:
-            return _kronecker(arrays)
-        up = arrays["up"].reshape(len(arrays["up"]), -1)
+            return _kronecker(arrays) * np.float32(scale)
+        up = arrays["up"] * np.float32(scale)
         if self.kind == TUCKER:
-            return _core(arrays["mid"], up.T, arrays["down"].reshape(len(arrays["down"]), -1))
-        down = arrays["down"].reshape(len(arrays["down"]), -1)
-        made: np.ndarray = up @ down
+            return _core(arrays["mid"], up.T, arrays["down"])
+        made: np.ndarray = up @ arrays["down"]
         return made
 
     def _decomposed(self, weight: np.ndarray, made: np.ndarray) -> np.ndarray:
@@ -109,6 +114,11 @@ def floats(piece: Piece) -> np.ndarray:
             values: np.ndarray = table(format)[array]
             return values
     return widened(array, DTYPES[piece.dtype])
+
+
+def _flat(role: str, array: np.ndarray) -> np.ndarray:
+    """A factor as a matrix, its kernel behind its columns; the core of a Tucker form as it is."""
+    return array if role in _CORES else array.reshape(len(array), -1)
 
 
 def _core(core: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -137,7 +147,7 @@ def _kronecker(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         second = _core(arrays["lokr_t2"], arrays["lokr_w2_a"], arrays["lokr_w2_b"])
     else:
         second = arrays["lokr_w2_a"] @ arrays["lokr_w2_b"]
-    made: np.ndarray = np.kron(first, second.reshape(len(second), -1))
+    made: np.ndarray = np.kron(first, second)
     return made
 
 
@@ -147,7 +157,7 @@ def _kronecker(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
 def kind_of(roles: frozenset[str]) -> str | None:
     """The kind whose factors these are; None for a set that is incomplete or mixed."""
     for kind, needed in _ROLES.items():
-        if roles == needed or (kind == LOHA and roles == needed | _CORES):
+        if roles == needed or (kind == LOHA and roles == needed | _LOHA_CORES):
             return kind
     halves = ([half for half in side if roles & half == half] for side in _LOKR_HALVES)
     chosen = [max(found, key=len, default=set[str]()) for found in halves]
@@ -182,8 +192,8 @@ def check(kind: str, parts: Mapping[str, Piece], weight: Shape) -> int | None:
 def check_magnitude(piece: Piece, weight: Shape, *, of_peft: bool) -> bool:
     """Whether DoRA's magnitude is for each input, and not for each output. Raises ValueError where it is neither."""
     count = prod(piece.shape)
-    if piece.dtype not in FACTORS:
-        raise ValueError(f"its magnitude is {piece.dtype}, which is not read")
+    if piece.dtype not in FACTORS or not piece.shape:
+        raise ValueError(f"its magnitude is {piece.dtype} {list(piece.shape)}, which is not read")
     if count == weight[0] and (of_peft or piece.shape[0] == weight[0]):
         return False
     if not of_peft and len(piece.shape) > 1 and piece.shape[0] == 1 and count == piece.shape[1] == weight[1]:

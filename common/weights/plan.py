@@ -253,7 +253,9 @@ def fused(weight: np.ndarray, deltas: tuple[Delta, ...]) -> np.ndarray:
     total = weight
     for delta in deltas:
         if delta.strength:
-            total = total + delta.added(weight)
+            added = delta.added(weight)
+            added += total  # in place: these are the largest arrays of a load
+            total = added
     return total
 
 

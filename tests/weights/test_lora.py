@@ -175,6 +175,19 @@ def test_locon_in_the_tucker_form(tmp_path: Path) -> None:
     close(made_by(tensors, "conv", tmp_path), exact)
 
 
+def test_matrices_may_be_written_as_kernels_of_one_point(tmp_path: Path) -> None:
+    """Found by random files."""
+    ones = (1, 1)
+    a = [normal(i, *shape) for i, shape in enumerate(((6, 3), (3, 8), (6, 3), (3, 8)))]
+    names = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
+    tensors = {f"point.{name}": v.reshape(*v.shape, *ones) for name, v in zip(names, a, strict=True)}
+    exact = (a[0].astype(np.float64) @ a[1]) * (a[2].astype(np.float64) @ a[3])
+    close(made_by(tensors, "point", tmp_path), exact)
+    w1, w2 = normal(5, 2, 4), normal(6, 3, 2)
+    tensors = {"point.lokr_w1": w1.reshape(2, 4, *ones), "point.lokr_w2": w2.reshape(3, 2, *ones)}
+    close(made_by(tensors, "point", tmp_path), np.kron(w1.astype(np.float64), w2))
+
+
 @pytest.mark.parametrize("path", ["linear", "conv"])
 def test_loha(path: str, tmp_path: Path) -> None:
     shape = CONV[f"{path}.weight"]
