@@ -10,17 +10,22 @@ import torch
 from qwenimg.backends.torch.ops import DTYPES
 from qwenimg.backends.torch.ops.cpu import laid_out
 from qwenimg.common.weights.plan import Entry, LoadPlan, not_finite, read
+from qwenimg.common.weights.precision import Precision
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
 
-def empty(build: Callable[[], Model]) -> Model:
-    """A model without memory for its parameters, each of its layers knowing its own path."""
+def empty(build: Callable[[], Model], precision: Precision | None = None, role: str = "") -> Model:
+    """A model without memory for its parameters, each of its layers knowing its own path, and how it computes where
+    that is another dtype than its weight's."""
     with torch.device("meta"):
         model = build()
     for path, module in model.named_modules():
         if hasattr(module, "path"):
             module.path = path
+        compute = precision.computes(role, path) if precision is not None and hasattr(module, "compute") else None
+        if compute is not None:
+            module.compute = compute
     model.requires_grad_(False)
     model.eval()
     return model
