@@ -108,7 +108,10 @@ def settle(ctx: click.Context, given: dict[str, Any]) -> None:
         for name in {"seed", "num_images"} - said:
             given[name] = None
     sized = any(given[name] is not None for name in SIZES)
+    few = given["few_steps"] is not None or given["lightning"] is not None
     for name, value in defaults().items():
+        if few and name in fields.FEW:
+            continue
         replayed = given["replay"] is not None and name in RECIPE
         unsaid = source[name] in (None, ParameterSource.DEFAULT)
         if unsaid and not replayed and not (sized and name in SIZES):

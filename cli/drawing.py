@@ -196,6 +196,7 @@ def _check_same(flags: Flags, used: Mapping[str, str]) -> None:
         ("image_sha256", "-i", flags.image),
         ("mask_sha256", "--mask", flags.mask),
         ("vae", "--vae", _vae(flags, used)),
+        ("lora", "--lora", flags.said["lora"]),
     ):
         if key in used and value is None:
             what = "" if key.endswith("sha256") else f" ({clean(used[key], 60)})"

@@ -32,6 +32,10 @@ def _reserved(ctx: click.Context, param: click.Parameter, value: str | None) -> 
         if param.opts[0] in names:
             hint = " (-q stays free for it; for less output: --quiet)" if "-q" in names else ""
             raise UsageError(f"{names[0]}: {what} is not built yet{hint}; draw without it")
+    if param.opts[0] in _FEW_STEPS:
+        raise UsageError(f"{param.opts[0]}: is --few-steps {param.opts[0][2:]}, or {param.opts[0][2:]}:STEPS")
+    if param.opts[0] in _LORA_LISTS:
+        raise UsageError(f"{param.opts[0]}: a LoRA and its strength go together, as --lora FILE:SCALE, once for each")
     raise UsageError(
         "--scheduler means two things: the solver is --sampler and the noise levels are --schedule; "
         "qwenimg samplers lists both"
@@ -56,8 +60,6 @@ def _refused(*names: str) -> Callable[[_F], _F]:
 # What is not built, and the options by which other programs ask for it.
 NOT_BUILT = {
     "quantising": ("-q", "--quantize", "--quantise", "--quantization"),
-    "LoRA": ("--lora", "--loras", "--lora-path", "--lora-paths", "--lora-scale", "--lora-scales", "--lora-style"),
-    "Lightning, a distilled model or LoRA for few steps,": ("--lightning", "--turbo", "--lcm"),
     "ControlNet": ("--controlnet", "--control-net", "--control-image", "--controlnet-image-path"),
     "the IP-adapter": ("--ip-adapter",),
     "textual inversion": ("--embedding", "--embeddings", "--textual-inversion"),
@@ -66,8 +68,13 @@ NOT_BUILT = {
 }
 
 
+# Of programs that take files in one list and strengths in another.
+_FEW_STEPS = ("--turbo", "--lcm", "--hyper")
+_LORA_LISTS = ("--loras", "--lora-paths", "--lora-scale", "--lora-scales", "--lora-style")
+
+
 def _not_built(command: _F) -> _F:
-    for names in NOT_BUILT.values():
+    for names in (*NOT_BUILT.values(), *((name,) for name in (*_LORA_LISTS, *_FEW_STEPS))):
         command = _refused(*names)(command)
     return command
 
@@ -75,10 +82,11 @@ def _not_built(command: _F) -> _F:
 def _of_pictures(command: _F) -> _F:
     """The options that every picture has, each from what is known of it."""
     for one in reversed(ALL.values()):
-        kind = _FILE if one.kind is None else str if one.several else one.kind
+        kind = options.TEXTS if one.joined else _FILE if one.kind is None else str if one.several else one.kind
         text = one.said(one.help)
         spelled = sorted((f"--{one.dashed}", *one.flags), key=lambda flag: flag.startswith("--"))
-        declare = click.option(one.name, *spelled, type=kind, metavar=one.metavar, help=f"{text[0].upper()}{text[1:]}.")
+        shown: dict[str, Any] = {"metavar": one.metavar, "help": f"{text[0].upper()}{text[1:]}."}
+        declare = click.option(one.name, *spelled, type=kind, multiple=bool(one.joined), **shown)
         command = declare(command)
     return command
 
@@ -100,6 +108,7 @@ def _of_pictures(command: _F) -> _F:
 )
 # Model
 @click.option("-m", "--model", metavar="MODEL", help="A folder or file, a pulled name or hub id; shapes is built in.")
+@click.option("--lightning", type=int, metavar="N", help="--few-steps lightning:N, 4 or 8 steps for Qwen-Image.")
 @click.option("--refiner", metavar="MODEL", help="An SDXL refiner that ends each picture.")
 @click.option("--vae", type=_FILE, metavar="FILE", help="Another VAE for Stable Diffusion.")
 @click.option("--tokenizer", type=_FILE, metavar="FOLDER", help="CLIP's, for a Stable Diffusion file; else found.")
@@ -152,6 +161,12 @@ def generate(ctx: click.Context, /, **given: Any) -> int:
     config.settle(ctx, given)
     environment.check(ctx, given)
     parts.taken(given)
-    said = {name: given.pop(name) for name in SAID}
+    if (steps := given.pop("lightning")) is not None:
+        if given["few_steps"] is not None:
+            raise UsageError("--lightning and --few-steps say the same; give one of them")
+        given["few_steps"] = f"lightning:{steps}"
+    said = {name: None if given[name] == () else given[name] for name in SAID}
+    for name in SAID:
+        del given[name]
     stop = ctx.obj if isinstance(ctx.obj, Stop) else Stop()
     return draw(Flags(said=said, **given), stop, environment.unknown(ctx.command))

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import click
+
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.fields import ALL
 
 DEBUG = ("timing", "shapes")
+
+
+class _Texts(click.types.StringParamType):
+    """A text that may be given again; in a variable of the environment, several are parted by semicolons."""
+
+    envvar_list_splitter = ";"
+
+
+TEXTS = _Texts()
 
 # Names that other tools use, where every tool that knows the name means the same; they are not in the help.
 ALIASES = {

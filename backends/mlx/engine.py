@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any
@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.core import array as Array
 
-from qwenimg.backends.mlx import ops
+from qwenimg.backends.mlx import load, ops
 from qwenimg.backends.mlx.ops.functions import on_gpu
 from qwenimg.common.runtime.engine import NumpyArray, Observer
 from qwenimg.common.runtime.memory import free_ram
@@ -21,6 +21,7 @@ from qwenimg.common.weights import devices
 from qwenimg.common.weights.devices import Device
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import Precision
+from qwenimg.common.weights.residency import ALWAYS
 
 
 class MLXEngine:
@@ -38,6 +39,11 @@ class MLXEngine:
         assert plan.precision == precision, f"{plan.component} is not planned in {precision.name}"
         module = import_module(f"qwenimg.backends.mlx.networks.{network}")
         return module.Component(config, plan, precision)
+
+    def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str]) -> None:
+        chosen = frozenset(names)
+        load.fill(opened.model, plan.when(ALWAYS).only(chosen.__contains__))
+        opened.plan = plan
 
     def array(self, values: NumpyArray) -> Array:
         return ops.table(values, mx.float32)

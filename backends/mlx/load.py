@@ -45,7 +45,7 @@ def tensor(entry: Entry) -> mx.array:
     """One tensor of a checkpoint in the dtype of its storage, finite; convolutions [O I h w] -> [O h w I]. Raises
     ModelError."""
     stored, dtype = mx.array(read(entry)), DTYPES[entry.storage.dtype]
-    if entry.source.dtype == "bfloat16":
+    if entry.dtype == "bfloat16":
         stored = stored.view(mx.bfloat16)
     if len(entry.shape) == 4:
         stored = stored.transpose(0, 2, 3, 1)

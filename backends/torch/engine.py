@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import ops
+from qwenimg.backends.torch import load, ops
 from qwenimg.backends.torch.ops.cpu import multiplies
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import BackendMissing
@@ -22,6 +22,7 @@ from qwenimg.common.weights import devices
 from qwenimg.common.weights.devices import Device
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import Precision
+from qwenimg.common.weights.residency import ALWAYS
 
 
 def has_cuda() -> bool:
@@ -50,6 +51,11 @@ class TorchEngine:
         assert plan.precision == precision, f"{plan.component} is not planned in {precision.name}"
         module = import_module(f"qwenimg.backends.torch.networks.{network}")
         return module.Component(config, plan, precision, self._device)
+
+    def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str]) -> None:
+        chosen = frozenset(names)
+        load.fill(opened.model, plan.when(ALWAYS).only(chosen.__contains__), self._device)
+        opened.plan = plan
 
     def array(self, values: NumpyArray) -> Tensor:
         return ops.table(values, torch.float32, self._device)

@@ -47,7 +47,7 @@ def drop(model: torch.nn.Module, names: Iterable[str]) -> None:
 def tensor(entry: Entry, device: torch.device) -> torch.Tensor:
     """One tensor of a checkpoint in the dtype of its storage, finite. Raises ModelError."""
     stored, dtype = torch.from_numpy(read(entry)), DTYPES[entry.storage.dtype]
-    if entry.source.dtype == "bfloat16":
+    if entry.dtype == "bfloat16":
         stored = stored.view(torch.bfloat16)
     made = stored.to(device).to(dtype)  # in this order, so that the smaller dtype travels
     extremes = torch.stack(torch.aminmax(made))  # NaN where there is one; unlike isfinite it takes no memory

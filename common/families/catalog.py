@@ -5,6 +5,7 @@ Another model (a folder, another hub id) takes its family's `Defaults` and nothi
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -109,6 +110,21 @@ KNOWN = {
             family="stable-diffusion",
         ),
         KnownModel(
+            name="sdxl-turbo",
+            repo="stabilityai/sdxl-turbo",
+            title="SDXL Turbo",
+            bytes=13_880_000_000,
+            memory=8_000_000_000,
+            license="Stability AI Community",
+            purpose="pictures of 512 pixels in 1 to 4 steps",
+            width=512,
+            height=512,
+            steps=1,
+            guidance=0.0,
+            negative_prompt="",
+            family="stable-diffusion",
+        ),
+        KnownModel(
             name="sdxl-refiner",
             repo="stabilityai/stable-diffusion-xl-refiner-1.0",
             title="the refiner of Stable Diffusion XL 1.0",
@@ -153,8 +169,25 @@ CLIP_TOKENIZER = Piece(
 )
 
 
+_OWNED = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+_FILE = re.compile(
+    rf"(?!.*(--|\.\.))(?P<repo>{_OWNED}/{_OWNED})/(?P<file>([A-Za-z0-9_][\w.-]*/)*[\w.-]+\.safetensors)", re.ASCII
+)
+
+
 def find_piece(name: str) -> Piece | None:
-    """The piece called `name`, or whose hub id is `name`."""
+    """The piece called `name`, or whose hub id is `name`; or one file of a repository, such as a LoRA, by
+    owner/name/file.safetensors."""
+    if match := _FILE.fullmatch(name):
+        return Piece(
+            name=name,
+            repo=match["repo"],
+            title="one file of a repository",
+            bytes=0,
+            license="",
+            purpose="a LoRA",
+            files=(match["file"],),
+        )
     return CLIP_TOKENIZER if name.lower() in (CLIP_TOKENIZER.name, CLIP_TOKENIZER.repo) else None
 
 

@@ -13,13 +13,12 @@ from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import registry, repository
 from qwenimg.common.families.components import read_config
+from qwenimg.common.families.describe_lora import describe_lora, is_lora
 from qwenimg.common.families.description import Description, listed, summary
 from qwenimg.common.families.family import Prediction
 from qwenimg.common.weights.files import find_files
+from qwenimg.common.weights.lora import ADAPTER
 from qwenimg.common.weights.safetensors import Header, Stored, read_header
-
-# A layout by a key that only it has.
-_LORA = ("lora_", "LoRA (not supported yet)")
 
 
 def describe(path: Path, prediction: Prediction | None = None) -> Description:
@@ -101,12 +100,16 @@ def _expected(folder: Path) -> tuple[Manifest, Callable[[str], str | None]]:
 
 
 def _file(path: Path, prediction: Prediction | None) -> Description:
+    if is_file(path / ADAPTER):
+        return describe_lora(path)
     headers = _headers(find_files(path).files)
+    if is_file(path) and is_lora(headers[0]):
+        return describe_lora(path)
     for family in registry.FAMILIES if is_file(path) else ():
         if family.describe_file and (found := family.describe_file(headers[0], prediction)):
             return found
     tensors = _tensors(headers)
-    layouts = [_LORA, *(layout for family in registry.FAMILIES for layout in family.layouts)]
+    layouts = [layout for family in registry.FAMILIES for layout in family.layouts]
     layout = next((text for key, text in layouts if any(key in name for name in tensors)), "unknown")
     return Description(lines=[f"layout: {layout}", summary("file", tensors), f"first tensors: {listed(tensors)}"])
 

@@ -14,7 +14,7 @@ import os
 import shutil
 import urllib.parse
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,8 +114,14 @@ def _listing(server: Server, repo: str, piece: Piece | None, echo: Echo) -> tupl
     if absent and piece is not None:
         raise ModelError(f"{repo}: has no {absent[0]}: check HF_ENDPOINT")
     if absent:
-        raise ModelError(f"{repo}: has no {absent[0]}: not a model in diffusers layout that this program draws with")
+        raise ModelError(f"{repo}: has no {absent[0]}: not a model in diffusers layout{_one_of(repo, names)}")
     return commit, sorted(files, key=lambda f: (f.path != "model_index.json", f.size, f.path))
+
+
+def _one_of(repo: str, names: Iterable[str]) -> str:
+    """How to fetch a file of a repository that is no model."""
+    files = [name for name in names if name.endswith(".safetensors") and "/" not in name]
+    return f"; a LoRA of it: qwenimg pull {repo}/{clean(files[0], 80)}" if files else " that this program draws with"
 
 
 def _wanted(repo: str, path: str, entry: dict[str, object]) -> Wanted:

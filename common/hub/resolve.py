@@ -141,7 +141,7 @@ def from_path(given: str, path: Path) -> Resolved:
 
 def find_repo(given: str) -> tuple[str, KnownModel | None]:
     """The hub id that the name or id `given` stands for, and the model where it is known by name. Raises ModelError."""
-    shown = clean(given, 120)
+    shown = clean(given, 80)
     if given.lower().endswith(_FILES):
         raise ModelError(f"{shown}: no such file")
     if given.startswith((".", "~", os.sep)) or given.count(os.sep) > 1 or given.endswith(os.sep):

@@ -15,6 +15,7 @@ from qwenimg.common.numbers.sizes import parse_aspect, parse_size
 from qwenimg.common.pipeline.option import Option, option, options_of
 from qwenimg.common.pipeline.request import MAX_SEED, OPTIONS
 
+FEW = ("steps", "guidance", "sampler", "schedule", "few_steps")  # what `few_steps` chooses
 MAX_PICTURES = 10_000  # of one run
 
 Fields: TypeAlias = dict[str, Any]
@@ -64,12 +65,15 @@ def fields(said: Fields) -> Fields:
     """What is `said` by the names of SAID, without None: the size as sides or aspect. Raises UsageError."""
     size = sides(**{name: said.get(name) for name in ("width", "height", "size", "aspect")})
     rest = {name: value for name, value in said.items() if name not in ("width", "height", "size", "aspect")}
-    return {name: value for name, value in rest.items() if value is not None} | size
+    joined = {name: SAID[name].converted(rest[name]) for name in rest if SAID[name].joined and rest[name] is not None}
+    return {name: value for name, value in rest.items() if value is not None} | joined | size
 
 
 def merged(base: Fields, more: Fields) -> Fields:
-    """`more` over `base`, where an aspect takes the place of the sides, and a side that of an aspect."""
+    """`more` over `base`, where an aspect takes the place of the sides, a side that of an aspect, and few steps that of
+    their number and of all that goes with it."""
     replaced = {"width", "height"} if "aspect" in more else {"aspect"} if more.keys() & {"width", "height"} else set()
+    replaced |= set(FEW) if more.get("few_steps") else set()
     return {name: value for name, value in base.items() if name not in replaced} | more
 
 

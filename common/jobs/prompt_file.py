@@ -73,7 +73,7 @@ def _fields_of(line: bytes, where: str) -> Fields:
 
 
 def _object(line: bytes, where: str) -> Fields:
-    data = strict_json(line, where, depth=1, values=100)
+    data = strict_json(line, where, depth=2, values=100)
     if not isinstance(data, dict):
         raise bad(where, "is not a JSON object")
     for key, value in data.items():

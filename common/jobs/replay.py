@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from qwenimg.common.pipeline.recipe import Recipe
 
 NAMES = ("model", "refiner", "vae")  # of what a recipe names and does not hold
-USED = ("image_sha256", "mask_sha256", "refiner", "vae", "prediction")
+USED = ("image_sha256", "mask_sha256", "refiner", "vae", "prediction", "lora")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,7 @@ class Replay:
     precision: str
     noise_given: bool = False  # its noise came from --latents, so that its seed says nothing
     noise_sha256: str | None = None
+    lora_fingerprints: tuple[str, ...] = ()  # of its LoRAs, in their order
     fingerprints: dict[str, str] = field(default_factory=dict)  # of those of NAMES that were given as a path
     used: dict[str, str]  # what it was made with besides: picture, mask, refiner, VAE, prediction
     foreign_model: str | None = None  # what another program calls the model
@@ -41,6 +42,7 @@ def read_replay(path: Path) -> Replay:
     """The recipe in the picture at `path`, ours or another program's. Raises ModelError."""
     from qwenimg.common.jobs.foreign_read import read_foreign
     from qwenimg.common.pictures.texts import read_texts
+    from qwenimg.common.pipeline.loras import in_cache
     from qwenimg.common.pipeline.recipe import recipe_from_texts
 
     texts = read_texts(path)
@@ -53,6 +55,11 @@ def read_replay(path: Path) -> Replay:
     fields["seed"] = str(recipe["seed"])
     if recipe["guidance"] <= 1:  # it was not used, and is not recorded
         del fields["negative_prompt"]
+    used = {key: str(values[key]) for key in USED if key in values}
+    if "lora" in fields and in_cache(fields["lora"]):
+        del used["lora"]
+    else:  # a path in a picture is never opened
+        fields.pop("lora", None)
     return Replay(
         fields=fields,
         model=recipe["model"],
@@ -60,7 +67,8 @@ def read_replay(path: Path) -> Replay:
         noise_given=recipe["rng"] == "given",
         noise_sha256=recipe["noise_sha256"],
         fingerprints=recipe.get("fingerprints", {}),
-        used={key: str(recipe[key]) for key in USED if key in recipe},  # type: ignore[literal-required]
+        used=used,
+        lora_fingerprints=tuple(recipe.get("lora_fingerprints", ())),
     )
 
 
@@ -108,6 +116,8 @@ def differences(replay: Replay | None, picture: Picture, recipe: Recipe) -> list
     for key, option in zip(NAMES, ("-m", "--refiner", "--vae"), strict=True):
         if key in prints and replay.fingerprints.get(key, prints[key]) != prints[key]:
             found.append(f"the weights given to {option} are not those of the picture given to --from")
+    if replay.lora_fingerprints != tuple(recipe.get("lora_fingerprints", ())):
+        found.append("the LoRAs are not those of the picture given to --from")
     for key, option in (("image_sha256", "-i"), ("mask_sha256", "--mask")):
         if replay.used.get(key, now.get(key)) != now.get(key):
             found.append(f"the picture given to {option} is not that of the picture given to --from")

@@ -84,6 +84,8 @@ class Outcome:
 def completed(picture: Picture, pipe: Pipeline, job: Job) -> Picture:
     """`picture` with the model's defaults where nothing was said, but for the negative prompt."""
     d = pipe.defaults
+    if picture.said("few_steps"):
+        picture = replace(picture, asked=pipe.settled(picture.asked))
     if picture.aspect is not None:
         width, height = d.size(picture.aspect)
     else:
@@ -127,7 +129,8 @@ def prepare(pipe: Pipeline, wanted: Sequence[Picture]) -> None:
             negative = picture.said("negative_prompt")
             texts[pipe.defaults.negative_prompt if negative is None else negative] = None
     skips = {picture.said("clip_skip") or 0 for picture in wanted}
-    pipe.prepare(list(texts), max(skips) if len(skips) == 1 else 0)
+    lora = wanted[0].said("lora") if wanted else None
+    pipe.prepare(list(texts), max(skips) if len(skips) == 1 else 0, lora or "")
 
 
 # The run

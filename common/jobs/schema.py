@@ -52,5 +52,8 @@ def _number(one: Option) -> dict[str, Any]:
 def _text(one: Option) -> dict[str, Any]:
     if one.names is not None:
         return {"type": "string", "enum": list(one.names())}
+    if one.joined:
+        each = {"type": "string", "maxLength": one.longest}
+        return {"anyOf": [each, {"type": "array", "items": each}]}
     blank = {"pattern": r"\S"} if one.default is MISSING else {}
     return {"type": "string", "maxLength": one.longest} | blank

@@ -23,6 +23,8 @@ class Asked(TypedDict, total=False):
     sampler: str | None
     schedule: str | None
     seed: int | None
+    lora: str | None
+    few_steps: str | None
     latents: NDArray[np.float32] | None
     image: NDArray[np.uint8] | None
     strength: float | None

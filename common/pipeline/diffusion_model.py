@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -10,12 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.pipeline.denoiser import Denoiser
+from qwenimg.common.pipeline.few_steps import FewSteps
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment
 from qwenimg.common.pipeline.request import Request
 from qwenimg.common.runtime.engine import Array
 from qwenimg.common.runtime.estimate import Needs
 from qwenimg.common.runtime.runtime import Runtime
+from qwenimg.common.weights.lora import Deltas
+from qwenimg.common.weights.lora_names import Names
 
 
 class PreparedRun(Protocol):
@@ -42,6 +45,8 @@ class DiffusionModel(Protocol):
     scale: int  # pixels to a latent
     channels: int  # of the latents
     sees_mask: bool  # whether the model itself is given mask and masked picture
+    few_steps: Mapping[str, FewSteps]  # by name
+    lora_names: Names  # of the layers that LoRAs may change
 
     def plan(self, request: Request) -> SamplingPlan:
         """Sampler and schedule. Raises UsageError; loads nothing."""
@@ -55,6 +60,11 @@ class DiffusionModel(Protocol):
 
     def announce(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
         """Encodes what fits of `prompts` now, the rest in its turn."""
+        ...
+
+    def adapt(self, deltas: Deltas) -> None:
+        """Adds `deltas` to the weights, in place of those of before. Of what is loaded, the weights that this changes
+        are read again. Raises ModelError and NumericsError."""
         ...
 
     def prepare(

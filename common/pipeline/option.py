@@ -34,6 +34,7 @@ class Option:
     open: Literal["", "least", "both"] = ""  # which bounds it must not reach
     longest: int = 2_000  # characters of a text
     several: bool = False  # whether a text may give several of it, such as the seeds 1-4
+    joined: str = ""  # what joins the texts of a list, where a list may be given too
     checks: Callable[[Any], object] | None = None  # raises UsageError
     names: Callable[[], Sequence[str]] | None = None  # of all that it may be
     config: bool = False  # whether config.toml may set it
@@ -61,12 +62,15 @@ class Option:
     def expected(self) -> str:
         """What it is, for a message: a text, a number, ..."""
         assert self.kind is not None
-        return "a whole number or a text" if self.several else _WORDS[self.kind]
+        more = {self.several: "a whole number or a text", bool(self.joined): "a text or a list of texts"}
+        return more.get(True, _WORDS[self.kind])
 
     @property
     def types(self) -> tuple[type, ...]:
         """What it may be in TOML and JSON."""
         assert self.kind is not None
+        if self.joined:
+            return (str, list)
         return (int, str) if self.several else (int, float) if self.kind is float else (self.kind,)
 
     @property
@@ -86,6 +90,8 @@ class Option:
             return whole(self.name, value)
         if self.kind is float:
             return _number(self.name, value)
+        if self.joined and isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value):
+            return self.joined.join(value)
         if self.kind is str and not isinstance(value, str):
             raise UsageError(f"{self.name} is {type(value).__name__}; expected a text")
         return value

@@ -19,10 +19,11 @@ from qwenimg.common.base.version import __version__
 from qwenimg.common.numbers import noise, sizes
 from qwenimg.common.numbers.noise import TorchCPUGenerator
 from qwenimg.common.pictures import pixels as image
-from qwenimg.common.pipeline import call_options, start
+from qwenimg.common.pipeline import call_options, few_steps, lora_text, start
 from qwenimg.common.pipeline.asked import Asked
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel, PreparedRun
 from qwenimg.common.pipeline.inpaint import Initial, Latents
+from qwenimg.common.pipeline.loras import Key, Loras
 from qwenimg.common.pipeline.option import no_effect, recorded
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment
 from qwenimg.common.pipeline.recipe import FORMAT, Recipe
@@ -61,6 +62,8 @@ class Pipeline:
         self.precision, self.notify = self.runtime.precision, self.runtime.notify
         self.backend, self.device = self.engine.name, self.engine.device
         self.tf32 = tf32  # whether float32 products are rounded to fewer digits on this device
+        self.loras = Loras(model.lora_names)
+        self._adapted: Key | None = ()  # the LoRAs that the model has now; None where a change of them failed
         self._running, self._closed = Lock(), False
         self._rate: float | None = None
 
@@ -92,6 +95,7 @@ class Pipeline:
         """What `stream` would make of the same arguments. Raises UsageError, NumericsError, and DoesNotFit for a
         picture that could not be encoded; loads nothing."""
         call_options.check_names(asked)
+        asked = cast(Asked, self.settled(asked))
         given = {key: value for key, value in asked.items() if value is not None}
         picture = asked.get("image")
         if not (isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.size):
@@ -104,6 +108,7 @@ class Pipeline:
             usual["strength"] = with_mask
         request = Request(**(usual | given), prompt=prompt)
         self.model.plan(request)
+        self.loras.deltas(request.lora)
         if math.prod(start.latent_shape(self.model, request)) * self.model.channels < noise.FEWEST:
             size = f"{request.width}x{request.height}"
             raise UsageError(f"{size} is too small: its noise would have fewer than {noise.FEWEST} numbers")
@@ -113,6 +118,11 @@ class Pipeline:
             width, height = sizes.render_size(request.width, request.height, self.model.multiple)
             self.model.check_encoding(height, width)
         return request
+
+    def settled(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """What a call asks for with its `few_steps` worked out: steps, sampler, schedule, guidance and LoRA, where it
+        does not say them itself. Raises UsageError."""
+        return few_steps.settled(asked, self.model.few_steps)
 
     @call_options.described
     def estimate(self, prompt: str, **asked: Unpack[Asked]) -> Estimate:
@@ -125,10 +135,11 @@ class Pipeline:
             step=needs.steps * rate / self.model.plan(request).steps,
         )
 
-    def prepare(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
+    def prepare(self, prompts: Sequence[str], clip_skip: int = 0, lora: str = "") -> None:
         """Announces `prompts`, so that the text encoder is loaded once for all that fit into memory, and before the
-        transformer. The rest is encoded in its turn, again as much as fits."""
+        transformer. The rest is encoded in its turn, again as much as fits. `lora`: those of the first picture."""
         with self._alone():
+            self._adapt(lora)
             self.model.announce(prompts, clip_skip)
 
     def headline(self) -> str:
@@ -145,6 +156,7 @@ class Pipeline:
         if not self._closed:
             with self._alone():
                 self.model.close()
+                self.loras.close()
                 self._closed = True
 
     # One at a time
@@ -205,6 +217,7 @@ class Pipeline:
         for warning in warnings:
             self.notify("warning", warning)
 
+        self._adapt(request.lora)
         stream = TorchCPUGenerator(request.seed)
         initial = start.draw(model, request, stream)
         with model.prepare(request, plan, shape) as run:
@@ -231,6 +244,15 @@ class Pipeline:
             shapes=shapes | {"latents": str(list(latents.shape)), "pixels": str(list(pixels.shape))},
             warnings=warnings,
         )
+
+    def _adapt(self, lora: str) -> None:
+        """Gives the model the LoRAs that `lora` asks for, where it has others."""
+        deltas, key = self.loras.deltas(lora), self.loras.key(lora)
+        if key == self._adapted:
+            return
+        self._adapted = None
+        self.model.adapt(deltas)
+        self._adapted = key
 
     def _walk(
         self, run: PreparedRun, segment: Segment, x: Array, initial: Initial, stream: TorchCPUGenerator, done: int
@@ -261,7 +283,8 @@ class Pipeline:
 
     def _warnings(self, request: Request) -> list[str]:
         warning = noise.low_bits_warning(request.seed) if request.latents is None else None
-        return ([warning] if warning else []) + self.model.warnings(request)
+        found = [warning, *(asked.warning for asked in lora_text.parse(request.lora))]
+        return [line for line in found if line] + self.model.warnings(request)
 
     def _recipe(self, request: Request, plan: SamplingPlan, initial: Latents, warnings: list[str]) -> Recipe:
         components = {name: self.precision.compute_dtype(name) for name in ("text", "transformer", "vae")}
@@ -278,7 +301,8 @@ class Pipeline:
             "rng": "torch-cpu" if request.latents is None else "given",
         }
         asked = recorded(OPTIONS.values(), request, self._there(request))
-        asked |= {"sampler": plan.sampler, "schedule": plan.schedule}
+        asked.pop("lora", None)  # which may have paths
+        asked |= {"sampler": plan.sampler, "schedule": plan.schedule} | self.loras.recorded(request.lora)
         if not request.guided:  # it was not used
             asked["negative_prompt"] = ""
         made: dict[str, Any] = {

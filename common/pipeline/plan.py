@@ -10,7 +10,7 @@ from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.pipeline.request import Request
 from qwenimg.common.runtime.engine import Array
-from qwenimg.common.sampling import table
+from qwenimg.common.sampling import schedules, table
 from qwenimg.common.sampling.flow_match import FlowMatchConfig, flow_schedule
 from qwenimg.common.sampling.types import Denoiser, Noise, Schedule
 
@@ -90,15 +90,16 @@ def flow_plan(config: FlowMatchConfig, request: Request, tokens: int) -> Samplin
         raise UsageError(
             f"--sampler {sampler.name} has no form for flow models, such as Qwen-Image's; see qwenimg samplers"
         )
-    if request.schedule not in OWN:
+    own = config.lightning() if request.schedule == schedules.LIGHTNING else config
+    if request.schedule not in (*OWN, schedules.LIGHTNING):
         name = clean(request.schedule, 40)
-        raise UsageError(f"--schedule {name}: a flow model such as Qwen-Image has its own schedule only")
-    sigmas = flow_schedule(config, request.steps, tokens)
+        raise UsageError(f"--schedule {name}: a flow model such as Qwen-Image has its own schedule and lightning only")
+    sigmas = flow_schedule(own, request.steps, tokens)
     if request.image is not None:
         sigmas = sigmas[_skipped(request.steps, request.strength) :]
     segment = Segment(schedule=Schedule(sigmas=sigmas, flow=True), solver=sampler.function)
     whole = request.image is None or request.strength == 1
-    return SamplingPlan(sampler=sampler.name, schedule="model", segments=(segment,), whole=whole)
+    return SamplingPlan(sampler=sampler.name, schedule=request.schedule or "model", segments=(segment,), whole=whole)
 
 
 def _skipped(steps: int, strength: float) -> int:

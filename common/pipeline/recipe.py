@@ -55,6 +55,7 @@ class Recipe(TypedDict):
     created: NotRequired[str]  # ISO 8601, UTC
     image_sha256: NotRequired[str]  # of that picture's pixels, 8 bit
     mask_sha256: NotRequired[str]
+    lora_fingerprints: NotRequired[list[str]]  # of the files of `lora`, in its order
     refiner: NotRequired[str]  # its name, as `model`
     vae: NotRequired[str]
     fingerprints: NotRequired[dict[str, str]]  # of model, refiner, vae that were given as a path, see `fingerprint`
@@ -180,6 +181,9 @@ def _fault(key: str, value: object) -> str | None:
         return None if isinstance(value, str) and _SHA256.fullmatch(value) else "64 hexadecimal digits"
     if key in _TABLES:
         return None if isinstance(value, dict) and _are_texts([*value, *value.values()]) else "an object of short texts"
+    if key == "lora_fingerprints":
+        right = isinstance(value, list) and _are_texts(value) and all(_SHA256.fullmatch(one) for one in value)
+        return None if right else "a list of fingerprints, 64 hexadecimal digits each"
     if key == "warnings":
         return None if isinstance(value, list) and _are_texts(value) else "a list of short texts"
     return "a time in ISO 8601" if key == "created" and not _is_time(cast(str, value)) else None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.numbers import sizes
+from qwenimg.common.pipeline import lora_text
 from qwenimg.common.pipeline.option import Option, option, options_of, required, whole
 from qwenimg.common.prompts.check import MAX_CHARACTERS, check_prompt
 from qwenimg.common.sampling.types import MAX_STEPS
@@ -38,6 +39,12 @@ def _check_sampler(name: str) -> None:
     from qwenimg.common.sampling import table
 
     table.find(name)
+
+
+def _check_few_steps(text: str) -> None:
+    from qwenimg.common.pipeline import few_steps
+
+    few_steps.parse(text)
 
 
 def _check_schedule(name: str) -> None:
@@ -105,6 +112,15 @@ class Request:
         help="7, a list 1,2,3 or a range 1-4; -1, the default: random", call="0 to 2**64 - 1; 0 unless given",
         section="Picture", metavar="SEEDS", flags=("-s",), least=0, most=MAX_SEED, several=True, checks=_check_seed,
         recorded="always",
+    ))  # fmt: skip
+    lora: str = option("", Option(
+        help="a LoRA file or hub id and its strength, 1 unless given; again for a second",
+        call='FILE:SCALE, a list or "a.safetensors:0.8; b.safetensors"', section="Model", metavar="FILE[:SCALE]",
+        aliases=("lora-path",), longest=8_000, joined="; ", checks=lora_text.parse, config=True, recorded="changed",
+    ))  # fmt: skip
+    few_steps: str = option("", Option(
+        help="distilled: lightning, lcm, hyper, hyper-cfg, turbo, with LoRA, sampler, schedule, guidance",
+        section="Model", metavar="NAME[:STEPS]", checks=_check_few_steps, config=True,
     ))  # fmt: skip
     latents: NDArray[np.float32] | None = option(None, Option(  # [1, C, H/8, W/8], standard normal
         help="noise from .npy or .safetensors, not from the seed",

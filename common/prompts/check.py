@@ -18,6 +18,7 @@ _TAGS = {
     "controlnet": "a ControlNet",
     "embedding": "textual inversion",
 }
+_LORAS = ("lora", "lyco")
 _TAG = re.compile(rf"(?i)<\s*({'|'.join(_TAGS)})\s*:[^<>]*>|\b(embedding):[\w.-]")
 
 
@@ -33,5 +34,8 @@ def check_prompt(prompt: str) -> None:
         found = f"the prompt has a byte that is not text ({clean(prompt[error.start])})"
         raise UsageError(f"{found} at character {error.start + 1}. Give the prompt in UTF-8.") from None
     if tag := _TAG.search(prompt):  # a text encoder would take it for words
-        what = _TAGS[(tag[1] or tag[2]).lower()]
+        kind = (tag[1] or tag[2]).lower()
+        if kind in _LORAS:
+            raise UsageError(f"the prompt has the tag {clean(tag[0], 60)}; leave it out and give --lora FILE:SCALE")
+        what = _TAGS[kind]
         raise UsageError(f"the prompt asks for {what} ({clean(tag[0], 60)}), which is not built yet; leave it out")

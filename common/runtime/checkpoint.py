@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from qwenimg.common.weights.lora import Deltas
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.residency import ALWAYS
@@ -57,6 +58,14 @@ class Checkpoint:
     def parameters(self) -> int:
         """Number of values that the forwards use."""
         return sum(part.plan.parameters for part in self.components.values())
+
+    def with_deltas(self, deltas: Deltas) -> Checkpoint:
+        """The same with `deltas`, of LoRAs, and no others, added to its weights."""
+        components = {
+            name: part if part.role == "vae" else replace(part, plan=part.plan.with_deltas(deltas.get(name, {})))
+            for name, part in self.components.items()
+        }
+        return replace(self, components=components)
 
     def largest(self, precision: Precision) -> int:
         """Bytes of the weights of its largest component under a policy: the least that has to be in memory at once."""

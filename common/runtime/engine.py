@@ -5,7 +5,7 @@ Arrays that stay on the backend are `Array`; everything that crosses is numpy in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias
 
@@ -86,6 +86,11 @@ class Engine(Protocol):
     def open(self, network: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:
         """What runs `network`, a file of `common/networks/`: a TextEncoder, Transformer, VAE, ClipEncoder or UNet.
         Reads the weights that it always needs, of `plan` as it was made by `stored(precision)`."""
+        ...
+
+    def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str]) -> None:
+        """Reads the parameters `names` of `opened` again, by another `plan` of the same parameters, which it keeps for
+        those that are not always there."""
         ...
 
     def array(self, values: NumpyArray) -> Array:

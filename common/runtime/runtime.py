@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from qwenimg.common.base.amounts import size_text
+from qwenimg.common.base.amounts import counted, size_text
 from qwenimg.common.base.errors import DoesNotFit, NumericsError
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.runtime.engine import Array, Engine
@@ -57,6 +57,15 @@ class Runtime:
         self.check_fit(f"the {title}", weights + more)
         with self.clock.timed(f"load {title}"):
             return self.engine.open(component.network, component.config, self.plan(component), self.precision)
+
+    def readapt(self, opened: Any, before: Component, now: Component, title: str) -> None:
+        """Reads again what of the `opened` component other LoRAs change: the weights whose deltas are others `now`."""
+        entries = now.plan.entries
+        names = [name for name, entry in before.plan.entries.items() if entry.deltas != entries[name].deltas]
+        if names:
+            self.notify("stage", f"changing {counted(len(names), 'weight')} of the {title} by LoRA")
+            with self.clock.timed(f"load {title}"):
+                self.engine.refill(opened, self.plan(now), names)
 
     def plan(self, component: Component) -> LoadPlan:
         """Of its weights, as they are kept in memory."""

@@ -63,6 +63,10 @@ class TextCache(Generic[K, V]):
     def __len__(self) -> int:
         return len(self._kept)
 
+    def forget(self) -> None:
+        """Drops what is encoded, of an encoder that has changed; what is announced stays so."""
+        self._kept.clear()
+
     def clear(self) -> None:
         self._kept.clear()
         self._announced.clear()

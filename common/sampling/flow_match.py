@@ -7,7 +7,7 @@ dx/dsigma = noise - image. Sampling integrates from sigma = 1 (noise) to sigma =
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from qwenimg.common.sampling.types import MAX_STEPS
 
 _LARGEST_SHIFT = 100.0
 _LARGEST_MU = 80.0  # exp(mu) stays below the largest float32
+LIGHTNING_SHIFT = 1.0986122886681098  # ln 3, of the shift that Qwen-Image-Lightning was distilled with
 _UNSUPPORTED = (
     "invert_sigmas",
     "use_karras_sigmas",
@@ -67,6 +68,17 @@ class FlowMatchConfig:
     def _check(self, good: bool, name: str, expected: str) -> None:
         if not good:
             raise ModelError(f"scheduler: {name} is {getattr(self, name)}, expected {expected}")
+
+    def lightning(self) -> FlowMatchConfig:
+        """The schedule of Qwen-Image-Lightning: a shift of 3 whatever the size, down to the last of even levels."""
+        return replace(
+            self,
+            use_dynamic_shifting=True,
+            base_shift=LIGHTNING_SHIFT,
+            max_shift=LIGHTNING_SHIFT,
+            time_shift_type="exponential",
+            shift_terminal=None,
+        )
 
     def mu(self, tokens: int) -> float:
         """The shift for an image of `tokens` latent tokens: on the line through the two trained sizes."""

@@ -21,7 +21,9 @@ from qwenimg.common.sampling.table import ScheduleRule
 from qwenimg.common.sampling.types import MAX_STEPS, Schedule
 
 MODEL = "model"
-SCHEDULES = (MODEL, *SPREADS, "ays")
+TRAILING = "trailing"
+LIGHTNING = "lightning"  # of flow models: see `flow_match.LIGHTNING_SHIFT`
+SCHEDULES = (MODEL, *SPREADS, "ays", TRAILING, LIGHTNING)
 _GAMMA = 0.3  # TCD's
 
 _SAMPLER_OF: Mapping[str, str] = MappingProxyType(
@@ -86,6 +88,11 @@ def build(config: DiffusionConfig, rule: ScheduleRule, schedule: str, steps: int
     if schedule in ("", MODEL):
         return _finished(config, rule, steps, *_own(config, rule, steps))
     check_name(schedule)
+    if schedule == LIGHTNING:
+        raise UsageError("--schedule lightning is for flow models, such as Qwen-Image; SDXL-Lightning's is trailing")
+    if schedule == TRAILING:
+        own = replace(config, timestep_spacing=TRAILING)
+        return _finished(own, rule, steps, *_own(own, rule, steps))
     if schedule == "ays":
         sigmas = ays(AYS_SDXL if sdxl else AYS_SD, steps)
     else:

@@ -1,13 +1,13 @@
 """Of every parameter of a component where it is, how it is kept, what is added to it and when it is there.
 
-A plan is made by `keys`, which reads headers only, and rewritten by pure functions (`stored`, `only`, `when`); a
-backend's `load.py` executes it, reading values with `read`. The network never knows.
+A plan is made by `keys`, which reads headers only, and rewritten by pure functions (`stored`, `with_deltas`, `only`,
+`when`); a backend's `load.py` executes it, reading values with `read`. The network never knows.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from math import prod
@@ -57,6 +57,17 @@ class Code(Protocol):
         """The values in float32, of `raw` of the pieces."""
 
 
+class Delta(Protocol):
+    """What is added to a weight: a module of a LoRA."""
+
+    @property
+    def strength(self) -> float:
+        """At 0 nothing is added."""
+
+    def added(self, weight: np.ndarray) -> np.ndarray:
+        """float32, in the shape of `weight`, the values that it is added to."""
+
+
 class Source(NamedTuple):
     """Where a parameter comes from. Messages name its first piece."""
 
@@ -98,8 +109,13 @@ class Entry:
     shape: Shape
     source: Source
     storage: Dense
-    deltas: tuple[()] = ()  # what is added to it, nothing so far
+    deltas: tuple[Delta, ...] = ()  # what is added to it
     residency: Residency = ALWAYS
+
+    @property
+    def dtype(self) -> str:
+        """Of the values that `read` returns."""
+        return "float32" if self.deltas else self.source.dtype
 
     @property
     def nbytes(self) -> int:
@@ -124,6 +140,17 @@ class LoadPlan:
             return replace(entry, storage=Dense(dtype))
 
         return replace(self, entries={n: kept(entry) for n, entry in self.entries.items()}, precision=precision)
+
+    def with_deltas(self, deltas: Mapping[str, tuple[Delta, ...]]) -> LoadPlan:
+        """The plan with `deltas`, by parameter and nothing else, added to its weights: fused when they are read, in
+        float32, and rounded once."""
+        assert deltas.keys() <= self.entries.keys(), f"in no file: {deltas.keys() - self.entries.keys()}"
+        changed = {name: replace(entry, deltas=deltas.get(name, ())) for name, entry in self.entries.items()}
+        return replace(self, entries=changed)
+
+    def same_deltas(self, other: LoadPlan) -> bool:
+        """Whether the deltas of every parameter are those of `other`, a plan of the same parameters."""
+        return all(entry.deltas == other.entries[name].deltas for name, entry in self.entries.items())
 
     def only(self, predicate: Callable[[str], bool]) -> LoadPlan:
         """The plan for the parameters whose name satisfies `predicate`; closing either plan closes both."""
@@ -186,8 +213,8 @@ def raw(piece: Piece) -> np.ndarray:
 
 
 def read(entry: Entry) -> np.ndarray:
-    """The values of `entry`, shape `entry.shape`: float32, float16, or uint16 holding the bits of bfloat16. Raises
-    ModelError as `raw` does."""
+    """The values of `entry`, shape `entry.shape`: float32, float16, or uint16 holding the bits of bfloat16; float32
+    with its deltas, where it has any. Raises ModelError as `raw` does."""
     import numpy as np
 
     source = entry.source
@@ -200,7 +227,24 @@ def read(entry: Entry) -> np.ndarray:
         array = array[:, :, -1]
     if source.decode == "transposed":
         array = array.T
-    return np.ascontiguousarray(array).reshape(entry.shape)
+    array = np.ascontiguousarray(array).reshape(entry.shape)
+    return fused(widened(array, source.dtype), entry.deltas) if entry.deltas else array
+
+
+def widened(array: np.ndarray, dtype: str) -> np.ndarray:
+    """float32 of what a file has in `dtype`: of numbers, or of the bits of bfloat16."""
+    import numpy as np
+
+    return (array.astype("<u4") << 16).view("<f4") if dtype == "bfloat16" else array.astype(np.float32, copy=False)
+
+
+def fused(weight: np.ndarray, deltas: tuple[Delta, ...]) -> np.ndarray:
+    """`weight`, float32, with all of `deltas`, each made for the weight as it was. Strength 0 changes no bit."""
+    total = weight
+    for delta in deltas:
+        if delta.strength:
+            total = total + delta.added(weight)
+    return total
 
 
 def not_finite(entry: Entry, count: int, largest: float, dtype: object) -> ModelError:

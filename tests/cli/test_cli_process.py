@@ -49,7 +49,7 @@ def load(model, backend, precision, *, offline, notify, **options):
     from fake_pipeline import FakePipeline
 
     class Slow(FakePipeline):
-        def prepare(self, prompts, clip_skip=0):
+        def prepare(self, prompts, clip_skip=0, lora=""):
             stuck("prepare")
         def stream(self, *args, **kwargs):
             stuck("stream")

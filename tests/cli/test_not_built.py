@@ -25,7 +25,7 @@ def test_options_for_what_is_not_built(library: Library, name: str, what: str) -
 
 @pytest.mark.parametrize(
     "prompt",
-    ["a cat <lora:pixel:0.8>", "< LoRA : x >", "<lyco:a:1>", "<hypernet:b>", "embedding:bad", "(embedding:x:1.2)"],
+    ["a cat <hypernet:b>", "< HyperNet : x >", "<controlnet:a:1>", "embedding:bad", "(embedding:x:1.2)"],
 )
 def test_tags_in_a_prompt(library: Library, prompt: str) -> None:
     cli(prompt).refused(2, "not built yet", "leave it out")

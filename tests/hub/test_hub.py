@@ -23,6 +23,7 @@ from qwenimg.common.base.errors import DoesNotFit, ModelError, UsageError
 from qwenimg.common.families import repository
 from qwenimg.common.hub import download, http, resolve
 from qwenimg.common.hub.pull import pull
+from qwenimg.common.pipeline import loras
 from qwenimg.common.shapes import builtin
 
 SECONDS = 1.0  # in which a missing model must be refused
@@ -666,3 +667,15 @@ def test_the_oracle_hashes_as_git_does():
     assert digest_of("a.txt", b"test content\n") == "d670460b4b4aece5915caf5c68d12f560a9fe3e4"
     assert hashlib.sha256(b"").hexdigest() == digest_of("a.safetensors", b"")
     assert is_lfs(FIRST) and json.loads(tiny_files()["model_index.json"])
+
+
+def test_one_file_of_a_repository(fake, cache):
+    """A LoRA: that file alone, where `--lora` finds it."""
+    name = "vae/diffusion_pytorch_model.safetensors"
+    folder, _, _ = pulled(f"{REPO}/{name}")
+    found = [p.relative_to(folder).as_posix() for p in folder.rglob("*") if not p.is_dir()]
+    assert found == [name] and (folder / name).read_bytes() == fake.files[name]
+    assert loras.find_file(f"{REPO}/{name}") == folder / name
+    assert "has no nothing.safetensors" in refused(pulled, f"{REPO}/nothing.safetensors")
+    fake.files = {"README.md": b"x", "style.safetensors": b"y"}
+    assert f"qwenimg pull {REPO}/style.safetensors" in refused(pulled, REPO)

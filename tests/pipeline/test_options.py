@@ -203,7 +203,7 @@ def test_a_recipe_has_what_was_changed_or_used() -> None:
 
 def valid(schema: Any, value: Any) -> bool:
     """Of JSON Schema what ours uses."""
-    kinds = {"integer": int, "number": (int, float), "string": str, "object": dict}
+    kinds = {"integer": int, "number": (int, float), "string": str, "object": dict, "array": list}
     rules: dict[str, Any] = {
         "type": lambda kind: isinstance(value, kinds[kind]) and not isinstance(value, bool),
         "minimum": lambda least: value >= least,
@@ -213,6 +213,7 @@ def valid(schema: Any, value: Any) -> bool:
         "maxLength": lambda most: len(value) <= most,
         "pattern": lambda pattern: re.search(pattern, value) is not None,
         "enum": lambda names: value in names,
+        "items": lambda each: all(valid(each, one) for one in value),
         "anyOf": lambda several: any(valid(one, value) for one in several),
         "not": lambda one: not valid(one, value),
         "required": lambda names: all(name in value for name in names),
@@ -239,9 +240,27 @@ def taken(line: dict[str, Any]) -> bool:
 
 
 VALUES: list[Any] = [-2, -1, 0, 1, 2, 11, 12, 100, 101, 1000, 1001, 16384, 16385, 10_000, 10_001, 2**64 - 1, 2**64]
-VALUES += [0.5, 1.5, -0.1, 100.5, True, None, [], "", "1", "euler", "karras", "no such", "x" * 2001, "512x512", "1:1"]
+VALUES += [
+    ["a", "b"],
+    ["a", 1],
+    0.5,
+    1.5,
+    -0.1,
+    100.5,
+    True,
+    None,
+    [],
+    "",
+    "1",
+    "euler",
+    "karras",
+    "no such",
+    "x" * 2001,
+    "512x512",
+    "1:1",
+]
 # What a schema cannot say: a text that is none of a form.
-FREE = ("seed", "size", "aspect")
+FREE = ("seed", "size", "aspect", "few_steps")
 
 
 def test_the_schema_takes_what_a_line_of_a_prompt_file_takes() -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -70,6 +70,8 @@ class ToyModel:
 
     multiple = scale = SCALE
     sees_mask = False
+    lora_names = ()
+    few_steps: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None):
         self.runtime, self.checkpoint = runtime, checkpoint
@@ -87,6 +89,9 @@ class ToyModel:
         step = 4 * shape[0] * shape[1] * self.component.config.width
         weights = 0 if self._network else self.runtime.weight_bytes(self.component)
         return Needs(memory={"a step of the toy": weights + step}, steps=plan.evaluations * step, decoding=0)
+
+    def adapt(self, deltas: Any) -> None:
+        assert not deltas
 
     def announce(self, prompts: Sequence[str], clip_skip: int = 0) -> None: ...
 

@@ -49,7 +49,7 @@ class Truthful:
     def headline(self) -> str:
         return "cpu on Fake CPU · fp32 · shapes-v1"
 
-    def prepare(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
+    def prepare(self, prompts: Sequence[str], clip_skip: int = 0, lora: str = "") -> None:
         self.prepared += prompts
 
     def stream(self, prompt: str, *, seed: int, width: int, height: int, steps: int, **asked: Any) -> Iterator[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.families.qwen_image import memory
+from qwenimg.common.families.qwen_image import few_steps, lora_names, memory
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.numbers import packing, sizes
 from qwenimg.common.pipeline import inpaint
@@ -31,6 +31,7 @@ from qwenimg.common.runtime.memory import scores
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.text_cache import TextCache
 from qwenimg.common.runtime.vae import VAEHalves
+from qwenimg.common.weights.lora import Deltas
 
 TEXT_TOKENS = 512  # of a prompt that the transformer sees, as in the reference
 KEPT_SCHEDULES = 2  # whose modulation is kept: 442 MB for 50 steps of the 20 B model
@@ -51,6 +52,8 @@ class QwenImage:
         self.scale, self.channels = self.vae_config.scale, self.vae_config.z_dim
         self.tokenizer = checkpoint.tokenizers["text_encoder"].tokenizer
         self.texts: TextCache[str, NDArray[np.float32]] = TextCache()
+        self.lora_names = lora_names.names(checkpoint)
+        self.few_steps = few_steps.few_steps(str(checkpoint.source))
         self._transformer: Transformer | None = None
         self.vae = VAEHalves(runtime, checkpoint["vae"], self.vae_config.base_dim, self._make_room)
         self._modulations: dict[tuple[float, ...], Modulation] = {}
@@ -90,6 +93,21 @@ class QwenImage:
             found["the text encoder"] = self.runtime.weight_bytes(self.checkpoint["text_encoder"])
         what = "the transformer" if self._transformer is None else "a step of this size"
         return found | {what: self._waiting() + run}
+
+    def adapt(self, deltas: Deltas) -> None:
+        before, self.checkpoint = self.checkpoint, self.checkpoint.with_deltas(deltas)
+        now = self.checkpoint
+        if not before["text_encoder"].plan.same_deltas(now["text_encoder"].plan):
+            self.texts.forget()
+        if before["transformer"].plan.same_deltas(now["transformer"].plan):
+            return
+        self._modulations.clear()
+        if self._transformer is not None:
+            try:
+                self.runtime.readapt(self._transformer, before["transformer"], now["transformer"], "transformer")
+            except BaseException:  # some of its weights are of before
+                self.free_transformer()
+                raise
 
     @contextmanager
     def prepare(self, request: Request, plan: SamplingPlan, shape: tuple[int, int]) -> Iterator[QwenRun]:

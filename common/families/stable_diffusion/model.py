@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
-from qwenimg.common.families.stable_diffusion import memory
+from qwenimg.common.families.stable_diffusion import few_steps, lora_names, memory
 from qwenimg.common.families.stable_diffusion.texts import ClipTexts
 from qwenimg.common.networks import clip
 from qwenimg.common.networks.unet import UNetConfig
@@ -35,6 +35,7 @@ from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.vae import VAEHalves
 from qwenimg.common.sampling import discrete, schedules, table
 from qwenimg.common.sampling.table import Sampler
+from qwenimg.common.weights.lora import Deltas
 
 AESTHETIC, POOR_AESTHETIC = 6.0, 2.5  # the refiner's aesthetic score for the prompt and for the negative branch
 
@@ -73,6 +74,17 @@ class Expert:
         channels = self.unet_config.addition_time_embed_dim or 256
         rows = [_sinusoids(self.unet_config, [*sizes, *last[i]], channels).reshape(-1) for i in range(len(pooled))]
         return np.concatenate([pooled, np.stack(rows)], axis=1).astype(np.float32)
+
+    def adapt(self, deltas: Deltas) -> None:
+        """Of what is loaded, the weights that change are read again."""
+        before, self.checkpoint = self.checkpoint["unet"], self.checkpoint.with_deltas(deltas)
+        self.texts.renew(self.checkpoint.texts)
+        if self._unet is not None:
+            try:
+                self.runtime.readapt(self._unet, before, self.checkpoint["unet"], "unet")
+            except BaseException:  # some of its weights are of before
+                self.free()
+                raise
 
     def unet(self, more: int = 0) -> UNet:
         """The UNet, once it is known that its weights and `more` bytes of a step fit."""
@@ -118,6 +130,9 @@ class StableDiffusion:
         self.scale = self.multiple = self.vae_config.scale
         self.channels = self.vae_config.latent_channels
         self.sees_mask = self.base.facts.sees_mask
+        self.lora_names = lora_names.names(checkpoint)
+        config: UNetConfig = checkpoint["unet"].config
+        self.few_steps = few_steps.few_steps(config.cross_attention_dim, sdxl=self.base.facts.sdxl)
         self.vae = VAEHalves(runtime, checkpoint["vae"], self.vae_config.block_out_channels[0], self._make_room)
 
     def plan(self, request: Request) -> SamplingPlan:
@@ -144,6 +159,9 @@ class StableDiffusion:
     def announce(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
         for expert in self.experts():
             expert.texts.announce(prompts, clip_skip)
+
+    def adapt(self, deltas: Deltas) -> None:
+        self.base.adapt(deltas)  # LoRAs are made for the base, whose layers the refiner's names would only resemble
 
     @contextmanager
     def prepare(self, request: Request, plan: SamplingPlan, shape: tuple[int, int]) -> Iterator[DiffusionRun]:

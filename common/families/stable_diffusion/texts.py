@@ -58,6 +58,12 @@ class ClipTexts:
         rows = [_joined(one, empty, count) for one in found]
         return np.stack(rows), np.stack([one.pooled for one in found])
 
+    def renew(self, encoders: dict[str, Component]) -> None:
+        """Takes `encoders` in place of those of before, where other LoRAs change them."""
+        if not all(self.encoders[name].plan.same_deltas(now.plan) for name, now in encoders.items()):
+            self.kept.forget()
+        self.encoders = encoders
+
     def close(self) -> None:
         self.kept.clear()
 

@@ -1,0 +1,107 @@
+"""What `qwenimg info` prints of a LoRA file: its kind, how it is written, and which model's layers it names."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from qwenimg.common.base.amounts import counted
+from qwenimg.common.families.description import Description, listed
+from qwenimg.common.weights import delta
+from qwenimg.common.weights.lora import LoraFile, Module, read_lora, scale_of
+from qwenimg.common.weights.safetensors import Header
+
+_KEY = re.compile(r".*(\.lora_|[._]lora\.|\.hada_w|\.lokr_|\.oft_|\.lora_linear_layer\.|lora_controlnet).*")
+# By how the names of its modules begin.
+_WRITERS = (
+    ("base_model.model.", "PEFT"),
+    ("lora_unet_", "kohya, musubi"),
+    ("lora_te", "kohya"),
+    ("lora_transformer_", "OneTrainer"),
+    ("lycoris_", "LyCORIS"),
+    ("model.diffusion_model.", "ComfyUI"),
+    ("diffusion_model.", "ComfyUI, ai-toolkit"),
+    ("transformer.", "diffusers"),
+    ("unet.", "diffusers"),
+    ("text_encoder", "diffusers"),
+)
+_OTHERS = ("single_transformer_blocks", "double_blocks", "ff_context", "single_blocks")  # of Flux and SD3
+_CROSS = re.compile(r".*attn2[._](processor[._])?to_k")
+_WIDTHS = {768: "Stable Diffusion 1.x", 1024: "Stable Diffusion 2.x", 2048: "SDXL", 1280: "the refiner of SDXL"}
+_QWEN = re.compile(r".*transformer_blocks[._](\d+)[._](attn|img_|txt_).*")
+
+
+def is_lora(header: Header) -> bool:
+    return any(_KEY.fullmatch(key) for key in header.tensors)
+
+
+def describe_lora(path: Path) -> Description:
+    """Raises ModelError for a file that is not read."""
+    lora = read_lora(path)
+    try:
+        modules = lora.modules
+        kinds = Counter(_kind(module) for module in modules.values())
+        writers = dict.fromkeys(_writer(name) for name in modules)
+        kind = " and ".join(f"{kind} ({count})" if kinds.keys() - {kind} else kind for kind, count in kinds.items())
+        return Description(
+            lines=[
+                f"layout: {kind}, as written by {' and '.join(writers)}",
+                f"modules: {counted(len(modules), 'module')}, {_ranks(lora)}",
+                f"fits: {_fits(modules)}",
+                f"first modules: {listed(modules)}",
+                "use it: qwenimg PROMPT --lora FILE:SCALE",
+            ]
+        )
+    finally:
+        lora.close()
+
+
+def _kind(module: Module) -> str:
+    kind = delta.kind_of(frozenset(module.parts)) or "incomplete"
+    return f"DoRA of {kind}" if module.scales.keys() - {"alpha"} else kind
+
+
+def _writer(name: str) -> str:
+    return next((writer for start, writer in _WRITERS if name.startswith(start)), "bare names")
+
+
+def _ranks(lora: LoraFile) -> str:
+    """The ranks and scales that there are: `rank 64, alpha 8 (scale 0.125)`."""
+    found: dict[str, None] = {}
+    for name, module in lora.modules.items():
+        rank = delta.rank_of(module.parts)
+        if rank is None:
+            found["whole factors"] = None
+            continue
+        try:
+            scale = scale_of(lora, name, rank)
+        except ValueError as error:
+            found[f"rank {rank}, {error}"] = None
+            continue
+        found[f"rank {rank}, alpha {scale * rank:g} (scale {scale:g})"] = None
+    return listed(found).replace(" and ", "; and ")
+
+
+def _fits(modules: Mapping[str, Module]) -> str:
+    """By the names and widths of its layers; the model that it is used with says for certain."""
+    names = list(modules)
+    if width := _cross_width(modules):
+        return _WIDTHS.get(width, f"a UNet with text states of {width} channels")
+    if any(other in name for name in names for other in _OTHERS):
+        return "another model (Flux or Stable Diffusion 3), which this version does not draw with"
+    blocks = {int(match[1]) for name in names if (match := _QWEN.fullmatch(name)) and "attn1" not in name}
+    if blocks and not any("attn2" in name for name in names):
+        return f"Qwen-Image ({counted(len(blocks), 'block')})"
+    if any("input_blocks" in name or "down_blocks" in name for name in names):
+        return "Stable Diffusion"
+    return "unknown"
+
+
+def _cross_width(modules: Mapping[str, Module]) -> int | None:
+    """Of the text states that the UNet's layers take."""
+    for name, module in modules.items():
+        if _CROSS.fullmatch(name) and "down" in module.parts:
+            return module.parts["down"].shape[1]
+    return None

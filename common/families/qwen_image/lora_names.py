@@ -1,0 +1,19 @@
+"""What LoRA files call the layers of Qwen-Image: by the checkpoint's names, dotted or flat."""
+
+from __future__ import annotations
+
+from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.weights.lora_names import DENOISER, TEXT, Names, part
+
+
+def names(checkpoint: Checkpoint) -> Names:
+    """Of the transformer and the text encoder."""
+    transformer, text = (
+        {name: entry.shape for name, entry in checkpoint[component].plan.entries.items()}
+        for component in ("transformer", "text_encoder")
+    )
+    others = {
+        path: [f"model.{path}", f"model.language_model.{path}"]
+        for path in (name.removesuffix(".weight") for name in text if name.endswith(".weight"))
+    }
+    return (part("transformer", transformer, DENOISER), part("text_encoder", text, TEXT, others))

@@ -1,0 +1,46 @@
+"""Stable Diffusion in a few steps: distilled models, and LoRAs by their files on the hub.
+
+Steps, guidance and schedules are those of their model cards; `tests/reference/test_few_steps.py` holds their noise
+levels against diffusers. Hyper-SD and Lightning are drawn with trailing times, LCM on its teacher's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from qwenimg.common.pipeline.few_steps import FewSteps
+
+_HYPER = "ByteDance/Hyper-SD/Hyper"
+_WEIGHTS = "pytorch_lora_weights.safetensors"
+_LCM_STEPS = (4, 1, 2, 3, 5, 6, 7, 8)
+
+
+def _turbo() -> FewSteps:
+    return FewSteps(steps=(1, 2, 3, 4), sampler="euler_ancestral", schedule="trailing")
+
+
+def _lcm(repo: str) -> FewSteps:
+    return FewSteps(steps=_LCM_STEPS, sampler="lcm", loras={0: (f"latent-consistency/{repo}/{_WEIGHTS}",)})
+
+
+def _hyper(kind: str) -> dict[str, FewSteps]:
+    plain = {steps: (f"{_HYPER}-{kind}-{steps}steps-lora.safetensors",) for steps in (2, 4, 8)}
+    guided = {steps: (f"{_HYPER}-{kind}-{steps}steps-CFG-lora.safetensors",) for steps in (8, 12)}
+    return {
+        "hyper": FewSteps(steps=(8, 4, 2), sampler="ddim", schedule="trailing", loras=plain),
+        "hyper-cfg": FewSteps(steps=(8, 12), sampler="ddim", schedule="trailing", guidance=5.0, loras=guided),
+    }
+
+
+def _lightning() -> FewSteps:
+    files = {steps: (f"ByteDance/SDXL-Lightning/sdxl_lightning_{steps}step_lora.safetensors",) for steps in (2, 4, 8)}
+    return FewSteps(steps=(4, 2, 8), sampler="euler", schedule="trailing", loras=files)
+
+
+def few_steps(text_width: int, *, sdxl: bool) -> Mapping[str, FewSteps]:
+    """For a model whose UNet takes text states of this width."""
+    if sdxl:
+        return {"lightning": _lightning(), "lcm": _lcm("lcm-lora-sdxl"), **_hyper("SDXL"), "turbo": _turbo()}
+    if text_width == 768:
+        return {"lcm": _lcm("lcm-lora-sdv1-5")} | _hyper("SD15")
+    return {"turbo": _turbo()}

@@ -1,0 +1,56 @@
+"""What LoRA files call the layers of Stable Diffusion: diffusers' names, new and old, and those of one file (sgm)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from qwenimg.common.base.shape import Manifest
+from qwenimg.common.families.stable_diffusion import ldm_keys
+from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.weights.lora_names import DENOISER, TEXT, TEXT_1, TEXT_2, Names, Others, Part, part
+
+_ATTENTION = re.compile(r"(?P<owner>.+\.attn\d)\.(?P<layer>to_[qkv]|to_out)(\.0)?")
+_PROJECTION = re.compile(r"(?P<owner>.+\.self_attn)\.(?P<letter>q|k|v|out)_proj")
+
+
+def names(checkpoint: Checkpoint) -> Names:
+    """Of the UNet and the text encoders."""
+    found = [_unet(checkpoint["unet"].config, _weights(checkpoint, "unet"))]
+    for name in checkpoint.texts:
+        prefixes = (TEXT_2 if name == "text_encoder_2" else TEXT_1) if len(checkpoint.texts) > 1 else (*TEXT_2, *TEXT)
+        weights = _weights(checkpoint, name)
+        found.append(part(name, weights, prefixes, {path: list(_clip(path)) for path in _paths(weights)}))
+    return tuple(found)
+
+
+def _weights(checkpoint: Checkpoint, component: str) -> Manifest:
+    return {name: entry.shape for name, entry in checkpoint[component].plan.entries.items()}
+
+
+def _unet(config: UNetConfig, weights: Manifest) -> Part:
+    stored = [name for name in weights if name.endswith(".weight")]
+    places = ldm_keys.unet_places(stored, config, "")
+    others: Others = {
+        path: [places[f"{path}.weight"].key.removesuffix(".weight"), *_processor(path)] for path in _paths(stored)
+    }
+    return part("unet", weights, DENOISER, others)
+
+
+def _processor(path: str) -> Iterator[str]:
+    """As diffusers wrote them until 2023: `attn1.processor.to_q_lora.down.weight`."""
+    if match := _ATTENTION.fullmatch(path):
+        yield f"{match['owner']}.processor.{match['layer']}"
+
+
+def _clip(path: str) -> Iterator[str]:
+    """Behind the name of the text model, and diffusers' older name of a projection."""
+    yield f"text_model.{path}"
+    if match := _PROJECTION.fullmatch(path):
+        for prefix in ("", "text_model."):
+            yield f"{prefix}{match['owner']}.to_{match['letter']}"
+
+
+def _paths(weights: Iterable[str]) -> Iterator[str]:
+    return (name.removesuffix(".weight") for name in weights if name.endswith(".weight"))

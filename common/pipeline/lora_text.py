@@ -1,0 +1,50 @@
+"""What a user writes for LoRAs: `FILE[:SCALE]`, several of them parted by semicolons."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import NamedTuple
+
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
+
+NONE = "none"  # asks for no LoRA where a configuration asks for some
+MOST = 32
+LARGE = 10.0  # strength beyond which a picture is rarely meant
+
+
+class Asked(NamedTuple):
+    """One LoRA: a file, a folder or a hub id, and how strong."""
+
+    name: str
+    strength: float = 1.0
+
+    @property
+    def warning(self) -> str | None:
+        if abs(self.strength) <= LARGE:
+            return None
+        return f"--lora {clean(self.name, 60)}: a strength of {self.strength:g} is far beyond what LoRAs are made for"
+
+
+def parse(text: str) -> tuple[Asked, ...]:
+    """The LoRAs that `text` asks for, in its order. Raises UsageError."""
+    found = tuple(_one(part.strip()) for part in text.split(";") if part.strip() not in ("", NONE))
+    if len(found) > MOST:
+        raise UsageError(f"--lora: {len(found)} LoRAs; at most {MOST} are added")
+    return found
+
+
+def _one(part: str) -> Asked:
+    name, colon, end = part.rpartition(":")
+    if not colon or os.path.lexists(part):
+        return Asked(part)
+    try:
+        strength = float(end)
+    except ValueError:
+        raise UsageError(f"--lora {clean(part, 80)}: {clean(end, 30)!r} is no number; write FILE:SCALE") from None
+    if not name:
+        raise UsageError(f"--lora {clean(part, 80)}: no file before the colon; write FILE:SCALE")
+    if not math.isfinite(strength) or abs(strength) > 1e6:
+        raise UsageError(f"--lora {clean(part, 80)}: a strength is a finite number, usually 0 to 1")
+    return Asked(name, strength)

@@ -1,0 +1,278 @@
+"""What one LoRA adds to one weight: a few small factors and the formula that makes a whole weight of them.
+
+Everything is computed here, in float32 and for both backends alike, so that a fused weight has the same bits on both.
+Every formula is over the weight as rows of outputs, [out, in] or [out, in * kh * kw]:
+
+- LoRA, and LoCon of a convolution: up @ down; with `mid` (Tucker) the sum over r, s of up[o r] mid[r s k l] down[s i];
+- LoHa: (w1_a @ w1_b) * (w2_a @ w2_b), each with a core t1 and t2 in the Tucker form;
+- LoKr: kron(w1, w2), either of them whole or as w_a @ w_b;
+- DoRA, on top of any of them: m V / |V| - W with V = W + scale * product, the norm over rows of outputs or of inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.safe_files import bad
+from qwenimg.common.base.shape import Shape
+from qwenimg.common.base.text import clean
+from qwenimg.common.weights.float8 import FORMATS, table
+from qwenimg.common.weights.plan import DTYPES, Piece, raw, widened
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MAX_RANK = 4096
+LORA, TUCKER, LOHA, LOKR = "LoRA", "LoRA, Tucker", "LoHa", "LoKr"
+FACTORS = (*DTYPES, *FORMATS)  # dtypes that are read
+
+# The factors of each kind, and those that may be there besides. LoKr's are listed by `_lokr`.
+_ROLES: Mapping[str, frozenset[str]] = {
+    LORA: frozenset({"up", "down"}),
+    TUCKER: frozenset({"up", "down", "mid"}),
+    LOHA: frozenset({"hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"}),
+}
+_CORES = frozenset({"hada_t1", "hada_t2"})
+_LOKR_HALVES = (
+    ({"lokr_w1"}, {"lokr_w1_a", "lokr_w1_b"}),
+    (
+        {"lokr_w2"},
+        {"lokr_w2_a", "lokr_w2_b"},
+        {"lokr_w2_a", "lokr_w2_b", "lokr_t2"},
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LowRank:
+    """One module of a LoRA file for one weight. `scale`: alpha / rank, of the file; `strength`: the user's."""
+
+    module: str  # its name in the file
+    kind: str
+    parts: Mapping[str, Piece]  # by role
+    rank: int | None  # None: whole factors
+    scale: float
+    strength: float = 1.0
+    magnitude: Piece | None = None  # of DoRA
+    by_inputs: bool = False  # the axis of its norm
+
+    def added(self, weight: np.ndarray) -> np.ndarray:
+        """What is added to `weight`, float32, in its shape. Raises ModelError for values that are not finite."""
+        import numpy as np
+
+        with np.errstate(all="ignore"):  # what is not finite is refused below
+            made = np.float32(self.scale) * self._product().reshape(weight.shape)
+            if self.magnitude is not None:
+                made = self._decomposed(weight, made)
+            made *= np.float32(self.strength)
+        if not np.isfinite(made).all():
+            path = next(iter(self.parts.values())).file.path
+            raise bad(path, f"module '{clean(self.module, 80)}' has values that are not finite: fetch it again")
+        return made
+
+    def _product(self) -> np.ndarray:
+        arrays = {role: floats(piece) for role, piece in self.parts.items()}
+        if self.kind == LOHA:
+            product: np.ndarray = _hadamard(arrays, "1") * _hadamard(arrays, "2")
+            return product
+        if self.kind == LOKR:
+            return _kronecker(arrays)
+        up = arrays["up"].reshape(len(arrays["up"]), -1)
+        if self.kind == TUCKER:
+            return _core(arrays["mid"], up.T, arrays["down"].reshape(len(arrays["down"]), -1))
+        down = arrays["down"].reshape(len(arrays["down"]), -1)
+        made: np.ndarray = up @ down
+        return made
+
+    def _decomposed(self, weight: np.ndarray, made: np.ndarray) -> np.ndarray:
+        """The formula of PEFT, whose norm is that of the changed weight. ComfyUI divides by the unchanged one's."""
+        import numpy as np
+
+        assert self.magnitude is not None
+        changed = weight + made
+        axes = tuple(i for i in range(weight.ndim) if i != int(self.by_inputs))
+        norm = np.sqrt(np.square(changed).sum(axis=axes, keepdims=True))
+        wanted = floats(self.magnitude).reshape(norm.shape)
+        result: np.ndarray = changed * (wanted / np.maximum(norm, np.finfo(np.float32).tiny)) - weight
+        return result
+
+
+def floats(piece: Piece) -> np.ndarray:
+    """The values of a tensor in float32. Raises ModelError if the file changed or ended early."""
+    array = raw(piece)
+    for format in FORMATS:
+        if piece.dtype == format:
+            values: np.ndarray = table(format)[array]
+            return values
+    return widened(array, DTYPES[piece.dtype])
+
+
+def _core(core: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Sum over r, s of left[r o] core[r s k l] right[s i], as [o, i * k * l]."""
+    import numpy as np
+
+    made: np.ndarray = np.einsum("ro,rskl,si->oikl", left, core, right, optimize=True)
+    return made.reshape(left.shape[1], -1)
+
+
+def _hadamard(arrays: Mapping[str, np.ndarray], number: str) -> np.ndarray:
+    a, b = arrays[f"hada_w{number}_a"], arrays[f"hada_w{number}_b"]
+    core = arrays.get(f"hada_t{number}")
+    made: np.ndarray = a @ b if core is None else _core(core, a, b)
+    return made
+
+
+def _kronecker(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """A kernel's places stay the last axis of the second factor, and so of the product's rows."""
+    import numpy as np
+
+    first = arrays["lokr_w1"] if "lokr_w1" in arrays else arrays["lokr_w1_a"] @ arrays["lokr_w1_b"]
+    if "lokr_w2" in arrays:
+        second = arrays["lokr_w2"]
+    elif "lokr_t2" in arrays:
+        second = _core(arrays["lokr_t2"], arrays["lokr_w2_a"], arrays["lokr_w2_b"])
+    else:
+        second = arrays["lokr_w2_a"] @ arrays["lokr_w2_b"]
+    made: np.ndarray = np.kron(first, second.reshape(len(second), -1))
+    return made
+
+
+# From headers: which kind it is, and whether it fits
+
+
+def kind_of(roles: frozenset[str]) -> str | None:
+    """The kind whose factors these are; None for a set that is incomplete or mixed."""
+    for kind, needed in _ROLES.items():
+        if roles == needed or (kind == LOHA and roles == needed | _CORES):
+            return kind
+    halves = ([half for half in side if roles & half == half] for side in _LOKR_HALVES)
+    chosen = [max(found, key=len, default=set[str]()) for found in halves]
+    return LOKR if all(chosen) and roles == frozenset().union(*chosen) else None
+
+
+def rank_of(parts: Mapping[str, Piece]) -> int | None:
+    """What alpha is divided by; None for whole factors and for what is no factor's shape."""
+    for role in ("down", "hada_w1_b", "lokr_w2_b", "lokr_w1_b"):
+        if role in parts and parts[role].shape and parts[role].shape[0]:
+            return parts[role].shape[0]
+    return None
+
+
+def check(kind: str, parts: Mapping[str, Piece], weight: Shape) -> int | None:
+    """The rank of factors whose product has the shape of `weight`. Raises ValueError saying what is wrong."""
+    shapes = {role: piece.shape for role, piece in parts.items()}
+    for role, piece in parts.items():
+        if piece.dtype not in FACTORS:
+            raise ValueError(f"{role} is {piece.dtype}, which is not read")
+        if not 2 <= len(piece.shape) <= 4 or 0 in piece.shape:
+            raise ValueError(f"{role} has shape {list(piece.shape)}")
+    flat = (weight[0], prod(weight[1:]))
+    made, rank = {LORA: _check_lora, TUCKER: _check_tucker, LOHA: _check_loha, LOKR: _check_lokr}[kind](shapes, weight)
+    if made != flat:
+        raise ValueError(f"makes {list(made)} of a weight {list(weight)}")
+    if rank is not None and not 1 <= rank <= MAX_RANK:
+        raise ValueError(f"has rank {rank}; 1 to {MAX_RANK} are read")
+    return rank
+
+
+def check_magnitude(piece: Piece, weight: Shape, *, of_peft: bool) -> bool:
+    """Whether DoRA's magnitude is for each input, and not for each output. Raises ValueError where it is neither."""
+    count = prod(piece.shape)
+    if piece.dtype not in FACTORS:
+        raise ValueError(f"its magnitude is {piece.dtype}, which is not read")
+    if count == weight[0] and (of_peft or piece.shape[0] == weight[0]):
+        return False
+    if not of_peft and len(piece.shape) > 1 and piece.shape[0] == 1 and count == piece.shape[1] == weight[1]:
+        return True
+    raise ValueError(f"its magnitude has shape {list(piece.shape)}, for a weight {list(weight)}")
+
+
+_Shapes = Mapping[str, Shape]
+_Flat = tuple[tuple[int, int], int | None]
+
+
+def _matrix(shape: Shape, role: str) -> tuple[int, int]:
+    """A factor without a kernel, [a b] or [a b 1 1]."""
+    if prod(shape[2:]) != 1:
+        raise ValueError(f"{role} has shape {list(shape)}; expected a matrix")
+    return shape[0], shape[1]
+
+
+def _joined(left: int, right: int) -> int:
+    if left != right:
+        raise ValueError(f"its factors do not fit: ranks {left} and {right}")
+    return left
+
+
+def _kernel(shape: Shape, weight: Shape, role: str) -> None:
+    """The places of a kernel behind the first two axes are those of the weight's, where there are any."""
+    if tuple(n for n in shape[2:] if n != 1) != tuple(n for n in weight[2:] if n != 1):
+        raise ValueError(f"{role} has shape {list(shape)}, for a weight {list(weight)}")
+
+
+def _check_lora(shapes: _Shapes, weight: Shape) -> _Flat:
+    outputs, rank = _matrix(shapes["up"], "up")
+    down = shapes["down"]
+    _kernel(down, weight, "down")
+    return (outputs, prod(down[1:])), _joined(rank, down[0])
+
+
+def _check_tucker(shapes: _Shapes, weight: Shape) -> _Flat:
+    (outputs, left), (right, inputs) = _matrix(shapes["up"], "up"), _matrix(shapes["down"], "down")
+    return _cored(shapes["mid"], weight, left, right, "mid", (outputs, inputs)), right
+
+
+def _cored(core: Shape, weight: Shape, left: int, right: int, role: str, sides: tuple[int, int]) -> tuple[int, int]:
+    if len(core) != 4:
+        raise ValueError(f"{role} has shape {list(core)}; expected four axes")
+    _kernel(core, weight, role)
+    _joined(core[0], left)
+    _joined(core[1], right)
+    return sides[0], sides[1] * prod(core[2:])
+
+
+def _check_loha(shapes: _Shapes, weight: Shape) -> _Flat:
+    made, ranks = zip(*(_check_half(shapes, weight, number) for number in "12"), strict=True)
+    if made[0] != made[1]:
+        raise ValueError(f"its halves make {list(made[0])} and {list(made[1])}")
+    return made[0], ranks[0]
+
+
+def _check_half(shapes: _Shapes, weight: Shape, number: str) -> tuple[tuple[int, int], int]:
+    names = f"hada_w{number}_a", f"hada_w{number}_b"
+    a, b = (_matrix(shapes[name], name) for name in names)
+    core = f"hada_t{number}"
+    if core not in shapes:
+        return (a[0], b[1]), _joined(a[1], b[0])
+    return _cored(shapes[core], weight, a[0], b[0], core, (a[1], b[1])), b[0]
+
+
+def _check_lokr(shapes: _Shapes, weight: Shape) -> _Flat:
+    """The rank is that of a half that is split, the second's where both are; of whole halves there is none."""
+    rank: int | None = None
+    if "lokr_w1" in shapes:
+        first = _matrix(shapes["lokr_w1"], "lokr_w1")
+    else:
+        a, b = (_matrix(shapes[f"lokr_w1_{half}"], f"lokr_w1_{half}") for half in "ab")
+        first, rank = (a[0], b[1]), _joined(a[1], b[0])
+    if "lokr_w2" in shapes:
+        whole = shapes["lokr_w2"]
+        _kernel(whole, weight, "lokr_w2") if len(whole) > 2 else None
+        second = whole[0], prod(whole[1:])
+    else:
+        a, b = (_matrix(shapes[f"lokr_w2_{half}"], f"lokr_w2_{half}") for half in "ab")
+        if "lokr_t2" in shapes:
+            second, rank = _cored(shapes["lokr_t2"], weight, a[0], b[0], "lokr_t2", (a[1], b[1])), b[0]
+        else:
+            second, rank = (a[0], b[1]), _joined(a[1], b[0])
+    return (first[0] * second[0], first[1] * second[1]), rank
+
+
+def not_complete(path: object, module: str, roles: frozenset[str]) -> ModelError:
+    """Why these factors alone make nothing."""
+    shown = ", ".join(sorted(roles))
+    return bad(str(path), f"module '{clean(module, 80)}' has only {shown}: the file is incomplete, fetch it again")

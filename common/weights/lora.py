@@ -1,0 +1,292 @@
+"""A LoRA file: its header read strictly, its keys told apart, and each module held against the weight it belongs to.
+
+A key is a module's name and what it is of it, in any of the endings that trainers write. Which weight a module's name
+stands for says a table made from the model (`lora_names`), never a rule that happens to match. Every key is used, or
+the file is refused by the key's name. No factor is read before it is needed, but the scale alpha is, being one number.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from qwenimg.common.base.safe_files import OpenFile, bad, is_file, open_regular
+from qwenimg.common.base.strict_json import strict_json
+from qwenimg.common.base.text import clean
+from qwenimg.common.weights import delta
+from qwenimg.common.weights.delta import LowRank
+from qwenimg.common.weights.files import first
+from qwenimg.common.weights.lora_names import Names, Target, find
+from qwenimg.common.weights.plan import Piece
+from qwenimg.common.weights.safetensors import read_header
+
+ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"  # as PEFT saves them
+MAX_CONFIG = 1 << 20  # bytes
+_METADATA = "lora_adapter_metadata"  # as diffusers writes PEFT's configuration into the header
+
+_CONFIGURED = ("transformer.", "unet.", "text_encoder.", "text_encoder_2.")  # components that it may be of
+
+# What ends a key behind its module: PEFT's (with the adapter's name or without), kohya's, old diffusers' and LyCORIS's.
+_ENDINGS = (
+    (re.compile(r"(.+)\.lora_A(?:\.[A-Za-z0-9_-]+)??(?:\.weight)?"), "down"),
+    (re.compile(r"(.+)\.lora_B(?:\.[A-Za-z0-9_-]+)??(?:\.weight)?"), "up"),
+    (re.compile(r"(.+)\.lora_(?P<role>down|up|mid)(?:\.[A-Za-z0-9_-]+)?\.weight"), None),
+    (re.compile(r"(.+)[._]lora\.(?P<role>down|up)\.weight"), None),
+    (re.compile(r"(.+)\.lora_linear_layer\.(?P<role>down|up)\.weight"), None),
+    (re.compile(r"(.+)\.lora_magnitude_vector(?:\.[A-Za-z0-9_-]+)??(?:\.weight)?"), "magnitude"),
+    (re.compile(r"(.+)\.(?P<role>alpha|dora_scale|hada_(?:w[12]_[ab]|t[12])|lokr_(?:w[12](?:_[ab])?|t2))"), None),
+)
+_SCALES = ("alpha", "dora_scale", "magnitude")  # what is no factor
+# Endings of what is known and not read.
+_REFUSED = (
+    (re.compile(r".*\.(oft_[A-Za-z]+|.*boft.*)(\.weight)?"), "is an OFT or BOFT adapter"),
+    (re.compile(r".*\.[ab][12]\.weight"), "is a GLoRA adapter"),
+    (re.compile(r".*\.(diff|diff_b|w_norm|b_norm|set_weight)"), "holds whole differences of weights (diff)"),
+    (re.compile(r".*\.lora_B(\..+)?\.bias"), "adds to biases (lora_B.bias)"),
+    (re.compile(r".*\.lora_embedding_[AB](\..+)?"), "adds to embeddings (lora_embedding)"),
+    (re.compile(r"lora_controlnet|input_blocks\..*\.(up|down)|input_hint_block\..*"), "is a ControlNet-LoRA"),
+    (re.compile(r"bundle_emb\..*"), "holds a textual inversion (bundle_emb)"),
+    (re.compile(r".*\.on_input"), "is an IA3 adapter"),
+)
+
+
+class Module(NamedTuple):
+    """What a file has for one weight, by role."""
+
+    parts: Mapping[str, Piece]  # the factors
+    scales: Mapping[str, Piece]  # alpha, dora_scale or magnitude
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LoraFile:
+    """A LoRA file whose header is read. The file stays open until `close`."""
+
+    file: OpenFile
+    modules: Mapping[str, Module]  # by their names in the file, in the order of its bytes
+    metadata: Mapping[str, str]
+    adapter: Mapping[str, Any]  # PEFT's configuration, from the header or the file beside
+
+    def close(self) -> None:
+        self.file.close()
+
+
+Deltas = dict[str, dict[str, tuple[LowRank, ...]]]
+"""By component, then by parameter."""
+
+
+def read_lora(path: Path) -> LoraFile:
+    """The LoRA in the safetensors file `path`, or in a folder that PEFT saved. Raises ModelError."""
+    inside = path / ADAPTER
+    path = inside if is_file(inside) else path
+    header = read_header(path)
+    try:
+        pieces = {key: Piece(key, header.file, *stored) for key, stored in header.tensors.items()}
+        return LoraFile(
+            file=header.file,
+            modules=_modules(path, pieces),
+            metadata=header.metadata,
+            adapter=_adapter(path, header.metadata),
+        )
+    except BaseException:
+        header.file.close()
+        raise
+
+
+def fit(lora: LoraFile, names: Names) -> Deltas:
+    """What `lora` adds to which weights of a model with these `names`, at strength 1. Raises ModelError where a module
+    is of no weight of the model, or has not its shape."""
+    path = lora.file.path
+    targets = {module: find(names, module) for module in lora.modules}
+    unknown = [module for module, target in targets.items() if target is None]
+    if unknown:
+        raise bad(path, f"{_stranger(unknown, len(targets))}: not a LoRA for this model")
+    found: Deltas = {}
+    for module, target in targets.items():
+        assert target is not None
+        there = found.setdefault(target.component, {})
+        if target.name in there:
+            twice = there[target.name][0].module
+            raise bad(path, f"modules {first([module])} and '{clean(twice, 80)}' are of one weight")
+        there[target.name] = (_low_rank(lora, module, target),)
+    return found
+
+
+def strengthened(deltas: Deltas, strength: float) -> Deltas:
+    """The same at another strength."""
+    return {
+        component: {name: tuple(replace(one, strength=strength) for one in every) for name, every in there.items()}
+        for component, there in deltas.items()
+    }
+
+
+def joined(several: Sequence[Deltas]) -> Deltas:
+    """Of each weight what all of `several` add to it, in their order."""
+    found: Deltas = {}
+    for deltas in several:
+        for component, there in deltas.items():
+            for name, every in there.items():
+                mine = found.setdefault(component, {})
+                mine[name] = mine.get(name, ()) + every
+    return found
+
+
+def _stranger(unknown: list[str], count: int) -> str:
+    which = first([unknown[0]])
+    if len(unknown) == count:
+        return f"none of its {count} modules, such as {which}, is a layer of this model"
+    return f"module {which}{_more(unknown)} is no layer of this model"
+
+
+def _more(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if names[1:] else ""
+
+
+# Keys
+
+
+def _modules(path: Path, pieces: Mapping[str, Piece]) -> dict[str, Module]:
+    roles: dict[str, dict[str, Piece]] = {}
+    for key, piece in pieces.items():
+        name, role = _parsed(path, key)
+        other = roles.setdefault(name, {}).setdefault(role, piece)
+        if other is not piece:
+            raise bad(path, f"tensors '{clean(other.key, 80)}' and {first([key])} are the same")
+    found = {
+        name: Module(
+            {role: piece for role, piece in there.items() if role not in _SCALES},
+            {role: piece for role, piece in there.items() if role in _SCALES},
+        )
+        for name, there in roles.items()
+    }
+    if not found:
+        raise bad(path, "holds no tensors")
+    for module in found.values():
+        if not module.parts:
+            key = next(iter(module.scales.values())).key
+            raise bad(path, f"tensor {first([key])} is of a module without factors: the file is incomplete")
+    return found
+
+
+def _parsed(path: Path, key: str) -> tuple[str, str]:
+    """The module and the role of a key. Raises ModelError."""
+    for pattern, what in _REFUSED:
+        if pattern.fullmatch(key):
+            raise bad(path, f"{what}, see tensor {first([key])}: LoRA, LoCon, LoHa, LoKr and DoRA are read")
+    for pattern, role in _ENDINGS:
+        if match := pattern.fullmatch(key):
+            return match[1], role or match["role"]
+    raise bad(path, f"tensor {first([key])} is of no LoRA that is known: LoRA, LoCon, LoHa, LoKr and DoRA are read")
+
+
+# One module
+
+
+def _low_rank(lora: LoraFile, module: str, target: Target) -> LowRank:
+    path, found = lora.file.path, lora.modules[module]
+    kind = delta.kind_of(frozenset(found.parts))
+    if kind is None:
+        raise delta.not_complete(path, module, frozenset(found.parts))
+    magnitude = found.scales.get("dora_scale") or found.scales.get("magnitude")
+    try:
+        rank = delta.check(kind, found.parts, target.shape)
+        of_peft = "magnitude" in found.scales
+        by_inputs = magnitude is not None and delta.check_magnitude(magnitude, target.shape, of_peft=of_peft)
+        scale = scale_of(lora, module, rank)
+    except ValueError as error:
+        raise bad(path, f"module {first([module])}: {error}") from None
+    return LowRank(
+        module=module,
+        kind=kind,
+        parts=found.parts,
+        rank=rank,
+        scale=scale,
+        magnitude=magnitude,
+        by_inputs=by_inputs,
+    )
+
+
+def scale_of(lora: LoraFile, module: str, rank: int | None) -> float:
+    """alpha / rank, of the module's own alpha, else PEFT's, else kohya's for the whole file; 1 where there is none, and
+    of LoKr's whole factors. Raises ValueError."""
+    if rank is None:
+        return 1.0
+    own = lora.modules[module].scales.get("alpha")
+    if own is not None:
+        return _alpha(own) / rank
+    if lora.adapter:
+        return _peft_scale(lora.adapter, module, rank)
+    whole = lora.metadata.get("ss_network_alpha", "None")
+    if whole in ("None", ""):
+        return 1.0
+    try:
+        return _finite(float(whole)) / rank
+    except ValueError:
+        raise ValueError(f"ss_network_alpha is {clean(whole, 30)!r}, not a number") from None
+
+
+def _alpha(piece: Piece) -> float:
+    if math.prod(piece.shape) != 1 or piece.dtype not in (*delta.FACTORS, "F64", "I64", "I32"):
+        raise ValueError(f"alpha is {piece.dtype} {list(piece.shape)}; expected one number")
+    if piece.dtype in delta.FACTORS:
+        return _finite(float(delta.floats(piece).reshape(())))
+    import numpy as np
+
+    read = {"F64": "<f8", "I64": "<i8", "I32": "<i4"}[piece.dtype]
+    return _finite(float(np.frombuffer(piece.file.read(piece.begin, piece.end - piece.begin), read)[0]))
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError(f"alpha is {value}")
+    return value
+
+
+# PEFT's configuration
+
+
+def _adapter(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Of the header, else of the file beside one that PEFT saved."""
+    beside = path.with_name(ADAPTER_CONFIG)
+    if _METADATA in metadata:
+        raw, where = metadata[_METADATA].encode(), f"{path} ({_METADATA})"
+    elif path.name == ADAPTER and is_file(beside):
+        file = open_regular(beside)
+        try:
+            if file.size > MAX_CONFIG:
+                raise bad(beside, f"has {file.size} bytes; at most {MAX_CONFIG} are read")
+            raw, where = file.read(0, file.size), str(beside)
+        finally:
+            file.close()
+    else:
+        return {}
+    data = strict_json(raw, where, depth=4, values=20_000)
+    if not isinstance(data, dict):
+        raise bad(where, "is not a JSON object")
+    return data
+
+
+def _peft_scale(adapter: Mapping[str, Any], module: str, rank: int) -> float:
+    """By the component's configuration, behind its name where there are several (`transformer.lora_alpha`)."""
+    mine = [prefix for prefix in _CONFIGURED if module.startswith(prefix)]
+    there = [prefix for prefix in _CONFIGURED if any(key.startswith(prefix) for key in adapter)]
+    for prefix in (*mine, "", *(there if len(there) == 1 else ())):  # the last for bare names of one component
+        own = {key.removeprefix(prefix): value for key, value in adapter.items() if key.startswith(prefix)}
+        if own.get("lora_alpha") is not None:
+            alpha = _pattern(own.get("alpha_pattern"), module, own["lora_alpha"])
+            return alpha / (math.sqrt(rank) if own.get("use_rslora") is True else rank)
+    return 1.0
+
+
+def _pattern(patterns: object, module: str, usual: object) -> float:
+    """The alpha of the longest of `patterns` that `module` ends in, else the `usual` one. Raises ValueError."""
+    value = usual
+    if isinstance(patterns, dict):
+        ends = [key for key in patterns if f".{module}".endswith(f".{key.removeprefix('^')}")]
+        value = patterns[max(ends, key=len)] if ends else usual
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"lora_alpha is {clean(value, 30)!r}, not a number")
+    return _finite(float(value))

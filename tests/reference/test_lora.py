@@ -1,0 +1,165 @@
+"""LoRA files against diffusers with PEFT, where it loads them right; and the names of Stable Diffusion's layers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lora_cases as cases
+import numpy as np
+import pytest
+import tiny_ldm
+import torch
+from safetensors.torch import save_file
+from tiny_model import tiny_dit
+
+from qwenimg.common.families.stable_diffusion import lora_names, single_file
+from qwenimg.common.weights import lora as loras
+from qwenimg.common.weights.lora_names import DENOISER, Names, find, part
+
+TOLERANCE = 1e-6  # of the largest weight: float32 sums in another order
+KINDS = ("sd1", "sd2", "sdxl")
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, dict[str, torch.nn.Module]]:
+    return {kind: tiny_ldm.models_of(kind) for kind in KINDS}
+
+
+@pytest.fixture(scope="module")
+def names(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Names]:
+    """Of each kind, opened from one file."""
+    found = {}
+    for kind in KINDS:
+        path = tmp_path_factory.mktemp("lora") / f"{kind}.safetensors"
+        save_file(tiny_ldm.one_file(kind, models[kind]), path)
+        opened = single_file.open_file(path)
+        parts = {"unet": opened.unet} | opened.texts
+        components = {name: SimpleNamespace(config=c, plan=opened.plans[name], role="") for name, c in parts.items()}
+        texts = {name: components[name] for name in opened.texts}
+        found[kind] = lora_names.names(_Checkpoint(components, texts))  # type: ignore[arg-type]
+    return found
+
+
+class _Checkpoint(SimpleNamespace):
+    def __init__(self, components: dict[str, Any], texts: dict[str, Any]):
+        super().__init__(components=components, texts=texts)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.components[name]
+
+
+def modules(model: torch.nn.Module) -> list[str]:
+    return [name for name, layer in model.named_modules() if isinstance(layer, (torch.nn.Linear, torch.nn.Conv2d))]
+
+
+def sgm(model: torch.nn.Module) -> dict[str, str]:
+    """Of each layer its path in one file."""
+    keys = list(model.state_dict())
+    theirs = dict(zip(keys, tiny_ldm.unet_file(model), strict=True))
+    return {path: theirs[f"{path}.weight"].removesuffix(".weight") for path in modules(model)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_layer_of_a_unet_has_all_of_its_names(kind: str, models: dict[str, Any], names: dict[str, Names]) -> None:
+    paths = sgm(models[kind]["unet"])
+    assert len(paths) > 60
+    for path, other in paths.items():
+        flat, other_flat = path.replace(".", "_"), other.replace(".", "_")
+        written = [path, f"unet.{path}", f"lora_unet_{flat}", f"lycoris_{flat}", f"lora_unet_{other_flat}"]
+        written += [f"diffusion_model.{other}", f"model.diffusion_model.{other}", f"base_model.model.{path}"]
+        if match := re.fullmatch(r"(.+attn\d)\.(to_\w+)(\.0)?", path):
+            written.append(f"unet.{match[1]}.processor.{match[2]}")
+        for called in written:
+            target = find(names[kind], called)
+            assert target is not None and (target.component, target.name) == ("unet", f"{path}.weight"), called
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_layer_of_the_text_encoders_has_all_of_its_names(
+    kind: str, models: dict[str, Any], names: dict[str, Names]
+) -> None:
+    prefixes = {"text_encoder": ["text_encoder.", "lora_te1_"], "text_encoder_2": ["text_encoder_2.", "lora_te2_"]}
+    if kind != "sdxl":
+        prefixes["text_encoder"].append("lora_te_")
+    for component in (name for name in models[kind] if "text" in name):
+        for path in modules(models[kind][component]):
+            plain = path.removeprefix("text_model.")
+            for prefix in prefixes[component]:
+                ours = {path, plain} if plain.startswith("text_projection") else {f"text_model.{plain}", plain}
+                for called in ours:
+                    called = prefix + (called.replace(".", "_") if prefix.endswith("_") else called)
+                    target = find(names[kind], called)
+                    assert target is not None and (target.component, target.name) == (component, f"{plain}.weight")
+
+
+# diffusers with PEFT
+
+# Those that it reads rightly; on the others it raises, matches nothing, or ignores alpha.
+RIGHT = (
+    "diffusers", "diffusers, alpha in the header", "diffusers, rank-stabilised", "diffusers of 2023", "Lightning",
+    "kohya, musubi", "ai-toolkit", "ai-toolkit, alpha", "DiffSynth",
+)  # fmt: skip
+
+
+def fused_by_diffusers(model: torch.nn.Module, load: Any) -> dict[str, np.ndarray]:
+    """Every weight after `load` gave the model its LoRA."""
+    load()
+    model.fuse_lora()
+    model.unload_lora()
+    return {name: value.detach().numpy() for name, value in model.named_parameters()}
+
+
+def compare(deltas: dict[str, Any], before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> None:
+    worst, changed = 0.0, 0
+    for name, weight in before.items():
+        ours = weight + deltas[name][0].added(weight) if name in deltas else weight
+        changed += not np.array_equal(weight, after[name])
+        worst = max(worst, float(np.abs(ours - after[name]).max() / np.abs(after[name]).max()))
+    print(f"{changed} weights, error {worst:.1e}")
+    assert changed == len(deltas) and worst < TOLERANCE
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_qwen_image_against_diffusers(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    from diffusers import QwenImagePipeline
+
+    model = tiny_dit()
+    before = {name: value.detach().numpy().copy() for name, value in model.named_parameters()}
+    shapes = {name: value.shape for name, value in before.items()}
+    layers = [path for path in modules(model) if path.startswith("transformer_blocks.")]
+    made = {path: cases.lora(shapes[f"{path}.weight"], i) for i, path in enumerate(layers)}
+    file = cases.written(tmp_path / "a.safetensors", made, cases.QWEN[name])
+    found = loras.fit(loras.read_lora(file), (part("transformer", shapes, DENOISER),))["transformer"]
+    pipe = QwenImagePipeline(transformer=model, vae=None, text_encoder=None, tokenizer=None, scheduler=None)
+    compare(found, before, fused_by_diffusers(model, lambda: pipe.load_lora_weights(file)))
+
+
+SD = {
+    "kohya": cases.Dialect("lora_unet_", cases.KOHYA_HALVES, flat=True, alpha=True, scale=cases.Q),
+    "kohya, sgm": cases.Dialect("lora_unet_", cases.KOHYA_HALVES, flat=True, alpha=True, scale=cases.Q),
+    "PEFT": cases.Dialect("unet.", cases.PEFT_HALVES),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("sd1", "kohya"), ("sd1", "PEFT"), ("sdxl", "kohya, sgm"), ("sdxl", "PEFT")]
+)
+def test_stable_diffusion_against_diffusers(
+    kind: str, name: str, models: dict[str, Any], names: dict[str, Names], tmp_path: Path
+) -> None:
+    pytest.importorskip("peft")
+    model = tiny_ldm.tiny_unet(kind)
+    before = {name: value.detach().numpy().copy() for name, value in model.named_parameters()}
+    paths = sgm(model)
+    layers = [path for path in paths if ".transformer_blocks." in path or name == "kohya, sgm"]
+    made = {path: cases.lora(before[f"{path}.weight"].shape, i) for i, path in enumerate(layers)}
+    called = paths.__getitem__ if "sgm" in name else str
+    file = cases.written(tmp_path / "a.safetensors", made, SD[name], name=called)
+    found = loras.fit(loras.read_lora(file), names[kind])["unet"]
+    models = models[kind] | {"unet": model}
+    pipe = tiny_ldm.pipeline(tmp_path, kind, models)
+    compare(found, before, fused_by_diffusers(model, lambda: pipe.load_lora_weights(file)))
