@@ -119,7 +119,7 @@ def _of_pictures(command: _F) -> _F:
 @click.option(
     "--precision",
     metavar="POLICY",
-    help="The preset's, or fp32, bf16; fp16 for Stable Diffusion only; parts: bf16,vae=bf16.",
+    help="The preset's, or fp32, bf16, fp16, fp16-upcast; with parts: bf16,vae=bf16.",
 )
 @parts.options
 @click.option(

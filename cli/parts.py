@@ -18,6 +18,10 @@ FLAGS: Mapping[str, str] = {
     "--fp16-vae": "vae=fp16",
     "--bf16-vae": "vae=bf16",
     "--fp32-vae": "vae=fp32",
+    "--upcast-attention": "attention=fp32",
+    "--force-upcast-attention": "attention=fp32",
+    "--dont-upcast-attention": "attention=fused",
+    "--upcast-matmul": "matmul=fp32",
 }
 VALUES: Mapping[str, str] = {"--unet-precision": "unet", "--vae-precision": "vae", "--clip-precision": "text"}
 

@@ -11,17 +11,22 @@ import mlx.nn
 from qwenimg.backends.mlx.ops import DTYPES
 from qwenimg.backends.mlx.ops.quantised import QuantisedLinear
 from qwenimg.common.weights.plan import Entry, LoadPlan, not_finite, read, read_codes
+from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.storage import Packed
 
 Model = TypeVar("Model", bound=mlx.nn.Module)
 
 
-def empty(build: Callable[[], Model]) -> Model:
-    """A model without memory for its parameters (they are lazy until `fill`), each layer knowing its own path."""
+def empty(build: Callable[[], Model], precision: Precision | None = None, role: str = "") -> Model:
+    """A model without memory for its parameters (they are lazy until `fill`), each layer knowing its own path, and how
+    it computes where that is another dtype than its weight's."""
     model = build()
     for path, module in model.named_modules():
         if hasattr(module, "path"):
             module.path = path
+        compute = precision.computes(role, path) if precision is not None and hasattr(module, "compute") else None
+        if compute is not None:
+            module.compute = compute
     return model
 
 

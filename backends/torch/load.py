@@ -7,22 +7,27 @@ from typing import TypeVar
 
 import torch
 
-from qwenimg.backends.torch.ops import DTYPES
+from qwenimg.backends.torch.ops import DTYPES, Linear
 from qwenimg.backends.torch.ops.cpu import laid_out
 from qwenimg.backends.torch.ops.quantised import QuantisedLinear
 from qwenimg.common.weights.plan import Entry, LoadPlan, not_finite, read, read_codes
+from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.storage import Packed
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
 
-def empty(build: Callable[[], Model]) -> Model:
-    """A model without memory for its parameters, each of its layers knowing its own path."""
+def empty(build: Callable[[], Model], precision: Precision | None = None, role: str = "") -> Model:
+    """A model without memory for its parameters, each of its layers knowing its own path, and how it computes where
+    that is another dtype than its weight's."""
     with torch.device("meta"):
         model = build()
     for path, module in model.named_modules():
         if hasattr(module, "path"):
             module.path = path
+        compute = precision.computes(role, path) if precision is not None and hasattr(module, "compute") else None
+        if compute is not None:
+            module.compute = compute
     model.requires_grad_(False)
     model.eval()
     return model
@@ -64,6 +69,7 @@ def _pack(model: torch.nn.Module, name: str, entry: Entry, device: torch.device)
     layer, leaf = _owner(model, name)
     assert isinstance(entry.storage, Packed) and leaf == "weight", name
     if not isinstance(layer, QuantisedLinear):
+        assert isinstance(layer, Linear), name
         layer = QuantisedLinear(layer, entry.storage.code, DTYPES[entry.storage.dtype])
         parent, own = _owner(model, name.rpartition(".")[0])
         setattr(parent, own, layer)

@@ -2,8 +2,8 @@
 
 W [out in] is three tensors: `weight` U32 [out, in * bits / 32], whose rows are strings of bits, little endian, the
 first code in the lowest; `scales` and `biases` [out, in / group]. A value is float32(code) * float32(scale) +
-float32(bias), and is rounded once, to whatever dtype is asked for. (MLX's own `dequantize` rounds twice, in the dtype of
-the scales.)
+float32(bias), and is rounded once, to whatever dtype is asked for. (MLX's own `dequantize` rounds twice, in the dtype
+of the scales.)
 """
 
 from __future__ import annotations
@@ -52,6 +52,9 @@ class Affine(NamedTuple):
         """With scales and biases of 16 bits."""
         rows, width = shape
         return rows * (width * self.bits // 8 + width // self.group * 4)
+
+
+BITS8, BITS6, BITS4 = Affine(8, 64), Affine(6, 64), Affine(4, 32)
 
 
 class Coded(NamedTuple):

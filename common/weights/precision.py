@@ -60,6 +60,15 @@ _ALIASES = {
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
+@dataclass(frozen=True)
+class Compute:
+    """How a layer computes where that is not simply in its weight's dtype: it takes float32 and gives float32, and its
+    products are of `scale` times its input in `dtype`. A power of two, so that the scale itself rounds nothing."""
+
+    dtype: str
+    scale: float = 1.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Kind:
     """What a kind of denoiser makes of the policies."""
@@ -74,8 +83,10 @@ class Kind:
     syntax: str
     # Of each switchable place, the starts of its parameters' names. What is there once for a schedule is modulation.
     keys: Mapping[str, re.Pattern[str]]
+    # Of float16, the inputs that are scaled down, since their products or they themselves are beyond 65504
+    scales: Mapping[re.Pattern[str], float] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)  # of a base, its text encoder's dtype where it is its own
     rounds_time: bool = False  # whether timesteps can be rounded as diffusers does in half precision
-    refused: Mapping[str, str] = field(default_factory=dict)  # policies that it has not yet, and what to do
 
     def place(self, key: str, residency: Residency) -> str | None:
         """The switchable place that the denoiser's parameter `key` belongs to."""
@@ -83,31 +94,36 @@ class Kind:
         return next(found, "modulation" if residency is ONCE else None)
 
 
-_PLAIN = ("fp32", "bf16", "bf16-plain", "fp16-plain")
+_BASES = ("fp32", "bf16", "bf16-plain", "fp16", "fp16-upcast", "fp16-plain")
+_OVERRIDES = "[,final_norm=fp32|off][,attention=fused|fp32][,matmul=fp32]"
+_BLOCK = r"transformer_blocks\.\d+\."
 MMDIT = Kind(
     denoiser="transformer",
     places=PLACES,
-    bases=_PLAIN,
+    bases=_BASES,
     presets={"quality": "fp32", "balanced": "bf16", "fast": "bf16-plain", "memory": "bf16"},
-    prefers=("bf16",),
-    without_units="bf16",
-    syntax="BASE[,text|transformer|vae=DTYPE][,final_norm=fp32|off][,timestep=fp32|rounded]",
+    prefers=("bf16", "fp16"),
+    without_units="fp16-upcast",
+    syntax=f"BASE[,text|transformer|vae=DTYPE]{_OVERRIDES}[,timestep=fp32|rounded]",
     keys={"final_norm": re.compile(r"(norm_out|proj_out)\."), "residual": re.compile(r"(img_in|txt_in)\.")},
-    rounds_time=True,
-    refused={
-        "fp16": "a float16 that holds Qwen-Image's activations is not built yet; use bf16, or fp16-plain to see it "
-        "overflow"
+    # Activations reach 2e7 in the streams, which stay float32; these are what goes into and comes out of the products.
+    scales={
+        re.compile(_BLOCK + r"attn\.(to_[qkv]|add_[qkv]_proj|attend)"): 2.0**-3,
+        re.compile(_BLOCK + r"attn\.(to_out\.0|to_add_out)"): 2.0**-4,
+        re.compile(_BLOCK + r"(img|txt)_mlp\.net\.(0\.proj|2)"): 2.0**-5,
     },
+    texts={"fp16": "bfloat16"},  # Qwen2.5-VL's activations are beyond float16 too
+    rounds_time=True,
 )
 UNET = Kind(
     denoiser="unet",
     places=SD_PLACES,
-    bases=(*_PLAIN, "fp16"),
-    presets={"quality": "fp32", "balanced": "bf16", "fast": "bf16-plain", "memory": "fp16"},
+    bases=_BASES,
+    presets={"quality": "fp32", "balanced": "bf16", "fast": "bf16-plain", "memory": "fp16,attention=fp32"},
     prefers=("fp16", "bf16"),
     preferred="its weights are published in float16, which bfloat16 would round",
-    without_units="fp16",
-    syntax="BASE[,text|unet|vae=DTYPE][,final_norm=fp32|off]",
+    without_units="fp16-upcast",
+    syntax=f"BASE[,text|unet|vae=DTYPE]{_OVERRIDES}",
     keys={
         "final_norm": re.compile(r"(conv_norm_out|conv_out)\."),
         "residual": re.compile(r"conv_in\.|.*\.conv_shortcut\."),
@@ -118,7 +134,8 @@ UNET = Kind(
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """A dtype per component and the FP32 places that can be switched. An FP32 place is float32 *at least*."""
+    """A dtype per component, that of its weights, and what is computed in another: the FP32 places that can be
+    switched, attention, and all products. An FP32 place is float32 *at least*."""
 
     name: str
     text: str
@@ -128,14 +145,22 @@ class Precision:
     modulation: bool = True
     residual: bool = True
     timestep: str = "fp32"
+    attention: str = "fused"  # or fp32: queries, keys and values too, not scores and softmax alone
+    upcast: bool = False  # whether every product is of float32
+    scaled: bool = False  # whether the denoiser's inputs are scaled as its kind says
     kind: Kind = MMDIT
 
     def __post_init__(self) -> None:
         assert {self.text, self.transformer, self.vae} <= BYTES.keys(), self
-        assert self.timestep in ("fp32", "rounded"), self
+        assert self.timestep in ("fp32", "rounded") and self.attention in ("fused", "fp32"), self
 
     def compute_dtype(self, component: str) -> str:
-        """The dtype of a component's weights and matrix products, but for the FP32 places."""
+        """The dtype of a component's matrix products, but for the FP32 places."""
+        dtype = self.stored_dtype(component)
+        return at_least_float32(dtype) if self.upcast else dtype
+
+    def stored_dtype(self, component: str) -> str:
+        """The dtype of a component's weights, but for the FP32 places."""
         name = _ROLES.get(component, component)
         assert name in COMPONENTS, component
         dtype: str = getattr(self, name)
@@ -147,9 +172,21 @@ class Precision:
 
     def weight_dtype(self, component: str, key: str, residency: Residency = ALWAYS) -> str:
         """The dtype that the tensor `key` of `component` is loaded in, hence that its layer computes in."""
-        dtype = self.compute_dtype(component)
+        dtype = self.stored_dtype(component)
         place = self.kind.place(key, residency) if component in DENOISERS else None
         return at_least_float32(dtype) if place and getattr(self, place) else dtype
+
+    def computes(self, component: str, path: str) -> Compute | None:
+        """How the layer at `path` computes; None is in its weight's dtype, and what attends in that of its values."""
+        if self.stored_dtype(component) not in ("bfloat16", "float16"):
+            return None
+        attends = path.endswith("attend")
+        if self.upcast or (attends and self.attention == "fp32"):
+            return Compute("float32")
+        if not self.scaled or component not in DENOISERS:
+            return None
+        scale = next((scale for pattern, scale in self.kind.scales.items() if pattern.fullmatch(path)), None)
+        return None if scale is None else Compute(self.stored_dtype(component), scale)
 
     def time_dtype(self) -> Literal["float32", "bfloat16", "float16"]:
         """What a timestep is rounded to before its sinusoid is made in float64."""
@@ -173,12 +210,13 @@ class Precision:
         """One line for messages: `bf16 (text bf16, transformer bf16, vae fp32; final_norm fp32 ...)`."""
         short = {long: name for name, long in DTYPES.items()} | {"float64": "fp64"}
         shown = {"text": "text", "transformer": self.kind.denoiser, "vae": "vae"}
-        parts = ", ".join(f"{name} {short[self.compute_dtype(part)]}" for part, name in shown.items())
+        parts = ", ".join(f"{name} {short[self.stored_dtype(part)]}" for part, name in shown.items())
         kept = [p for p in ("final_norm", "modulation", "residual") if getattr(self, p)]
         low = self.compute_dtype("transformer") in ("bfloat16", "float16")
         fp32 = f"; fp32: {' '.join(kept)}" if low and kept else ""
         rounded = "; timestep rounded" if self.timestep == "rounded" else ""
-        return f"{self.name} ({parts}{fp32}{rounded})"
+        more = "; every product in fp32" if self.upcast else "; attention in fp32" if self.attention == "fp32" else ""
+        return f"{self.name} ({parts}{fp32}{rounded}{more})"
 
 
 def at_least_float32(dtype: str) -> str:
@@ -190,8 +228,9 @@ FP32 = Precision(name="fp32", text="float32", transformer="float32", vae="float3
 BF16 = Precision(name="bf16", text="bfloat16", transformer="bfloat16", vae="float32")
 BF16_PLAIN = replace(BF16, name="bf16-plain", final_norm=False, modulation=False, residual=False)
 FP16_PLAIN = replace(BF16_PLAIN, name="fp16-plain", text="float16", transformer="float16")
-FP16 = replace(BF16, name="fp16", text="float16", transformer="float16")
-_POLICIES = {policy.name: policy for policy in (FP32, BF16, BF16_PLAIN, FP16_PLAIN, FP16)}
+FP16 = replace(BF16, name="fp16", text="float16", transformer="float16", scaled=True)
+FP16_UPCAST = replace(FP16, name="fp16-upcast", scaled=False, upcast=True)
+_POLICIES = {policy.name: policy for policy in (FP32, BF16, BF16_PLAIN, FP16_PLAIN, FP16, FP16_UPCAST)}
 
 
 def dtype_named(text: str) -> str | None:
@@ -202,7 +241,8 @@ def dtype_named(text: str) -> str | None:
 
 def bases(kind: Kind) -> dict[str, Precision]:
     """The policies that `kind` has, by name."""
-    return {name: replace(_POLICIES[name], kind=kind) for name in kind.bases}
+    made = {name: _POLICIES[name] for name in kind.bases}
+    return {name: replace(p, kind=kind, text=kind.texts.get(name, p.text)) for name, p in made.items()}
 
 
 def parse(text: str, *, on_gpu: bool, kind: Kind = MMDIT) -> Precision:
@@ -211,8 +251,6 @@ def parse(text: str, *, on_gpu: bool, kind: Kind = MMDIT) -> Precision:
     base = _ALIASES.get(base, base)
     if base == "auto":
         base = kind.prefers[0] if on_gpu else "fp32"
-    if base in kind.refused:
-        raise UsageError(f"--precision {base}: {kind.refused[base]}")
     if base not in kind.bases:
         known = ", ".join(kind.bases)
         raise UsageError(
@@ -241,6 +279,10 @@ def _override(precision: Precision, override: str) -> Precision | None:
         return replace(precision, transformer=dtype)
     if key == "final_norm" and _ALIASES.get(value, value) in ("fp32", "off"):
         return replace(precision, final_norm=value != "off")
+    if key == "attention" and _ALIASES.get(value, value) in ("fused", "fp32"):
+        return replace(precision, attention=_ALIASES.get(value, value))
+    if key == "matmul" and _ALIASES.get(value, value) == "fp32":
+        return replace(precision, upcast=True)
     if key == "timestep" and precision.kind.rounds_time and _ALIASES.get(value, value) in ("fp32", "rounded"):
         return replace(precision, timestep=_ALIASES.get(value, value))
     return None

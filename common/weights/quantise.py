@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.weights.affine import Affine
+from qwenimg.common.weights.affine import BITS4, BITS6, BITS8, Affine
 from qwenimg.common.weights.plan import Entry, LoadPlan
 from qwenimg.common.weights.residency import ONCE
 
-BITS8, BITS6, BITS4 = Affine(8, 64), Affine(6, 64), Affine(4, 32)
 SYNTAX = "8, 6 or 4, or by part: text=8,transformer=4"
 
 

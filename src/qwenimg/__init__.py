@@ -88,9 +88,8 @@ def load(
     `syntax` in `qwenimg.common.weights.precision`; `auto` is that of the preset: quality, balanced, fast, memory, or
     auto, which is chosen from device, memory and model. quantize: keeps weights in 8, 6 or 4 bits, or by part:
     text=8,transformer=4. notify(kind, text) gets stages, warnings and notices.
-    For Stable Diffusion: refiner, an SDXL refiner that ends each picture; vae, a folder or file that replaces the
-    model's; tokenizer, the folder of CLIP's where the model is one file and none is found; prediction, "eps" or "v"
-    where a file does not say.
+    For Stable Diffusion: refiner, of SDXL, ends each picture; vae, a folder or file that replaces the model's;
+    tokenizer, CLIP's folder where the model is one file and none is found; prediction, "eps" or "v" of a file.
     Everything about the files is checked before a framework is imported. Raises QwenimgError.
     """
     from contextlib import ExitStack
@@ -115,9 +114,9 @@ def load(
         if refiner is not None:
             refining, entries = _refiner(opened, str(refiner), entries, offline=offline)
             stack.callback(refining.close)
-        runtime, error = _runtime(opened, backend, precision, preset, notify or _ignore)
         if model is None and resolved.known is catalog.BUILT_IN and notify is not None:
             notify("notice", builtin.notice(opened.checkpoint.parameters))
+        runtime, error = _runtime(opened, backend, precision, preset, notify or _ignore)
         pipeline = Pipeline(
             opened.family.model(runtime, opened.checkpoint, refining),
             name=resolved.name,

@@ -92,8 +92,3 @@ def test_words_for_what_is_not_built(library: Library, word: str) -> None:
 def test_what_is_suggested_is_there() -> None:
     known = {*COMMANDS, "models", "--help", "--version"}
     assert {text.split()[0] for text in near.OTHERS.values()} <= known and set(near.LONG) <= known
-
-
-def test_help_says_which_models_take_float16() -> None:
-    assert "fp16 for Stable Diffusion only" in " ".join(cli("--help").out.decode().split())
-    assert b"fp16" not in cli("selftest", "--help").out

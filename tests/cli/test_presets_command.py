@@ -60,6 +60,10 @@ def test_memory_decodes_in_tiles(tiny_folder: Path) -> None:
         (("--bf16-vae",), "auto,vae=bf16"),
         (("--fp32-vae", "--precision", "bf16"), "bf16,vae=fp32"),
         (("--vae-precision", "bf16"), "auto,vae=bf16"),
+        (("--upcast-attention",), "auto,attention=fp32"),
+        (("--force-upcast-attention", "--upcast-attention"), "auto,attention=fp32"),
+        (("--dont-upcast-attention", "--precision", "fp16"), "fp16,attention=fused"),
+        (("--upcast-matmul",), "auto,matmul=fp32"),
         (("--clip-precision", "Float32", "--vae-precision", "fp32", "--fp32-vae"), "auto,vae=fp32,text=float32"),
     ],
 )
@@ -75,6 +79,7 @@ def test_the_part_of_another_family_is_refused() -> None:
 def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cli("a red circle", "--preset", "best").refused(2, "--preset 'best'", "quality, balanced, fast, memory, auto")
     cli("a red circle", "--fp16-vae", "--fp32-vae").refused(2, "--fp16-vae", "--fp32-vae")
+    cli("a red circle", "--upcast-attention", "--dont-upcast-attention").refused(2, "contradict")
     cli("a red circle", "--vae-precision", "fp8").refused(2, "--vae-precision", "fp8")
     monkeypatch.setenv("QWENIMG_PRESET", "best")
     cli("a red circle").refused(2, "QWENIMG_PRESET", "best")

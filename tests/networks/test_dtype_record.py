@@ -15,7 +15,7 @@ import torch
 from dtype_record import Call, recorded
 from parity_bench import NO_HEAD, Bench, whole_runs
 from parity_blocks import BLOCKS
-from parity_cases import MLX, TORCH, Twin
+from parity_cases import DIT, MLX, TORCH, Twin
 
 from qwenimg.common.measure import parity
 from qwenimg.common.measure.parity import judge
@@ -104,6 +104,22 @@ def test_every_call_is_in_the_dtype_of_the_policy(bench: Bench, twin: Twin, poli
     counts = {part: len(calls) for part, calls in found.items()}
     print(f"{twin.name} {policy.name}: {counts} calls")
     assert faults(twin, policy, found) == []
+
+
+@pytest.mark.parametrize("name", ["fp16", "fp16-upcast", "bf16,attention=fp32"])
+def test_layers_that_compute_in_their_own_way(bench: Bench, twin: Twin, name: str) -> None:
+    """fp16: products of scaled inputs in float16; fp16-upcast: all in float32; attention=fp32: queries, keys and values
+    in float32, the products beside it as they were."""
+    found = record(bench, twin, precision.parse(name, on_gpu=False))["transformer"]
+    inputs = [call for call in found if not call.result]
+    blocks = [c for c in inputs if re.fullmatch(r"transformer_blocks\.\d+\.(attn|\w+_mlp)\..*", c.label)]
+    products = [c for c in blocks if c.kind == "product"]
+    attended = [c for c in inputs if c.kind == "attention"]
+    want = {"fp16": (H, H), "fp16-upcast": (F, F), "bf16,attention=fp32": (B, F)}[name]
+    print(f"{twin.name} {name}: {len(products)} products in {want[0]}, {len(attended)} attentions in {want[1]}")
+    assert len(products) == 12 * DIT.num_layers and len(attended) == DIT.num_layers
+    assert [c for c in products if not right(twin, c, want[0])] == []
+    assert [c for c in attended if not right(twin, c, want[1])] == []
 
 
 def test_every_weight_was_in_a_call(bench: Bench, twin: Twin) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from hot_model import OUTLIERS, heat
+from hot_model import OUTLIERS, heat, heat_products
 from parity_bench import NO_HEAD
 from parity_cases import MLX, TORCH, Twin, rounded, twins
 from tiny_model import DIT, tiny_dit
@@ -21,7 +21,7 @@ from qwenimg.common.measure import parity
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.runtime.probe import first_non_finite
 from qwenimg.common.weights import keys
-from qwenimg.common.weights.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, FP64, Precision
+from qwenimg.common.weights.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, FP64, MMDIT, Precision, bases
 
 PEAK = (2e7, 2e8)  # of the streams
 SHAPES = [(1, 5, 7)]
@@ -141,6 +141,43 @@ def test_float16_overflows_and_the_probe_names_the_block(folders: dict[str, Path
     assert first_non_finite(side.engine, lambda: predict(side, folders["bfloat16"], BF16)[0]) is None
 
 
+FLOAT16 = 1e-2  # of what float32 gives: what a float16 that holds the model may be off by; measured 4e-4 to 1.1e-3
+UNSCALED = replace(bases(MMDIT)["fp16"], name="fp16 without scales", scaled=False)
+
+
+@pytest.fixture(scope="module")
+def hotter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The hot transformer with products beyond float16 as well."""
+    folder = tmp_path_factory.mktemp("hotter")
+    weights = heat_products(tiny_dit().state_dict(), DIT["num_layers"])
+    stored = {key: value.half().contiguous() for key, value in weights.items()}
+    safetensors.torch.save_file(stored, folder / "diffusion_pytorch_model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("twin", [TORCH, MLX], ids=["torch", "mlx"])
+@pytest.mark.parametrize("policy", ["fp16", "fp16-upcast"])
+def test_float16_holds_the_streams_of_the_real_model(folders: dict[str, Path], hotter: Path, twin, policy: str) -> None:
+    """Streams of 2e7 and more, and products beyond 65504: finite, and close to float32 on the same weights."""
+    side = twin()
+    for name, folder in (("hot", folders["float16"]), ("hotter", hotter)):
+        exact, peaks = predict(side, folder, FP32)
+        made, _ = predict(side, folder, bases(MMDIT)[policy])
+        a, r = (np.float64(side.engine.numpy(x)) for x in (made, exact))
+        error = float(np.linalg.norm(a - r) / np.linalg.norm(r))
+        print(f"{side.name} {policy}, {name}, streams to {peaks[0]:.2g}: {error:.1e} from float32")
+        assert peaks[0] > PEAK[0] and np.isfinite(a).all() and error < (FLOAT16 if policy == "fp16" else 1e-6)
+
+
+@pytest.mark.parametrize("twin", [TORCH, MLX], ids=["torch", "mlx"])
+def test_a_float32_stream_alone_does_not_hold_them(hotter: Path, twin) -> None:
+    """The scales are what holds the products: without them the same weights overflow, and the product is named."""
+    side = twin()
+    found = first_non_finite(side.engine, lambda: predict(side, hotter, UNSCALED)[0])
+    print(f"{side.name}: {found}")
+    assert found is not None and "operation linear" in found and "attn." in found
+
+
 @pytest.fixture(scope="module")
 def hot_folder(tiny_folder: Path, folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model's folder with the hot transformer in it."""
@@ -167,7 +204,7 @@ def test_the_pipeline_refuses_to_make_a_picture_of_it(hot_folder: Path, backend:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-plain"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-plain", "fp16", "fp16-upcast"])
 def test_the_pipeline_makes_a_picture_of_it(hot_folder: Path, backend: str, precision: str) -> None:
     result = qwenimg.load(hot_folder, backend=backend, precision=precision)("a ring", width=80, height=48, steps=2)
     assert np.isfinite(result.latents).all() and result.pixels.std() > 5

@@ -62,7 +62,7 @@ class Bench:
         self, block: Block, precision: Precision, family: str = "normal", only: Twin | None = None, fresh: bool = False
     ) -> list[parity.Verdict]:
         """One verdict for each output. `only` one backend where a fault is planted there; `fresh`: load it again."""
-        stored = precision.compute_dtype(block.part)
+        stored = precision.stored_dtype(block.part)
         references = self.reference(block, family, stored)
         values, made = block.values(family, stored), {}
         for name, twin in {only.name: only}.items() if only else twins().items():
@@ -77,7 +77,7 @@ class Bench:
 
 def whole_runs(bench: Bench, twin: Twin, precision: Precision, fresh: bool = False) -> dict[str, Callable[[], object]]:
     """Every operation of each component, once: `fresh` loads the weights again."""
-    stored = precision.compute_dtype("transformer")
+    stored = precision.stored_dtype("transformer")
 
     def component(part: str):
         if fresh:

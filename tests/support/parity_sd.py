@@ -126,7 +126,7 @@ class SDBench(Bench):
         return self._components[key]
 
     def judge(self, block: Block, precision: Precision, family: str = "normal") -> list[parity.Verdict]:
-        stored = precision.compute_dtype(block.part)
+        stored = precision.stored_dtype(block.part)
         references, values = self.reference(block, family, stored), block.values(family, stored)
         made = {
             side.name: block.on(side, self.component(side, block.part, precision, stored), precision, values)

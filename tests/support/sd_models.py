@@ -211,7 +211,7 @@ class Side:
         return self._filled(lambda: self.vaes.KLVAE(config), plan, precision)
 
     def _filled(self, build, plan: LoadPlan, precision: Precision):
-        model = self.load.empty(build)
+        model = self.load.empty(build, precision, plan.component)
         device = [] if self.name == "mlx" else [torch.device("cpu")]
         self.load.fill(model, plan.stored(precision), *device)
         return model

@@ -22,6 +22,7 @@ from qwenimg.common.weights.precision import (
     PLACES,
     SD_PLACES,
     UNET,
+    Compute,
     Kind,
     Precision,
     bases,
@@ -40,6 +41,10 @@ EXPECTED = {
     "bf16": ("bfloat16", "bfloat16", "float32", "float32", "float32", "float32"),
     "bf16-plain": ("bfloat16", "bfloat16", "float32", "bfloat16", "bfloat16", "bfloat16"),
     "fp16-plain": ("float16", "float16", "float32", "float16", "float16", "float16"),
+    "fp16": ("bfloat16", "float16", "float32", "float32", "float32", "float32"),
+    "fp16-upcast": ("float16", "float16", "float32", "float32", "float32", "float32"),
+    "bf16,attention=fp32": ("bfloat16", "bfloat16", "float32", "float32", "float32", "float32"),
+    "bf16-plain,matmul=fp32": ("bfloat16", "bfloat16", "float32", "bfloat16", "bfloat16", "bfloat16"),
     "bf16,final_norm=off": ("bfloat16", "bfloat16", "float32", "bfloat16", "float32", "float32"),
     "bf16,vae=bf16": ("bfloat16", "bfloat16", "bfloat16", "float32", "float32", "float32"),
     "bf16,text=fp32": ("float32", "bfloat16", "float32", "float32", "float32", "float32"),
@@ -57,7 +62,7 @@ def described(policy: Precision) -> tuple[str, ...]:
     def of(key: str) -> str:
         return dit_dtype(policy, key)
 
-    parts = tuple(policy.compute_dtype(part) for part in ("text", "transformer", "vae"))
+    parts = tuple(policy.stored_dtype(part) for part in ("text", "transformer", "vae"))
     return (*parts, of("proj_out.weight"), of("transformer_blocks.0.img_mod.1.weight"), of("img_in.weight"))
 
 
@@ -99,16 +104,6 @@ def test_aliases(alias: str, text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["fp16", "float16", "f16", "fp16,vae=fp32", "FP16"],
-)
-def test_fp16_is_refused_and_says_what_to_do(text: str) -> None:
-    with pytest.raises(UsageError, match="fp16-plain") as caught:
-        parse(text, on_gpu=True)
-    assert caught.value.exit_code == 2 and "use bf16" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "text",
     [
         "",
         ",",
@@ -129,6 +124,9 @@ def test_fp16_is_refused_and_says_what_to_do(text: str) -> None:
         "bf16,timestep=bf16",
         "bf16,timestep=off",
         "bf16,residual=off",
+        "bf16,attention=bf16",
+        "bf16,matmul=off",
+        "bf16,matmul=bf16",
         "bf16;vae=fp32",
         "vae=fp32",
         "bf16=fp32",
@@ -256,6 +254,8 @@ SD_EXPECTED = {
     "bf16": ("bfloat16", "bfloat16", "float32", "float32", "float32", "float32"),
     "fp16-plain": ("float16", "float16", "float32", "float16", "float16", "float16"),
     "bf16-plain": ("bfloat16", "bfloat16", "float32", "bfloat16", "bfloat16", "bfloat16"),
+    "fp16-upcast": ("float16", "float16", "float32", "float32", "float32", "float32"),
+    "fp16,attention=fp32": ("float16", "float16", "float32", "float32", "float32", "float32"),
     "fp16,unet=bf16": ("float16", "bfloat16", "float32", "float32", "float32", "float32"),
     "fp16,text=fp32,vae=fp16": ("float32", "float16", "float16", "float32", "float32", "float32"),
     "fp16,final_norm=off": ("float16", "float16", "float32", "float16", "float32", "float32"),
@@ -266,7 +266,7 @@ SD_EXPECTED = {
 def test_parse_for_stable_diffusion(text: str) -> None:
     policy = parse(text, on_gpu=False, kind=UNET)
     keys = ("conv_out.bias", "up_blocks.1.resnets.2.time_emb_proj.weight", "conv_in.weight")
-    parts = tuple(policy.compute_dtype(part) for part in ("text", "unet", "vae"))
+    parts = tuple(policy.stored_dtype(part) for part in ("text", "unet", "vae"))
     assert (*parts, *(policy.weight_dtype("unet", key) for key in keys)) == SD_EXPECTED[text]
     assert (policy.name, policy.kind) == (text, UNET)
     assert policy.residual_dtype("unet") == SD_EXPECTED[text][5]
@@ -279,13 +279,12 @@ def test_auto_for_stable_diffusion() -> None:
 
 @pytest.mark.parametrize(
     ("text", "kind"),
-    [("fp16", MMDIT), ("bf16,unet=fp32", MMDIT), ("bf16,transformer=fp32", UNET), ("fp16,timestep=rounded", UNET)],
+    [("bf16,unet=fp32", MMDIT), ("bf16,transformer=fp32", UNET), ("fp16,timestep=rounded", UNET)],
 )
 def test_what_the_other_family_has_is_refused(text: str, kind: Kind) -> None:
     with pytest.raises(UsageError) as caught:
         parse(text, on_gpu=False, kind=kind)
-    if text != "fp16":
-        assert str(caught.value).endswith(kind.syntax)
+    assert str(caught.value).endswith(kind.syntax)
 
 
 def test_every_weight_of_the_unet_has_its_dtype() -> None:
@@ -312,3 +311,56 @@ def test_places_of_stable_diffusion(policy: Precision) -> None:
 def test_summary_of_stable_diffusion() -> None:
     expected = "fp16 (text fp16, unet fp16, vae fp32; fp32: final_norm modulation residual)"
     assert SD_BASES["fp16"].summary() == expected
+    assert SD_BASES["fp16-upcast"].summary().endswith("vae fp32; every product in fp32)")
+    attending = parse("fp16,attention=fp32", on_gpu=False, kind=UNET)
+    assert attending.summary().endswith("; attention in fp32)")
+
+
+# How layers compute
+
+
+@pytest.mark.parametrize(
+    ("path", "scale"),
+    [
+        ("transformer_blocks.7.attn.to_q", 2**-3),
+        ("transformer_blocks.59.attn.add_v_proj", 2**-3),
+        ("transformer_blocks.7.attn.attend", 2**-3),
+        ("transformer_blocks.7.attn.to_out.0", 2**-4),
+        ("transformer_blocks.7.attn.to_add_out", 2**-4),
+        ("transformer_blocks.7.txt_mlp.net.0.proj", 2**-5),
+        ("transformer_blocks.7.img_mlp.net.2", 2**-5),
+        ("transformer_blocks.7.img_mod.1", None),
+        ("transformer_blocks.7.attn.norm_q", None),
+        ("img_in", None),
+        ("proj_out", None),
+    ],
+)
+def test_what_is_scaled_in_float16(path: str, scale: float | None) -> None:
+    """What goes into every product of a block, by a power of two; nothing under another policy or in another part."""
+    expected = None if scale is None else Compute("float16", scale)
+    assert BASES["fp16"].computes("transformer", path) == expected
+    for other in ("fp32", "bf16", "fp16-plain"):
+        assert BASES[other].computes("transformer", path) is None
+    assert BASES["fp16"].computes("text", path) is None and BASES["fp16"].computes("vae", path) is None
+    assert SD_BASES["fp16"].computes("unet", path) is None
+    assert BASES["fp16-upcast"].computes("transformer", path) == Compute("float32")
+
+
+def test_every_product_of_a_block_is_scaled() -> None:
+    """Of the whole manifest: each layer but the FP32 places."""
+    layers = {key.removesuffix(".weight") for key, use in DIT.items() if len(use.shape) == 2}
+    scaled = {path for path in layers if BASES["fp16"].computes("transformer", path)}
+    wide = {path for path in layers if dit_dtype(BASES["fp16"], f"{path}.weight") == "float32"}
+    assert scaled == layers - wide and len(scaled) == 2 * 12
+
+
+def test_what_is_upcast() -> None:
+    attending = parse("fp16,attention=fp32", on_gpu=False, kind=UNET)
+    assert attending.computes("unet", "mid_block.attentions.0.transformer_blocks.0.attn1.attend") == Compute("float32")
+    assert attending.computes("unet", "conv_in") is None and attending.compute_dtype("unet") == "float16"
+    upcast = SD_BASES["fp16-upcast"]
+    assert upcast.computes("unet", "conv_in") == Compute("float32") == upcast.computes("text", "a.fc1")
+    assert upcast.computes("vae", "decoder.conv_in") is None, "it is float32"
+    assert (upcast.compute_dtype("unet"), upcast.stored_dtype("unet")) == ("float32", "float16")
+    assert upcast.weight_dtype("unet", "mid_block.resnets.0.conv1.weight") == "float16"
+    assert SD_BASES["fp32"].computes("unet", "conv_in") is None

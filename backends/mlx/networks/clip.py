@@ -42,6 +42,7 @@ class Attention(mlx.nn.Module):
         self.k_proj = ops.Linear(config.hidden_size, config.hidden_size)
         self.v_proj = ops.Linear(config.hidden_size, config.hidden_size)
         self.out_proj = ops.Linear(config.hidden_size, config.hidden_size)
+        self.attend = ops.Attend()
 
     def heads(self, x: Array) -> Array:
         """[B S C] -> [B S H D]."""
@@ -50,7 +51,7 @@ class Attention(mlx.nn.Module):
     def __call__(self, x: Array) -> Array:
         """[B S C] -> [B S C], causal."""
         q, k, v = self.heads(self.q_proj(x)), self.heads(self.k_proj(x)), self.heads(self.v_proj(x))
-        return self.out_proj(ops.attention(q, k, v, causal=True))
+        return self.out_proj(self.attend.result(ops.attention(q, k, self.attend.values(v), causal=True)))
 
 
 class MLP(mlx.nn.Module):
@@ -125,7 +126,7 @@ class Component:
     def __init__(self, config: CLIPConfig, plan: LoadPlan, precision: Precision):
         self.config = config
         stream = ops.DTYPES[precision.residual_dtype("text")]
-        self.model = load.empty(lambda: CLIPTextEncoder(config, stream))
+        self.model = load.empty(lambda: CLIPTextEncoder(config, stream), precision, "text")
         load.fill(self.model, plan)
 
     @ops.computes

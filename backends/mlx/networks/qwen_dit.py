@@ -89,6 +89,7 @@ class JointAttention(mlx.nn.Module):
         self.norm_k = ops.RMSNorm(head_dim, NORM_EPS)
         self.norm_added_q = ops.RMSNorm(head_dim, NORM_EPS)
         self.norm_added_k = ops.RMSNorm(head_dim, NORM_EPS)
+        self.attend = ops.Attend()
 
     def heads(self, x: Array) -> Array:
         """[B L C] -> [B L H D]."""
@@ -105,8 +106,8 @@ class JointAttention(mlx.nn.Module):
 
         q = mx.concatenate((txt_q, img_q), axis=1)
         k = mx.concatenate((txt_k, img_k), axis=1)
-        v = mx.concatenate((txt_v, img_v), axis=1)
-        out = ops.attention(q, k, v, mask)
+        v = self.attend.values(mx.concatenate((txt_v, img_v), axis=1))
+        out = self.attend.result(ops.attention(q, k, v, mask))
 
         S = txt.shape[1]
         return self.to_out[0](out[:, S:]), self.to_add_out(out[:, :S])
@@ -231,7 +232,7 @@ class Component:
         self.config, self.plan = config, plan
         stream = ops.DTYPES[precision.residual_dtype("transformer")]
         self.table_dtype = ops.DTYPES[precision.compute_dtype("transformer")]
-        self.model = load.empty(lambda: QwenImageTransformer(config, stream))
+        self.model = load.empty(lambda: QwenImageTransformer(config, stream), precision, "transformer")
         load.fill(self.model, plan.when(ALWAYS))
 
     @ops.computes

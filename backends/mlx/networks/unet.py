@@ -75,6 +75,7 @@ class Attention(mlx.nn.Module):
         self.to_k = ops.Linear(keys, width, bias=False)
         self.to_v = ops.Linear(keys, width, bias=False)
         self.to_out = [ops.Linear(width, width)]
+        self.attend = ops.Attend()
 
     def split(self, x: Array) -> Array:
         """[B L C] -> [B L H D]."""
@@ -82,12 +83,12 @@ class Attention(mlx.nn.Module):
 
     def context(self, x: Array) -> Pair:
         """[B S in] -> keys and values [B S H D]."""
-        return self.split(self.to_k(x)), self.split(self.to_v(x))
+        return self.split(self.to_k(x)), self.attend.values(self.split(self.to_v(x)))
 
     def __call__(self, x: Array, context: Pair) -> Array:
         """[B L C] -> [B L C]."""
         k, v = context
-        return self.to_out[0](ops.attention(self.split(self.to_q(x)), k, v))
+        return self.to_out[0](self.attend.result(ops.attention(self.split(self.to_q(x)), k, v)))
 
 
 class FeedForwardIn(mlx.nn.Module):
@@ -269,7 +270,7 @@ class Component:
     def __init__(self, config: UNetConfig, plan: LoadPlan, precision: Precision):
         stream = ops.DTYPES[precision.residual_dtype("transformer")]
         self.dtype = ops.DTYPES[precision.compute_dtype("transformer")]
-        self.model = load.empty(lambda: UNet(config, stream))
+        self.model = load.empty(lambda: UNet(config, stream), precision, "transformer")
         load.fill(self.model, plan)
 
     @ops.computes

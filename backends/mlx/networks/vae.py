@@ -20,7 +20,7 @@ WIDE = 2**20  # a tile side that no image reaches
 class VAE:
     def __init__(self, build: Callable[[], mlx.nn.Module], plan: LoadPlan, precision: Precision):
         self.dtype = ops.DTYPES[precision.compute_dtype("vae")]
-        self.model: Any = load.empty(build)
+        self.model: Any = load.empty(build, precision, "vae")
         load.fill(self.model, plan)
 
     @ops.computes

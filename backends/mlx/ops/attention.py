@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import mlx.core as mx
+import mlx.nn
 from mlx.core import array as Array
 
-from qwenimg.backends.mlx.ops.functions import at_least_float32, on_gpu
+from qwenimg.backends.mlx.ops.functions import DTYPES, at_least_float32, on_gpu
 from qwenimg.common.runtime.observers import seen
+from qwenimg.common.weights.precision import Compute
 
 SCORE_BYTES = 2**28  # attention without a fused kernel runs over chunks of queries whose scores take at most this much
 FUSED_HEADS = (64, 72, 80, 96, 128)  # head widths for which a GPU has a fused attention kernel
@@ -24,6 +26,23 @@ def attention(q: Array, k: Array, v: Array, mask: Array | None = None, causal: b
     q, k, v_ = (pad_heads(x.astype(v.dtype).astype(dtype), width).transpose(0, 2, 1, 3) for x in (q, k, v))
     out = _attend(q, k, v_, scale, "causal") if causal else _in_chunks(q, k, v_, scale, fused, mask)
     return seen("attention", "", out[..., :D].astype(v.dtype).transpose(0, 2, 1, 3).flatten(2))
+
+
+class Attend(mlx.nn.Module):
+    """What an attention computes in, where that is another dtype than its values': no weights."""
+
+    path = ""
+    compute: Compute | None = None
+
+    def values(self, v: Array) -> Array:
+        """As `attention` is to take them, in the dtype that it then computes in."""
+        if self.compute is None:
+            return v
+        return (at_least_float32(v) * self.compute.scale).astype(DTYPES[self.compute.dtype])
+
+    def result(self, out: Array) -> Array:
+        """What `attention` made of such values, scaled back in float32."""
+        return out if self.compute is None else at_least_float32(out) / self.compute.scale
 
 
 def spatial_attention(qkv: Array) -> Array:

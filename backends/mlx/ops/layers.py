@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import mlx.core as mx
 import mlx.nn
 from mlx.core import array as Array
 
-from qwenimg.backends.mlx.ops.functions import at_least_float32, on_gpu
+from qwenimg.backends.mlx.ops.functions import DTYPES, at_least_float32, on_gpu
 from qwenimg.common.runtime.observers import seen
+from qwenimg.common.weights.precision import Compute
+
+
+def _scaled(compute: Compute, product: Callable[[Array, Array], Array], x: Array, layer: mlx.nn.Module) -> Array:
+    """`product` of `compute.scale` times x with the layer's weight in `compute.dtype`, scaled back in float32; its bias
+    added there."""
+    dtype = DTYPES[compute.dtype]
+    y = at_least_float32(product((at_least_float32(x) * compute.scale).astype(dtype), layer.weight.astype(dtype)))
+    y = y / compute.scale
+    return y + at_least_float32(layer.bias) if "bias" in layer else y
 
 
 class Linear(mlx.nn.Module):
     path = ""
+    compute: Compute | None = None
 
     def __init__(self, inputs: int, outputs: int, bias: bool = True):
         super().__init__()
@@ -21,11 +35,13 @@ class Linear(mlx.nn.Module):
 
     @property
     def dtype(self) -> mx.Dtype:
-        """What the layer computes in."""
-        return self.weight.dtype
+        """What the layer takes, computes in and gives; float32 where it computes in its own way."""
+        return self.weight.dtype if self.compute is None else mx.float32
 
     def __call__(self, x: Array) -> Array:
         """[... in] -> [... out] in the layer's dtype, the bias added before the one rounding."""
+        if self.compute is not None:
+            return seen("linear", self.path, _scaled(self.compute, lambda x, w: mx.matmul(x, w.T), x, self))
         x = x.astype(self.dtype)
         y = mx.addmm(self.bias, x, self.weight.T) if "bias" in self else mx.matmul(x, self.weight.T)
         return seen("linear", self.path, y)
@@ -58,6 +74,7 @@ class RMSNorm(mlx.nn.Module):
 
 class Conv2d(mlx.nn.Module):
     path = ""
+    compute: Compute | None = None
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0):
         super().__init__()
@@ -67,11 +84,14 @@ class Conv2d(mlx.nn.Module):
 
     @property
     def dtype(self) -> mx.Dtype:
-        """What the layer computes in."""
-        return self.weight.dtype
+        """What the layer takes, computes in and gives; float32 where it computes in its own way."""
+        return self.weight.dtype if self.compute is None else mx.float32
 
     def __call__(self, x: Array) -> Array:
         """[B h w in] -> [B h' w' out] in the layer's dtype, padded by half the kernel unless strided."""
+        if self.compute is not None:
+            convolve = partial(mx.conv2d, stride=self.stride, padding=self.padding)
+            return seen("conv2d", self.path, _scaled(self.compute, convolve, x, self))
         dtype = _conv_dtype(self.weight)
         y = mx.conv2d(x.astype(dtype), self.weight.astype(dtype), stride=self.stride, padding=self.padding)
         return seen("conv2d", self.path, (y + self.bias.astype(dtype)).astype(self.dtype))
@@ -94,6 +114,7 @@ class ChannelNorm(mlx.nn.Module):
 
 class LayerNorm(mlx.nn.Module):
     path = ""
+    compute: Compute | None = None
 
     def __init__(self, width: int, eps: float):
         super().__init__()
@@ -102,15 +123,17 @@ class LayerNorm(mlx.nn.Module):
         self.eps = eps
 
     def __call__(self, x: Array) -> Array:
-        """(x - mean) / deviation * weight + bias over the last axis, in float32; the weight's dtype out."""
+        """(x - mean) / deviation * weight + bias over the last axis, in float32; the weight's dtype out, or
+        float32."""
         x = at_least_float32(x)
         weight, bias = self.weight.astype(x.dtype), self.bias.astype(x.dtype)
         y = mx.fast.layer_norm(x, weight, bias, self.eps)
-        return seen("layer_norm", self.path, y.astype(self.weight.dtype))
+        return seen("layer_norm", self.path, _normed(y, self))
 
 
 class GroupNorm(mlx.nn.Module):
     path = ""
+    compute: Compute | None = None
 
     def __init__(self, groups: int, channels: int, eps: float):
         super().__init__()
@@ -119,16 +142,22 @@ class GroupNorm(mlx.nn.Module):
         self.groups, self.eps = groups, eps
 
     def __call__(self, x: Array) -> Array:
-        """The same over each group of channels and all pixels of [B h w C], in float32; the weight's dtype out."""
+        """The same over each group of channels and all pixels of [B h w C], in float32; the weight's dtype out, or
+        float32."""
         B, h, w, C = x.shape
         grouped = at_least_float32(x).reshape(B, h * w, self.groups, -1).swapaxes(1, 2)
         normed = mx.fast.layer_norm(grouped.reshape(B, self.groups, -1), None, None, self.eps)
         normed = normed.reshape(grouped.shape).swapaxes(1, 2).reshape(B, h, w, C)
         weight, bias = self.weight.astype(normed.dtype), self.bias.astype(normed.dtype)
-        return seen("group_norm", self.path, (normed * weight + bias).astype(self.weight.dtype))
+        return seen("group_norm", self.path, _normed(normed * weight + bias, self))
 
 
 def _conv_dtype(weight: Array) -> mx.Dtype:
     """What a convolution computes in. Metal's Winograd kernels for 3x3 round in the storage dtype, which costs 16 bit a
     thousand times the error of a direct convolution: there, those run in float32."""
     return mx.float32 if on_gpu() and weight.itemsize == 2 and weight.shape[1] == 3 else weight.dtype
+
+
+def _normed(y: Array, norm: LayerNorm | GroupNorm) -> Array:
+    """In the dtype of what comes next: the weight's, or float32 where products are computed in that."""
+    return y.astype(norm.weight.dtype) if norm.compute is None else at_least_float32(y)

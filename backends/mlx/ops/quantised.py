@@ -1,4 +1,4 @@
-"""Linear layers whose weight stays in codes (`common/weights/affine.py`), decoded for each product and dropped again."""
+"""Linear layers whose weight stays in codes (`common/weights/affine.py`), decoded anew for each product."""
 
 from __future__ import annotations
 
@@ -7,39 +7,46 @@ import mlx.nn
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx.ops.functions import on_gpu
+from qwenimg.backends.mlx.ops.layers import Linear
 from qwenimg.common.runtime.observers import seen
 from qwenimg.common.weights.affine import Affine
 
 
-class QuantisedLinear(mlx.nn.Module):
-    """In place of a `Linear`: the same values out, up to the rounding of its weight."""
+class QuantisedLinear(Linear):
+    """In place of a `Linear`, and in all else like it: the same values, up to the rounding of its weight to codes."""
 
-    def __init__(self, linear: mlx.nn.Module, code: Affine, dtype: mx.Dtype):
-        super().__init__()
-        self.path = linear.path
-        self.bits, self.group, self.dtype = code.bits, code.group, dtype
+    def __init__(self, linear: Linear, code: Affine, dtype: mx.Dtype):
+        mlx.nn.Module.__init__(self)
+        self.path, self.compute = linear.path, linear.compute
+        self.bits, self.group, self._dtype = code.bits, code.group, dtype
         if "bias" in linear:
             self.bias = linear.bias
 
     def put(self, codes: Array, scales: Array, biases: Array) -> None:
         """codes: uint32 [out words]; scales, biases: float16 or float32 [out groups]."""
-        self.weight, self.scales, self.biases = codes, scales, biases
+        self.codes, self.scales, self.biases = codes, scales, biases
 
     def drop(self) -> None:
-        self.put(*(mx.zeros(part.shape, part.dtype) for part in (self.weight, self.scales, self.biases)))
+        self.put(*(mx.zeros(part.shape, part.dtype) for part in (self.codes, self.scales, self.biases)))
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        return self._dtype if self.compute is None else mx.float32
+
+    @property
+    def weight(self) -> Array:  # type: ignore[override]
+        """[out in], made anew each time and rounded once."""
+        return decode(self.codes, self.scales, self.biases, Affine(self.bits, self.group)).astype(self._dtype)
 
     def __call__(self, x: Array) -> Array:
-        """[... in] -> [... out] in the layer's dtype. On a GPU by its kernel, which does not round the weight; a CPU's
-        sums 16 bit in 16 bit, so there the decoded weight, rounded once, is multiplied as usual."""
-        x = x.astype(self.dtype)
-        if on_gpu():
-            packed = (self.weight, self.scales, self.biases)
-            y = mx.quantized_matmul(x, *packed, transpose=True, group_size=self.group, bits=self.bits)
-            y = y + self.bias if "bias" in self else y
-            return seen("linear", self.path, y.astype(self.dtype))
-        weight = decode(self.weight, self.scales, self.biases, Affine(self.bits, self.group)).astype(self.dtype)
-        y = mx.addmm(self.bias, x, weight.T) if "bias" in self else mx.matmul(x, weight.T)
-        return seen("linear", self.path, y)
+        """[... in] -> [... out]. On a GPU by its kernel, which does not round the weight; a CPU's sums 16 bit in 16
+        bit, so there the decoded weight is multiplied as usual."""
+        if not on_gpu() or self.compute is not None:
+            return super().__call__(x)
+        packed = (self.codes, self.scales, self.biases)
+        y = mx.quantized_matmul(x.astype(self.dtype), *packed, transpose=True, group_size=self.group, bits=self.bits)
+        y = y + self.bias if "bias" in self else y
+        return seen("linear", self.path, y.astype(self.dtype))
 
 
 def decode(codes: Array, scales: Array, biases: Array, code: Affine) -> Array:

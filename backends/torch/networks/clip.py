@@ -40,6 +40,7 @@ class Attention(torch.nn.Module):
         self.k_proj = ops.Linear(config.hidden_size, config.hidden_size)
         self.v_proj = ops.Linear(config.hidden_size, config.hidden_size)
         self.out_proj = ops.Linear(config.hidden_size, config.hidden_size)
+        self.attend = ops.Attend()
 
     def heads(self, x: Tensor) -> Tensor:
         """[B S C] -> [B S H D]."""
@@ -48,7 +49,7 @@ class Attention(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B S C] -> [B S C], causal."""
         q, k, v = self.heads(self.q_proj(x)), self.heads(self.k_proj(x)), self.heads(self.v_proj(x))
-        return self.out_proj(ops.attention(q, k, v, causal=True))
+        return self.out_proj(self.attend.result(ops.attention(q, k, self.attend.values(v), causal=True)))
 
 
 class MLP(torch.nn.Module):
@@ -124,7 +125,7 @@ class Component:
         self.config = config
         self.device = device
         stream = ops.DTYPES[precision.residual_dtype("text")]
-        self.model = load.empty(lambda: CLIPTextEncoder(config, stream))
+        self.model = load.empty(lambda: CLIPTextEncoder(config, stream), precision, "text")
         load.fill(self.model, plan, device)
 
     @ops.computes

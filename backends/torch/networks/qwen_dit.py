@@ -87,6 +87,7 @@ class JointAttention(torch.nn.Module):
         self.norm_k = ops.RMSNorm(head_dim, NORM_EPS)
         self.norm_added_q = ops.RMSNorm(head_dim, NORM_EPS)
         self.norm_added_k = ops.RMSNorm(head_dim, NORM_EPS)
+        self.attend = ops.Attend()
 
     def heads(self, x: Tensor) -> Tensor:
         """[B L C] -> [B L H D]."""
@@ -103,8 +104,8 @@ class JointAttention(torch.nn.Module):
 
         q = torch.cat((txt_q, img_q), dim=1)
         k = torch.cat((txt_k, img_k), dim=1)
-        v = torch.cat((txt_v, img_v), dim=1)
-        out = ops.attention(q, k, v, mask)
+        v = self.attend.values(torch.cat((txt_v, img_v), dim=1))
+        out = self.attend.result(ops.attention(q, k, v, mask))
 
         S = txt.shape[1]
         return self.to_out[0](out[:, S:]), self.to_add_out(out[:, :S])
@@ -232,7 +233,7 @@ class Component:
         self.device = device
         stream = ops.DTYPES[precision.residual_dtype("transformer")]
         self.table_dtype = ops.DTYPES[precision.compute_dtype("transformer")]
-        self.model = load.empty(lambda: QwenImageTransformer(config, stream))
+        self.model = load.empty(lambda: QwenImageTransformer(config, stream), precision, "transformer")
         load.fill(self.model, plan.when(ALWAYS), device)
 
     @ops.computes

@@ -30,6 +30,7 @@ class Attention(torch.nn.Module):
         self.k_proj = ops.Linear(config.hidden_size, keys)
         self.v_proj = ops.Linear(config.hidden_size, keys)
         self.o_proj = ops.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.attend = ops.Attend()
 
     def heads(self, x: Tensor) -> Tensor:
         """[B S C] -> [B S H D]."""
@@ -39,8 +40,8 @@ class Attention(torch.nn.Module):
         """[B S C] -> [B S C], causal."""
         q = ops.rotate_halves(self.heads(self.q_proj(x)), *rope)
         k = ops.rotate_halves(self.heads(self.k_proj(x)), *rope)
-        v = self.heads(self.v_proj(x))
-        return self.o_proj(ops.attention(q, k, v, causal=True))
+        v = self.attend.values(self.heads(self.v_proj(x)))
+        return self.o_proj(self.attend.result(ops.attention(q, k, v, causal=True)))
 
 
 class MLP(torch.nn.Module):
@@ -95,7 +96,7 @@ class Component:
         self.config = config
         self.device = device
         stream = ops.DTYPES[precision.residual_dtype("text")]
-        self.model = load.empty(lambda: QwenTextEncoder(config, stream))
+        self.model = load.empty(lambda: QwenTextEncoder(config, stream), precision, "text")
         load.fill(self.model, plan, device)
         self.table_dtype = ops.DTYPES[precision.compute_dtype("text")]
 

@@ -73,6 +73,7 @@ class Attention(torch.nn.Module):
         self.to_k = ops.Linear(keys, width, bias=False)
         self.to_v = ops.Linear(keys, width, bias=False)
         self.to_out = torch.nn.ModuleList([ops.Linear(width, width)])
+        self.attend = ops.Attend()
 
     def split(self, x: Tensor) -> Tensor:
         """[B L C] -> [B L H D]."""
@@ -80,12 +81,12 @@ class Attention(torch.nn.Module):
 
     def context(self, x: Tensor) -> Pair:
         """[B S in] -> keys and values [B S H D]."""
-        return self.split(self.to_k(x)), self.split(self.to_v(x))
+        return self.split(self.to_k(x)), self.attend.values(self.split(self.to_v(x)))
 
     def forward(self, x: Tensor, context: Pair) -> Tensor:
         """[B L C] -> [B L C]."""
         k, v = context
-        return self.to_out[0](ops.attention(self.split(self.to_q(x)), k, v))
+        return self.to_out[0](self.attend.result(ops.attention(self.split(self.to_q(x)), k, v)))
 
 
 class FeedForwardIn(torch.nn.Module):
@@ -270,7 +271,7 @@ class Component:
         self.device = device
         stream = ops.DTYPES[precision.residual_dtype("transformer")]
         self.dtype = ops.DTYPES[precision.compute_dtype("transformer")]
-        self.model = load.empty(lambda: UNet(config, stream))
+        self.model = load.empty(lambda: UNet(config, stream), precision, "transformer")
         load.fill(self.model, plan, device)
 
     @ops.computes

@@ -22,7 +22,7 @@ class VAE:
     ):
         self.device = device
         self.dtype = ops.DTYPES[precision.compute_dtype("vae")]
-        self.model: Any = load.empty(build)
+        self.model: Any = load.empty(build, precision, "vae")
         load.fill(self.model, plan, device)
 
     @ops.computes

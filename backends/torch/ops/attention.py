@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from qwenimg.backends.torch.ops.functions import DTYPES, at_least_float32
 from qwenimg.common.runtime.observers import seen
+from qwenimg.common.weights.precision import Compute
 
 SCORE_BYTES = 2**28  # attention runs over chunks of queries whose scores take at most this much
 
@@ -21,6 +23,23 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causa
     shared = k.shape[1] != q.shape[1]
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=shared)
     return seen("attention", "", out.transpose(1, 2).flatten(-2))
+
+
+class Attend(torch.nn.Module):
+    """What an attention computes in, where that is another dtype than its values': no weights."""
+
+    path = ""
+    compute: Compute | None = None
+
+    def values(self, v: Tensor) -> Tensor:
+        """As `attention` is to take them, in the dtype that it then computes in."""
+        if self.compute is None:
+            return v
+        return (at_least_float32(v) * self.compute.scale).to(DTYPES[self.compute.dtype])
+
+    def result(self, out: Tensor) -> Tensor:
+        """What `attention` made of such values, scaled back in float32."""
+        return out if self.compute is None else at_least_float32(out) / self.compute.scale
 
 
 def spatial_attention(qkv: Tensor) -> Tensor:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from qwenimg.backends.torch.ops.cpu import multiplies
-from qwenimg.backends.torch.ops.functions import at_least_float32
+from qwenimg.backends.torch.ops.functions import DTYPES, at_least_float32
 from qwenimg.common.runtime.observers import seen
+from qwenimg.common.weights.precision import Compute
 
 WIDE_VALUES = 2**21  # of a linear layer's weight that are widened at once
 WIDE_IMAGE = 2**25  # values of an image: a larger one is not widened, for its memory
@@ -24,16 +28,33 @@ def _wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.cat([F.linear(wide, part.float(), b).to(x.dtype) for part, b in parts], dim=-1)
 
 
+def _scaled(compute: Compute, product: Callable[..., Tensor], x: Tensor, layer: Linear | Conv2d) -> Tensor:
+    """`product` of `compute.scale` times x with the layer's weight in `compute.dtype`, scaled back in float32; its bias
+    added there."""
+    dtype = DTYPES[compute.dtype]
+    y = product((at_least_float32(x) * compute.scale).to(dtype), layer.weight.to(dtype), None)
+    y = at_least_float32(y) / compute.scale
+    if layer.bias is None:
+        return y
+    bias = at_least_float32(layer.bias)
+    return y + (bias if isinstance(layer, Linear) else bias[:, None, None])
+
+
 class Linear(torch.nn.Linear):
     path = ""
+    compute: Compute | None = None
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the layer computes in."""
-        return self.weight.dtype
+        """What the layer takes, computes in and gives; float32 where it computes in its own way."""
+        return self.weight.dtype if self.compute is None else torch.float32
 
     def forward(self, x: Tensor) -> Tensor:
         """[... in] -> [... out] in the layer's dtype."""
+        if self.compute is not None:
+            wide = not multiplies(DTYPES[self.compute.dtype], x.device.type)
+            y = _scaled(self.compute, _wide_linear if wide else F.linear, x, self)
+            return seen("linear", self.path, y)
         x = x.to(self.dtype)
         product = F.linear if multiplies(x.dtype, x.device.type) else _wide_linear
         return seen("linear", self.path, product(x, self.weight, self.bias))
@@ -62,14 +83,18 @@ class RMSNorm(torch.nn.Module):
 
 class Conv2d(torch.nn.Conv2d):
     path = ""
+    compute: Compute | None = None
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the layer computes in."""
-        return self.weight.dtype
+        """What the layer takes, computes in and gives; float32 where it computes in its own way."""
+        return self.weight.dtype if self.compute is None else torch.float32
 
     def forward(self, x: Tensor) -> Tensor:
         """[B in h w] -> [B out h' w'] in the layer's dtype, padded by half the kernel unless strided."""
+        if self.compute is not None:
+            convolve = partial(F.conv2d, stride=self.stride, padding=self.padding)
+            return seen("conv2d", self.path, _scaled(self.compute, convolve, x, self))
         x, weight, bias = x.to(self.dtype), self.weight, self.bias
         if multiplies(x.dtype, x.device.type) or x.numel() > WIDE_IMAGE:
             return seen("conv2d", self.path, F.conv2d(x, weight, bias, self.stride, self.padding))
@@ -97,6 +122,7 @@ class ChannelNorm(torch.nn.Module):
 
 class LayerNorm(torch.nn.Module):
     path = ""
+    compute: Compute | None = None
 
     def __init__(self, width: int, eps: float):
         super().__init__()
@@ -105,14 +131,16 @@ class LayerNorm(torch.nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """(x - mean) / deviation * weight + bias over the last axis, in float32; the weight's dtype out."""
+        """(x - mean) / deviation * weight + bias over the last axis, in float32; the weight's dtype out, or
+        float32."""
         x, weight, bias = _for_norm(x, self.weight, self.bias)
         y = F.layer_norm(x, x.shape[-1:], weight, bias, self.eps)
-        return seen("layer_norm", self.path, y.to(self.weight.dtype))
+        return seen("layer_norm", self.path, _normed(y, self))
 
 
 class GroupNorm(torch.nn.Module):
     path = ""
+    compute: Compute | None = None
 
     def __init__(self, groups: int, channels: int, eps: float):
         super().__init__()
@@ -121,10 +149,11 @@ class GroupNorm(torch.nn.Module):
         self.groups, self.eps = groups, eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same over each group of channels and all pixels of [B C h w], in float32; the weight's dtype out."""
+        """The same over each group of channels and all pixels of [B C h w], in float32; the weight's dtype out, or
+        float32."""
         x, weight, bias = _for_norm(x, self.weight, self.bias)
         y = F.group_norm(x, self.groups, weight, bias, self.eps)
-        return seen("group_norm", self.path, y.to(self.weight.dtype))
+        return seen("group_norm", self.path, _normed(y, self))
 
 
 def _for_norm(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -134,3 +163,8 @@ def _for_norm(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, 
         return x, weight, bias
     x = at_least_float32(x)
     return x, weight.to(x.dtype), bias.to(x.dtype)
+
+
+def _normed(y: Tensor, norm: LayerNorm | GroupNorm) -> Tensor:
+    """In the dtype of what comes next: the weight's, or float32 where products are computed in that."""
+    return y.to(norm.weight.dtype) if norm.compute is None else at_least_float32(y)

@@ -1,60 +1,43 @@
-"""Linear layers whose weight stays in codes (`common/weights/affine.py`), decoded for each product and dropped again."""
+"""Linear layers whose weight stays in codes (`common/weights/affine.py`), decoded anew for each product."""
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from qwenimg.backends.torch.ops.cpu import multiplies
-from qwenimg.common.runtime.observers import seen
+from qwenimg.backends.torch.ops.layers import Linear
 from qwenimg.common.weights.affine import Affine
 
-AT_ONCE = 2**21  # values of a weight that a CPU decodes at a time, which stay in its cache
 
+class QuantisedLinear(Linear):
+    """In place of a `Linear`, and in all else like it: the same values, up to the rounding of its weight to codes."""
 
-class QuantisedLinear(torch.nn.Module):
-    """In place of a `Linear`: the same values out, up to the rounding of its weight."""
-
-    weight: Tensor
+    codes: Tensor
     scales: Tensor
     biases: Tensor
 
-    def __init__(self, linear: torch.nn.Module, code: Affine, dtype: torch.dtype):
-        super().__init__()
-        self.path = str(linear.path)
-        self.code, self.dtype = code, dtype
-        self.bias: Tensor | None = linear.bias  # type: ignore[assignment]
-        for name in ("weight", "scales", "biases"):
-            self.register_parameter(name, None)
+    def __init__(self, linear: Linear, code: Affine, dtype: torch.dtype):
+        torch.nn.Module.__init__(self)
+        self.path, self.compute = linear.path, linear.compute
+        self.code, self._dtype = code, dtype
+        self.bias = linear.bias
 
     def put(self, codes: Tensor, scales: Tensor, biases: Tensor) -> None:
         """codes: int32 [out words]; scales, biases: float16 or float32 [out groups]."""
-        for name, value in (("weight", codes), ("scales", scales), ("biases", biases)):
+        for name, value in (("codes", codes), ("scales", scales), ("biases", biases)):
             setattr(self, name, torch.nn.Parameter(value, requires_grad=False))
 
     def drop(self) -> None:
-        self.put(self.weight.to("meta"), self.scales.to("meta"), self.biases.to("meta"))
+        self.put(self.codes.to("meta"), self.scales.to("meta"), self.biases.to("meta"))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[... in] -> [... out] in the layer's dtype, in which the decoded weight is rounded once."""
-        x = x.to(self.dtype)
-        outputs, at_once = self.weight.shape[0], AT_ONCE // x.shape[-1] if x.device.type == "cpu" else 2**62
-        parts = [min(max(1, at_once), outputs - at) for at in range(0, outputs, max(1, at_once))]
-        wide = not multiplies(x.dtype, x.device.type)
-        given = x.float() if wide else x
-        made = []
-        for codes, scales, biases, bias in self._split(parts):
-            weight = decode(codes, scales, biases, self.code).to(x.dtype)
-            if wide:
-                weight, bias = weight.float(), None if bias is None else bias.float()
-            made.append(F.linear(given, weight, bias).to(x.dtype))
-        return seen("linear", self.path, made[0] if len(made) == 1 else torch.cat(made, dim=-1))
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype if self.compute is None else torch.float32
 
-    def _split(self, parts: list[int]) -> list[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
-        added = [None] * len(parts) if self.bias is None else self.bias.split(parts)
-        packed = (part.split(parts) for part in (self.weight, self.scales, self.biases))
-        return list(zip(*packed, added, strict=True))
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """[out in], made anew each time and rounded once."""
+        return decode(self.codes, self.scales, self.biases, self.code).to(self._dtype)
 
 
 def decode(codes: Tensor, scales: Tensor, biases: Tensor, code: Affine) -> Tensor:
