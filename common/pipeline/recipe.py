@@ -61,10 +61,23 @@ class Recipe(TypedDict):
     fingerprints: NotRequired[dict[str, str]]  # of model, refiner, vae that were given as a path, see `fingerprint`
     tokenizer: NotRequired[str]  # of a single file, where it was given: the folder's name
     prediction: NotRequired[str]  # eps or v, where it was given
+    quantize: NotRequired[str]  # how weights were kept in codes, where they were
 
 
 # Beside the options of a request, which know their own bounds.
-_TEXTS = ("version", "model", "backend", "device", "rng", "created", "refiner", "vae", "tokenizer", "prediction")
+_TEXTS = (
+    "version",
+    "model",
+    "backend",
+    "device",
+    "rng",
+    "created",
+    "refiner",
+    "vae",
+    "tokenizer",
+    "prediction",
+    "quantize",
+)
 _TABLES = ("precision", "versions", "fingerprints")
 _HASHES = ("sigmas_sha256", "noise_sha256", "image_sha256", "mask_sha256")
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)

@@ -151,6 +151,21 @@ def test_a_picture_in_codes(plain: np.ndarray, policy: str, least: float) -> Non
     assert pipe("a red circle", steps=1, width=64, height=64).recipe["quantize"] == policy
 
 
+def test_a_picture_of_codes_is_made_again(tmp_path: Path) -> None:
+    """`--from` takes the codes from the recipe; without them it says what differs."""
+    from cli_runner import cli
+
+    small = ("--size", "64x64", "--steps", "2", "--backend", "cpu")
+    first = cli("a red circle", "-q", "4", *small, "-o", str(tmp_path / "a.png"))
+    again = cli("--from", str(tmp_path / "a.png"), "--backend", "cpu", "-o", str(tmp_path / "b.png"))
+    plain = cli("a red circle", "-s", "1", *small, "-o", str(tmp_path / "c.png"))
+    assert (first.code, again.code, plain.code) == (0, 0, 0), again.err
+    from PIL import Image
+
+    a, b = (np.array(Image.open(tmp_path / f"{name}.png")) for name in "ab")
+    assert np.array_equal(a, b)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_is_coded_and_what_is_not(backend: str) -> None:
     """Blocks by the policy, first and last block and modulation in 8 bits, all else as it was."""
