@@ -22,6 +22,8 @@ pytest_plugins = ["cli_runner", "hub_cases"]  # fixtures of several rooms
 # A background job of a script ignores Ctrl-C and hands that on; the tests send it to themselves and to what they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as `nohup` does
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

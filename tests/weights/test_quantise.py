@@ -166,6 +166,28 @@ def test_a_picture_of_codes_is_made_again(tmp_path: Path) -> None:
     assert np.array_equal(a, b)
 
 
+def test_a_lora_is_fused_before_its_weights_are_coded(tmp_path: Path) -> None:
+    """The same picture as the LoRA on dense weights, up to the codes; another one than without it."""
+    rng, width = np.random.default_rng(5), 128
+    low = {
+        f"transformer.transformer_blocks.{block}.attn.{name}.lora_{side}.weight": rng.standard_normal(shape) * 0.4
+        for block in range(6)
+        for name in ("to_q", "to_v")
+        for side, shape in (("A", (4, width)), ("B", (width, 4)))
+    }
+    save_file({name: value.astype(np.float32) for name, value in low.items()}, tmp_path / "l.safetensors")
+    ask: dict[str, Any] = {"seed": 1, "width": 128, "height": 128, "steps": 4}
+    made = {}
+    for name, backend, policy in (("dense", "cpu", None), ("cpu", "cpu", "8"), ("mlx", "mlx", "8")):
+        pipe = qwenimg.load("shapes", backend, "fp32", quantize=policy)
+        with_it = pipe("a red circle", lora=str(tmp_path / "l.safetensors"), **ask).pixels.astype(np.float64)
+        made[name] = with_it, pipe("a red circle", **ask).pixels.astype(np.float64)
+    own, effect = psnr(made["cpu"][0], made["dense"][0]), psnr(made["cpu"][0], made["cpu"][1])
+    print(f"codes {own:.1f} dB from dense, the LoRA {effect:.1f} dB from none")
+    assert own > effect + 10 and np.abs(made["cpu"][0] - made["mlx"][0]).max() <= 1
+    assert np.abs(made["cpu"][1] - made["mlx"][1]).max() <= 1, "and taken away again"
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_is_coded_and_what_is_not(backend: str) -> None:
     """Blocks by the policy, first and last block and modulation in 8 bits, all else as it was."""
