@@ -67,7 +67,7 @@ kind, size = sys.argv[1:]
 resource.setrlimit(getattr(resource, kind), (int(size) << 10, resource.RLIM_INFINITY))
 from qwenimg.cli.main import run
 
-raise SystemExit(run(["a red circle", "-o", "a.png"]))
+raise SystemExit(run(["a red circle", "-m", "shapes", "-o", "a.png"]))
 """
 
 
