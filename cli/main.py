@@ -77,6 +77,7 @@ def _call(args: list[str], stop: Stop) -> int:
 
     from click.exceptions import Exit
 
+    from qwenimg.cli.help import HELP_NAMES
     from qwenimg.cli.words import cli
     from qwenimg.common.base.safe_files import absolute
     from qwenimg.common.runtime import limits
@@ -85,7 +86,7 @@ def _call(args: list[str], stop: Stop) -> int:
     try:
         with cli.make_context("qwenimg", args.copy(), obj=stop) as ctx:
             stop.working = True
-            if not {"-h", "--help", "--version"} & {*args}:
+            if not {*HELP_NAMES, "--version"} & {*args}:
                 limits.check_room("numpy", limits.NUMPY)
             code = cli.invoke(ctx)
     except Exit as ended:

@@ -28,7 +28,7 @@ def _as_json() -> str:
 def table() -> str:
     """The lines of the table, and what to do with a name."""
     from qwenimg.common.base.amounts import size_text
-    from qwenimg.common.base.text import clean
+    from qwenimg.common.base.text import aligned, clean
     from qwenimg.common.hub import listing
 
     lines: list[tuple[str, ...]] = [("name", "here", "size", "memory", "license", "for")]
@@ -36,6 +36,6 @@ def table() -> str:
         memory = "" if entry.memory is None else size_text(entry.memory)
         rest = (entry.license or "its own", entry.purpose or "in the cache")
         lines.append((clean(entry.name, 100), entry.here, size_text(entry.bytes), memory, *rest))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    rows = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    return "\n".join([*rows, "", 'get one: qwenimg pull NAME     draw with it: qwenimg -m NAME "a red circle"'])
+    return "\n".join(
+        [*aligned(lines), "", 'get one: qwenimg pull NAME     draw with it: qwenimg -m NAME "a red circle"']
+    )

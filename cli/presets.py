@@ -11,6 +11,7 @@ import click
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def presets(as_json: bool) -> None:
     """Prints the presets that --preset takes, and the precision policy of each for each family of models."""
+    from qwenimg.common.base.text import aligned
     from qwenimg.common.families import registry
     from qwenimg.common.weights.presets import PRESETS
 
@@ -29,9 +30,7 @@ def presets(as_json: bool) -> None:
         return
     lines: list[tuple[str, ...]] = [("name", *kinds, "purpose")]
     lines += [(name, *(kind.presets[name] for kind in kinds.values()), p.purpose) for name, p in PRESETS.items()]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    click.echo("\n".join(aligned(lines)))
     click.echo(
         "\nauto, the default, is chosen from device, memory and model; qwenimg doctor says what it is here and why"
     )

@@ -15,6 +15,7 @@ def samplers(as_json: bool) -> None:
     Order: of accuracy, of stochastic samplers that of the pictures' distribution. Asks: how often the model is asked
     in a step. Flow: whether it works with flow models, such as Qwen-Image, too.
     """
+    from qwenimg.common.base.text import aligned
     from qwenimg.common.sampling.schedules import SCHEDULES
     from qwenimg.common.sampling.table import SAMPLERS
 
@@ -24,8 +25,5 @@ def samplers(as_json: bool) -> None:
         return
     lines: list[tuple[str, ...]] = [("name", "title", "order", "noise", "asks", "flow", "source")]
     lines += [sampler.row() for sampler in SAMPLERS.values()]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        click.echo("  ".join(cells).rstrip())
+    click.echo("\n".join(aligned(lines)))
     click.echo(f"\nschedules: {', '.join(SCHEDULES)}")

@@ -10,6 +10,8 @@ from qwenimg.common.base.cache_files import read_small
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 
+# A repository's name, owner/name: the whole text has neither `--` nor `..`, whatever follows it.
+REPO = r"(?!.*(?:--|\.\.))[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 

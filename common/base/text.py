@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 import unicodedata
+from collections.abc import Sequence
 
 BITS = 1024  # of an integer that is written out
 
@@ -15,6 +16,12 @@ def clean(text: object, limit: int = 200) -> str:
     written out, nor is an integer of thousands of digits, which Python refuses to."""
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in _start(text, limit + 1))
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Each row as a line, its cells as wide as the widest of their column."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def shown_path(path: object, limit: int = 120) -> str:

@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from qwenimg.common.base.hf_cache import REPO
+
 
 @dataclass(frozen=True, kw_only=True)
 class KnownModel:
@@ -169,10 +171,7 @@ CLIP_TOKENIZER = Piece(
 )
 
 
-_OWNED = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
-_FILE = re.compile(
-    rf"(?!.*(--|\.\.))(?P<repo>{_OWNED}/{_OWNED})/(?P<file>([A-Za-z0-9_][\w.-]*/)*[\w.-]+\.safetensors)", re.ASCII
-)
+_FILE = re.compile(rf"(?P<repo>{REPO})/(?P<file>([A-Za-z0-9_][\w.-]*/)*[\w.-]+\.safetensors)", re.ASCII)
 
 
 def find_piece(name: str) -> Piece | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.hf_cache import COMMIT, cache_folder, is_offline, repo_of, snapshots, storage_folder
+from qwenimg.common.base.hf_cache import COMMIT, REPO, cache_folder, is_offline, repo_of, snapshots, storage_folder
 from qwenimg.common.base.safe_files import absolute, bad, kind
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog
@@ -21,7 +21,7 @@ from qwenimg.common.families.repository import lacks
 from qwenimg.common.shapes import builtin
 from qwenimg.common.weights.files import PICKLES
 
-_HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+_HUB_ID = re.compile(REPO)
 _FILES = (".safetensors", ".gguf", *PICKLES)  # a model in one file, readable or not
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from qwenimg.common.base import hf_cache
 from qwenimg.common.base.amounts import size_text
+from qwenimg.common.base.text import aligned
 from qwenimg.common.base.version import __version__
 from qwenimg.common.families import registry
 from qwenimg.common.families.family import Family
@@ -22,12 +23,10 @@ from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.runtime.memory import free_ram
 from qwenimg.common.weights import presets
-from qwenimg.common.weights.precision import Kind, Precision
+from qwenimg.common.weights.precision import Kind, Precision, short
 from qwenimg.common.weights.presets import Choice
 from qwenimg.common.weights.residency import ALWAYS
 from qwenimg.common.weights.storage import BYTES
-
-SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,16 +94,14 @@ def lines(report: Report) -> list[str]:
     rows: list[tuple[str, ...]] = [("", "matmul", "conv2d", "attention", "product", "")]
     for one in report.dtypes:
         errors = (f"{error:.1e}" for error in one.errors.values())
-        rows.append((SHORT[one.dtype], *errors, f"{one.flops / 1e9:,.0f} GFLOP/s", one.verdict()))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        rows.append((short(one.dtype), *errors, f"{one.flops / 1e9:,.0f} GFLOP/s", one.verdict()))
     return [
         ", ".join(f"{name} {version}" for name, version in report.versions.items()),
         f"system: {report.system}, {report.threads} CPU threads, {size_text(report.free_ram)} of memory free",
         f"backend: {report.backend} on {report.device}, {size_text(report.free_memory)} free",
         f"cache of models: {report.cache}, {disk}",
         "relative error against float64, and speed:",
-        *table,
+        *aligned(rows),
         *(f"--preset auto, {auto.model}: {auto.choice.precision}, since {auto.choice.reason}" for auto in report.auto),
     ]
 

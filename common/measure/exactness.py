@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from qwenimg.common.numbers.rounding import nearest
 from qwenimg.common.runtime.engine import Engine
 
 Array = NDArray[np.float64]
@@ -99,17 +100,7 @@ def error(engine: Engine, dtype: str, operation: str) -> float:
     if operation == "conv2d" and not engine.on_gpu:
         shapes = SMALL_CONV
     generator = np.random.RandomState(0)
-    arrays = [held(generator.standard_normal(shape).astype(np.float32), dtype) for shape in shapes]
+    arrays = [nearest(generator.standard_normal(shape).astype(np.float32), dtype) for shape in shapes]
     reference = exact(*(array.astype(np.float64) for array in arrays))
     made = engine.operate(operation, dtype, arrays).astype(np.float64)
     return float(np.linalg.norm(made - reference) / np.linalg.norm(reference))
-
-
-def held(values: NDArray[np.float32], dtype: str) -> NDArray[np.float32]:
-    """`values` rounded to numbers that `dtype` holds, as float32."""
-    if dtype == "float16":
-        return values.astype(np.float16).astype(np.float32)
-    if dtype == "bfloat16":
-        bits = values.view(np.uint32)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).astype(np.uint32).view(np.float32)
-    return values

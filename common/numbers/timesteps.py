@@ -9,6 +9,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from qwenimg.common.numbers.rounding import nearest
+
 TimeDtype = Literal["float32", "bfloat16", "float16"]
 
 
@@ -48,11 +50,4 @@ def unet_sinusoids(
 
 def _round(value: float, dtype: TimeDtype) -> float:
     """Nearest value of `dtype`, ties to even; through float32, in which half-precision operations compute."""
-    single = np.float32(value)
-    if dtype == "float32":
-        return float(single)
-    if dtype == "float16":
-        return float(np.float16(single))
-    bits = int(single.view(np.uint32))
-    bits += 0x7FFF + (bits >> 16 & 1)
-    return float(np.uint32(bits & 0xFFFF0000).view(np.float32))
+    return float(nearest(np.array([value], np.float32), dtype)[0])

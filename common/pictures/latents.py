@@ -14,6 +14,7 @@ from qwenimg.common.base import atomic_files
 from qwenimg.common.base.errors import NumericsError, UsageError
 from qwenimg.common.base.safe_files import OpenFile, bad, open_regular
 from qwenimg.common.base.text import clean, shown_path
+from qwenimg.common.weights.bits import widened
 from qwenimg.common.weights.safetensors import read_header
 
 if TYPE_CHECKING:
@@ -118,8 +119,8 @@ def _read_safetensors(path: Path) -> npt.NDArray[Any]:
             raise bad(path, f"tensor latents is {tensor.dtype}; expected F32, F16 or BF16")
         dtype = np.dtype({"F32": "<f4", "F16": "<f2", "BF16": "<u2"}[tensor.dtype])
         flat = _read_values(file, tensor.shape, tensor.begin, tensor.end, dtype)
-    if tensor.dtype == "BF16":  # the upper half of a float32
-        flat = (flat.astype(np.uint32) << 16).view(np.float32)
+    if tensor.dtype == "BF16":
+        flat = widened(flat)
     return flat.reshape(tensor.shape)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.hf_cache import cache_folder, snapshots, storage_folder
+from qwenimg.common.base.hf_cache import REPO, cache_folder, snapshots, storage_folder
 from qwenimg.common.base.safe_files import bad, is_folder, kind
 from qwenimg.common.base.text import clean
 from qwenimg.common.pipeline import lora_text
@@ -20,8 +20,7 @@ from qwenimg.common.weights.lora import ADAPTER, Deltas, LoraFile
 from qwenimg.common.weights.lora_names import Names
 
 KEPT = 2 * lora_text.MOST  # files
-_NAME = r"[A-Za-z0-9][\w.-]{0,95}"
-_HUB = re.compile(rf"(?!.*(?:--|\.\.))(?P<repo>{_NAME}/{_NAME})(?P<file>(?:/[\w.-]+)*)", re.ASCII)
+_HUB = re.compile(rf"(?P<repo>{REPO})(?P<file>(?:/[\w.-]+)*)", re.ASCII)
 
 
 def find_file(name: str) -> Path:

@@ -247,9 +247,10 @@ class Pipeline:
 
     def _adapt(self, lora: str) -> None:
         """Gives the model the LoRAs that `lora` asks for, where it has others."""
-        deltas, key = self.loras.deltas(lora), self.loras.key(lora)
+        key = self.loras.key(lora)
         if key == self._adapted:
             return
+        deltas = self.loras.deltas(lora)
         self._adapted = None
         self.model.adapt(deltas)
         self._adapted = key

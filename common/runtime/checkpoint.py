@@ -23,6 +23,10 @@ class Component:
     config: Any  # that module's configuration
     plan: LoadPlan
 
+    def stored(self, precision: Precision) -> LoadPlan:
+        """Of its weights, as they are kept in memory under a policy."""
+        return self.plan.stored(precision, self.role)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerFiles:
@@ -69,7 +73,7 @@ class Checkpoint:
 
     def largest(self, precision: Precision) -> int:
         """Bytes of the weights of its largest component under a policy: the least that has to be in memory at once."""
-        return max(part.plan.stored(precision, part.role).when(ALWAYS).nbytes for part in self.components.values())
+        return max(part.stored(precision).when(ALWAYS).nbytes for part in self.components.values())
 
     def read_tokenizers(self) -> None:
         """Reads them, which a backend would otherwise do after its framework is imported. Raises ModelError."""

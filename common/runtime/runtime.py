@@ -69,7 +69,7 @@ class Runtime:
 
     def plan(self, component: Component) -> LoadPlan:
         """Of its weights, as they are kept in memory."""
-        return component.plan.stored(self.precision, component.role)
+        return component.stored(self.precision)
 
     def weight_bytes(self, component: Component) -> int:
         """Bytes of the weights that stay as long as `component` is open."""

@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.weights.precision import DTYPES, short
 
 Stage = Literal["vae", "text", "dit"]
 
@@ -27,7 +28,6 @@ PRESETS: dict[str, tuple[str, ...]] = {
     "aggressive": ("warm-up", "full", "predict"),
 }
 """The phases that run in bfloat16."""
-DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 RELATIVE_MEMORY = {"float32": 1.0, "bfloat16": 0.5, "float16": 0.5}
 """What a step in each dtype takes of the memory of the same step in float32."""
 
@@ -225,5 +225,4 @@ def weighted(phases: Sequence[Phase], by_dtype: dict[str, float]) -> float:
 
 def describe_phases(phases: Sequence[Phase]) -> str:
     """One line: `warm-up 0-99 fp32, full 100-299 fp32, ...`."""
-    short = {long: name for name, long in DTYPES.items()}
-    return ", ".join(f"{p.name} {p.start}-{p.stop - 1} {short[p.dtype]}" for p in phases if p.steps)
+    return ", ".join(f"{p.name} {p.start}-{p.stop - 1} {short(p.dtype)}" for p in phases if p.steps)

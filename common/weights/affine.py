@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from qwenimg.common.base.shape import Shape
+from qwenimg.common.weights.bits import widened
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,8 +41,8 @@ class Affine(NamedTuple):
         codes, scales, biases = arrays
         made = unpack(codes, self.bits).astype(np.float32)
         grouped = made.reshape(*scales.shape, self.group)
-        grouped *= wide(scales)[..., None]
-        grouped += wide(biases)[..., None]
+        grouped *= widened(scales)[..., None]
+        grouped += widened(biases)[..., None]
         return made
 
     def fits(self, shape: Shape) -> bool:
@@ -125,7 +126,7 @@ def pack(codes: np.ndarray, bits: int) -> np.ndarray:
 
     if bits == 8:
         return codes.view("<u4")
-    count, size = _unit(bits)
+    count, size = unit(bits)
     units = codes.reshape(*codes.shape[:-1], -1, count)
     words = np.zeros(units.shape[:-1], np.uint64)
     for i in range(count):
@@ -147,7 +148,7 @@ def unpack(words: np.ndarray, bits: int) -> np.ndarray:
         for i in range(8 // bits):
             codes[..., i] = raw >> np.uint8(i * bits) & mask
         return codes.reshape(*raw.shape[:-1], -1)
-    count, size = _unit(bits)
+    count, size = unit(bits)
     units = raw.reshape(*raw.shape[:-1], -1, size)
     whole = np.zeros(units.shape[:-1], np.uint64)
     for i in range(size):
@@ -158,15 +159,6 @@ def unpack(words: np.ndarray, bits: int) -> np.ndarray:
     return codes.reshape(*raw.shape[:-1], -1)
 
 
-def _unit(bits: int) -> tuple[int, int]:
+def unit(bits: int) -> tuple[int, int]:
     """The fewest codes that fill whole bytes, and how many bytes."""
     return {2: (4, 1), 3: (8, 3), 4: (2, 1), 5: (8, 5), 6: (4, 3)}[bits]
-
-
-def wide(values: np.ndarray) -> np.ndarray:
-    """In float32: float16, float32, or uint16 holding the bits of bfloat16."""
-    import numpy as np
-
-    if values.dtype == np.uint16:
-        return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return values.astype(np.float32)

@@ -13,7 +13,7 @@ from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.base.text import clean
 from qwenimg.common.weights.affine import GROUPS, WIDTHS, Affine, of_widths
-from qwenimg.common.weights.float8 import FORMATS, Float8
+from qwenimg.common.weights.float8 import Float8, format_of
 from qwenimg.common.weights.plan import DTYPES, Piece, Source
 
 Pieces = dict[str, Piece]  # by the tensor's name, in the order of files and bytes
@@ -69,7 +69,6 @@ def _float8(left: Pieces) -> dict[str, Source]:
     """Plain 8-bit floats, without scales."""
     made = {}
     for name, piece in list(left.items()):
-        for format in FORMATS:
-            if piece.dtype == format:
-                made[name] = Source((left.pop(name),), Float8(format))
+        if format := format_of(piece.dtype):
+            made[name] = Source((left.pop(name),), Float8(format))
     return made

@@ -20,8 +20,9 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.base.text import clean
-from qwenimg.common.weights.float8 import FORMATS, table
-from qwenimg.common.weights.plan import DTYPES, Piece, raw, widened
+from qwenimg.common.weights.bits import widened
+from qwenimg.common.weights.float8 import FORMATS, Float8, format_of
+from qwenimg.common.weights.plan import DTYPES, Piece, raw
 
 if TYPE_CHECKING:
     import numpy as np
@@ -108,12 +109,8 @@ class LowRank:
 
 def floats(piece: Piece) -> np.ndarray:
     """The values of a tensor in float32. Raises ModelError if the file changed or ended early."""
-    array = raw(piece)
-    for format in FORMATS:
-        if piece.dtype == format:
-            values: np.ndarray = table(format)[array]
-            return values
-    return widened(array, DTYPES[piece.dtype])
+    array, format = raw(piece), format_of(piece.dtype)
+    return widened(array) if format is None else Float8(format).values([array])
 
 
 def _flat(role: str, array: np.ndarray) -> np.ndarray:

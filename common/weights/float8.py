@@ -17,6 +17,11 @@ Format = Literal["F8_E4M3", "F8_E5M2"]
 FORMATS: tuple[Format, ...] = ("F8_E4M3", "F8_E5M2")
 
 
+def format_of(dtype: str) -> Format | None:
+    """That of a tensor whose dtype a file names so; None where it is another."""
+    return next((format for format in FORMATS if format == dtype), None)
+
+
 class Float8(NamedTuple):
     """Codes; then, where there is a second piece, their scale: one number, or one for each row [out] or [out 1]."""
 

@@ -17,7 +17,8 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
-from qwenimg.common.weights.affine import Affine, Coded, encode, wide
+from qwenimg.common.weights.affine import Affine, Coded, encode
+from qwenimg.common.weights.bits import widened
 from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.residency import ALWAYS, Residency
 from qwenimg.common.weights.storage import Packed, Storage
@@ -171,6 +172,11 @@ class LoadPlan:
         return self.only(lambda name: self.entries[name].residency is residency)
 
     @property
+    def shapes(self) -> Manifest:
+        """Of the parameters, as the forward uses them."""
+        return {name: entry.shape for name, entry in self.entries.items()}
+
+    @property
     def parameters(self) -> int:
         """Number of values that the forward uses."""
         return sum(prod(entry.shape) for entry in self.entries.values())
@@ -238,14 +244,7 @@ def read(entry: Entry) -> np.ndarray:
     if source.decode == "transposed":
         array = array.T
     array = np.ascontiguousarray(array).reshape(entry.shape)
-    return fused(widened(array, source.dtype), entry.deltas) if entry.deltas else array
-
-
-def widened(array: np.ndarray, dtype: str) -> np.ndarray:
-    """float32 of what a file has in `dtype`: of numbers, or of the bits of bfloat16."""
-    import numpy as np
-
-    return (array.astype("<u4") << 16).view("<f4") if dtype == "bfloat16" else array.astype(np.float32, copy=False)
+    return fused(widened(array), entry.deltas) if entry.deltas else array
 
 
 def fused(weight: np.ndarray, deltas: tuple[Delta, ...]) -> np.ndarray:
@@ -268,21 +267,17 @@ def read_codes(entry: Entry) -> Coded:
     code, source = entry.storage.code, entry.source
     if source.code == code and source.decode is None and not entry.deltas:
         made = Coded(*(raw(piece) for piece in source.pieces))
-        made = made._replace(scales=_exact(made.scales), biases=_exact(made.biases))
+        if made.scales.dtype == "u2":  # those of bfloat16, which numpy has not
+            made = made._replace(scales=widened(made.scales), biases=widened(made.biases))
         checked = [made.scales, made.biases]
     else:
-        values = widened(read(entry), entry.dtype)
+        values = widened(read(entry))
         checked = [values]
         made = encode(values, code)
     count = sum(int(np.count_nonzero(~np.isfinite(part))) for part in checked)
     if count:
         raise not_finite(entry, count, 0.0, "")
     return made
-
-
-def _exact(values: np.ndarray) -> np.ndarray:
-    """Those of bfloat16 in float32, which numpy can hold."""
-    return wide(values) if values.dtype == "u2" else values
 
 
 def not_finite(entry: Entry, count: int, largest: float, dtype: object) -> ModelError:

@@ -208,9 +208,8 @@ class Precision:
 
     def summary(self) -> str:
         """One line for messages: `bf16 (text bf16, transformer bf16, vae fp32; final_norm fp32 ...)`."""
-        short = {long: name for name, long in DTYPES.items()} | {"float64": "fp64"}
         shown = {"text": "text", "transformer": self.kind.denoiser, "vae": "vae"}
-        parts = ", ".join(f"{name} {short[self.stored_dtype(part)]}" for part, name in shown.items())
+        parts = ", ".join(f"{name} {short(self.stored_dtype(part))}" for part, name in shown.items())
         kept = [p for p in ("final_norm", "modulation", "residual") if getattr(self, p)]
         low = self.compute_dtype("transformer") in ("bfloat16", "float16")
         fp32 = f"; fp32: {' '.join(kept)}" if low and kept else ""
@@ -231,6 +230,11 @@ FP16_PLAIN = replace(BF16_PLAIN, name="fp16-plain", text="float16", transformer=
 FP16 = replace(BF16, name="fp16", text="float16", transformer="float16", scaled=True)
 FP16_UPCAST = replace(FP16, name="fp16-upcast", scaled=False, upcast=True)
 _POLICIES = {policy.name: policy for policy in (FP32, BF16, BF16_PLAIN, FP16_PLAIN, FP16, FP16_UPCAST)}
+
+
+def short(dtype: str) -> str:
+    """What policies call it: fp32 of float32."""
+    return {long: name for name, long in DTYPES.items()}.get(dtype, "fp64")
 
 
 def dtype_named(text: str) -> str | None:

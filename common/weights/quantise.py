@@ -30,9 +30,8 @@ class Policy:
 POLICIES: Mapping[str, Mapping[str, Policy]] = {
     "8": {"transformer": Policy(BITS8), "text": Policy(BITS8)},
     "6": {"transformer": Policy(BITS6), "text": Policy(BITS8)},
-    "4": {"transformer": Policy(BITS4), "text": Policy(BITS6, BITS6)},
+    "4": {"transformer": Policy(BITS4), "text": Policy(BITS6)},
 }
-OWN = {"8": BITS8, "6": BITS6, "4": BITS4}  # what a part is kept in where it is named
 
 
 def parse(text: str) -> dict[str, Policy]:
@@ -45,7 +44,7 @@ def parse(text: str) -> dict[str, Policy]:
         if not role:
             found |= POLICIES[bits]
         elif role == "text":
-            found[role] = Policy(OWN[bits], OWN[bits])
+            found[role] = Policy(POLICIES[bits]["transformer"].blocks)
         else:
             found[role] = POLICIES[bits][role]
     return found
@@ -56,9 +55,9 @@ def keep(plan: LoadPlan, tables: frozenset[str]) -> LoadPlan:
     multiplied."""
 
     def own(entry: Entry) -> Affine | None:
-        source = entry.source
-        coded = isinstance(source.code, Affine) and source.decode is None and entry.name not in tables
-        return source.code if coded and len(entry.shape) == 2 else None  # type: ignore[return-value]
+        code = entry.source.code
+        multiplied = entry.source.decode is None and entry.name not in tables and len(entry.shape) == 2
+        return code if isinstance(code, Affine) and multiplied else None
 
     return plan.packed(own)
 

@@ -10,7 +10,8 @@ from cli_runner import cli
 
 from qwenimg import backends
 from qwenimg.common.measure import exactness
-from qwenimg.common.measure.exactness import LIMITS, OPERATIONS, held, measure
+from qwenimg.common.measure.exactness import LIMITS, OPERATIONS, measure
+from qwenimg.common.numbers.rounding import nearest
 from qwenimg.common.runtime.engine import Engine
 
 BACKENDS = ("cpu", "mlx")
@@ -62,7 +63,7 @@ def test_sums_in_16_bit_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         x, weight = arrays
         total = np.zeros((len(x), len(weight)), np.float32)
         for i in range(x.shape[1]):
-            total = held(total + np.outer(x[:, i], weight[:, i]), dtype)
+            total = nearest(total + np.outer(x[:, i], weight[:, i]), dtype)
         return total
 
     monkeypatch.setattr(type(engine), "operate", sequential)
@@ -74,7 +75,7 @@ def test_sums_in_16_bit_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_held_rounds_to_the_nearest() -> None:
     values = np.array([1 + 2**-8, 1 + 2**-9, 1 + 3 * 2**-8, -1.0, 0.0], np.float32)
-    assert held(values, "bfloat16").tolist() == [1.0, 1.0, 1 + 2**-6, -1.0, 0.0]
+    assert nearest(values, "bfloat16").tolist() == [1.0, 1.0, 1 + 2**-6, -1.0, 0.0]
 
 
 def test_what_it_prints() -> None:

@@ -4,7 +4,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from qwenimg.common.weights.affine import GROUPS, WIDTHS, Affine, encode, of_widths, pack, unpack, wide
+from qwenimg.common.weights.affine import GROUPS, WIDTHS, Affine, encode, of_widths, pack, unpack
+from qwenimg.common.weights.bits import widened
 
 CASES = [Affine(bits, group) for bits in WIDTHS for group in GROUPS]
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
@@ -35,7 +36,7 @@ def test_what_mlx_quantises_is_read(code, dtype):
     codes, scales, biases = mx.quantize(given, group_size=code.group, bits=code.bits)
     made = code.values([np.array(codes), stored(scales), stored(biases)])
     exact = unpack(np.array(codes), code.bits).reshape(7, -1, code.group).astype(np.float64)
-    exact = exact * wide(stored(scales))[..., None] + wide(stored(biases))[..., None]
+    exact = exact * widened(stored(scales))[..., None] + widened(stored(biases))[..., None]
     assert np.allclose(made, exact.reshape(made.shape), rtol=0, atol=2.0**-22 * np.abs(exact).max())
     wider = mx.dequantize(
         codes, scales.astype(mx.float32), biases.astype(mx.float32), group_size=code.group, bits=code.bits

@@ -16,8 +16,9 @@ from safetensors.torch import save_file
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.networks import qwen_dit
 from qwenimg.common.weights import lora as loras
+from qwenimg.common.weights.bits import widened
 from qwenimg.common.weights.lora_names import DENOISER, Names, part
-from qwenimg.common.weights.plan import Entry, LoadPlan, fused, read, widened
+from qwenimg.common.weights.plan import Entry, LoadPlan, fused, read
 from qwenimg.common.weights.precision import BF16, FP32
 
 TOLERANCE = 1e-6  # of the largest value: float32 sums of a few products, against float64
@@ -48,7 +49,7 @@ def with_file(plan: LoadPlan, path: Path, strength: float = 1.0) -> LoadPlan:
 def weight_of(entry: Entry) -> np.ndarray:
     """As it is stored, in float32."""
     plain = Entry(name=entry.name, shape=entry.shape, source=entry.source, storage=entry.storage)
-    return widened(read(plain), plain.source.dtype)
+    return widened(read(plain))
 
 
 def close(found: np.ndarray, expected: np.ndarray, what: str = "") -> None:

@@ -197,7 +197,7 @@ def test_what_is_coded_and_what_is_not(backend: str) -> None:
     opened = registry.open_model(MODEL, Choices(quantize="4"))
     entries = opened.checkpoint["transformer"].plan.entries
     bits = {name: e.storage.code.bits if isinstance(e.storage, Packed) else 0 for name, e in entries.items()}
-    assert bits["transformer_blocks.2.attn.to_q.weight"] == bits["transformer_blocks.3.img_mlp.net.2.weight"] - 0 == 4
+    assert bits["transformer_blocks.2.attn.to_q.weight"] == bits["transformer_blocks.3.img_mlp.net.2.weight"] == 4
     assert bits["transformer_blocks.0.attn.to_q.weight"] == bits["transformer_blocks.5.txt_mlp.net.2.weight"] == 8
     assert bits["transformer_blocks.2.img_mod.1.weight"] == 8
     outside = {name: kept for name, kept in bits.items() if not name.startswith("transformer_blocks.")}

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch.ops.layers import Linear
-from qwenimg.common.weights.affine import Affine
+from qwenimg.common.weights.affine import Affine, unit
 
 
 class QuantisedLinear(Linear):
@@ -55,7 +55,7 @@ def unpack(words: Tensor, bits: int) -> Tensor:
     mask = 2**bits - 1
     if 8 % bits == 0:
         return torch.stack([raw >> at & mask for at in range(0, 8, bits)], dim=-1).flatten(1)
-    count, size = (4, 3) if bits == 6 else (8, bits)
+    count, size = unit(bits)
     units = raw.view(raw.shape[0], -1, size).to(torch.int64)
     whole = units[..., 0]
     for i in range(1, size):

@@ -8,10 +8,7 @@ from qwenimg.common.weights.lora_names import DENOISER, TEXT, Names, part
 
 def names(checkpoint: Checkpoint) -> Names:
     """Of the transformer and the text encoder."""
-    transformer, text = (
-        {name: entry.shape for name, entry in checkpoint[component].plan.entries.items()}
-        for component in ("transformer", "text_encoder")
-    )
+    transformer, text = (checkpoint[component].plan.shapes for component in ("transformer", "text_encoder"))
     others = {
         path: [f"model.{path}", f"model.language_model.{path}"]
         for path in (name.removesuffix(".weight") for name in text if name.endswith(".weight"))

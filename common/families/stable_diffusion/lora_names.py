@@ -17,16 +17,12 @@ _PROJECTION = re.compile(r"(?P<owner>.+\.self_attn)\.(?P<letter>q|k|v|out)_proj"
 
 def names(checkpoint: Checkpoint) -> Names:
     """Of the UNet and the text encoders."""
-    found = [_unet(checkpoint["unet"].config, _weights(checkpoint, "unet"))]
+    found = [_unet(checkpoint["unet"].config, checkpoint["unet"].plan.shapes)]
     for name in checkpoint.texts:
         prefixes = (TEXT_2 if name == "text_encoder_2" else TEXT_1) if len(checkpoint.texts) > 1 else (*TEXT_2, *TEXT)
-        weights = _weights(checkpoint, name)
+        weights = checkpoint[name].plan.shapes
         found.append(part(name, weights, prefixes, {path: list(_clip(path)) for path in _paths(weights)}))
     return tuple(found)
-
-
-def _weights(checkpoint: Checkpoint, component: str) -> Manifest:
-    return {name: entry.shape for name, entry in checkpoint[component].plan.entries.items()}
 
 
 def _unet(config: UNetConfig, weights: Manifest) -> Part:
