@@ -71,7 +71,7 @@ def near_log(x: NDArray[np.float64]) -> NDArray[np.float64]:
     """Natural logarithm of numbers above 0 and up to 1, to 1e-16 beside the next table entry's."""
     mantissa, exponent = np.frexp(x)
     node = np.rint(mantissa * _LOG_PARTS)
-    total = _logs()[node.astype(np.intp)]
+    total: NDArray[np.float64] = _logs()[node.astype(np.intp)]
     total += exponent.astype(np.float64) * _LN2
     node *= 1 / _LOG_PARTS
     r = mantissa - node
