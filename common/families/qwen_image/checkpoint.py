@@ -29,8 +29,9 @@ REFUSED = {
 _SCHEDULER_IGNORED = frozenset({"steps_offset", "max_sigma"})
 
 
-def open_folder(folder: Path) -> Checkpoint:
-    """Reads every configuration and header of `folder` and holds them against the manifests. Raises ModelError."""
+def open_folder(folder: Path, *, whole: bool = False) -> Checkpoint:
+    """Reads every configuration and header of `folder` and holds them against the manifests. `whole`: with every
+    tensor as it is stored, to be written again. Raises ModelError."""
     networks = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen_vl.NETWORK, "vae": qwen_vae.NETWORK}
     configs = {name: read_config(network, folder / name, REFUSED) for name, network in networks.items()}
     _check_fit(folder, configs["transformer"], configs["text_encoder"], configs["vae"])
@@ -39,7 +40,7 @@ def open_folder(folder: Path) -> Checkpoint:
     components = {}
     with closed_on_failure() as keep:
         for name, network in networks.items():
-            components[name] = open_component(network, folder / name, configs[name], name)
+            components[name] = open_component(network, folder / name, configs[name], name, whole=whole)
             keep(components[name].plan)
     return Checkpoint(
         source=folder,

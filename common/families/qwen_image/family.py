@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from qwenimg.common.families.family import Choices, Family
+from qwenimg.common.families.qwen_image import lora_names
 from qwenimg.common.families.qwen_image.checkpoint import REFUSED, open_folder
 from qwenimg.common.families.qwen_image.model import QwenImage
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
@@ -18,7 +19,7 @@ PUBLISHED_WIDTH = 3072
 
 
 def _open(folder: Path, choices: Choices) -> Checkpoint:
-    return open_folder(folder)
+    return open_folder(folder, whole=choices.whole)
 
 
 def _model(runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None) -> QwenImage:
@@ -41,6 +42,7 @@ FAMILY = Family(
     precision=MMDIT,
     open=_open,
     model=_model,
+    lora_names=lora_names.names,
     defaults=_defaults,
     described=lambda folder: "Qwen-Image, text to image",
     layouts=(

@@ -73,13 +73,13 @@ def open_checkpoint(path: Path, choices: Choices) -> Checkpoint:
     else:
         if choices.tokenizer is not None:
             raise UsageError(f"--tokenizer is for a Stable Diffusion model in one file; {clean(path, 80)} has its own")
-        checkpoint = open_folder(path)
+        checkpoint = open_folder(path, whole=choices.whole)
         if choices.prediction is not None:
             checkpoint = with_prediction(checkpoint, choices.prediction)
-    return checkpoint if choices.vae is None else with_vae(checkpoint, choices.vae)
+    return checkpoint if choices.vae is None else with_vae(checkpoint, choices.vae, whole=choices.whole)
 
 
-def open_folder(folder: Path) -> Checkpoint:
+def open_folder(folder: Path, *, whole: bool = False) -> Checkpoint:
     """Reads every configuration and header of `folder` and holds them against the manifests. Raises ModelError."""
     index = read_json(folder / "model_index.json")
     sdxl = PIPELINES[str(index.get("_class_name"))]
@@ -90,7 +90,7 @@ def open_folder(folder: Path) -> Checkpoint:
     components = {}
     with closed_on_failure() as keep:
         for name, network in networks.items():
-            components[name] = open_component(network, folder / name, configs[name], name)
+            components[name] = open_component(network, folder / name, configs[name], name, whole=whole)
             keep(components[name].plan)
         return check(
             Checkpoint(
@@ -130,11 +130,9 @@ def open_file(path: Path, choices: Choices) -> Checkpoint:
         size = max(config.vocab_size for config in opened.texts.values())
         tokenizer = find_clip_tokenizer(path, size, choices.tokenizer, choices.tokenizer_of_base)
         plans = opened.plans
-        components = {
-            "unet": component(unet.NETWORK, opened.unet, plans["unet"]),
-            "vae": component(kl_vae.NETWORK, opened.vae, plans["vae"]),
-        }
-        components |= {name: component(clip.NETWORK, config, plans[name]) for name, config in opened.texts.items()}
+        rows = {"unet": (unet.NETWORK, opened.unet), "vae": (kl_vae.NETWORK, opened.vae)}
+        rows |= {name: (clip.NETWORK, config) for name, config in opened.texts.items()}
+        components = {name: component(*row, plans[name], whole=choices.whole) for name, row in rows.items()}
         checkpoint = check(
             Checkpoint(
                 source=path,
@@ -151,12 +149,12 @@ def open_file(path: Path, choices: Choices) -> Checkpoint:
         return checkpoint
 
 
-def with_vae(checkpoint: Checkpoint, path: Path) -> Checkpoint:
+def with_vae(checkpoint: Checkpoint, path: Path, *, whole: bool = False) -> Checkpoint:
     """`checkpoint` with the VAE in the folder or file `path`. Raises ModelError, and then `checkpoint` is closed."""
     with ExitStack() as stack:
         stack.callback(checkpoint.close)
         vae = (
-            open_component(kl_vae.NETWORK, path, read_config(kl_vae.NETWORK, path), "vae")
+            open_component(kl_vae.NETWORK, path, read_config(kl_vae.NETWORK, path), "vae", whole=whole)
             if is_folder(path)
             else _vae_file(checkpoint, path)
         )
