@@ -23,7 +23,9 @@ _PATH = click.Path(path_type=Path, readable=False)  # what cannot be read is rep
     "--lora", type=TEXTS, multiple=True, metavar="FILE[:SCALE]", help="Added to the weights; may be repeated."
 )
 @click.option("--dtype", type=click.Choice(("bf16", "fp16", "fp32")), help="Of what is not in codes; else as it is.")
-@click.option("--vae", type=_PATH, metavar="FILE", help="Another VAE for Stable Diffusion.")
+@click.option("--transformer", "--unet", type=_PATH, metavar="FILE", help="Weights in the place of MODEL's.")
+@click.option("--text-encoder", type=_PATH, metavar="FILE", help="Weights in the place of MODEL's.")
+@click.option("--vae", type=_PATH, metavar="FILE", help="Weights in the place of MODEL's.")
 @click.option("--tokenizer", type=_PATH, metavar="FOLDER", help="CLIP's, for a Stable Diffusion file; else found.")
 @click.option(
     "--prediction", type=click.Choice(("eps", "v")), help="What the UNet of a Stable Diffusion file predicts."
@@ -35,10 +37,9 @@ def convert(
     quantize: str | None,
     lora: tuple[str, ...],
     dtype: str | None,
-    vae: Path | None,
-    tokenizer: Path | None,
     prediction: Literal["eps", "v"] | None,
     quiet: bool,
+    **places: Path | None,
 ) -> None:
     """Write MODEL, a folder, a file or a name, as the folder OUT: in fewer bits, with LoRAs in its weights, or as is.
 
@@ -49,9 +50,7 @@ def convert(
     from qwenimg.common.conversion.convert import Asked, convert
     from qwenimg.common.hub.resolve import resolve
 
-    asked = Asked(
-        quantize=quantize, lora="; ".join(lora), dtype=dtype, prediction=prediction, vae=vae, tokenizer=tokenizer
-    )
+    asked = Asked(quantize=quantize, lora="; ".join(lora), dtype=dtype, prediction=prediction, **places)
     found = resolve(model)
     told = Told(quiet=quiet)
     try:

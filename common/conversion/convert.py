@@ -27,7 +27,7 @@ from qwenimg.common.base.safe_files import absolute
 from qwenimg.common.base.text import clean, shown_path
 from qwenimg.common.conversion.parts import Part, as_json, parts, small_files
 from qwenimg.common.families import registry
-from qwenimg.common.families.family import Choices, Prediction
+from qwenimg.common.families.family import PARTS, Choices, Prediction
 from qwenimg.common.families.registry import Opened
 from qwenimg.common.pipeline.loras import Loras
 from qwenimg.common.weights.safetensors import read_header
@@ -37,6 +37,7 @@ FORMAT = "1"
 NOTE = "qwenimg.json"
 """In the folder: what it was made of. While it is built, that it is ours."""
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_PATHS = (*PARTS, "tokenizer")  # what is asked for that has a path
 _SPARE = 64 << 20  # bytes beside the weights
 
 
@@ -48,6 +49,8 @@ class Asked:
     lora: str = ""
     dtype: str | None = None  # of what is not in codes: a key of DTYPES
     prediction: Prediction | None = None
+    transformer: Path | None = None
+    text_encoder: Path | None = None
     vae: Path | None = None
     tokenizer: Path | None = None
 
@@ -71,7 +74,7 @@ def convert(source: Path, out: Path, asked: Asked, listener: Listener) -> None:
     out = absolute(out)
     work = out.with_name(f"{out.name}.part")
     _check_place(out, work)
-    choices = Choices(**{name: getattr(asked, name) for name in ("quantize", "prediction", "vae", "tokenizer")})
+    choices = Choices(**{name: getattr(asked, name) for name in ("quantize", "prediction", *_PATHS)})
     with ExitStack() as stack:
         opened = registry.open_model(source, replace(choices, whole=True))
         stack.callback(opened.checkpoint.close)
@@ -90,11 +93,7 @@ def convert(source: Path, out: Path, asked: Asked, listener: Listener) -> None:
 
 def _note(opened: Opened, made: list[Part], small: dict[str, bytes], asked: Asked, loras: Loras) -> dict[str, object]:
     """What a folder is made of, without paths; equal notes are equal folders."""
-    said = {
-        key: value
-        for key, value in asdict(asked).items()
-        if value is not None and key not in ("lora", "vae", "tokenizer")
-    }
+    said = {key: value for key, value in asdict(asked).items() if value is not None and key not in ("lora", *_PATHS)}
     about = {"format": FORMAT, "family": opened.family.name, **said, **loras.recorded(asked.lora)}
     about["sources"] = {part.name: part.source for part in made}
     about["small_files"] = hashlib.sha256(b"".join(small[path] for path in sorted(small))).hexdigest()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,13 +72,23 @@ def quantised(checkpoint: Checkpoint, networks: Iterable[Network], text: str) ->
     return replace(checkpoint, components={name: kept(part) for name, part in checkpoint.components.items()})
 
 
-def open_component(network: Network, path: Path, config: Any, title: str, *, whole: bool = False) -> Component:
-    """`network` with the weights in the folder or file `path`; `title` stands in messages. `whole`: with all of its
-    tensors as they are stored. Raises ModelError."""
+def open_component(
+    network: Network,
+    path: Path,
+    config: Any,
+    title: str,
+    rename: Callable[[Manifest], keys.Rename] | None = None,
+    *,
+    whole: bool = False,
+) -> Component:
+    """`network` with the weights in the folder or file `path`; `title` stands in messages. `rename` gives, of a
+    manifest, other programs' names of its tensors; without it they are the network's. `whole`: with all of its tensors
+    as they are stored. Raises ModelError."""
+    manifest = network.manifest(config)
+    names = rename(manifest) if rename else network.rename
 
     def every(stored: Manifest) -> Uses:
         return plans.whole(stored, network.uses(stored))
 
-    uses = every if whole else network.uses
-    plan = keys.plan(path, title, network.manifest(config), uses=uses, rename=network.rename)
+    plan = keys.plan(path, title, manifest, uses=every if whole else network.uses, rename=names)
     return component(network, config, plan, whole=whole)
