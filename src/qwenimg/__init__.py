@@ -133,15 +133,14 @@ def _choices(
     prediction: Literal["eps", "v"] | None, quantize: str | None, given: dict[str, str | Path | None]
 ) -> Choices:
     """With the folders and files that are `given`. Raises UsageError."""
-    from dataclasses import replace
     from pathlib import Path
 
     from qwenimg.common.base import arguments
     from qwenimg.common.families.family import Choices
 
     arguments.check_paths(**given)
-    paths = {name: None if path is None else Path(path).expanduser() for name, path in given.items()}
-    return replace(Choices(prediction=prediction, quantize=quantize), **paths)
+    paths: dict[str, Any] = {name: None if path is None else Path(path).expanduser() for name, path in given.items()}
+    return Choices(prediction=prediction, quantize=quantize, **paths)
 
 
 def _opened(
