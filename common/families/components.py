@@ -54,5 +54,12 @@ def quantised(checkpoint: Checkpoint, networks: Iterable[Network], text: str) ->
 
 def open_component(network: Network, path: Path, config: Any, title: str) -> Component:
     """`network` with the weights in the folder or file `path`; `title` stands in messages. Raises ModelError."""
-    plan = keys.plan(path, title, network.manifest(config), uses=network.uses, rename=network.rename)
+    plan = keys.plan(
+        path,
+        title,
+        network.manifest(config),
+        uses=network.uses,
+        rename=network.rename,
+        architectures=network.architectures,
+    )
     return component(network, config, plan)

@@ -14,7 +14,7 @@ from qwenimg.common.pipeline.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.weights.precision import Kind
-from qwenimg.common.weights.safetensors import Header
+from qwenimg.common.weights.stored import Header
 
 Prediction = Literal["eps", "v"]
 

@@ -47,6 +47,7 @@ FAMILY = Family(
         ("model.diffusion_model.transformer_blocks.", "Qwen-Image transformer, ComfyUI prefix (not supported yet)"),
         ("transformer_blocks.0.img_mod.1.weight", "Qwen-Image transformer, diffusers names"),
         ("decoder.up_blocks.0.resnets.0.norm1.gamma", "Qwen-Image VAE, diffusers names"),
+        ("blk.0.attn_q.weight", "Qwen2.5-VL, llama.cpp's names"),
         ("visual.", "Qwen2.5-VL, transformers names"),
     ),
 )
