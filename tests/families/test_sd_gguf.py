@@ -97,5 +97,5 @@ def test_a_text_encoder_is_told(tmp_path: Path) -> None:
     )
     said = cli("info", str(tmp_path / "te.gguf")).out.decode()
     print(said)
-    assert "layout: GGUF, Qwen2.5-VL, llama.cpp's names" in said and "architecture: 'qwen2vl'" in said
+    assert "layout: GGUF, Qwen2.5-VL, llama.cpp's names (--text-encoder)" in said and "architecture: 'qwen2vl'" in said
     assert "in memory: 1.2 kB as codes, 512 bytes decoded to 16 bit" in said
