@@ -15,6 +15,7 @@ COMMANDS = {
     "devices": "which backends run here, and on what",
     "doctor": "what float32 and 16 bit are on this device, and what --preset auto chooses",
     "presets": "the presets of precision and memory to choose from",
+    "plan": "what a picture takes of memory and time, and what makes it fit",
     "models": "the models to choose from, and which are here",
     "pull": "download a model",
     "train": "train the built-in model, or go on from its weights",
@@ -24,7 +25,7 @@ COMMANDS = {
 }
 # Names that later versions will use: a prompt of one word that a new version would run would be a trap.
 RESERVED = (
-    "precision", "parity", "plan", "bench", "convert", "serve",
+    "precision", "parity", "bench", "convert", "serve",
 )  # fmt: skip
 
 HELP_NAMES = ["-h", "--help"]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import clean
 from qwenimg.common.networks.network import Network
-from qwenimg.common.runtime.checkpoint import Checkpoint, Component
+from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.weights import keys, quantise
 from qwenimg.common.weights.plan import LoadPlan
 
@@ -36,20 +35,7 @@ def read_config(network: Network, folder: Path, refused: Mapping[str, str] | Non
 
 def component(network: Network, config: Any, plan: LoadPlan) -> Component:
     kept = quantise.keep(plan, network.tables)
-    return Component(network=network.name, role=network.role, config=config, plan=kept)
-
-
-def quantised(checkpoint: Checkpoint, networks: Iterable[Network], text: str) -> Checkpoint:
-    """`checkpoint` with its weights kept as the policy `text` says. Raises UsageError."""
-    policies, rows = quantise.parse(text), {network.name: network for network in networks}
-
-    def kept(part: Component) -> Component:
-        policy, blocks = policies.get(part.role), rows[part.network].blocks
-        if policy is None or blocks is None:
-            return part
-        return replace(part, plan=quantise.quantised(part.plan, policy, blocks))
-
-    return replace(checkpoint, components={name: kept(part) for name, part in checkpoint.components.items()})
+    return Component(network=network.name, role=network.role, config=config, plan=kept, blocks=network.blocks)
 
 
 def open_component(network: Network, path: Path, config: Any, title: str) -> Component:
