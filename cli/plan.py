@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -77,9 +78,7 @@ def _opened(model: str | None, engine: OnPaper, given: dict[str, Any]) -> Pipeli
     from qwenimg.common.families.family import Choices
     from qwenimg.common.hub.planned import planned
 
-    choices = Choices(
-        prediction=given["prediction"], vae=given["vae"], tokenizer=given["tokenizer"], quantize=given["quantize"]
-    )
+    choices = Choices(**{one.name: given[one.name] for one in fields(Choices) if one.name in given})
     return planned(
         model,
         engine,
@@ -93,7 +92,7 @@ def _opened(model: str | None, engine: OnPaper, given: dict[str, Any]) -> Pipeli
 
 def _request(pipe: Pipeline, given: dict[str, Any]) -> Request:
     """The picture that `generate` would make of the same options. Raises UsageError and ModelError."""
-    from qwenimg.common.jobs.fields import SAID, check, fields, merged
+    from qwenimg.common.jobs import fields as said_
     from qwenimg.common.jobs.pictures import Picture
     from qwenimg.common.jobs.replay import read_replay
     from qwenimg.common.jobs.run import Job, completed
@@ -102,11 +101,11 @@ def _request(pipe: Pipeline, given: dict[str, Any]) -> Request:
 
     if (steps := given["lightning"]) is not None:
         given["few_steps"] = f"lightning:{steps}"
-    said = {name: given[name] or None if given[name] == () else given[name] for name in SAID}
-    asked = fields({**said, "seed": None, "num_images": None})
-    asked = merged({} if given["replay"] is None else read_replay(given["replay"]).fields, asked)
+    said = {name: given[name] or None if given[name] == () else given[name] for name in said_.SAID}
+    asked = said_.fields({**said, "seed": None, "num_images": None})
+    asked = said_.merged({} if given["replay"] is None else read_replay(given["replay"]).fields, asked)
     asked.setdefault("prompt", PROMPT)
-    check(asked)
+    said_.check(asked)
     job = Job(image=None if given["image"] is None else read_image(given["image"])[0])
     known = {name: asked[name] for name in OPTIONS if name in asked and name != "seed"}
     picture = completed(Picture(index=1, where="", asked=known, aspect=asked.get("aspect"), path=None), pipe, job)

@@ -65,6 +65,10 @@ class DiffusionModel(Protocol):
         what it needs."""
         ...
 
+    def check_weights(self) -> None:
+        """Reads the weights that are loaded only when some steps are done, once, and keeps none. Raises ModelError."""
+        ...
+
     def announce(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
         """Encodes what fits of `prompts` now, the rest in its turn."""
         ...

@@ -116,6 +116,9 @@ class QwenImage:
         checkpoint = self.checkpoint if quantize is None else self.checkpoint.quantised(quantize)
         return QwenImage(self.runtime.under(precision), checkpoint)
 
+    def check_weights(self) -> None:
+        self.vae.check_weights()
+
     def adapt(self, deltas: Deltas) -> None:
         before, self.checkpoint = self.checkpoint, self.checkpoint.with_deltas(deltas)
         now = self.checkpoint

@@ -59,6 +59,7 @@ class Expert:
         self.unet_config: UNetConfig = checkpoint["unet"].config
         self.texts = ClipTexts(checkpoint, runtime, make_room)
         self._unet: UNet | None = None
+        self._checked = False  # its weights
 
     def conditioning(self, request: Request) -> Conditioning:
         prompts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
@@ -101,6 +102,12 @@ class Expert:
     @property
     def name(self) -> str:
         return "refiner" if self.facts.refiner else "unet"
+
+    def check_weights(self) -> None:
+        """Of the UNet, once, before it is loaded."""
+        if not self.loaded and not self._checked:
+            self.runtime.check_weights(self.checkpoint["unet"], "refiner")
+        self._checked = True
 
     @property
     def weights(self) -> dict[str, int]:
@@ -188,6 +195,11 @@ class StableDiffusion:
 
         refiner = None if self.refiner is None else changed(self.refiner.checkpoint)
         return StableDiffusion(self.runtime.under(precision), changed(self.checkpoint), refiner)
+
+    def check_weights(self) -> None:
+        self.vae.check_weights()
+        if self.refiner is not None:
+            self.refiner.check_weights()
 
     def announce(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
         for expert in self.experts():
