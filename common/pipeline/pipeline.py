@@ -19,7 +19,7 @@ from qwenimg.common.base.version import __version__
 from qwenimg.common.numbers import noise, sizes
 from qwenimg.common.numbers.noise import TorchCPUGenerator
 from qwenimg.common.pictures import pixels as image
-from qwenimg.common.pipeline import call_options, few_steps, lora_text, start
+from qwenimg.common.pipeline import call_options, few_steps, fit, lora_text, start
 from qwenimg.common.pipeline.asked import Asked
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel, PreparedRun
 from qwenimg.common.pipeline.inpaint import Initial, Latents
@@ -130,7 +130,7 @@ class Pipeline:
         request = self.check(prompt, **asked)
         needs, rate = self._check_fits(request), self._seconds_of_operation()
         return Estimate(
-            memory=max(needs.memory.values()),
+            memory=needs.largest.peak,
             seconds=(needs.steps + needs.decoding) * rate,
             step=needs.steps * rate / self.model.plan(request).steps,
         )
@@ -184,9 +184,9 @@ class Pipeline:
 
     def _check_fits(self, request: Request) -> Needs:
         """Raises DoesNotFit before anything is loaded."""
-        needs = self.model.needs(request, self.model.plan(request), start.latent_shape(self.model, request))
-        for what, need in needs.memory.items() if not needs.frees else ():
-            self.runtime.check_fit(what, need)
+        needs = fit.needs(self.model, request)
+        if not fit.fits(needs, self.engine.free_memory()):
+            raise fit.refusal(self.model, request, needs)
         return needs
 
     def _seconds_of_operation(self) -> float:
