@@ -33,7 +33,18 @@ _OWN: dict[str, tuple[str, ...]] = {
     "Prompt": ("prompt_file", "keep_going", "replay"),
     "Picture": (),
     "Picture to start from": (),
-    "Model": ("model", "backend", "preset", "precision", "offline", "refiner", "vae", "tokenizer", "prediction"),
+    "Model": (
+        "model",
+        "backend",
+        "preset",
+        "precision",
+        "fallback",
+        "offline",
+        "refiner",
+        "vae",
+        "tokenizer",
+        "prediction",
+    ),
     "Output": ("output", "overwrite", "save_latents", "no_metadata", "json", "quiet", "debug"),
 }
 SECTIONS = {title: (*[name for name in ALL if ALL[name].section == title], *_OWN[title]) for title in _OWN}

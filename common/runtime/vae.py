@@ -25,9 +25,12 @@ class VAEHalves:
     def __init__(self, runtime: Runtime, component: Component, width: int, make_room: Callable[[int], None]):
         self.runtime, self.engine, self.make_room = runtime, runtime.engine, make_room
         self.component, self.config, self.width = component, component.config, width
-        self.itemsize = BYTES[runtime.precision.compute_dtype("vae")]
         self._halves: dict[str, VAE] = {}
         self._checked = False  # the decoder's weights
+
+    @property
+    def itemsize(self) -> int:
+        return BYTES[self.runtime.precision.compute_dtype("vae")]
 
     def encoder(self) -> VAE:
         return self._half("encoder", lambda name: not decodes(name))
