@@ -34,19 +34,11 @@ _OWN: dict[str, tuple[str, ...]] = {
     "Picture": (),
     "Picture to start from": (),
     "Model": (
-        "model",
-        "backend",
-        "preset",
-        "precision",
-        "fallback",
-        "offline",
-        "refiner",
-        "vae",
-        "tokenizer",
-        "prediction",
+        "model", "backend", "preset", "precision", "fallback", "offline",
+        "transformer", "text_encoder", "vae", "refiner", "tokenizer", "prediction",
     ),
     "Output": ("output", "overwrite", "save_latents", "no_metadata", "json", "quiet", "debug"),
-}
+}  # fmt: skip
 SECTIONS = {title: (*[name for name in ALL if ALL[name].section == title], *_OWN[title]) for title in _OWN}
 EXAMPLES = """\
 qwenimg "a red circle"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.networks.network import Network
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
@@ -52,7 +53,12 @@ def quantised(checkpoint: Checkpoint, networks: Iterable[Network], text: str) ->
     return replace(checkpoint, components={name: kept(part) for name, part in checkpoint.components.items()})
 
 
-def open_component(network: Network, path: Path, config: Any, title: str) -> Component:
-    """`network` with the weights in the folder or file `path`; `title` stands in messages. Raises ModelError."""
-    plan = keys.plan(path, title, network.manifest(config), uses=network.uses, rename=network.rename)
+def open_component(
+    network: Network, path: Path, config: Any, title: str, rename: Callable[[Manifest], keys.Rename] | None = None
+) -> Component:
+    """`network` with the weights in the folder or file `path`; `title` stands in messages. `rename` gives, of a
+    manifest, other programs' names of its tensors; without it they are the network's. Raises ModelError."""
+    manifest = network.manifest(config)
+    names = rename(manifest) if rename else network.rename
+    plan = keys.plan(path, title, manifest, uses=network.uses, rename=names)
     return component(network, config, plan)

@@ -19,6 +19,10 @@ from qwenimg.common.weights.safetensors import Header
 Prediction = Literal["eps", "v"]
 
 
+PARTS = ("transformer", "text_encoder", "vae")
+"""The parts of a model whose weights may be another folder's or file's, as the options call them."""
+
+
 def _check_nothing(checkpoint: Checkpoint) -> None:
     """Of a family whose files are checked completely when they are opened."""
 
@@ -28,14 +32,20 @@ class Choices:
     """What may be chosen when a model is opened. None is what its files say."""
 
     prediction: Prediction | None = None  # of the UNet
-    vae: Path | None = None  # the VAE in another folder or file
+    transformer: Path | None = None  # the denoiser's weights in another folder or file
+    text_encoder: Path | None = None  # those of the text encoder
+    vae: Path | None = None
     tokenizer: Path | None = None  # the folder of that for a single file, which has none
     quantize: str | None = None  # how weights are kept in codes: `weights/quantise.py`
     tokenizer_of_base: Path | None = None  # where else one may be: that of the model which a refiner refines
 
     def made(self) -> list[str]:
         """The names of the user's choices that are not None."""
-        return [name for name in ("prediction", "vae", "tokenizer") if getattr(self, name) is not None]
+        return [name for name in ("prediction", "tokenizer", *PARTS) if getattr(self, name) is not None]
+
+    def part(self, name: str) -> Path | None:
+        """Of one of PARTS the folder or file that was chosen."""
+        return {"transformer": self.transformer, "text_encoder": self.text_encoder, "vae": self.vae}[name]
 
 
 @dataclass(frozen=True, kw_only=True)

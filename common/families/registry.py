@@ -53,7 +53,8 @@ def open_model(path: Path, choices: Choices | None = None) -> Opened:
     for choice in choices.made():
         if choice not in family.choices:
             able = " and ".join(other.title for other in FAMILIES if choice in other.choices)
-            raise UsageError(f"--{choice} is for {able}; {clean(path, 80)} is another model")
+            option = choice.replace("_", "-")
+            raise UsageError(f"--{option} is for {able}; {clean(path, 80)} is another model")
     checkpoint = family.open(path, choices)
     if choices.quantize is not None:
         checkpoint = quantised(checkpoint, family.networks, choices.quantize)

@@ -96,10 +96,34 @@ def test_another_vae(both, backend: str, tmp_path: Path) -> None:
     assert not np.array_equal(plain.pixels, made[0].pixels)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_another_unet(both, backend: str, tmp_path: Path) -> None:
+    """From a folder, from a file in either naming, and out of a whole model: the same picture, not the first one."""
+    models, prefix = models_of("sd1"), "model.diffusion_model."
+    for parameter in models["unet"].parameters():
+        parameter.data.mul_(0.97)
+    models["unet"].save_pretrained(tmp_path / "unet")
+    whole = one_file("sd1", models)
+    alone = {name: value for name, value in whole.items() if name.startswith(prefix)}
+    save_file(whole, tmp_path / "whole.safetensors")
+    save_file(alone, tmp_path / "alone.safetensors")
+    save_file({name.removeprefix(prefix): value for name, value in alone.items()}, tmp_path / "bare.safetensors")
+    shutil.copy(tmp_path / "unet" / "diffusion_pytorch_model.safetensors", tmp_path / "diffusers.safetensors")
+    plain = qwenimg.load(both["sd1"][0], backend, "fp32")("a red circle", **ASKED)
+    made = [
+        qwenimg.load(model, backend, "fp32", transformer=tmp_path / name)("a red circle", sampler="pndm", **ASKED)
+        for model in both["sd1"]
+        for name in ("unet", "whole.safetensors", "alone.safetensors", "bare.safetensors", "diffusers.safetensors")
+    ]
+    assert all(np.array_equal(made[0].pixels, one.pixels) for one in made)
+    assert not np.array_equal(plain.pixels, made[0].pixels)
+
+
 def test_options_that_fit_no_other_model(tiny_folder: Path, both) -> None:
-    for options in ({"vae": both["sd1"][0] / "vae"}, {"prediction": "v"}):
-        with pytest.raises(UsageError, match="for Stable Diffusion"):
-            registry.open_model(tiny_folder, Choices(**options))
+    with pytest.raises(UsageError, match="for Stable Diffusion"):
+        registry.open_model(tiny_folder, Choices(prediction="v"))
+    with pytest.raises(ModelError, match="expected 'AutoencoderKLQwenImage'"):
+        registry.open_model(tiny_folder, Choices(vae=both["sd1"][0] / "vae"))
     opened = registry.open_model(tiny_folder)
     with pytest.raises(UsageError, match="SDXL base"):
         registry.open_refiner(opened, both["sdxl"][0])

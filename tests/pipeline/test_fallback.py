@@ -12,6 +12,7 @@ from cli_runner import cli
 from PIL import Image
 
 import qwenimg
+from qwenimg.cli import config
 from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.pipeline.result import Result
 from qwenimg.common.weights.ladder import higher
@@ -109,11 +110,9 @@ def test_on_the_command_line(overflowing: models.Maker, tmp_path: Path, backend:
     assert ran.code == 0, ran.err
     (line,) = [line for line in ran.err.splitlines() if "warning" in line]
     assert "operation gated, float16" in line and line.endswith("--fallback goes on with --precision fp16")
-    config = tmp_path / "config" / "qwenimg"
-    config.mkdir(parents=True)
-    (config / "config.toml").write_text("fallback = true\n")
+    (tmp_path / "config.toml").write_text("fallback = true\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CONFIG_HOME", str(config.parent))
+        patch.setattr(config, "path", lambda: tmp_path / "config.toml")
         assert cli("a ring", *model, *made, "-o", str(tmp_path / "c.png")).code == 0
     ran = cli(*model, "--from", str(tmp_path / "a.png"), "-o", str(tmp_path / "b.png"))
     assert ran.code == 0 and "warning" not in ran.err, ran.err
