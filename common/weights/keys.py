@@ -7,7 +7,7 @@ a framework.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from math import prod
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
-from qwenimg.common.weights.coded import Pieces, sources
+from qwenimg.common.weights.coded import Pieces, grouped
 from qwenimg.common.weights.files import check_index, find_files, first
 from qwenimg.common.weights.plan import DTYPES, Decode, Entry, LoadPlan, Piece, Source, Use, Uses, as_stored
 from qwenimg.common.weights.safetensors import Header, read_header
@@ -57,12 +57,12 @@ def plan(
             headers.append(read_header(path))
             stack.callback(headers[-1].file.close)
         check_index(found, headers)
-        named = _named(headers, rename, manifest)
+        named, unused = _named(headers, rename, manifest)
         if not named:
             raise bad(found.source, "holds no tensors")
         _check_dtypes(named)
         _check_names(found.source, component, named, manifest)
-        made = _planned(component, named, manifest, uses(manifest), headers)
+        made = _planned(component, named, manifest, uses(manifest), headers, unused)
         stack.pop_all()
         return made
 
@@ -73,21 +73,24 @@ def plan_places(
     """The plan for one component of an open file: `places` {parameter: place} against `manifest`, of which `uses`
     is loaded. The file stays the caller's to close. Raises ModelError as `plan` does."""
     assert places.keys() == manifest.keys()
-    stored = sources(_pieces([header]), _expected_at(places, manifest).get)
+    stored, unused = grouped(_pieces([header]), _expected_at(places, manifest).get, header.metadata)
     missing = [place.key for place in places.values() if place.key not in stored]
     if missing:
         raise bad(header.file.path, f"lacks tensor {first(dict.fromkeys(missing))} of its {component}")
     found = {name: _part(stored[place.key], place) for name, place in places.items()}
     named = dict(sorted(found.items(), key=lambda item: item[1].first.begin))
     _check_dtypes(named)
-    return _planned(component, named, manifest, uses, [header])
+    return _planned(component, named, manifest, uses, [header], unused)
 
 
-def _planned(component: str, named: Named, manifest: Manifest, uses: Uses, headers: list[Header]) -> LoadPlan:
+def _planned(
+    component: str, named: Named, manifest: Manifest, uses: Uses, headers: list[Header], unused: frozenset[str]
+) -> LoadPlan:
     assert uses.keys() <= manifest.keys(), f"in no file: {uses.keys() - manifest.keys()}"
     _check_shapes(named, manifest)
     entries = {name: _entry(name, source, manifest[name], uses[name]) for name, source in named.items() if name in uses}
-    return LoadPlan(component=component, entries=entries, files=tuple(h.file for h in headers))
+    known = unused | {piece.key for source in named.values() for piece in source.pieces}
+    return LoadPlan(component=component, entries=entries, files=tuple(h.file for h in headers), known=known)
 
 
 def _entry(name: str, source: Source, stored: Shape, use: Use) -> Entry:
@@ -116,21 +119,23 @@ def _pieces(headers: Iterable[Header]) -> Pieces:
     return found
 
 
-def _named(headers: Iterable[Header], rename: Rename | None, manifest: Manifest) -> Named:
-    """Every weight under its manifest name."""
+def _named(headers: Sequence[Header], rename: Rename | None, manifest: Manifest) -> tuple[Named, frozenset[str]]:
+    """Every weight under its manifest name, and the tensors that are known and of no use."""
 
     def name_of(key: str) -> str | None:
         return rename(key) if rename else key
 
     named: Named = {}
-    for key, source in sources(_pieces(headers), lambda key: manifest.get(name_of(key) or "")).items():
+    notes = {key: text for header in headers for key, text in header.metadata.items()}
+    found = grouped(_pieces(headers), lambda key: manifest.get(name_of(key) or ""), notes)
+    for key, source in found.sources.items():
         name = name_of(key)
         if name is None:
             continue
         if name in named:
             raise bad(source.first.file.path, _same(key, named[name].first.key))
         named[name] = source
-    return named
+    return named, found.unused
 
 
 def _same(key: str, other: str) -> str:

@@ -71,7 +71,7 @@ def quantised(plan: LoadPlan, policy: Policy, blocks: re.Pattern[str]) -> LoadPl
 
     def chosen(entry: Entry) -> Affine | None:
         found = numbers.get(entry.name)
-        if found is None or len(entry.shape) != 2 or entry.source.code is not None:
+        if found is None or len(entry.shape) != 2 or isinstance(entry.source.code, Affine):
             return None
         end = bool(found.re.groups) and int(found[1]) in ends
         code = policy.rest if end or entry.residency is ONCE else policy.blocks
