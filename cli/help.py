@@ -17,6 +17,7 @@ COMMANDS = {
     "presets": "the presets of precision and memory to choose from",
     "models": "the models to choose from, and which are here",
     "pull": "download a model",
+    "convert": "write a model again: in fewer bits, with LoRAs in it, as a folder",
     "train": "train the built-in model, or go on from its weights",
     "selftest": "draw 40 prompts with the built-in model and check the pictures",
     "samplers": "the samplers and schedules to choose from",
@@ -24,7 +25,7 @@ COMMANDS = {
 }
 # Names that later versions will use: a prompt of one word that a new version would run would be a trap.
 RESERVED = (
-    "precision", "parity", "plan", "bench", "convert", "serve",
+    "precision", "parity", "plan", "bench", "serve",
 )  # fmt: skip
 
 HELP_NAMES = ["-h", "--help"]

@@ -122,4 +122,5 @@ NETWORK = Network(
     blocks=re.compile(r"layers\.\d+\..*_proj\.weight"),
     tables=frozenset({"embed_tokens.weight"}),
     rename=rename,
+    published=lambda name: f"model.{name}",
 )

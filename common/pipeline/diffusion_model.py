@@ -58,6 +58,10 @@ class DiffusionModel(Protocol):
         """What the picture will take beside what is loaded already. Loads nothing."""
         ...
 
+    def check_weights(self) -> None:
+        """Reads the weights that are loaded only when some steps are done, once, and keeps none. Raises ModelError."""
+        ...
+
     def announce(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
         """Encodes what fits of `prompts` now, the rest in its turn."""
         ...

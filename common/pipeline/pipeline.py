@@ -140,6 +140,7 @@ class Pipeline:
         transformer. The rest is encoded in its turn, again as much as fits. `lora`: those of the first picture."""
         with self._alone():
             self._adapt(lora)
+            self.model.check_weights()
             self.model.announce(prompts, clip_skip)
 
     def headline(self) -> str:
@@ -218,6 +219,7 @@ class Pipeline:
             self.notify("warning", warning)
 
         self._adapt(request.lora)
+        model.check_weights()
         stream = TorchCPUGenerator(request.seed)
         initial = start.draw(model, request, stream)
         with model.prepare(request, plan, shape) as run:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.runtime import memory
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.runtime.engine import VAE
@@ -28,6 +27,7 @@ class VAEHalves:
         self.component, self.config, self.width = component, component.config, width
         self.itemsize = BYTES[runtime.precision.compute_dtype("vae")]
         self._halves: dict[str, VAE] = {}
+        self._checked = False  # the decoder's weights
 
     def encoder(self) -> VAE:
         return self._half("encoder", lambda name: not decodes(name))
@@ -40,7 +40,7 @@ class VAEHalves:
 
     def _half(self, half: str, wanted: Callable[[str], bool]) -> VAE:
         if half not in self._halves:
-            component = replace(self.component, plan=self.component.plan.only(wanted))
+            component = self._part(wanted)
             self.make_room(self.runtime.weight_bytes(component))
             self._halves[half] = self.runtime.open(component, f"vae {half}")
         return self._halves[half]
@@ -59,11 +59,14 @@ class VAEHalves:
         self.runtime.check_fit(f"encoding a picture of {across}x{height}", need)
 
     def encode(self, pixels: NDArray[np.float32]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Mean and deviation [1, z, h, w] in the VAE's own statistics of pixels [1, 3, H, W]. Raises DoesNotFit."""
+        """Mean and deviation [1, z, h, w] in the VAE's own statistics of pixels [1, 3, H, W]. Raises DoesNotFit and
+        NumericsError."""
         encoder = self.encoder()
         self.check_encoding(pixels.shape[2], pixels.shape[3])
         with self.runtime.clock.timed("encode image"):
-            mean, log_variance = np.split(encoder.encode(pixels), 2, axis=1)
+            moments = encoder.encode(pixels)
+        self._check_finite(moments, "vae encoder", lambda: encoder.encode(pixels))
+        mean, log_variance = np.split(moments, 2, axis=1)
         return mean, np.exp(0.5 * np.clip(log_variance, -30, 20))
 
     def decode(self, z: NDArray[np.float32]) -> NDArray[Any]:
@@ -80,10 +83,23 @@ class VAEHalves:
         self.runtime.notify("stage", f"decoding{tiled}")
         with self.runtime.clock.timed("decode"):
             pixels = decoder.decode(z, tile)
-        if not np.isfinite(pixels).all():
-            where = first_non_finite(engine, lambda: engine.array(decoder.decode(z, tile)))
-            raise NumericsError(f"vae: non-finite value at {where}; {self.runtime.cure('vae')}")
+        self._check_finite(pixels, "vae", lambda: decoder.decode(z, tile))
         return pixels
+
+    def check_weights(self) -> None:
+        """Of what decodes, once, before it is loaded. Raises ModelError."""
+        if "decoder" not in self._halves and not self._checked:
+            self.runtime.check_weights(self._part(decodes), "vae decoder")
+        self._checked = True
+
+    def _part(self, wanted: Callable[[str], bool]) -> Component:
+        return replace(self.component, plan=self.component.plan.only(wanted))
+
+    def _check_finite(self, made: NDArray[Any], title: str, again: Callable[[], NDArray[Any]]) -> None:
+        """Raises Overflow."""
+        if not np.isfinite(made).all():
+            found = first_non_finite(self.engine, lambda: self.engine.array(again()))
+            raise self.runtime.overflow(title, "vae", found)
 
 
 def decodes(name: str) -> bool:

@@ -93,6 +93,8 @@ class ToyModel:
     def adapt(self, deltas: Any) -> None:
         assert not deltas
 
+    def check_weights(self) -> None: ...
+
     def announce(self, prompts: Sequence[str], clip_skip: int = 0) -> None: ...
 
     @contextmanager

@@ -94,6 +94,9 @@ class QwenImage:
         what = "the transformer" if self._transformer is None else "a step of this size"
         return found | {what: self._waiting() + run}
 
+    def check_weights(self) -> None:
+        self.vae.check_weights()
+
     def adapt(self, deltas: Deltas) -> None:
         before, self.checkpoint = self.checkpoint, self.checkpoint.with_deltas(deltas)
         now = self.checkpoint

@@ -57,6 +57,7 @@ class Expert:
         self.unet_config: UNetConfig = checkpoint["unet"].config
         self.texts = ClipTexts(checkpoint, runtime, make_room)
         self._unet: UNet | None = None
+        self._checked = False  # its weights
 
     def conditioning(self, request: Request) -> Conditioning:
         prompts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
@@ -95,6 +96,12 @@ class Expert:
         self.make_room(self.runtime.weight_bytes(component) + more)
         self._unet = self.runtime.open(component, "refiner" if self.facts.refiner else "unet", more)
         return self._unet
+
+    def check_weights(self) -> None:
+        """Of the UNet, once, before it is loaded."""
+        if not self.loaded and not self._checked:
+            self.runtime.check_weights(self.checkpoint["unet"], "refiner")
+        self._checked = True
 
     def waiting(self) -> int:
         """Bytes of the UNet's weights that are still to be loaded."""
@@ -155,6 +162,11 @@ class StableDiffusion:
             steps=plan.evaluations * one,
             decoding=estimate.decoder_operations(self.checkpoint["vae"].plan, *shape),
         )
+
+    def check_weights(self) -> None:
+        self.vae.check_weights()
+        if self.refiner is not None:
+            self.refiner.check_weights()
 
     def announce(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
         for expert in self.experts():
