@@ -28,6 +28,9 @@ class OnPaper:
     def free_memory(self) -> int:
         return self.free
 
+    def expect(self, peak: int) -> None:
+        """It allocates nothing."""
+
     def release(self) -> None:
         """It holds nothing."""
 
