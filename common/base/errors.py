@@ -11,7 +11,7 @@ import errno
 # What torch's CPU allocator, MLX, Metal, libraries of CUDA and Python's threads say in a bare RuntimeError, and the
 # loader of libraries in an ImportError.
 _NO_MEMORY = (
-    "[metal::malloc]",
+    "::malloc]",
     "bad_alloc",
     "_alloc_failed",
     "allocation_failed",

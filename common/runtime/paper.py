@@ -15,7 +15,7 @@ class OnPaper:
     facts: Device
     workspace: Workspace
     free: int  # bytes
-    rate: float | None  # operations a second of its products; None where it is not known
+    rate: float | None  # operations a second of its products, where that was measured here
 
     @property
     def device(self) -> str:

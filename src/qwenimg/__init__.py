@@ -139,7 +139,7 @@ def _choices(
     from qwenimg.common.families.family import Choices
 
     arguments.check_paths(**given)
-    paths = {name: None if path is None else Path(path).expanduser() for name, path in given.items()}
+    paths: dict[str, Any] = {name: None if path is None else Path(path).expanduser() for name, path in given.items()}
     return Choices(prediction=prediction, quantize=quantize, **paths)
 
 

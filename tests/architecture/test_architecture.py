@@ -39,6 +39,7 @@ ALLOWED_FRAMEWORKS = {
         "Pipeline._recipe: torch-cpu",
     ): "the name of a random number generator, in the recipe",
     ("common/pipeline/recipe.py", "a1111_parameters: torch-cpu"): "the same name, read back",
+    ("common/conversion/convert.py", "_said: mlx"): "the name of a layout in a file's metadata",
 }
 Checker = Callable[[str], list[str]]
 Exceptions = dict[tuple[str, str], str]

@@ -137,7 +137,7 @@ def test_metals_limits_are_those_of_the_plan(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.skipif(sys.platform != "linux", reason="segments grow on Linux only")
 @pytest.mark.parametrize("own", [{}, {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}])
 def test_the_allocator_is_set_before_torch_is_imported(own: dict[str, str]) -> None:
-    script = "import json, os; from qwenimg import backends; backends.load('cpu')\n"
+    script = "import json, os; from qwenimg import backends; backends._set_allocator()\n"
     script += "print(json.dumps({k: v for k, v in os.environ.items() if 'ALLOC_CONF' in k}))"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", script],
