@@ -78,7 +78,7 @@ class Runtime:
     def plan(self, component: Component) -> LoadPlan:
         """Of its weights, as they are kept in memory."""
         found = self._stored.get(component.plan)
-        if found is None:
+        if found is None or found.precision != self.precision:
             found = self._stored[component.plan] = component.stored(self.precision)
         return found
 
@@ -121,7 +121,7 @@ class Runtime:
         """What to say of a value of `part` that is not finite: where, in which dtype, how large, and what cures it."""
         cure = advice(self.precision, part, "" if found is None else found.operation)
         if found is None:
-            return Overflow(f"{title}: non-finite values behind its last operation; {cure}", part, found)
+            return Overflow(f"{title}: non-finite values behind its last operation", cure, part, found)
         compute = self.precision.computes(part, found.where)
         inside = f" of {compute.dtype} products" if compute and compute.dtype != found.dtype else ""
-        return Overflow(f"{title}: non-finite value at {found}{inside}, {found.maximum}; {cure}", part, found)
+        return Overflow(f"{title}: non-finite value at {found}{inside}, {found.maximum}", cure, part, found)

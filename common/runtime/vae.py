@@ -26,13 +26,16 @@ class VAEHalves:
     def __init__(self, runtime: Runtime, component: Component, width: int, make_room: Callable[[int], None]):
         self.runtime, self.engine, self.make_room = runtime, runtime.engine, make_room
         self.component, self.config, self.width = component, component.config, width
-        self.itemsize = BYTES[runtime.precision.compute_dtype("vae")]
         self._halves: dict[str, VAE] = {}
         self._parts = {
             half: replace(component, plan=component.plan.only(wanted))
             for half, wanted in (("decoder", decodes), ("encoder", lambda name: not decodes(name)))
         }
         self._checked = False  # the decoder's weights
+
+    @property
+    def itemsize(self) -> int:
+        return BYTES[self.runtime.precision.compute_dtype("vae")]
 
     def encoder(self, activations: int = 0) -> VAE:
         """Once there is room for it, where that can be made, and for so many bytes beside it."""

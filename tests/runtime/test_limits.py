@@ -218,7 +218,7 @@ def test_the_rate_is_that_of_the_middle_product_after_a_first_one(
     taken = iter([9.0, 0.01, 0.03, 0.02, 0.01, 0.05])
     monkeypatch.setattr(pipe.engine, "product_seconds", lambda side, dtype: next(taken))
     pipe.estimate("a ring", width=512, height=512, steps=8)
-    assert not list(taken) and pipe._rate == pytest.approx(0.02 / (2 * 512**3))
+    assert not list(taken) and list(pipe._rates.values()) == [pytest.approx(0.02 / (2 * 512**3))]
 
 
 def test_sizes() -> None:

@@ -120,6 +120,9 @@ class ToyModel:
     def decode(self, latents: Latents) -> Latents:
         return latents.repeat(SCALE, 2).repeat(SCALE, 3)
 
+    def renew(self, part: str) -> None:
+        self.free_transformer()
+
     def free_transformer(self) -> None:
         self._network = None
 

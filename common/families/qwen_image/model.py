@@ -270,6 +270,13 @@ class QwenImage:
         self._transformer = None
         self.engine.release()
 
+    def renew(self, part: str) -> None:
+        self.vae.free()
+        if part != "vae":
+            self.texts.forget()
+            self._modulations.clear()
+            self.free_transformer()
+
     def close(self) -> None:
         self.texts.clear()
         self._modulations.clear()

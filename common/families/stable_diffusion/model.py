@@ -253,6 +253,13 @@ class StableDiffusion:
         for expert in self.experts():
             expert.free()
 
+    def renew(self, part: str) -> None:
+        self.vae.free()
+        if part != "vae":
+            for expert in self.experts():
+                expert.texts.forget()
+            self.free_transformer()
+
     def close(self) -> None:
         self.vae.free()
         for expert in self.experts():

@@ -73,6 +73,10 @@ class ClipTexts:
             self.kept.forget()
         self.encoders = encoders
 
+    def forget(self) -> None:
+        """What was encoded under another policy."""
+        self.kept.forget()
+
     def close(self) -> None:
         self.kept.clear()
 
