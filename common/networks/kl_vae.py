@@ -160,6 +160,12 @@ def _mid(width: int) -> Manifest:
     return params.repeat("resnets", 2, _resnet(width, width)) | params.under("attentions.0", attention)
 
 
+def _block_types(config: KLVAEConfig) -> dict[str, object]:
+    """What config.json says of every block."""
+    kinds = ("down_block_types", "up_block_types")
+    return {name: [FIXED_CONFIG[name]] * len(config.block_out_channels) for name in kinds}
+
+
 NETWORK = Network(
     name="kl_vae",
     role="vae",
@@ -169,4 +175,5 @@ NETWORK = Network(
     fields=vae_fields,
     ignored=IGNORED_CONFIG,
     rename=rename,
+    described=_block_types,
 )

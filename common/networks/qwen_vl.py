@@ -141,5 +141,6 @@ NETWORK = Network(
     blocks=re.compile(r"layers\.\d+\..*_proj\.weight"),
     tables=frozenset({"embed_tokens.weight"}),
     rename=rename,
+    published=lambda name: f"model.{name}",
     architectures=frozenset({"qwen2vl"}),
 )

@@ -8,6 +8,7 @@ a function here that takes its tensors out of `pieces` and returns their sources
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Shape
@@ -53,7 +54,7 @@ def _affine(left: Pieces, expected: Expected) -> dict[str, Source]:
 def _code(codes: Piece, scales: Piece, biases: Piece, shape: Shape) -> Affine:
     """Raises ModelError where the three do not fit together, or to a weight of this shape."""
     last = [piece.shape[-1] if piece.shape else 0 for piece in (codes, scales)]
-    one = of_widths(shape[-1] if shape else 0, *last)
+    one = of_widths(prod(shape[1:]) if len(shape) > 1 else 0, *last)  # of a kernel of one point too
     rows = {codes.shape[:-1], scales.shape[:-1], biases.shape[:-1]}
     same = scales.shape == biases.shape and scales.dtype == biases.dtype and scales.dtype in DTYPES
     if one is None or len(rows) != 1 or not same:

@@ -215,6 +215,12 @@ def as_stored(manifest: Manifest) -> Uses:
     return {name: Use(shape) for name, shape in manifest.items()}
 
 
+def whole(stored: Manifest, uses: Uses) -> Uses:
+    """Every parameter of `stored`, to be written again: as the forward has it, where that is all of its values."""
+    found = {name: Use(shape) for name, shape in stored.items()}
+    return found | {name: use for name, use in uses.items() if use.decode is None}
+
+
 @contextmanager
 def closed_on_failure() -> Iterator[Callable[[LoadPlan], LoadPlan]]:
     """Gives a function that returns its plan, which is closed where the body fails later."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cli_runner import cli
 from safetensors.torch import save_file
 from tiny_ldm import behind, models_of, one_file, vae_file
 from tiny_sd import tiny_kl_vae
@@ -44,6 +45,27 @@ def test_prediction_changes_the_picture(both) -> None:
     assert np.abs(made[0] - made[1]).max() > 0.1
     plain = qwenimg.load(both["sd2"][1], "cpu", "fp32")("a red circle", **ASKED).latents
     assert np.array_equal(plain, made[1])  # what such a file is taken for
+
+
+@pytest.mark.parametrize(("kind", "backend"), [("sd1", "cpu"), ("sdxl", "mlx")])
+def test_a_file_converted_to_a_folder_draws_the_same(both, kind: str, backend: str, tmp_path: Path) -> None:
+    """In its own dtype, and in codes: the linear layers that SD 1.x stores as convolutions too. diffusers opens it."""
+    from diffusers import DiffusionPipeline
+
+    for name, policy in (("dense", ()), ("coded", ("-q", "4"))):
+        assert cli("convert", str(both[kind][1]), str(tmp_path / name), *policy).code == 0
+    chosen = ((both[kind][1], {"quantize": "4"}), (tmp_path / "coded", {}))
+    made = [
+        qwenimg.load(path, backend, "fp32", **given)("a red circle!", sampler="euler", **ASKED).pixels
+        for path, given in chosen
+    ]
+    assert np.array_equal(*made)
+    theirs = DiffusionPipeline.from_pretrained(tmp_path / "dense")
+    assert theirs.scheduler.config.prediction_type == "epsilon"
+    ours = {name: part.state_dict() for name, part in theirs.components.items() if hasattr(part, "state_dict")}
+    for name, model in models_of(kind).items():
+        for key, value in model.state_dict().items():
+            assert np.array_equal(ours[name][key].numpy(), value.numpy()), (name, key)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qwenimg.common.families.family import PARTS, Family
+from qwenimg.common.families.qwen_image import lora_names
 from qwenimg.common.families.qwen_image.checkpoint import REFUSED, open_folder
 from qwenimg.common.families.qwen_image.model import QwenImage
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
@@ -36,6 +37,7 @@ FAMILY = Family(
     choices=frozenset(PARTS),
     open=open_folder,
     model=_model,
+    lora_names=lora_names.names,
     defaults=_defaults,
     described=lambda folder: "Qwen-Image, text to image",
     layouts=(
