@@ -30,6 +30,11 @@ class Affine(NamedTuple):
     bits: int
     group: int
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of the tensors beside the codes."""
+        return ("scales", "biases")
+
     def shape(self, pieces: Sequence[Piece]) -> Shape:
         *rows, words = pieces[0].shape
         return (*rows, words * 32 // self.bits)
@@ -59,11 +64,16 @@ BITS8, BITS6, BITS4 = Affine(8, 64), Affine(6, 64), Affine(4, 32)
 
 
 class Coded(NamedTuple):
-    """A weight as it is kept: U32 [out words], and [out groups] twice, both float16 or both float32."""
+    """A weight as it is kept: U32 [out words], and [out groups] twice, both float16 or both float32; or scales alone,
+    of 8 bits."""
 
     codes: np.ndarray
     scales: np.ndarray
-    biases: np.ndarray
+    biases: np.ndarray | None = None
+
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        return [part for part in self if part is not None]
 
 
 def of_widths(width: int, words: int, groups: int) -> Affine | None:
@@ -110,6 +120,7 @@ def _narrow(made: Coded) -> Coded:
     are. It has three bits more than bfloat16, whose scales make 8-bit weights 1.3 times worse."""
     import numpy as np
 
+    assert made.biases is not None
     limits = np.finfo(np.float16)
     scales = np.abs(made.scales)
     largest = max(float(scales.max(initial=0)), float(np.abs(made.biases).max(initial=0)))

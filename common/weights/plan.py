@@ -14,14 +14,14 @@ from math import prod
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.safe_files import OpenFile
+from qwenimg.common.base.safe_files import OpenFile, bad
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
 from qwenimg.common.weights.affine import Affine, Coded, encode
 from qwenimg.common.weights.bits import widened
 from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.residency import ALWAYS, Residency
-from qwenimg.common.weights.storage import Packed, Storage
+from qwenimg.common.weights.storage import Codes, Packed, Storage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -154,7 +154,7 @@ class LoadPlan:
         """Whether the deltas of every parameter are those of `other`, a plan of the same parameters."""
         return all(entry.deltas == other.entries[name].deltas for name, entry in self.entries.items())
 
-    def packed(self, code_of: Callable[[Entry], Affine | None]) -> LoadPlan:
+    def packed(self, code_of: Callable[[Entry], Codes | None]) -> LoadPlan:
         """The plan with the weights of which `code_of` gives a code kept in it."""
 
         def kept(entry: Entry) -> Entry:
@@ -273,9 +273,11 @@ def read_codes(entry: Entry) -> Coded:
     code, source = entry.storage.code, entry.source
     if source.code == code and source.decode is None and not entry.deltas:
         made = Coded(*(raw(piece) for piece in source.pieces))
-        if made.scales.dtype == "u2":  # those of bfloat16, which numpy has not
+        if made.biases is not None and made.scales.dtype == "u2":  # those of bfloat16, which numpy has not
             made = made._replace(scales=widened(made.scales), biases=widened(made.biases))
-        checked = [made.scales, made.biases]
+        checked = made.arrays[1:] if isinstance(code, Affine) else [code.values(made.arrays)]
+    elif not isinstance(code, Affine):
+        raise bad(source.first.file.path, f"is in {code.mode}, into which no LoRA can be fused; convert the original")
     else:
         values = widened(read(entry))
         checked = [values]

@@ -15,6 +15,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.weights.affine import BITS4, BITS6, BITS8, Affine
 from qwenimg.common.weights.plan import Entry, LoadPlan
 from qwenimg.common.weights.residency import ONCE
+from qwenimg.common.weights.storage import Codes
 
 SYNTAX = "8, 6 or 4, or by part: text=8,transformer=4"
 
@@ -54,10 +55,10 @@ def keep(plan: LoadPlan, tables: frozenset[str]) -> LoadPlan:
     """`plan` with the codes that its files have kept as they are, but for `tables`, which are looked up and not
     multiplied."""
 
-    def own(entry: Entry) -> Affine | None:
+    def own(entry: Entry) -> Codes | None:
         code = entry.source.code
         multiplied = entry.source.decode is None and entry.name not in tables and len(entry.shape) == 2
-        return code if isinstance(code, Affine) and multiplied else None
+        return code if isinstance(code, Codes) and multiplied else None
 
     return plan.packed(own)
 
