@@ -32,7 +32,7 @@ def sources(pieces: Pieces, expected: Expected) -> dict[str, Source]:
 
 
 def _packed(left: Pieces, expected: Expected) -> dict[str, Source]:
-    """MLX's: X.weight U32, X.scales and, for affine codes, X.biases. Which code follows from the true width; what a file
+    """MLX's: X.weight U32, X.scales and, for affine codes, X.biases. Which code, the true width says; what a file
     says of it is not needed, and not always there."""
     made = {}
     for name in [name for name, piece in left.items() if piece.dtype == "U32" and name.endswith(".weight")]:

@@ -67,6 +67,13 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, BlockFlo
     return tmp_path / "x.safetensors", request.param, tensors
 
 
+def test_a_file_of_mlx_without_metadata(tmp_path: Path) -> None:
+    """Which says null where safetensors' own writers say nothing."""
+    mx.save_safetensors(str(tmp_path / "x.safetensors"), {"a.weight": mx.zeros((7, 96)), "a.bias": mx.zeros(7)})
+    assert b'"__metadata__":null' in (tmp_path / "x.safetensors").read_bytes()
+    keys.plan(tmp_path / "x.safetensors", "transformer", MANIFEST).close()
+
+
 MANIFEST = {"a.weight": (7, 96), "a.bias": (7,)}
 
 
