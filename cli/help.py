@@ -14,6 +14,7 @@ COMMANDS = {
     "info": "what a picture or a model is made of",
     "devices": "which backends run here, and on what",
     "doctor": "what float32 and 16 bit are on this device, and what --preset auto chooses",
+    "parity": "whether backends or machines compute the same, block by block",
     "presets": "the presets of precision and memory to choose from",
     "models": "the models to choose from, and which are here",
     "pull": "download a model",
@@ -24,7 +25,7 @@ COMMANDS = {
 }
 # Names that later versions will use: a prompt of one word that a new version would run would be a trap.
 RESERVED = (
-    "precision", "parity", "plan", "bench", "convert", "serve",
+    "precision", "plan", "bench", "convert", "serve",
 )  # fmt: skip
 
 HELP_NAMES = ["-h", "--help"]
