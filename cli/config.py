@@ -18,14 +18,17 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.jobs import fields
 from qwenimg.common.jobs.fields import SAID
+from qwenimg.common.jobs.replay import PARTS
 
 MAX_BYTES = 64 << 10
 # Seeds, prompts and files belong to one run.
 KEYS: Mapping[str, tuple[type, ...]] = {
     "model": (str,),
+    **dict.fromkeys(PARTS, (str,)),
     "backend": (str,),
     "preset": (str,),
     "precision": (str,),
+    "fallback": (bool,),
     **{name: SAID[name].types for name in SAID if SAID[name].config},
     "output": (str,),
     "offline": (bool,),
@@ -34,7 +37,7 @@ KEYS: Mapping[str, tuple[type, ...]] = {
 }
 SIZES = {"size", "aspect", "width", "height"}
 PROMPTS = {"words", "prompt", "prompt_file"}
-RECIPE = {"model", "preset", "precision", *SAID}  # what a replayed picture says
+RECIPE = {"model", "preset", "precision", *PARTS, *SAID}  # what a replayed picture says
 
 
 def path() -> Path:
@@ -112,10 +115,12 @@ def settle(ctx: click.Context, given: dict[str, Any]) -> None:
     for name, value in defaults().items():
         if few and name in fields.FEW:
             continue
+        if name in PARTS and source["model"] in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT):
+            continue  # they are parts of the file's own model
         replayed = given["replay"] is not None and name in RECIPE
         unsaid = source[name] in (None, ParameterSource.DEFAULT)
         if unsaid and not replayed and not (sized and name in SIZES):
-            given[name] = value
+            given[name] = Path(value) if name in PARTS else value
 
 
 def _several(seed: str | None) -> bool:

@@ -21,7 +21,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.fields import Fields, fields, merged
 from qwenimg.common.jobs.pictures import Picture, makes_folder, pictures
 from qwenimg.common.jobs.prompt_file import read_prompts
-from qwenimg.common.jobs.replay import Replay, check_model, read_replay
+from qwenimg.common.jobs.replay import PARTS, Replay, check_model, read_replay
 from qwenimg.common.jobs.run import Job, Outcome, completed, estimated, prepare, run
 from qwenimg.common.pictures import latents as latents_
 
@@ -42,6 +42,8 @@ class Flags:
     image: Path | None
     mask: Path | None
     refiner: str | None
+    transformer: Path | None
+    text_encoder: Path | None
     vae: Path | None
     tokenizer: Path | None
     prediction: Literal["eps", "v"] | None
@@ -50,6 +52,7 @@ class Flags:
     backend: str
     preset: str | None
     precision: str | None
+    fallback: bool
     offline: bool
     latents: Path | None
     output: str | None
@@ -196,7 +199,7 @@ def _check_same(flags: Flags, used: Mapping[str, str]) -> None:
     for key, option, value in (
         ("image_sha256", "-i", flags.image),
         ("mask_sha256", "--mask", flags.mask),
-        ("vae", "--vae", _vae(flags, used)),
+        *((part, f"--{part.replace('_', '-')}", _part(part, flags, used)) for part in PARTS),
         ("lora", "--lora", flags.said["lora"]),
     ):
         if key in used and value is None:
@@ -254,7 +257,7 @@ def _read_pictures(flags: Flags, report: Report) -> tuple[Any, Any]:
 
 def _open(flags: Flags, replay: Replay | None, report: Report) -> Pipeline:
     model, refiner, precision, prediction = flags.model, flags.refiner, flags.precision, flags.prediction
-    quantize = flags.quantize
+    quantize, used = flags.quantize, {} if replay is None else replay.used
     if replay is not None:
         model = model or (None if replay.model is None else _named(replay.model, "-m", flags))
         if refiner is None and "refiner" in replay.used:
@@ -269,19 +272,23 @@ def _open(flags: Flags, replay: Replay | None, report: Report) -> Pipeline:
         preset=flags.preset or "auto",
         offline=flags.offline,
         refiner=refiner,
-        vae=flags.vae if replay is None else _vae(flags, replay.used),
+        transformer=_part("transformer", flags, used),
+        text_encoder=_part("text_encoder", flags, used),
+        vae=_part("vae", flags, used),
         tokenizer=flags.tokenizer,
         prediction=prediction,
         quantize=quantize,
+        fallback=flags.fallback,
         notify=report.notify,
     )
 
 
-def _vae(flags: Flags, used: Mapping[str, str]) -> Path | None:
-    """The VAE that was asked for, or that a replayed recipe names by a hub id."""
+def _part(part: str, flags: Flags, used: Mapping[str, str]) -> Path | None:
+    """The folder or file of a part that was asked for, or that a replayed recipe names by a hub id."""
     from qwenimg.common.hub import resolve
 
-    return flags.vae if flags.vae is not None or "vae" not in used else resolve.named_vae(used["vae"])
+    given: Path | None = getattr(flags, part)
+    return given if given is not None or part not in used else resolve.named_part(used[part])
 
 
 def _named(name: str, option: str, flags: Flags) -> str:

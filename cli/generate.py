@@ -109,7 +109,11 @@ def _of_pictures(command: _F) -> _F:
 @click.option("-m", "--model", metavar="MODEL", help="A folder or file, a pulled name or hub id; shapes is built in.")
 @click.option("--lightning", type=int, metavar="N", help="--few-steps lightning:N, 4 or 8 steps for Qwen-Image.")
 @click.option("--refiner", metavar="MODEL", help="An SDXL refiner that ends each picture.")
-@click.option("--vae", type=_FILE, metavar="FILE", help="Another VAE for Stable Diffusion.")
+@click.option(
+    "--transformer", "--unet", type=_FILE, metavar="FILE", help="Weights in the place of -m's transformer or UNet."
+)
+@click.option("--text-encoder", type=_FILE, metavar="FILE", help="Those of Qwen-Image's text encoder.")
+@click.option("--vae", type=_FILE, metavar="FILE", help="Those of the VAE.")
 @click.option("--tokenizer", type=_FILE, metavar="FOLDER", help="CLIP's, for a Stable Diffusion file; else found.")
 @click.option("--prediction", type=click.Choice(("eps", "v")), metavar="eps|v", help="What the UNet predicts.")
 @click.option("--backend", type=click.Choice(NAMES), default="auto", metavar="|".join(NAMES), help="Default auto.")
@@ -122,6 +126,7 @@ def _of_pictures(command: _F) -> _F:
     help="The preset's, or fp32, bf16, fp16, fp16-upcast; with parts: bf16,vae=bf16.",
 )
 @parts.options
+@click.option("--fallback", is_flag=True, help="Go on in a larger dtype where a value overflows.")
 @click.option(
     "-q",
     "--quantize",

@@ -15,9 +15,12 @@ COMMANDS = {
     "devices": "which backends run here, and on what",
     "doctor": "what float32 and 16 bit are on this device, and what --preset auto chooses",
     "parity": "whether backends or machines compute the same, block by block",
+    "bench": "what a picture takes on a machine that is not here, on paper",
     "presets": "the presets of precision and memory to choose from",
+    "plan": "what a picture takes of memory and time, and what makes it fit",
     "models": "the models to choose from, and which are here",
     "pull": "download a model",
+    "convert": "write a model again: in fewer bits, with LoRAs in it, as a folder",
     "train": "train the built-in model, or go on from its weights",
     "selftest": "draw 40 prompts with the built-in model and check the pictures",
     "samplers": "the samplers and schedules to choose from",
@@ -25,7 +28,7 @@ COMMANDS = {
 }
 # Names that later versions will use: a prompt of one word that a new version would run would be a trap.
 RESERVED = (
-    "precision", "plan", "bench", "convert", "serve",
+    "precision", "serve",
 )  # fmt: skip
 
 HELP_NAMES = ["-h", "--help"]
@@ -34,9 +37,12 @@ _OWN: dict[str, tuple[str, ...]] = {
     "Prompt": ("prompt_file", "keep_going", "replay"),
     "Picture": (),
     "Picture to start from": (),
-    "Model": ("model", "backend", "preset", "precision", "offline", "refiner", "vae", "tokenizer", "prediction"),
+    "Model": (
+        "model", "backend", "preset", "precision", "fallback", "offline",
+        "transformer", "text_encoder", "vae", "refiner", "tokenizer", "prediction",
+    ),
     "Output": ("output", "overwrite", "save_latents", "no_metadata", "json", "quiet", "debug"),
-}
+}  # fmt: skip
 SECTIONS = {title: (*[name for name in ALL if ALL[name].section == title], *_OWN[title]) for title in _OWN}
 EXAMPLES = """\
 qwenimg "a red circle"

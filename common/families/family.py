@@ -13,10 +13,15 @@ from qwenimg.common.pipeline.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.runtime import Runtime
+from qwenimg.common.weights.lora_names import Names
 from qwenimg.common.weights.precision import Kind
-from qwenimg.common.weights.safetensors import Header
+from qwenimg.common.weights.stored import Header
 
 Prediction = Literal["eps", "v"]
+
+
+PARTS = ("transformer", "text_encoder", "vae")
+"""The parts of a model whose weights may be another folder's or file's, as the options call them."""
 
 
 def _check_nothing(checkpoint: Checkpoint) -> None:
@@ -28,14 +33,21 @@ class Choices:
     """What may be chosen when a model is opened. None is what its files say."""
 
     prediction: Prediction | None = None  # of the UNet
-    vae: Path | None = None  # the VAE in another folder or file
+    transformer: Path | None = None  # the denoiser's weights in another folder or file
+    text_encoder: Path | None = None  # those of the text encoder
+    vae: Path | None = None
     tokenizer: Path | None = None  # the folder of that for a single file, which has none
     quantize: str | None = None  # how weights are kept in codes: `weights/quantise.py`
+    whole: bool = False  # every tensor as it is stored, to be written again and not to draw
     tokenizer_of_base: Path | None = None  # where else one may be: that of the model which a refiner refines
 
     def made(self) -> list[str]:
         """The names of the user's choices that are not None."""
-        return [name for name in ("prediction", "vae", "tokenizer") if getattr(self, name) is not None]
+        return [name for name in ("prediction", "tokenizer", *PARTS) if getattr(self, name) is not None]
+
+    def part(self, name: str) -> Path | None:
+        """Of one of PARTS the folder or file that was chosen."""
+        return {"transformer": self.transformer, "text_encoder": self.text_encoder, "vae": self.vae}[name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +69,8 @@ class Family:
     describe_file: Callable[[Header, Prediction | None], Description | None] | None = None
     layouts: tuple[tuple[str, str], ...] = ()  # other files of its parts: a key that only they have, and what they are
     model: Callable[[Runtime, Checkpoint, Checkpoint | None], DiffusionModel]  # with its refiner
+    lora_names: Callable[[Checkpoint], Names] = lambda checkpoint: ()  # of the layers that LoRAs may change
+    small_files: Callable[[Checkpoint], dict[str, object]] | None = None  # of a folder for a file: JSON by path
     defaults: Callable[[Checkpoint], Defaults]
     check: Callable[[Checkpoint], None] = _check_nothing  # what only the model would find: tokenizer, scheduler
     described: Callable[[Path], str]  # what a folder is for

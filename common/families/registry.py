@@ -11,7 +11,6 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.catalog import KnownModel
-from qwenimg.common.families.components import quantised
 from qwenimg.common.families.family import Choices, Family
 from qwenimg.common.families.qwen_image.family import FAMILY as QWEN_IMAGE
 from qwenimg.common.families.stable_diffusion.family import FAMILY as STABLE_DIFFUSION
@@ -53,10 +52,11 @@ def open_model(path: Path, choices: Choices | None = None) -> Opened:
     for choice in choices.made():
         if choice not in family.choices:
             able = " and ".join(other.title for other in FAMILIES if choice in other.choices)
-            raise UsageError(f"--{choice} is for {able}; {clean(path, 80)} is another model")
+            option = choice.replace("_", "-")
+            raise UsageError(f"--{option} is for {able}; {clean(path, 80)} is another model")
     checkpoint = family.open(path, choices)
     if choices.quantize is not None:
-        checkpoint = quantised(checkpoint, family.networks, choices.quantize)
+        checkpoint = checkpoint.quantised(choices.quantize)
     return Opened(family=family, checkpoint=checkpoint)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from qwenimg.common.base.safe_files import absolute
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.family import Choices
+from qwenimg.common.families.family import PARTS, Choices
 from qwenimg.common.families.registry import Opened
 from qwenimg.common.hub.resolve import Resolved, from_path
 from qwenimg.common.runtime.checkpoint import Checkpoint
@@ -20,12 +20,15 @@ def origin(resolved: Resolved, opened: Opened, choices: Choices) -> dict[str, An
     found: dict[str, Any] = {} if choices.prediction is None else {"prediction": choices.prediction}
     if choices.quantize is not None:
         found["quantize"] = choices.quantize
-    prints = {"model": _print(checkpoint, opened.family.denoiser)} if resolved.from_path else {}
+    denoiser = opened.family.denoiser
+    prints = {"model": _print(checkpoint, denoiser)} if resolved.from_path and choices.transformer is None else {}
     if choices.tokenizer is not None:
         found["tokenizer"] = label(choices.tokenizer)
-    if choices.vae is not None:
-        found["vae"] = from_path(str(choices.vae), choices.vae).name
-        prints["vae"] = _print(checkpoint, "vae")
+    for part in PARTS:
+        path = choices.part(part)
+        if path is not None:
+            found[part] = from_path(str(path), path).name
+            prints[part] = _print(checkpoint, denoiser if part == "transformer" else part)
     return found | {"fingerprints": prints} if prints else found
 
 

@@ -74,8 +74,8 @@ def named(name: str, *, offline: bool = False) -> str:
     return str(_by_name(name, False, offline).folder)
 
 
-def named_vae(name: str) -> Path | None:
-    """The folder of the VAE that a picture's recipe calls `name`, if that is a hub id of which the cache has a copy."""
+def named_part(name: str) -> Path | None:
+    """The folder of the part that a picture's recipe calls `name`, if that is a hub id that the cache has a copy of."""
     folders = snapshots(storage_folder(name)) if _HUB_ID.fullmatch(name) else []
     return folders[0] if folders else None
 

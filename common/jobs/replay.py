@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from qwenimg.common.jobs.foreign import Foreign
     from qwenimg.common.pipeline.recipe import Recipe
 
-NAMES = ("model", "refiner", "vae")  # of what a recipe names and does not hold
-USED = ("image_sha256", "mask_sha256", "refiner", "vae", "prediction", "lora", "quantize")
+PARTS = ("transformer", "text_encoder", "vae")
+NAMES = ("model", "refiner", *PARTS)  # of what a recipe names and does not hold
+USED = ("image_sha256", "mask_sha256", "refiner", *PARTS, "prediction", "lora", "quantize")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +114,9 @@ def differences(replay: Replay | None, picture: Picture, recipe: Recipe) -> list
     if same_size and recipe["noise_sha256"] != replay.noise_sha256:
         found.append("the noise is not that of the picture given to --from")
     prints = recipe.get("fingerprints", {})
-    for key, option in zip(NAMES, ("-m", "--refiner", "--vae"), strict=True):
+    for key in NAMES:
         if key in prints and replay.fingerprints.get(key, prints[key]) != prints[key]:
+            option = "-m" if key == "model" else f"--{key.replace('_', '-')}"
             found.append(f"the weights given to {option} are not those of the picture given to --from")
     if replay.lora_fingerprints != tuple(recipe.get("lora_fingerprints", ())):
         found.append("the LoRAs are not those of the picture given to --from")

@@ -25,7 +25,8 @@ from qwenimg.common.measure.passport import Figure, Given, Kept, Model, Passport
 from qwenimg.common.measure.sample import PROJECTIONS, Drawn
 from qwenimg.common.runtime.traced import Dtype, Values
 from qwenimg.common.weights.bits import widened
-from qwenimg.common.weights.safetensors import Header, read_header
+from qwenimg.common.weights.safetensors import read_header
+from qwenimg.common.weights.stored import Header
 
 FORMAT, SCHEMA = "qwenimg-parity", "1"
 MAX_BYTES = 96 << 20  # of a file

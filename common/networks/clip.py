@@ -121,6 +121,11 @@ def rename(key: str) -> str | None:
     return None if name in _NOT_NEEDED else name
 
 
+def published(name: str) -> str:
+    """The name in published files of a name of the manifest."""
+    return name if name.startswith("text_projection.") else _PREFIX + name
+
+
 def eos_position(config: CLIPConfig, ids: Sequence[int]) -> int:
     """Where in `ids` the pooled state is: at the first end token, or with `LEGACY_EOS` at the first largest id."""
     wanted = max(ids) if config.eos_token_id == LEGACY_EOS else config.eos_token_id
@@ -168,4 +173,6 @@ NETWORK = Network(
         Block(name="layer", paths=re.compile(r"encoder\.layers\.\d+"), streams=1, depth=1),
         Block(name="model", paths=re.compile("")),
     ),
+    published=published,
+    described=lambda config: {"architectures": [CLASS_NAMES[1 if config.projection_dim else 0]]},
 )

@@ -162,6 +162,12 @@ def _mid(width: int) -> Manifest:
     return params.repeat("resnets", 2, _resnet(width, width)) | params.under("attentions.0", attention)
 
 
+def _block_types(config: KLVAEConfig) -> dict[str, object]:
+    """What config.json says of every block."""
+    kinds = ("down_block_types", "up_block_types")
+    return {name: [FIXED_CONFIG[name]] * len(config.block_out_channels) for name in kinds}
+
+
 NETWORK = Network(
     name="kl_vae",
     role="vae",
@@ -179,4 +185,5 @@ NETWORK = Network(
         Block(name="encode", paths=re.compile(""), method="encode", image=True, within="encoder"),
         Block(name="decode", paths=re.compile(""), method="decode", image=True, within="decoder"),
     ),
+    described=_block_types,
 )

@@ -134,4 +134,5 @@ NETWORK = Network(
         Block(name="head", paths=re.compile("norm_out|proj_out")),
         Block(name="model", paths=re.compile("")),
     ),
+    architectures=frozenset({"qwen_image"}),
 )

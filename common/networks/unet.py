@@ -305,4 +305,5 @@ NETWORK = Network(
         Block(name="end", paths=re.compile("conv_in|conv_norm_out|conv_out"), image=True),
         Block(name="model", paths=re.compile(""), image=True),
     ),
+    architectures=frozenset({"sd1", "sdxl"}),
 )

@@ -57,8 +57,10 @@ class Recipe(TypedDict):
     mask_sha256: NotRequired[str]
     lora_fingerprints: NotRequired[list[str]]  # of the files of `lora`, in its order
     refiner: NotRequired[str]  # its name, as `model`
+    transformer: NotRequired[str]  # of the folder or file that its weights came from, where it was given
+    text_encoder: NotRequired[str]
     vae: NotRequired[str]
-    fingerprints: NotRequired[dict[str, str]]  # of model, refiner, vae that were given as a path, see `fingerprint`
+    fingerprints: NotRequired[dict[str, str]]  # of those that were given as a path, see `fingerprint`
     tokenizer: NotRequired[str]  # of a single file, where it was given: the folder's name
     prediction: NotRequired[str]  # eps or v, where it was given
     quantize: NotRequired[str]  # how weights were kept in codes, where they were
@@ -73,6 +75,8 @@ _TEXTS = (
     "rng",
     "created",
     "refiner",
+    "transformer",
+    "text_encoder",
     "vae",
     "tokenizer",
     "prediction",
@@ -136,7 +140,9 @@ def png_text(recipe: Recipe) -> dict[str, str]:
 
     No path goes in by the names of models; `warnings` and the rest are stored as they are."""
     names: dict[str, str] = {
-        key: model_label(str(recipe.get(key))) for key in ("model", "refiner", "vae") if key in recipe
+        key: model_label(str(recipe.get(key)))
+        for key in ("model", "refiner", "transformer", "text_encoder", "vae")
+        if key in recipe
     }
     written = {**recipe, **names}
     return {"parameters": a1111_parameters(recipe), "qwenimg": json.dumps(written, allow_nan=False)}

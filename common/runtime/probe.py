@@ -3,16 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from qwenimg.common.runtime.engine import Array, Engine
+import numpy as np
+
+from qwenimg.common.base.errors import NumericsError
+from qwenimg.common.runtime.engine import Array, Engine, NumpyArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotFinite:
+    """The first operation whose result is not finite."""
+
+    where: str  # the path of its parameters, or the block around it; "" where neither is known
+    operation: str
+    dtype: str  # of the result
+    largest: float | None  # of the sizes of what is finite in the result; None where nothing is
+
+    def __str__(self) -> str:
+        found = f"operation {self.operation}, {self.dtype}"
+        return f"{self.where}, {found}" if self.where else found
+
+    @property
+    def maximum(self) -> str:
+        return "nothing in it is finite" if self.largest is None else f"the rest reaches {self.largest:.3g}"
+
+
+class Overflow(NumericsError):
+    """A value that is not finite, in `part` of the model: text, transformer or vae. `found` is None where no operation
+    of the networks made it."""
+
+    def __init__(self, what: str, cure: str, part: str, found: NotFinite | None):
+        super().__init__(f"{what}; {cure}")
+        self.what, self.part, self.found = what, part, found
+
+    @property
+    def operation(self) -> str:
+        return "" if self.found is None else self.found.operation
 
 
 class _Found(Exception):
     """The first operation with a non-finite result; ends the second run there."""
 
+    def __init__(self, found: NotFinite):
+        self.found = found
 
-def first_non_finite(engine: Engine, run: Callable[[], object]) -> str | None:
-    """Runs `run` again; the path and operation whose result is the first to be non-finite, or None if all are finite.
+
+def first_non_finite(engine: Engine, run: Callable[[], object]) -> NotFinite | None:
+    """Runs `run` again; the operation whose result is the first to be non-finite, or None if all are finite.
 
     An operation without parameters of its own (attention, a gated sum) is named by the block of the last one that has.
     """
@@ -22,16 +60,22 @@ def first_non_finite(engine: Engine, run: Callable[[], object]) -> str | None:
         nonlocal last
         last = path or last
         if not engine.finite(result):
-            where = path or _block(last)
             dtype = str(getattr(result, "dtype", "")).rpartition(".")[2]
-            raise _Found(f"{where}, operation {operation}, {dtype}" if where else f"operation {operation}, {dtype}")
+            where = path or _block(last)
+            largest = _largest(engine.numpy(result))
+            raise _Found(NotFinite(where=where, operation=operation, dtype=dtype, largest=largest))
 
     try:
         with engine.observe(look):
             engine.finite(run())
-    except _Found as found:
-        return str(found)
+    except _Found as error:
+        return error.found
     return None
+
+
+def _largest(values: NumpyArray) -> float | None:
+    sizes = np.abs(values[np.isfinite(values)])
+    return float(sizes.max()) if sizes.size else None
 
 
 def _block(path: str) -> str:

@@ -6,12 +6,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from qwenimg.common.base.amounts import counted, size_text
 from qwenimg.common.base.errors import DoesNotFit, NumericsError
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.runtime.engine import Array, Engine
-from qwenimg.common.runtime.probe import first_non_finite
+from qwenimg.common.runtime.probe import NotFinite, Overflow, first_non_finite
+from qwenimg.common.weights.finite import check_values
+from qwenimg.common.weights.ladder import advice
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.presets import Choice
@@ -47,6 +50,11 @@ class Runtime:
         self.engine, self.precision, self.notify = engine, precision, notify
         self.choice = choice or Choice(preset="", precision=precision.name)
         self.clock = Clock()
+        self._stored: WeakKeyDictionary[LoadPlan, LoadPlan] = WeakKeyDictionary()
+
+    def under(self, precision: Precision) -> Runtime:
+        """The same engine with another precision; it reports nothing."""
+        return Runtime(self.engine, precision, lambda kind, text: None, self.choice)
 
     # Loading
 
@@ -69,7 +77,10 @@ class Runtime:
 
     def plan(self, component: Component) -> LoadPlan:
         """Of its weights, as they are kept in memory."""
-        return component.stored(self.precision)
+        found = self._stored.get(component.plan)
+        if found is None:
+            found = self._stored[component.plan] = component.stored(self.precision)
+        return found
 
     def weight_bytes(self, component: Component) -> int:
         """Bytes of the weights that stay as long as `component` is open."""
@@ -86,24 +97,31 @@ class Runtime:
 
     # Values that are not finite
 
-    def check_finite(self, array: Array, title: str, role: str, again: Callable[[], Array]) -> None:
-        """Raises NumericsError that names block and operation where `array`, the result of `again`, is not finite."""
+    def check_weights(self, component: Component, title: str) -> None:
+        """Reads every weight of a `component` that is loaded only when the steps are done, and keeps none, so that a
+        damaged one costs no step. Raises ModelError."""
+        self.notify("stage", f"checking {title}")
+        with self.clock.timed(f"check {title}"):
+            check_values(self.plan(component))
+
+    def check_finite(self, array: Array, title: str, part: str, again: Callable[[], Array]) -> None:
+        """Raises Overflow that names block and operation where `array`, the result of `again`, is not finite."""
         if not self.engine.finite(array):
-            where = first_non_finite(self.engine, again)
-            raise NumericsError(f"{title}: non-finite value at {where}; {self.cure(role)}")
+            raise self.overflow(title, part, first_non_finite(self.engine, again))
 
     def explain(self, title: str, step: int, calls: Iterable[Callable[[], Array]]) -> NumericsError:
         """Runs a step's `calls` of the denoiser again with probes: component, block and operation."""
         for again in calls:
-            where = first_non_finite(self.engine, again)
-            if where:
-                cure = self.cure("transformer")
-                return NumericsError(f"{title}, step {step}: non-finite value at {where}; {cure}")
+            found = first_non_finite(self.engine, again)
+            if found:
+                return self.overflow(f"{title}, step {step}", "transformer", found)
         return NumericsError(f"step {step}: non-finite latents after guidance; lower --guidance")
 
-    def cure(self, role: str) -> str:
-        """What to do about a value that is not finite."""
-        dtype = self.precision.compute_dtype(role)
-        if dtype == "float16":
-            return "float16 does not hold this model, use --precision bf16 or fp32"
-        return "try --precision fp32" if dtype == "bfloat16" else "the weights or the input are at fault"
+    def overflow(self, title: str, part: str, found: NotFinite | None) -> Overflow:
+        """What to say of a value of `part` that is not finite: where, in which dtype, how large, and what cures it."""
+        cure = advice(self.precision, part, "" if found is None else found.operation)
+        if found is None:
+            return Overflow(f"{title}: non-finite values behind its last operation", cure, part, found)
+        compute = self.precision.computes(part, found.where)
+        inside = f" of {compute.dtype} products" if compute and compute.dtype != found.dtype else ""
+        return Overflow(f"{title}: non-finite value at {found}{inside}, {found.maximum}", cure, part, found)

@@ -8,12 +8,14 @@ a function here that takes its tensors out of `pieces` and returns their sources
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.base.text import clean
 from qwenimg.common.weights.affine import GROUPS, WIDTHS, Affine, of_widths
 from qwenimg.common.weights.float8 import Float8, format_of
+from qwenimg.common.weights.gguf_blocks import READERS, Blocks
 from qwenimg.common.weights.plan import DTYPES, Piece, Source
 
 Pieces = dict[str, Piece]  # by the tensor's name, in the order of files and bytes
@@ -23,7 +25,7 @@ Expected = Callable[[str], Shape | None]  # the shape of the weight with this na
 def sources(pieces: Pieces, expected: Expected) -> dict[str, Source]:
     """Every weight of `pieces` by the name of its first tensor, in their order. Raises ModelError."""
     left = dict(pieces)
-    found = _affine(left, expected) | _float8(left)
+    found = _affine(left, expected) | _float8(left) | _blocks(left)
     found |= {name: Source((piece,)) for name, piece in left.items()}
     return {name: found[name] for name in pieces if name in found}
 
@@ -52,7 +54,7 @@ def _affine(left: Pieces, expected: Expected) -> dict[str, Source]:
 def _code(codes: Piece, scales: Piece, biases: Piece, shape: Shape) -> Affine:
     """Raises ModelError where the three do not fit together, or to a weight of this shape."""
     last = [piece.shape[-1] if piece.shape else 0 for piece in (codes, scales)]
-    one = of_widths(shape[-1] if shape else 0, *last)
+    one = of_widths(prod(shape[1:]) if len(shape) > 1 else 0, *last)  # of a kernel of one point too
     rows = {codes.shape[:-1], scales.shape[:-1], biases.shape[:-1]}
     same = scales.shape == biases.shape and scales.dtype == biases.dtype and scales.dtype in DTYPES
     if one is None or len(rows) != 1 or not same:
@@ -72,3 +74,9 @@ def _float8(left: Pieces) -> dict[str, Source]:
         if format := format_of(piece.dtype):
             made[name] = Source((left.pop(name),), Float8(format))
     return made
+
+
+def _blocks(left: Pieces) -> dict[str, Source]:
+    """GGUF's blocks."""
+    names = [name for name, piece in left.items() if piece.dtype in READERS]
+    return {name: Source((piece,), Blocks(piece.dtype)) for name in names for piece in [left.pop(name)]}

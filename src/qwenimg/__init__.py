@@ -13,6 +13,7 @@ from qwenimg.common.base.version import __version__
 TYPE_CHECKING = False  # typing's own takes longer to import than this file: `cli/main.py` says why that matters
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import ExitStack
     from pathlib import Path
     from typing import Any, Literal
 
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
         UnknownOption,
         UsageError,
     )
+    from qwenimg.common.families.family import Choices
     from qwenimg.common.families.registry import Opened
+    from qwenimg.common.hub.resolve import Resolved
     from qwenimg.common.pipeline.pipeline import Pipeline
     from qwenimg.common.pipeline.result import Result, Step
     from qwenimg.common.runtime.checkpoint import Checkpoint
@@ -75,10 +78,13 @@ def load(
     preset: str = "auto",
     offline: bool = False,
     refiner: str | Path | None = None,
+    transformer: str | Path | None = None,
+    text_encoder: str | Path | None = None,
     vae: str | Path | None = None,
     tokenizer: str | Path | None = None,
     prediction: Literal["eps", "v"] | None = None,
     quantize: str | None = None,
+    fallback: bool = False,
     notify: Callable[[str, str], None] | None = None,
 ) -> Pipeline:
     """Opens a model on a backend; weights are read when they are first needed.
@@ -87,65 +93,77 @@ def load(
     it was pulled, else the built-in model, with a notice. backend: auto, mlx, cuda or cpu. precision: see
     `syntax` in `qwenimg.common.weights.precision`; `auto` is that of the preset: quality, balanced, fast, memory, or
     auto, which is chosen from device, memory and model. quantize: keeps weights in 8, 6 or 4 bits, or by part:
-    text=8,transformer=4. notify(kind, text) gets stages, warnings and notices.
-    For Stable Diffusion: refiner, of SDXL, ends each picture; vae, a folder or file that replaces the model's;
-    tokenizer, CLIP's folder where the model is one file and none is found; prediction, "eps" or "v" of a file.
+    text=8,transformer=4. fallback: where a value overflows, goes on in the next dtype, which holds it. notify(kind,
+    text) gets stages, warnings and notices.
+    transformer (or UNet), text_encoder, vae: folder or file of that part's weights, in the place of the model's.
+    For Stable Diffusion: refiner, of SDXL, ends each picture; tokenizer, CLIP's folder where the model is one file and
+    none is found; prediction, "eps" or "v" of a file.
     Everything about the files is checked before a framework is imported. Raises QwenimgError.
     """
     from contextlib import ExitStack
 
     from qwenimg.common.base import arguments
-    from qwenimg.common.families import catalog, registry
-    from qwenimg.common.families.family import Choices
-    from qwenimg.common.hub.origin import origin
+    from qwenimg.common.families import catalog
     from qwenimg.common.hub.resolve import resolve
     from qwenimg.common.pipeline.pipeline import Pipeline
     from qwenimg.common.shapes import builtin
 
-    arguments.check_paths(model=model, refiner=refiner, vae=vae, tokenizer=tokenizer)
+    arguments.check_paths(model=model, refiner=refiner)
     arguments.check_texts(backend=backend, precision=precision, preset=preset, quantize=quantize or "")
+    parts = {"transformer": transformer, "text_encoder": text_encoder, "vae": vae, "tokenizer": tokenizer}
+    choices = _choices(prediction, quantize, parts)
     resolved = resolve(None if model is None else str(model), offline=offline)
-    choices = Choices(prediction=prediction, vae=_path(vae), tokenizer=_path(tokenizer), quantize=quantize)
     with ExitStack() as stack:
-        opened = registry.open_model(resolved.folder, choices)
-        stack.callback(opened.checkpoint.close)
-        opened.checkpoint.read_tokenizers()
-        entries, refining = origin(resolved, opened, choices), None
-        if refiner is not None:
-            refining, entries = _refiner(opened, str(refiner), entries, offline=offline)
-            stack.callback(refining.close)
-        if model is None and resolved.known is catalog.BUILT_IN and notify is not None:
+        opened, refining, entries = _opened(stack, resolved, choices, refiner, offline=offline)
+        notify = notify or _ignore
+        if model is None and resolved.known is catalog.BUILT_IN:
             notify("notice", builtin.notice(opened.checkpoint.parameters))
-        runtime, error = _runtime(opened, backend, precision, preset, notify or _ignore)
+        runtime, error = _runtime(opened, backend, precision, preset, notify)
         pipeline = Pipeline(
             opened.family.model(runtime, opened.checkpoint, refining),
             name=resolved.name,
             family=opened.family.name,
             defaults=opened.defaults(resolved.known),
             tf32=error > MAX_FP32_ERROR,
+            fallback=fallback,
             options=entries,
         )
         stack.pop_all()  # from here on the pipeline closes them
         return pipeline
 
 
-def _path(given: str | Path | None) -> Path | None:
+def _choices(
+    prediction: Literal["eps", "v"] | None, quantize: str | None, given: dict[str, str | Path | None]
+) -> Choices:
+    """With the folders and files that are `given`. Raises UsageError."""
     from pathlib import Path
 
-    return None if given is None else Path(given).expanduser()
+    from qwenimg.common.base import arguments
+    from qwenimg.common.families.family import Choices
+
+    arguments.check_paths(**given)
+    paths: dict[str, Any] = {name: None if path is None else Path(path).expanduser() for name, path in given.items()}
+    return Choices(prediction=prediction, quantize=quantize, **paths)
 
 
-def _refiner(
-    opened: Opened, model: str, entries: dict[str, Any], *, offline: bool
-) -> tuple[Checkpoint, dict[str, Any]]:
-    """The refiner for `opened`, and the entries of the recipe with it."""
+def _opened(
+    stack: ExitStack, resolved: Resolved, choices: Choices, refiner: str | Path | None, *, offline: bool
+) -> tuple[Opened, Checkpoint | None, dict[str, Any]]:
+    """The model and its refiner, which `stack` closes, and the entries of the recipe for both."""
     from qwenimg.common.families import registry
-    from qwenimg.common.hub.origin import with_refiner
+    from qwenimg.common.hub.origin import origin, with_refiner
     from qwenimg.common.hub.resolve import resolve
 
-    second = resolve(model, offline=offline)
-    refiner = registry.open_refiner(opened, second.folder)
-    return refiner, with_refiner(entries, second, opened, refiner)
+    opened = registry.open_model(resolved.folder, choices)
+    stack.callback(opened.checkpoint.close)
+    opened.checkpoint.read_tokenizers()
+    entries = origin(resolved, opened, choices)
+    if refiner is None:
+        return opened, None, entries
+    second = resolve(str(refiner), offline=offline)
+    refining = registry.open_refiner(opened, second.folder)
+    stack.callback(refining.close)
+    return opened, refining, with_refiner(entries, second, opened, refining)
 
 
 def _runtime(

@@ -14,7 +14,8 @@ from rules import ROOT
 from qwenimg.cli.main import run
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^```(?:bash|sh)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SHELL = ("", "bash", "sh")
 INLINE = re.compile(r"`((?:python|pytest|make|qwenimg) [^`]+)`")
 FLAGS = {"--help", "--json", "--verify"}
 PLACES = re.compile(r"\.\.\.|\b[A-Z]{2,}\b|\[")  # `qwenimg pull NAME`: the form of a command, and none to paste
@@ -25,7 +26,7 @@ def commands() -> list[tuple[str, str]]:
     found = []
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        lines = [line for block in BLOCK.findall(text) for line in block.splitlines()]
+        lines = [line for language, block in BLOCK.findall(text) if language in SHELL for line in block.splitlines()]
         lines += [" ".join(line.split()) for line in INLINE.findall(BLOCK.sub("", text))]
         found += [(page.name, line.strip()) for line in lines if line.strip()]
     return found

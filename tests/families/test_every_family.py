@@ -20,7 +20,7 @@ from qwenimg import DoesNotFit, NumericsError, Pipeline, Result, UsageError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.families import registry
 from qwenimg.common.families.describe import describe
-from qwenimg.common.families.family import Family
+from qwenimg.common.families.family import PARTS, Family
 from qwenimg.common.numbers import noise
 from qwenimg.common.pipeline.recipe import png_text, recipe_from_png
 
@@ -158,10 +158,10 @@ def test_the_recipe_in_the_file_makes_the_picture_again(
 
 
 def test_options_of_another_family_are_refused_by_name(load: Opener, family: Family, folder: Path) -> None:
-    options: dict[str, Any] = {"vae": folder, "tokenizer": folder, "prediction": "v"}
+    options: dict[str, Any] = {"tokenizer": folder, "prediction": "v"} | dict.fromkeys(PARTS, folder)
     assert options.keys() == {name for row in registry.FAMILIES for name in row.choices}
     for name in options.keys() - family.choices:
-        with pytest.raises(UsageError, match=f"--{name} is for .*another model"):
+        with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} is for .*another model"):
             load("cpu", **{name: options[name]})
     if family.check_refiner is None:
         with pytest.raises(UsageError, match="--refiner is for SDXL base models only"):

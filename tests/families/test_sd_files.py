@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import filelock
 import numpy as np
 import pytest
+from cli_runner import cli
 from safetensors.torch import save_file
-from tiny_ldm import behind, models_of, one_file, vae_file, write_folder
+from tiny_ldm import behind, models_of, one_file, vae_file
 from tiny_sd import tiny_kl_vae
 
 import qwenimg
@@ -17,39 +17,11 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.families import registry
 from qwenimg.common.families.family import Choices
-from qwenimg.common.weights import safetensors
+from qwenimg.common.weights import headers
 
 BACKENDS = ("cpu", "mlx")
 KINDS = ("sd1", "sd2", "sdxl")
 ASKED = {"width": 72, "height": 40, "steps": 3, "seed": 4, "guidance": 3.0}
-
-
-@pytest.fixture(scope="session")
-def both(shared_folder: Path) -> dict[str, tuple[Path, Path]]:
-    """Of each type the folder and the file, which lies in a folder with the folder's tokenizer."""
-    found = {}
-    for kind in KINDS:
-        place = shared_folder / f"ldm-{kind}"
-        with filelock.FileLock(f"{place}.lock"):
-            if not place.exists():
-                part = place.with_suffix(".part")
-                models = models_of(kind)
-                if kind == "sdxl":
-                    models["vae"].register_to_config(scaling_factor=0.13025)  # as in every SDXL, and in no file
-                write_folder(part / "folder", models)
-                pipeline_folder(part / "folder", kind, models)
-                (part / "file").mkdir()
-                save_file(one_file(kind, models), part / "file" / "model.safetensors")
-                shutil.copytree(part / "folder" / "tokenizer", part / "file" / "tokenizer")
-                part.rename(place)
-        found[kind] = (place / "folder", place / "file" / "model.safetensors")
-    return found
-
-
-def pipeline_folder(folder: Path, kind: str, models: dict) -> None:
-    from tiny_ldm import pipeline
-
-    pipeline(folder, kind, models).save_pretrained(folder)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -75,6 +47,27 @@ def test_prediction_changes_the_picture(both) -> None:
     assert np.array_equal(plain, made[1])  # what such a file is taken for
 
 
+@pytest.mark.parametrize(("kind", "backend"), [("sd1", "cpu"), ("sdxl", "mlx")])
+def test_a_file_converted_to_a_folder_draws_the_same(both, kind: str, backend: str, tmp_path: Path) -> None:
+    """In its own dtype, and in codes: the linear layers that SD 1.x stores as convolutions too. diffusers opens it."""
+    from diffusers import DiffusionPipeline
+
+    for name, policy in (("dense", ()), ("coded", ("-q", "4"))):
+        assert cli("convert", str(both[kind][1]), str(tmp_path / name), *policy).code == 0
+    chosen = ((both[kind][1], {"quantize": "4"}), (tmp_path / "coded", {}))
+    made = [
+        qwenimg.load(path, backend, "fp32", **given)("a red circle!", sampler="euler", **ASKED).pixels
+        for path, given in chosen
+    ]
+    assert np.array_equal(*made)
+    theirs = DiffusionPipeline.from_pretrained(tmp_path / "dense")
+    assert theirs.scheduler.config.prediction_type == "epsilon"
+    ours = {name: part.state_dict() for name, part in theirs.components.items() if hasattr(part, "state_dict")}
+    for name, model in models_of(kind).items():
+        for key, value in model.state_dict().items():
+            assert np.array_equal(ours[name][key].numpy(), value.numpy()), (name, key)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_another_vae(both, backend: str, tmp_path: Path) -> None:
     """From a folder, from a file in either naming, and out of a whole model: the same picture, not the first one."""
@@ -96,10 +89,34 @@ def test_another_vae(both, backend: str, tmp_path: Path) -> None:
     assert not np.array_equal(plain.pixels, made[0].pixels)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_another_unet(both, backend: str, tmp_path: Path) -> None:
+    """From a folder, from a file in either naming, and out of a whole model: the same picture, not the first one."""
+    models, prefix = models_of("sd1"), "model.diffusion_model."
+    for parameter in models["unet"].parameters():
+        parameter.data.mul_(0.97)
+    models["unet"].save_pretrained(tmp_path / "unet")
+    whole = one_file("sd1", models)
+    alone = {name: value for name, value in whole.items() if name.startswith(prefix)}
+    save_file(whole, tmp_path / "whole.safetensors")
+    save_file(alone, tmp_path / "alone.safetensors")
+    save_file({name.removeprefix(prefix): value for name, value in alone.items()}, tmp_path / "bare.safetensors")
+    shutil.copy(tmp_path / "unet" / "diffusion_pytorch_model.safetensors", tmp_path / "diffusers.safetensors")
+    plain = qwenimg.load(both["sd1"][0], backend, "fp32")("a red circle", **ASKED)
+    made = [
+        qwenimg.load(model, backend, "fp32", transformer=tmp_path / name)("a red circle", sampler="pndm", **ASKED)
+        for model in both["sd1"]
+        for name in ("unet", "whole.safetensors", "alone.safetensors", "bare.safetensors", "diffusers.safetensors")
+    ]
+    assert all(np.array_equal(made[0].pixels, one.pixels) for one in made)
+    assert not np.array_equal(plain.pixels, made[0].pixels)
+
+
 def test_options_that_fit_no_other_model(tiny_folder: Path, both) -> None:
-    for options in ({"vae": both["sd1"][0] / "vae"}, {"prediction": "v"}):
-        with pytest.raises(UsageError, match="for Stable Diffusion"):
-            registry.open_model(tiny_folder, Choices(**options))
+    with pytest.raises(UsageError, match="for Stable Diffusion"):
+        registry.open_model(tiny_folder, Choices(prediction="v"))
+    with pytest.raises(ModelError, match="expected 'AutoencoderKLQwenImage'"):
+        registry.open_model(tiny_folder, Choices(vae=both["sd1"][0] / "vae"))
     opened = registry.open_model(tiny_folder)
     with pytest.raises(UsageError, match="SDXL base"):
         registry.open_refiner(opened, both["sdxl"][0])
@@ -149,13 +166,13 @@ def test_a_part_alone_says_what_is_missing(tmp_path: Path) -> None:
 def handles(monkeypatch: pytest.MonkeyPatch) -> list[OpenFile]:
     """The files of weights, as they are opened."""
     found: list[OpenFile] = []
-    original = safetensors.open_regular
+    original = headers.open_regular
 
     def open_regular(path: Path) -> OpenFile:
         found.append(original(path))
         return found[-1]
 
-    monkeypatch.setattr(safetensors, "open_regular", open_regular)
+    monkeypatch.setattr(headers, "open_regular", open_regular)
     return found
 
 

@@ -71,10 +71,10 @@ def test_names_of_recipes(cache: Path) -> None:
         resolve.named("sdxl")
     Path("shapes").mkdir()
     assert Path(resolve.named("shapes")).is_absolute()  # and not the folder of that name here
-    assert resolve.named_vae("a/b") is None and resolve.named_vae("vae.safetensors") is None
+    assert resolve.named_part("a/b") is None and resolve.named_part("vae.safetensors") is None
     copy = cache / "models--a--b" / "snapshots" / ("0" * 40)
     copy.mkdir(parents=True)
-    assert resolve.named_vae("a/b") == copy
+    assert resolve.named_part("a/b") == copy
 
 
 @pytest.mark.parametrize("given", ["a/b", "./a/b", "a/../a/b"])

@@ -7,8 +7,11 @@ from pathlib import Path
 
 from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.safe_files import is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.components import open_component, read_config
+from qwenimg.common.families.family import Choices
+from qwenimg.common.families.qwen_image.layouts import RENAMES
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
@@ -29,17 +32,26 @@ REFUSED = {
 _SCHEDULER_IGNORED = frozenset({"steps_offset", "max_sigma"})
 
 
-def open_folder(folder: Path) -> Checkpoint:
-    """Reads every configuration and header of `folder` and holds them against the manifests. Raises ModelError."""
+def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
+    """Reads every configuration and header of `folder` and holds them against the manifests; the parts that `choices`
+    has elsewhere are read from there. A folder has a configuration, a file takes that of `folder`. Raises ModelError.
+    """
+    choices = choices or Choices()
     networks = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen_vl.NETWORK, "vae": qwen_vae.NETWORK}
-    configs = {name: read_config(network, folder / name, REFUSED) for name, network in networks.items()}
+    places = {name: choices.part(name) or folder / name for name in networks}
+    configs = {
+        name: read_config(network, places[name] if is_folder(places[name]) else folder / name, REFUSED)
+        for name, network in networks.items()
+    }
     _check_fit(folder, configs["transformer"], configs["text_encoder"], configs["vae"])
     vocabulary: int = configs["text_encoder"].vocab_size
     scheduler = read_scheduler(folder / "scheduler" / "scheduler_config.json")
     components = {}
     with closed_on_failure() as keep:
         for name, network in networks.items():
-            components[name] = open_component(network, folder / name, configs[name], name)
+            components[name] = open_component(
+                network, places[name], configs[name], name, RENAMES[name], whole=choices.whole
+            )
             keep(components[name].plan)
     return Checkpoint(
         source=folder,

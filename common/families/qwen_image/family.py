@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from qwenimg.common.families.family import Choices, Family
+from qwenimg.common.families.family import PARTS, Family
+from qwenimg.common.families.qwen_image import lora_names
 from qwenimg.common.families.qwen_image.checkpoint import REFUSED, open_folder
 from qwenimg.common.families.qwen_image.model import QwenImage
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
@@ -15,10 +14,6 @@ from qwenimg.common.weights.precision import MMDIT
 
 PUBLISHED_WIDTH = 3072
 """Of the published transformer. One that was made smaller by leaving out layers keeps it, a toy has less."""
-
-
-def _open(folder: Path, choices: Choices) -> Checkpoint:
-    return open_folder(folder)
 
 
 def _model(runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None) -> QwenImage:
@@ -39,14 +34,18 @@ FAMILY = Family(
     denoiser="transformer",
     components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=MMDIT,
-    open=_open,
+    choices=frozenset(PARTS),
+    open=open_folder,
     model=_model,
+    lora_names=lora_names.names,
     defaults=_defaults,
     described=lambda folder: "Qwen-Image, text to image",
     layouts=(
-        ("model.diffusion_model.transformer_blocks.", "Qwen-Image transformer, ComfyUI prefix (not supported yet)"),
-        ("transformer_blocks.0.img_mod.1.weight", "Qwen-Image transformer, diffusers names"),
-        ("decoder.up_blocks.0.resnets.0.norm1.gamma", "Qwen-Image VAE, diffusers names"),
-        ("visual.", "Qwen2.5-VL, transformers names"),
+        ("model.diffusion_model.transformer_blocks.", "Qwen-Image transformer, ComfyUI's names (--transformer)"),
+        ("transformer_blocks.0.img_mod.1.weight", "Qwen-Image transformer, diffusers' names (--transformer)"),
+        ("decoder.up_blocks.0.resnets.0.norm1.gamma", "Qwen-Image VAE, diffusers' names (--vae)"),
+        ("decoder.middle.0.residual.0.gamma", "Qwen-Image VAE, Wan's names, as ComfyUI has it (--vae)"),
+        ("blk.0.attn_q.weight", "Qwen2.5-VL, llama.cpp's names (--text-encoder)"),
+        ("layers.0.self_attn.k_proj.bias", "Qwen2.5-VL, transformers' names (--text-encoder)"),
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from qwenimg.common.families.components import component, open_component, read_c
 from qwenimg.common.families.family import Choices, Prediction
 from qwenimg.common.families.stable_diffusion import single_file
 from qwenimg.common.families.stable_diffusion.find_tokenizer import find_clip_tokenizer
+from qwenimg.common.families.stable_diffusion.single_file import SingleFile
 from qwenimg.common.networks import clip, kl_vae, unet
 from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.kl_vae import KLVAEConfig
@@ -22,8 +23,8 @@ from qwenimg.common.prompts import clip as clip_tokenizer
 from qwenimg.common.prompts.clip import CLIPTokenizer
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component, TokenizerFiles
 from qwenimg.common.sampling.discrete import parse_diffusion
+from qwenimg.common.weights.headers import read_header
 from qwenimg.common.weights.plan import closed_on_failure
-from qwenimg.common.weights.safetensors import read_header
 
 # pipeline class -> whether it is SDXL; what a class is made for beyond that shows in its UNet.
 PIPELINES = {
@@ -73,13 +74,13 @@ def open_checkpoint(path: Path, choices: Choices) -> Checkpoint:
     else:
         if choices.tokenizer is not None:
             raise UsageError(f"--tokenizer is for a Stable Diffusion model in one file; {clean(path, 80)} has its own")
-        checkpoint = open_folder(path)
+        checkpoint = open_folder(path, whole=choices.whole)
         if choices.prediction is not None:
             checkpoint = with_prediction(checkpoint, choices.prediction)
-    return checkpoint if choices.vae is None else with_vae(checkpoint, choices.vae)
+    return with_parts(checkpoint, choices)
 
 
-def open_folder(folder: Path) -> Checkpoint:
+def open_folder(folder: Path, *, whole: bool = False) -> Checkpoint:
     """Reads every configuration and header of `folder` and holds them against the manifests. Raises ModelError."""
     index = read_json(folder / "model_index.json")
     sdxl = PIPELINES[str(index.get("_class_name"))]
@@ -90,7 +91,7 @@ def open_folder(folder: Path) -> Checkpoint:
     components = {}
     with closed_on_failure() as keep:
         for name, network in networks.items():
-            components[name] = open_component(network, folder / name, configs[name], name)
+            components[name] = open_component(network, folder / name, configs[name], name, whole=whole)
             keep(components[name].plan)
         return check(
             Checkpoint(
@@ -130,11 +131,9 @@ def open_file(path: Path, choices: Choices) -> Checkpoint:
         size = max(config.vocab_size for config in opened.texts.values())
         tokenizer = find_clip_tokenizer(path, size, choices.tokenizer, choices.tokenizer_of_base)
         plans = opened.plans
-        components = {
-            "unet": component(unet.NETWORK, opened.unet, plans["unet"]),
-            "vae": component(kl_vae.NETWORK, opened.vae, plans["vae"]),
-        }
-        components |= {name: component(clip.NETWORK, config, plans[name]) for name, config in opened.texts.items()}
+        rows = {"unet": (unet.NETWORK, opened.unet), "vae": (kl_vae.NETWORK, opened.vae)}
+        rows |= {name: (clip.NETWORK, config) for name, config in opened.texts.items()}
+        components = {name: component(*row, plans[name], whole=choices.whole) for name, row in rows.items()}
         checkpoint = check(
             Checkpoint(
                 source=path,
@@ -151,21 +150,32 @@ def open_file(path: Path, choices: Choices) -> Checkpoint:
         return checkpoint
 
 
-def with_vae(checkpoint: Checkpoint, path: Path) -> Checkpoint:
-    """`checkpoint` with the VAE in the folder or file `path`. Raises ModelError, and then `checkpoint` is closed."""
+def with_parts(checkpoint: Checkpoint, choices: Choices) -> Checkpoint:
+    """`checkpoint` with the UNet and the VAE that `choices` has in other folders or files. Raises ModelError, and then
+    `checkpoint` is closed."""
+    for name, path, from_file in (("unet", choices.transformer, _unet_file), ("vae", choices.vae, _vae_file)):
+        if path is not None:
+            checkpoint = _with(checkpoint, name, path, from_file)
+    return checkpoint
+
+
+def _with(
+    checkpoint: Checkpoint, name: str, path: Path, from_file: Callable[[Checkpoint, Path], Component]
+) -> Checkpoint:
+    network = {"unet": unet.NETWORK, "vae": kl_vae.NETWORK}[name]
     with ExitStack() as stack:
         stack.callback(checkpoint.close)
-        vae = (
-            open_component(kl_vae.NETWORK, path, read_config(kl_vae.NETWORK, path), "vae")
+        part = (
+            open_component(network, path, read_config(network, path), name)
             if is_folder(path)
-            else _vae_file(checkpoint, path)
+            else from_file(checkpoint, path)
         )
-        stack.callback(vae.plan.close)
-        changed = replace(checkpoint, components={**checkpoint.components, "vae": vae})
+        stack.callback(part.plan.close)
+        changed = replace(checkpoint, components={**checkpoint.components, name: part})
         check(changed, sdxl=facts(checkpoint).sdxl)
-        old = checkpoint["vae"].plan
-        if set(old.files).isdisjoint(checkpoint["unet"].plan.files):  # not one file that the others are still read from
-            old.close()
+        used = {file for other in changed.components.values() for file in other.plan.files}
+        if used.isdisjoint(checkpoint[name].plan.files):  # not one file that the others are still read from
+            checkpoint[name].plan.close()
         stack.pop_all()
         return changed
 
@@ -173,17 +183,34 @@ def with_vae(checkpoint: Checkpoint, path: Path) -> Checkpoint:
 def _vae_file(checkpoint: Checkpoint, path: Path) -> Component:
     """A VAE in ldm names, alone or in a whole model, or in diffusers names without its configuration: the widths are
     its own, the scale of the latents is the model's, which no file of this kind says."""
+    own: KLVAEConfig = checkpoint["vae"].config
+    opened = _ldm_file(path)
+    if opened is None:
+        return open_component(kl_vae.NETWORK, path, own, "vae")
+    if opened.vae is None:
+        opened.close()
+        raise ModelError(f"{clean(path, 120)}: holds no VAE")
+    scales = {name: getattr(own, name) for name in ("scaling_factor", "shift_factor")}
+    return component(kl_vae.NETWORK, replace(opened.vae, **scales), opened.plans["vae"])
+
+
+def _unet_file(checkpoint: Checkpoint, path: Path) -> Component:
+    """A UNet in ldm names, alone or in a whole model, or in diffusers names without its configuration, which then is
+    the model's. What it predicts, the model says."""
+    opened = _ldm_file(path)
+    if opened is None:
+        return open_component(unet.NETWORK, path, checkpoint["unet"].config, "unet")
+    if opened.unet is None:
+        opened.close()
+        raise ModelError(f"{clean(path, 120)}: holds no UNet")
+    return component(unet.NETWORK, opened.unet, opened.plans["unet"])
+
+
+def _ldm_file(path: Path) -> SingleFile | None:
+    """The file `path` where it has ldm names."""
     header = read_header(path)
     header.file.close()
-    own: KLVAEConfig = checkpoint["vae"].config
-    if single_file.is_single_file(header.tensors):
-        opened = single_file.open_file(path)
-        if opened.vae is None:
-            opened.close()
-            raise ModelError(f"{clean(path, 120)}: holds no VAE")
-        scales = {name: getattr(own, name) for name in ("scaling_factor", "shift_factor")}
-        return component(kl_vae.NETWORK, replace(opened.vae, **scales), opened.plans["vae"])
-    return open_component(kl_vae.NETWORK, path, own, "vae")
+    return single_file.open_file(path) if single_file.is_single_file(header.tensors) else None
 
 
 def with_prediction(checkpoint: Checkpoint, prediction: Prediction) -> Checkpoint:

@@ -1,0 +1,84 @@
+"""What other programs call the tensors of Qwen-Image's parts: strings only.
+
+ComfyUI has the transformer under a prefix, and the VAE in the names of Wan, whose video VAE it is. Every name of Wan
+follows from one of the manifest, so that what is missing and what is unknown both show. No name means two things: a
+file may have either, and is told by nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+
+from qwenimg.common.base.shape import Manifest
+from qwenimg.common.networks import qwen_vl
+from qwenimg.common.weights.keys import Rename
+
+TRANSFORMER = ("model.diffusion_model.", "diffusion_model.")
+VAE = ("vae.", "first_stage_model.")
+
+_ENDS = {
+    "conv_in": "conv1",
+    "norm_out": "head.0",
+    "conv_out": "head.2",
+    "mid_block.resnets.0": "middle.0",
+    "mid_block.attentions.0": "middle.1",
+    "mid_block.resnets.1": "middle.2",
+}
+_RESIDUAL = {
+    "norm1": "residual.0",
+    "conv1": "residual.2",
+    "norm2": "residual.3",
+    "conv2": "residual.6",
+    "conv_shortcut": "shortcut",
+}
+_UP = re.compile(r"up_blocks\.(?P<block>\d+)\.(?:resnets\.(?P<layer>\d+)|upsamplers\.0)\.(?P<rest>.+)")
+
+
+def transformer(manifest: Manifest) -> Rename:
+    return lambda key: _behind(TRANSFORMER, key)
+
+
+def text_encoder(manifest: Manifest) -> Rename:
+    return qwen_vl.rename
+
+
+def vae(manifest: Manifest) -> Rename:
+    layers = sum(
+        name.startswith("decoder.up_blocks.0.resnets.") and name.endswith(".conv1.weight") for name in manifest
+    )
+    names = {_wan(name, layers): name for name in manifest}
+
+    def rename(key: str) -> str:
+        plain = _behind(VAE, key)
+        return names.get(plain, plain)
+
+    return rename
+
+
+RENAMES = {"transformer": transformer, "text_encoder": text_encoder, "vae": vae}
+
+
+def _behind(prefixes: tuple[str, ...], key: str) -> str:
+    return next((key.removeprefix(prefix) for prefix in prefixes if key.startswith(prefix)), key)
+
+
+def _wan(name: str, layers: int) -> str:
+    """Wan's name of a tensor; `layers`: resnets in each of the decoder's blocks."""
+    side, _, rest = name.partition(".")
+    if side not in ("encoder", "decoder"):
+        return {"quant_conv": "conv1", "post_quant_conv": "conv2"}[side] + f".{rest}"
+    if found := _UP.fullmatch(rest):
+        layer = layers if found["layer"] is None else int(found["layer"])  # an upsampler counts as the last one
+        return f"{side}.upsamples.{int(found['block']) * (layers + 1) + layer}.{_residual(found['rest'])}"
+    for part, wan in _ENDS.items():
+        if rest.startswith(f"{part}."):
+            return f"{side}.{wan}.{_residual(rest.removeprefix(f'{part}.'))}"
+    block, index, inner = rest.split(".", 2)
+    assert block == "down_blocks", name
+    return f"{side}.downsamples.{index}.{_residual(inner)}"
+
+
+def _residual(rest: str) -> str:
+    """Of a part of a layer: `conv1.weight` is a residual block's, `resample.1.weight` keeps its name."""
+    part, _, leaf = rest.partition(".")
+    return f"{_RESIDUAL[part]}.{leaf}" if part in _RESIDUAL else rest

@@ -1,0 +1,195 @@
+"""Parts of a model from other files, in the names of several programs: --transformer, --text-encoder and --vae."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cli_runner import cli
+from safetensors.torch import load_file, save_file
+from tiny_ldm import behind
+from tiny_model import VAE, tiny_vae
+
+import qwenimg
+from qwenimg.cli import config
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.families import registry
+from qwenimg.common.families.describe import describe
+from qwenimg.common.families.family import PARTS, Choices
+from qwenimg.common.families.qwen_image import layouts
+from qwenimg.common.networks import qwen_vae
+from qwenimg.common.networks.qwen_vae import QwenVAEConfig
+from qwenimg.common.pipeline.recipe import recipe_from_png
+
+BACKENDS = ("cpu", "mlx")
+ASKED = {"width": 48, "height": 32, "steps": 2, "seed": 4}
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: value for file in folder.glob("*.safetensors") for name, value in load_file(file).items()}
+
+
+def wan_names(config: QwenVAEConfig) -> dict[str, str]:
+    """{the manifest's name: Wan's}, of the rule under test turned around."""
+    manifest = qwen_vae.manifest(config)
+    layers = config.num_res_blocks + 1
+    return {name: layouts._wan(name, layers) for name in manifest}
+
+
+@pytest.fixture(scope="session")
+def files(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The parts of the tiny model, each in one file as ComfyUI has it, and `model`: its folder without any weights."""
+    place = tmp_path_factory.mktemp("parts")
+    parts = {part: tensors(tiny_folder / part) for part in PARTS}
+    wan = wan_names(QwenVAEConfig(**VAE))
+    text = {
+        name.replace("model.language_model.", "model.").replace("model.visual.", "visual."): value
+        for name, value in parts["text_encoder"].items()
+    }
+    assert "model.layers.0.self_attn.k_proj.bias" in text and any(name.startswith("visual.") for name in text)
+    save_file(behind("model.diffusion_model.", parts["transformer"]), place / "dit.safetensors")
+    save_file(text, place / "qwen.safetensors")
+    save_file({wan[name]: value for name, value in parts["vae"].items()}, place / "wan.safetensors")
+    skip = shutil.ignore_patterns("*.safetensors", "*.index.json")
+    shutil.copytree(tiny_folder, place / "bare", ignore=skip)
+    names = dict(zip(PARTS, ("dit.safetensors", "qwen.safetensors", "wan.safetensors"), strict=True))
+    return {"model": place / "bare"} | {part: place / name for part, name in names.items()}
+
+
+def test_wan_names_are_those_that_diffusers_reads() -> None:
+    """Every tensor of a VAE of the published depth, through diffusers' own converter and back."""
+    from diffusers.loaders.single_file_utils import convert_wan_vae_to_diffusers
+
+    model = tiny_vae(num_res_blocks=2).state_dict()
+    names = wan_names(QwenVAEConfig(**(VAE | {"num_res_blocks": 2})))
+    assert names.keys() == model.keys() and len(set(names.values())) == len(names) == 194
+    back = convert_wan_vae_to_diffusers({names[name]: value for name, value in model.items()})
+    assert back.keys() == model.keys() and all(torch.equal(back[name], model[name]) for name in model)
+
+
+@pytest.mark.parametrize("prefix", ["", "vae.", "first_stage_model."])
+def test_every_name_of_a_vae_is_found(prefix: str) -> None:
+    manifest = qwen_vae.manifest(QwenVAEConfig())
+    rename = layouts.vae(manifest)
+    assert all(rename(prefix + name) == name for name in manifest)
+    assert all(rename(prefix + wan) == name for name, wan in wan_names(QwenVAEConfig()).items())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_files_in_other_names_draw_what_the_folder_draws(
+    tiny_folder: Path, files: dict[str, Path], backend: str
+) -> None:
+    """The folder of -m has no weights at all, so that none of its own can be meant."""
+    whole = qwenimg.load(tiny_folder, backend, "fp32")("a red circle", **ASKED)
+    given = {part: files[part] for part in PARTS}
+    made = qwenimg.load(files["model"], backend, "fp32", **given)("a red circle", **ASKED)
+    assert np.array_equal(made.latents, whole.latents) and np.array_equal(made.pixels, whole.pixels)
+    assert made.pixels.std() > 10
+    assert [made.recipe[part] for part in PARTS] == ["dit.safetensors", "qwen.safetensors", "wan.safetensors"]
+    assert made.recipe["fingerprints"].keys() == set(PARTS)  # the model's would be that of its transformer
+    assert str(files["vae"].parent).encode() not in made.png()
+
+
+def test_a_folder_in_a_parts_place_has_its_own_configuration(tiny_folder: Path, files: dict[str, Path]) -> None:
+    given = {part: tiny_folder / part for part in PARTS}
+    opened = registry.open_model(files["model"], Choices(**given))
+    assert all(opened.checkpoint[part].plan.files[0].path.parent == tiny_folder / part for part in PARTS)
+    opened.checkpoint.close()
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("fault", ["missing", "unknown", "shape", "twice", "another part", "absent", "cut"])
+def test_a_file_that_is_not_that_part_is_refused(
+    files: dict[str, Path], tiny_folder: Path, part: str, fault: str, tmp_path: Path
+) -> None:
+    weights, path = load_file(files[part]), tmp_path / "given.safetensors"
+    name = next(iter(sorted(name for name in weights if not name.startswith(("visual.", "lm_head.")))))
+    words = {"missing": "lacks tensor", "unknown": "unknown tensor 'strange'", "shape": "has shape"}
+    if fault == "missing":
+        del weights[name]
+    elif fault == "unknown":
+        weights["strange"] = torch.zeros(2)
+    elif fault == "shape":
+        weights[name] = torch.zeros(*weights[name].shape, 3)
+    elif fault == "twice":  # under two names that mean one tensor
+        plain = {"transformer": "model.diffusion_model.", "text_encoder": "model.", "vae": ""}[part]
+        again = {"transformer": "", "text_encoder": "model.language_model.", "vae": "vae."}[part]
+        weights[again + name.removeprefix(plain)] = weights[name].clone()
+        words["twice"] = "are the same"
+    elif fault == "another part":
+        weights = load_file(files[PARTS[PARTS.index(part) - 1]])
+        words["another part"] = "lacks tensor"
+    save_file(weights, path)
+    if fault == "absent":
+        path.unlink()
+    elif fault == "cut":
+        path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(ModelError) as caught:
+        registry.open_model(tiny_folder, Choices(**{part: path}))
+    said = str(caught.value)
+    print(said)
+    assert words.get(fault, "") in said and "given.safetensors" in said and said.isprintable() and len(said) < 300
+
+
+def test_a_part_of_another_kind_of_model(folders: dict[str, Path], tiny_folder: Path, files: dict[str, Path]) -> None:
+    with pytest.raises(UsageError, match="--text-encoder is for Qwen-Image"):
+        registry.open_model(folders["sd15"], Choices(text_encoder=files["text_encoder"]))
+    with pytest.raises(ModelError, match=r"dit\.safetensors"):
+        registry.open_model(folders["sd15"], Choices(transformer=files["transformer"]))
+    with pytest.raises(ModelError):
+        registry.open_model(folders["sd15"], Choices(transformer=folders["sdxl"] / "unet"))
+
+
+@pytest.mark.parametrize(
+    ("part", "words"), [("transformer", "--transformer"), ("text_encoder", "--text-encoder"), ("vae", "Wan's names")]
+)
+def test_info_says_what_a_file_is_for(files: dict[str, Path], part: str, words: str) -> None:
+    said = describe(files[part]).lines
+    print("\n".join(said))
+    assert words in said[0]
+
+
+def test_the_command_line_and_a_picture_made_again(
+    tiny_folder: Path, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(files["transformer"], "dit.safetensors")
+    small = ("--size", "48x32", "--steps", "1", "--backend", "cpu", "--quiet")
+    model = ("-m", str(tiny_folder))
+    ran = cli("a red circle", *model, "--transformer", "dit.safetensors", *small, "-o", "a.png")
+    assert ran.code == 0, ran.err
+    recipe = recipe_from_png(Path("a.png"))
+    assert recipe["transformer"] == "dit.safetensors" and recipe["fingerprints"].keys() == {"transformer"}
+    cli("--from", "a.png", *model, *small, "-o", "b.png").refused(2, "--transformer (dit.safetensors)")
+    again = cli("--from", "a.png", *model, "--unet", "dit.safetensors", *small, "-o", "b.png")
+    assert again.code == 0 and "warning" not in again.err, again.err
+    other = load_file("dit.safetensors")
+    save_file({name: value * 0.9 for name, value in other.items()}, "dit.safetensors")
+    other_run = cli("--from", "a.png", *model, "--transformer", "dit.safetensors", *small, "-o", "c.png")
+    assert other_run.code == 0 and "the weights given to --transformer are not those" in other_run.err
+
+
+def test_parts_in_the_configuration_file_belong_to_its_model(
+    library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict] = []
+    load = library.load
+
+    def noted(model=None, *given, **options):
+        asked.append({"model": model} | {part: options[part] for part in PARTS})
+        return load(model, *given, **{name: value for name, value in options.items() if name not in PARTS})
+
+    monkeypatch.setattr(qwenimg, "load", noted)
+    file = tmp_path / "config.toml"
+    monkeypatch.setattr(config, "path", lambda: file)
+    file.write_text('model = "qwen-image"\ntransformer = "~/a.safetensors"\n')
+    assert cli("a ring", "-o", "a.png").code == 0
+    assert cli("a ring", "-m", "shapes", "-o", "b.png").code == 0
+    assert cli("a ring", "--transformer", "x.safetensors", "-o", "c.png").code == 0
+    path = Path("~/a.safetensors")
+    assert [(one["model"], one["transformer"]) for one in asked] == [
+        ("qwen-image", path), ("shapes", None), ("qwen-image", Path("x.safetensors")),
+    ]  # fmt: skip
