@@ -143,6 +143,29 @@ def run(model: str | None, backends: str, output: Path | None, overwrite: bool, 
     return _told(done, as_json, passport)
 
 
+@parity.command("report")
+@click.argument("passports", nargs=-1, required=True, type=_PATH, metavar="PASSPORT...")
+@click.option("-o", "--output", type=_PATH, required=True, metavar="PAGE.html", help="The page; a PNG lies beside it.")
+@click.option("--overwrite", is_flag=True, help="Replace both if they exist.")
+def report(passports: tuple[Path, ...], output: Path, overwrite: bool) -> int:
+    """Draw passports side by side: a heat map of blocks by precisions and backends, with every error and verdict."""
+    from qwenimg.common.base import atomic_files
+    from qwenimg.common.measure import passport_file, report_picture
+    from qwenimg.common.measure import report as reporting
+
+    if output.suffix.lower() != ".html":
+        raise UsageError(f"-o {clean(output, 120)}: the report is a page of HTML; let the name end in .html")
+    page = output.expanduser().absolute()
+    picture = page.with_suffix(".png")
+    for path in (page, picture):
+        atomic_files.check_output(path, overwrite=overwrite)
+    found = reporting.gathered([passport_file.read(path) for path in passports])
+    atomic_files.write_atomic(page, reporting.page(found).encode(), overwrite=overwrite)
+    atomic_files.write_atomic(picture, report_picture.png(found), overwrite=overwrite)
+    streams.put(bytes(page) + b"\n" + bytes(picture) + b"\n")
+    return 0
+
+
 # Sessions
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html.parser
 import json
 import os
 import shutil
@@ -15,11 +16,12 @@ import pytest
 import safetensors.numpy
 import safetensors.torch
 from cli_runner import Ran, cli
+from PIL import Image
 from refusals import refused, safetensors_bytes, tensor
 
 from qwenimg import backends
-from qwenimg.common.measure import passport_file
-from qwenimg.common.measure.passport import Kept, Passport
+from qwenimg.common.measure import passport_file, report
+from qwenimg.common.measure.passport import Figure, Kept, Passport
 from qwenimg.common.measure.sample import PROJECTIONS, Drawn, drawn_like, projected
 from qwenimg.common.runtime.traced import Values, leaves
 
@@ -190,6 +192,62 @@ def test_every_released_passport_is_read_for_ever(path: Path) -> None:
 def test_the_last_released_one_holds_here() -> None:
     for backend in ("cpu", "mlx"):
         assert check(RELEASED[-1], "--backend", backend, "--blocks").code == 0
+
+
+class Page(html.parser.HTMLParser):
+    """The text of a page, and what it would fetch or run."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.foreign: list[str] = []
+        self.feed(text)
+        assert not self.open, "every element is closed"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.open += [] if tag == "meta" else [tag]
+        self.foreign += [tag] if tag in ("script", "link", "img", "iframe") else []
+        self.foreign += [name for name, _ in attrs if name in ("src", "href") or name.startswith("on")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def test_a_report_of_two_precisions_on_two_backends(shapes: Path, tmp_path: Path) -> None:
+    check(shapes, "--backend", "mlx", "--blocks", "-o", str(tmp_path / "fp32.safetensors"))
+    found = passport_file.read(tmp_path / "fp32.safetensors")
+    bad = Figure(error=9.0, allowed=2.0, failures=("error 9 u, at most 2 u",))
+    evil = replace(found.sides[0], device="<script>x</script>\x1b", figures=((bad,), *found.sides[0].figures[1:]))
+    other = replace(found, precision="bf16", sides=(evil, replace(found.sides[1], figures=())))
+    passport_file.write(tmp_path / "bf16.safetensors", other, overwrite=False)
+    page, names = tmp_path / "page.html", ("fp32", "bf16")
+    ran = cli(
+        "parity", "report", *(str(tmp_path / f"{name}.safetensors") for name in ("fp32", "bf16")), "-o", str(page)
+    )
+    assert ran.code == 0 and ran.paths == [page, tmp_path / "page.png"]
+    parsed = Page(page.read_text())
+    assert parsed.foreign == [] and "\x1b" not in page.read_text()
+    words = parsed.words
+    assert words.count("all within limits") == 2 and words.count("1 block over the limit") == 1
+    assert {"fp32 cpu", "fp32 mlx", "bf16 cpu", "no float64", "ratio", "vae.decode"} <= set(words)
+    first = [figure[0].error for figure in found.sides[0].figures][1]
+    assert f"{first:.2f}" in words
+    with Image.open(tmp_path / "page.png") as picture:
+        colours = np.array([colour for _, colour in picture.convert("RGB").getcolors(1 << 16) or []])
+    for colour in (report.FAILED, report.UNKNOWN):  # in a palette of 64
+        assert np.abs(colours - colour).sum(1).min() < 24
+    assert picture.width > 800 and picture.height > 900
+    cli("parity", "report", str(shapes), "-o", str(page)).refused(2, "exists already")
+
+
+def test_a_report_of_two_models(shapes: Path, tiny: Path, tmp_path: Path) -> None:
+    page = str(tmp_path / "a.html")
+    cli("parity", "report", str(shapes), str(tiny), "-o", page).refused(2, "two models")
+    cli("parity", "report", str(shapes), "-o", str(tmp_path / "a.png")).refused(2, ".html")
 
 
 def hostile(change: Callable[[dict[str, Any]], object], folder: Path) -> Path:
