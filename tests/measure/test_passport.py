@@ -225,9 +225,7 @@ def test_a_report_of_two_precisions_on_two_backends(shapes: Path, tmp_path: Path
     other = replace(found, precision="bf16", sides=(evil, replace(found.sides[1], figures=())))
     passport_file.write(tmp_path / "bf16.safetensors", other, overwrite=False)
     page, names = tmp_path / "page.html", ("fp32", "bf16")
-    ran = cli(
-        "parity", "report", *(str(tmp_path / f"{name}.safetensors") for name in ("fp32", "bf16")), "-o", str(page)
-    )
+    ran = cli("parity", "report", *(str(tmp_path / f"{name}.safetensors") for name in names), "-o", str(page))
     assert ran.code == 0 and ran.paths == [page, tmp_path / "page.png"]
     parsed = Page(page.read_text())
     assert parsed.foreign == [] and "\x1b" not in page.read_text()
@@ -238,7 +236,7 @@ def test_a_report_of_two_precisions_on_two_backends(shapes: Path, tmp_path: Path
     assert f"{first:.2f}" in words
     with Image.open(tmp_path / "page.png") as picture:
         colours = np.array([colour for _, colour in picture.convert("RGB").getcolors(1 << 16) or []])
-    for colour in (report.FAILED, report.UNKNOWN):  # in a palette of 64
+    for colour in (report.FAILED, report.UNKNOWN):  # in a palette
         assert np.abs(colours - colour).sum(1).min() < 24
     assert picture.width > 800 and picture.height > 900
     cli("parity", "report", str(shapes), "-o", str(page)).refused(2, "exists already")
