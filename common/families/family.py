@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -22,6 +22,11 @@ Prediction = Literal["eps", "v"]
 
 PARTS = ("transformer", "text_encoder", "vae")
 """The parts of a model whose weights may be another folder's or file's, as the options call them."""
+
+
+def components_of(parts: Iterable[str]) -> frozenset[str]:
+    """The components that `parts`, of PARTS, are in some family, by the names of their folders."""
+    return frozenset(name for part in parts for name in (("transformer", "unet") if part == "transformer" else (part,)))
 
 
 def _check_nothing(checkpoint: Checkpoint) -> None:
