@@ -14,6 +14,7 @@ from mlx.core import array as Array
 
 from qwenimg.backends.mlx import load, ops
 from qwenimg.backends.mlx.ops.functions import on_gpu
+from qwenimg.backends.workspaces import MLX_CPU, MLX_GPU
 from qwenimg.common.runtime.engine import NumpyArray, Observer
 from qwenimg.common.runtime.memory import free_ram
 from qwenimg.common.runtime.observers import observe
@@ -29,9 +30,7 @@ class MLXEngine:
 
     def __init__(self) -> None:
         self.on_gpu = on_gpu()
-        # Measured on a CPU: 15.1, since its convolutions copy every window. Metal has no such copy; not measured there.
-        self.decode_buffers = 6.0 if self.on_gpu else 16.0
-        self.score_bytes = 0 if self.on_gpu else 2 * ops.SCORE_BYTES
+        self.workspace = MLX_GPU if self.on_gpu else MLX_CPU
         self.device = _device_name() if self.on_gpu else "CPU (mlx)"
         self.facts = _facts(self.device) if self.on_gpu else devices.cpu(self.device, bf16=False, emulates=True)
 

@@ -15,7 +15,7 @@ from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.weights.lora_names import Names
 from qwenimg.common.weights.precision import Kind
-from qwenimg.common.weights.safetensors import Header
+from qwenimg.common.weights.stored import Header
 
 Prediction = Literal["eps", "v"]
 
@@ -49,6 +49,11 @@ class Choices:
     def made(self) -> list[str]:
         """The names of the user's choices that are not None."""
         return [name for name in ("prediction", "tokenizer", *PARTS) if getattr(self, name) is not None]
+
+    @property
+    def elsewhere(self) -> frozenset[str]:
+        """The components whose weights are not the model's own."""
+        return components_of(part for part in PARTS if self.part(part) is not None)
 
     def part(self, name: str) -> Path | None:
         """Of one of PARTS the folder or file that was chosen."""

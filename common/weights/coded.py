@@ -17,6 +17,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.weights import comfy
 from qwenimg.common.weights.affine import GROUPS, WIDTHS, Affine, of_widths
 from qwenimg.common.weights.float8 import Float8, format_of
+from qwenimg.common.weights.gguf_blocks import READERS, Blocks
 from qwenimg.common.weights.plan import DTYPES, Piece, Source
 
 Pieces = dict[str, Piece]  # by the tensor's name, in the order of files and bytes
@@ -36,7 +37,7 @@ def grouped(pieces: Pieces, expected: Expected, notes: Mapping[str, str]) -> Gro
     left = dict(pieces)
     wanted = {name: None for name in left if expected(name) is not None}
     scaled, unused = comfy.scaled(left, wanted, notes)
-    found = scaled | _affine(left, expected) | _float8(left)
+    found = scaled | _affine(left, expected) | _float8(left) | _blocks(left)
     found |= {name: Source((piece,)) for name, piece in left.items()}
     return Grouped({name: found[name] for name in pieces if name in found}, frozenset(unused))
 
@@ -85,3 +86,9 @@ def _float8(left: Pieces) -> dict[str, Source]:
         if format := format_of(piece.dtype):
             made[name] = Source((left.pop(name),), Float8(format))
     return made
+
+
+def _blocks(left: Pieces) -> dict[str, Source]:
+    """GGUF's blocks."""
+    names = [name for name, piece in left.items() if piece.dtype in READERS]
+    return {name: Source((piece,), Blocks(piece.dtype)) for name in names for piece in [left.pop(name)]}

@@ -12,6 +12,7 @@ from qwenimg.common.weights.float8 import multiplied
 if TYPE_CHECKING:
     import numpy as np
 
+    from qwenimg.common.weights.affine import Coded
     from qwenimg.common.weights.plan import Piece
 
 
@@ -21,6 +22,12 @@ class Int8:
 
     def shape(self, pieces: Sequence[Piece]) -> Shape:
         return pieces[0].shape
+
+    def kept(self, pieces: Sequence[Piece]) -> None:
+        """They are decoded."""
+
+    def coded(self, arrays: Sequence[np.ndarray], shape: Shape) -> Coded:
+        raise AssertionError("its codes are decoded")
 
     def values(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """float32(code) * float32(scale), in float32."""

@@ -84,6 +84,7 @@ def load(
     tokenizer: str | Path | None = None,
     prediction: Literal["eps", "v"] | None = None,
     quantize: str | None = None,
+    fallback: bool = False,
     notify: Callable[[str, str], None] | None = None,
 ) -> Pipeline:
     """Opens a model on a backend; weights are read when they are first needed.
@@ -92,7 +93,8 @@ def load(
     it was pulled or has its parts elsewhere, else the built-in model, with a notice. backend: auto, mlx, cuda or cpu.
     precision: see `syntax` in `qwenimg.common.weights.precision`; `auto` is that of the preset: quality, balanced,
     fast, memory, or auto, chosen from device, memory and model. quantize: weights in 8, 6 or 4 bits, or by part:
-    text=8,transformer=4. notify(kind, text) gets stages, warnings and notices.
+    text=8,transformer=4. fallback: where a value overflows, goes on in the next dtype, which holds it. notify(kind,
+    text) gets stages, warnings and notices.
     transformer (or UNet), text_encoder, vae: folder or file of that part's weights, in the place of the model's.
     For Stable Diffusion: refiner, of SDXL, ends each picture; tokenizer, CLIP's folder where the model is one file and
     none is found; prediction, "eps" or "v" of a file.
@@ -102,7 +104,6 @@ def load(
 
     from qwenimg.common.base import arguments
     from qwenimg.common.families import catalog
-    from qwenimg.common.families.family import PARTS, components_of
     from qwenimg.common.hub.resolve import resolve
     from qwenimg.common.pipeline.pipeline import Pipeline
     from qwenimg.common.shapes import builtin
@@ -111,8 +112,7 @@ def load(
     arguments.check_texts(backend=backend, precision=precision, preset=preset, quantize=quantize or "")
     parts = {"transformer": transformer, "text_encoder": text_encoder, "vae": vae, "tokenizer": tokenizer}
     choices = _choices(prediction, quantize, parts)
-    without = components_of(part for part in PARTS if choices.part(part) is not None)
-    resolved = resolve(None if model is None else str(model), offline=offline, without=without)
+    resolved = resolve(None if model is None else str(model), offline=offline, without=choices.elsewhere)
     with ExitStack() as stack:
         opened, refining, entries = _opened(stack, resolved, choices, refiner, offline=offline)
         notify = notify or _ignore
@@ -125,6 +125,7 @@ def load(
             family=opened.family.name,
             defaults=opened.defaults(resolved.known),
             tf32=error > MAX_FP32_ERROR,
+            fallback=fallback,
             options=entries,
         )
         stack.pop_all()  # from here on the pipeline closes them
