@@ -1,4 +1,5 @@
-"""Writes the tables of docs/performance.md from what tools/bench_step.py, bench_unet.py, bench_around.py and bench_load.py wrote.
+"""Writes the tables of docs/performance.md from what tools/bench_step.py, bench_unet.py, bench_around.py and
+bench_load.py wrote.
 
 Of the transformer, float32 comes from a run of its own, made on a quiet machine, since its ratio is near 1; bfloat16
 from the whole run.

@@ -43,7 +43,7 @@ def fill(model: torch.nn.Module, plan: LoadPlan, device: torch.device) -> None:
         if isinstance(found, Coded):
             _pack(model, entry.name, entry, found, device)
         else:
-            _put(model, entry.name, laid_out(_placed(entry, found, device)))
+            _put(model, entry.name, laid_out(tensor(entry, device, found)))
 
 
 def blank(model: torch.nn.Module, dtypes: Mapping[str, str]) -> None:
@@ -89,13 +89,10 @@ def _decoded(layer: QuantisedLinear) -> Linear:
     return made
 
 
-def tensor(entry: Entry, device: torch.device) -> torch.Tensor:
-    """One tensor of a checkpoint in the dtype of its storage, finite. Raises ModelError."""
-    return _placed(entry, read_finite(entry), device)
-
-
-def _placed(entry: Entry, values: np.ndarray, device: torch.device) -> torch.Tensor:
-    stored = torch.from_numpy(values)
+def tensor(entry: Entry, device: torch.device, values: np.ndarray | None = None) -> torch.Tensor:
+    """One tensor of a checkpoint in the dtype of its storage, finite. `values`: what `read_finite` gave for it, where it
+    is read already. Raises ModelError."""
+    stored = torch.from_numpy(read_finite(entry) if values is None else values)
     if entry.dtype == "bfloat16":
         stored = stored.view(torch.bfloat16)
     return stored.to(device).to(DTYPES[entry.storage.dtype])  # in this order, so that the smaller dtype travels
