@@ -16,6 +16,7 @@ COMMANDS = {
     "doctor": "what float32 and 16 bit are on this device, and what --preset auto chooses",
     "bench": "what a picture takes on a machine that is not here, on paper",
     "presets": "the presets of precision and memory to choose from",
+    "plan": "what a picture takes of memory and time, and what makes it fit",
     "models": "the models to choose from, and which are here",
     "pull": "download a model",
     "convert": "write a model again: in fewer bits, with LoRAs in it, as a folder",
@@ -26,7 +27,7 @@ COMMANDS = {
 }
 # Names that later versions will use: a prompt of one word that a new version would run would be a trap.
 RESERVED = (
-    "precision", "parity", "plan", "serve",
+    "precision", "parity", "serve",
 )  # fmt: skip
 
 HELP_NAMES = ["-h", "--help"]
@@ -36,7 +37,7 @@ _OWN: dict[str, tuple[str, ...]] = {
     "Picture": (),
     "Picture to start from": (),
     "Model": (
-        "model", "backend", "preset", "precision", "offline",
+        "model", "backend", "preset", "precision", "fallback", "offline",
         "transformer", "text_encoder", "vae", "refiner", "tokenizer", "prediction",
     ),
     "Output": ("output", "overwrite", "save_latents", "no_metadata", "json", "quiet", "debug"),

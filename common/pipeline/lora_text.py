@@ -12,7 +12,7 @@ from qwenimg.common.weights.plan import Mode
 
 NONE = "none"  # asks for no LoRA where a configuration asks for some
 MOST = 32
-_MODES: dict[str, Mode] = {"": "", "fuse": "fuse", "side": "side"}
+_MODES: dict[str, Mode] = {"auto": "auto", "fuse": "fuse", "side": "side"}
 LARGE = 10.0  # strength beyond which a picture is rarely meant
 
 
@@ -46,7 +46,7 @@ def mode(text: str) -> Mode:
 
 def modes() -> list[str]:
     """What a user may choose."""
-    return [name for name in _MODES if name]
+    return list(_MODES)
 
 
 def _one(part: str) -> Asked:

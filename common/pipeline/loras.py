@@ -80,13 +80,13 @@ class Loras:
         self.names = names
         self._opened: dict[str, _Opened] = {}  # by what was asked for, the last used last
 
-    def deltas(self, text: str, mode: str = "") -> Deltas:
+    def deltas(self, text: str, mode: str = "auto") -> Deltas:
         """What a request's `lora` adds to the model, and its `lora_mode` where. Raises ModelError and UsageError; reads
         headers and alphas."""
         chosen = lora_text.mode(mode)
         return files.joined([self._open(one).with_strength(one.strength, chosen) for one in lora_text.parse(text)])
 
-    def key(self, text: str, mode: str = "") -> Key:
+    def key(self, text: str, mode: str = "auto") -> Key:
         """What tells the LoRAs of one request from those of another: files as they are now, strengths, and where."""
         return tuple((self._open(one), one.strength, mode) for one in lora_text.parse(text) if one.strength)
 

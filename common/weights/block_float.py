@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from qwenimg.common.base.shape import Shape
-from qwenimg.common.weights.affine import unpack
+from qwenimg.common.weights.affine import Coded, Kept, unpack
 from qwenimg.common.weights.float8 import table
 
 if TYPE_CHECKING:
@@ -57,7 +57,18 @@ class BlockFloat(NamedTuple):
             made.reshape(*scales.shape, self.group)[...] *= self._scales(scales)[..., None]
         return made
 
-    def nbytes(self, shape: Shape) -> int:
+    def kept(self, pieces: Sequence[Piece]) -> Kept:
+        return Kept(self, 1)
+
+    def coded(self, arrays: Sequence[np.ndarray], shape: Shape) -> Coded:
+        return Coded(*arrays)
+
+    def fits(self, shape: Shape) -> bool:
+        """Whether a weight of this shape can be kept so."""
+        return len(shape) == 2 and shape[1] % self.group == 0
+
+    def nbytes(self, shape: Shape, scale: int = 1) -> int:
+        """With scales of one byte each."""
         rows, width = shape
         return rows * (width * self.bits // 8 + width // self.group)
 

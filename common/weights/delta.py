@@ -59,7 +59,7 @@ class LowRank:
     rank: int | None  # None: whole factors
     scale: float
     strength: float = 1.0
-    mode: Mode = ""
+    mode: Mode = "auto"
     magnitude: Piece | None = None  # of DoRA
     by_inputs: bool = False  # the axis of its norm
 

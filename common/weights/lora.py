@@ -115,7 +115,7 @@ def fit(lora: LoraFile, names: Names) -> Deltas:
     return found
 
 
-def strengthened(deltas: Deltas, strength: float, mode: Mode = "") -> Deltas:
+def strengthened(deltas: Deltas, strength: float, mode: Mode = "auto") -> Deltas:
     """The same at another strength, in the weights or beside them."""
     return {
         component: {

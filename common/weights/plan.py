@@ -17,11 +17,11 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import OpenFile, bad
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
-from qwenimg.common.weights.affine import Affine, Coded, encode
+from qwenimg.common.weights.affine import Affine, Coded, Kept, encode
 from qwenimg.common.weights.bits import widened
 from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.residency import ALWAYS, Residency
-from qwenimg.common.weights.storage import BYTES, Codes, Packed, Storage
+from qwenimg.common.weights.storage import BYTES, Packed, Storage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,17 +50,23 @@ class Piece(NamedTuple):
 
 
 class Code(Protocol):
-    """How the pieces of a weight that is kept in fewer bits mean its values: `float8`, `affine`, ..."""
+    """How the pieces of a weight that is kept in fewer bits mean its values: `float8`, `affine`, `gguf_blocks`."""
 
     def shape(self, pieces: Sequence[Piece]) -> Shape:
         """Of the values."""
 
     def values(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """The values in float32, of `raw` of the pieces."""
+        """The values in float32, of `raw` of the pieces, in any shape."""
+
+    def kept(self, pieces: Sequence[Piece]) -> Kept | None:
+        """The affine code that means the same values; None where there is none."""
+
+    def coded(self, arrays: Sequence[np.ndarray], shape: Shape) -> Coded:
+        """`raw` of the pieces of a weight of this shape in that code."""
 
 
-Mode = Literal["", "fuse", "side"]
-"""Of a LoRA: in the weight, or beside it as a branch; "": beside a weight that is kept in codes, in every other."""
+Mode = Literal["auto", "fuse", "side"]
+"""Of a LoRA: in the weight, or beside it as a branch; auto: beside a weight that is kept in codes, in every other."""
 
 
 class Delta(Protocol):
@@ -106,6 +112,11 @@ class Source(NamedTuple):
         return "float32" if self.code else DTYPES[self.first.dtype]
 
     @property
+    def kept(self) -> Kept | None:
+        """The affine code in which its own codes can stay, where they can."""
+        return self.code.kept(self.pieces) if self.code and self.decode is None else None
+
+    @property
     def shape(self) -> Shape:
         """Of the values, before `decode`."""
         return self.code.shape(self.pieces) if self.code else self.first.shape
@@ -140,7 +151,7 @@ class Entry:
         if self.table or len(self.shape) != 2 or not all(delta.is_product for delta in self.deltas):
             return False
         modes = {delta.mode for delta in self.deltas}
-        return "side" in modes or (modes == {""} and isinstance(self.storage, Packed))
+        return "side" in modes or (modes == {"auto"} and isinstance(self.storage, Packed))
 
     @property
     def fused(self) -> tuple[Delta, ...]:
@@ -171,6 +182,7 @@ class LoadPlan:
     entries: dict[str, Entry]
     files: tuple[OpenFile, ...]
     precision: Precision | None = None  # whose storage it has; None is the files'
+    known: frozenset[str] = frozenset()  # tensors of the files that belong to it, of use or not
 
     def stored(self, precision: Precision, role: str | None = None) -> LoadPlan:
         """The plan with every parameter in the dtype that `precision` says of its `role`: text, transformer or vae,
@@ -193,12 +205,14 @@ class LoadPlan:
         """Whether the deltas of every parameter are those of `other`, a plan of the same parameters."""
         return all(entry.deltas == other.entries[name].deltas for name, entry in self.entries.items())
 
-    def packed(self, code_of: Callable[[Entry], Codes | None]) -> LoadPlan:
-        """The plan with the weights of which `code_of` gives a code kept in it."""
+    def packed(self, kept_as: Callable[[Entry], Kept | None]) -> LoadPlan:
+        """The plan with the weights of which `kept_as` gives a code kept in it."""
 
         def kept(entry: Entry) -> Entry:
-            code = code_of(entry)
-            return entry if code is None else replace(entry, storage=Packed(code, entry.storage.dtype))
+            found = kept_as(entry)
+            return (
+                entry if found is None else replace(entry, storage=Packed(found.code, entry.storage.dtype, found.scale))
+            )
 
         return replace(self, entries={name: kept(entry) for name, entry in self.entries.items()})
 
@@ -281,7 +295,7 @@ def read(entry: Entry) -> np.ndarray:
     source = entry.source
     arrays = [raw(piece) for piece in source.pieces]
     if source.code:
-        array = source.code.values(arrays)
+        array = source.code.values(arrays).reshape(source.shape)
     else:
         (array,) = arrays
     if source.decode == "last_tap":
@@ -322,10 +336,9 @@ def read_codes(entry: Entry) -> Coded:
 
     assert isinstance(entry.storage, Packed)
     code, source = entry.storage.code, entry.source
-    if source.code == code and source.decode is None and not entry.fused:
-        made = Coded(*(raw(piece) for piece in source.pieces))
-        if made.biases is not None and made.scales.dtype == "u2":  # those of bfloat16, which numpy has not
-            made = made._replace(scales=widened(made.scales), biases=widened(made.biases))
+    own = source.kept
+    if source.code and own and own.code == code and not entry.fused:
+        made = source.code.coded([raw(piece) for piece in source.pieces], entry.shape)
         checked = made.arrays[1:] if isinstance(code, Affine) else [code.values(made.arrays)]
     elif not isinstance(code, Affine):
         raise bad(source.first.file.path, f"is in {code.mode}, into which no LoRA can be fused; convert the original")

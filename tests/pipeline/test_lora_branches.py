@@ -17,6 +17,7 @@ from qwenimg import UsageError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.families import registry
 from qwenimg.common.families.family import Choices
+from qwenimg.common.pipeline import lora_text
 from qwenimg.common.pipeline.loras import Loras
 from qwenimg.common.weights.plan import read, read_branch, read_codes
 from qwenimg.common.weights.residency import ALWAYS
@@ -61,11 +62,8 @@ def test_beside_the_weights_is_in_them(
     model: Any = pipe.model
     model = model.checkpoint if kind == "qwen" else model.experts()[0].checkpoint
     denoiser = model["transformer" if kind == "qwen" else "unet"].plan.when(ALWAYS)
-    kept = {
-        (entry.source.first.file.path, entry.source.first.begin)
-        for entry in denoiser.entries.values()
-        if len(entry.shape) == 2
-    }
+    matrices = [entry.source.first for entry in denoiser.entries.values() if len(entry.shape) == 2]
+    kept = {(piece.file.path, piece.begin) for piece in matrices}
     for lora in (f"{a}:0.7; {b}:-0.4", f"{a}:-1; {b}:0", "none"):
         reads.clear()
         side = pipe("a dog", lora=lora, lora_mode="side", **ASKED)
@@ -118,12 +116,13 @@ def test_what_is_beside_is_the_sum_of_all(kind: str, folder: Path, tmp_path: Pat
     opened = registry.open_model(folder)
     loras = Loras(opened.family.lora_names(opened.checkpoint))
     plans = {
-        mode: opened.checkpoint.with_deltas(loras.deltas(f"{a}:0.7; {b}:-0.4", mode)) for mode in ("fuse", "side", "")
+        mode: opened.checkpoint.with_deltas(loras.deltas(f"{a}:0.7; {b}:-0.4", mode))
+        for mode in ("fuse", "side", "auto")
     }
     worst, seen = 0.0, 0
     for name, part in opened.checkpoint.components.items():
         for key, entry in part.plan.entries.items():
-            side, fuse, usual = (plans[mode][name].plan.entries[key] for mode in ("side", "fuse", ""))
+            side, fuse, usual = (plans[mode][name].plan.entries[key] for mode in ("side", "fuse", "auto"))
             assert usual.deltas == () or (usual.fused and not usual.branch)
             if not side.branch:
                 assert read_branch(side) is None and (not side.fused or len(entry.shape) == 4)
@@ -152,9 +151,8 @@ def test_kinds_that_are_no_product_are_fused(tmp_path: Path) -> None:
     opened = registry.open_model(MODEL, Choices(quantize="8"))
     loras = Loras(opened.family.lora_names(opened.checkpoint))
     deltas = loras.deltas(f"{tmp_path / 'plain.safetensors'}; {tmp_path / 'dora.safetensors'}")
-    before, after = (
-        one["transformer"].plan.entries for one in (opened.checkpoint, opened.checkpoint.with_deltas(deltas))
-    )
+    checkpoints = (opened.checkpoint, opened.checkpoint.with_deltas(deltas))
+    before, after = (one["transformer"].plan.entries for one in checkpoints)
     first, second = (f"transformer_blocks.{i}.attn.to_q.weight" for i in (1, 2))
     assert isinstance(before[first].storage, Packed)
     assert len(after[first].fused) == len(after[second].branch) == 2
@@ -174,6 +172,6 @@ def test_options(library: Library) -> None:
         assert cli("x", "-o", "x.png", "--overwrite", *args).code == 0
         assert library.asked[-1].get("lora_mode") == wanted, args
     cli("x", "--lora-side", "--lora-fuse").refused(2, "contradict each other")
-    cli("x", "--lora-mode", "beside").refused(2, "is not one of fuse, side")
+    cli("x", "--lora-mode", "beside").refused(2, "is not one of auto, fuse, side")
     with pytest.raises(UsageError, match="fuse, side"):
-        qwenimg.load(MODEL, "cpu").check("x", lora_mode="no")
+        lora_text.mode("no")
