@@ -61,16 +61,16 @@ class BlockFloat(NamedTuple):
         return Kept(self, 1)
 
     def coded(self, arrays: Sequence[np.ndarray], shape: Shape) -> Coded:
-        return Coded(*arrays)
+        codes, scales = arrays
+        return Coded(codes, scales)
 
     def fits(self, shape: Shape) -> bool:
-        """Whether a weight of this shape can be kept so."""
+        """Whether a weight of this shape can be kept so: a matrix, of rows of whole groups."""
         return len(shape) == 2 and shape[1] % self.group == 0
 
     def nbytes(self, shape: Shape, scale: int = 1) -> int:
-        """With scales of one byte each."""
         rows, width = shape
-        return rows * (width * self.bits // 8 + width // self.group)
+        return rows * (width * self.bits // 8 + width // self.group * scale)
 
     def _scales(self, scales: np.ndarray) -> np.ndarray:
         import numpy as np

@@ -220,6 +220,10 @@ class LoadPlan:
         """The plan for the parameters whose name satisfies `predicate`; closing either plan closes both."""
         return replace(self, entries={name: e for name, e in self.entries.items() if predicate(name)})
 
+    def under(self, path: str) -> LoadPlan:
+        """The plan for the parameters of the module at `path`; all where that is empty."""
+        return self.only(lambda name: not path or name.startswith(f"{path}."))
+
     def when(self, residency: Residency) -> LoadPlan:
         """The plan for the parameters of this residency; closing either plan closes both."""
         return self.only(lambda name: self.entries[name].residency is residency)

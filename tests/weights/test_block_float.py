@@ -81,7 +81,7 @@ def test_they_stay_as_they_are_and_multiply(file: tuple[Path, BlockFloat, dict[s
     path, code, tensors = file
     plan = quantise.keep(keys.plan(path, "transformer", MANIFEST), frozenset())
     entry = plan.entries["a.weight"]
-    assert entry.storage == Packed(code, "float32", 1)
+    assert entry.storage == Packed(code, "float32", scale=1)
     assert entry.nbytes == tensors["a.weight"].nbytes + tensors["a.scales"].nbytes
     kept = read_codes(entry)
     assert np.array_equal(kept.codes, tensors["a.weight"]) and np.array_equal(kept.scales, tensors["a.scales"])
