@@ -11,6 +11,8 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from qwenimg.common.base.block import Block
+from qwenimg.common.runtime.traced import Blocks, Look
 from qwenimg.common.runtime.workspace import Workspace
 from qwenimg.common.weights.devices import Device
 from qwenimg.common.weights.plan import LoadPlan
@@ -93,6 +95,15 @@ class Engine(Protocol):
         those that are not always there."""
         ...
 
+    def watch(self, opened: Any, blocks: Iterable[Block], look: Look) -> None:
+        """Makes the modules of `opened` that are one of `blocks` show their calls to `look`, as long as it is open."""
+        ...
+
+    def blocks(self, network: str, config: Any, plan: LoadPlan, precision: Precision, exact: bool = False) -> Blocks:
+        """The blocks of `network`, each to be called alone. exact: in float64, where the backend has it, with the
+        weights that `plan` keeps, which is made by `stored(precision)`."""
+        ...
+
     def array(self, values: NumpyArray) -> Array:
         """A float32 array on the device."""
         ...
@@ -123,6 +134,10 @@ class Engine(Protocol):
 
     def free_memory(self) -> int:
         """Bytes that could still be allocated on the device."""
+        ...
+
+    def expect(self, peak: int) -> None:
+        """Told before a run how many bytes it was planned to take, for the allocator's own limits."""
         ...
 
     def release(self) -> None:

@@ -114,12 +114,12 @@ def _entry(name: str, source: Source, stored: Shape, use: Use) -> Entry:
     )
 
 
-def check_architecture(header: Header, architectures: frozenset[str], component: str) -> None:
-    """Raise ModelError where a GGUF file says that it is of another model than these."""
+def check_architecture(header: Header, architectures: frozenset[str], component: str, hint: str = "") -> None:
+    """Raise ModelError, with `hint`, where a GGUF file says that it is of another model than these."""
     name = header.metadata.get(gguf.ARCHITECTURE, "") if header.format == "GGUF" else ""
     if name not in architectures and name not in gguf.UNSPECIFIC:
-        wanted = f"; expected {' or '.join(sorted(architectures))}" if architectures else ""
-        raise bad(header.file.path, f"is a GGUF file of '{clean(name, 40)}', not of a {component}{wanted}")
+        hint = hint or (f"expected {' or '.join(sorted(architectures))}" if architectures else "give another file")
+        raise bad(header.file.path, f"is a GGUF file of '{clean(name, 40)}', not of a {component}: {hint}")
 
 
 def _pieces(headers: Iterable[Header], expected: Callable[[str], Shape | None]) -> Pieces:
