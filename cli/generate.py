@@ -110,6 +110,9 @@ def _of_pictures(command: _F) -> _F:
 @click.option("--lightning", type=int, metavar="N", help="--few-steps lightning:N, 4 or 8 steps for Qwen-Image.")
 @click.option("--lora-side", is_flag=True, help="--lora-mode side.")
 @click.option("--lora-fuse", is_flag=True, help="--lora-mode fuse.")
+@click.option(
+    "--models-dir", type=_FILE, multiple=True, metavar="DIR", help="Also find files by name in DIR, such as ComfyUI's."
+)
 @click.option("--refiner", metavar="MODEL", help="An SDXL refiner that ends each picture.")
 @click.option(
     "--transformer", "--unet", type=_FILE, metavar="FILE", help="Weights in the place of -m's transformer or UNet."
