@@ -13,6 +13,7 @@ from qwenimg.common.runtime import limits
 
 if TYPE_CHECKING:
     from qwenimg.common.runtime.engine import Engine
+    from qwenimg.common.runtime.kernels import Counts
     from qwenimg.common.training.config import Train
 
 NAMES = ("auto", "mlx", "cuda", "cpu")
@@ -78,6 +79,17 @@ def trainer(name: str = "auto") -> Train:
     if name == "cuda" and not has_cuda():
         raise BackendMissing("--backend cuda: torch sees no NVIDIA GPU here; use --backend cpu")
     return partial(train, device="cuda" if name == "cuda" or (name == "auto" and has_cuda()) else "cpu")
+
+
+def counter() -> Counts:
+    """What counts the kernels of a network without running them. Raises BackendMissing without torch, whose dispatcher
+    is asked."""
+    if not installed("cpu"):
+        raise BackendMissing(f"counting kernels needs torch; {_INSTALL.format('torch')}")
+    _check_room("torch")
+    from qwenimg.backends.torch.kernels import kernels
+
+    return kernels
 
 
 def available() -> dict[str, str]:

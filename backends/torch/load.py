@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 import torch
@@ -40,6 +40,12 @@ def fill(model: torch.nn.Module, plan: LoadPlan, device: torch.device) -> None:
             _pack(model, name, entry, device)
         else:
             _put(model, name, laid_out(tensor(entry, device)))
+
+
+def blank(model: torch.nn.Module, dtypes: Mapping[str, str]) -> None:
+    """Gives the parameters of `dtypes` theirs, still without memory: for counting what a forward would do."""
+    for name, dtype in dtypes.items():
+        _put(model, name, torch.empty(model.get_parameter(name).shape, dtype=DTYPES[dtype], device="meta"))
 
 
 def drop(model: torch.nn.Module, names: Iterable[str]) -> None:

@@ -90,5 +90,6 @@ def open_component(
     def every(stored: Manifest) -> Uses:
         return plans.whole(stored, network.uses(stored))
 
-    plan = keys.plan(path, title, manifest, uses=every if whole else network.uses, rename=names)
+    uses = every if whole else network.uses
+    plan = keys.plan(path, title, manifest, uses=uses, rename=names, architectures=network.architectures)
     return component(network, config, plan, whole=whole)

@@ -15,7 +15,7 @@ from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.weights.lora_names import Names
 from qwenimg.common.weights.precision import Kind
-from qwenimg.common.weights.safetensors import Header
+from qwenimg.common.weights.stored import Header
 
 Prediction = Literal["eps", "v"]
 

@@ -36,6 +36,7 @@ class Network:
         None  # weights of its blocks that may be kept in codes; a group: the block's number
     )
     tables: frozenset[str] = frozenset()  # matrices that are looked up and not multiplied
+    architectures: frozenset[str] = frozenset()  # what a GGUF file of it says that it is
     rename: Callable[[str], str | None] | None = None  # a stored name in the manifest's, None where it is of no use
     published: Callable[[str], str] = _same  # a name of the manifest as published files have it
     described: Callable[[Any], Mapping[str, object]] = (

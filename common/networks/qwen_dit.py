@@ -124,4 +124,5 @@ NETWORK = Network(
     ignored=IGNORED_CONFIG,
     blocks=re.compile(r"transformer_blocks\.(\d+)\..*\.weight"),
     tables=frozenset({"time_text_embed.addition_t_embedding.weight"}),
+    architectures=frozenset({"qwen_image"}),
 )

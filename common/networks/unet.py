@@ -294,4 +294,5 @@ NETWORK = Network(
     fields=unet_fields,
     ignored=IGNORED_CONFIG,
     blocks=re.compile(r".*\.attentions\.\d+\..*\.weight"),
+    architectures=frozenset({"sd1", "sdxl"}),
 )

@@ -15,6 +15,7 @@ from qwenimg.common.base.shape import Shape
 from qwenimg.common.base.text import clean
 from qwenimg.common.weights.affine import GROUPS, WIDTHS, Affine, of_widths
 from qwenimg.common.weights.float8 import Float8, format_of
+from qwenimg.common.weights.gguf_blocks import READERS, Blocks
 from qwenimg.common.weights.plan import DTYPES, Piece, Source
 
 Pieces = dict[str, Piece]  # by the tensor's name, in the order of files and bytes
@@ -24,7 +25,7 @@ Expected = Callable[[str], Shape | None]  # the shape of the weight with this na
 def sources(pieces: Pieces, expected: Expected) -> dict[str, Source]:
     """Every weight of `pieces` by the name of its first tensor, in their order. Raises ModelError."""
     left = dict(pieces)
-    found = _affine(left, expected) | _float8(left)
+    found = _affine(left, expected) | _float8(left) | _blocks(left)
     found |= {name: Source((piece,)) for name, piece in left.items()}
     return {name: found[name] for name in pieces if name in found}
 
@@ -73,3 +74,9 @@ def _float8(left: Pieces) -> dict[str, Source]:
         if format := format_of(piece.dtype):
             made[name] = Source((left.pop(name),), Float8(format))
     return made
+
+
+def _blocks(left: Pieces) -> dict[str, Source]:
+    """GGUF's blocks."""
+    names = [name for name, piece in left.items() if piece.dtype in READERS]
+    return {name: Source((piece,), Blocks(piece.dtype)) for name in names for piece in [left.pop(name)]}

@@ -11,6 +11,7 @@ from qwenimg.common.base.shape import Shape
 if TYPE_CHECKING:
     import numpy as np
 
+    from qwenimg.common.weights.affine import Coded
     from qwenimg.common.weights.plan import Piece
 
 Format = Literal["F8_E4M3", "F8_E5M2"]
@@ -29,6 +30,12 @@ class Float8(NamedTuple):
 
     def shape(self, pieces: Sequence[Piece]) -> Shape:
         return pieces[0].shape
+
+    def kept(self, pieces: Sequence[Piece]) -> None:
+        """They are decoded."""
+
+    def coded(self, arrays: Sequence[np.ndarray], shape: Shape) -> Coded:
+        raise AssertionError("its codes are not affine")
 
     def values(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """float32(code) * float32(scale), in float32."""

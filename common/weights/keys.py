@@ -16,11 +16,13 @@ from typing import NamedTuple
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
+from qwenimg.common.weights import gguf
 from qwenimg.common.weights.coded import Pieces, sources
 from qwenimg.common.weights.files import check_index, find_files, first
+from qwenimg.common.weights.headers import read_header
 from qwenimg.common.weights.plan import DTYPES, Decode, Entry, LoadPlan, Piece, Source, Use, Uses, as_stored
-from qwenimg.common.weights.safetensors import Header, read_header
 from qwenimg.common.weights.storage import Dense
+from qwenimg.common.weights.stored import Header
 
 Named = dict[str, Source]  # by the parameter's name, in the order of files and bytes
 Rename = Callable[[str], str | None]
@@ -43,11 +45,13 @@ def plan(
     *,
     uses: Callable[[Manifest], Uses] = as_stored,
     rename: Rename | None = None,
+    architectures: frozenset[str] = frozenset(),
 ) -> LoadPlan:
     """Check the headers of `folder` (or of one file) against `manifest` {parameter: stored shape}.
 
     `uses(manifest)` is what is loaded, and as what; the rest of the manifest is checked only. `rename` maps a name in
-    the file to the manifest's, or to None when it is known and of no use.
+    the file to the manifest's, or to None when it is known and of no use. `architectures` are what a GGUF file may say
+    that it is; it may also say nothing.
     Raises ModelError on the first kind of disagreement, naming file and tensor.
     """
     found = find_files(folder)
@@ -56,6 +60,7 @@ def plan(
         for path in found.files:
             headers.append(read_header(path))
             stack.callback(headers[-1].file.close)
+            check_architecture(headers[-1], architectures, component)
         check_index(found, headers)
         named = _named(headers, rename, manifest)
         if not named:
@@ -73,7 +78,8 @@ def plan_places(
     """The plan for one component of an open file: `places` {parameter: place} against `manifest`, of which `uses`
     is loaded. The file stays the caller's to close. Raises ModelError as `plan` does."""
     assert places.keys() == manifest.keys()
-    stored = sources(_pieces([header]), _expected_at(places, manifest).get)
+    expected = _expected_at(places, manifest).get
+    stored = sources(_pieces([header], expected), expected)
     missing = [place.key for place in places.values() if place.key not in stored]
     if missing:
         raise bad(header.file.path, f"lacks tensor {first(dict.fromkeys(missing))} of its {component}")
@@ -105,15 +111,31 @@ def _entry(name: str, source: Source, stored: Shape, use: Use) -> Entry:
     )
 
 
-def _pieces(headers: Iterable[Header]) -> Pieces:
-    """Every tensor by its name in the files, which must not repeat."""
+def check_architecture(header: Header, architectures: frozenset[str], component: str) -> None:
+    """Raise ModelError where a GGUF file says that it is of another model than these."""
+    name = header.metadata.get(gguf.ARCHITECTURE, "") if header.format == "GGUF" else ""
+    if name not in architectures and name not in gguf.UNSPECIFIC:
+        wanted = f"; expected {' or '.join(sorted(architectures))}" if architectures else ""
+        raise bad(header.file.path, f"is a GGUF file of '{clean(name, 40)}', not of a {component}{wanted}")
+
+
+def _pieces(headers: Iterable[Header], expected: Callable[[str], Shape | None]) -> Pieces:
+    """Every tensor by its name in the files, which must not repeat. In GGUF a dimension of 1 may be missing or too
+    many, so that the tensor has the `expected` shape where it differs in them only."""
     found: Pieces = {}
     for header in headers:
         for key, tensor in header.tensors.items():
             if key in found:
                 raise bad(header.file.path, _same(key, key))
             found[key] = Piece(key, header.file, *tensor)
+            shape = expected(key) if header.format == "GGUF" else None
+            if shape is not None and _without_ones(shape) == _without_ones(tensor.shape):
+                found[key] = found[key]._replace(shape=shape)
     return found
+
+
+def _without_ones(shape: Shape) -> Shape:
+    return tuple(size for size in shape if size != 1)
 
 
 def _named(headers: Iterable[Header], rename: Rename | None, manifest: Manifest) -> Named:
@@ -123,7 +145,11 @@ def _named(headers: Iterable[Header], rename: Rename | None, manifest: Manifest)
         return rename(key) if rename else key
 
     named: Named = {}
-    for key, source in sources(_pieces(headers), lambda key: manifest.get(name_of(key) or "")).items():
+
+    def expected(key: str) -> Shape | None:
+        return manifest.get(name_of(key) or "")
+
+    for key, source in sources(_pieces(headers, expected), expected).items():
         name = name_of(key)
         if name is None:
             continue

@@ -30,12 +30,13 @@ class Packed:
 
     code: Affine
     dtype: str
+    scale: int = 2  # bytes of a group's scale, and of its bias
 
     def nbytes(self, shape: Shape) -> int:
-        return self.code.nbytes(shape)
+        return self.code.nbytes(shape, self.scale)
 
     def computing(self, dtype: str) -> Packed:
-        return Packed(self.code, dtype)
+        return Packed(self.code, dtype, self.scale)
 
 
 Storage = Dense | Packed

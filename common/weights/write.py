@@ -23,7 +23,8 @@ from qwenimg.common.base.shape import Shape
 from qwenimg.common.weights.affine import Coded
 from qwenimg.common.weights.bits import finite, narrowed, widened
 from qwenimg.common.weights.plan import NUMPY, Entry, not_finite, read, read_codes
-from qwenimg.common.weights.safetensors import Header, read_header
+from qwenimg.common.weights.safetensors import read_header
+from qwenimg.common.weights.stored import Header
 from qwenimg.common.weights.storage import Packed
 
 if TYPE_CHECKING:

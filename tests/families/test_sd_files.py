@@ -5,12 +5,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import filelock
 import numpy as np
 import pytest
 from cli_runner import cli
 from safetensors.torch import save_file
-from tiny_ldm import behind, models_of, one_file, vae_file, write_folder
+from tiny_ldm import behind, models_of, one_file, vae_file
 from tiny_sd import tiny_kl_vae
 
 import qwenimg
@@ -18,39 +17,11 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.families import registry
 from qwenimg.common.families.family import Choices
-from qwenimg.common.weights import safetensors
+from qwenimg.common.weights import headers
 
 BACKENDS = ("cpu", "mlx")
 KINDS = ("sd1", "sd2", "sdxl")
 ASKED = {"width": 72, "height": 40, "steps": 3, "seed": 4, "guidance": 3.0}
-
-
-@pytest.fixture(scope="session")
-def both(shared_folder: Path) -> dict[str, tuple[Path, Path]]:
-    """Of each type the folder and the file, which lies in a folder with the folder's tokenizer."""
-    found = {}
-    for kind in KINDS:
-        place = shared_folder / f"ldm-{kind}"
-        with filelock.FileLock(f"{place}.lock"):
-            if not place.exists():
-                part = place.with_suffix(".part")
-                models = models_of(kind)
-                if kind == "sdxl":
-                    models["vae"].register_to_config(scaling_factor=0.13025)  # as in every SDXL, and in no file
-                write_folder(part / "folder", models)
-                pipeline_folder(part / "folder", kind, models)
-                (part / "file").mkdir()
-                save_file(one_file(kind, models), part / "file" / "model.safetensors")
-                shutil.copytree(part / "folder" / "tokenizer", part / "file" / "tokenizer")
-                part.rename(place)
-        found[kind] = (place / "folder", place / "file" / "model.safetensors")
-    return found
-
-
-def pipeline_folder(folder: Path, kind: str, models: dict) -> None:
-    from tiny_ldm import pipeline
-
-    pipeline(folder, kind, models).save_pretrained(folder)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -195,13 +166,13 @@ def test_a_part_alone_says_what_is_missing(tmp_path: Path) -> None:
 def handles(monkeypatch: pytest.MonkeyPatch) -> list[OpenFile]:
     """The files of weights, as they are opened."""
     found: list[OpenFile] = []
-    original = safetensors.open_regular
+    original = headers.open_regular
 
     def open_regular(path: Path) -> OpenFile:
         found.append(original(path))
         return found[-1]
 
-    monkeypatch.setattr(safetensors, "open_regular", open_regular)
+    monkeypatch.setattr(headers, "open_regular", open_regular)
     return found
 
 

@@ -45,6 +45,7 @@ FAMILY = Family(
         ("transformer_blocks.0.img_mod.1.weight", "Qwen-Image transformer, diffusers' names (--transformer)"),
         ("decoder.up_blocks.0.resnets.0.norm1.gamma", "Qwen-Image VAE, diffusers' names (--vae)"),
         ("decoder.middle.0.residual.0.gamma", "Qwen-Image VAE, Wan's names, as ComfyUI has it (--vae)"),
+        ("blk.0.attn_q.weight", "Qwen2.5-VL, llama.cpp's names (--text-encoder)"),
         ("layers.0.self_attn.k_proj.bias", "Qwen2.5-VL, transformers' names (--text-encoder)"),
     ),
 )

@@ -23,8 +23,8 @@ from qwenimg.common.prompts import clip as clip_tokenizer
 from qwenimg.common.prompts.clip import CLIPTokenizer
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component, TokenizerFiles
 from qwenimg.common.sampling.discrete import parse_diffusion
+from qwenimg.common.weights.headers import read_header
 from qwenimg.common.weights.plan import closed_on_failure
-from qwenimg.common.weights.safetensors import read_header
 
 # pipeline class -> whether it is SDXL; what a class is made for beyond that shows in its UNet.
 PIPELINES = {

@@ -30,15 +30,17 @@ from qwenimg.common.networks import clip, kl_vae, unet
 from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.unet import UNetConfig
-from qwenimg.common.weights.keys import plan_places
+from qwenimg.common.weights.headers import read_header
+from qwenimg.common.weights.keys import check_architecture, plan_places
 from qwenimg.common.weights.plan import LoadPlan, Uses, as_stored
-from qwenimg.common.weights.safetensors import Header, Stored, read_header
+from qwenimg.common.weights.stored import Header, Stored
 
 Prediction = Literal["eps", "v"]
 
 UNET = "model.diffusion_model."
 VAES = ("first_stage_model.", "vae.")
 VAE_SIGN = "decoder.mid.block_1.norm1.weight"
+_ARCHITECTURES = unet.NETWORK.architectures  # of a GGUF file
 _NOTE = "modelspec.prediction_type"  # of the Stability AI model metadata standard
 _NOTED: Mapping[str, Prediction] = {"epsilon": "eps", "eps": "eps", "v": "v", "v_prediction": "v"}
 _CHANNELS = {4: "text to image", 9: "inpainting: latents, mask and masked picture"}
@@ -98,6 +100,7 @@ def is_single_file(tensors: Mapping[str, Stored]) -> bool:
 def detect(header: Header, prediction: Prediction | None = None) -> Detected:
     """What the file is, from its header; `prediction` overrides what it seems to predict. Raises ModelError."""
     tensors, path = header.tensors, header.file.path
+    check_architecture(header, _ARCHITECTURES, "Stable Diffusion model")
     unet, vae = _prefixes(tensors)
     if "edm_mean" in tensors:
         raise bad(path, "is a Playground model (edm_mean): not supported; use Stable Diffusion 1.x, 2.x or XL")

@@ -1,0 +1,179 @@
+"""The kernels of one call of a network, as torch's dispatcher hands them to a device: on the meta device, which knows
+shapes and strides and computes nothing, so that 60 layers take a second.
+
+Of an operation that torch composes of others those are counted, but for those that a GPU has a kernel for: attention,
+RMSNorm, enlarging an image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from qwenimg.backends.torch import load
+from qwenimg.backends.torch.networks.vae import WIDE
+from qwenimg.common.networks.network import Network
+from qwenimg.common.runtime.kernels import Case, Kernel, Kind, Span
+from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.precision import Precision
+
+ATTENTION = "scaled_dot_product_attention"
+WHOLE = frozenset({ATTENTION, "rms_norm", "upsample_nearest2d", "_upsample_nearest_exact2d"})
+PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution"})
+NOTHING = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"})
+# Of kernels that are several on a GPU: a group norm's moments, its factors for each channel, and their use. The image
+# is read for the first and for the last.
+SEVERAL = {"native_group_norm": 3}
+
+
+def kernels(network: str, config: Any, precision: Precision, case: Case) -> list[Kernel]:
+    """`common.runtime.kernels.Counts`."""
+    row: Network = import_module(f"qwenimg.common.networks.{network}").NETWORK
+    module = import_module(f"qwenimg.backends.torch.networks.{network}")
+    plan = LoadPlan(component=row.role, entries={}, files=(), precision=precision)
+    component = module.Component(config, plan, precision, torch.device("meta"))
+    uses = row.uses(row.manifest(config))
+    load.blank(component.model, {n: precision.weight_dtype(row.role, n, use.residency) for n, use in uses.items()})
+    call, units = CALLS[network](component, config, case)
+    counter = Counter(units)
+    with torch.inference_mode(), counter:
+        call()
+    return counter.kernels
+
+
+# What is called of a component, and the modules in it that are compiled, each by itself.
+Prepared = tuple[Callable[[], Any], list[torch.nn.Module]]
+
+
+def _transformer(component: Any, config: Any, case: Case) -> Prepared:
+    rows, columns = case.height // config.patch_size, case.width // config.patch_size
+    texts = [torch.empty(1, case.text, config.joint_attention_dim, device=component.device)] * case.branches
+    condition = component.condition(texts, [(1, rows, columns)])
+    modulation = component.modulate(np.zeros((1, 256)))
+    latents = torch.empty(1, rows * columns, config.in_channels, device=component.device)
+    return lambda: component.predict(latents, condition, modulation, 0), list(component.model.transformer_blocks)
+
+
+def _unet(component: Any, config: Any, case: Case) -> Prepared:
+    texts = np.zeros((case.branches, case.text, config.cross_attention_dim), np.float32)
+    added = config.projection_class_embeddings_input_dim if config.addition_embed_type else None
+    addition = None if added is None else np.zeros((case.branches, added))
+    condition = component.condition(texts, addition)
+    latents = torch.empty(1, config.in_channels, case.height, case.width, device=component.device)
+    features = np.zeros((1, config.time_channels))
+    return lambda: component.predict(latents, features, condition), [component.model]
+
+
+def _decoder(component: Any, _: Any, case: Case) -> Prepared:
+    model = component.model
+    channels = model.decoder.conv_in.in_channels
+    latents = torch.empty(1, channels, case.height, case.width, device=component.device)
+    return lambda: model.decode(latents, case.height, case.width, WIDE), [model.decoder]
+
+
+CALLS: dict[str, Callable[[Any, Any, Case], Prepared]] = {
+    "qwen_dit": _transformer,
+    "unet": _unet,
+    "qwen_vae": _decoder,
+    "kl_vae": _decoder,
+}
+
+
+class Counter(TorchDispatchMode):
+    """Keeps the kernels of all operations while it is on. A unit's kernels are one region; each other is its own."""
+
+    def __init__(self, units: list[torch.nn.Module]):
+        super().__init__()
+        self.kernels: list[Kernel] = []
+        self._kept: list[Tensor] = []  # so that no two buffers have one address
+        self._unit: int | None = None
+        for number, unit in enumerate(units):
+            unit.register_forward_pre_hook(lambda module, args, number=number: self._enter(number))
+            unit.register_forward_hook(lambda module, args, result: self._enter(None))
+
+    def _enter(self, unit: int | None) -> None:
+        self._unit = unit
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        if name not in WHOLE:
+            with self:
+                made = func.decompose(*args, **kwargs)
+            if made is not NotImplemented:
+                return made
+        out = _attended(*args) if name == ATTENTION else func(*args, **kwargs)
+        given, results = list(_tensors((args, kwargs))), list(_tensors(out))
+        if name in NOTHING or not results or (_is_view(func, given, results)):
+            return out
+        self._kept += [*given, *results]
+        self.kernels.append(self._kernel(name, args, given, results))
+        if name == "convolution" and args[2] is not None:  # a pass of its own on a GPU
+            self.kernels.append(self._kernel("bias", args, [results[0], args[2]], results))
+        return out
+
+    def _kernel(self, name: str, args: Any, given: list[Tensor], results: list[Tensor]) -> Kernel:
+        kind: Kind = "attention" if name == ATTENTION else "product" if name in PRODUCTS else "memory"
+        reads = tuple(_span(x) for x in given)
+        if name in SEVERAL:
+            reads = (*reads, reads[0]._replace(begin=-1))
+        first = results[0]
+        return Kernel(
+            name=name,
+            kind=kind,
+            dtype=str(first.dtype).removeprefix("torch."),
+            shape=tuple(first.shape),
+            flops=_flops(name, args, first),
+            reads=reads,
+            writes=tuple(_span(x) for x in results),
+            region=-1 - len(self.kernels) if self._unit is None else self._unit,
+            launches=SEVERAL.get(name, 1),
+        )
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from _tensors(value)
+    elif isinstance(values, dict):
+        yield from _tensors(list(values.values()))
+
+
+def _is_view(func: Any, given: list[Tensor], results: list[Tensor]) -> bool:
+    """Whether nothing is written: all results are in buffers that were there."""
+    buffers = {x.untyped_storage()._cdata for x in given}
+    return not func._schema.is_mutable and all(x.untyped_storage()._cdata in buffers for x in results)
+
+
+def _span(x: Tensor) -> Span:
+    """What has to be read of `x`: a broadcast axis once."""
+    count = prod(size for size, stride in zip(x.shape, x.stride(), strict=True) if stride)
+    return Span(x.untyped_storage()._cdata, int(x.storage_offset()) * x.element_size(), count * x.element_size())
+
+
+def _attended(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
+    """In the order of the kernels that keep no scores, which is that of what they are given: no copy follows."""
+    B, H, L, _D = q.shape
+    return v.new_empty(B, L, H, v.shape[-1]).transpose(1, 2)
+
+
+def _flops(name: str, args: Any, result: Tensor) -> float:
+    """Multiplications and additions of a product or an attention."""
+    if name == ATTENTION:
+        q, k = args[0], args[1]
+        return 4.0 * q.numel() * k.shape[-2]
+    if name == "convolution":
+        return 2.0 * result.numel() * prod(args[1].shape[1:])
+    if name in PRODUCTS:
+        left = args[1] if "add" in name else args[0]
+        return 2.0 * result.numel() * left.shape[-1]
+    return 0.0

@@ -1,0 +1,176 @@
+"""Figures on paper: the kernels that are counted are those that run, and fusing and times follow their rules."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cli_runner import cli
+from torch.profiler import ProfilerActivity, profile
+
+from qwenimg.backends.torch.kernels import CALLS, PRODUCTS, kernels
+from qwenimg.common.measure import on_paper
+from qwenimg.common.measure.machines import LAUNCH, MACHINES, PASSES
+from qwenimg.common.measure.published import published
+from qwenimg.common.networks.kl_vae import KLVAEConfig
+from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.qwen_vae import QwenVAEConfig
+from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.runtime.kernels import Case, Kernel, Kind, Span, fused
+from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.precision import BF16, FP32, UNET, bases
+
+DIT = QwenDiTConfig(
+    num_layers=2, num_attention_heads=3, attention_head_dim=32, joint_attention_dim=72, axes_dims_rope=(8, 12, 12)
+)
+SMALL_UNET = UNetConfig(
+    block_out_channels=(32, 64, 64, 64), attention_head_dim=(4, 4, 4, 4), cross_attention_dim=24, norm_num_groups=8
+)
+NETWORKS: dict[str, tuple[Any, Case]] = {
+    "qwen_dit": (DIT, Case(height=10, width=14, text=5, branches=2)),
+    "unet": (SMALL_UNET, Case(height=9, width=8, text=7, branches=2)),
+    "qwen_vae": (QwenVAEConfig(base_dim=12, num_res_blocks=1), Case(height=5, width=6)),
+    "kl_vae": (KLVAEConfig(block_out_channels=(32, 64), norm_num_groups=8), Case(height=5, width=6)),
+}
+COMPARED = {"native_layer_norm", "native_group_norm", "addmm", "mm", "bmm", "convolution", "gelu", "silu", "cat"} | {
+    "addcmul", "scaled_dot_product_attention", "rms_norm",
+}  # fmt: skip
+
+
+def on_this_cpu(network: str, config: Any, case: Case) -> Counter[str]:
+    """The operations of the same call, really run in float32, as torch's profiler records them."""
+    module, plan = (
+        import_module(f"qwenimg.backends.torch.networks.{network}"),
+        LoadPlan(component="x", entries={}, files=(), precision=FP32),
+    )
+    component = module.Component(config, plan, FP32, torch.device("cpu"))
+    torch.manual_seed(0)
+    for name, parameter in list(component.model.named_parameters()):
+        path, _, leaf = name.rpartition(".")
+        value = torch.nn.Parameter(torch.randn(parameter.shape) * 0.1, requires_grad=False)
+        setattr(component.model.get_submodule(path), leaf, value)
+    call, _ = CALLS[network](component, config, case)
+    call()
+    with profile(activities=[ProfilerActivity.CPU], with_flops=True) as recorded, torch.inference_mode():
+        call()
+    found: Counter[str] = Counter()
+    for event in recorded.events():
+        name = event.name.removeprefix("aten::")
+        found[name] += 1
+        found["flops"] += int(event.flops or 0) if name in ("mm", "addmm", "bmm", "conv2d") else 0
+    return found
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_what_is_counted_is_what_runs(network: str) -> None:
+    config, case = NETWORKS[network]
+    counted, ran = kernels(network, config, FP32, case), on_this_cpu(network, config, case)
+    names = Counter(kernel.name for kernel in counted)
+    compared = {name: (names[name], ran[name]) for name in sorted(COMPARED) if names[name] or ran[name]}
+    flops = sum(kernel.flops for kernel in counted if kernel.name in PRODUCTS)
+    print(network, len(counted), compared, flops, ran["flops"])
+    assert all(mine == profiled for mine, profiled in compared.values()) and len(compared) > 3
+    assert flops == ran["flops"]
+
+
+def test_the_published_transformer_has_the_operations_of_its_formula() -> None:
+    subject = published("qwen-image")
+    assert subject is not None
+    case, calls = subject.step(1024, 1024, True)
+    assert (case.branches, calls) == (1, 2) and subject.step(512, 512, True) == (
+        Case(height=64, width=64, text=64, branches=2),
+        1,
+    )
+    counted = kernels(*subject.denoiser, BF16, case)
+    L, S, C, layers = 4096, 64, 3072, 60
+    products = layers * 24 * C**2 * (L + S) + 2 * (L * 64 * C + L * C * 64)
+    attention = layers * 4 * (L + S) ** 2 * C
+    found = {kind: sum(k.flops for k in counted if k.kind == kind) for kind in ("product", "attention")}
+    print(found, products, attention)
+    assert found == {"product": products, "attention": attention}
+    assert sum(kernel.kind == "attention" for kernel in counted) == layers
+    weights = {span for k in counted for span in k.reads if k.kind == "product"}
+    assert sum(span.nbytes for span in weights) > 27e9 - 0.2e9, "every block has weights of its own"
+
+
+def kernel(kind: Kind, reads: str, writes: str, region: int = 0, **more: Any) -> Kernel:
+    """A kernel whose buffers are letters of 100 bytes each."""
+    spans = [tuple(Span(ord(letter), 0, 100) for letter in letters) for letters in (reads, writes)]
+    return Kernel(
+        name=kind[0], kind=kind, dtype="bfloat16", shape=(50,), reads=spans[0], writes=spans[1], region=region, **more
+    )
+
+
+def test_fusing_keeps_what_is_used_outside() -> None:
+    """norm, cast, product, cast, gated add of the stream, norm: two groups, and the stream is read and written once."""
+    chain = [
+        kernel("memory", "p", "x"),
+        kernel("product", "x", "a"),
+        kernel("memory", "a", "b"),  # cast of the update
+        kernel("memory", "xbg", "y"),  # gated add
+        kernel("memory", "y", "n"),  # norm
+        kernel("memory", "n", "c"),  # cast
+        kernel("product", "c", "d"),
+        kernel("memory", "yd", "z"),
+    ]
+    made = fused(chain)
+    print([(one.name, one.nbytes) for one in made])
+    assert [one.kind for one in made] == ["memory", "product", "memory", "product", "memory"]
+    group = made[2]
+    assert {chr(span.buffer) for span in group.reads} == set("axg")
+    assert {chr(span.buffer) for span in group.writes} == set("yc")  # y is read behind the second product
+    assert group.nbytes == 500
+
+
+def test_fusing_waits_for_products_and_regions() -> None:
+    apart = [kernel("memory", "p", "a", region=0), kernel("memory", "a", "b", region=1)]
+    assert fused(apart) == apart
+    across = [kernel("memory", "pq", "a"), kernel("product", "a", "b"), kernel("memory", "ab", "c")]
+    assert fused(across) == across, "the last reads the first's result and waits for the product behind it"
+    table = [kernel("memory", "t", "u"), kernel("product", "w", "x"), kernel("memory", "xu", "y")]
+    made = fused(table)
+    assert [chr(span.buffer) for span in made[-1].reads] == ["x", "t"], "a table is made anew where it is read"
+    assert len(made) == 2
+
+
+def test_times_are_the_larger_of_operations_and_bytes() -> None:
+    machine = MACHINES["h100"]
+    big = Kernel(name="mm", kind="product", dtype="bfloat16", shape=(1,), flops=1e12, reads=(), writes=(), region=0)
+    assert on_paper.seconds(big, machine) == 1e12 / (machine.teraflops * 1e12 * machine.products)
+    moved = Kernel(
+        name="add", kind="memory", dtype="float32", shape=(1,), reads=(Span(1, 0, 10**9),), writes=(), region=0
+    )
+    assert on_paper.seconds(moved, machine) == 1e9 / (machine.bandwidth * PASSES)
+    assert on_paper.seconds(kernel("memory", "a", "b", launches=3), machine) == 3 * LAUNCH
+
+
+def test_rows_are_ordered() -> None:
+    for network, (config, case) in NETWORKS.items():
+        precision = bases(UNET)["bf16"] if network in ("unet", "kl_vae") else BF16
+        counted = kernels(network, config, precision, case)
+        for machine in MACHINES.values():
+            made = on_paper.stage("x", counted, machine, 1)
+            assert 0 < made.limit <= made.compiled.seconds <= made.eager.seconds
+            assert made.compiled.kernels < made.eager.kernels and made.compiled.flops == made.eager.flops
+            assert np.isclose(made.eager.products, made.compiled.products)
+
+
+def test_the_command() -> None:
+    ran = cli("bench", "shapes", "--on-paper", "h100", "--json")
+    made = json.loads(ran.out)
+    assert ran.code == 0 and made["label"] == "MODEL" and made["machine"]["name"] == "h100"
+    assert made["picture"]["limit_seconds"] < made["picture"]["compiled_seconds"] < made["picture"]["eager_seconds"]
+    shown = cli("bench", "shapes", "--on-paper", "M4 Max", "--guidance", "1", "--steps", "4")
+    first, *_, last = shown.out.decode().splitlines()
+    assert first.startswith("MODEL, not a measurement: shapes-v1") and "M4 Max" in first and last.startswith("MODEL")
+    assert "one forward of 1 branch of guidance" in shown.out.decode() and "4 steps" in shown.out.decode()
+    cli("bench", "shapes", "--on-paper", "h1000").refused(2, "h1000", "is not one of h100")
+    cli("bench", "no-such-model", "--on-paper", "h100").refused(5, "no-such-model")
+    cli("bench", "--on-paper", "h100", "-W", "99999").refused(2, "99999")
+    cli("bench", "--on-paper", "h100", "--precision", "fp7").refused(2, "fp7")
+    cli("bench").refused(2, "--on-paper")

@@ -1,0 +1,162 @@
+"""Writes the table of docs/performance.md that compares kernels on paper: diffusers' transformer, ours, ours compiled.
+
+python tools/write_on_paper.py                       # into docs/results/on-paper.json and the page
+python tools/write_on_paper.py --out FILE            # only into FILE, as a state to compare with
+
+A MODEL, not a measurement: `qwenimg bench --on-paper h100` says how.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from doc_tables import DOCS, table, write
+
+from qwenimg.backends.torch.kernels import Counter, kernels
+from qwenimg.common.measure import on_paper
+from qwenimg.common.measure.machines import MACHINES
+from qwenimg.common.measure.published import QWEN_TEXT, published
+from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.runtime.kernels import Case, Kernel
+from qwenimg.common.weights.precision import BF16, UNET, bases
+
+MACHINE = MACHINES["h100"]
+RESULTS, BEFORE = DOCS / "results" / "on-paper.json", DOCS / "results" / "on-paper-before.json"
+LAYERS = 60
+
+
+def without_dropout(model: Any) -> Any:
+    """The dispatcher sees a copy where a forward that is not of a training has nothing."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, torch.nn.Dropout):
+                setattr(module, name, torch.nn.Identity())
+    return model.eval()
+
+
+def diffusers_dit(case: Case) -> list[Kernel]:
+    from diffusers import QwenImageTransformer2DModel
+
+    rows, columns = case.height // 2, case.width // 2
+    with torch.device("meta"):
+        model = without_dropout(QwenImageTransformer2DModel().to(torch.bfloat16))
+
+    class Rope(torch.nn.Module):
+        """Its tables are kept from step to step."""
+
+        def forward(self, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
+            return tuple(torch.empty(n, 64, dtype=torch.complex64, device="meta") for n in (rows * columns, case.text))
+
+    model.pos_embed = Rope()
+
+    def given(*shape: int) -> torch.Tensor:
+        return torch.empty(*shape, dtype=torch.bfloat16, device="meta")
+
+    counter = Counter(list(model.transformer_blocks))
+    with torch.inference_mode(), counter:
+        model(
+            hidden_states=given(case.branches, rows * columns, 64),
+            encoder_hidden_states=given(case.branches, case.text, 3584),
+            encoder_hidden_states_mask=None,
+            timestep=given(case.branches),
+            img_shapes=[[(1, rows, columns)]] * case.branches,
+            return_dict=False,
+        )
+    return counter.kernels
+
+
+def diffusers_unet(config: UNetConfig, case: Case) -> list[Kernel]:
+    from diffusers import UNet2DConditionModel
+
+    fields = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(config).items()}
+    with torch.device("meta"):
+        model = without_dropout(UNet2DConditionModel(**fields).to(torch.float16))
+
+    def given(*shape: int) -> torch.Tensor:
+        return torch.empty(*shape, dtype=torch.float16, device="meta")
+
+    B, more = case.branches, {}
+    if config.addition_embed_type:
+        more = {"added_cond_kwargs": {"text_embeds": given(B, 1280), "time_ids": given(B, 6)}}
+    counter = Counter([model])
+    latents, text = (
+        given(B, config.in_channels, case.height, case.width),
+        given(B, case.text, config.cross_attention_dim),
+    )
+    with torch.inference_mode(), counter:
+        model(latents, torch.empty((), device="meta"), text, return_dict=False, **more)
+    return counter.kernels
+
+
+def rows() -> list[dict[str, Any]]:
+    made = []
+    dit = published("qwen-image")
+    assert dit is not None
+    for side in (512, 1024, 1328):
+        for branches in (1, 2):
+            case = Case(height=side // 8, width=side // 8, text=QWEN_TEXT, branches=branches)
+            arms = {"diffusers": diffusers_dit(case), "ours": kernels(*dit.denoiser, BF16, case)}
+            made += row("Qwen-Image, bf16", f"{side}x{side} x {branches}", arms, LAYERS)
+    for name in ("sd15", "sdxl"):
+        unet = published(name)
+        assert unet is not None
+        side = unet.defaults.width
+        case, _ = unet.step(side, side, True)
+        policy = bases(UNET)["fp16-plain"]
+        arms = {"diffusers": diffusers_unet(unet.denoiser[1], case), "ours": kernels(*unet.denoiser, policy, case)}
+        made += row(f"{name}, fp16-plain", f"{side}x{side} x 2", arms, 1)
+    return made
+
+
+def row(model: str, size: str, arms: dict[str, list[Kernel]], blocks: int) -> list[dict[str, Any]]:
+    made = []
+    for arm, counted in arms.items():
+        stage = on_paper.stage("step", counted, MACHINE, 1)
+        print(model, size, arm, f"{stage.eager.seconds * 1e3:.1f} ms", flush=True)
+        made.append({"model": model, "size": size, "arm": arm, "blocks": blocks, **asdict(stage)})
+    return made
+
+
+def cells(one: dict[str, Any], form: str) -> list[str]:
+    part, blocks = one[form], one["blocks"]
+    return [
+        f"{part['memory_bound_kernels'] / blocks:,.0f}",
+        f"{part['memory_bound_bytes'] / blocks / 1e9:.2f} GB",
+        f"{part['kernels']:,}",
+        f"{part['seconds'] * 1e3:.1f} ms",
+    ]
+
+
+def page(now: list[dict[str, Any]], before: list[dict[str, Any]]) -> str:
+    lines = []
+    for one in now:
+        names = [one["model"], one["size"]]
+        for old in before:
+            if one["arm"] == old["arm"] == "ours" and [old["model"], old["size"]] == names:
+                lines.append([*names, "ours, eager, before", *cells(old, "eager")])
+        lines.append([*names, f"{one['arm']}, eager", *cells(one, "eager")])
+        if one["arm"] == "ours":
+            lines.append([*names, "ours, compiled", *cells(one, "compiled")])
+            lines.append([*names, "limit", "", "", "", f"{one['limit'] * 1e3:.1f} ms"])
+    heads = ["model", "size x branches", "MODEL of", "memory-bound kernels", "their bytes", "kernels", "one forward"]
+    return table(heads, lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write only this")
+    options = parser.parse_args()
+    made = rows()
+    (options.out or RESULTS).write_text(json.dumps(made, indent=1) + "\n")
+    if options.out is None:
+        before = json.loads(BEFORE.read_text()) if BEFORE.exists() else []
+        write("performance.md", "paper", page(made, before))
+
+
+if __name__ == "__main__":
+    main()
