@@ -15,6 +15,7 @@ COMMANDS = {
     "devices": "which backends run here, and on what",
     "doctor": "what float32 and 16 bit are on this device, and what --preset auto chooses",
     "bench": "what a picture takes on a machine that is not here, on paper",
+    "precision": "draw under each precision policy here, and say which to take",
     "presets": "the presets of precision and memory to choose from",
     "models": "the models to choose from, and which are here",
     "pull": "download a model",
@@ -26,7 +27,7 @@ COMMANDS = {
 }
 # Names that later versions will use: a prompt of one word that a new version would run would be a trap.
 RESERVED = (
-    "precision", "parity", "plan", "serve",
+    "parity", "plan", "serve",
 )  # fmt: skip
 
 HELP_NAMES = ["-h", "--help"]
