@@ -17,6 +17,7 @@ COMMANDS = {
     "bench": "what a picture takes on a machine that is not here, on paper",
     "precision": "draw under each precision policy here, and say which to take",
     "presets": "the presets of precision and memory to choose from",
+    "plan": "what a picture takes of memory and time, and what makes it fit",
     "models": "the models to choose from, and which are here",
     "pull": "download a model",
     "convert": "write a model again: in fewer bits, with LoRAs in it, as a folder",
@@ -27,7 +28,7 @@ COMMANDS = {
 }
 # Names that later versions will use: a prompt of one word that a new version would run would be a trap.
 RESERVED = (
-    "parity", "plan", "serve",
+    "parity", "serve",
 )  # fmt: skip
 
 HELP_NAMES = ["-h", "--help"]

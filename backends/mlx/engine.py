@@ -14,6 +14,7 @@ from mlx.core import array as Array
 
 from qwenimg.backends.mlx import load, ops
 from qwenimg.backends.mlx.ops.functions import on_gpu
+from qwenimg.backends.workspaces import MLX_CPU, MLX_GPU
 from qwenimg.common.runtime.engine import NumpyArray, Observer
 from qwenimg.common.runtime.memory import free_ram
 from qwenimg.common.runtime.observers import observe
@@ -29,9 +30,7 @@ class MLXEngine:
 
     def __init__(self) -> None:
         self.on_gpu = on_gpu()
-        # Measured on a CPU: 15.1, since its convolutions copy every window. Metal has no such copy; not measured there.
-        self.decode_buffers = 6.0 if self.on_gpu else 16.0
-        self.score_bytes = 0 if self.on_gpu else 2 * ops.SCORE_BYTES
+        self.workspace = MLX_GPU if self.on_gpu else MLX_CPU
         self.device = _device_name() if self.on_gpu else "CPU (mlx)"
         self.facts = _facts(self.device) if self.on_gpu else devices.cpu(self.device, bf16=False, emulates=True)
 
@@ -82,6 +81,15 @@ class MLXEngine:
         peak = mx.get_peak_memory()
         mx.reset_peak_memory()
         return peak
+
+    def expect(self, peak: int) -> None:
+        """On a GPU what was planned stays wired, what the working set leaves beside it may hold buffers for another
+        use, and no more than the working set is allocated."""
+        most = int(mx.device_info().get("max_recommended_working_set_size", 0)) if self.on_gpu else 0
+        if most:
+            mx.set_memory_limit(most)
+            mx.set_cache_limit(max(0, most - peak))
+            mx.set_wired_limit(min(peak, most))
 
     def release(self) -> None:
         mx.clear_cache()

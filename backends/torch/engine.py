@@ -13,6 +13,7 @@ from torch import Tensor
 
 from qwenimg.backends.torch import load, ops
 from qwenimg.backends.torch.ops.cpu import multiplies
+from qwenimg.backends.workspaces import TORCH
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import BackendMissing
 from qwenimg.common.runtime.engine import NumpyArray, Observer
@@ -38,8 +39,7 @@ class TorchEngine:
             )
         self.name = name
         self.on_gpu = name == "cuda"
-        self.score_bytes = 0
-        self.decode_buffers = 3.5  # measured on a CPU: 3.1; a GPU's workspace for convolutions comes on top
+        self.workspace = TORCH
         self._device = torch.device("cuda" if self.on_gpu else "cpu")
         threads = counted(torch.get_num_threads(), "thread")
         self.device = torch.cuda.get_device_name() if self.on_gpu else f"CPU (torch, {threads})"
@@ -101,6 +101,9 @@ class TorchEngine:
         peak = torch.cuda.max_memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         return peak
+
+    def expect(self, peak: int) -> None:
+        """Nothing to tell: the allocator's settings are made before torch is imported (`backends.load`)."""
 
     def release(self) -> None:
         if self.on_gpu:

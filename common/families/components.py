@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.networks.network import Network
-from qwenimg.common.runtime.checkpoint import Checkpoint, Component
+from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.weights import keys, quantise
 from qwenimg.common.weights import plan as plans
 from qwenimg.common.weights.plan import LoadPlan, Uses
@@ -56,20 +55,7 @@ def _check_quantization(path: Path, data: Mapping[str, object]) -> None:
 def component(network: Network, config: Any, plan: LoadPlan, *, whole: bool = False) -> Component:
     """`whole`: it is to be written again, so that tables stay in codes too."""
     kept = quantise.keep(plan, frozenset() if whole else network.tables)
-    return Component(network=network.name, role=network.role, config=config, plan=kept)
-
-
-def quantised(checkpoint: Checkpoint, networks: Iterable[Network], text: str) -> Checkpoint:
-    """`checkpoint` with its weights kept as the policy `text` says. Raises UsageError."""
-    policies, rows = quantise.parse(text), {network.name: network for network in networks}
-
-    def kept(part: Component) -> Component:
-        policy, blocks = policies.get(part.role), rows[part.network].blocks
-        if policy is None or blocks is None:
-            return part
-        return replace(part, plan=quantise.quantised(part.plan, policy, blocks))
-
-    return replace(checkpoint, components={name: kept(part) for name, part in checkpoint.components.items()})
+    return Component(network=network.name, role=network.role, config=config, plan=kept, blocks=network.blocks)
 
 
 def open_component(

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from qwenimg.common.runtime.workspace import Workspace
 from qwenimg.common.weights.devices import Device
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import Precision
@@ -80,8 +81,7 @@ class Engine(Protocol):
     device: str  # shown in messages: "Apple M4 Max", "NVIDIA H200", "CPU (torch, 8 threads)"
     on_gpu: bool
     facts: Device  # what the device is good at
-    score_bytes: int  # of attention's scores that are in memory at a step's peak; 0 where a kernel never holds them
-    decode_buffers: float  # images of the VAE decoder's widest level that are in memory at its peak
+    workspace: Workspace
 
     def open(self, network: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:
         """What runs `network`, a file of `common/networks/`: a TextEncoder, Transformer, VAE, ClipEncoder or UNet.
@@ -136,6 +136,10 @@ class Engine(Protocol):
     def peak_memory(self) -> int | None:
         """Bytes that arrays took at most since this was last asked, of torch on a CPU the whole process. None where
         nobody counts them."""
+        ...
+
+    def expect(self, peak: int) -> None:
+        """Told before a run how many bytes it was planned to take, for the allocator's own limits."""
         ...
 
     def release(self) -> None:

@@ -24,8 +24,8 @@ from qwenimg.common.weights.affine import Coded
 from qwenimg.common.weights.bits import finite, narrowed, widened
 from qwenimg.common.weights.plan import NUMPY, Entry, not_finite, read, read_codes
 from qwenimg.common.weights.safetensors import read_header
-from qwenimg.common.weights.stored import Header
 from qwenimg.common.weights.storage import Packed
+from qwenimg.common.weights.stored import Header
 
 if TYPE_CHECKING:
     import numpy as np

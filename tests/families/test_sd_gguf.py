@@ -99,3 +99,27 @@ def test_a_text_encoder_is_told(tmp_path: Path) -> None:
     print(said)
     assert "layout: GGUF, Qwen2.5-VL, llama.cpp's names (--text-encoder)" in said and "architecture: 'qwen2vl'" in said
     assert "in memory: 1.2 kB as codes, 512 bytes decoded to 16 bit" in said
+
+
+@pytest.mark.parametrize("kind", ["sd1", "sdxl"])
+def test_a_unet_alone_as_comfyuis_converter_writes_it(both, kind: str, tmp_path: Path) -> None:
+    """Convolutions as rows of 256 with their true shapes beside them, in codes too; ldm names without a prefix."""
+    folder, file = both[kind]
+    start = "model.diffusion_model."
+    made, shapes = {}, {}
+    for name, tensor in load_file(file).items():
+        if name.startswith(start):
+            values = tensor.float().numpy()
+            if values.ndim == 4 and values.size % 256 == 0:
+                shapes[name.removeprefix(start)] = values.shape
+                values = values.reshape(-1, 256)
+            made[name.removeprefix(start)] = (values, fitting(values, "Q8_0"))
+    write(tmp_path / "unet.gguf", made, kind, shapes)
+    assert len(shapes) > 30
+    plain = qwenimg.load(folder, "cpu", "fp32")("a red circle", **ASKED).pixels.astype(float)
+    given = {"transformer": tmp_path / "unet.gguf"}
+    drawn = qwenimg.load(folder, "cpu", "fp32", **given)("a red circle", **ASKED).pixels.astype(float)
+    print(f"{kind}: from float32 {np.abs(drawn - plain).mean():.2f} of 255")
+    assert 0 < np.abs(drawn - plain).mean() < 3
+    with pytest.raises(ModelError, match="lacks text_encoder"):
+        registry.open_model(tmp_path / "unet.gguf")

@@ -33,6 +33,7 @@ AT_IMPORT = {
     "option": "a field of a dataclass, with what is known of it",
     "required": "the same",
     "options_of": "a table of constants",
+    "Workspace": "a constant",
     "Path": "a path, which asks the file system nothing",
     "Family": "a row of families/registry.py",
     "Network": "a row of networks/",
