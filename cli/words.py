@@ -18,7 +18,6 @@ from qwenimg.cli.help import COMMANDS, HELP_NAMES, RESERVED
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 
-
 JSON_FILES = ("precision",)  # commands whose --json names a file
 
 

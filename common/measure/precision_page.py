@@ -14,12 +14,11 @@ from qwenimg.common.measure.precision import FLOAT16_MAX, Report, Run
 
 SHOWN = 12  # blocks in a terminal
 Row = tuple[str, ...]
-_STYLE = """
+_STYLE = """\
 body { font: 15px/1.5 sans-serif; color: #222; max-width: 1000px; margin: 2em auto; padding: 0 1em }
 table { border-collapse: collapse; margin: 1em 0 } td, th { padding: 2px 12px 2px 0; text-align: right }
 td:first-child, th:first-child, td.text, th.text { text-align: left } tr { border-bottom: 1px solid #ddd }
-.beyond { color: #b00020; font-weight: bold } svg { width: 100%; height: auto }
-""".strip()
+.beyond { color: #b00020; font-weight: bold } svg { width: 100%; height: auto }"""
 
 
 def lines(report: Report) -> list[str]:

@@ -203,6 +203,5 @@ def test_refused_before_anything_is_drawn(tiny_folder: Path, tmp_path: Path) -> 
     cli(*model, "--policies", "fp16,int3").refused(2, "'int3' is not one of", "fp16-upcast")
     cli(*model, "--size", "axb").refused(2, "axb")
     cli(*model, "--size", "4000000x4000000").refused(2, "4000000")
-    cli(*model, "-p", " ").refused(2, "prompt")
     cli("precision", str(tmp_path / "nowhere"), "--backend", "cpu").refused(5, "nowhere")
     assert (tmp_path / "a.json").read_text() == "mine"
