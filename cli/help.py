@@ -14,6 +14,7 @@ COMMANDS = {
     "info": "what a picture or a model is made of",
     "devices": "which backends run here, and on what",
     "doctor": "what float32 and 16 bit are on this device, and what --preset auto chooses",
+    "parity": "whether backends or machines compute the same, block by block",
     "bench": "what a picture takes on a machine that is not here, on paper",
     "precision": "draw under each precision policy here, and say which to take",
     "presets": "the presets of precision and memory to choose from",
@@ -28,7 +29,7 @@ COMMANDS = {
 }
 # Names that later versions will use: a prompt of one word that a new version would run would be a trap.
 RESERVED = (
-    "parity", "serve",
+    "serve",
 )  # fmt: skip
 
 HELP_NAMES = ["-h", "--help"]
