@@ -10,12 +10,8 @@ import mlx.nn
 
 from qwenimg.backends.mlx.ops import DTYPES, Linear
 from qwenimg.backends.mlx.ops.quantised import QuantisedLinear
-<<<<<<< HEAD
 from qwenimg.common.weights.finite import check_largest, read_finite
-from qwenimg.common.weights.plan import Entry, LoadPlan, read_codes
-=======
-from qwenimg.common.weights.plan import Entry, LoadPlan, not_finite, read, read_branch, read_codes
->>>>>>> 92353aca6e85ab341f3f1d5bd7aff30e1b3a9a07
+from qwenimg.common.weights.plan import Entry, LoadPlan, read_branch, read_codes
 from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.storage import Packed
 from qwenimg.common.weights.tensor_file import NAME, TensorFile
@@ -73,7 +69,7 @@ def tensor(entry: Entry) -> mx.array:
     """One tensor of a checkpoint in the dtype of its storage, finite; convolutions [O I h w] -> [O h w I]. Raises
     ModelError."""
     source = entry.source
-    plain = source.code is None and source.decode is None and not entry.deltas and 0 not in entry.shape
+    plain = source.code is None and source.decode is None and not entry.fused and 0 not in entry.shape
     stored = _straight(entry) if plain else _by_numpy(entry)
     if len(entry.shape) == 4:
         stored = stored.transpose(0, 2, 3, 1)

@@ -11,14 +11,10 @@ import torch
 from qwenimg.backends.torch.ops import DTYPES, Linear
 from qwenimg.backends.torch.ops.cpu import laid_out
 from qwenimg.backends.torch.ops.quantised import QuantisedLinear
-<<<<<<< HEAD
 from qwenimg.common.weights.affine import Coded
 from qwenimg.common.weights.arrays import ahead
 from qwenimg.common.weights.finite import read_finite
-from qwenimg.common.weights.plan import Entry, LoadPlan, read_codes
-=======
-from qwenimg.common.weights.plan import Entry, LoadPlan, not_finite, read, read_branch, read_codes
->>>>>>> 92353aca6e85ab341f3f1d5bd7aff30e1b3a9a07
+from qwenimg.common.weights.plan import Entry, LoadPlan, read_branch, read_codes
 from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.storage import Packed
 
@@ -47,10 +43,7 @@ def fill(model: torch.nn.Module, plan: LoadPlan, device: torch.device) -> None:
         if isinstance(found, Coded):
             _pack(model, entry.name, entry, found, device)
         else:
-<<<<<<< HEAD
             _put(model, entry.name, laid_out(tensor(entry, device, found)))
-=======
-            _put(model, name, laid_out(tensor(entry, device)))
     branch(model, plan, device)
 
 
@@ -63,7 +56,6 @@ def branch(model: torch.nn.Module, plan: LoadPlan, device: torch.device) -> None
             continue
         found = read_branch(entry)
         layer.branch = found and (_factor(found[0], layer, device), _factor(found[1], layer, device))
->>>>>>> 92353aca6e85ab341f3f1d5bd7aff30e1b3a9a07
 
 
 def blank(model: torch.nn.Module, dtypes: Mapping[str, str]) -> None:
