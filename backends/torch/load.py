@@ -104,8 +104,8 @@ def _decoded(layer: QuantisedLinear) -> Linear:
 
 
 def tensor(entry: Entry, device: torch.device, values: np.ndarray | None = None) -> torch.Tensor:
-    """One tensor of a checkpoint in the dtype of its storage, finite. `values`: what `read_finite` gave for it, where it
-    is read already. Raises ModelError."""
+    """One tensor of a checkpoint in the dtype of its storage, finite. `values`: what `read_finite` gave for it, where
+    it is read already. Raises ModelError."""
     stored = torch.from_numpy(read_finite(entry) if values is None else values)
     if entry.dtype == "bfloat16":
         stored = stored.view(torch.bfloat16)
