@@ -83,14 +83,15 @@ def _part(name: str, network: Network, component: Component, dtype: str | None) 
 def _kept(entry: Entry, dtype: str | None) -> Entry:
     """`entry` in the dtype that it is written in. Raises UsageError for a LoRA on codes that a file has."""
     if isinstance(entry.storage, Packed):
-        if entry.deltas and entry.source.code == entry.storage.code:
+        own = entry.source.kept
+        if entry.deltas and own and own.code == entry.storage.code:
             shown = clean(entry.source.first.file.path.name, 60)
             raise UsageError(
                 f"--lora: {shown} has its weights in codes, which would be coded twice; convert the original"
             )
         return entry
-    own = "bfloat16" if entry.source.code is not None else entry.source.dtype
-    return replace(entry, storage=Dense(dtype or own))
+    stored = "bfloat16" if entry.source.code is not None else entry.source.dtype
+    return replace(entry, storage=Dense(dtype or stored))
 
 
 # Configurations

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import CHUNK, OpenFile
 from qwenimg.common.base.shape import Shape
-from qwenimg.common.weights.affine import Coded
+from qwenimg.common.weights.affine import exact16
 from qwenimg.common.weights.bits import finite, narrowed, widened
 from qwenimg.common.weights.plan import NUMPY, Entry, not_finite, read, read_codes
 from qwenimg.common.weights.safetensors import read_header
@@ -159,16 +159,6 @@ def _made(weight: Weight) -> Iterator[_Made]:
     for (key, shape), part in zip(names.items(), kept, strict=True):
         name = {"uint32": "U32", "float16": "F16", "float32": "F32"}[part.dtype.name]
         yield _Made(key, name, shape, iter([part]))
-
-
-def exact16(made: Coded) -> Coded:
-    """Scales and biases in float16 where that changes none of them."""
-    import numpy as np
-
-    with np.errstate(over="ignore"):
-        small = [part.astype(np.float16) for part in (made.scales, made.biases)]
-    same = all(np.array_equal(one, part) for one, part in zip(small, (made.scales, made.biases), strict=True))
-    return made._replace(scales=small[0], biases=small[1]) if same else made
 
 
 def _values(entry: Entry) -> Iterator[np.ndarray]:
