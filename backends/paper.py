@@ -32,9 +32,7 @@ def on_paper(name: str, memory: int | None) -> OnPaper:
         return _cuda(memory)
     if name == "mlx" and sys.platform == "darwin":
         facts, work = devices.apple(_answer("sysctl", "-n", "machdep.cpu.brand_string")), workspaces.MLX_GPU
-        return OnPaper(
-            name=name, facts=facts, workspace=work, free=memory or int(SHARE * 2 * free_ram()), rate=facts.rate
-        )
+        return OnPaper(name=name, facts=facts, workspace=work, free=memory or int(SHARE * 2 * free_ram()), rate=None)
     on_mlx = name == "mlx"
     facts = _cpu("mlx" if on_mlx else "torch")
     work = workspaces.MLX_CPU if on_mlx else workspaces.TORCH
@@ -57,7 +55,7 @@ def _cuda(memory: int | None) -> OnPaper:
         raise BackendMissing("--backend cuda: no NVIDIA GPU is here; say with --memory for how much to plan")
     card, major, minor, free = found or ("an NVIDIA GPU", *MODERN, 0)
     facts = devices.nvidia(card, (major, minor))
-    return OnPaper(name="cuda", facts=facts, workspace=workspaces.TORCH, free=memory or free, rate=facts.rate)
+    return OnPaper(name="cuda", facts=facts, workspace=workspaces.TORCH, free=memory or free, rate=None)
 
 
 def _card() -> tuple[str, int, int, int] | None:

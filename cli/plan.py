@@ -58,7 +58,8 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, **given: A
         request, counted = _request(pipe, given), given["prompt"] is not None
         found = fit.needs(pipe.model, request, counted)
         others = [*fit.weights(pipe.model, request, counted)]
-        seconds = None if engine.rate is None else found.steps / pipe.model.plan(request).steps / engine.rate
+        rate = engine.rate or _published_rate(pipe)
+        seconds = None if rate is None else found.steps / pipe.model.plan(request).steps / rate
         show = _as_json if given["json"] else _text
         streams.put(show(pipe, request, engine.free, found, others, seconds).encode() + b"\n")
     return 0
@@ -88,6 +89,15 @@ def _opened(model: str | None, engine: OnPaper, given: dict[str, Any]) -> Pipeli
         refiner=given["refiner"],
         offline=given["offline"],
     )
+
+
+def _published_rate(pipe: Pipeline) -> float | None:
+    """Operations a second that products reach on the card or chip, where `bench --on-paper` knows it."""
+    from qwenimg.common.measure.machines import of_device
+
+    if (machine := of_device(pipe.device)) is None:
+        return None
+    return machine.peak(pipe.precision.compute_dtype("transformer")) * machine.products
 
 
 def _request(pipe: Pipeline, given: dict[str, Any]) -> Request:

@@ -70,6 +70,15 @@ class MLXEngine:
         limit = mx.device_info().get("max_recommended_working_set_size") if self.on_gpu else None
         return int(limit) - mx.get_active_memory() if limit else free_ram()
 
+    def expect(self, peak: int) -> None:
+        """On a GPU what was planned stays wired, what the working set leaves beside it may hold buffers for another
+        use, and no more than the working set is allocated."""
+        most = int(mx.device_info().get("max_recommended_working_set_size", 0)) if self.on_gpu else 0
+        if most:
+            mx.set_memory_limit(most)
+            mx.set_cache_limit(max(0, most - peak))
+            mx.set_wired_limit(min(peak, most))
+
     def release(self) -> None:
         mx.clear_cache()
 

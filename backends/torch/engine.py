@@ -87,6 +87,9 @@ class TorchEngine:
         free, _ = torch.cuda.mem_get_info()
         return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
+    def expect(self, peak: int) -> None:
+        """Nothing to tell: the allocator's settings are made before torch is imported (`backends.load`)."""
+
     def release(self) -> None:
         if self.on_gpu:
             torch.cuda.empty_cache()

@@ -17,6 +17,7 @@ from qwenimg.common.weights.precision import Precision
 BITS = ("8", "6", "4")  # that weights may be kept in
 SHARES = (0.75, 0.5, 0.375, 0.25)  # of both sides, of smaller pictures that are tried
 NAMED = 2  # ways that a refusal names
+MUCH_LESS = 0.8  # of what was planned: what is named where that did not suffice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +74,17 @@ def refusal(model: DiffusionModel, request: Request, found: Needs) -> DoesNotFit
     )
 
 
+def ran_out(model: DiffusionModel, request: Request, found: Needs) -> DoesNotFit:
+    """Why the picture ended: what was planned for it, and what takes much less."""
+    stage = found.largest
+    room = min(model.runtime.engine.free_memory() + found.loaded, int(MUCH_LESS * stage.peak))
+    return DoesNotFit(
+        f"memory ran out on {model.runtime.engine.device}: {stage.title} was planned with {size_text(stage.peak)} in "
+        f"{model.runtime.precision.name} ({size_text(stage.weights)} are weights); close other programs; "
+        f"{_ways_out(model, request, room)}"
+    )
+
+
 def _ways_out(model: DiffusionModel, request: Request, free: int) -> str:
     """The first ways that fit, each of its own kind: other weights, a smaller picture, both."""
     others = list(weights(model, request))
@@ -86,7 +98,7 @@ def _ways_out(model: DiffusionModel, request: Request, free: int) -> str:
         )
         named += list(_fitting(both, free))[: NAMED - len(named)]
     if not named:
-        return "no bits and no size make it fit: it takes another machine, or closing other programs"
+        return "no bits and no size make it fit: it takes another machine"
     return "it fits with " + " or with ".join(f"{way.options} ({size_text(way.needs.largest.peak)})" for way in named)
 
 

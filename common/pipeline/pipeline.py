@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import traceback
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,7 +16,14 @@ from typing import Any, Unpack, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.base.errors import NumericsError, PipelineBusy, UsageError
+from qwenimg.common.base.errors import (
+    DoesNotFit,
+    NumericsError,
+    PipelineBusy,
+    QwenimgError,
+    UsageError,
+    out_of_memory,
+)
 from qwenimg.common.base.version import __version__
 from qwenimg.common.numbers import noise, sizes
 from qwenimg.common.numbers.noise import TorchCPUGenerator
@@ -73,6 +81,7 @@ class Pipeline:
         self._adapted: Key | None = ()  # the LoRAs that the model has now; None where a change of them failed
         self._running, self._closed = Lock(), False
         self._rates: dict[str, float] = {}
+        self._planned: tuple[Request, Needs] | None = None  # of the last picture
 
     def __repr__(self) -> str:
         return f"<Pipeline {'closed · ' if self._closed else ''}{self.headline()}>"
@@ -150,7 +159,7 @@ class Pipeline:
     def prepare(self, prompts: Sequence[str], clip_skip: int = 0, lora: str = "") -> None:
         """Announces `prompts`, so that the text encoder is loaded once for all that fit into memory, and before the
         transformer. The rest is encoded in its turn, again as much as fits. `lora`: those of the first picture."""
-        with self._alone():
+        with self._alone(), self._in_memory():
             self._adapt(lora)
             self.model.check_weights()
             self.fallback.calling(lambda: self.model.announce(prompts, clip_skip), [])
@@ -197,6 +206,8 @@ class Pipeline:
     def _check_fits(self, request: Request) -> Needs:
         """Raises DoesNotFit before anything is loaded."""
         needs = fit.needs(self.model, request)
+        self._planned = (request, needs)
+        self.engine.expect(needs.largest.peak)
         if not fit.fits(needs, self.engine.free_memory()):
             raise fit.refusal(self.model, request, needs)
         return needs
@@ -221,15 +232,34 @@ class Pipeline:
         for warning in warnings:
             self.notify("warning", warning)
         try:
-            while True:
-                try:
-                    yield from self._run(request, warnings)
-                    return
-                except Overflow as error:
-                    climb = self.fallback.after(error)
-                self.fallback.climb(climb, warnings)
+            with self._in_memory():
+                yield from self._climbing(request, warnings)
         finally:  # a run that failed or was abandoned leaves no times to the next
             self.runtime.clock.clear()
+
+    def _climbing(self, request: Request, warnings: list[str]) -> Iterator[Step | Result]:
+        """The run, begun again under the next policy where a value overflows and `fallback` is wanted."""
+        while True:
+            try:
+                yield from self._run(request, warnings)
+                return
+            except Overflow as error:
+                climb = self.fallback.after(error)
+            self.fallback.climb(climb, warnings)
+
+    @contextmanager
+    def _in_memory(self) -> Iterator[None]:
+        """Raises DoesNotFit with the numbers of the last plan where an allocation fails."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, QwenimgError) or not out_of_memory(error):
+                raise
+            traceback.clear_frames(error.__traceback__)  # which hold arrays
+            self.model.free_transformer()
+            if self._planned is None:
+                raise DoesNotFit("memory ran out; close other programs") from None
+            raise fit.ran_out(self.model, *self._planned) from None
 
     def _run(self, request: Request, warnings: list[str]) -> Iterator[Step | Result]:
         model = self.model

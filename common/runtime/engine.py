@@ -125,6 +125,10 @@ class Engine(Protocol):
         """Bytes that could still be allocated on the device."""
         ...
 
+    def expect(self, peak: int) -> None:
+        """Told before a run how many bytes it was planned to take, for the allocator's own limits."""
+        ...
+
     def release(self) -> None:
         """Gives freed memory back to the system."""
         ...

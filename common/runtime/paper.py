@@ -15,7 +15,7 @@ class OnPaper:
     facts: Device
     workspace: Workspace
     free: int  # bytes
-    rate: float | None  # operations a second of its products; None where it is not known
+    rate: float | None  # operations a second of its products, where that was measured here
 
     @property
     def device(self) -> str:
@@ -27,6 +27,9 @@ class OnPaper:
 
     def free_memory(self) -> int:
         return self.free
+
+    def expect(self, peak: int) -> None:
+        """It allocates nothing."""
 
     def release(self) -> None:
         """It holds nothing."""

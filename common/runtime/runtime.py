@@ -78,7 +78,7 @@ class Runtime:
     def plan(self, component: Component) -> LoadPlan:
         """Of its weights, as they are kept in memory."""
         found = self._stored.get(component.plan)
-        if found is None:
+        if found is None or found.precision != self.precision:
             found = self._stored[component.plan] = component.stored(self.precision)
         return found
 

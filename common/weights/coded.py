@@ -1,18 +1,20 @@
 """Which tensors of a file together are one weight: those that hold its codes, and those that say what they mean.
 
-A weight in fewer bits is a few tensors: codes, scales, perhaps zero points. `sources` groups them, by what the headers
+A weight in fewer bits is a few tensors: codes, scales, perhaps zero points. `grouped` does that, by what the headers
 say and never by a file's name, so that the planner sees one source for each weight whatever it is kept as. A layout is
-a function here that takes its tensors out of `pieces` and returns their sources.
+a function that takes its tensors out of `pieces` and returns their sources: here, or in `comfy`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import prod
+from typing import NamedTuple
 
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.base.text import clean
+from qwenimg.common.weights import comfy
 from qwenimg.common.weights.affine import GROUPS, WIDTHS, Affine, of_widths
 from qwenimg.common.weights.float8 import Float8, format_of
 from qwenimg.common.weights.gguf_blocks import READERS, Blocks
@@ -22,12 +24,22 @@ Pieces = dict[str, Piece]  # by the tensor's name, in the order of files and byt
 Expected = Callable[[str], Shape | None]  # the shape of the weight with this name, where the model has one
 
 
-def sources(pieces: Pieces, expected: Expected) -> dict[str, Source]:
-    """Every weight of `pieces` by the name of its first tensor, in their order. Raises ModelError."""
+class Grouped(NamedTuple):
+    """The weights of files, by the names of their first tensors; and the tensors that are known and of no use."""
+
+    sources: dict[str, Source]
+    unused: frozenset[str]
+
+
+def grouped(pieces: Pieces, expected: Expected, notes: Mapping[str, str]) -> Grouped:
+    """Every weight of `pieces`, in their order. `notes`: the metadata of the headers. Raises ModelError."""
+    comfy.refuse_others(pieces)
     left = dict(pieces)
-    found = _affine(left, expected) | _float8(left) | _blocks(left)
+    wanted = {name: None for name in left if expected(name) is not None}
+    scaled, unused = comfy.scaled(left, wanted, notes)
+    found = scaled | _affine(left, expected) | _float8(left) | _blocks(left)
     found |= {name: Source((piece,)) for name, piece in left.items()}
-    return {name: found[name] for name in pieces if name in found}
+    return Grouped({name: found[name] for name in pieces if name in found}, frozenset(unused))
 
 
 def _affine(left: Pieces, expected: Expected) -> dict[str, Source]:

@@ -24,7 +24,6 @@ class Device:
     units: frozenset[str]  # the 16-bit dtypes that it has units for
     about: str  # that as the end of a sentence about it: `has units for bfloat16`
     emulates: bool = False  # whether it computes 16 bit by way of float32, at no gain
-    rate: float | None = None  # operations a second of 16-bit products, as published; None where it is not in the table
 
 
 class Units(NamedTuple):
@@ -45,16 +44,6 @@ CHIPS: tuple[tuple[str, Units], ...] = (
 # Names of cards before their compute capability, the first that fits.
 CARDS: tuple[tuple[str, Units], ...] = (
     (r"\b(GTX )?16[356]0\b|\bT(500|550|600|1000|1200|2000)\b|\bMX[45]50\b|\bCMP 30HX\b", _WRONG),
-)
-# Operations a second of dense 16-bit products summed in float32, as the makers publish them; no program reaches them.
-RATES: tuple[tuple[str, float], ...] = (
-    (r"Apple M1 Max\b", 10.4e12),
-    (r"Apple M2 Ultra\b", 27.2e12),
-    (r"Apple M4 Max\b", 18.4e12),
-    (r"\bH[12]00\b", 989e12),
-    (r"\bA100\b", 312e12),
-    (r"\bRTX 4090\b", 165e12),
-    (r"\bRTX 3090\b", 71e12),
 )
 # The least compute capability, from the newest on.
 CAPABILITIES: tuple[tuple[tuple[int, int], Units], ...] = (
@@ -89,5 +78,4 @@ def cpu(name: str, *, bf16: bool, emulates: bool = False) -> Device:
 
 
 def _gpu(name: str, units: Units) -> Device:
-    rate = next((rate for pattern, rate in RATES if re.search(pattern, name)), None)
-    return Device(name=name, on_gpu=True, units=units.dtypes, about=units.about, rate=rate)
+    return Device(name=name, on_gpu=True, units=units.dtypes, about=units.about)

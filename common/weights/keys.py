@@ -7,7 +7,7 @@ a framework.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from math import prod
 from pathlib import Path
@@ -17,7 +17,7 @@ from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
 from qwenimg.common.weights import gguf
-from qwenimg.common.weights.coded import Pieces, sources
+from qwenimg.common.weights.coded import Pieces, grouped
 from qwenimg.common.weights.files import check_index, find_files, first
 from qwenimg.common.weights.headers import read_header
 from qwenimg.common.weights.plan import DTYPES, Decode, Entry, LoadPlan, Piece, Source, Use, Uses, as_stored
@@ -62,12 +62,12 @@ def plan(
             stack.callback(headers[-1].file.close)
             check_architecture(headers[-1], architectures, component)
         check_index(found, headers)
-        named = _named(headers, rename, manifest)
+        named, unused = _named(headers, rename, manifest)
         if not named:
             raise bad(found.source, "holds no tensors")
         _check_dtypes(named)
         _check_names(found.source, component, named, manifest)
-        made = _planned(component, named, manifest, uses(manifest), headers)
+        made = _planned(component, named, manifest, uses(manifest), headers, unused)
         stack.pop_all()
         return made
 
@@ -79,21 +79,24 @@ def plan_places(
     is loaded. The file stays the caller's to close. Raises ModelError as `plan` does."""
     assert places.keys() == manifest.keys()
     expected = _expected_at(places, manifest).get
-    stored = sources(_pieces([header], expected), expected)
+    stored, unused = grouped(_pieces([header], expected), expected, header.metadata)
     missing = [place.key for place in places.values() if place.key not in stored]
     if missing:
         raise bad(header.file.path, f"lacks tensor {first(dict.fromkeys(missing))} of its {component}")
     found = {name: _part(stored[place.key], place) for name, place in places.items()}
     named = dict(sorted(found.items(), key=lambda item: item[1].first.begin))
     _check_dtypes(named)
-    return _planned(component, named, manifest, uses, [header])
+    return _planned(component, named, manifest, uses, [header], unused)
 
 
-def _planned(component: str, named: Named, manifest: Manifest, uses: Uses, headers: list[Header]) -> LoadPlan:
+def _planned(
+    component: str, named: Named, manifest: Manifest, uses: Uses, headers: list[Header], unused: frozenset[str]
+) -> LoadPlan:
     assert uses.keys() <= manifest.keys(), f"in no file: {uses.keys() - manifest.keys()}"
     _check_shapes(named, manifest)
     entries = {name: _entry(name, source, manifest[name], uses[name]) for name, source in named.items() if name in uses}
-    return LoadPlan(component=component, entries=entries, files=tuple(h.file for h in headers))
+    known = unused | {piece.key for source in named.values() for piece in source.pieces}
+    return LoadPlan(component=component, entries=entries, files=tuple(h.file for h in headers), known=known)
 
 
 def _entry(name: str, source: Source, stored: Shape, use: Use) -> Entry:
@@ -138,8 +141,8 @@ def _without_ones(shape: Shape) -> Shape:
     return tuple(size for size in shape if size != 1)
 
 
-def _named(headers: Iterable[Header], rename: Rename | None, manifest: Manifest) -> Named:
-    """Every weight under its manifest name."""
+def _named(headers: Sequence[Header], rename: Rename | None, manifest: Manifest) -> tuple[Named, frozenset[str]]:
+    """Every weight under its manifest name, and the tensors that are known and of no use."""
 
     def name_of(key: str) -> str | None:
         return rename(key) if rename else key
@@ -149,14 +152,16 @@ def _named(headers: Iterable[Header], rename: Rename | None, manifest: Manifest)
     def expected(key: str) -> Shape | None:
         return manifest.get(name_of(key) or "")
 
-    for key, source in sources(_pieces(headers, expected), expected).items():
+    notes = {key: text for header in headers for key, text in header.metadata.items()}
+    found = grouped(_pieces(headers, expected), expected, notes)
+    for key, source in found.sources.items():
         name = name_of(key)
         if name is None:
             continue
         if name in named:
             raise bad(source.first.file.path, _same(key, named[name].first.key))
         named[name] = source
-    return named
+    return named, found.unused
 
 
 def _same(key: str, other: str) -> str:

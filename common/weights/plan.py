@@ -143,6 +143,7 @@ class LoadPlan:
     entries: dict[str, Entry]
     files: tuple[OpenFile, ...]
     precision: Precision | None = None  # whose storage it has; None is the files'
+    known: frozenset[str] = frozenset()  # tensors of the files that belong to it, of use or not
 
     def stored(self, precision: Precision, role: str | None = None) -> LoadPlan:
         """The plan with every parameter in the dtype that `precision` says of its `role`: text, transformer or vae,

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cli_runner import cli
+from comfy_files import comfy
 from safetensors.torch import save_file
 from tiny_ldm import behind, models_of, one_file, vae_file
 from tiny_sd import tiny_kl_vae
@@ -110,6 +111,31 @@ def test_another_unet(both, backend: str, tmp_path: Path) -> None:
     ]
     assert all(np.array_equal(made[0].pixels, one.pixels) for one in made)
     assert not np.array_equal(plain.pixels, made[0].pixels)
+
+
+@pytest.mark.parametrize(("kind", "layout"), [("sd1", "older"), ("sd2", "plain"), ("sdxl", "newer")])
+def test_eight_bits_draw_what_their_values_draw(both, kind: str, layout: str, tmp_path: Path) -> None:
+    """A checkpoint whose UNet, convolutions too, and CLIP are in 8 bits, against one of their values in float32."""
+    made = comfy(one_file(kind, models_of(kind)), layout, is_coded, marker="model.diffusion_model.scaled_fp8")
+    place = both[kind][1].parent / f"{layout}-{tmp_path.name}"
+    shutil.copytree(both[kind][1].parent / "tokenizer", place / "tokenizer")
+    save_file(made.tensors, place / "codes.safetensors", made.notes)
+    save_file({name: value.contiguous() for name, value in made.values.items()}, place / "values.safetensors")
+    coded = [name for name, value in made.tensors.items() if value.element_size() == 1 and value.ndim > 1]
+    assert any(made.tensors[name].ndim == 4 for name in coded)
+    assert any(".layers." in name or ".resblocks." in name for name in coded)
+    for backend in BACKENDS:
+        first, second = (
+            qwenimg.load(place / name, backend, "fp32")("a red circle", **ASKED)
+            for name in ("codes.safetensors", "values.safetensors")
+        )
+        print(f"{kind} {layout} {backend}: {len(coded)} weights, deviation {first.pixels.std():.0f}")
+        assert np.array_equal(first.latents, second.latents) and first.pixels.std() > 10
+
+
+def is_coded(name: str) -> bool:
+    """Of a checkpoint's weights those that ComfyUI keeps in 8 bits: all but the VAE's and embeddings."""
+    return not name.startswith("first_stage_model.") and "embedding" not in name
 
 
 def test_options_that_fit_no_other_model(tiny_folder: Path, both) -> None:

@@ -18,6 +18,7 @@ from qwenimg.cli.main import run
 from qwenimg.common.base.amounts import parse_bytes
 from qwenimg.common.base.errors import DoesNotFit, UsageError
 from qwenimg.common.base.safe_files import OpenFile
+from qwenimg.common.measure.machines import of_device
 from qwenimg.common.runtime.stages import Timeline
 
 STAGES = ["text", "modulation", "denoise", "decode"]
@@ -139,6 +140,13 @@ def test_amounts() -> None:
     for text in ("", "24", "0GB", "-1GB", "1e9GB", "9" * 40 + "GB", "GB"):
         with pytest.raises(UsageError, match="--memory"):
             parse_bytes(text, "--memory")
+
+
+def test_the_machine_of_a_device() -> None:
+    names = {"NVIDIA H100 80GB HBM3": "h100", "Apple M4 Max": "m4-max", "NVIDIA GeForce RTX 4090": "4090"}
+    for device, name in names.items():
+        assert getattr(of_device(device), "name", None) == name
+    assert of_device("Apple M4") is None and of_device("CPU (torch)") is None
 
 
 def test_what_stays_and_what_makes_room() -> None:

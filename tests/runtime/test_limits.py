@@ -36,7 +36,7 @@ backends.load(backend)
 for kind, field in (("RLIMIT_AS", "VmSize"), ("RLIMIT_DATA", "VmData")):
     used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field))
     before = resource.getrlimit(getattr(resource, kind))
-    resource.setrlimit(getattr(resource, kind), (used * 1024 + 400 * 2**20, before[1]))
+    resource.setrlimit(getattr(resource, kind), (used * 1024 + 300 * 2**20, before[1]))
     print(kind, run(["a red circle", "--size", "2048x2048", "--backend", backend, "-o", picture]), flush=True)
     resource.setrlimit(getattr(resource, kind), before)
 """

@@ -228,7 +228,7 @@ def _opened(header: Header, found: Detected) -> SingleFile:
 
     def plan(component: str, places: Places, manifest: Manifest, uses: Uses) -> None:
         plans[component] = plan_places(header, component, places, manifest, uses)
-        used.update(place.key for place in places.values())
+        used.update(plans[component].known)
 
     unet_made = vae_made = None
     if found.unet is not None and found.kind is not None:
