@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from qwenimg.common.training.config import Train
 
 NAMES = ("auto", "mlx", "cuda", "cpu")
+PLACED = ("mlx:cpu", "mlx:gpu")  # for comparisons: MLX on that device, for as long as no other is loaded
 MISSING = "not available: "  # what `available` says starts with it where a backend is not
 _PACKAGES = {"mlx": "mlx", "cuda": "torch", "cpu": "torch"}
 # Bytes of address space and of data that each takes to load: with less it ends the process itself.
@@ -39,11 +40,12 @@ def load(name: str = "auto") -> Engine:
     torch on the CPU; `auto` is mlx on Metal, else cuda, else cpu, else mlx on the CPU. Raises BackendMissing where
     the package or the device is missing: never a silent change.
     """
-    if name not in NAMES:
+    if name not in (*NAMES, *PLACED):
         raise UsageError(f"backend {clean(name, 40)!r} is not one of {', '.join(NAMES)}")
     _set_allocator()
     if name == "auto":
         name = _choose()
+    name, _, place = name.partition(":")
     if not installed(name):
         raise BackendMissing(f"--backend {name} needs {_PACKAGES[name]}; {_INSTALL.format(_PACKAGES[name])}")
     _check_room(_PACKAGES[name])
@@ -54,7 +56,7 @@ def load(name: str = "auto") -> Engine:
         if name == "mlx":
             from qwenimg.backends.mlx.engine import MLXEngine
 
-            return MLXEngine()
+            return MLXEngine(place)
         from qwenimg.backends.torch.engine import TorchEngine
     except (ImportError, OSError) as error:
         package = _PACKAGES[name]

@@ -14,6 +14,7 @@ COMMANDS = {
     "info": "what a picture or a model is made of",
     "devices": "which backends run here, and on what",
     "doctor": "what float32 and 16 bit are on this device, and what --preset auto chooses",
+    "parity": "whether backends or machines compute the same, block by block",
     "bench": "what a picture takes on a machine that is not here, on paper",
     "presets": "the presets of precision and memory to choose from",
     "plan": "what a picture takes of memory and time, and what makes it fit",
@@ -27,7 +28,7 @@ COMMANDS = {
 }
 # Names that later versions will use: a prompt of one word that a new version would run would be a trap.
 RESERVED = (
-    "precision", "parity", "serve",
+    "precision", "serve",
 )  # fmt: skip
 
 HELP_NAMES = ["-h", "--help"]

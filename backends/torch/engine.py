@@ -12,10 +12,14 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import load, ops
+from qwenimg.backends.torch.blocks import Blocks
+from qwenimg.backends.torch.ops import crossing
 from qwenimg.backends.torch.ops.cpu import multiplies
 from qwenimg.backends.workspaces import TORCH
 from qwenimg.common.base.amounts import counted
+from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import BackendMissing
+from qwenimg.common.runtime import traced
 from qwenimg.common.runtime.engine import NumpyArray, Observer
 from qwenimg.common.runtime.memory import free_ram
 from qwenimg.common.runtime.observers import observe
@@ -56,6 +60,13 @@ class TorchEngine:
         chosen = frozenset(names)
         load.fill(opened.model, plan.when(ALWAYS).only(chosen.__contains__), self._device)
         opened.plan = plan
+
+    def watch(self, opened: Any, blocks: Iterable[Block], look: traced.Look) -> None:
+        traced.watch(opened.model, blocks, look, "forward", crossing.outward)
+
+    def blocks(self, network: str, config: Any, plan: LoadPlan, precision: Precision, exact: bool = False) -> Blocks:
+        opened = self.open(network, config, plan.only(lambda name: False), precision)
+        return Blocks(opened, plan, self._device, exact)
 
     def array(self, values: NumpyArray) -> Tensor:
         return ops.table(values, torch.float32, self._device)

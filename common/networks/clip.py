@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
@@ -168,6 +169,10 @@ NETWORK = Network(
     blocks=re.compile(r"encoder\.layers\.\d+\..*\.weight"),
     tables=frozenset({"embeddings.token_embedding.weight", "embeddings.position_embedding.weight"}),
     rename=rename,
+    traced=(
+        Block(name="layer", paths=re.compile(r"encoder\.layers\.\d+"), streams=1, depth=1),
+        Block(name="model", paths=re.compile("")),
+    ),
     published=published,
     described=lambda config: {"architectures": [CLASS_NAMES[1 if config.projection_dim else 0]]},
 )

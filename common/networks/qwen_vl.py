@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
@@ -141,6 +142,10 @@ NETWORK = Network(
     blocks=re.compile(r"layers\.\d+\..*_proj\.weight"),
     tables=frozenset({"embed_tokens.weight"}),
     rename=rename,
+    traced=(
+        Block(name="layer", paths=re.compile(r"layers\.\d+"), streams=1, depth=1),
+        Block(name="model", paths=re.compile("")),
+    ),
     published=lambda name: f"model.{name}",
     architectures=frozenset({"qwen2vl"}),
 )

@@ -11,6 +11,8 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from qwenimg.common.base.block import Block
+from qwenimg.common.runtime.traced import Blocks, Look
 from qwenimg.common.runtime.workspace import Workspace
 from qwenimg.common.weights.devices import Device
 from qwenimg.common.weights.plan import LoadPlan
@@ -91,6 +93,15 @@ class Engine(Protocol):
     def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str]) -> None:
         """Reads the parameters `names` of `opened` again, by another `plan` of the same parameters, which it keeps for
         those that are not always there."""
+        ...
+
+    def watch(self, opened: Any, blocks: Iterable[Block], look: Look) -> None:
+        """Makes the modules of `opened` that are one of `blocks` show their calls to `look`, as long as it is open."""
+        ...
+
+    def blocks(self, network: str, config: Any, plan: LoadPlan, precision: Precision, exact: bool = False) -> Blocks:
+        """The blocks of `network`, each to be called alone. exact: in float64, where the backend has it, with the
+        weights that `plan` keeps, which is made by `stored(precision)`."""
         ...
 
     def array(self, values: NumpyArray) -> Array:
