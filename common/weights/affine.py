@@ -152,6 +152,8 @@ def exact16(made: Coded) -> Coded:
     """Scales and biases in float16 where that changes none of them."""
     import numpy as np
 
+    if made.biases is None:
+        return made
     with np.errstate(over="ignore"):
         small = [part.astype(np.float16) for part in (made.scales, made.biases)]
     same = all(np.array_equal(one, part) for one, part in zip(small, (made.scales, made.biases), strict=True))
