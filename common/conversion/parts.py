@@ -83,8 +83,7 @@ def _part(name: str, network: Network, component: Component, dtype: str | None) 
 def _kept(entry: Entry, dtype: str | None) -> Entry:
     """`entry` in the dtype that it is written in. Raises UsageError for a LoRA on codes that a file has."""
     if isinstance(entry.storage, Packed):
-        own = entry.source.kept
-        if entry.deltas and own and own.code == entry.storage.code:
+        if entry.fused and entry.source.kept is not None:
             shown = clean(entry.source.first.file.path.name, 60)
             raise UsageError(
                 f"--lora: {shown} has its weights in codes, which would be coded twice; convert the original"
