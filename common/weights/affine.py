@@ -160,18 +160,6 @@ def _narrow(made: Coded) -> Coded:
     return made
 
 
-def exact16(made: Coded) -> Coded:
-    """Scales and biases in float16 where that changes none of them."""
-    import numpy as np
-
-    if made.biases is None:
-        return made
-    with np.errstate(over="ignore"):
-        small = [part.astype(np.float16) for part in (made.scales, made.biases)]
-    same = all(np.array_equal(one, part) for one, part in zip(small, (made.scales, made.biases), strict=True))
-    return made._replace(scales=small[0], biases=small[1]) if same else made
-
-
 def pack(codes: np.ndarray, bits: int) -> np.ndarray:
     """Codes [... n], uint8, as words [... n * bits / 32]."""
     import numpy as np
