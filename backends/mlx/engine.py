@@ -49,9 +49,10 @@ class MLXEngine:
         module = import_module(f"qwenimg.backends.mlx.networks.{network}")
         return module.Component(config, plan, precision)
 
-    def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str]) -> None:
-        chosen = frozenset(names)
-        load.fill(opened.model, plan.when(ALWAYS).only(chosen.__contains__))
+    def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str], branches: Iterable[str]) -> None:
+        there = plan.when(ALWAYS)
+        load.fill(opened.model, there.only(frozenset(names).__contains__))
+        load.branch(opened.model, there.only(frozenset(branches).__contains__))
         opened.plan = plan
 
     def watch(self, opened: Any, blocks: Iterable[Block], look: traced.Look) -> None:

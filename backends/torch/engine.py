@@ -56,9 +56,10 @@ class TorchEngine:
         module = import_module(f"qwenimg.backends.torch.networks.{network}")
         return module.Component(config, plan, precision, self._device)
 
-    def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str]) -> None:
-        chosen = frozenset(names)
-        load.fill(opened.model, plan.when(ALWAYS).only(chosen.__contains__), self._device)
+    def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str], branches: Iterable[str]) -> None:
+        there = plan.when(ALWAYS)
+        load.fill(opened.model, there.only(frozenset(names).__contains__), self._device)
+        load.branch(opened.model, there.only(frozenset(branches).__contains__), self._device)
         opened.plan = plan
 
     def watch(self, opened: Any, blocks: Iterable[Block], look: traced.Look) -> None:

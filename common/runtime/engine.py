@@ -90,9 +90,9 @@ class Engine(Protocol):
         Reads the weights that it always needs, of `plan` as it was made by `stored(precision)`."""
         ...
 
-    def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str]) -> None:
-        """Reads the parameters `names` of `opened` again, by another `plan` of the same parameters, which it keeps for
-        those that are not always there."""
+    def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str], branches: Iterable[str]) -> None:
+        """Reads the parameters `names` of `opened` again, and of the parameters `branches` what is beside them only, by
+        another `plan` of the same parameters, which it keeps for those that are not always there."""
         ...
 
     def watch(self, opened: Any, blocks: Iterable[Block], look: Look) -> None:
