@@ -75,6 +75,8 @@ class Report:
             for p in pictures
         ]
         about = {"backend": pipe.backend, "device": pipe.device, "model": pipe.model_name}
+        if "timing" in self.debug:
+            self._line(f"attention: {pipe.engine.attention()}", always=True)
         self._event("plan", **about, precision=pipe.precision.summary(), images=images)
 
     # Each picture

@@ -83,6 +83,9 @@ class MLXEngine:
     def operate(self, operation: str, dtype: str, arrays: Sequence[NumpyArray]) -> NumpyArray:
         return ops.operate(operation, ops.DTYPES[dtype], arrays)
 
+    def attention(self) -> str:
+        return "MLX's fused kernel" if self.on_gpu else "MLX's operations in float32, in chunks of queries"
+
     def check_fp32(self) -> float:
         generator = np.random.RandomState(0)
         a, b = (generator.standard_normal((256, 256)).astype(np.float32) for _ in range(2))

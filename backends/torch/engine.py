@@ -101,6 +101,9 @@ class TorchEngine:
         with torch.inference_mode():
             return ops.operate(operation, ops.DTYPES[dtype], arrays, self._device)
 
+    def attention(self) -> str:
+        return ops.attention_kernel(self._device)
+
     def check_fp32(self) -> float:
         generator = np.random.RandomState(0)
         a, b = (generator.standard_normal((256, 256)).astype(np.float32) for _ in range(2))

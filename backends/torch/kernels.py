@@ -26,7 +26,7 @@ from qwenimg.common.weights.precision import Precision
 
 ATTENTION = "scaled_dot_product_attention"
 WHOLE = frozenset({ATTENTION, "rms_norm", "upsample_nearest2d", "_upsample_nearest_exact2d"})
-PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution"})
+PRODUCTS = frozenset({"mm", "addmm", "_addmm_activation", "bmm", "baddbmm", "convolution"})
 NOTHING = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"})
 # Of kernels that are several on a GPU: a group norm's moments, its factors for each channel, and their use. The image
 # is read for the first and for the last.
@@ -43,8 +43,10 @@ def kernels(network: str, config: Any, precision: Precision, case: Case) -> list
     load.blank(component.model, {n: precision.weight_dtype(row.role, n, use.residency) for n, use in uses.items()})
     call, units = CALLS[network](component, config, case)
     counter = Counter(units)
-    with torch.inference_mode(), counter:
-        call()
+    with torch.inference_mode():
+        call()  # what is kept from the first call on is not counted
+        with counter:
+            call()
     return counter.kernels
 
 
@@ -110,7 +112,9 @@ class Counter(TorchDispatchMode):
             if made is not NotImplemented:
                 return made
         out = _attended(*args) if name == ATTENTION else func(*args, **kwargs)
-        given, results = list(_tensors((args, kwargs))), list(_tensors(out))
+        written = name == "copy_"  # over what was there, which is not read
+        read = {key: value for key, value in kwargs.items() if key != "out"}
+        given, results = list(_tensors((args[1:] if written else args, read))), list(_tensors(out))
         if name in NOTHING or not results or (_is_view(func, given, results)):
             return out
         self._kept += [*given, *results]

@@ -142,6 +142,10 @@ class Engine(Protocol):
         [L, in] with [out, in], `conv2d` 3x3 of [B, C, h, w] with [O, C, 3, 3], `attention` of q, k, v [B, L, H, D]."""
         ...
 
+    def attention(self) -> str:
+        """What computes attention over heads of 128 in bfloat16, for `--debug timing`."""
+        ...
+
     def check_fp32(self) -> float:
         """The relative error of a 256^3 float32 matrix product against float64."""
         ...

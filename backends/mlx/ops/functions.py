@@ -71,6 +71,11 @@ def add(x: Array, update: Array) -> Array:
     return seen("add", "", x + update.astype(x.dtype))
 
 
+def joined(first: Array, second: Array, dtype: mx.Dtype) -> Array:
+    """[B S ...] and [B L ...] as [B S+L ...] in `dtype`."""
+    return mx.concatenate((first.astype(dtype), second.astype(dtype)), axis=1)
+
+
 def chunks(modulation: Array, count: int, index: Array | None) -> tuple[Array, ...]:
     """`count` vectors out of modulation rows [R count*C]: each [R 1 C] (R is 1, or the batch), or [1 L C] when
     `index` [L] gives each token its row."""
@@ -78,12 +83,17 @@ def chunks(modulation: Array, count: int, index: Array | None) -> tuple[Array, .
     return tuple(part[:, None] if index is None else part[index][None] for part in parts)
 
 
+def turns(cos: Array, sin: Array) -> Array:
+    """The tables [L D/2] of `rotate_pairs` as [L 1 D/2 2], made once for a run."""
+    return mx.stack((cos, sin), axis=-1)[:, None]
+
+
 @_fused
-def rotate_pairs(x: Array, cos: Array, sin: Array) -> Array:
-    """RoPE on adjacent pairs: x [B L H D], tables [L D/2]; float32 in and out."""
+def rotate_pairs(x: Array, turns: Array) -> Array:
+    """RoPE on adjacent pairs: x [B L H D]; float32 in and out."""
     pairs = x.reshape(*x.shape[:-1], -1, 2)
     even, odd = pairs[..., 0], pairs[..., 1]
-    cos, sin = cos[:, None], sin[:, None]
+    cos, sin = turns[..., 0], turns[..., 1]
     return mx.stack((even * cos - odd * sin, even * sin + odd * cos), axis=-1).reshape(x.shape)
 
 
