@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from qwenimg.common.base.errors import BackendMissing, UsageError
@@ -17,10 +18,12 @@ if TYPE_CHECKING:
     from qwenimg.common.training.config import Train
 
 NAMES = ("auto", "mlx", "cuda", "cpu")
+PLACED = ("mlx:cpu", "mlx:gpu")  # for comparisons: MLX on that device, for as long as no other is loaded
 MISSING = "not available: "  # what `available` says starts with it where a backend is not
 _PACKAGES = {"mlx": "mlx", "cuda": "torch", "cpu": "torch"}
 # Bytes of address space and of data that each takes to load: with less it ends the process itself.
 _ROOM = {"mlx": (320 << 20, 120 << 20), "torch": (700 << 20, 300 << 20)}
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the name before torch 2.9
 # qwenimg itself is on no index: it is installed from a clone.
 _INSTALL = "in the clone of qwenimg: pip install '.[{}]' (README.md: Install)"
 
@@ -37,10 +40,12 @@ def load(name: str = "auto") -> Engine:
     torch on the CPU; `auto` is mlx on Metal, else cuda, else cpu, else mlx on the CPU. Raises BackendMissing where
     the package or the device is missing: never a silent change.
     """
-    if name not in NAMES:
+    if name not in (*NAMES, *PLACED):
         raise UsageError(f"backend {clean(name, 40)!r} is not one of {', '.join(NAMES)}")
+    _set_allocator()
     if name == "auto":
         name = _choose()
+    name, _, place = name.partition(":")
     if not installed(name):
         raise BackendMissing(f"--backend {name} needs {_PACKAGES[name]}; {_INSTALL.format(_PACKAGES[name])}")
     _check_room(_PACKAGES[name])
@@ -51,7 +56,7 @@ def load(name: str = "auto") -> Engine:
         if name == "mlx":
             from qwenimg.backends.mlx.engine import MLXEngine
 
-            return MLXEngine()
+            return MLXEngine(place)
         from qwenimg.backends.torch.engine import TorchEngine
     except (ImportError, OSError) as error:
         package = _PACKAGES[name]
@@ -101,6 +106,16 @@ def available() -> dict[str, str]:
         except BackendMissing as error:
             found[name] = f"{MISSING}{error}"
     return found
+
+
+def _set_allocator() -> None:
+    """Segments that grow, against fragments that hold a third of a card: torch reads this when it is imported, and
+    warns where a system has none. What the user has set stays."""
+    if "torch" in sys.modules or sys.platform != "linux" or not installed("cuda"):
+        return
+    if not any(name in os.environ for name in _ALLOCATOR):
+        recent = tuple(map(int, version("torch").split(".")[:2])) >= (2, 9)
+        os.environ[_ALLOCATOR[0] if recent else _ALLOCATOR[1]] = "expandable_segments:True"
 
 
 def _check_room(package: str) -> None:

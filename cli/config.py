@@ -28,6 +28,7 @@ KEYS: Mapping[str, tuple[type, ...]] = {
     "backend": (str,),
     "preset": (str,),
     "precision": (str,),
+    "fallback": (bool,),
     **{name: SAID[name].types for name in SAID if SAID[name].config},
     "output": (str,),
     "offline": (bool,),

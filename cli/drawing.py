@@ -52,6 +52,7 @@ class Flags:
     backend: str
     preset: str | None
     precision: str | None
+    fallback: bool
     offline: bool
     latents: Path | None
     output: str | None
@@ -277,6 +278,7 @@ def _open(flags: Flags, replay: Replay | None, report: Report) -> Pipeline:
         tokenizer=flags.tokenizer,
         prediction=prediction,
         quantize=quantize,
+        fallback=flags.fallback,
         notify=report.notify,
     )
 

@@ -14,10 +14,13 @@ COMMANDS = {
     "info": "what a picture or a model is made of",
     "devices": "which backends run here, and on what",
     "doctor": "what float32 and 16 bit are on this device, and what --preset auto chooses",
+    "parity": "whether backends or machines compute the same, block by block",
     "bench": "what a picture takes on a machine that is not here, on paper",
     "presets": "the presets of precision and memory to choose from",
+    "plan": "what a picture takes of memory and time, and what makes it fit",
     "models": "the models to choose from, and which are here",
     "pull": "download a model",
+    "convert": "write a model again: in fewer bits, with LoRAs in it, as a folder",
     "train": "train the built-in model, or go on from its weights",
     "selftest": "draw 40 prompts with the built-in model and check the pictures",
     "samplers": "the samplers and schedules to choose from",
@@ -25,7 +28,7 @@ COMMANDS = {
 }
 # Names that later versions will use: a prompt of one word that a new version would run would be a trap.
 RESERVED = (
-    "precision", "parity", "plan", "convert", "serve",
+    "precision", "serve",
 )  # fmt: skip
 
 HELP_NAMES = ["-h", "--help"]
@@ -35,7 +38,7 @@ _OWN: dict[str, tuple[str, ...]] = {
     "Picture": (),
     "Picture to start from": (),
     "Model": (
-        "model", "backend", "preset", "precision", "offline",
+        "model", "backend", "preset", "precision", "fallback", "offline",
         "transformer", "text_encoder", "vae", "refiner", "tokenizer", "prediction",
     ),
     "Output": ("output", "overwrite", "save_latents", "no_metadata", "json", "quiet", "debug"),

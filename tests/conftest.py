@@ -11,7 +11,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["XDG_CONFIG_HOME"] = os.devnull  # nobody's own configuration
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import filelock
@@ -58,3 +58,21 @@ def folders(shared_folder: Path) -> dict[str, Path]:
                 write_tiny_sd(folder, name)
         found[name] = folder
     return found
+
+
+@pytest.fixture(scope="session")
+def overflowing(shared_folder: Path, tiny_folder: Path, folders: dict[str, Path]) -> Callable[[str], Path]:
+    """The tiny folder of a case in `overflow_models`, which some dtype does not hold."""
+    from overflow_models import CASES, changed
+
+    def made(name: str) -> Path:
+        kind, part, change = CASES[name]
+        folder = shared_folder / f"overflow-{name}"
+        with filelock.FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                changed(({"qwen": tiny_folder} | folders)[kind], folder.with_suffix(".part"), part, change).rename(
+                    folder
+                )
+        return folder
+
+    return made

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/performance.md from what tools/bench_step.py and tools/bench_unet.py wrote.
+"""Writes the tables of docs/performance.md from what tools/bench_step.py, bench_unet.py and bench_around.py wrote.
 
 Of the transformer, float32 comes from a run of its own, made on a quiet machine, since its ratio is near 1; bfloat16
 from the whole run.
@@ -38,6 +38,17 @@ def main() -> None:
     write("performance.md", "steps", table(heads, rows))
     write("performance.md", "machine", "\n".join(machines))
     _unets()
+    _around()
+
+
+def _around() -> None:
+    """What is around the steps, as processor time against what it is compared with."""
+    result = json.loads((DOCS / "results" / "around-cpu.json").read_text())
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    machine = f"{result['cores']} cores; {versions}; medians of {result['runs']} runs of each in turn"
+    rows = [[row["what"], row["against"], f"{row['ratio']:.2f}"] for row in result["rows"]]
+    text = table(["what", "against", "processor time"], rows)
+    write("performance.md", "around", f"- `docs/results/around-cpu.json`: {machine}\n\n{text}")
 
 
 def _unets() -> None:

@@ -13,7 +13,13 @@ import numpy as np
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx import load, ops
+from qwenimg.backends.mlx.blocks import Blocks
+from qwenimg.backends.mlx.ops import crossing
 from qwenimg.backends.mlx.ops.functions import on_gpu
+from qwenimg.backends.workspaces import MLX_CPU, MLX_GPU
+from qwenimg.common.base.block import Block
+from qwenimg.common.base.errors import BackendMissing
+from qwenimg.common.runtime import traced
 from qwenimg.common.runtime.engine import NumpyArray, Observer
 from qwenimg.common.runtime.memory import free_ram
 from qwenimg.common.runtime.observers import observe
@@ -27,11 +33,14 @@ from qwenimg.common.weights.residency import ALWAYS
 class MLXEngine:
     name = "mlx"
 
-    def __init__(self) -> None:
+    def __init__(self, place: str = "") -> None:
+        """place: `cpu` or `gpu`, which is then MLX's default for the whole process. Raises BackendMissing."""
+        if place == "gpu" and not mx.is_available(mx.gpu):
+            raise BackendMissing("--backend mlx:gpu: MLX has no GPU here; use mlx:cpu or cpu")
+        if place:
+            mx.set_default_device(mx.gpu if place == "gpu" else mx.cpu)
         self.on_gpu = on_gpu()
-        # Measured on a CPU: 15.1, since its convolutions copy every window. Metal has no such copy; not measured there.
-        self.decode_buffers = 6.0 if self.on_gpu else 16.0
-        self.score_bytes = 0 if self.on_gpu else 2 * ops.SCORE_BYTES
+        self.workspace = MLX_GPU if self.on_gpu else MLX_CPU
         self.device = _device_name() if self.on_gpu else "CPU (mlx)"
         self.facts = _facts(self.device) if self.on_gpu else devices.cpu(self.device, bf16=False, emulates=True)
 
@@ -44,6 +53,13 @@ class MLXEngine:
         chosen = frozenset(names)
         load.fill(opened.model, plan.when(ALWAYS).only(chosen.__contains__))
         opened.plan = plan
+
+    def watch(self, opened: Any, blocks: Iterable[Block], look: traced.Look) -> None:
+        traced.watch(opened.model, blocks, look, "__call__", crossing.outward)
+
+    def blocks(self, network: str, config: Any, plan: LoadPlan, precision: Precision, exact: bool = False) -> Blocks:
+        assert not exact, "float64 is another backend's"
+        return Blocks(self.open(network, config, plan.only(lambda name: False), precision), plan)
 
     def array(self, values: NumpyArray) -> Array:
         return ops.table(values, mx.float32)
@@ -70,6 +86,15 @@ class MLXEngine:
         """Bytes below the working set that the system recommends for the GPU; on the CPU what it could still give."""
         limit = mx.device_info().get("max_recommended_working_set_size") if self.on_gpu else None
         return int(limit) - mx.get_active_memory() if limit else free_ram()
+
+    def expect(self, peak: int) -> None:
+        """On a GPU what was planned stays wired, what the working set leaves beside it may hold buffers for another
+        use, and no more than the working set is allocated."""
+        most = int(mx.device_info().get("max_recommended_working_set_size", 0)) if self.on_gpu else 0
+        if most:
+            mx.set_memory_limit(most)
+            mx.set_cache_limit(max(0, most - peak))
+            mx.set_wired_limit(min(peak, most))
 
     def release(self) -> None:
         mx.clear_cache()

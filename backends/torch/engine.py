@@ -12,9 +12,14 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import load, ops
+from qwenimg.backends.torch.blocks import Blocks
+from qwenimg.backends.torch.ops import crossing
 from qwenimg.backends.torch.ops.cpu import multiplies
+from qwenimg.backends.workspaces import TORCH
 from qwenimg.common.base.amounts import counted
+from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import BackendMissing
+from qwenimg.common.runtime import traced
 from qwenimg.common.runtime.engine import NumpyArray, Observer
 from qwenimg.common.runtime.memory import free_ram
 from qwenimg.common.runtime.observers import observe
@@ -38,8 +43,7 @@ class TorchEngine:
             )
         self.name = name
         self.on_gpu = name == "cuda"
-        self.score_bytes = 0
-        self.decode_buffers = 3.5  # measured on a CPU: 3.1; a GPU's workspace for convolutions comes on top
+        self.workspace = TORCH
         self._device = torch.device("cuda" if self.on_gpu else "cpu")
         threads = counted(torch.get_num_threads(), "thread")
         self.device = torch.cuda.get_device_name() if self.on_gpu else f"CPU (torch, {threads})"
@@ -56,6 +60,13 @@ class TorchEngine:
         chosen = frozenset(names)
         load.fill(opened.model, plan.when(ALWAYS).only(chosen.__contains__), self._device)
         opened.plan = plan
+
+    def watch(self, opened: Any, blocks: Iterable[Block], look: traced.Look) -> None:
+        traced.watch(opened.model, blocks, look, "forward", crossing.outward)
+
+    def blocks(self, network: str, config: Any, plan: LoadPlan, precision: Precision, exact: bool = False) -> Blocks:
+        opened = self.open(network, config, plan.only(lambda name: False), precision)
+        return Blocks(opened, plan, self._device, exact)
 
     def array(self, values: NumpyArray) -> Tensor:
         return ops.table(values, torch.float32, self._device)
@@ -86,6 +97,9 @@ class TorchEngine:
             return free_ram()
         free, _ = torch.cuda.mem_get_info()
         return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+
+    def expect(self, peak: int) -> None:
+        """Nothing to tell: the allocator's settings are made before torch is imported (`backends.load`)."""
 
     def release(self) -> None:
         if self.on_gpu:

@@ -58,6 +58,29 @@ def drop(model: torch.nn.Module, names: Iterable[str]) -> None:
             _put(model, name, getattr(owner, leaf).to("meta"))
 
 
+def widen(model: torch.nn.Module, path: str) -> None:
+    """Makes the module at `path` compute in float64, with the weights that it has: the reference of all comparisons."""
+    top = model.get_submodule(path)
+    for name, module in list(top.named_modules(prefix=path)):
+        if isinstance(module, QuantisedLinear):
+            parent, own = _owner(model, name)
+            setattr(parent, own, _decoded(module))
+        elif getattr(module, "compute", None) is not None:
+            module.compute = None
+        elif hasattr(module, "stream"):
+            module.stream = torch.float64
+    model.get_submodule(path).double()
+
+
+def _decoded(layer: QuantisedLinear) -> Linear:
+    """A linear layer of the same values."""
+    weight = layer.weight
+    made = Linear(weight.shape[1], weight.shape[0], bias=layer.bias is not None, device="meta")
+    made.path = layer.path
+    made.weight, made.bias = torch.nn.Parameter(weight, requires_grad=False), layer.bias
+    return made
+
+
 def tensor(entry: Entry, device: torch.device) -> torch.Tensor:
     """One tensor of a checkpoint in the dtype of its storage, finite. Raises ModelError."""
     stored, dtype = torch.from_numpy(read(entry)), DTYPES[entry.storage.dtype]
@@ -79,8 +102,8 @@ def _pack(model: torch.nn.Module, name: str, entry: Entry, device: torch.device)
         layer = QuantisedLinear(layer, entry.storage.code, DTYPES[entry.storage.dtype])
         parent, own = _owner(model, name.rpartition(".")[0])
         setattr(parent, own, layer)
-    codes, scales, biases = (torch.from_numpy(part).to(device) for part in read_codes(entry))
-    layer.put(codes.view(torch.int32), scales, biases)
+    codes, *rest = (torch.from_numpy(part).to(device) for part in read_codes(entry).arrays)
+    layer.put(codes.view(torch.int32), *rest)
 
 
 def _owner(model: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:

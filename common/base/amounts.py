@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
+
+UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
 
 def counted(count: int, what: str) -> str:
     """`1 step`, `2 steps`, `1,000 tensors`."""
@@ -14,3 +21,12 @@ def size_text(count: float) -> str:
         if count >= unit:
             return f"{count / unit:,.1f} {name}"
     return counted(int(count), "byte")
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """Of `24GB`, `24g`, `1.5 GiB` or `800MB`; the value of `option`. Raises UsageError."""
+    found = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kmgt]i?)b?\s*", text.lower())
+    count = int(float(found[1]) * UNITS[found[2]]) if found else 0
+    if count < 1:
+        raise UsageError(f"{option} {clean(text, 40)!r}: give an amount such as 24GB")
+    return count

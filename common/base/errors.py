@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import errno
 
-# What torch's CPU allocator, MLX, Metal and Python's threads say in a bare RuntimeError, and the loader of libraries in
-# an ImportError.
+# What torch's CPU allocator, MLX, Metal, libraries of CUDA and Python's threads say in a bare RuntimeError, and the
+# loader of libraries in an ImportError.
 _NO_MEMORY = (
+    "::malloc]",
+    "bad_alloc",
+    "_alloc_failed",
+    "allocation_failed",
     "can't start new thread",
     "failed to map segment",
     "cannot allocate memory",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,13 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.networks.network import Network
-from qwenimg.common.runtime.checkpoint import Checkpoint, Component
+from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.weights import keys, quantise
-from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights import plan as plans
+from qwenimg.common.weights.plan import LoadPlan, Uses
+
+QUANTIZATION = ("quantization", "quantization_config")
+"""What MLX's tools write of the codes that weights are kept in. Their tensors say it as well, and count."""
 
 
 def read_config(network: Network, folder: Path, refused: Mapping[str, str] | None = None) -> Any:
@@ -28,37 +31,51 @@ def read_config(network: Network, folder: Path, refused: Mapping[str, str] | Non
             raise ModelError(f"{clean(path)}: {reason}")
     if kind != network.kind and network.key == "_class_name":
         raise ModelError(f"{clean(path)}: is of class {clean(kind, 60)!r}; expected {network.kind!r}")
+    _check_quantization(path, data)
     try:
-        fields = network.fields(data)
+        fields = network.fields({key: value for key, value in data.items() if key not in QUANTIZATION})
     except ModelError as error:
         raise ModelError(f"{clean(path)}: {error}") from None
     return parse(network.config, fields, source=path, ignored=network.ignored)
 
 
-def component(network: Network, config: Any, plan: LoadPlan) -> Component:
-    kept = quantise.keep(plan, network.tables)
-    return Component(network=network.name, role=network.role, config=config, plan=kept)
+def _check_quantization(path: Path, data: Mapping[str, object]) -> None:
+    """Raises ModelError for weights that another program keeps in codes of its own."""
+    for key in QUANTIZATION:
+        said = data.get(key) or {}
+        if not isinstance(said, Mapping):
+            raise ModelError(f"{clean(path)}: '{key}' is {clean(said, 40)}; expected a table")
+        if (method := said.get("quant_method")) is not None:
+            raise ModelError(
+                f"{clean(path)}: the weights are quantised by {clean(method, 40)!r}, which is not read; "
+                "use the model's own weights, with -q for fewer bits"
+            )
 
 
-def quantised(checkpoint: Checkpoint, networks: Iterable[Network], text: str) -> Checkpoint:
-    """`checkpoint` with its weights kept as the policy `text` says. Raises UsageError."""
-    policies, rows = quantise.parse(text), {network.name: network for network in networks}
-
-    def kept(part: Component) -> Component:
-        policy, blocks = policies.get(part.role), rows[part.network].blocks
-        if policy is None or blocks is None:
-            return part
-        return replace(part, plan=quantise.quantised(part.plan, policy, blocks))
-
-    return replace(checkpoint, components={name: kept(part) for name, part in checkpoint.components.items()})
+def component(network: Network, config: Any, plan: LoadPlan, *, whole: bool = False) -> Component:
+    """`whole`: it is to be written again, so that tables stay in codes too."""
+    kept = quantise.keep(plan, frozenset() if whole else network.tables)
+    return Component(network=network.name, role=network.role, config=config, plan=kept, blocks=network.blocks)
 
 
 def open_component(
-    network: Network, path: Path, config: Any, title: str, rename: Callable[[Manifest], keys.Rename] | None = None
+    network: Network,
+    path: Path,
+    config: Any,
+    title: str,
+    rename: Callable[[Manifest], keys.Rename] | None = None,
+    *,
+    whole: bool = False,
 ) -> Component:
     """`network` with the weights in the folder or file `path`; `title` stands in messages. `rename` gives, of a
-    manifest, other programs' names of its tensors; without it they are the network's. Raises ModelError."""
+    manifest, other programs' names of its tensors; without it they are the network's. `whole`: with all of its tensors
+    as they are stored. Raises ModelError."""
     manifest = network.manifest(config)
     names = rename(manifest) if rename else network.rename
-    plan = keys.plan(path, title, manifest, uses=network.uses, rename=names)
-    return component(network, config, plan)
+
+    def every(stored: Manifest) -> Uses:
+        return plans.whole(stored, network.uses(stored))
+
+    uses = every if whole else network.uses
+    plan = keys.plan(path, title, manifest, uses=uses, rename=names, architectures=network.architectures)
+    return component(network, config, plan, whole=whole)

@@ -14,11 +14,13 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.families import registry, repository
 from qwenimg.common.families.components import read_config
 from qwenimg.common.families.describe_lora import describe_lora, is_lora
-from qwenimg.common.families.description import Description, listed, summary
+from qwenimg.common.families.description import Description, in_memory, listed, summary
 from qwenimg.common.families.family import Prediction
+from qwenimg.common.weights import gguf
 from qwenimg.common.weights.files import find_files
+from qwenimg.common.weights.headers import read_header
 from qwenimg.common.weights.lora import ADAPTER
-from qwenimg.common.weights.safetensors import Header, Stored, read_header
+from qwenimg.common.weights.stored import Header, Stored
 
 
 def describe(path: Path, prediction: Prediction | None = None) -> Description:
@@ -111,7 +113,24 @@ def _file(path: Path, prediction: Prediction | None) -> Description:
     tensors = _tensors(headers)
     layouts = [layout for family in registry.FAMILIES for layout in family.layouts]
     layout = next((text for key, text in layouts if any(key in name for name in tensors)), "unknown")
-    return Description(lines=[f"layout: {layout}", summary("file", tensors), f"first tensors: {listed(tensors)}"])
+    lines = [f"layout: {layout}", summary("file", tensors), f"first tensors: {listed(tensors)}"]
+    if headers[0].format == "GGUF":
+        lines[0:2] = [f"layout: GGUF, {layout}", *_gguf(headers[0])]
+    return Description(lines=lines)
+
+
+def _gguf(header: Header) -> list[str]:
+    """What a GGUF file says that it is, what it holds, and what that takes in memory."""
+    name = header.metadata.get(gguf.ARCHITECTURE, "")
+    networks = [network for family in registry.FAMILIES for network in family.networks]
+    network = next((network for network in networks if name in network.architectures), None)
+
+    def looked_up(key: str) -> bool:
+        return network is not None and (network.rename or _same)(key) in network.tables
+
+    said = f"'{clean(name, 60)}'" if name else "not said"
+    used = "" if network or name in gguf.UNSPECIFIC else ", which this version does not draw with"
+    return [f"architecture: {said}{used}", summary("file", header.tensors), in_memory(header.tensors, looked_up)]
 
 
 def _headers(files: Iterable[Path]) -> list[Header]:

@@ -13,8 +13,9 @@ from qwenimg.common.pipeline.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.runtime import Runtime
+from qwenimg.common.weights.lora_names import Names
 from qwenimg.common.weights.precision import Kind
-from qwenimg.common.weights.safetensors import Header
+from qwenimg.common.weights.stored import Header
 
 Prediction = Literal["eps", "v"]
 
@@ -37,6 +38,7 @@ class Choices:
     vae: Path | None = None
     tokenizer: Path | None = None  # the folder of that for a single file, which has none
     quantize: str | None = None  # how weights are kept in codes: `weights/quantise.py`
+    whole: bool = False  # every tensor as it is stored, to be written again and not to draw
     tokenizer_of_base: Path | None = None  # where else one may be: that of the model which a refiner refines
 
     def made(self) -> list[str]:
@@ -67,6 +69,8 @@ class Family:
     describe_file: Callable[[Header, Prediction | None], Description | None] | None = None
     layouts: tuple[tuple[str, str], ...] = ()  # other files of its parts: a key that only they have, and what they are
     model: Callable[[Runtime, Checkpoint, Checkpoint | None], DiffusionModel]  # with its refiner
+    lora_names: Callable[[Checkpoint], Names] = lambda checkpoint: ()  # of the layers that LoRAs may change
+    small_files: Callable[[Checkpoint], dict[str, object]] | None = None  # of a folder for a file: JSON by path
     defaults: Callable[[Checkpoint], Defaults]
     check: Callable[[Checkpoint], None] = _check_nothing  # what only the model would find: tokenizer, scheduler
     described: Callable[[Path], str]  # what a folder is for

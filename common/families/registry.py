@@ -11,7 +11,6 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.catalog import KnownModel
-from qwenimg.common.families.components import quantised
 from qwenimg.common.families.family import Choices, Family
 from qwenimg.common.families.qwen_image.family import FAMILY as QWEN_IMAGE
 from qwenimg.common.families.stable_diffusion.family import FAMILY as STABLE_DIFFUSION
@@ -57,7 +56,7 @@ def open_model(path: Path, choices: Choices | None = None) -> Opened:
             raise UsageError(f"--{option} is for {able}; {clean(path, 80)} is another model")
     checkpoint = family.open(path, choices)
     if choices.quantize is not None:
-        checkpoint = quantised(checkpoint, family.networks, choices.quantize)
+        checkpoint = checkpoint.quantised(choices.quantize)
     return Opened(family=family, checkpoint=checkpoint)
 
 

@@ -5,6 +5,7 @@ Each row says where its numbers come from. Nothing here was measured by this pro
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from qwenimg.common.base.errors import UsageError
@@ -99,6 +100,12 @@ _MACHINES = (
     ),
 )
 MACHINES = {machine.name: machine for machine in _MACHINES}
+
+
+def of_device(device: str) -> Machine | None:
+    """The machine that a driver calls `device`: NVIDIA H100 80GB HBM3, Apple M4 Max."""
+    words = [(one, rf"\b{name.replace('-', ' ')}\b") for name, one in MACHINES.items()]
+    return next((one for one, word in words if re.search(word, device, re.IGNORECASE)), None)
 
 
 def machine(name: str) -> Machine:

@@ -81,7 +81,7 @@ class Case:
     returned: str  # the dtype that the output must have
     blocks: int = 1
     offset: float = 0.0  # mean / deviation of what a LayerNorm in it sees
-    k: float | None = None  # the component's own limit in float32, where `LIMIT` does not hold for it
+    k: float | None = None  # the component's own limit, where `LIMIT` does not hold for it
 
     @property
     def unit(self) -> float:
@@ -93,7 +93,7 @@ class Case:
         k = LIMIT[self.dtype]
         if self.dtype == "float32" and self.component in UPDATES | WEAK_INPUTS:
             k = MARGIN * RECORDED[self.component][0]
-        if self.dtype == "float32" and self.k is not None:
+        if self.k is not None:
             k = self.k
         return k * self.unit * math.sqrt(self.blocks) + CENTRED * self.offset * UNIT["float32"]
 
@@ -154,6 +154,8 @@ def judge(
     """
     reference = np.asarray(reference, np.float64)
     update = reference if stream is None else reference - np.asarray(stream, np.float64)
+    if not update.any():  # weights that are zero: what must be right is that the stream stays as it is
+        update = reference
     carried = 0.0 if stream is None else STORED * UNIT[case.returned] * math.sqrt(case.blocks)
     allowed = case.allowed + carried * _ratio(_length(reference), _length(update))
     largest = LARGEST * case.allowed + LARGEST * carried * _ratio(_peak(reference), _peak(update))

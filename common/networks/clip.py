@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
@@ -120,6 +121,11 @@ def rename(key: str) -> str | None:
     return None if name in _NOT_NEEDED else name
 
 
+def published(name: str) -> str:
+    """The name in published files of a name of the manifest."""
+    return name if name.startswith("text_projection.") else _PREFIX + name
+
+
 def eos_position(config: CLIPConfig, ids: Sequence[int]) -> int:
     """Where in `ids` the pooled state is: at the first end token, or with `LEGACY_EOS` at the first largest id."""
     wanted = max(ids) if config.eos_token_id == LEGACY_EOS else config.eos_token_id
@@ -163,4 +169,10 @@ NETWORK = Network(
     blocks=re.compile(r"encoder\.layers\.\d+\..*\.weight"),
     tables=frozenset({"embeddings.token_embedding.weight", "embeddings.position_embedding.weight"}),
     rename=rename,
+    traced=(
+        Block(name="layer", paths=re.compile(r"encoder\.layers\.\d+"), streams=1, depth=1),
+        Block(name="model", paths=re.compile("")),
+    ),
+    published=published,
+    described=lambda config: {"architectures": [CLASS_NAMES[1 if config.projection_dim else 0]]},
 )

@@ -13,10 +13,12 @@ Source: the published configurations of Stable Diffusion 1.5, 2.1 and SDXL.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
@@ -160,6 +162,12 @@ def _mid(width: int) -> Manifest:
     return params.repeat("resnets", 2, _resnet(width, width)) | params.under("attentions.0", attention)
 
 
+def _block_types(config: KLVAEConfig) -> dict[str, object]:
+    """What config.json says of every block."""
+    kinds = ("down_block_types", "up_block_types")
+    return {name: [FIXED_CONFIG[name]] * len(config.block_out_channels) for name in kinds}
+
+
 NETWORK = Network(
     name="kl_vae",
     role="vae",
@@ -169,4 +177,13 @@ NETWORK = Network(
     fields=vae_fields,
     ignored=IGNORED_CONFIG,
     rename=rename,
+    traced=(
+        Block(name="resnet", paths=re.compile(r".*\.resnets\.\d+"), image=True, streams=1, depth=1),
+        Block(name="attention", paths=re.compile(r".*\.attentions\.\d+"), image=True, streams=1, depth=1),
+        Block(name="sampler", paths=re.compile(r".*\.(down|up)samplers\.\d+"), image=True),
+        Block(name="end", paths=re.compile(r".*\.(conv_in|conv_norm_out|conv_out)|(post_)?quant_conv"), image=True),
+        Block(name="encode", paths=re.compile(""), method="encode", image=True, within="encoder"),
+        Block(name="decode", paths=re.compile(""), method="decode", image=True, within="decoder"),
+    ),
+    described=_block_types,
 )

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from qwenimg.common.base.block import Block
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.weights.plan import Uses, as_stored
+
+
+def _same(name: str) -> str:
+    return name
 
 
 def _as_it_is(data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -32,4 +37,14 @@ class Network:
         None  # weights of its blocks that may be kept in codes; a group: the block's number
     )
     tables: frozenset[str] = frozenset()  # matrices that are looked up and not multiplied
+    traced: tuple[Block, ...] = ()  # what of it is compared between backends
+    architectures: frozenset[str] = frozenset()  # what a GGUF file of it says that it is
     rename: Callable[[str], str | None] | None = None  # a stored name in the manifest's, None where it is of no use
+    published: Callable[[str], str] = _same  # a name of the manifest as published files have it
+    described: Callable[[Any], Mapping[str, object]] = (
+        lambda config: {}
+    )  # of a config, what config.json needs beside it
+
+    def written(self, config: Any) -> dict[str, object]:
+        """The config.json of a model that comes without one."""
+        return {self.key: self.kind, **asdict(config), **self.described(config)}

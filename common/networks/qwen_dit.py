@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
@@ -124,4 +125,14 @@ NETWORK = Network(
     ignored=IGNORED_CONFIG,
     blocks=re.compile(r"transformer_blocks\.(\d+)\..*\.weight"),
     tables=frozenset({"time_text_embed.addition_t_embedding.weight"}),
+    traced=(
+        Block(name="block", paths=re.compile(r"transformer_blocks\.\d+"), streams=2, depth=1),
+        Block(name="modulation", paths=re.compile(r"transformer_blocks\.\d+"), method="modulation", once=True),
+        Block(name="time", paths=re.compile("time_text_embed"), once=True),
+        Block(name="start", paths=re.compile("img_in|txt_norm|txt_in")),
+        Block(name="head_modulation", paths=re.compile("norm_out"), method="modulation", once=True),
+        Block(name="head", paths=re.compile("norm_out|proj_out")),
+        Block(name="model", paths=re.compile("")),
+    ),
+    architectures=frozenset({"qwen_image"}),
 )

@@ -13,8 +13,10 @@ What is unusual about it:
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 
+from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.networks import params
@@ -203,4 +205,18 @@ NETWORK = Network(
     manifest=manifest,
     uses=uses,
     ignored=IGNORED_CONFIG,
+    traced=(
+        Block(
+            name="resnet",
+            paths=re.compile(r".*\.resnets\.\d+|encoder\.down_blocks\.\d+"),
+            image=True,
+            streams=1,
+            depth=1,
+        ),
+        Block(name="attention", paths=re.compile(r".*\.attentions\.\d+"), image=True, streams=1, depth=1),
+        Block(name="sampler", paths=re.compile(r".*\.upsamplers\.\d+"), image=True),
+        Block(name="end", paths=re.compile(r".*\.(conv_in|norm_out|conv_out)|(post_)?quant_conv"), image=True),
+        Block(name="encode", paths=re.compile(""), method="encode", image=True, within="encoder"),
+        Block(name="decode", paths=re.compile(""), method="decode", image=True, within="decoder"),
+    ),
 )

@@ -3,6 +3,7 @@
 What is unusual about it:
 - the configuration is flat in published folders and nested under `text_config` in newly saved ones;
 - the keys start with `model.` in published files and with `model.language_model.` in others;
+- in GGUF the names are llama.cpp's, for the same tensors: q and k keep their order of rows, unlike those of a Llama;
 - the vision tower and `lm_head` are in the files and are not needed for text to image;
 - q, k and v have biases, the output projection has none; fewer key than query heads;
 - for text alone its three-axis RoPE has three equal positions, which is plain one-axis RoPE (half-split layout);
@@ -16,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
@@ -23,7 +25,21 @@ from qwenimg.common.networks.network import Network
 
 MODEL_TYPE = "qwen2_5_vl"
 _PREFIXES = ("model.language_model.", "language_model.model.", "model.")
-_NOT_NEEDED = ("model.visual.", "visual.", "lm_head.")
+_NOT_NEEDED = ("model.visual.", "visual.", "lm_head.", "output.")
+_LLAMA_CPP = {
+    "token_embd": "embed_tokens",
+    "output_norm": "norm",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_LLAMA_CPP_KEY = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>[a-z_]+)\.(?P<leaf>weight|bias)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +113,10 @@ def rename(key: str) -> str | None:
     for prefix in _PREFIXES:
         if key.startswith(prefix):
             return key.removeprefix(prefix)
+    found = _LLAMA_CPP_KEY.fullmatch(key)
+    if found and found["part"] in _LLAMA_CPP:
+        layer = f"layers.{found['layer']}." if found["layer"] else ""
+        return f"{layer}{_LLAMA_CPP[found['part']]}.{found['leaf']}"
     return key
 
 
@@ -122,4 +142,10 @@ NETWORK = Network(
     blocks=re.compile(r"layers\.\d+\..*_proj\.weight"),
     tables=frozenset({"embed_tokens.weight"}),
     rename=rename,
+    traced=(
+        Block(name="layer", paths=re.compile(r"layers\.\d+"), streams=1, depth=1),
+        Block(name="model", paths=re.compile("")),
+    ),
+    published=lambda name: f"model.{name}",
+    architectures=frozenset({"qwen2vl"}),
 )

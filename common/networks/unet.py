@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
@@ -294,4 +295,15 @@ NETWORK = Network(
     fields=unet_fields,
     ignored=IGNORED_CONFIG,
     blocks=re.compile(r".*\.attentions\.\d+\..*\.weight"),
+    traced=(
+        Block(name="resnet", paths=re.compile(r".*\.resnets\.\d+"), image=True, streams=1, depth=1),
+        Block(name="attention", paths=re.compile(r".*\.attentions\.\d+"), image=True, streams=1),
+        Block(name="context", paths=re.compile(r".*\.attentions\.\d+"), method="context"),
+        Block(name="tokens", paths=re.compile(r".*\.transformer_blocks\.\d+"), streams=1, depth=3),
+        Block(name="sampler", paths=re.compile(r".*\.(down|up)samplers\.\d+"), image=True),
+        Block(name="time", paths=re.compile("time_embedding|add_embedding")),
+        Block(name="end", paths=re.compile("conv_in|conv_norm_out|conv_out"), image=True),
+        Block(name="model", paths=re.compile(""), image=True),
+    ),
+    architectures=frozenset({"sd1", "sdxl"}),
 )

@@ -94,8 +94,10 @@ def _uniform(stream: np.random.RandomState, count: int) -> NDArray[np.float32]:
 def _box_muller(uniform: NDArray[np.float32]) -> NDArray[np.float32]:
     """Normal numbers from uniform ones, [16 n] -> [16 n] (G. E. P. Box and M. E. Muller, 1958)."""
     u = uniform.reshape(-1, 2, _BLOCK // 2)
-    log_u = portable_math.log((np.float32(1) - u[:, 0]).astype(np.float64)).astype(np.float32)
+    log_u = portable_math.near_log((np.float32(1) - u[:, 0]).astype(np.float64)).astype(np.float32)
     radius = np.sqrt(np.float32(-2) * log_u)
-    sine, cosine = portable_math.sincos((_TWO_PI * u[:, 1]).astype(np.float64))
-    pair = np.stack([radius * cosine.astype(np.float32), radius * sine.astype(np.float32)], axis=1)
+    sine, cosine = portable_math.near_sincos((_TWO_PI * u[:, 1]).astype(np.float64))
+    pair = np.empty(u.shape, np.float32)
+    np.multiply(radius, cosine.astype(np.float32), out=pair[:, 0])
+    np.multiply(radius, sine.astype(np.float32), out=pair[:, 1])
     return pair.reshape(-1)

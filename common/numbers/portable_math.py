@@ -5,13 +5,15 @@ that IEEE 754 defines exactly (+ - * /, rounding to an integer, splitting off th
 operation of its own, so that no compiler can fuse a multiplication with an addition.
 
 Method: argument reduction with a two-part constant (W. J. Cody and W. Waite, "Software Manual for the
-Elementary Functions", 1980), then Taylor series long enough for the reduced range.
+Elementary Functions", 1980), then Taylor series long enough for the reduced range. The `near` functions take tables
+of these instead, and short series around the next entry: for float32, in a quarter of the time.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,10 @@ _HALF_PI_HEAD, _HALF_PI_TAIL = 1.57079632673412561417e00, 6.07710050650619224932
 _SQRT_HALF = 0.7071067811865476
 _TWO_OVER_PI = 0.6366197723675814
 _LARGEST_ANGLE = 2.0**19
+
+_LN2 = 0.6931471805599453
+_PARTS = 1024  # of one radian, and of 1: a node of a table each
+_LOG_PARTS = 4096
 
 _ATANH_TERMS = [2.0 / (2 * k + 1) for k in range(1, 12)]
 _SIN_TERMS = [(-1.0) ** k / math.factorial(2 * k + 1) for k in range(1, 9)]
@@ -59,6 +65,61 @@ def sincos(x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.floa
     sin_sign = np.where(quarter >= 2, -1.0, 1.0)
     cos_sign = np.where((quarter == 1) | (quarter == 2), -1.0, 1.0)
     return sin_sign * np.where(odd, cosine, sine), cos_sign * np.where(odd, sine, cosine)
+
+
+def near_log(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Natural logarithm of numbers above 0 and up to 1, to 1e-16 beside the next table entry's."""
+    mantissa, exponent = np.frexp(x)
+    node = np.rint(mantissa * _LOG_PARTS)
+    total: NDArray[np.float64] = _logs()[node.astype(np.intp)]
+    total += exponent.astype(np.float64) * _LN2
+    node *= 1 / _LOG_PARTS
+    r = mantissa - node
+    r /= node
+    series = r * -0.25
+    for term in (1 / 3, -0.5):
+        series += term
+        series *= r
+    series *= r
+    series += r
+    total += series
+    return total
+
+
+def near_sincos(x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Sine and cosine of angles in radians from 0 to a turn, to 1e-16 beside the next table entry's."""
+    node = np.rint(x * _PARTS)
+    index = node.astype(np.intp)
+    sine_there, cosine_there = (table[index] for table in _circle())
+    node *= -1 / _PARTS
+    r = np.add(node, x, out=node)
+    z = r * r
+    s = z * (-1 / 6)  # the sine of r, and below its cosine less 1
+    s *= r
+    s += r
+    z *= z * (1 / 24) - 0.5
+    sine = sine_there * z
+    sine += cosine_there * s
+    sine += sine_there
+    z *= cosine_there
+    s *= sine_there
+    z -= s
+    z += cosine_there
+    return sine, z
+
+
+@cache
+def _logs() -> NDArray[np.float64]:
+    """log(i / 4096) at i, of mantissas, which are not below a half."""
+    nodes = np.full(_LOG_PARTS + 1, 1.0)
+    nodes[_LOG_PARTS // 2 :] = np.arange(_LOG_PARTS // 2, _LOG_PARTS + 1) / _LOG_PARTS
+    return log(nodes)
+
+
+@cache
+def _circle() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Sine and cosine of i / 1024, a little more than a turn of them."""
+    return sincos(np.arange(7 * _PARTS) / _PARTS)
 
 
 def _polynomial(z: NDArray[np.float64], terms: Sequence[float]) -> NDArray[np.float64]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from qwenimg.common.runtime.estimate import Needs
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.weights.lora import Deltas
 from qwenimg.common.weights.lora_names import Names
+from qwenimg.common.weights.precision import Precision
 
 
 class PreparedRun(Protocol):
@@ -54,8 +55,14 @@ class DiffusionModel(Protocol):
 
     def warnings(self, request: Request) -> list[str]: ...
 
-    def needs(self, request: Request, plan: SamplingPlan, shape: tuple[int, int]) -> Needs:
-        """What the picture will take beside what is loaded already. Loads nothing."""
+    def needs(self, request: Request, plan: SamplingPlan, shape: tuple[int, int], counted: bool = True) -> Needs:
+        """What the picture will take, stage by stage. Loads nothing. counted: whether the
+        tokens of prompts are; else each is taken for the longest."""
+        ...
+
+    def variant(self, precision: Precision, quantize: str | None) -> Self:
+        """The same model under another precision, its weights kept in codes: of which nothing is loaded, to be asked
+        what it needs."""
         ...
 
     def check_weights(self) -> None:
@@ -88,6 +95,11 @@ class DiffusionModel(Protocol):
 
     def decode(self, latents: Latents) -> NDArray[Any]:
         """Pixels [1, 3, H, W], about -1 to 1, all finite. Raises NumericsError."""
+        ...
+
+    def renew(self, part: str) -> None:
+        """Frees what was made under a policy that the runtime has no longer: of the VAE, or of a `part` with which all
+        is made again. Files stay open."""
         ...
 
     def free_transformer(self) -> None: ...

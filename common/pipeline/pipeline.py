@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import traceback
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -13,15 +14,24 @@ from threading import Lock
 from typing import Any, Unpack, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
-from qwenimg.common.base.errors import NumericsError, PipelineBusy, UsageError
+from qwenimg.common.base.errors import (
+    DoesNotFit,
+    NumericsError,
+    PipelineBusy,
+    QwenimgError,
+    UsageError,
+    out_of_memory,
+)
 from qwenimg.common.base.version import __version__
 from qwenimg.common.numbers import noise, sizes
 from qwenimg.common.numbers.noise import TorchCPUGenerator
 from qwenimg.common.pictures import pixels as image
-from qwenimg.common.pipeline import call_options, few_steps, lora_text, start
+from qwenimg.common.pipeline import call_options, few_steps, fit, lora_text, start
 from qwenimg.common.pipeline.asked import Asked
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel, PreparedRun
+from qwenimg.common.pipeline.fallback import Fallback
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.loras import Key, Loras
 from qwenimg.common.pipeline.option import no_effect, recorded
@@ -31,6 +41,8 @@ from qwenimg.common.pipeline.request import OPTIONS, Defaults, Request
 from qwenimg.common.pipeline.result import Result, Step
 from qwenimg.common.runtime.engine import Array
 from qwenimg.common.runtime.estimate import Estimate, Needs
+from qwenimg.common.runtime.probe import Overflow
+from qwenimg.common.weights.precision import Precision
 
 # Of the matrices that the rate is measured with: a GPU's fill it, and a CPU's are those of small networks, soon done.
 GPU_SIDE, CPU_SIDE, WARM_SIDE = 4096, 512, 256
@@ -53,22 +65,31 @@ class Pipeline:
         defaults: Defaults,
         family: str = "",
         tf32: bool = False,
+        fallback: bool = False,
         options: Mapping[str, Any] | None = None,
     ):
-        """family: the name of the model's. options: what it was opened with, for recipes."""
+        """family: the name of the model's. fallback: goes on under the next policy where a value overflows. options:
+        what it was opened with, for recipes."""
         self.options = dict(options or {})
         self.model, self.model_name, self.family, self.defaults = model, name, family, defaults
         self.runtime, self.engine = model.runtime, model.runtime.engine
-        self.precision, self.notify = self.runtime.precision, self.runtime.notify
+        self.notify = self.runtime.notify
         self.backend, self.device = self.engine.name, self.engine.device
         self.tf32 = tf32  # whether float32 products are rounded to fewer digits on this device
+        self.fallback = Fallback(model, wanted=fallback, tf32=tf32)
         self.loras = Loras(model.lora_names)
         self._adapted: Key | None = ()  # the LoRAs that the model has now; None where a change of them failed
         self._running, self._closed = Lock(), False
-        self._rate: float | None = None
+        self._rates: dict[str, float] = {}
+        self._planned: tuple[Request, Needs] | None = None  # of the last picture
 
     def __repr__(self) -> str:
         return f"<Pipeline {'closed · ' if self._closed else ''}{self.headline()}>"
+
+    @property
+    def precision(self) -> Precision:
+        """Of the next picture: `fallback` may have changed it."""
+        return self.runtime.precision
 
     # Public
 
@@ -130,7 +151,7 @@ class Pipeline:
         request = self.check(prompt, **asked)
         needs, rate = self._check_fits(request), self._seconds_of_operation()
         return Estimate(
-            memory=max(needs.memory.values()),
+            memory=needs.largest.peak,
             seconds=(needs.steps + needs.decoding) * rate,
             step=needs.steps * rate / self.model.plan(request).steps,
         )
@@ -138,10 +159,10 @@ class Pipeline:
     def prepare(self, prompts: Sequence[str], clip_skip: int = 0, lora: str = "") -> None:
         """Announces `prompts`, so that the text encoder is loaded once for all that fit into memory, and before the
         transformer. The rest is encoded in its turn, again as much as fits. `lora`: those of the first picture."""
-        with self._alone():
+        with self._alone(), self._in_memory():
             self._adapt(lora)
             self.model.check_weights()
-            self.model.announce(prompts, clip_skip)
+            self.fallback.calling(lambda: self.model.announce(prompts, clip_skip), [])
 
     def headline(self) -> str:
         """One line: backend, device, precision map and model."""
@@ -184,40 +205,66 @@ class Pipeline:
 
     def _check_fits(self, request: Request) -> Needs:
         """Raises DoesNotFit before anything is loaded."""
-        needs = self.model.needs(request, self.model.plan(request), start.latent_shape(self.model, request))
-        for what, need in needs.memory.items() if not needs.frees else ():
-            self.runtime.check_fit(what, need)
+        needs = fit.needs(self.model, request)
+        self._planned = (request, needs)
+        self.engine.expect(needs.largest.peak)
+        if not fit.fits(needs, self.engine.free_memory()):
+            raise fit.refusal(self.model, request, needs)
         return needs
 
     def _seconds_of_operation(self) -> float:
         """At the rate of a product in the transformer's dtype, the middle one of some: other programs slow the run down
         too. The first product of a process is much slower than the next."""
-        if self._rate is None:
+        dtype = self.precision.compute_dtype("transformer")
+        if dtype not in self._rates:
             side = GPU_SIDE if self.engine.on_gpu else CPU_SIDE
-            dtype = self.precision.compute_dtype("transformer")
             self.engine.product_seconds(WARM_SIDE, dtype)
             found: list[float] = []
             while sum(found) < RATE_SECONDS:
                 found.append(self.engine.product_seconds(side, dtype))
-            self._rate = median(found) / (2 * side**3)
-        return self._rate
+            self._rates[dtype] = median(found) / (2 * side**3)
+        return self._rates[dtype]
 
     # The run
 
     def _generate(self, request: Request, warnings: list[str]) -> Iterator[Step | Result]:
+        warnings += self._warnings(request)
+        for warning in warnings:
+            self.notify("warning", warning)
         try:
-            yield from self._run(request, warnings)
+            with self._in_memory():
+                yield from self._climbing(request, warnings)
         finally:  # a run that failed or was abandoned leaves no times to the next
             self.runtime.clock.clear()
+
+    def _climbing(self, request: Request, warnings: list[str]) -> Iterator[Step | Result]:
+        """The run, begun again under the next policy where a value overflows and `fallback` is wanted."""
+        while True:
+            try:
+                yield from self._run(request, warnings)
+                return
+            except Overflow as error:
+                climb = self.fallback.after(error)
+            self.fallback.climb(climb, warnings)
+
+    @contextmanager
+    def _in_memory(self) -> Iterator[None]:
+        """Raises DoesNotFit with the numbers of the last plan where an allocation fails."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, QwenimgError) or not out_of_memory(error):
+                raise
+            traceback.clear_frames(error.__traceback__)  # which hold arrays
+            self.model.free_transformer()
+            if self._planned is None:
+                raise DoesNotFit("memory ran out; close other programs") from None
+            raise fit.ran_out(self.model, *self._planned) from None
 
     def _run(self, request: Request, warnings: list[str]) -> Iterator[Step | Result]:
         model = self.model
         plan, shape = model.plan(request), start.latent_shape(model, request)
         self._check_fits(request)
-        warnings += self._warnings(request)
-        for warning in warnings:
-            self.notify("warning", warning)
-
         self._adapt(request.lora)
         model.check_weights()
         stream = TorchCPUGenerator(request.seed)
@@ -233,7 +280,8 @@ class Pipeline:
             shapes = dict(run.shapes)
             del x
 
-        pixels = image.crop(image.to_uint8(model.decode(latents)[0]), request.width, request.height)
+        decoded = self._decoded(request, latents, warnings)
+        pixels = image.crop(image.to_uint8(decoded[0]), request.width, request.height)
         blank = image.blank_warning(pixels)
         if blank:
             self.notify("warning", blank)
@@ -246,6 +294,12 @@ class Pipeline:
             shapes=shapes | {"latents": str(list(latents.shape)), "pixels": str(list(pixels.shape))},
             warnings=warnings,
         )
+
+    def _decoded(self, request: Request, latents: Latents, warnings: list[str]) -> NDArray[Any]:
+        """Pixels [1, 3, H, W]. Where the VAE has encoded for the picture too, the whole has to be of one policy."""
+        if request.image is not None or self.model.sees_mask:
+            return self.model.decode(latents)
+        return self.fallback.calling(lambda: self.model.decode(latents), warnings)
 
     def _adapt(self, lora: str) -> None:
         """Gives the model the LoRAs that `lora` asks for, where it has others."""

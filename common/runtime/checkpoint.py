@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from qwenimg.common.weights import quantise
 from qwenimg.common.weights.lora import Deltas
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import Precision
@@ -22,6 +24,7 @@ class Component:
     role: str  # text, transformer or vae: whose precision holds
     config: Any  # that module's configuration
     plan: LoadPlan
+    blocks: re.Pattern[str] | None = None  # weights of its blocks, which may be kept in codes
 
     def stored(self, precision: Precision) -> LoadPlan:
         """Of its weights, as they are kept in memory under a policy."""
@@ -70,6 +73,17 @@ class Checkpoint:
             for name, part in self.components.items()
         }
         return replace(self, components=components)
+
+    def quantised(self, text: str) -> Checkpoint:
+        """The same with its weights kept as the policy `text` (`quantise.SYNTAX`) says. Raises UsageError."""
+        policies = quantise.parse(text)
+
+        def kept(part: Component) -> Component:
+            if part.blocks is None or part.role not in policies:
+                return part
+            return replace(part, plan=quantise.quantised(part.plan, policies[part.role], part.blocks))
+
+        return replace(self, components={name: kept(part) for name, part in self.components.items()})
 
     def largest(self, precision: Precision) -> int:
         """Bytes of the weights of its largest component under a policy: the least that has to be in memory at once."""

@@ -11,6 +11,9 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from qwenimg.common.base.block import Block
+from qwenimg.common.runtime.traced import Blocks, Look
+from qwenimg.common.runtime.workspace import Workspace
 from qwenimg.common.weights.devices import Device
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import Precision
@@ -80,8 +83,7 @@ class Engine(Protocol):
     device: str  # shown in messages: "Apple M4 Max", "NVIDIA H200", "CPU (torch, 8 threads)"
     on_gpu: bool
     facts: Device  # what the device is good at
-    score_bytes: int  # of attention's scores that are in memory at a step's peak; 0 where a kernel never holds them
-    decode_buffers: float  # images of the VAE decoder's widest level that are in memory at its peak
+    workspace: Workspace
 
     def open(self, network: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:
         """What runs `network`, a file of `common/networks/`: a TextEncoder, Transformer, VAE, ClipEncoder or UNet.
@@ -91,6 +93,15 @@ class Engine(Protocol):
     def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str]) -> None:
         """Reads the parameters `names` of `opened` again, by another `plan` of the same parameters, which it keeps for
         those that are not always there."""
+        ...
+
+    def watch(self, opened: Any, blocks: Iterable[Block], look: Look) -> None:
+        """Makes the modules of `opened` that are one of `blocks` show their calls to `look`, as long as it is open."""
+        ...
+
+    def blocks(self, network: str, config: Any, plan: LoadPlan, precision: Precision, exact: bool = False) -> Blocks:
+        """The blocks of `network`, each to be called alone. exact: in float64, where the backend has it, with the
+        weights that `plan` keeps, which is made by `stored(precision)`."""
         ...
 
     def array(self, values: NumpyArray) -> Array:
@@ -123,6 +134,10 @@ class Engine(Protocol):
 
     def free_memory(self) -> int:
         """Bytes that could still be allocated on the device."""
+        ...
+
+    def expect(self, peak: int) -> None:
+        """Told before a run how many bytes it was planned to take, for the allocator's own limits."""
         ...
 
     def release(self) -> None:

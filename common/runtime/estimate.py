@@ -8,11 +8,12 @@ top. The first step tells the rest better (`left`).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
 from qwenimg.common.base.amounts import size_text
+from qwenimg.common.runtime.stages import Stage
 from qwenimg.common.weights.plan import LoadPlan
 
 LONG = 600  # seconds, from which on a run says how long it takes before it starts
@@ -22,13 +23,17 @@ SOON = 10  # seconds: what is over sooner needs no correction
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """`memory`: bytes that each stage needs free, in order; `steps` and `decoding`: their multiplications and
-    additions."""
+    """`loaded`: bytes of the stages' weights that are in memory already; `steps` and `decoding`: their multiplications
+    and additions."""
 
-    memory: Mapping[str, int]
+    stages: Sequence[Stage]
+    loaded: int = 0
     steps: float
     decoding: float
-    frees: bool = False  # something that is loaded makes room on the way: each part of the run looks for itself
+
+    @property
+    def largest(self) -> Stage:
+        return max(self.stages, key=lambda stage: stage.peak)
 
 
 @dataclass(frozen=True, kw_only=True)

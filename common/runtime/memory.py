@@ -39,7 +39,7 @@ def free_ram() -> int:
 def decode_peak(config: VAEConfig, height: int, width: int, itemsize: int, buffers: float) -> int:
     """Bytes that decoding latents of height x width takes at its peak, weights aside.
 
-    buffers: how many images of the widest level are in memory at once (`Engine.decode_buffers`).
+    buffers: how many images of the widest level are in memory at once (`Workspace.decode_buffers`).
     """
     return int(buffers * _largest(config, height, width) * itemsize)
 
@@ -54,21 +54,30 @@ def _largest(config: VAEConfig, height: int, width: int) -> int:
 
 def scores(heads: int, branches: int, tokens: int, most: int) -> int:
     """Bytes of attention's scores over so many tokens and of what is made of them, where a kernel holds them: `most`
-    (`Engine.score_bytes`) is that of one chunk."""
+    (`Workspace.score_bytes`) is that of one chunk."""
     return min(most, 8 * heads * branches * tokens**2)
 
 
-def decode_least(config: VAEConfig, height: int, width: int, itemsize: int, buffers: float, most: int) -> int:
-    """The fewest bytes that decoding latents of height x width takes, weights aside: whole, or in the smallest tiles.
+def decode_bytes(
+    config: VAEConfig, height: int, width: int, itemsize: int, buffers: float, most: int, tile: int | None
+) -> int:
+    """Bytes that decoding latents of height x width takes at its peak, weights aside: whole, or in tiles of `tile`.
 
     In tiles: the whole's input to the up blocks six times over (a block's, and query, key and value), one tile, and
     the picture. The picture is then made 8 bit in copies of four floats a value."""
-    side = config.least_tile + 2 * config.tile_margin
     picture = height * width * config.scale**2 * 3
+    if tile is None:
+        return max(decode_peak(config, height, width, itemsize, buffers), picture * 18)
+    side = tile + 2 * config.tile_margin
     trunk = 6 * height * width * config.up_blocks[0][0] * itemsize + scores(1, 1, height * width, most)
-    tile = decode_peak(config, min(side, height), min(side, width), itemsize, buffers)
-    whole = decode_peak(config, height, width, itemsize, buffers)
-    return max(min(whole, trunk + tile + 2 * picture * itemsize), picture * 18)
+    one = decode_peak(config, min(side, height), min(side, width), itemsize, buffers)
+    return max(trunk + one + 2 * picture * itemsize, picture * 18)
+
+
+def decode_least(config: VAEConfig, height: int, width: int, itemsize: int, buffers: float, most: int) -> int:
+    """The fewest bytes that decoding latents of height x width takes, weights aside: whole, or in the smallest
+    tiles."""
+    return min(decode_bytes(config, height, width, itemsize, buffers, most, tile) for tile in (None, config.least_tile))
 
 
 def decode_tile(config: VAEConfig, height: int, width: int, itemsize: int, free: int, buffers: float) -> int | None:

@@ -33,9 +33,9 @@ class Overflow(NumericsError):
     """A value that is not finite, in `part` of the model: text, transformer or vae. `found` is None where no operation
     of the networks made it."""
 
-    def __init__(self, message: str, part: str, found: NotFinite | None):
-        super().__init__(message)
-        self.part, self.found = part, found
+    def __init__(self, what: str, cure: str, part: str, found: NotFinite | None):
+        super().__init__(f"{what}; {cure}")
+        self.what, self.part, self.found = what, part, found
 
     @property
     def operation(self) -> str:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from qwenimg.common.base.amounts import counted, size_text
 from qwenimg.common.base.errors import DoesNotFit, NumericsError
@@ -49,6 +50,11 @@ class Runtime:
         self.engine, self.precision, self.notify = engine, precision, notify
         self.choice = choice or Choice(preset="", precision=precision.name)
         self.clock = Clock()
+        self._stored: WeakKeyDictionary[LoadPlan, LoadPlan] = WeakKeyDictionary()
+
+    def under(self, precision: Precision) -> Runtime:
+        """The same engine with another precision; it reports nothing."""
+        return Runtime(self.engine, precision, lambda kind, text: None, self.choice)
 
     # Loading
 
@@ -71,7 +77,10 @@ class Runtime:
 
     def plan(self, component: Component) -> LoadPlan:
         """Of its weights, as they are kept in memory."""
-        return component.stored(self.precision)
+        found = self._stored.get(component.plan)
+        if found is None or found.precision != self.precision:
+            found = self._stored[component.plan] = component.stored(self.precision)
+        return found
 
     def weight_bytes(self, component: Component) -> int:
         """Bytes of the weights that stay as long as `component` is open."""
@@ -112,7 +121,7 @@ class Runtime:
         """What to say of a value of `part` that is not finite: where, in which dtype, how large, and what cures it."""
         cure = advice(self.precision, part, "" if found is None else found.operation)
         if found is None:
-            return Overflow(f"{title}: non-finite values behind its last operation; {cure}", part, found)
+            return Overflow(f"{title}: non-finite values behind its last operation", cure, part, found)
         compute = self.precision.computes(part, found.where)
         inside = f" of {compute.dtype} products" if compute and compute.dtype != found.dtype else ""
-        return Overflow(f"{title}: non-finite value at {found}{inside}, {found.maximum}; {cure}", part, found)
+        return Overflow(f"{title}: non-finite value at {found}{inside}, {found.maximum}", cure, part, found)

@@ -14,6 +14,7 @@ from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.runtime.engine import VAE
 from qwenimg.common.runtime.probe import first_non_finite
 from qwenimg.common.runtime.runtime import Runtime
+from qwenimg.common.runtime.stages import Timeline
 from qwenimg.common.weights.storage import BYTES
 
 TILE = 64  # latents a side of a tile where the preset asks for tiles, at most
@@ -25,43 +26,89 @@ class VAEHalves:
     def __init__(self, runtime: Runtime, component: Component, width: int, make_room: Callable[[int], None]):
         self.runtime, self.engine, self.make_room = runtime, runtime.engine, make_room
         self.component, self.config, self.width = component, component.config, width
-        self.itemsize = BYTES[runtime.precision.compute_dtype("vae")]
         self._halves: dict[str, VAE] = {}
+        self._parts = {
+            half: replace(component, plan=component.plan.only(wanted))
+            for half, wanted in (("decoder", decodes), ("encoder", lambda name: not decodes(name)))
+        }
         self._checked = False  # the decoder's weights
 
-    def encoder(self) -> VAE:
-        return self._half("encoder", lambda name: not decodes(name))
+    @property
+    def itemsize(self) -> int:
+        return BYTES[self.runtime.precision.compute_dtype("vae")]
 
-    def decoder(self) -> VAE:
-        return self._half("decoder", decodes)
+    def encoder(self, activations: int = 0) -> VAE:
+        """Once there is room for it, where that can be made, and for so many bytes beside it."""
+        return self._half("encoder", activations)
+
+    def decoder(self, activations: int = 0) -> VAE:
+        return self._half("decoder", activations)
 
     def free(self) -> None:
         self._halves.clear()
 
-    def _half(self, half: str, wanted: Callable[[str], bool]) -> VAE:
+    @property
+    def loaded(self) -> dict[str, int]:
+        """Bytes of the halves that are in memory, by name."""
+        return {f"vae {half}": self.runtime.weight_bytes(self._parts[half]) for half in self._halves}
+
+    def _half(self, half: str, activations: int) -> VAE:
         if half not in self._halves:
-            component = self._part(wanted)
-            self.make_room(self.runtime.weight_bytes(component))
+            component = self._parts[half]
+            self.make_room(self.runtime.weight_bytes(component) + activations)
             self._halves[half] = self.runtime.open(component, f"vae {half}")
+        else:
+            self.make_room(activations)
         return self._halves[half]
 
-    def decoding(self, shape: tuple[int, int], beside: int) -> dict[str, int]:
-        """The fewest bytes for decoding latents of `shape`, `beside` what the model keeps, by what takes them."""
-        buffers, scores = self.engine.decode_buffers, self.engine.score_bytes
-        least = memory.decode_least(self.config, *shape, self.itemsize, buffers, scores)
+    # Beforehand
+
+    def add_encoding(self, line: Timeline, shape: tuple[int, int]) -> None:
+        """Adds the stage in which a picture of latents of `shape` is encoded."""
         height, width = (side * self.config.scale for side in shape)
-        weights = self.runtime.weight_bytes(self.component)
-        return {f"decoding a picture of {width}x{height}": beside + weights + least}
+        weights = {"vae encoder": self.runtime.weight_bytes(self._parts["encoder"])}
+        activations = self._encoding(height, width)
+        line.add("encode", f"encoding a picture of {width}x{height}", weights, activations, stays=True)
+
+    def add_decoding(self, line: Timeline, shape: tuple[int, int]) -> None:
+        """Adds the stage in which latents of `shape` are decoded: whole, or in tiles where that does not fit."""
+        height, width = (side * self.config.scale for side in shape)
+        weights = {"vae decoder": self.runtime.weight_bytes(self._parts["decoder"])}
+        line.make_room(weights, self._least(shape))
+        tile = self._tile(shape, line.left(weights))
+        about = self._about(tile)
+        line.add("decode", f"decoding a picture of {width}x{height}", weights, self._decoding(shape, tile), about=about)
+
+    def _decoding(self, shape: tuple[int, int], tile: int | None) -> int:
+        """Bytes of activations."""
+        buffers, most = self.engine.workspace.decode_buffers, self.engine.workspace.score_bytes
+        return memory.decode_bytes(self.config, *shape, self.itemsize, buffers, most, tile)
+
+    def _least(self, shape: tuple[int, int]) -> int:
+        buffers, most = self.engine.workspace.decode_buffers, self.engine.workspace.score_bytes
+        return memory.decode_least(self.config, *shape, self.itemsize, buffers, most)
+
+    def _tile(self, shape: tuple[int, int], free: int) -> int | None:
+        """Latents a side of a tile with so many bytes free, None for the whole."""
+        tile = memory.decode_tile(self.config, *shape, self.itemsize, free, self.engine.workspace.decode_buffers)
+        return min(tile or TILE, TILE) if self.runtime.choice.tiled and max(shape) > TILE else tile
+
+    def _about(self, tile: int | None) -> str:
+        return "" if tile is None else f"in tiles of {tile * self.config.scale} pixels"
+
+    def _encoding(self, height: int, width: int) -> int:
+        return int(self.engine.workspace.decode_buffers * self.width * height * width * self.itemsize)
+
+    # The run
 
     def check_encoding(self, height: int, across: int) -> None:
         """Raises DoesNotFit where the encoder's first level does not fit for so many pixels."""
-        need = int(self.engine.decode_buffers * self.width * height * across * self.itemsize)
-        self.runtime.check_fit(f"encoding a picture of {across}x{height}", need)
+        self.runtime.check_fit(f"encoding a picture of {across}x{height}", self._encoding(height, across))
 
     def encode(self, pixels: NDArray[np.float32]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Mean and deviation [1, z, h, w] in the VAE's own statistics of pixels [1, 3, H, W]. Raises DoesNotFit and
         NumericsError."""
-        encoder = self.encoder()
+        encoder = self.encoder(self._encoding(pixels.shape[2], pixels.shape[3]))
         self.check_encoding(pixels.shape[2], pixels.shape[3])
         with self.runtime.clock.timed("encode image"):
             moments = encoder.encode(pixels)
@@ -72,15 +119,11 @@ class VAEHalves:
     def decode(self, z: NDArray[np.float32]) -> NDArray[Any]:
         """Pixels [1, 3, H, W], about -1 to 1, all finite, of latents in the VAE's own statistics; in tiles where the
         whole does not fit. Raises DoesNotFit and NumericsError."""
-        decoder, engine = self.decoder(), self.engine
+        shape = (z.shape[2], z.shape[3])
+        decoder, engine = self.decoder(self._least(shape)), self.engine
         engine.release()
-        height, width = z.shape[2:]
-        free, buffers = engine.free_memory(), engine.decode_buffers
-        tile = memory.decode_tile(self.config, height, width, self.itemsize, free, buffers)
-        if self.runtime.choice.tiled and max(height, width) > TILE:
-            tile = min(tile or TILE, TILE)
-        tiled = "" if tile is None else f" in tiles of {tile * self.config.scale} pixels"
-        self.runtime.notify("stage", f"decoding{tiled}")
+        tile = self._tile(shape, engine.free_memory())
+        self.runtime.notify("stage", f"decoding {self._about(tile)}".rstrip())
         with self.runtime.clock.timed("decode"):
             pixels = decoder.decode(z, tile)
         self._check_finite(pixels, "vae", lambda: decoder.decode(z, tile))
@@ -89,11 +132,8 @@ class VAEHalves:
     def check_weights(self) -> None:
         """Of what decodes, once, before it is loaded. Raises ModelError."""
         if "decoder" not in self._halves and not self._checked:
-            self.runtime.check_weights(self._part(decodes), "vae decoder")
+            self.runtime.check_weights(self._parts["decoder"], "vae decoder")
         self._checked = True
-
-    def _part(self, wanted: Callable[[str], bool]) -> Component:
-        return replace(self.component, plan=self.component.plan.only(wanted))
 
     def _check_finite(self, made: NDArray[Any], title: str, again: Callable[[], NDArray[Any]]) -> None:
         """Raises Overflow."""

@@ -23,7 +23,8 @@ from qwenimg.common.base.safe_files import bad, open_regular
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
 from qwenimg.common.training.config import MAX_STEPS, Stage, TrainConfig
-from qwenimg.common.weights.safetensors import Header, read_header
+from qwenimg.common.weights.safetensors import read_header
+from qwenimg.common.weights.stored import Header
 
 FORMAT = "qwenimg-training-1"
 SAME = ("stage", "batch", "sizes", "seed", "accumulate", "simple", "size")

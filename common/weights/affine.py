@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from qwenimg.common.weights.plan import Piece
+    from qwenimg.common.weights.storage import Codes
 
 WIDTHS = (2, 3, 4, 5, 6, 8)  # bits
 GROUPS = (32, 64, 128)
@@ -29,6 +30,11 @@ class Affine(NamedTuple):
 
     bits: int
     group: int
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of the tensors beside the codes."""
+        return ("scales", "biases")
 
     def shape(self, pieces: Sequence[Piece]) -> Shape:
         *rows, words = pieces[0].shape
@@ -45,25 +51,46 @@ class Affine(NamedTuple):
         grouped += widened(biases)[..., None]
         return made
 
+    def kept(self, pieces: Sequence[Piece]) -> Kept:
+        return Kept(self, 4 if pieces[1].dtype == "F32" else 2)
+
+    def coded(self, arrays: Sequence[np.ndarray], shape: Shape) -> Coded:
+        codes, scales, biases = arrays
+        if scales.dtype == "u2":  # those of bfloat16, which numpy has not
+            scales, biases = widened(scales), widened(biases)
+        return Coded(codes, scales, biases)
+
     def fits(self, shape: Shape) -> bool:
         """Whether a weight of this shape can be kept so: a matrix, of rows of whole groups."""
         return len(shape) == 2 and shape[1] % self.group == 0
 
-    def nbytes(self, shape: Shape) -> int:
-        """With scales and biases of 16 bits."""
+    def nbytes(self, shape: Shape, scale: int = 2) -> int:
+        """With scales and biases of `scale` bytes each."""
         rows, width = shape
-        return rows * (width * self.bits // 8 + width // self.group * 4)
+        return rows * (width * self.bits // 8 + width // self.group * 2 * scale)
 
 
 BITS8, BITS6, BITS4 = Affine(8, 64), Affine(6, 64), Affine(4, 32)
 
 
+class Kept(NamedTuple):
+    """As what the codes of a file stay codes in memory."""
+
+    code: Codes
+    scale: int  # bytes of a group's scale, and of its bias
+
+
 class Coded(NamedTuple):
-    """A weight as it is kept: U32 [out words], and [out groups] twice, both float16 or both float32."""
+    """A weight as it is kept: U32 [out words], and [out groups] twice, both float16 or both float32; or scales alone,
+    of 8 bits."""
 
     codes: np.ndarray
     scales: np.ndarray
-    biases: np.ndarray
+    biases: np.ndarray | None = None
+
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        return [part for part in self if part is not None]
 
 
 def of_widths(width: int, words: int, groups: int) -> Affine | None:
@@ -110,6 +137,7 @@ def _narrow(made: Coded) -> Coded:
     are. It has three bits more than bfloat16, whose scales make 8-bit weights 1.3 times worse."""
     import numpy as np
 
+    assert made.biases is not None
     limits = np.finfo(np.float16)
     scales = np.abs(made.scales)
     largest = max(float(scales.max(initial=0)), float(np.abs(made.biases).max(initial=0)))
@@ -126,6 +154,12 @@ def pack(codes: np.ndarray, bits: int) -> np.ndarray:
 
     if bits == 8:
         return codes.view("<u4")
+    if 8 % bits == 0:
+        parts = codes.reshape(*codes.shape[:-1], -1, 8 // bits)
+        raw = parts[..., 0].copy()
+        for i in range(1, 8 // bits):
+            raw |= parts[..., i] << np.uint8(i * bits)
+        return raw.view("<u4")
     count, size = unit(bits)
     units = codes.reshape(*codes.shape[:-1], -1, count)
     words = np.zeros(units.shape[:-1], np.uint64)

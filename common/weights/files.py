@@ -14,7 +14,7 @@ from pathlib import Path
 from qwenimg.common.base.safe_files import bad, open_regular
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
-from qwenimg.common.weights.safetensors import Header
+from qwenimg.common.weights.stored import Header
 
 STEMS = ("diffusion_pytorch_model", "model")
 _STEM = rf"(?:{'|'.join(STEMS)})"

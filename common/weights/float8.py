@@ -1,4 +1,5 @@
-"""Weights as 8-bit floating point numbers, each the code of a value; with a scale for all of them, or for each row."""
+"""Weights as 8-bit floating point numbers, each the code of a value; with a scale for all of them, for each row, or for
+each of the equal blocks of a row."""
 
 from __future__ import annotations
 
@@ -7,10 +8,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from qwenimg.common.base.shape import Shape
+from qwenimg.common.weights.bits import widened
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from qwenimg.common.weights.affine import Coded
     from qwenimg.common.weights.plan import Piece
 
 Format = Literal["F8_E4M3", "F8_E5M2"]
@@ -23,19 +26,37 @@ def format_of(dtype: str) -> Format | None:
 
 
 class Float8(NamedTuple):
-    """Codes; then, where there is a second piece, their scale: one number, or one for each row [out] or [out 1]."""
+    """Codes; then, where there is a second piece, their scale: one number, one for each row [out] or [out 1], or one
+    for each block [out blocks 1]."""
 
     format: Format
 
     def shape(self, pieces: Sequence[Piece]) -> Shape:
         return pieces[0].shape
 
+    def kept(self, pieces: Sequence[Piece]) -> None:
+        """They are decoded."""
+
+    def coded(self, arrays: Sequence[np.ndarray], shape: Shape) -> Coded:
+        raise AssertionError("its codes are not affine")
+
     def values(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """float32(code) * float32(scale), in float32."""
         decoded: np.ndarray = table(self.format)[arrays[0]]
-        for scale in arrays[1:]:
-            decoded *= scale.reshape(-1, *[1] * (decoded.ndim - 1)) if scale.size > 1 else scale.reshape(())
-        return decoded
+        return multiplied(decoded, *arrays[1:])
+
+
+def multiplied(values: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
+    """`values`, float32, times a scale as `Float8` has it, in place."""
+    if scale is None:
+        return values
+    numbers = widened(scale)
+    if numbers.ndim == 3:
+        by_block = values.reshape(*numbers.shape[:2], -1)
+        by_block *= numbers
+    else:
+        values *= numbers.reshape(-1, *[1] * (values.ndim - 1)) if numbers.size > 1 else numbers.reshape(())
+    return values
 
 
 @cache

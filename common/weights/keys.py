@@ -7,7 +7,7 @@ a framework.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from math import prod
 from pathlib import Path
@@ -16,11 +16,13 @@ from typing import NamedTuple
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
-from qwenimg.common.weights.coded import Pieces, sources
+from qwenimg.common.weights import gguf
+from qwenimg.common.weights.coded import Pieces, grouped
 from qwenimg.common.weights.files import check_index, find_files, first
+from qwenimg.common.weights.headers import read_header
 from qwenimg.common.weights.plan import DTYPES, Decode, Entry, LoadPlan, Piece, Source, Use, Uses, as_stored
-from qwenimg.common.weights.safetensors import Header, read_header
 from qwenimg.common.weights.storage import Dense
+from qwenimg.common.weights.stored import Header
 
 Named = dict[str, Source]  # by the parameter's name, in the order of files and bytes
 Rename = Callable[[str], str | None]
@@ -43,11 +45,13 @@ def plan(
     *,
     uses: Callable[[Manifest], Uses] = as_stored,
     rename: Rename | None = None,
+    architectures: frozenset[str] = frozenset(),
 ) -> LoadPlan:
     """Check the headers of `folder` (or of one file) against `manifest` {parameter: stored shape}.
 
     `uses(manifest)` is what is loaded, and as what; the rest of the manifest is checked only. `rename` maps a name in
-    the file to the manifest's, or to None when it is known and of no use.
+    the file to the manifest's, or to None when it is known and of no use. `architectures` are what a GGUF file may say
+    that it is; it may also say nothing.
     Raises ModelError on the first kind of disagreement, naming file and tensor.
     """
     found = find_files(folder)
@@ -56,13 +60,14 @@ def plan(
         for path in found.files:
             headers.append(read_header(path))
             stack.callback(headers[-1].file.close)
+            check_architecture(headers[-1], architectures, component)
         check_index(found, headers)
-        named = _named(headers, rename, manifest)
+        named, unused = _named(headers, rename, manifest)
         if not named:
             raise bad(found.source, "holds no tensors")
         _check_dtypes(named)
         _check_names(found.source, component, named, manifest)
-        made = _planned(component, named, manifest, uses(manifest), headers)
+        made = _planned(component, named, manifest, uses(manifest), headers, unused)
         stack.pop_all()
         return made
 
@@ -73,21 +78,25 @@ def plan_places(
     """The plan for one component of an open file: `places` {parameter: place} against `manifest`, of which `uses`
     is loaded. The file stays the caller's to close. Raises ModelError as `plan` does."""
     assert places.keys() == manifest.keys()
-    stored = sources(_pieces([header]), _expected_at(places, manifest).get)
+    expected = _expected_at(places, manifest).get
+    stored, unused = grouped(_pieces([header], expected), expected, header.metadata)
     missing = [place.key for place in places.values() if place.key not in stored]
     if missing:
         raise bad(header.file.path, f"lacks tensor {first(dict.fromkeys(missing))} of its {component}")
     found = {name: _part(stored[place.key], place) for name, place in places.items()}
     named = dict(sorted(found.items(), key=lambda item: item[1].first.begin))
     _check_dtypes(named)
-    return _planned(component, named, manifest, uses, [header])
+    return _planned(component, named, manifest, uses, [header], unused)
 
 
-def _planned(component: str, named: Named, manifest: Manifest, uses: Uses, headers: list[Header]) -> LoadPlan:
+def _planned(
+    component: str, named: Named, manifest: Manifest, uses: Uses, headers: list[Header], unused: frozenset[str]
+) -> LoadPlan:
     assert uses.keys() <= manifest.keys(), f"in no file: {uses.keys() - manifest.keys()}"
     _check_shapes(named, manifest)
     entries = {name: _entry(name, source, manifest[name], uses[name]) for name, source in named.items() if name in uses}
-    return LoadPlan(component=component, entries=entries, files=tuple(h.file for h in headers))
+    known = unused | {piece.key for source in named.values() for piece in source.pieces}
+    return LoadPlan(component=component, entries=entries, files=tuple(h.file for h in headers), known=known)
 
 
 def _entry(name: str, source: Source, stored: Shape, use: Use) -> Entry:
@@ -105,32 +114,54 @@ def _entry(name: str, source: Source, stored: Shape, use: Use) -> Entry:
     )
 
 
-def _pieces(headers: Iterable[Header]) -> Pieces:
-    """Every tensor by its name in the files, which must not repeat."""
+def check_architecture(header: Header, architectures: frozenset[str], component: str, hint: str = "") -> None:
+    """Raise ModelError, with `hint`, where a GGUF file says that it is of another model than these."""
+    name = header.metadata.get(gguf.ARCHITECTURE, "") if header.format == "GGUF" else ""
+    if name not in architectures and name not in gguf.UNSPECIFIC:
+        hint = hint or (f"expected {' or '.join(sorted(architectures))}" if architectures else "give another file")
+        raise bad(header.file.path, f"is a GGUF file of '{clean(name, 40)}', not of a {component}: {hint}")
+
+
+def _pieces(headers: Iterable[Header], expected: Callable[[str], Shape | None]) -> Pieces:
+    """Every tensor by its name in the files, which must not repeat. In GGUF a dimension of 1 may be missing or too
+    many, so that the tensor has the `expected` shape where it differs in them only."""
     found: Pieces = {}
     for header in headers:
         for key, tensor in header.tensors.items():
             if key in found:
                 raise bad(header.file.path, _same(key, key))
             found[key] = Piece(key, header.file, *tensor)
+            shape = expected(key) if header.format == "GGUF" else None
+            if shape is not None and _without_ones(shape) == _without_ones(tensor.shape):
+                found[key] = found[key]._replace(shape=shape)
     return found
 
 
-def _named(headers: Iterable[Header], rename: Rename | None, manifest: Manifest) -> Named:
-    """Every weight under its manifest name."""
+def _without_ones(shape: Shape) -> Shape:
+    return tuple(size for size in shape if size != 1)
+
+
+def _named(headers: Sequence[Header], rename: Rename | None, manifest: Manifest) -> tuple[Named, frozenset[str]]:
+    """Every weight under its manifest name, and the tensors that are known and of no use."""
 
     def name_of(key: str) -> str | None:
         return rename(key) if rename else key
 
     named: Named = {}
-    for key, source in sources(_pieces(headers), lambda key: manifest.get(name_of(key) or "")).items():
+
+    def expected(key: str) -> Shape | None:
+        return manifest.get(name_of(key) or "")
+
+    notes = {key: text for header in headers for key, text in header.metadata.items()}
+    found = grouped(_pieces(headers, expected), expected, notes)
+    for key, source in found.sources.items():
         name = name_of(key)
         if name is None:
             continue
         if name in named:
             raise bad(source.first.file.path, _same(key, named[name].first.key))
         named[name] = source
-    return named
+    return named, found.unused
 
 
 def _same(key: str, other: str) -> str:
@@ -183,7 +214,11 @@ def _check_shapes(named: Named, manifest: Manifest) -> None:
     def expected(name: str) -> Shape:
         return manifest[name][::-1] if named[name].decode == "transposed" else manifest[name]
 
-    wrong = [name for name, source in named.items() if source.shape != expected(name)]
+    def same(source: Source, shape: Shape) -> bool:
+        """Codes are of a matrix, also where it is stored as a kernel of one point."""
+        return source.shape == shape or bool(source.code and prod(shape[2:]) == 1 and source.shape == shape[:2])
+
+    wrong = [name for name, source in named.items() if not same(source, expected(name))]
     if wrong:
         piece = named[wrong[0]].first
         shapes = f"{list(named[wrong[0]].shape)}, expected {list(expected(wrong[0]))}"

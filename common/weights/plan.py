@@ -14,10 +14,10 @@ from math import prod
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.safe_files import OpenFile
+from qwenimg.common.base.safe_files import OpenFile, bad
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
-from qwenimg.common.weights.affine import Affine, Coded, encode
+from qwenimg.common.weights.affine import Affine, Coded, Kept, encode
 from qwenimg.common.weights.bits import widened
 from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.residency import ALWAYS, Residency
@@ -50,13 +50,19 @@ class Piece(NamedTuple):
 
 
 class Code(Protocol):
-    """How the pieces of a weight that is kept in fewer bits mean its values: `float8`, `affine`, ..."""
+    """How the pieces of a weight that is kept in fewer bits mean its values: `float8`, `affine`, `gguf_blocks`."""
 
     def shape(self, pieces: Sequence[Piece]) -> Shape:
         """Of the values."""
 
     def values(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """The values in float32, of `raw` of the pieces."""
+        """The values in float32, of `raw` of the pieces, in any shape."""
+
+    def kept(self, pieces: Sequence[Piece]) -> Kept | None:
+        """The affine code that means the same values; None where there is none."""
+
+    def coded(self, arrays: Sequence[np.ndarray], shape: Shape) -> Coded:
+        """`raw` of the pieces of a weight of this shape in that code."""
 
 
 class Delta(Protocol):
@@ -85,6 +91,11 @@ class Source(NamedTuple):
     def dtype(self) -> str:
         """Of the values that `read` returns."""
         return "float32" if self.code else DTYPES[self.first.dtype]
+
+    @property
+    def kept(self) -> Kept | None:
+        """The affine code in which its own codes can stay, where they can."""
+        return self.code.kept(self.pieces) if self.code and self.decode is None else None
 
     @property
     def shape(self) -> Shape:
@@ -132,6 +143,7 @@ class LoadPlan:
     entries: dict[str, Entry]
     files: tuple[OpenFile, ...]
     precision: Precision | None = None  # whose storage it has; None is the files'
+    known: frozenset[str] = frozenset()  # tensors of the files that belong to it, of use or not
 
     def stored(self, precision: Precision, role: str | None = None) -> LoadPlan:
         """The plan with every parameter in the dtype that `precision` says of its `role`: text, transformer or vae,
@@ -154,18 +166,24 @@ class LoadPlan:
         """Whether the deltas of every parameter are those of `other`, a plan of the same parameters."""
         return all(entry.deltas == other.entries[name].deltas for name, entry in self.entries.items())
 
-    def packed(self, code_of: Callable[[Entry], Affine | None]) -> LoadPlan:
-        """The plan with the weights of which `code_of` gives a code kept in it."""
+    def packed(self, kept_as: Callable[[Entry], Kept | None]) -> LoadPlan:
+        """The plan with the weights of which `kept_as` gives a code kept in it."""
 
         def kept(entry: Entry) -> Entry:
-            code = code_of(entry)
-            return entry if code is None else replace(entry, storage=Packed(code, entry.storage.dtype))
+            found = kept_as(entry)
+            return (
+                entry if found is None else replace(entry, storage=Packed(found.code, entry.storage.dtype, found.scale))
+            )
 
         return replace(self, entries={name: kept(entry) for name, entry in self.entries.items()})
 
     def only(self, predicate: Callable[[str], bool]) -> LoadPlan:
         """The plan for the parameters whose name satisfies `predicate`; closing either plan closes both."""
         return replace(self, entries={name: e for name, e in self.entries.items() if predicate(name)})
+
+    def under(self, path: str) -> LoadPlan:
+        """The plan for the parameters of the module at `path`; all where that is empty."""
+        return self.only(lambda name: not path or name.startswith(f"{path}."))
 
     def when(self, residency: Residency) -> LoadPlan:
         """The plan for the parameters of this residency; closing either plan closes both."""
@@ -202,6 +220,12 @@ def as_stored(manifest: Manifest) -> Uses:
     return {name: Use(shape) for name, shape in manifest.items()}
 
 
+def whole(stored: Manifest, uses: Uses) -> Uses:
+    """Every parameter of `stored`, to be written again: as the forward has it, where that is all of its values."""
+    found = {name: Use(shape) for name, shape in stored.items()}
+    return found | {name: use for name, use in uses.items() if use.decode is None}
+
+
 @contextmanager
 def closed_on_failure() -> Iterator[Callable[[LoadPlan], LoadPlan]]:
     """Gives a function that returns its plan, which is closed where the body fails later."""
@@ -236,7 +260,7 @@ def read(entry: Entry) -> np.ndarray:
     source = entry.source
     arrays = [raw(piece) for piece in source.pieces]
     if source.code:
-        array = source.code.values(arrays)
+        array = source.code.values(arrays).reshape(source.shape)
     else:
         (array,) = arrays
     if source.decode == "last_tap":
@@ -265,11 +289,12 @@ def read_codes(entry: Entry) -> Coded:
 
     assert isinstance(entry.storage, Packed)
     code, source = entry.storage.code, entry.source
-    if source.code == code and source.decode is None and not entry.deltas:
-        made = Coded(*(raw(piece) for piece in source.pieces))
-        if made.scales.dtype == "u2":  # those of bfloat16, which numpy has not
-            made = made._replace(scales=widened(made.scales), biases=widened(made.biases))
-        checked = [made.scales, made.biases]
+    own = source.kept
+    if source.code and own and own.code == code and not entry.deltas:
+        made = source.code.coded([raw(piece) for piece in source.pieces], entry.shape)
+        checked = made.arrays[1:] if isinstance(code, Affine) else [code.values(made.arrays)]
+    elif not isinstance(code, Affine):
+        raise bad(source.first.file.path, f"is in {code.mode}, into which no LoRA can be fused; convert the original")
     else:
         values = widened(read(entry))
         checked = [values]

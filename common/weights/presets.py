@@ -41,6 +41,7 @@ class Choice:
     preset: str
     precision: str
     reason: str = ""
+    fallback: str = ""  # why it is no longer the policy that was begun with
 
     @property
     def tiled(self) -> bool:
@@ -48,7 +49,7 @@ class Choice:
 
     def recorded(self) -> dict[str, str]:
         """For a recipe."""
-        found = {"preset": self.preset, "reason": self.reason}
+        found = {"preset": self.preset, "reason": self.reason, "fallback": self.fallback}
         return {name: text for name, text in found.items() if text}
 
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.weights.affine import BITS4, BITS6, BITS8, Affine
+from qwenimg.common.weights.affine import BITS4, BITS6, BITS8, Affine, Kept
 from qwenimg.common.weights.plan import Entry, LoadPlan
 from qwenimg.common.weights.residency import ONCE
+from qwenimg.common.weights.storage import Packed
 
 SYNTAX = "8, 6 or 4, or by part: text=8,transformer=4"
 
@@ -54,28 +55,27 @@ def keep(plan: LoadPlan, tables: frozenset[str]) -> LoadPlan:
     """`plan` with the codes that its files have kept as they are, but for `tables`, which are looked up and not
     multiplied."""
 
-    def own(entry: Entry) -> Affine | None:
-        code = entry.source.code
-        multiplied = entry.source.decode is None and entry.name not in tables and len(entry.shape) == 2
-        return code if isinstance(code, Affine) and multiplied else None
+    def own(entry: Entry) -> Kept | None:
+        kept = entry.source.kept
+        return kept if kept and entry.name not in tables and kept.code.fits(entry.shape) else None
 
     return plan.packed(own)
 
 
 def quantised(plan: LoadPlan, policy: Policy, blocks: re.Pattern[str]) -> LoadPlan:
     """`plan` with the matrices that `blocks` names, by the number of their block where it has a group, kept as `policy`
-    says. What has codes already keeps them, and so does a row that no group divides."""
+    says. What is kept in codes already stays so; rows that no group divides stay as they are."""
     numbers = {name: found for name in plan.entries if (found := blocks.fullmatch(name))}
     order = [int(found[1]) for found in numbers.values() if found.re.groups]
     ends = {min(order, default=-1), max(order, default=-1)}
 
-    def chosen(entry: Entry) -> Affine | None:
+    def chosen(entry: Entry) -> Kept | None:
         found = numbers.get(entry.name)
-        if found is None or len(entry.shape) != 2 or entry.source.code is not None:
+        if found is None or len(entry.shape) != 2 or isinstance(entry.storage, Packed):
             return None
         end = bool(found.re.groups) and int(found[1]) in ends
         code = policy.rest if end or entry.residency is ONCE else policy.blocks
         codes = [code, *(Affine(code.bits, group) for group in (64, 32) if group < code.group)]
-        return next((one for one in codes if one.fits(entry.shape)), None)
+        return next((Kept(one, 2) for one in codes if one.fits(entry.shape)), None)
 
     return plan.packed(chosen)

@@ -7,22 +7,18 @@ and means one thing only (no duplicates, holes, overlaps, trailing bytes, or siz
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import NamedTuple, TypeGuard
+from typing import TypeGuard
 
 from qwenimg.common.base.safe_files import OpenFile, bad, open_regular
-from qwenimg.common.base.shape import Shape
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
+from qwenimg.common.weights.stored import MAX_BITS, MAX_DIM, MAX_NAME, Header, Stored
 
 MAX_HEADER = 24 << 20  # bytes; 2,000 tensors take about 0.25 MB, one emoji makes 216 MB of memory of it all
 MAX_TENSORS = 100_000
 MAX_RANK = 8
-MAX_DIM = 2**31 - 1  # frameworks hold a dimension in 32 bits
-MAX_BITS = 2**63  # of one tensor, counting empty dimensions as 1, so that no product wraps
-MAX_NAME = 512
 
 BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
@@ -40,7 +36,7 @@ KINDS = (
         "a git-lfs pointer, not the weights: run `git lfs pull` or download it again",
     ),
     (b"<", "a web page, not the weights: download it again"),
-    (b"GGUF", "a GGUF file, which this version does not read: use the safetensors files of the model"),
+    (b"GGUF", "a GGUF file, which is read for a model or a part of one: give a safetensors file here"),
     (b"PK", "a zip archive or PyTorch pickle, which is not read because it can run code: use safetensors"),
     (b"\x80", "a Python pickle, which is not read because it can run code: use safetensors"),
     (b"7z\xbc\xaf", "a 7z archive: unpack it"),
@@ -48,40 +44,28 @@ KINDS = (
 )
 
 
-class Stored(NamedTuple):
-    """One tensor as stored; `begin` and `end` are byte offsets in the file."""
-
-    dtype: str
-    shape: Shape
-    begin: int
-    end: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Header:
-    """What a safetensors file holds, in the order of the data, and the file, still open."""
-
-    file: OpenFile
-    tensors: dict[str, Stored]
-    metadata: dict[str, str]
-
-
 def read_header(path: Path) -> Header:
     """Parse the header of `path`. Raises ModelError; the caller closes `Header.file`."""
     file = open_regular(path)
     try:
-        length = _header_length(file)
-        raw = file.read(8, length)
-        data = strict_json(raw, f"{path} (header)", depth=3, values=12 * MAX_TENSORS)
-        if not isinstance(data, dict):
-            raise bad(path, "is not a safetensors file: its header is not a JSON object")
-        metadata = _metadata(path, data.pop("__metadata__", {}))
-        tensors = _tensors(path, data, 8 + length)
-        _check_cover(path, tensors, 8 + length, file.size)
+        return parse(file)
     except BaseException:
         file.close()
         raise
-    return Header(file=file, tensors=tensors, metadata=metadata)
+
+
+def parse(file: OpenFile) -> Header:
+    """The header of an open file, which stays the caller's to close. Raises ModelError."""
+    path = file.path
+    length = _header_length(file)
+    raw = file.read(8, length)
+    data = strict_json(raw, f"{path} (header)", depth=3, values=12 * MAX_TENSORS)
+    if not isinstance(data, dict):
+        raise bad(path, "is not a safetensors file: its header is not a JSON object")
+    metadata = _metadata(path, data.pop("__metadata__", {}))
+    tensors = _tensors(path, data, 8 + length)
+    _check_cover(path, tensors, 8 + length, file.size)
+    return Header(file=file, tensors=tensors, metadata=metadata, format="safetensors")
 
 
 def _header_length(file: OpenFile) -> int:
@@ -104,6 +88,8 @@ def _header_length(file: OpenFile) -> int:
 
 
 def _metadata(path: Path, data: object) -> dict[str, str]:
+    if data is None:  # as MLX writes it where there is none
+        return {}
     if not isinstance(data, dict) or not all(isinstance(value, str) for value in data.values()):
         raise bad(path, "its __metadata__ is not a table of strings")
     try:

@@ -84,6 +84,7 @@ def load(
     tokenizer: str | Path | None = None,
     prediction: Literal["eps", "v"] | None = None,
     quantize: str | None = None,
+    fallback: bool = False,
     notify: Callable[[str, str], None] | None = None,
 ) -> Pipeline:
     """Opens a model on a backend; weights are read when they are first needed.
@@ -92,7 +93,8 @@ def load(
     it was pulled, else the built-in model, with a notice. backend: auto, mlx, cuda or cpu. precision: see
     `syntax` in `qwenimg.common.weights.precision`; `auto` is that of the preset: quality, balanced, fast, memory, or
     auto, which is chosen from device, memory and model. quantize: keeps weights in 8, 6 or 4 bits, or by part:
-    text=8,transformer=4. notify(kind, text) gets stages, warnings and notices.
+    text=8,transformer=4. fallback: where a value overflows, goes on in the next dtype, which holds it. notify(kind,
+    text) gets stages, warnings and notices.
     transformer (or UNet), text_encoder, vae: folder or file of that part's weights, in the place of the model's.
     For Stable Diffusion: refiner, of SDXL, ends each picture; tokenizer, CLIP's folder where the model is one file and
     none is found; prediction, "eps" or "v" of a file.
@@ -123,6 +125,7 @@ def load(
             family=opened.family.name,
             defaults=opened.defaults(resolved.known),
             tf32=error > MAX_FP32_ERROR,
+            fallback=fallback,
             options=entries,
         )
         stack.pop_all()  # from here on the pipeline closes them
@@ -139,7 +142,7 @@ def _choices(
     from qwenimg.common.families.family import Choices
 
     arguments.check_paths(**given)
-    paths = {name: None if path is None else Path(path).expanduser() for name, path in given.items()}
+    paths: dict[str, Any] = {name: None if path is None else Path(path).expanduser() for name, path in given.items()}
     return Choices(prediction=prediction, quantize=quantize, **paths)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from cli_runner import cli
+from comfy_files import LAYOUTS, comfy
 from safetensors.torch import load_file, save_file
 from tiny_ldm import behind
 from tiny_model import VAE, tiny_vae
@@ -91,6 +92,26 @@ def test_files_in_other_names_draw_what_the_folder_draws(
     assert [made.recipe[part] for part in PARTS] == ["dit.safetensors", "qwen.safetensors", "wan.safetensors"]
     assert made.recipe["fingerprints"].keys() == set(PARTS)  # the model's would be that of its transformer
     assert str(files["vae"].parent).encode() not in made.png()
+
+
+@pytest.mark.parametrize(
+    ("part", "layout"), [*(("transformer", layout) for layout in LAYOUTS), ("text_encoder", "older")]
+)
+def test_eight_bits_draw_what_their_values_draw(files: dict[str, Path], part: str, layout: str, tmp_path: Path) -> None:
+    """The same bits as from a file of the values in float32, on both backends."""
+    made = comfy(load_file(files[part]), layout, lambda name: ".norm" not in name)
+    codes = sum(value.element_size() == 1 for value in made.tensors.values())
+    assert codes > 20
+    save_file(made.tensors, tmp_path / "codes.safetensors", made.notes)
+    save_file(made.values, tmp_path / "values.safetensors")
+    for backend in BACKENDS:
+        pictures = []
+        for name in ("codes.safetensors", "values.safetensors"):
+            given = {other: files[other] for other in PARTS} | {part: tmp_path / name}
+            pictures.append(qwenimg.load(files["model"], backend, "fp32", **given)("a red circle", **ASKED))
+        print(f"{backend} {layout}: {codes} tensors of 8 bits, deviation {pictures[0].pixels.std():.0f}")
+        assert np.array_equal(pictures[0].latents, pictures[1].latents)
+        assert pictures[0].pixels.std() > 10
 
 
 def test_a_folder_in_a_parts_place_has_its_own_configuration(tiny_folder: Path, files: dict[str, Path]) -> None:

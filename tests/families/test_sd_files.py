@@ -5,11 +5,12 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import filelock
 import numpy as np
 import pytest
+from cli_runner import cli
+from comfy_files import comfy
 from safetensors.torch import save_file
-from tiny_ldm import behind, models_of, one_file, vae_file, write_folder
+from tiny_ldm import behind, models_of, one_file, vae_file
 from tiny_sd import tiny_kl_vae
 
 import qwenimg
@@ -17,39 +18,11 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.families import registry
 from qwenimg.common.families.family import Choices
-from qwenimg.common.weights import safetensors
+from qwenimg.common.weights import headers
 
 BACKENDS = ("cpu", "mlx")
 KINDS = ("sd1", "sd2", "sdxl")
 ASKED = {"width": 72, "height": 40, "steps": 3, "seed": 4, "guidance": 3.0}
-
-
-@pytest.fixture(scope="session")
-def both(shared_folder: Path) -> dict[str, tuple[Path, Path]]:
-    """Of each type the folder and the file, which lies in a folder with the folder's tokenizer."""
-    found = {}
-    for kind in KINDS:
-        place = shared_folder / f"ldm-{kind}"
-        with filelock.FileLock(f"{place}.lock"):
-            if not place.exists():
-                part = place.with_suffix(".part")
-                models = models_of(kind)
-                if kind == "sdxl":
-                    models["vae"].register_to_config(scaling_factor=0.13025)  # as in every SDXL, and in no file
-                write_folder(part / "folder", models)
-                pipeline_folder(part / "folder", kind, models)
-                (part / "file").mkdir()
-                save_file(one_file(kind, models), part / "file" / "model.safetensors")
-                shutil.copytree(part / "folder" / "tokenizer", part / "file" / "tokenizer")
-                part.rename(place)
-        found[kind] = (place / "folder", place / "file" / "model.safetensors")
-    return found
-
-
-def pipeline_folder(folder: Path, kind: str, models: dict) -> None:
-    from tiny_ldm import pipeline
-
-    pipeline(folder, kind, models).save_pretrained(folder)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -73,6 +46,27 @@ def test_prediction_changes_the_picture(both) -> None:
     assert np.abs(made[0] - made[1]).max() > 0.1
     plain = qwenimg.load(both["sd2"][1], "cpu", "fp32")("a red circle", **ASKED).latents
     assert np.array_equal(plain, made[1])  # what such a file is taken for
+
+
+@pytest.mark.parametrize(("kind", "backend"), [("sd1", "cpu"), ("sdxl", "mlx")])
+def test_a_file_converted_to_a_folder_draws_the_same(both, kind: str, backend: str, tmp_path: Path) -> None:
+    """In its own dtype, and in codes: the linear layers that SD 1.x stores as convolutions too. diffusers opens it."""
+    from diffusers import DiffusionPipeline
+
+    for name, policy in (("dense", ()), ("coded", ("-q", "4"))):
+        assert cli("convert", str(both[kind][1]), str(tmp_path / name), *policy).code == 0
+    chosen = ((both[kind][1], {"quantize": "4"}), (tmp_path / "coded", {}))
+    made = [
+        qwenimg.load(path, backend, "fp32", **given)("a red circle!", sampler="euler", **ASKED).pixels
+        for path, given in chosen
+    ]
+    assert np.array_equal(*made)
+    theirs = DiffusionPipeline.from_pretrained(tmp_path / "dense")
+    assert theirs.scheduler.config.prediction_type == "epsilon"
+    ours = {name: part.state_dict() for name, part in theirs.components.items() if hasattr(part, "state_dict")}
+    for name, model in models_of(kind).items():
+        for key, value in model.state_dict().items():
+            assert np.array_equal(ours[name][key].numpy(), value.numpy()), (name, key)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -117,6 +111,31 @@ def test_another_unet(both, backend: str, tmp_path: Path) -> None:
     ]
     assert all(np.array_equal(made[0].pixels, one.pixels) for one in made)
     assert not np.array_equal(plain.pixels, made[0].pixels)
+
+
+@pytest.mark.parametrize(("kind", "layout"), [("sd1", "older"), ("sd2", "plain"), ("sdxl", "newer")])
+def test_eight_bits_draw_what_their_values_draw(both, kind: str, layout: str, tmp_path: Path) -> None:
+    """A checkpoint whose UNet, convolutions too, and CLIP are in 8 bits, against one of their values in float32."""
+    made = comfy(one_file(kind, models_of(kind)), layout, is_coded, marker="model.diffusion_model.scaled_fp8")
+    place = both[kind][1].parent / f"{layout}-{tmp_path.name}"
+    shutil.copytree(both[kind][1].parent / "tokenizer", place / "tokenizer")
+    save_file(made.tensors, place / "codes.safetensors", made.notes)
+    save_file({name: value.contiguous() for name, value in made.values.items()}, place / "values.safetensors")
+    coded = [name for name, value in made.tensors.items() if value.element_size() == 1 and value.ndim > 1]
+    assert any(made.tensors[name].ndim == 4 for name in coded)
+    assert any(".layers." in name or ".resblocks." in name for name in coded)
+    for backend in BACKENDS:
+        first, second = (
+            qwenimg.load(place / name, backend, "fp32")("a red circle", **ASKED)
+            for name in ("codes.safetensors", "values.safetensors")
+        )
+        print(f"{kind} {layout} {backend}: {len(coded)} weights, deviation {first.pixels.std():.0f}")
+        assert np.array_equal(first.latents, second.latents) and first.pixels.std() > 10
+
+
+def is_coded(name: str) -> bool:
+    """Of a checkpoint's weights those that ComfyUI keeps in 8 bits: all but the VAE's and embeddings."""
+    return not name.startswith("first_stage_model.") and "embedding" not in name
 
 
 def test_options_that_fit_no_other_model(tiny_folder: Path, both) -> None:
@@ -173,13 +192,13 @@ def test_a_part_alone_says_what_is_missing(tmp_path: Path) -> None:
 def handles(monkeypatch: pytest.MonkeyPatch) -> list[OpenFile]:
     """The files of weights, as they are opened."""
     found: list[OpenFile] = []
-    original = safetensors.open_regular
+    original = headers.open_regular
 
     def open_regular(path: Path) -> OpenFile:
         found.append(original(path))
         return found[-1]
 
-    monkeypatch.setattr(safetensors, "open_regular", open_regular)
+    monkeypatch.setattr(headers, "open_regular", open_regular)
     return found
 
 

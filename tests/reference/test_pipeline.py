@@ -351,7 +351,7 @@ def test_the_transformer_makes_room_for_the_text_encoder(
     assert before is not None
     free = pipe.engine.free_memory
     parts = pipe.model
-    monkeypatch.setattr(pipe.engine, "free_memory", lambda: 10_000 if parts._transformer is not None else free())
+    monkeypatch.setattr(pipe.engine, "free_memory", lambda: 400_000 if parts._transformer is not None else free())
     again = pipe("a star", width=32, height=32, steps=1)
     assert any("freeing the transformer" in text for text in told)
     assert pipe.model._transformer is not before and first.recipe["seed"] == again.recipe["seed"]
@@ -371,8 +371,10 @@ def test_a_step_that_does_not_fit_is_refused_before_it_starts(
     pipe = load(tiny_folder, backend)
     pipe("a ring", width=32, height=32, steps=1)
     monkeypatch.setattr(pipe.engine, "free_memory", lambda: 2_000_000)
-    with pytest.raises(DoesNotFit, match="a step of this size takes"):
+    with pytest.raises(DoesNotFit, match="a picture of 512x512 takes"):
         pipe("a ring", width=512, height=512, steps=1)
+    with pytest.raises(DoesNotFit, match="a step of this size takes"):  # by itself
+        pipe.model.transformer(2_000_001)
 
 
 def test_texts_beyond_the_limit_are_encoded_in_their_turn(tiny_folder: Path, backend: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +18,6 @@ ASKED: dict[str, Any] = {"width": 52, "height": 36, "steps": 2, "guidance": 3.0,
 
 
 class Case(NamedTuple):
-    kind: str
-    part: str
-    change: Callable[[models.Weights], Any]
     precision: str
     words: tuple[str, ...]  # of the message
     cure: str  # the option that it ends with
@@ -29,58 +25,44 @@ class Case(NamedTuple):
 
 CASES = {
     "streams": Case(
-        "qwen", "transformer", models.streams, "fp16-plain",
+        "fp16-plain",
         ("transformer, step 1", "transformer_blocks.1, operation gated, float16"), "--precision fp16",
     ),
     "products": Case(
-        "qwen", "transformer", models.products, "fp16",
+        "fp16",
         ("transformer, step 1", "transformer_blocks.2.", "operation linear, float32 of float16 products"),
         "--precision bf16",
     ),
     "edge": Case(
-        "qwen", "transformer", models.edge_of_bfloat16, "bf16",
+        "bf16",
         ("transformer_blocks.1.img_mlp.net.2, operation linear, bfloat16",), "--precision fp32",
     ),
     "qwen-text": Case(
-        "qwen", "text_encoder", models.states_of_qwen_vl, "fp16-plain",
+        "fp16-plain",
         ("text encoder: non-finite", "layers.1", "float16"), "--precision fp16-plain,text=bf16",
     ),
     "qwen-vae": Case(
-        "qwen", "vae", models.qwen_vae, "fp32,vae=fp16",
+        "fp32,vae=fp16",
         ("vae: non-finite", "decoder.up_blocks.0", "float16"), "--fp32-vae, or --vae-precision bf16",
     ),
     "unet-stream": Case(
-        "sd15", "unet", models.unet_stream, "fp16-plain",
+        "fp16-plain",
         ("unet, step 1", "mid_block", "operation add, float16"), "--precision fp16",
     ),
     "unet-product": Case(
-        "sd15", "unet", models.unet_product, "fp16,vae=bf16",
+        "fp16,vae=bf16",
         ("unet, step 1", "attn2.to_q, operation linear, float16"), "--precision bf16,vae=bf16",
     ),
     "clip": Case(
-        "sd15", "text_encoder", models.states_of_clip, "fp16",
+        "fp16",
         ("text encoder: non-finite", "layers.0.mlp.fc2", "float16"), "--precision fp16,text=bf16",
     ),
     "kl-vae": Case(
-        "sd15", "vae", models.kl_vae, "fp16,vae=fp16",
+        "fp16,vae=fp16",
         ("vae: non-finite", "up_blocks.1.upsamplers.0.conv, operation conv2d, float16"),
         "--fp32-vae, or --vae-precision bf16",
     ),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def made(
-    tiny_folder: Path, folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Path]:
-    """The folder of a case, written once."""
-    place, sources = tmp_path_factory.mktemp("overflow"), {"qwen": tiny_folder} | folders
-
-    def folder(name: str) -> Path:
-        case, target = CASES[name], place / name
-        return target if target.exists() else models.changed(sources[case.kind], target, case.part, case.change)
-
-    return folder
 
 
 def cures(text: str, precision: str) -> list[str]:
@@ -96,9 +78,9 @@ def cures(text: str, precision: str) -> list[str]:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", CASES)
 def test_what_overflows_is_named_with_the_option_that_cures_it(
-    made: Callable[[str], Path], name: str, backend: str
+    overflowing: models.Maker, name: str, backend: str
 ) -> None:
-    case, folder = CASES[name], made(name)
+    case, folder = CASES[name], overflowing(name)
     with pytest.raises(NumericsError) as caught:
         qwenimg.load(folder, backend, case.precision)("a ring", **ASKED)
     text = str(caught.value)

@@ -154,7 +154,7 @@ def test_decode_peak_is_predicted(tmp_path: Path, backend: str) -> None:
     base, height, width = WIDTHS[backend]
     config = QwenVAEConfig(base_dim=base, num_res_blocks=1)
     path = write(tmp_path / "vae.safetensors", qwen_vae.manifest(config), "F32")
-    buffers = twin_of(backend).engine.decode_buffers
+    buffers = twin_of(backend).engine.workspace.decode_buffers
     predicted = memory.decode_peak(config, height, width, 4, buffers)
     assert memory.decode_tile(config, height, width, 4, 2 * predicted, buffers) is None
     free = int(1.5 * predicted)
@@ -286,24 +286,29 @@ def test_all_scores_are_never_in_memory(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("component", ["text encoder", "transformer"])
+@pytest.mark.parametrize("part", ["text encoder", "transformer"])
 def test_what_does_not_fit_is_refused_before_it_is_read(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, backend: str, component: str
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, backend: str, part: str
 ) -> None:
+    """By the plan of the whole run, and by each component itself where it is opened outside of one."""
     pipe = qwenimg.load(tiny_folder, backend=backend, precision="fp32")
-    if component == "transformer":
-        pipe.prepare(["a red circle"])
     touched: list[str] = []
     monkeypatch.setattr(OpenFile, "fill", lambda self, view, begin: touched.append(self.path.name))
     load = importlib.import_module(type(pipe.engine).__module__.replace(".engine", ".load"))
     monkeypatch.setattr(load, "empty", lambda build: touched.append("a model"))
     monkeypatch.setattr(pipe.engine, "free_memory", lambda: 1000)
-    with pytest.raises(DoesNotFit) as caught:
-        pipe("a red circle", guidance=1.0, width=32, height=32, steps=1)
+    opened = pipe.model._text_encoder if part == "text encoder" else pipe.model.transformer
+    calls = {
+        "decoding a picture of 32x32": lambda: pipe("a red circle", guidance=1.0, width=32, height=32, steps=1),
+        f"the {part}": opened,
+    }
+    for what, call in calls.items():
+        with pytest.raises(DoesNotFit) as caught:
+            call()
+        text = str(caught.value)
+        assert caught.value.exit_code == 4 and re.match(rf"{what} takes [\d.]+ [kM]B in fp32, 1\.0 kB are", text), text
+        assert text.isprintable() and "free on" in text and not touched
     pipe.close()
-    text = str(caught.value)
-    assert caught.value.exit_code == 4 and re.match(rf"the {component} takes [\d.]+ [kM]B in fp32, 1\.0 kB are", text)
-    assert text.isprintable() and "free on" in text and not touched
 
 
 @pytest.mark.parametrize("kind", ["qwen", "sd15"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -12,11 +13,13 @@ from hot_model import heat, heat_products
 from tiny_model import DIT
 
 Weights = dict[str, torch.Tensor]
+Change = Callable[[Weights], Any]
+Maker = Callable[[str], Path]  # of a name in CASES, the folder
 LAYERS = DIT["num_layers"]
 LAST = f"transformer_blocks.{LAYERS - 1}"
 
 
-def changed(source: Path, target: Path, part: str, change: Callable[[Weights], object]) -> Path:
+def changed(source: Path, target: Path, part: str, change: Change) -> Path:
     """A copy of the folder `source` whose component `part` is changed in place, or by what `change` returns."""
     shutil.copytree(source, target)
     weights: Weights = {}
@@ -51,11 +54,19 @@ def products(weights: Weights) -> Weights:
 
 def edge_of_bfloat16(weights: Weights) -> None:
     """A product of 3.3975e38, which float32 holds and bfloat16 rounds to infinity, in a channel that is gated by 0."""
+    _large_product(weights, 8e34)
+
+
+def beyond_float32(weights: Weights) -> None:
+    _large_product(weights, 1e38)
+
+
+def _large_product(weights: Weights, tenth: float) -> None:
     block, channel, row = "transformer_blocks.1", 5, 7
     weights[f"{block}.img_mlp.net.0.proj.weight"][row] = 0
     weights[f"{block}.img_mlp.net.0.proj.bias"][row] = 10
     weights[f"{block}.img_mlp.net.2.weight"][channel] = 0
-    weights[f"{block}.img_mlp.net.2.weight"][channel, row] = 8e34
+    weights[f"{block}.img_mlp.net.2.weight"][channel, row] = tenth
     weights[f"{block}.img_mlp.net.2.bias"][channel] = torch.finfo(torch.bfloat16).max
     gate = 5 * len(weights["img_in.bias"]) + channel
     weights[f"{block}.img_mod.1.weight"][gate] = 0
@@ -74,7 +85,7 @@ def qwen_vae(weights: Weights) -> None:
     weights["decoder.up_blocks.0.upsamplers.0.resample.1.weight"] *= 1e5
 
 
-def nan(key: str) -> Callable[[Weights], None]:
+def nan(key: str) -> Change:
     def change(weights: Weights) -> None:
         weights[key].view(-1)[1] = torch.nan
 
@@ -103,3 +114,28 @@ def states_of_clip(weights: Weights) -> None:
 def kl_vae(weights: Weights) -> None:
     """Like SDXL's: an activation behind an upsampler of the decoder."""
     weights["decoder.up_blocks.1.upsamplers.0.conv.weight"] *= 3e4
+
+
+def kl_vae_at_the_edge_of_bfloat16(weights: Weights) -> None:
+    """A pixel's value of 3.3975e38, as in `edge_of_bfloat16`."""
+    weights["decoder.conv_norm_out.weight"][3] = 0
+    weights["decoder.conv_norm_out.bias"][3] = 10
+    weights["decoder.conv_out.weight"][0] = 0
+    weights["decoder.conv_out.weight"][0, 3, 1, 1] = 8e34
+    weights["decoder.conv_out.bias"][0] = torch.finfo(torch.bfloat16).max
+
+
+# name -> the folder that is changed, its component, and how
+CASES: dict[str, tuple[str, str, Change]] = {
+    "streams": ("qwen", "transformer", streams),
+    "products": ("qwen", "transformer", products),
+    "edge": ("qwen", "transformer", edge_of_bfloat16),
+    "beyond": ("qwen", "transformer", beyond_float32),
+    "qwen-text": ("qwen", "text_encoder", states_of_qwen_vl),
+    "qwen-vae": ("qwen", "vae", qwen_vae),
+    "unet-stream": ("sd15", "unet", unet_stream),
+    "unet-product": ("sd15", "unet", unet_product),
+    "clip": ("sd15", "text_encoder", states_of_clip),
+    "kl-vae": ("sd15", "vae", kl_vae),
+    "vae-edge": ("sd15", "vae", kl_vae_at_the_edge_of_bfloat16),
+}

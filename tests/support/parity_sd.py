@@ -73,7 +73,8 @@ RECORDED: dict[str, tuple[float, float]] = {
 class SDBlock(Block):
     def case(self, precision: Precision, family: str) -> parity.Case:
         recorded = RECORDED.get(self.name)
-        return replace(super().case(precision, family), k=MARGIN * recorded[0] if recorded else None)
+        case = super().case(precision, family)
+        return replace(case, k=MARGIN * recorded[0]) if recorded and case.dtype == "float32" else case
 
     @property
     def judged(self) -> tuple[str, ...]:

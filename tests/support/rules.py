@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 # What may be called while a module is imported: it makes a constant or describes a function, and touches nothing.
 AT_IMPORT = {
     "TypeVar": "a type",
+    "Block": "a constant: a frozen dataclass",
     "ParamSpec": "a type",
     "ContextVar": "a name for what each context has of its own",
     "re.compile": "a constant",
@@ -33,6 +34,7 @@ AT_IMPORT = {
     "option": "a field of a dataclass, with what is known of it",
     "required": "the same",
     "options_of": "a table of constants",
+    "Workspace": "a constant",
     "Path": "a path, which asks the file system nothing",
     "Family": "a row of families/registry.py",
     "Network": "a row of networks/",

@@ -35,8 +35,9 @@ from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array
 from qwenimg.common.runtime.estimate import Needs
 from qwenimg.common.runtime.runtime import Runtime
+from qwenimg.common.runtime.stages import Stage
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
-from qwenimg.common.weights.precision import Kind
+from qwenimg.common.weights.precision import Kind, Precision
 
 HERE = Path(__file__).parent
 SCALE = 4  # pixels to a latent
@@ -85,10 +86,16 @@ class ToyModel:
     def warnings(self, request: Request) -> list[str]:
         return []
 
-    def needs(self, request: Request, plan: SamplingPlan, shape: tuple[int, int]) -> Needs:
+    def needs(self, request: Request, plan: SamplingPlan, shape: tuple[int, int], counted: bool = True) -> Needs:
         step = 4 * shape[0] * shape[1] * self.component.config.width
-        weights = 0 if self._network else self.runtime.weight_bytes(self.component)
-        return Needs(memory={"a step of the toy": weights + step}, steps=plan.evaluations * step, decoding=0)
+        weights = self.runtime.weight_bytes(self.component)
+        stage = Stage(name="denoise", title="a step of the toy", weights=weights, activations=step)
+        loaded = weights if self._network else 0
+        return Needs(stages=[stage], loaded=loaded, steps=plan.evaluations * step, decoding=0)
+
+    def variant(self, precision: Precision, quantize: str | None) -> ToyModel:
+        checkpoint = self.checkpoint if quantize is None else self.checkpoint.quantised(quantize)
+        return ToyModel(self.runtime.under(precision), checkpoint, None)
 
     def adapt(self, deltas: Any) -> None:
         assert not deltas
@@ -112,6 +119,9 @@ class ToyModel:
 
     def decode(self, latents: Latents) -> Latents:
         return latents.repeat(SCALE, 2).repeat(SCALE, 3)
+
+    def renew(self, part: str) -> None:
+        self.free_transformer()
 
     def free_transformer(self) -> None:
         self._network = None

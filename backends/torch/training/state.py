@@ -26,7 +26,7 @@ from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
 from qwenimg.common.training.config import TrainConfig
 from qwenimg.common.training.files import COLUMNS, FORMAT, State, open_checkpoint, read_table, run_of
-from qwenimg.common.weights.safetensors import Header
+from qwenimg.common.weights.stored import Header
 
 
 @dataclass

@@ -36,8 +36,9 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
     """Reads every configuration and header of `folder` and holds them against the manifests; the parts that `choices`
     has elsewhere are read from there. A folder has a configuration, a file takes that of `folder`. Raises ModelError.
     """
+    choices = choices or Choices()
     networks = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen_vl.NETWORK, "vae": qwen_vae.NETWORK}
-    places = {name: (choices or Choices()).part(name) or folder / name for name in networks}
+    places = {name: choices.part(name) or folder / name for name in networks}
     configs = {
         name: read_config(network, places[name] if is_folder(places[name]) else folder / name, REFUSED)
         for name, network in networks.items()
@@ -48,7 +49,9 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
     components = {}
     with closed_on_failure() as keep:
         for name, network in networks.items():
-            components[name] = open_component(network, places[name], configs[name], name, RENAMES[name])
+            components[name] = open_component(
+                network, places[name], configs[name], name, RENAMES[name], whole=choices.whole
+            )
             keep(components[name].plan)
     return Checkpoint(
         source=folder,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qwenimg.common.families.family import PARTS, Family
+from qwenimg.common.families.qwen_image import lora_names
 from qwenimg.common.families.qwen_image.checkpoint import REFUSED, open_folder
 from qwenimg.common.families.qwen_image.model import QwenImage
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
@@ -36,6 +37,7 @@ FAMILY = Family(
     choices=frozenset(PARTS),
     open=open_folder,
     model=_model,
+    lora_names=lora_names.names,
     defaults=_defaults,
     described=lambda folder: "Qwen-Image, text to image",
     layouts=(
@@ -43,6 +45,7 @@ FAMILY = Family(
         ("transformer_blocks.0.img_mod.1.weight", "Qwen-Image transformer, diffusers' names (--transformer)"),
         ("decoder.up_blocks.0.resnets.0.norm1.gamma", "Qwen-Image VAE, diffusers' names (--vae)"),
         ("decoder.middle.0.residual.0.gamma", "Qwen-Image VAE, Wan's names, as ComfyUI has it (--vae)"),
+        ("blk.0.attn_q.weight", "Qwen2.5-VL, llama.cpp's names (--text-encoder)"),
         ("layers.0.self_attn.k_proj.bias", "Qwen2.5-VL, transformers' names (--text-encoder)"),
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.residency import ONCE
 
 
 def step_peak(config: QwenDiTConfig, branches: int, tokens: int) -> int:
@@ -14,11 +15,17 @@ def step_peak(config: QwenDiTConfig, branches: int, tokens: int) -> int:
     return branches * tokens * config.dim * 40
 
 
-def modulation_bytes(config: QwenDiTConfig, plan: LoadPlan, steps: int) -> int:
-    """Bytes of a schedule's modulation: twelve vectors for each block and step, and one block's weights meanwhile.
-    `plan` is the transformer's, as it is kept in memory."""
-    itemsize = plan.entries["transformer_blocks.0.img_mod.1.bias"].storage.nbytes((1,))
-    return 12 * config.dim * itemsize * (steps * config.num_layers + config.dim)
+def modulation_rows(config: QwenDiTConfig, plan: LoadPlan, steps: int) -> int:
+    """Bytes of a schedule's modulation: twelve vectors for each block and step. `plan` is the transformer's, as it is
+    kept in memory."""
+    bias = plan.entries["transformer_blocks.0.img_mod.1.bias"]
+    return 12 * config.dim * bias.storage.nbytes((1,)) * steps * config.num_layers
+
+
+def block_bytes(plan: LoadPlan) -> int:
+    """Bytes of the weights that one block of the transformer `plan` needs for its modulation."""
+    start = "transformer_blocks.0."
+    return sum(e.nbytes for name, e in plan.entries.items() if name.startswith(start) and e.residency is ONCE)
 
 
 def step_operations(config: QwenDiTConfig, tokens: int) -> float:

@@ -29,9 +29,11 @@ from qwenimg.common.runtime.engine import Array, Modulation, TextEncoder, Transf
 from qwenimg.common.runtime.estimate import Needs
 from qwenimg.common.runtime.memory import scores
 from qwenimg.common.runtime.runtime import Runtime
+from qwenimg.common.runtime.stages import Timeline
 from qwenimg.common.runtime.text_cache import TextCache
 from qwenimg.common.runtime.vae import VAEHalves
 from qwenimg.common.weights.lora import Deltas
+from qwenimg.common.weights.precision import Precision
 
 TEXT_TOKENS = 512  # of a prompt that the transformer sees, as in the reference
 KEPT_SCHEDULES = 2  # whose modulation is kept: 442 MB for 50 steps of the 20 B model
@@ -50,13 +52,16 @@ class QwenImage:
         self.schedule_config = checkpoint.scheduler
         self.config, self.vae_config = checkpoint["transformer"].config, checkpoint["vae"].config
         self.scale, self.channels = self.vae_config.scale, self.vae_config.z_dim
-        self.tokenizer = checkpoint.tokenizers["text_encoder"].tokenizer
         self.texts: TextCache[str, NDArray[np.float32]] = TextCache()
         self.lora_names = lora_names.names(checkpoint)
         self.few_steps = few_steps.few_steps(str(checkpoint.source))
         self._transformer: Transformer | None = None
         self.vae = VAEHalves(runtime, checkpoint["vae"], self.vae_config.base_dim, self._make_room)
         self._modulations: dict[tuple[float, ...], Modulation] = {}
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.checkpoint.tokenizers["text_encoder"].tokenizer
 
     def plan(self, request: Request) -> SamplingPlan:
         rows, columns = sizes.render_size(request.width, request.height, MULTIPLE)
@@ -71,28 +76,45 @@ class QwenImage:
                 found.append(f"the {name} is cut: the model sees its first {TEXT_TOKENS} tokens, not the last {lost}")
         return found
 
-    def needs(self, request: Request, plan: SamplingPlan, shape: tuple[int, int]) -> Needs:
-        asked = plan.asked()
-        tokens = shape[0] * shape[1] // self.config.patch_size**2
-        run = self.run_bytes(tokens, tuple(self.schedule_config.timestep(sigma) for sigma in asked))
+    def needs(self, request: Request, plan: SamplingPlan, shape: tuple[int, int], counted: bool = True) -> Needs:
+        timesteps = tuple(self.schedule_config.timestep(sigma) for sigma in plan.asked())
+        size = shape[0] * shape[1] // self.config.patch_size**2
         texts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
-        seen = [min(TEXT_TOKENS, len(qwen.prompt_ids(self.tokenizer, text).ids)) for text in texts]
-        one = sum(memory.step_operations(self.config, tokens + text) for text in seen)
-        weights = self._weights(texts, run)
+        seen = [self._seen(text) if counted else TEXT_TOKENS for text in texts]
+        loaded = self.vae.loaded | ({} if self._transformer is None else self._weights)
+        free = self.engine.free_memory()
+        line = Timeline(room=free + sum(loaded.values()), freed=frozenset(self._weights), kept=dict(loaded))
+        if request.image is not None:
+            self.vae.add_encoding(line, shape)
+        if not all(text in self.texts for text in texts):
+            weights = self.runtime.weight_bytes(self.checkpoint["text_encoder"])
+            line.add("text", "the text encoder", {"text encoder": weights}, 0)
+        self._add_steps(line, self.branches(len(texts), size), size + max(seen), timesteps)
+        self.vae.add_decoding(line, shape)
+        one = sum(memory.step_operations(self.config, size + text) for text in seen)
         return Needs(
-            memory=weights | self.vae.decoding(shape, self._waiting()),
-            frees="the text encoder" in weights and self._transformer is not None,
+            stages=line.stages,
+            loaded=sum(loaded.values()),
             steps=plan.evaluations * one,
             decoding=estimate.decoder_operations(self.checkpoint["vae"].plan, *shape),
         )
 
-    def _weights(self, texts: Sequence[str], run: int) -> dict[str, int]:
-        """Bytes for each part that is to be loaded, and for a run of the transformer that takes `run` beside it."""
-        found = {}
-        if not all(text in self.texts for text in texts):
-            found["the text encoder"] = self.runtime.weight_bytes(self.checkpoint["text_encoder"])
-        what = "the transformer" if self._transformer is None else "a step of this size"
-        return found | {what: self._waiting() + run}
+    def _add_steps(self, line: Timeline, branches: int, tokens: int, timesteps: tuple[float, ...]) -> None:
+        """Adds the stages of the transformer; `tokens`: image and text of the longest branch."""
+        title = "the transformer" if self._transformer is None else "a step of this size"
+        if timesteps not in self._modulations:
+            rows = self._modulation_rows(timesteps)
+            line.add("modulation", title, self._weights, rows + self._block_bytes(), stays=True)
+            line.kept["modulation"] = rows
+        line.add("denoise", title, self._weights, self._step_bytes(branches, tokens), stays=True)
+
+    def _seen(self, text: str) -> int:
+        """Tokens of a prompt that the transformer sees."""
+        return min(TEXT_TOKENS, len(qwen.prompt_ids(self.tokenizer, text).ids) - qwen.DROPPED)
+
+    def variant(self, precision: Precision, quantize: str | None) -> QwenImage:
+        checkpoint = self.checkpoint if quantize is None else self.checkpoint.quantised(quantize)
+        return QwenImage(self.runtime.under(precision), checkpoint)
 
     def check_weights(self) -> None:
         self.vae.check_weights()
@@ -177,9 +199,10 @@ class QwenImage:
         self._transformer = self.runtime.open(self.checkpoint["transformer"], "transformer", more)
         return self._transformer
 
-    def _waiting(self) -> int:
-        """Bytes of the transformer's weights that stay in memory and are still to be loaded."""
-        return 0 if self._transformer is not None else self.runtime.weight_bytes(self.checkpoint["transformer"])
+    @property
+    def _weights(self) -> dict[str, int]:
+        """Bytes of the transformer's weights that stay in memory, by the name that stages have for it."""
+        return {"transformer": self.runtime.weight_bytes(self.checkpoint["transformer"])}
 
     def modulation(self, timesteps: tuple[float, ...]) -> Modulation:
         """Once per schedule; later pictures with one of the last few schedules use it again."""
@@ -194,26 +217,35 @@ class QwenImage:
         self._modulations[timesteps] = found
         return found
 
-    def run_bytes(self, tokens: int, timesteps: tuple[float, ...]) -> int:
-        """What a run takes besides weights: one branch of a step, and modulation that is still to be made."""
-        step = memory.step_peak(self.config, 1, tokens + TEXT_TOKENS)
-        step += scores(self.config.num_attention_heads, 1, tokens + TEXT_TOKENS, self.engine.score_bytes)
+    def run_bytes(self, branches: int, tokens: int, timesteps: tuple[float, ...]) -> int:
+        """What a run takes besides weights: steps of so many branches at once, and modulation that is still to be
+        made."""
+        step = self._step_bytes(branches, tokens)
         if timesteps in self._modulations:
             return step
-        plan = self.runtime.plan(self.checkpoint["transformer"])
-        return step + memory.modulation_bytes(self.config, plan, len(timesteps))
+        return self._modulation_rows(timesteps) + max(step, self._block_bytes())
 
-    def batches(self, texts: list[Array], tokens: int) -> list[list[Array]]:
-        """The branches of guidance, in one batch or in turn.
+    def _step_bytes(self, branches: int, tokens: int) -> int:
+        held = scores(self.config.num_attention_heads, branches, tokens, self.engine.workspace.score_bytes)
+        return memory.step_peak(self.config, branches, tokens) + held
+
+    def _modulation_rows(self, timesteps: tuple[float, ...]) -> int:
+        return memory.modulation_rows(self.config, self.runtime.plan(self.checkpoint["transformer"]), len(timesteps))
+
+    def _block_bytes(self) -> int:
+        return memory.block_bytes(self.runtime.plan(self.checkpoint["transformer"]))
+
+    def branches(self, count: int, tokens: int) -> int:
+        """How many of the `count` branches of guidance go in one batch: all, or one after the other.
 
         Small images leave a GPU idle between kernels, so there both go together if memory allows; large ones gain
         nothing, and texts of different length would need a mask that keeps attention from its fastest kernel.
         """
         together = self.batch_guidance
         if together is None:
-            need = memory.step_peak(self.config, len(texts), tokens + TEXT_TOKENS)
+            need = memory.step_peak(self.config, count, tokens + TEXT_TOKENS)
             together = self.engine.on_gpu and tokens <= BATCHED_TOKENS and need < self.engine.free_memory() // 2
-        return [texts] if together else [[text] for text in texts]
+        return count if together else 1
 
     # Latents
 
@@ -238,6 +270,13 @@ class QwenImage:
         self._transformer = None
         self.engine.release()
 
+    def renew(self, part: str) -> None:
+        self.vae.free()
+        if part != "vae":
+            self.texts.forget()
+            self._modulations.clear()
+            self.free_transformer()
+
     def close(self) -> None:
         self.texts.clear()
         self._modulations.clear()
@@ -256,9 +295,11 @@ class QwenRun:
         self.rows = {sigma: i for i, sigma in enumerate(asked)}  # of the modulation
         prompts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
         texts, tokens = model.states(prompts), grid[1] * grid[2]
-        self.transformer = model.transformer(model.run_bytes(tokens, timesteps))
+        together, longest = model.branches(len(texts), tokens), max(text.shape[1] for text in texts)
+        self.transformer = model.transformer(model.run_bytes(together, tokens + longest, timesteps))
         self.modulation = model.modulation(timesteps)
-        self.conditions = [self.transformer.condition(batch, [grid]) for batch in model.batches(texts, tokens)]
+        batches = [texts[i : i + together] for i in range(0, len(texts), together)]
+        self.conditions = [self.transformer.condition(batch, [grid]) for batch in batches]
         self.branches = len(texts)
         self.shapes = {
             "text": ", ".join(str(list(text.shape)) for text in texts),

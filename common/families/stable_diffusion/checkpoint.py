@@ -23,8 +23,8 @@ from qwenimg.common.prompts import clip as clip_tokenizer
 from qwenimg.common.prompts.clip import CLIPTokenizer
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component, TokenizerFiles
 from qwenimg.common.sampling.discrete import parse_diffusion
+from qwenimg.common.weights.headers import read_header
 from qwenimg.common.weights.plan import closed_on_failure
-from qwenimg.common.weights.safetensors import read_header
 
 # pipeline class -> whether it is SDXL; what a class is made for beyond that shows in its UNet.
 PIPELINES = {
@@ -74,13 +74,13 @@ def open_checkpoint(path: Path, choices: Choices) -> Checkpoint:
     else:
         if choices.tokenizer is not None:
             raise UsageError(f"--tokenizer is for a Stable Diffusion model in one file; {clean(path, 80)} has its own")
-        checkpoint = open_folder(path)
+        checkpoint = open_folder(path, whole=choices.whole)
         if choices.prediction is not None:
             checkpoint = with_prediction(checkpoint, choices.prediction)
     return with_parts(checkpoint, choices)
 
 
-def open_folder(folder: Path) -> Checkpoint:
+def open_folder(folder: Path, *, whole: bool = False) -> Checkpoint:
     """Reads every configuration and header of `folder` and holds them against the manifests. Raises ModelError."""
     index = read_json(folder / "model_index.json")
     sdxl = PIPELINES[str(index.get("_class_name"))]
@@ -91,7 +91,7 @@ def open_folder(folder: Path) -> Checkpoint:
     components = {}
     with closed_on_failure() as keep:
         for name, network in networks.items():
-            components[name] = open_component(network, folder / name, configs[name], name)
+            components[name] = open_component(network, folder / name, configs[name], name, whole=whole)
             keep(components[name].plan)
         return check(
             Checkpoint(
@@ -131,11 +131,9 @@ def open_file(path: Path, choices: Choices) -> Checkpoint:
         size = max(config.vocab_size for config in opened.texts.values())
         tokenizer = find_clip_tokenizer(path, size, choices.tokenizer, choices.tokenizer_of_base)
         plans = opened.plans
-        components = {
-            "unet": component(unet.NETWORK, opened.unet, plans["unet"]),
-            "vae": component(kl_vae.NETWORK, opened.vae, plans["vae"]),
-        }
-        components |= {name: component(clip.NETWORK, config, plans[name]) for name, config in opened.texts.items()}
+        rows = {"unet": (unet.NETWORK, opened.unet), "vae": (kl_vae.NETWORK, opened.vae)}
+        rows |= {name: (clip.NETWORK, config) for name, config in opened.texts.items()}
+        components = {name: component(*row, plans[name], whole=choices.whole) for name, row in rows.items()}
         checkpoint = check(
             Checkpoint(
                 source=path,

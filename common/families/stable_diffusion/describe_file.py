@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.families.description import Description, summary
+from qwenimg.common.families.description import Description, in_memory, summary
 from qwenimg.common.families.family import Prediction
 from qwenimg.common.families.stable_diffusion import single_file
-from qwenimg.common.weights.safetensors import Header
+from qwenimg.common.weights.stored import Header
 
 
 def describe_file(header: Header, prediction: Prediction | None) -> Description | None:
@@ -15,6 +15,9 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
     if not single_file.is_single_file(header.tensors):
         return None
     whole = Description(lines=["layout: Stable Diffusion, single file", summary("file", header.tensors)])
+    if header.format == "GGUF":
+        whole.lines[0] = "layout: GGUF, Stable Diffusion, single file"
+        whole.lines.append(in_memory(header.tensors, lambda name: name.endswith("token_embedding.weight")))
     try:
         whole.lines[1:1] = single_file.detect(header, prediction).reasons
         opened = single_file.open_file(header.file.path, prediction)

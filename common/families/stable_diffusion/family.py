@@ -10,9 +10,11 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
+from qwenimg.common.families.stable_diffusion import lora_names
 from qwenimg.common.families.stable_diffusion.checkpoint import PIPELINES, facts
 from qwenimg.common.families.stable_diffusion.describe_file import describe_file
 from qwenimg.common.families.stable_diffusion.model import StableDiffusion
+from qwenimg.common.families.stable_diffusion.small_files import small_files
 from qwenimg.common.networks import clip, kl_vae, unet
 from qwenimg.common.pipeline.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
@@ -74,6 +76,8 @@ FAMILY = Family(
     describe_file=describe_file,
     layouts=(("down_blocks.", "a UNet or VAE, diffusers' names (--unet, --vae)"),),
     model=StableDiffusion,
+    lora_names=lora_names.names,
+    small_files=small_files,
     defaults=_defaults,
     check=_check,
     described=_described,

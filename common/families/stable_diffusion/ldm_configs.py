@@ -24,7 +24,7 @@ from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.prompts.clip import EOS_PAD, OPEN_CLIP_PAD
-from qwenimg.common.weights.safetensors import Header
+from qwenimg.common.weights.stored import Header
 
 Shapes = dict[str, Shape]
 
@@ -129,7 +129,8 @@ def unet_config(path: Path, shapes: Shapes, kind: str, prediction: str) -> UNetC
         "transformer_layers_per_block": [depth or 1 for _, _, depth in levels[:-1]] + [levels[-1][2] or mid],
         "attention_head_dim": [HEADS_SD1 if sd1 else max(1, width // HEAD_DIM) for width, _, _ in levels],
         "cross_attention_dim": text[1],
-        "use_linear_projection": len(shapes.get("middle_block.1.proj_in.weight", ())) == 2,
+        # in GGUF they are 1x1 convolutions in any case
+        "use_linear_projection": not sd1 or len(shapes.get("middle_block.1.proj_in.weight", ())) == 2,
         "norm_num_groups": NORM_GROUPS,
     }
     if "label_emb.0.0.weight" in shapes:

@@ -32,10 +32,12 @@ from qwenimg.common.runtime.engine import Array, Engine, UNet
 from qwenimg.common.runtime.estimate import Needs
 from qwenimg.common.runtime.memory import scores
 from qwenimg.common.runtime.runtime import Runtime
+from qwenimg.common.runtime.stages import Timeline
 from qwenimg.common.runtime.vae import VAEHalves
 from qwenimg.common.sampling import discrete, schedules, table
 from qwenimg.common.sampling.table import Sampler
 from qwenimg.common.weights.lora import Deltas
+from qwenimg.common.weights.precision import Precision
 
 AESTHETIC, POOR_AESTHETIC = 6.0, 2.5  # the refiner's aesthetic score for the prompt and for the negative branch
 
@@ -94,8 +96,12 @@ class Expert:
             return self._unet
         component = self.checkpoint["unet"]
         self.make_room(self.runtime.weight_bytes(component) + more)
-        self._unet = self.runtime.open(component, "refiner" if self.facts.refiner else "unet", more)
+        self._unet = self.runtime.open(component, self.name, more)
         return self._unet
+
+    @property
+    def name(self) -> str:
+        return "refiner" if self.facts.refiner else "unet"
 
     def check_weights(self) -> None:
         """Of the UNet, once, before it is loaded."""
@@ -103,18 +109,28 @@ class Expert:
             self.runtime.check_weights(self.checkpoint["unet"], "refiner")
         self._checked = True
 
-    def waiting(self) -> int:
-        """Bytes of the UNet's weights that are still to be loaded."""
-        return 0 if self.loaded else self.runtime.weight_bytes(self.checkpoint["unet"])
+    @property
+    def weights(self) -> dict[str, int]:
+        """Bytes of the UNet's weights, by the name that stages have for it."""
+        return {self.name: self.runtime.weight_bytes(self.checkpoint["unet"])}
 
-    def needs(self, branches: int, shape: tuple[int, int]) -> dict[str, int]:
-        """Bytes for its UNet and a step."""
-        what = "a step of this size" if self.loaded else "the refiner" if self.facts.refiner else "the unet"
-        return {what: self.waiting() + self.step_bytes(branches, *shape)}
+    def add_texts(self, line: Timeline, request: Request) -> None:
+        """Adds the stage in which its texts are encoded, unless they are."""
+        prompts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
+        if not self.texts.has(prompts, request.clip_skip):
+            largest = max(self.runtime.weight_bytes(part) for part in self.checkpoint.texts.values())
+            line.add("text", "the text encoder", {"text encoder": largest}, 0)
+
+    def add_steps(self, line: Timeline, branches: int, shape: tuple[int, int]) -> None:
+        """Adds the stage of its UNet."""
+        title = "a step of this size" if self.loaded else f"the {self.name}"
+        stage = "refine" if self.facts.refiner else "denoise"
+        line.add(stage, title, self.weights, self.step_bytes(branches, *shape), stays=True)
 
     def step_bytes(self, branches: int, height: int, width: int) -> int:
         config = self.unet_config
-        held = scores(max(config.attention_head_dim), branches, height * width, self.runtime.engine.score_bytes)
+        most = self.runtime.engine.workspace.score_bytes
+        held = scores(max(config.attention_head_dim), branches, height * width, most)
         return memory.step_peak(config, branches, height, width) + held
 
     @property
@@ -151,17 +167,34 @@ class StableDiffusion:
     def warnings(self, request: Request) -> list[str]:
         return []
 
-    def needs(self, request: Request, plan: SamplingPlan, shape: tuple[int, int]) -> Needs:
-        branches, found, unet = 1 + request.guided, dict[str, int](), self.checkpoint["unet"]
-        for expert in self.experts():
-            found |= expert.needs(branches, shape)
-        base = self.base.waiting() if self.refiner is None else 0  # with a refiner the base makes room
+    def needs(self, request: Request, plan: SamplingPlan, shape: tuple[int, int], counted: bool = True) -> Needs:
+        branches, unet, experts = 1 + request.guided, self.checkpoint["unet"], self.experts()
+        loaded = self.vae.loaded
+        for expert in experts:
+            loaded |= expert.weights if expert.loaded else {}
+        room = self.engine.free_memory() + sum(loaded.values())
+        line = Timeline(room=room, freed=frozenset(e.name for e in experts), kept=dict(loaded))
+        if request.image is not None or self.sees_mask:
+            self.vae.add_encoding(line, shape)
+        for expert in experts:
+            expert.add_texts(line, request)
+        for expert in experts:
+            expert.add_steps(line, branches, shape)
+        self.vae.add_decoding(line, shape)
         one = branches * estimate.unet_operations(unet.plan, len(unet.config.block_out_channels), *shape)
         return Needs(
-            memory=found | self.vae.decoding(shape, base),
+            stages=line.stages,
+            loaded=sum(loaded.values()),
             steps=plan.evaluations * one,
             decoding=estimate.decoder_operations(self.checkpoint["vae"].plan, *shape),
         )
+
+    def variant(self, precision: Precision, quantize: str | None) -> StableDiffusion:
+        def changed(checkpoint: Checkpoint) -> Checkpoint:
+            return checkpoint if quantize is None else checkpoint.quantised(quantize)
+
+        refiner = None if self.refiner is None else changed(self.refiner.checkpoint)
+        return StableDiffusion(self.runtime.under(precision), changed(self.checkpoint), refiner)
 
     def check_weights(self) -> None:
         self.vae.check_weights()
@@ -219,6 +252,13 @@ class StableDiffusion:
     def free_transformer(self) -> None:
         for expert in self.experts():
             expert.free()
+
+    def renew(self, part: str) -> None:
+        self.vae.free()
+        if part != "vae":
+            for expert in self.experts():
+                expert.texts.forget()
+            self.free_transformer()
 
     def close(self) -> None:
         self.vae.free()

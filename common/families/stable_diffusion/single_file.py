@@ -30,15 +30,18 @@ from qwenimg.common.networks import clip, kl_vae, unet
 from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.unet import UNetConfig
-from qwenimg.common.weights.keys import plan_places
+from qwenimg.common.weights.headers import read_header
+from qwenimg.common.weights.keys import check_architecture, plan_places
 from qwenimg.common.weights.plan import LoadPlan, Uses, as_stored
-from qwenimg.common.weights.safetensors import Header, Stored, read_header
+from qwenimg.common.weights.stored import Header, Stored
 
 Prediction = Literal["eps", "v"]
 
 UNET = "model.diffusion_model."
 VAES = ("first_stage_model.", "vae.")
 VAE_SIGN = "decoder.mid.block_1.norm1.weight"
+_ARCHITECTURES = unet.NETWORK.architectures  # of a GGUF file
+_PART = "a part of another model goes beside -m, with --transformer or --text-encoder"
 _NOTE = "modelspec.prediction_type"  # of the Stability AI model metadata standard
 _NOTED: Mapping[str, Prediction] = {"epsilon": "eps", "eps": "eps", "v": "v", "v_prediction": "v"}
 _CHANNELS = {4: "text to image", 9: "inpainting: latents, mask and masked picture"}
@@ -98,6 +101,7 @@ def is_single_file(tensors: Mapping[str, Stored]) -> bool:
 def detect(header: Header, prediction: Prediction | None = None) -> Detected:
     """What the file is, from its header; `prediction` overrides what it seems to predict. Raises ModelError."""
     tensors, path = header.tensors, header.file.path
+    check_architecture(header, _ARCHITECTURES, "Stable Diffusion model", _PART)
     unet, vae = _prefixes(tensors)
     if "edm_mean" in tensors:
         raise bad(path, "is a Playground model (edm_mean): not supported; use Stable Diffusion 1.x, 2.x or XL")
@@ -220,7 +224,7 @@ def _opened(header: Header, found: Detected) -> SingleFile:
 
     def plan(component: str, places: Places, manifest: Manifest, uses: Uses) -> None:
         plans[component] = plan_places(header, component, places, manifest, uses)
-        used.update(place.key for place in places.values())
+        used.update(plans[component].known)
 
     unet_made = vae_made = None
     if found.unet is not None and found.kind is not None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
 from qwenimg.common.networks import clip
 from qwenimg.common.prompts import weighted
+from qwenimg.common.prompts.clip import CLIPTokenizer
 from qwenimg.common.prompts.weighted import Chunk
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.runtime.engine import ClipEncoder
@@ -40,9 +41,17 @@ class ClipTexts:
         self.runtime, self.make_room = runtime, make_room
         self.sdxl = checkpoints.facts(checkpoint).sdxl
         self.encoders = checkpoint.texts
-        self.tokenizers = [checkpoint.tokenizers[name].tokenizer for name in self.encoders]
+        self._tokenizers = [checkpoint.tokenizers[name] for name in self.encoders]
         self.kept: TextCache[tuple[str, int], Encoded] = TextCache()
         self.width: int = sum(component.config.hidden_size for component in self.encoders.values())
+
+    @property
+    def tokenizers(self) -> list[CLIPTokenizer]:
+        return [files.tokenizer for files in self._tokenizers]
+
+    def has(self, prompts: Sequence[str], clip_skip: int) -> bool:
+        """Whether all of `prompts` are encoded."""
+        return all((prompt, clip_skip) in self.kept for prompt in [*prompts, ""])
 
     def announce(self, prompts: Sequence[str], clip_skip: int) -> None:
         """Encodes as many of `prompts` as the cache holds now, the rest in its turn."""
@@ -63,6 +72,10 @@ class ClipTexts:
         if not all(self.encoders[name].plan.same_deltas(now.plan) for name, now in encoders.items()):
             self.kept.forget()
         self.encoders = encoders
+
+    def forget(self) -> None:
+        """What was encoded under another policy."""
+        self.kept.forget()
 
     def close(self) -> None:
         self.kept.clear()

@@ -1,0 +1,28 @@
+"""A network whose blocks run alone, in the dtypes of the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from qwenimg.backends.mlx import load
+from qwenimg.backends.mlx.ops import crossing
+from qwenimg.common.base.block import Block
+from qwenimg.common.runtime.traced import Tree
+from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.residency import ALWAYS, ONCE
+
+
+class Blocks:
+    def __init__(self, opened: Any, plan: LoadPlan):
+        """opened: a component without weights, of `plan`."""
+        self.model, self.plan = opened.model, plan
+
+    def call(self, path: str, block: Block, arguments: Sequence[Tree]) -> Tree:
+        plan = self.plan.under(path).when(ONCE if block.once else ALWAYS)
+        load.fill(self.model, plan)
+        module = dict(self.model.named_modules())[path]
+        given = [crossing.inward(one, block.image and i == 0) for i, one in enumerate(arguments)]
+        made = crossing.outward(getattr(module, block.method or "__call__")(*given), block.image)
+        load.drop(self.model, plan.entries)
+        return made

@@ -1,0 +1,36 @@
+"""A network whose blocks run alone, in the dtypes of the policy or in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from qwenimg.backends.torch import load, ops
+from qwenimg.backends.torch.ops import crossing
+from qwenimg.common.base.block import Block
+from qwenimg.common.runtime.traced import Tree
+from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.residency import ALWAYS, ONCE
+
+
+class Blocks:
+    def __init__(self, opened: Any, plan: LoadPlan, device: torch.device, exact: bool):
+        """opened: a component without weights, of `plan`. exact: in float64, with the weights that `plan` keeps."""
+        self.model, self.plan, self.device, self.exact = opened.model, plan, device, exact
+
+    @ops.computes
+    def call(self, path: str, block: Block, arguments: Sequence[Tree]) -> Tree:
+        plan = self.plan.under(path).when(ONCE if block.once else ALWAYS)
+        load.fill(self.model, plan, self.device)
+        if self.exact:
+            load.widen(self.model, path)
+        module = self.model.get_submodule(path)
+        given = [
+            crossing.inward(one, block.image and i == 0, self.device, self.exact) for i, one in enumerate(arguments)
+        ]
+        results = getattr(module, block.method or "forward")(*given)
+        made = crossing.outward(results, block.image)
+        load.drop(self.model, plan.entries)
+        return made

@@ -1,0 +1,79 @@
+"""`qwenimg convert`: a model written again as a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from qwenimg.cli import streams
+from qwenimg.cli.options import TEXTS
+from qwenimg.cli.pull import Bar
+from qwenimg.common.base.amounts import counted, size_text
+
+_PATH = click.Path(path_type=Path, readable=False)  # what cannot be read is reported later, with its exit code
+
+
+@click.command("convert")
+@click.argument("model")
+@click.argument("out", type=_PATH)
+@click.option("-q", "--quantize", metavar="8|6|4", help="Weights in so many bits; by part: text=8,transformer=4.")
+@click.option(
+    "--lora", type=TEXTS, multiple=True, metavar="FILE[:SCALE]", help="Added to the weights; may be repeated."
+)
+@click.option("--dtype", type=click.Choice(("bf16", "fp16", "fp32")), help="Of what is not in codes; else as it is.")
+@click.option("--transformer", "--unet", type=_PATH, metavar="FILE", help="Weights in the place of MODEL's.")
+@click.option("--text-encoder", type=_PATH, metavar="FILE", help="Weights in the place of MODEL's.")
+@click.option("--vae", type=_PATH, metavar="FILE", help="Weights in the place of MODEL's.")
+@click.option("--tokenizer", type=_PATH, metavar="FOLDER", help="CLIP's, for a Stable Diffusion file; else found.")
+@click.option(
+    "--prediction", type=click.Choice(("eps", "v")), help="What the UNet of a Stable Diffusion file predicts."
+)
+@click.option("--quiet", is_flag=True, help="Only errors on standard error.")
+def convert(
+    model: str,
+    out: Path,
+    quantize: str | None,
+    lora: tuple[str, ...],
+    dtype: str | None,
+    prediction: Literal["eps", "v"] | None,
+    quiet: bool,
+    **places: Path | None,
+) -> None:
+    """Write MODEL, a folder, a file or a name, as the folder OUT: in fewer bits, with LoRAs in its weights, or as is.
+
+    What `-q` does while a model is loaded is done once, and drawn with at once. OUT appears when it is whole; a run
+    that was ended, however hard, goes on when it is started again with the same options."""
+    import os
+
+    from qwenimg.common.conversion.convert import Asked, convert
+    from qwenimg.common.hub.resolve import resolve
+
+    asked = Asked(quantize=quantize, lora="; ".join(lora), dtype=dtype, prediction=prediction, **places)
+    found = resolve(model)
+    told = Told(quiet=quiet)
+    try:
+        convert(found.folder, out, asked, told)
+    finally:
+        told.bar.close()
+    streams.put(os.fsencode(out) + b"\n")
+
+
+class Told:
+    """Progress as `pull` shows it."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self.bar, self.size, self.done = Bar(quiet=quiet), 0, 0
+
+    def plan(self, size: int, files: int) -> None:
+        self.size = size
+        self.bar.line(f"{size_text(size)} of weights in {counted(files, 'file')}")
+
+    def kept(self, name: str, size: int) -> None:
+        self.bar.line(f"{name} is there already")
+        self.written(name, size)
+
+    def written(self, name: str, size: int) -> None:
+        self.done += size
+        self.bar.update(name, self.done, max(self.size, self.done))

@@ -1,0 +1,330 @@
+"""`qwenimg parity`: whether two backends, or two machines, compute the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from qwenimg.backends import NAMES, PLACED
+from qwenimg.cli import streams
+from qwenimg.cli.help import HELP_NAMES
+from qwenimg.common.base.errors import NumericsError, UsageError
+from qwenimg.common.base.text import clean
+
+if TYPE_CHECKING:
+    from qwenimg import Pipeline
+    from qwenimg.common.families.registry import Opened
+    from qwenimg.common.measure.passport import Passport
+    from qwenimg.common.runtime.engine import Engine
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_PATH = click.Path(path_type=Path, readable=False)
+_BACKENDS = (*NAMES, *PLACED)
+PROMPT, STEPS = "a large blue star", 4
+SMALL, USUAL = "64x64", "256x256"  # of the picture: for a model of few parameters, and for others
+FEW = 2**25  # parameters
+
+
+@click.group("parity", context_settings={"help_option_names": HELP_NAMES})
+def parity() -> None:
+    """Compare backends and machines block by block, each against float64.
+
+    `record` writes a passport, `check` computes it again elsewhere, `run` does both here, `report` draws it. Without
+    MODEL it is the built-in model. Exit code 6 where something falls short.
+    """
+
+
+def _asking(command: _F) -> _F:
+    """The options of a recording."""
+    for option in reversed(
+        (
+            click.option("--precision", default="fp32", metavar="POLICY", help="As for a picture. Default fp32."),
+            click.option("-q", "--quantize", metavar="BITS", help="Weights in 8, 6 or 4 bits, as for a picture."),
+            click.option("--prompt", default=PROMPT, metavar="TEXT", help=f"Default {PROMPT!r}."),
+            click.option("--size", metavar="WxH", help=f"Default {SMALL} for a small model, else {USUAL}."),
+            click.option("--steps", type=click.IntRange(1, 1000), default=STEPS, help=f"Default {STEPS}."),
+            click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, help="Default 0."),
+            click.option("--sampled", is_flag=True, help="Keep drawn inputs and projections, as of a large model."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@parity.command("record")
+@click.argument("model", required=False)
+@click.option("-o", "--output", type=_PATH, required=True, metavar="PASSPORT", help="The file; .safetensors.")
+@click.option("--overwrite", is_flag=True, help="Replace it if it exists.")
+@click.option("--backend", type=click.Choice(_BACKENDS), default="auto", metavar="NAME", help="Default auto.")
+@_asking
+def record(model: str | None, output: Path, overwrite: bool, backend: str, **asked: Any) -> int:
+    """Write a passport: what every block of MODEL computes here, and what float64 gives for the same."""
+    from qwenimg.common.base import atomic_files
+    from qwenimg.common.measure import passport_file, summary
+
+    atomic_files.check_output(_named(output), overwrite=overwrite)
+    with _opened(model, backend, asked["precision"], asked["quantize"]) as session:
+        passport = session.record(asked)
+        size = passport_file.write(output, passport, overwrite=overwrite)
+    streams.say(summary.headline(passport))
+    streams.say(f"{size:,} bytes; on another machine: qwenimg parity check {output}")
+    streams.put(bytes(output) + b"\n")
+    _check_own(passport)
+    return 0
+
+
+@parity.command("check")
+@click.argument("passport", type=_PATH)
+@click.argument("model", required=False)
+@click.option("--backend", type=click.Choice(_BACKENDS), default="auto", metavar="NAME", help="Default auto.")
+@click.option("--blocks", "only_blocks", is_flag=True, help="Blocks alone: one is in memory at a time, none is drawn.")
+@click.option("-o", "--output", type=_PATH, metavar="PASSPORT", help="Write it with this backend's figures, to report.")
+@click.option("--overwrite", is_flag=True, help="Replace that file if it exists.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def check(
+    passport: Path,
+    model: str | None,
+    backend: str,
+    only_blocks: bool,
+    output: Path | None,
+    overwrite: bool,
+    as_json: bool,
+) -> int:
+    """Compute again what PASSPORT recorded, judge every block, and name the first that falls short."""
+    from qwenimg.common.base import atomic_files
+    from qwenimg.common.hub.resolve import named
+    from qwenimg.common.measure import passport_file
+
+    if output is not None:
+        atomic_files.check_output(_named(output), overwrite=overwrite)
+    found = passport_file.read(passport)
+    passport_file.needs_exact(passport, found)
+    given = model if model is not None else named(found.model.name)
+    with _opened(given, backend, found.precision, found.model.quantize or None) as session:
+        checked = session.check(found, picture=not only_blocks)
+    if output is not None:
+        passport_file.write(output, checked.passport, overwrite=overwrite)
+    return _told([checked], as_json)
+
+
+@parity.command("run")
+@click.argument("model", required=False)
+@click.option("--backends", required=True, metavar="A,B", help=f"Two or more of {', '.join(_BACKENDS[1:])}.")
+@click.option("-o", "--output", type=_PATH, metavar="PASSPORT", help="Keep the passport, with the figures of all.")
+@click.option("--overwrite", is_flag=True, help="Replace it if it exists.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@_asking
+def run(model: str | None, backends: str, output: Path | None, overwrite: bool, as_json: bool, **asked: Any) -> int:
+    """Record MODEL on the first of the backends and check it on the others, in this process."""
+    from qwenimg.backends import installed
+    from qwenimg.common.base import atomic_files
+    from qwenimg.common.measure import passport_file
+
+    names = _several(backends)
+    if not installed("cpu"):
+        raise UsageError("parity run needs float64, which is torch's: install it, or see `qwenimg parity record`")
+    if output is not None:
+        atomic_files.check_output(_named(output), overwrite=overwrite)
+    with _opened(model, names[0], asked["precision"], asked["quantize"]) as session:
+        passport = session.record(asked)
+    done = []
+    for name in names[1:]:
+        with _opened(model, name, passport.precision, asked["quantize"]) as session:
+            done.append(session.check(passport, picture=True))
+        passport = done[-1].passport
+    if output is not None:
+        passport_file.write(output, passport, overwrite=overwrite)
+    return _told(done, as_json, passport)
+
+
+@parity.command("report")
+@click.argument("passports", nargs=-1, required=True, type=_PATH, metavar="PASSPORT...")
+@click.option("-o", "--output", type=_PATH, required=True, metavar="PAGE.html", help="The page; a PNG lies beside it.")
+@click.option("--overwrite", is_flag=True, help="Replace both if they exist.")
+def report(passports: tuple[Path, ...], output: Path, overwrite: bool) -> int:
+    """Draw passports side by side: a heat map of blocks by precisions and backends, with every error and verdict."""
+    from qwenimg.common.base import atomic_files
+    from qwenimg.common.measure import passport_file, report_picture
+    from qwenimg.common.measure import report as reporting
+
+    if output.suffix.lower() != ".html":
+        raise UsageError(f"-o {clean(output, 120)}: the report is a page of HTML; let the name end in .html")
+    page = output.expanduser().absolute()
+    picture = page.with_suffix(".png")
+    for path in (page, picture):
+        atomic_files.check_output(path, overwrite=overwrite)
+    found = reporting.gathered([passport_file.read(path) for path in passports])
+    atomic_files.write_atomic(page, reporting.page(found).encode(), overwrite=overwrite)
+    atomic_files.write_atomic(picture, report_picture.png(found), overwrite=overwrite)
+    streams.put(bytes(page) + b"\n" + bytes(picture) + b"\n")
+    return 0
+
+
+# Sessions
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a check found, and the passport with its figures."""
+
+    passport: Passport
+    engine: Engine
+    judged: list[Any]
+    drawn: Any
+    changed: list[str]
+
+    def verdict(self) -> str:
+        """Why it failed, or ""."""
+        from qwenimg.common.measure import summary
+
+        why = summary.verdict(self.judged, self.drawn)
+        if why and self.changed:
+            why = f"{why} (the files of {clean(', '.join(self.changed), 60)} are not those that were recorded)"
+        return why
+
+
+@dataclass(frozen=True)
+class Session:
+    """A model opened on a backend."""
+
+    pipe: Pipeline
+    opened: Opened
+
+    def record(self, asked: dict[str, Any]) -> Passport:
+        from qwenimg import backends
+        from qwenimg.common.measure import record as recording
+        from qwenimg.common.numbers.sizes import parse_size
+
+        pipe, exact = self.pipe, None
+        if pipe.backend == "cpu":
+            exact = pipe.engine
+        elif backends.installed("cpu"):
+            exact = backends.load("cpu")
+        else:
+            streams.say(
+                "qwenimg: warning: torch is not installed, so float64 is not recorded and nothing can be judged"
+            )
+        size = asked["size"] or (SMALL if self.opened.checkpoint.parameters < FEW else USUAL)
+        width, height = parse_size(size)
+        request = {"prompt": asked["prompt"], "width": width, "height": height}
+        request |= {"steps": asked["steps"], "seed": asked["seed"]}
+        if self.pipe.defaults.negative_prompt:
+            request["negative_prompt"] = self.pipe.defaults.negative_prompt
+        request["guidance"] = self.pipe.defaults.guidance
+        bits = asked["quantize"] or ""
+        sampled = bool(asked["sampled"])
+        return recording.record(
+            pipe, self.opened, request, exact=exact, quantize=bits, sampled=sampled, notify=_quietly
+        )
+
+    def check(self, passport: Passport, *, picture: bool) -> Checked:
+        from qwenimg.common.measure import check as checking
+
+        changed = checking.check_model(passport, self.opened, self.pipe.model_name)
+        for name in changed:
+            streams.say(f"qwenimg: warning: the files of the {clean(name, 30)} are not those that were recorded")
+        engine = self.pipe.engine
+        judged = list(checking.blocks(passport, self.opened, self.pipe.precision, engine))
+        drawn = checking.picture(passport, self.pipe) if picture else None
+        stamped = checking.stamped(passport, engine, self.pipe.tf32, judged)
+        return Checked(stamped, engine, judged, drawn, changed)
+
+
+@contextmanager
+def _opened(model: str | None, backend: str, precision: str, quantize: str | None) -> Iterator[Session]:
+    """The built-in model where none is named."""
+    import qwenimg
+    from qwenimg.common.families import registry
+    from qwenimg.common.families.family import Choices
+    from qwenimg.common.hub.resolve import resolve
+    from qwenimg.common.shapes.builtin import NAME
+
+    name = model or NAME
+    opened = registry.open_model(resolve(name).folder, Choices(quantize=quantize))
+    try:
+        pipe = qwenimg.load(name, backend, precision, quantize=quantize)
+        try:
+            yield Session(pipe, opened)
+        finally:
+            pipe.close()
+    finally:
+        opened.checkpoint.close()
+
+
+def _quietly(text: str) -> None:
+    """Stages are many and short."""
+
+
+# Results
+
+
+def _told(done: list[Checked], as_json: bool, passport: Passport | None = None) -> int:
+    """Prints what was found. Raises NumericsError where something falls short."""
+    from qwenimg.common.measure import summary
+
+    for checked in done:
+        verdict = checked.verdict()
+        if as_json:
+            streams.put(json.dumps(_as_json(checked, verdict)).encode() + b"\n")
+            continue
+        text = [summary.headline(checked.passport), f"on {checked.engine.device}:"]
+        text += summary.lines(checked.judged, checked.drawn)
+        streams.put("".join(f"{line}\n" for line in text).encode())
+    if passport is not None:
+        _check_own(passport)
+    for checked in done:
+        if verdict := checked.verdict():
+            raise NumericsError(f"parity on {checked.engine.name}: {verdict}")
+    return 0
+
+
+def _as_json(checked: Checked, verdict: str) -> dict[str, Any]:
+    drawn = checked.drawn
+    picture = None
+    if drawn is not None:
+        picture = {"latents": drawn.latents, "pixels": drawn.pixels, "failures": list(drawn.failures)}
+    return {
+        "ok": not verdict,
+        "verdict": verdict,
+        "backend": checked.engine.name,
+        "device": checked.engine.device,
+        "precision": checked.passport.precision,
+        "changed": checked.changed,
+        "blocks": [one.as_json() for one in checked.judged],
+        "picture": picture,
+    }
+
+
+def _check_own(passport: Passport) -> None:
+    """Raises NumericsError where what was recorded falls short itself."""
+    side = passport.sides[0]
+    for block, figures in zip(passport.blocks, side.figures, strict=True):
+        for figure in figures:
+            if figure.failures:
+                raise NumericsError(
+                    f"recorded on {side.backend}, {clean(block.name, 80)} falls short: {figure.failures[0]}"
+                )
+
+
+def _named(output: Path) -> Path:
+    if output.suffix.lower() != ".safetensors":
+        raise UsageError(f"-o {clean(output, 120)}: a passport is a safetensors file; let the name end in .safetensors")
+    return output.expanduser().absolute()
+
+
+def _several(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in _BACKENDS[1:]:
+            raise UsageError(
+                f"--backends {clean(text, 40)!r}: {clean(name, 20)!r} is not one of {', '.join(_BACKENDS[1:])}"
+            )
+    if len(names) < 2:
+        raise UsageError(f"--backends {clean(text, 40)!r}: name two or more, as in --backends mlx,cpu")
+    return names

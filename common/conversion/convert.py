@@ -1,0 +1,253 @@
+"""`convert`: a model written as a folder that appears complete or not at all, and goes on where a killed run stopped.
+
+It is built in OUT.part: each file of weights gets its name when it is whole, and its metadata says of which conversion
+it is and what its data hashes to, by which the next run keeps it. At the end the folder gets its name.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from qwenimg.common.base.amounts import size_text
+from qwenimg.common.base.atomic_files import make_folder, write_atomic
+from qwenimg.common.base.config import read_json
+from qwenimg.common.base.errors import DoesNotFit, ModelError, UsageError, disk_full
+from qwenimg.common.base.safe_files import absolute
+from qwenimg.common.base.text import clean, shown_path
+from qwenimg.common.conversion.parts import Part, as_json, parts, small_files
+from qwenimg.common.families import registry
+from qwenimg.common.families.family import PARTS, Choices, Prediction
+from qwenimg.common.families.registry import Opened
+from qwenimg.common.pipeline.loras import Loras
+from qwenimg.common.weights.safetensors import read_header
+from qwenimg.common.weights.write import Progress, is_whole, write_shard
+
+FORMAT = "1"
+NOTE = "qwenimg.json"
+"""In the folder: what it was made of. While it is built, that it is ours."""
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_PATHS = (*PARTS, "tokenizer")  # what is asked for that has a path
+_SPARE = 64 << 20  # bytes beside the weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is to be made of a model. None is what its files say."""
+
+    quantize: str | None = None
+    lora: str = ""
+    dtype: str | None = None  # of what is not in codes: a key of DTYPES
+    prediction: Prediction | None = None
+    transformer: Path | None = None
+    text_encoder: Path | None = None
+    vae: Path | None = None
+    tokenizer: Path | None = None
+
+
+class Listener(Protocol):
+    """What a conversion tells while it runs."""
+
+    def plan(self, size: int, files: int) -> None:
+        """Before anything is written: bytes of weights, and files of them."""
+
+    def kept(self, name: str, size: int) -> None:
+        """A file that an earlier run wrote is whole."""
+
+    def written(self, name: str, size: int) -> None:
+        """So many bytes more of the file `name`."""
+
+
+def convert(source: Path, out: Path, asked: Asked, listener: Listener) -> None:
+    """Writes the model in the folder or file `source` as the folder `out`. Raises UsageError, ModelError and
+    DoesNotFit; what is finished by then stays for the next call."""
+    out = absolute(out)
+    work = out.with_name(f"{out.name}.part")
+    _check_place(out, work)
+    choices = Choices(**{name: getattr(asked, name) for name in ("quantize", "prediction", *_PATHS)})
+    with ExitStack() as stack:
+        opened = registry.open_model(source, replace(choices, whole=True))
+        stack.callback(opened.checkpoint.close)
+        opened.checkpoint.read_tokenizers()
+        loras = Loras(opened.family.lora_names(opened.checkpoint))
+        stack.callback(loras.close)
+        changed = replace(opened, checkpoint=opened.checkpoint.with_deltas(loras.deltas(asked.lora)))
+        made = parts(changed, asked.dtype and DTYPES[asked.dtype])
+        small = small_files(changed, asked.prediction)
+        note = _note(changed, made, small, asked, loras)
+        stack.enter_context(_building(out, work, note))
+        _write(work, made, small, note, listener)
+    registry.open_model(work).checkpoint.close()
+    _publish(work, out)
+
+
+def _note(opened: Opened, made: list[Part], small: dict[str, bytes], asked: Asked, loras: Loras) -> dict[str, object]:
+    """What a folder is made of, without paths; equal notes are equal folders."""
+    said = {key: value for key, value in asdict(asked).items() if value is not None and key not in ("lora", *_PATHS)}
+    about = {"format": FORMAT, "family": opened.family.name, **said, **loras.recorded(asked.lora)}
+    about["sources"] = {part.name: part.source for part in made}
+    about["small_files"] = hashlib.sha256(b"".join(small[path] for path in sorted(small))).hexdigest()
+    return about
+
+
+# Where it is built
+
+
+def _check_place(out: Path, work: Path) -> None:
+    """Raises UsageError where `out` is there, or could not be."""
+    shown = shown_path(out)
+    if not out.name or out.name in (".", ".."):
+        raise UsageError(f"{shown}: names no folder; end it in a name")
+    if os.path.lexists(out):
+        raise UsageError(f"{shown}: exists already; choose another name, or move it away")
+    try:
+        mode = out.parent.stat().st_mode
+    except (OSError, ValueError):
+        raise UsageError(f"{shown}: its folder does not exist; create it or choose another") from None
+    if not stat.S_ISDIR(mode) or not os.access(out.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{shown}: no permission to write in its folder, or it is none; choose another")
+    if not os.path.lexists(work):
+        return
+    if work.is_symlink() or not work.is_dir() or (not os.path.lexists(work / NOTE) and any(work.iterdir())):
+        raise UsageError(f"{shown_path(work)}: is not the unfinished work of a conversion; move it away")
+
+
+@contextmanager
+def _building(out: Path, work: Path, note: dict[str, object]) -> Iterator[None]:
+    """`work` made or found, for this conversion alone. Raises UsageError."""
+    make_folder(work)
+    file = work / NOTE
+    if os.path.lexists(file):
+        _check_same(work, note)
+    else:
+        write_atomic(file, as_json(note), overwrite=False)
+    with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as lock:  # noqa: PTH123
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"{shown_path(out)}: another run is converting to it; wait for it to end") from None
+        except OSError:
+            pass  # some network disks have no locks
+        try:
+            yield
+        except OSError as error:
+            raise _failure(out, work, error) from None
+
+
+def _check_same(work: Path, note: dict[str, object]) -> None:
+    try:
+        before: dict[str, object] = read_json(work / NOTE)
+    except ModelError as error:
+        raise UsageError(f"{error}; move {shown_path(work, 80)} away") from None
+    wanted = json.loads(as_json(note))
+    other = next((key for key in {**wanted, **before} if before.get(key) != wanted.get(key)), None)
+    if other is not None:
+        raise UsageError(
+            f"{shown_path(work)}: is the unfinished conversion of another model, or with other options "
+            f"({clean(other, 40)} differs); finish that one, or delete it"
+        )
+
+
+def _failure(out: Path, work: Path, error: OSError) -> Exception:
+    reason = clean(error.strerror or error, 60)
+    if disk_full(error):
+        left = size_text(shutil.disk_usage(out.parent).free)
+        kept = f"what is done stays in {shown_path(work.name, 60)}"
+        return DoesNotFit(f"{shown_path(out)}: {reason}, {left} free: make room and run it again, {kept}")
+    return UsageError(f"{shown_path(out)}: cannot be written: {reason}; choose another place")
+
+
+def _publish(work: Path, out: Path) -> None:
+    """Raises UsageError where `out` came to be meanwhile."""
+    try:
+        if os.path.lexists(out):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        work.rename(out)
+    except OSError as error:
+        reason = clean(error.strerror or error, 60)
+        raise UsageError(f"{shown_path(out)}: {reason}; the folder is whole as {shown_path(work, 80)}") from None
+    _sync(out.parent)
+
+
+def _sync(folder: Path) -> None:
+    with suppress(OSError):  # some file systems cannot
+        fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+# What is written
+
+
+def _write(work: Path, made: list[Part], small: dict[str, bytes], note: dict[str, object], listener: Listener) -> None:
+    every = [(part, name, shard) for part in made for name, shard in zip(part.files, part.shards, strict=True)]
+    sizes = {(part.name, name): sum(weight.nbytes for weight in shard) for part, name, shard in every}
+    listener.plan(sum(sizes.values()), len(every))
+    done = {
+        (part.name, name) for part, name, shard in every if is_whole(work / part.name / name, shard, _said(part, note))
+    }
+    _check_room(work, sum(size for key, size in sizes.items() if key not in done))
+    for part, name, shard in every:
+        path = work / part.name / name
+        inside = f"{part.name}/{name}"
+        if (part.name, name) in done:
+            listener.kept(inside, sizes[part.name, name])
+            continue
+        make_folder(path.parent)
+        write_shard(path, shard, _said(part, note), _telling(listener, inside))
+    for part in made:
+        if len(part.shards) > 1:
+            _put(work / part.name / f"{part.stem}.safetensors.index.json", as_json(_shard_index(work, part)))
+        _put(work / part.name / "config.json", as_json(part.config))
+    for inside, data in sorted(small.items(), key=lambda item: (item[0] == "model_index.json", item[0])):
+        _put(work / inside, data)
+    _sync(work)
+
+
+def _telling(listener: Listener, inside: str) -> Progress:
+    return lambda size: listener.written(inside, size)
+
+
+def _said(part: Part, note: dict[str, object]) -> dict[str, str]:
+    """The metadata of a file of weights, beside the hash of its data."""
+    whole = hashlib.sha256(as_json(note)).hexdigest()
+    format = "mlx" if part.coded else "pt"  # transformers refuses files without one
+    return {"format": format, "qwenimg_format": FORMAT, "source": part.source, "conversion": whole}
+
+
+def _check_room(work: Path, need: int) -> None:
+    free = shutil.disk_usage(work).free
+    if need + _SPARE > free:
+        raise DoesNotFit(
+            f"{shown_path(work.parent)}: {size_text(need + _SPARE)} are needed, {size_text(free)} are free; "
+            "make room, choose another disk or fewer bits with -q"
+        )
+
+
+def _shard_index(work: Path, part: Part) -> dict[str, object]:
+    """As diffusers and transformers have it."""
+    names: dict[str, str] = {}
+    total = 0
+    for name in part.files:
+        header = read_header(work / part.name / name)
+        header.file.close()
+        names |= dict.fromkeys(header.tensors, name)
+        total += sum(stored.end - stored.begin for stored in header.tensors.values())
+    return {"metadata": {"total_size": total}, "weight_map": dict(sorted(names.items()))}
+
+
+def _put(path: Path, data: bytes) -> None:
+    make_folder(path.parent)
+    write_atomic(path, data, overwrite=True)

@@ -1,0 +1,174 @@
+"""What a converted folder holds: of each component its weights in files, and the small files beside them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from qwenimg.common.base.config import read_json
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.safe_files import bad, is_file, open_regular
+from qwenimg.common.base.text import clean
+from qwenimg.common.families import repository
+from qwenimg.common.families.components import QUANTIZATION, read_config
+from qwenimg.common.families.registry import Opened
+from qwenimg.common.networks.network import Network
+from qwenimg.common.runtime.checkpoint import Component
+from qwenimg.common.weights.affine import Affine
+from qwenimg.common.weights.files import MAX_SHARDS
+from qwenimg.common.weights.fingerprint import fingerprint
+from qwenimg.common.weights.plan import Entry
+from qwenimg.common.weights.storage import Codes, Dense, Packed
+from qwenimg.common.weights.write import Weight, shards
+
+SHARD = 2_000_000_000  # bytes: what a run that was ended does again at most
+MAX_SMALL = 64 << 20  # bytes of a tokenizer's file
+LICENSES = ("LICENSE", "LICENSE.md", "LICENSE.txt", "LICENSE.TXT")
+_STEMS = {"text": "model"}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Part:
+    """One component as it is to be written."""
+
+    name: str  # of its folder
+    stem: str
+    shards: tuple[tuple[Weight, ...], ...]
+    config: Mapping[str, object]
+    source: str  # fingerprint of the files that its weights come from
+
+    @property
+    def files(self) -> list[str]:
+        """The names of its files of weights."""
+        count = len(self.shards)
+        if count == 1:
+            return [f"{self.stem}.safetensors"]
+        return [f"{self.stem}-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+
+    @property
+    def coded(self) -> bool:
+        return any(isinstance(weight.entry.storage, Packed) for shard in self.shards for weight in shard)
+
+
+def parts(opened: Opened, dtype: str | None) -> list[Part]:
+    """The components of a model that was opened whole; what is not in codes in `dtype`, or as its file has it."""
+    networks = {network.name: network for network in opened.family.networks}
+    return [
+        _part(name, networks[component.network], component, dtype)
+        for name, component in opened.checkpoint.components.items()
+    ]
+
+
+def _part(name: str, network: Network, component: Component, dtype: str | None) -> Part:
+    stored = network.manifest(component.config)
+    weights = [
+        Weight(network.published(key), stored[key], _kept(entry, dtype))
+        for key, entry in component.plan.entries.items()
+    ]
+    most = max(SHARD, 2 * sum(weight.nbytes for weight in weights) // MAX_SHARDS)
+    return Part(
+        name=name,
+        stem=_STEMS.get(network.role, "diffusion_pytorch_model"),
+        shards=tuple(tuple(shard) for shard in shards(weights, most)),
+        config=_config(network, component) | _quantization(weights),
+        source=fingerprint(component.plan.files),
+    )
+
+
+def _kept(entry: Entry, dtype: str | None) -> Entry:
+    """`entry` in the dtype that it is written in. Raises UsageError for a LoRA on codes that a file has."""
+    if isinstance(entry.storage, Packed):
+        if entry.deltas and entry.source.code == entry.storage.code:
+            shown = clean(entry.source.first.file.path.name, 60)
+            raise UsageError(
+                f"--lora: {shown} has its weights in codes, which would be coded twice; convert the original"
+            )
+        return entry
+    own = "bfloat16" if entry.source.code is not None else entry.source.dtype
+    return replace(entry, storage=Dense(dtype or own))
+
+
+# Configurations
+
+
+def _config(network: Network, component: Component) -> dict[str, object]:
+    """The component's own config.json where its weights come from a folder with one, without what it says of codes."""
+    folder = component.plan.files[0].path.parent
+    with suppress(ModelError):
+        if is_file(folder / "config.json") and read_config(network, folder) == component.config:
+            return {key: v for key, v in read_json(folder / "config.json").items() if key not in QUANTIZATION}
+    return network.written(component.config)
+
+
+def _quantization(weights: list[Weight]) -> dict[str, object]:
+    """As mlx-lm writes it: the commonest code, the layers that have another one, and false for those that have none."""
+    codes: dict[str, Codes | None] = {}
+    for weight in weights:
+        kept = weight.entry.storage
+        if len(weight.shape) == 2 or isinstance(kept, Packed):
+            codes[weight.key.removesuffix(".weight")] = kept.code if isinstance(kept, Packed) else None
+    counts = Counter(code for code in codes.values() if code is not None)
+    if not counts:
+        return {}
+    usual, _ = counts.most_common(1)[0]
+    others = {layer: _said(code) if code else False for layer, code in codes.items() if code != usual}
+    return {key: {**_said(usual), **others} for key in QUANTIZATION}
+
+
+def _said(code: Codes) -> dict[str, object]:
+    return {"group_size": code.group, "bits": code.bits, "mode": "affine" if isinstance(code, Affine) else code.mode}
+
+
+# Small files
+
+
+def small_files(opened: Opened, prediction: str | None) -> dict[str, bytes]:
+    """By their paths in the folder: pipeline, scheduler, tokenizers and license. Raises ModelError."""
+    source, checkpoint = opened.checkpoint.source, opened.checkpoint
+    made: dict[str, Any] = {}
+    found: dict[str, bytes] = {}
+    if is_file(source):
+        assert opened.family.small_files is not None
+        made = opened.family.small_files(checkpoint)
+        for name, tokenizer in checkpoint.tokenizers.items():
+            folder = name.replace("text_encoder", "tokenizer")
+            found |= {f"{folder}/{path.name}": _read(path) for path in _vocabulary(tokenizer.path)}
+    else:
+        for path in repository.used(source):
+            inside = path.relative_to(source).as_posix()
+            if inside.split("/")[0] not in checkpoint.components:
+                found[inside] = _read(path)
+        found |= {name: _read(source / name) for name in LICENSES if is_file(source / name)}
+        made["model_index.json"] = _index(read_json(source / "model_index.json"), found, checkpoint.components)
+        if prediction is not None:
+            scheduler = "scheduler/scheduler_config.json"
+            own = read_json(source / scheduler, infinities=True)
+            made[scheduler] = own | {"prediction_type": checkpoint.scheduler.prediction_type}
+    return found | {path: as_json(data) for path, data in made.items()}
+
+
+def _vocabulary(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.iterdir()) if repository.needed(f"tokenizer/{path.name}") and is_file(path)]
+
+
+def _index(index: dict[str, object], files: Mapping[str, bytes], components: Mapping[str, object]) -> dict[str, object]:
+    """model_index.json without the parts that are not written, such as a safety checker."""
+    there = {*components, *(path.partition("/")[0] for path in files)}
+    absent = [None, None]
+    return {key: absent if isinstance(v, list) and len(v) == 2 and key not in there else v for key, v in index.items()}
+
+
+def _read(path: Path) -> bytes:
+    with closing(open_regular(path)) as file:
+        if file.size > MAX_SMALL:
+            raise bad(path, f"has {file.size} bytes; at most {MAX_SMALL} are copied")
+        return file.read(0, file.size)
+
+
+def as_json(data: object) -> bytes:
+    return (json.dumps(data, indent=2) + "\n").encode()

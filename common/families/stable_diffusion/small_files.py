@@ -1,0 +1,53 @@
+"""What a folder in diffusers layout has beside weights and a model in one file has not."""
+
+from __future__ import annotations
+
+from qwenimg.common.base.config import read_json
+from qwenimg.common.base.safe_files import is_file
+from qwenimg.common.families.stable_diffusion import single_file
+from qwenimg.common.families.stable_diffusion.checkpoint import PREDICTIONS, facts
+from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.weights.safetensors import read_header
+
+TOKENIZER = "tokenizer_config.json"
+
+
+def small_files(checkpoint: Checkpoint) -> dict[str, object]:
+    """JSON by its path, for the model in the file `checkpoint.source`; for tokenizers what is not their vocabulary."""
+    header = read_header(checkpoint.source)
+    header.file.close()
+    predicts = {name: key for key, name in PREDICTIONS.items()}[checkpoint.scheduler.prediction_type]
+    found = single_file.detect(header, predicts)
+    scheduler = single_file.scheduler_fields(found)
+    files: dict[str, object] = {
+        "model_index.json": _index(checkpoint, str(scheduler["_class_name"])),
+        "scheduler/scheduler_config.json": scheduler,
+    }
+    pads = {text.component: text.pad for text in found.texts}
+    for name, tokenizer in checkpoint.tokenizers.items():
+        own = tokenizer.path / TOKENIZER
+        config = read_json(own) if is_file(own) else {"tokenizer_class": "CLIPTokenizer"}
+        files[f"{name.replace('text_encoder', 'tokenizer')}/{TOKENIZER}"] = config | {"pad_token": pads[name]}
+    return files
+
+
+def _index(checkpoint: Checkpoint, scheduler: str) -> dict[str, object]:
+    sdxl = facts(checkpoint)
+    inpaint = "Inpaint" if sdxl.sees_mask else "Img2Img" if sdxl.refiner else ""
+    parts: dict[str, object] = {
+        "_class_name": f"StableDiffusion{'XL' if sdxl.sdxl else ''}{inpaint}Pipeline",
+        "scheduler": ["diffusers", scheduler],
+        "unet": ["diffusers", "UNet2DConditionModel"],
+        "vae": ["diffusers", "AutoencoderKL"],
+    }
+    for part in ("", "_2") if sdxl.sdxl else ("",):
+        text = checkpoint.components.get(f"text_encoder{part}")
+        kind = "CLIPTextModelWithProjection" if text and text.config.projection_dim else "CLIPTextModel"
+        parts[f"text_encoder{part}"] = ["transformers", kind] if text else [None, None]
+        parts[f"tokenizer{part}"] = ["transformers", "CLIPTokenizer"] if text else [None, None]
+    if not sdxl.sdxl:
+        return parts | {"safety_checker": [None, None], "feature_extractor": [None, None]}
+    return parts | {
+        "force_zeros_for_empty_prompt": checkpoint.zeros_for_empty,
+        **({"requires_aesthetics_score": True} if sdxl.refiner else {}),
+    }

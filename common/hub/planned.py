@@ -1,0 +1,50 @@
+"""A pipeline on paper: a model opened for an engine that is only described, to be asked what a picture takes."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from qwenimg.common.families import registry
+from qwenimg.common.families.family import Choices
+from qwenimg.common.hub.resolve import resolve
+from qwenimg.common.pipeline.pipeline import Pipeline
+from qwenimg.common.runtime.paper import OnPaper
+from qwenimg.common.runtime.runtime import Runtime
+from qwenimg.common.weights import precision as policies
+from qwenimg.common.weights import presets
+
+
+def planned(
+    model: str | None,
+    engine: OnPaper,
+    *,
+    precision: str,
+    preset: str,
+    choices: Choices,
+    refiner: str | Path | None = None,
+    offline: bool = False,
+) -> Pipeline:
+    """Headers and configurations are read and checked, and nothing else. Raises QwenimgError."""
+    presets.check(preset)
+    resolved = resolve(model, offline=offline)
+    with ExitStack() as stack:
+        opened = registry.open_model(resolved.folder, choices)
+        stack.callback(opened.checkpoint.close)
+        refining = None
+        if refiner is not None:
+            refining = registry.open_refiner(opened, resolve(str(refiner), offline=offline).folder)
+            stack.callback(refining.close)
+        kind = opened.family.precision
+        policies.parse(precision, on_gpu=False, kind=kind)
+        choice = presets.choose(preset, precision, kind, engine.facts, opened.checkpoint.largest, engine.free)
+        policy = policies.parse(choice.precision, on_gpu=engine.on_gpu, kind=kind)
+        runtime = Runtime(engine, policy, lambda kind, text: None, choice)  # type: ignore[arg-type]
+        pipeline = Pipeline(
+            opened.family.model(runtime, opened.checkpoint, refining),
+            name=resolved.name,
+            family=opened.family.name,
+            defaults=opened.defaults(resolved.known),
+        )
+        stack.pop_all()
+        return pipeline

@@ -1,0 +1,86 @@
+"""What stands for an array that is too large to be kept: numbers drawn like it, and projections of it.
+
+Both have the same bits on every machine: a seed gives the noise of `numbers.noise`, and signs are bits of MT19937.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwenimg.common.numbers.noise import FEWEST, TorchCPUGenerator
+from qwenimg.common.numbers.rounding import nearest
+from qwenimg.common.runtime.traced import Values
+
+PROJECTIONS = 64  # of one array: the length that they give is right to 9 %, one standard deviation
+CHANNELS = 32  # that are drawn with a mean and a deviation of their own, at most
+TINY = 2.0**-22  # a change of the arguments by which the gain of a block is measured
+OUTLIER = 4.0  # times the middle channel's rms: what is beyond is one of them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """An array to be drawn: normal numbers of this rms, but for the outlier channels of an axis."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    seed: int
+    axis: int
+    rms: float
+    channels: tuple[tuple[int, float, float], ...]  # of each: its number, mean and deviation
+
+    def values(self) -> Values:
+        """The same bits on every machine."""
+        made = TorchCPUGenerator(self.seed).normal(self.shape).astype(np.float64)
+        scaled = np.moveaxis(made, self.axis, -1)
+        loud = {channel: mean + deviation * scaled[..., channel] for channel, mean, deviation in self.channels}
+        made *= self.rms
+        for channel, values in loud.items():
+            scaled[..., channel] = values
+        return Values(self.dtype, nearest(made.astype(np.float32), self.dtype))
+
+
+def drawn_like(values: Values, seed: int, axis: int = -1) -> Drawn | None:
+    """How to draw an array like `values`, whose channels are along `axis`; None for one that is too small, or no
+    floating number, to be drawn."""
+    array = values.array
+    if array.dtype.kind != "f" or array.ndim < 2 or array.size < FEWEST or not np.isfinite(array).all():
+        return None
+    rows = np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis]).astype(np.float64)
+    rms = np.sqrt(np.mean(rows**2, axis=0))
+    loud = np.flatnonzero(rms > OUTLIER * np.median(rms))
+    loud = loud[np.argsort(rms[loud])[::-1][:CHANNELS]]
+    rest = np.delete(rms, loud)
+    return Drawn(
+        dtype=values.dtype,
+        shape=array.shape,
+        seed=seed,
+        axis=axis,
+        rms=float(np.sqrt(np.mean(rest**2))),
+        channels=tuple((int(c), float(rows[:, c].mean()), float(rows[:, c].std())) for c in loud),
+    )
+
+
+def rounded_otherwise(values: Values, seed: int) -> Values:
+    """`values` in float64, each moved up or down by TINY of itself, as another rounding of them would; whole numbers as
+    they are."""
+    if values.array.dtype.kind != "f":
+        return values
+    signs = np.random.RandomState(seed).randint(0, 2, values.array.shape) * 2.0 - 1.0
+    return Values("float64", values.array.astype(np.float64) * (1 + TINY * signs))
+
+
+def projected(array: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
+    """PROJECTIONS sums of all values with signs that `seed` gives, over the root of their number: a vector of about
+    the length of `array`, and of differences of arrays as well."""
+    flat = np.ascontiguousarray(array, np.float64).reshape(-1)
+    stream = np.random.RandomState(seed)
+    made = np.empty(PROJECTIONS)
+    for i in range(PROJECTIONS):
+        bits = np.frombuffer(stream.bytes((flat.size + 7) // 8), np.uint8)
+        signs = np.unpackbits(bits, count=flat.size).astype(bool)
+        made[i] = np.where(signs, flat, -flat).sum()
+    made /= np.sqrt(PROJECTIONS)
+    return made

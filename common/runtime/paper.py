@@ -1,0 +1,42 @@
+"""An engine that is only described, for plans: it can be asked about its device, and it computes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qwenimg.common.runtime.engine import Array, NumpyArray
+from qwenimg.common.runtime.workspace import Workspace
+from qwenimg.common.weights.devices import Device
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnPaper:
+    name: str
+    facts: Device
+    workspace: Workspace
+    free: int  # bytes
+    rate: float | None  # operations a second of its products, where that was measured here
+
+    @property
+    def device(self) -> str:
+        return self.facts.name
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.facts.on_gpu
+
+    def free_memory(self) -> int:
+        return self.free
+
+    def expect(self, peak: int) -> None:
+        """It allocates nothing."""
+
+    def release(self) -> None:
+        """It holds nothing."""
+
+    def product_seconds(self, side: int, dtype: str) -> float:
+        assert self.rate is not None, self.name
+        return 2 * side**3 / self.rate
+
+    def numpy(self, array: Array) -> NumpyArray:
+        raise AssertionError("nothing is computed on paper")

@@ -1,0 +1,11 @@
+"""What the kernels of a backend take on a kind of device beside the arrays that the networks name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workspace:
+    score_bytes: int  # most bytes of attention's scores, and what is made of them, at once; 0: a kernel holds none
+    decode_buffers: float  # images of the VAE decoder's widest level that are in memory at its peak

@@ -1,0 +1,125 @@
+"""A Stable Diffusion checkpoint as GGUF draws what the safetensors file draws that it was made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cli_runner import cli
+from gguf_files import fitting, write
+from safetensors.torch import load_file
+
+import qwenimg
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.families import registry
+from qwenimg.common.weights.plan import read
+from qwenimg.common.weights.storage import Packed
+
+ASKED: dict[str, Any] = {"width": 72, "height": 40, "steps": 2, "seed": 4, "guidance": 3.0, "sampler": "euler"}
+BACKENDS = ("cpu", "mlx")
+
+
+def as_gguf(tensors: dict[str, torch.Tensor], path: Path, type: str = "F32", architecture: str | None = None) -> Path:
+    """As stable-diffusion.cpp writes a whole checkpoint: its own names, and as 1x1 convolutions what goes in and out of
+    an attention."""
+    made = {}
+    for name, tensor in tensors.items():
+        values = tensor.float().numpy()
+        if name.startswith("model.diffusion_model.") and name.endswith(("proj_in.weight", "proj_out.weight")):
+            values = values.reshape(*values.shape[:2], 1, 1)
+        if values.ndim and values.dtype == np.float32:
+            made[name] = (values, fitting(values, type))
+    write(path, made, architecture)
+    return path
+
+
+def beside(file: Path, tmp_path: Path) -> Path:
+    """Where a file has the tokenizer of `file` beside it."""
+    (tmp_path / "tokenizer").symlink_to(file.with_name("tokenizer"))
+    return tmp_path / "model.gguf"
+
+
+@pytest.mark.parametrize(("kind", "backend"), [("sd1", "mlx"), ("sd2", "cpu"), ("sdxl", "cpu"), ("sdxl", "mlx")])
+def test_a_lossless_file_draws_the_same(both, kind: str, backend: str, tmp_path: Path) -> None:
+    file = both[kind][1]
+    path = as_gguf(load_file(file), beside(file, tmp_path))
+    made = [qwenimg.load(one, backend, "fp32")("a red circle", **ASKED) for one in (file, path)]
+    print(f"{kind} {backend}: deviation of the picture {made[0].pixels.std():.0f}")
+    assert np.array_equal(made[0].latents, made[1].latents) and np.array_equal(made[0].pixels, made[1].pixels)
+
+
+def test_codes_draw_alike_on_both_backends(both, tmp_path: Path) -> None:
+    """Q8_0 where rows divide: the decoded values are the same bits, so that float32 differs by its sums only."""
+    file = both["sdxl"][1]
+    path = as_gguf(load_file(file), beside(file, tmp_path), "Q8_0")
+    opened = registry.open_model(path)
+    kept = [n for n, e in opened.checkpoint["unet"].plan.entries.items() if isinstance(e.storage, Packed)]
+    dense = registry.open_model(file)
+    for name in kept:
+        a, b = (read(one.checkpoint["unet"].plan.entries[name]) for one in (opened, dense))
+        assert np.abs(a - b).max() <= np.abs(b).max() / 127
+    opened.checkpoint.close(), dense.checkpoint.close()
+    plain = qwenimg.load(file, "cpu", "fp32")("a red circle", **ASKED).pixels.astype(float)
+    made = [qwenimg.load(path, backend, "fp32")("a red circle", **ASKED).pixels.astype(float) for backend in BACKENDS]
+    print(f"{len(kept)} layers as codes; from float32 {np.abs(made[0] - plain).mean():.2f} of 255")
+    assert len(kept) > 50 and np.abs(made[0] - made[1]).max() <= 1
+    assert 0 < np.abs(made[0] - plain).mean() < 3
+
+
+def test_what_is_said_of_a_file(both, tmp_path: Path) -> None:
+    file = both["sd1"][1]
+    path = as_gguf(load_file(file), beside(file, tmp_path), "Q4_0").rename(tmp_path / "weights.bin")
+    said = cli("info", str(path)).out.decode()
+    print(said)
+    assert "unet: 494 tensors" in said
+    assert "layout: GGUF, Stable Diffusion, single file" in said
+    assert "F32, " in said and " Q4_0)" in said and "in memory: " in said and " as codes" in said
+
+
+@pytest.mark.parametrize("architecture", ["flux", "qwen_image", "sd3"])
+def test_another_architecture_is_named(both, architecture: str, tmp_path: Path) -> None:
+    path = as_gguf(load_file(both["sd1"][1]), tmp_path / "a.gguf", architecture=architecture)
+    with pytest.raises(ModelError, match=f"is a GGUF file of '{architecture}', not of a Stable Diffusion model"):
+        registry.open_model(path)
+
+
+def test_a_text_encoder_is_told(tmp_path: Path) -> None:
+    write(
+        tmp_path / "te.gguf",
+        {
+            "token_embd.weight": (np.ones((8, 32), np.float32), "Q8_0"),
+            "blk.0.attn_q.weight": (np.ones((32, 32), np.float32), "Q8_0"),
+        },
+        "qwen2vl",
+    )
+    said = cli("info", str(tmp_path / "te.gguf")).out.decode()
+    print(said)
+    assert "layout: GGUF, Qwen2.5-VL, llama.cpp's names (--text-encoder)" in said and "architecture: 'qwen2vl'" in said
+    assert "in memory: 1.2 kB as codes, 512 bytes decoded to 16 bit" in said
+
+
+@pytest.mark.parametrize("kind", ["sd1", "sdxl"])
+def test_a_unet_alone_as_comfyuis_converter_writes_it(both, kind: str, tmp_path: Path) -> None:
+    """Convolutions as rows of 256 with their true shapes beside them, in codes too; ldm names without a prefix."""
+    folder, file = both[kind]
+    start = "model.diffusion_model."
+    made, shapes = {}, {}
+    for name, tensor in load_file(file).items():
+        if name.startswith(start):
+            values = tensor.float().numpy()
+            if values.ndim == 4 and values.size % 256 == 0:
+                shapes[name.removeprefix(start)] = values.shape
+                values = values.reshape(-1, 256)
+            made[name.removeprefix(start)] = (values, fitting(values, "Q8_0"))
+    write(tmp_path / "unet.gguf", made, kind, shapes)
+    assert len(shapes) > 30
+    plain = qwenimg.load(folder, "cpu", "fp32")("a red circle", **ASKED).pixels.astype(float)
+    given = {"transformer": tmp_path / "unet.gguf"}
+    drawn = qwenimg.load(folder, "cpu", "fp32", **given)("a red circle", **ASKED).pixels.astype(float)
+    print(f"{kind}: from float32 {np.abs(drawn - plain).mean():.2f} of 255")
+    assert 0 < np.abs(drawn - plain).mean() < 3
+    with pytest.raises(ModelError, match="lacks text_encoder"):
+        registry.open_model(tmp_path / "unet.gguf")

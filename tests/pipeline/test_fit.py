@@ -1,0 +1,160 @@
+"""Plans: the same numbers as the run's, without a framework and a weight; refusals that name what really fits."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from published import write_published
+
+import qwenimg
+from qwenimg.cli.main import run
+from qwenimg.common.base.amounts import parse_bytes
+from qwenimg.common.base.errors import DoesNotFit, UsageError
+from qwenimg.common.base.safe_files import OpenFile
+from qwenimg.common.measure.machines import of_device
+from qwenimg.common.runtime.stages import Timeline
+
+STAGES = ["text", "modulation", "denoise", "decode"]
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_published(tmp_path_factory.mktemp("published") / "Qwen-Image")
+
+
+Planned = Callable[..., Any]
+
+
+@pytest.fixture
+def planned(capfd: pytest.CaptureFixture[str]) -> Planned:
+    """What `plan --json` prints of these arguments."""
+
+    def call(*arguments: object) -> Any:
+        code = run(["plan", *map(str, arguments), "--json"])
+        out, err = capfd.readouterr()
+        assert code == 0, err
+        return json.loads(out.splitlines()[-1])
+
+    return call
+
+
+def test_no_framework_is_imported(published: Path) -> None:
+    script = "import sys; from qwenimg.cli.main import run; code = run(sys.argv[1:]); "
+    script += "print(code, sorted({'torch', 'mlx.core'} & set(sys.modules)), file=sys.stderr)"
+    command = [sys.executable, "-c", script, "plan", str(published), "--memory", "24GB"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.stderr.splitlines()[-1] == "0 []", done.stderr
+
+
+def test_the_published_model_on_a_card(published: Path, planned: Planned) -> None:
+    """Against the figures of docs/weights.md and the README: 27 GB of transformer in bfloat16, 15 GB in 8 bits."""
+    found = planned(published, "--backend", "cuda", "--memory", "24GB", "--size", "1024x1024")
+    sizes = {stage["name"]: round(stage["weights_bytes"] / 1e9, 1) for stage in found["stages"]}
+    ways = {way["options"]: (round(way["peak_bytes"] / 1e9, 1), way["fits"]) for way in found["ways"]}
+    print(sizes, ways, f"{found['step_operations']:.3g}")
+    assert list(sizes) == STAGES and not found["fits"] and found["memory_bytes"] == 24 * 10**9
+    assert found["peak_bytes"] == max(stage["peak_bytes"] for stage in found["stages"])
+    for stage in found["stages"]:
+        assert stage["peak_bytes"] == stage["weights_bytes"] + stage["activation_bytes"]
+    assert 27.2 < sizes["denoise"] < 28.5 and 14 < sizes["text"] < 18
+    assert ways["-q 8"][1] and 14.5 < ways["-q 8"][0] < 18 and ways["-q 8"][0] > ways["-q 6"][0] > ways["-q 4"][0]
+    # two passes over 4096 tokens of the picture and 512 of the text, as counted in docs/performance.md: 2 x 76 TFLOP
+    assert 1.4e14 < found["step_operations"] < 1.6e14
+
+
+def test_a_large_machine_takes_it_as_it_is(published: Path, planned: Planned) -> None:
+    found = planned(published, "--backend", "cuda", "--memory", "80GB", "-p", "a red circle")
+    assert found["fits"] and 28e9 < found["peak_bytes"] < 40e9
+
+
+@pytest.mark.parametrize("memory", [26, 16, 10])
+def test_a_refusal_names_what_fits(
+    published: Path, planned: Planned, monkeypatch: pytest.MonkeyPatch, memory: int
+) -> None:
+    """Each way that it names is planned again, by the command's own words; the next larger one does not fit."""
+    read: list[str] = []
+    pipe = qwenimg.load(published, backend="cpu", precision="bf16")
+    monkeypatch.setattr(pipe.engine, "free_memory", lambda: memory * 10**9)
+    monkeypatch.setattr(OpenFile, "fill", lambda self, view, begin: read.append(self.path.name))
+    asked = {"width": 1328, "height": 1328, "steps": 2}
+    with pytest.raises(DoesNotFit) as caught:
+        pipe("a red circle", **asked)
+    pipe.close()
+    print(caught.value)
+    ways = re.findall(r"(-[^()]*?) \(", str(caught.value).split("; ")[-1])
+    assert caught.value.exit_code == 4 and not read and "\n" not in str(caught.value)
+    assert len(ways) == (2 if memory > 10 else len(ways)) and all(ways)
+    common = ["--backend", "cpu", "--precision", "bf16", "--memory", f"{memory}GB", "-p", "a red circle", "--steps", 2]
+    for way in ways:
+        more = way.split() if "--size" in way else [*way.split(), "--size", "1328x1328"]
+        assert planned(published, *common, *more)["fits"], way
+    if (bits := re.match(r"-q (\d)", ways[0])) and bits[1] != "8":
+        larger = str(int(bits[1]) + 2)
+        assert not planned(published, *common, "-q", larger, "--size", "1328x1328")["fits"]
+
+
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.parametrize("kind", ["qwen", "sd15", "sdxl"])
+def test_a_plan_has_the_numbers_of_the_run(
+    tiny_folder: Path, folders: dict[str, Path], planned: Planned, backend: str, kind: str
+) -> None:
+    folder = tiny_folder if kind == "qwen" else folders[kind]
+    pipe = qwenimg.load(folder, backend=backend, precision="fp32")
+    expected = pipe.estimate("a red circle", width=512, height=256, steps=3).memory
+    pipe.close()
+    options = ["--precision", "fp32", "--size", "512x256", "--steps", 3, "-p", "a red circle"]
+    found = planned(folder, "--backend", backend, *options)
+    print(f"{kind} on {backend}: {found['peak_bytes']:,} bytes")
+    assert found["peak_bytes"] == expected > 0
+    assert [s["name"] for s in found["stages"]] == [s for s in STAGES if kind == "qwen" or s != "modulation"]
+
+
+def test_the_text_of_a_plan_and_what_is_refused(published: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", str(published), "--backend", "cuda", "--memory", "24GB"]) == 0
+    text = capfd.readouterr().out
+    print(text)
+    assert re.search(r"^decode +\S+ \S+ +\S+ \S+ +\S+ \S+( +in tiles of .*)?$", text, re.MULTILINE)
+    assert re.search(r"^as it is +\S+ GB  does not fit$", text, re.MULTILINE)
+    assert re.search(r"^-q 4 +\S+ GB  fits$", text, re.MULTILINE) and "a step: " in text
+    for arguments, code in (
+        ((published, "--memory", "much"), 2),
+        ((published, "-m", "shapes"), 2),
+        ((published, "--prompt-file", "x"), 2),
+        ((published / "missing",), 5),
+    ):
+        assert run(["plan", *map(str, arguments)]) == code
+        assert capfd.readouterr().err.count("\n") == 1
+
+
+def test_amounts() -> None:
+    assert [parse_bytes(text, "--memory") for text in ("24GB", "1.5 gib", "800m", "3kb")] == [
+        24 * 10**9, 3 * 2**29, 8 * 10**8, 3000,
+    ]  # fmt: skip
+    for text in ("", "24", "0GB", "-1GB", "1e9GB", "9" * 40 + "GB", "GB"):
+        with pytest.raises(UsageError, match="--memory"):
+            parse_bytes(text, "--memory")
+
+
+def test_the_machine_of_a_device() -> None:
+    names = {"NVIDIA H100 80GB HBM3": "h100", "Apple M4 Max": "m4-max", "NVIDIA GeForce RTX 4090": "4090"}
+    for device, name in names.items():
+        assert getattr(of_device(device), "name", None) == name
+    assert of_device("Apple M4") is None and of_device("CPU (torch)") is None
+
+
+def test_what_stays_and_what_makes_room() -> None:
+    line = Timeline(room=100, freed=frozenset({"unet"}), kept={"vae encoder": 5})
+    line.add("text", "", {"text encoder": 60}, 10)
+    line.add("denoise", "", {"unet": 50}, 20, stays=True)
+    line.add("decode", "", {"vae decoder": 10}, 30, stays=True)  # beside the UNet: 5 + 50 + 10 + 30
+    line.add("text", "", {"text encoder": 60}, 10)  # not beside it
+    line.add("denoise", "", {"unet": 50}, 60, stays=True)  # not at all
+    assert [(s.weights, s.activations) for s in line.stages] == [(65, 10), (55, 20), (65, 30), (75, 10), (65, 60)]
+    assert line.stages[-1].peak > line.room

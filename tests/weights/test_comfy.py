@@ -1,0 +1,239 @@
+"""ComfyUI's weights in 8 bits against their formula in float64, on both backends; and what of them is refused."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from qwenimg.backends.mlx import load as mlx_load
+from qwenimg.backends.torch import load as torch_load
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.weights import comfy
+from qwenimg.common.weights.affine import BITS8, Kept
+from qwenimg.common.weights.keys import plan
+from qwenimg.common.weights.plan import LoadPlan, read, read_codes
+from qwenimg.common.weights.storage import Packed
+
+SHAPES = {"a.weight": (6, 64), "b.weight": (4, 3, 3, 3), "c.weight": (5, 64), "d.weight": (3, 7)}
+FP8, FP8_WIDE = torch.float8_e4m3fn, torch.float8_e5m2
+Tensors = dict[str, torch.Tensor]
+
+
+def said(**fields: object) -> torch.Tensor:
+    """A descriptor as ComfyUI stores it: JSON's bytes."""
+    return torch.tensor(list(json.dumps(fields).encode()), dtype=torch.uint8)
+
+
+def weights(seed: int = 3) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+def coded(dtype: torch.dtype, scale: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    spread = scale.reshape(-1, *[1] * (value.ndim - 1)) if scale.ndim < 3 and scale.numel() > 1 else scale
+    if scale.ndim == 3:
+        spread = scale.expand(-1, -1, value.shape[1] // scale.shape[1]).reshape(value.shape)
+    scaled = value / spread.float()
+    return scaled.round().clamp(-127, 127).to(torch.int8) if dtype is torch.int8 else scaled.to(dtype)
+
+
+def formula(code: torch.Tensor, scale: torch.Tensor | None) -> np.ndarray:
+    """Code times scale in float64, which is exact."""
+    value = code.double()
+    if scale is None:
+        return value.numpy()
+    if scale.ndim == 3:
+        return (value.reshape(*scale.shape[:2], -1) * scale.double()).reshape(value.shape).numpy()
+    return (value * scale.double().reshape(-1, *[1] * (value.ndim - 1))).numpy()
+
+
+Case = tuple[Tensors, dict[str, str], dict[str, np.ndarray]]
+
+
+def older(marker: torch.dtype = FP8, scales: torch.dtype = torch.float32) -> Case:
+    """With the marker: a scale for all, one for each row, one for each block; and a plain float beside them."""
+    every = {"a": torch.tensor(0.021), "b": torch.full((4, 1), 0.03) + torch.arange(4)[:, None] / 99}
+    every["c"] = 0.01 + torch.rand(5, 4, 1, generator=torch.Generator().manual_seed(1)) / 9
+    made: Tensors = {"scaled_fp8": torch.zeros(2 if marker is FP8 else 0, dtype=marker)}
+    expected = {}
+    for layer, scale in every.items():
+        kept = scale.to(scales)
+        made[f"{layer}.weight"] = coded(FP8, kept, weights()[f"{layer}.weight"])
+        made[f"{layer}.scale_weight"] = kept
+        expected[f"{layer}.weight"] = formula(made[f"{layer}.weight"], kept)
+    made["a.scale_input"] = torch.tensor(1.5)
+    made["d.weight"] = weights()["d.weight"].to(FP8_WIDE)
+    return made, {}, expected | {"d.weight": formula(made["d.weight"], None)}
+
+
+def newer(table: bool, prefix: str = "") -> Case:
+    """Mixed: E4M3, int8 by rows, E5M2 kept as bytes, and a layer in 16 bit. Said by tensors, or in the metadata."""
+    kinds = {"a": ("float8_e4m3fn", FP8), "b": ("int8_tensorwise", torch.int8), "c": ("float8_e5m2", FP8_WIDE)}
+    scales = {"a": torch.tensor([0.02]), "b": 0.01 + torch.arange(4.0)[:, None] / 99, "c": torch.tensor(0.5)}
+    made: Tensors = {"d.weight": weights()["d.weight"].bfloat16()}
+    expected = {"d.weight": made["d.weight"].double().numpy()}
+    for layer, (_, dtype) in kinds.items():
+        code = coded(dtype, scales[layer], weights()[f"{layer}.weight"])
+        made[f"{layer}.weight"] = code.view(torch.uint8) if layer == "c" else code
+        made[f"{layer}.weight_scale"] = scales[layer]
+        expected[f"{layer}.weight"] = formula(code, scales[layer])
+    made["a.input_scale"] = torch.tensor(0.7)
+    layers = {layer: {"format": kind, "full_precision_matrix_mult": True} for layer, (kind, _) in kinds.items()}
+    if table:
+        shown = {prefix + layer: fields for layer, fields in layers.items()}
+        return made, {comfy.METADATA: json.dumps({"format_version": "1.0", "layers": shown})}, expected
+    return made | {f"{layer}.comfy_quant": said(**fields) for layer, fields in layers.items()}, {}, expected
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "older": older,
+    "older, marker float32, scales bfloat16": lambda: older(torch.float32, torch.bfloat16),
+    "newer, by tensors": lambda: newer(table=False),
+    "newer, in the metadata": lambda: newer(table=True),
+}
+
+
+def planned(path: Path, made: Tensors, notes: dict[str, str], prefix: str = "") -> LoadPlan:
+    safetensors.torch.save_file({prefix + name: value for name, value in made.items()}, path, notes or None)
+    return plan(path, "transformer", dict(SHAPES), rename=lambda key: key.removeprefix(prefix))
+
+
+@pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
+@pytest.mark.parametrize("case", CASES)
+def test_values_are_code_times_scale_rounded_once(tmp_path: Path, case: str, prefix: str) -> None:
+    made, notes, expected = CASES[case]()
+    opened = planned(tmp_path / "a.safetensors", made, notes, prefix)
+    for name, entry in opened.entries.items():
+        once = expected[name].astype(np.float32)  # of the exact product
+        assert np.array_equal(np.asarray(torch_load.tensor(entry, torch.device("cpu")).float()), once), name
+        on_mlx = mlx_load.tensor(entry)
+        on_mlx = on_mlx.transpose(0, 3, 1, 2) if on_mlx.ndim == 4 else on_mlx
+        assert np.array_equal(np.array(on_mlx.astype(mx.float32)), once), name
+    rest = {prefix + name for name in made} - opened.known
+    assert not rest, rest
+    opened.close()
+
+
+def test_metadata_with_the_prefix_of_the_model(tmp_path: Path) -> None:
+    prefix = "model.diffusion_model."
+    made, notes, expected = newer(table=True, prefix=prefix)
+    opened = planned(tmp_path / "a.safetensors", made, notes, prefix)
+    assert np.array_equal(read(opened.entries["b.weight"]), expected["b.weight"].astype(np.float32))
+    opened.close()
+
+
+def test_they_are_coded_again_where_that_is_asked_for(tmp_path: Path) -> None:
+    """-q of a file in 8 bits: what its values would give, were they kept in float32."""
+    made, notes, expected = newer(table=True)
+    opened = planned(tmp_path / "a.safetensors", made, notes)
+    plain = {name: torch.from_numpy(value.astype(np.float32)) for name, value in expected.items()}
+    reference = planned(tmp_path / "b.safetensors", plain, {})
+    packed = [one.packed(lambda e: Kept(BITS8, 2) if e.name == "a.weight" else None) for one in (opened, reference)]
+    assert isinstance(packed[0].entries["a.weight"].storage, Packed)
+    first, second = (read_codes(one.entries["a.weight"]) for one in packed)
+    assert all(np.array_equal(one, other) for one, other in zip(first, second, strict=True))
+    opened.close(), reference.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"a.comfy_quant": said(format="nvfp4")}, "format nvfp4"),
+        ({"a.comfy_quant": said(format="mxfp8")}, "format mxfp8"),
+        ({"a.comfy_quant": said(format="convrot_w4a4", convrot_groupsize=256)}, "format convrot_w4a4"),
+        ({"b.comfy_quant": said(format="int8_tensorwise", convrot=True)}, "int8_tensorwise with convrot"),
+        ({"b.comfy_quant": said(format="int8_tensorwise", params={"convrot": True})}, "with convrot"),
+        ({"b.comfy_quant": said(convrot=True, per_row=True)}, "names no format"),
+        ({"a.comfy_quant": said(format="float8_e5m2")}, "is F8_E4M3; its descriptor says float8_e5m2"),
+        ({"b.comfy_quant": said(format="float8_e4m3fn")}, "'b.weight' is I8"),
+        ({"a.comfy_quant": said(format="int8_tensorwise")}, "is F8_E4M3; its descriptor says int8_tensorwise"),
+        ({"d.comfy_quant": said(format="float8_e4m3fn")}, "is BF16; its descriptor says float8_e4m3fn"),
+        ({"b.weight_scale": None}, "without weight_scale"),
+        ({"b.comfy_quant": None}, "'b.weight' is I8"),
+        ({"c.comfy_quant": None}, "'c.weight' is U8"),
+        ({"a.weight_scale": torch.ones(7)}, "'a.weight_scale' is F32 [7], for a weight [6, 64]"),
+        ({"a.weight_scale": torch.ones(6, 5, 1)}, "[6, 5, 1]"),
+        ({"a.weight_scale": torch.ones(6, 0, 1)}, "[6, 0, 1]"),
+        ({"a.weight_scale": torch.ones(6, 2, dtype=torch.uint8)}, "is U8 [6, 2]"),
+        ({"d.weight_scale": torch.ones(1)}, "unknown tensor 'd.weight_scale'"),
+        ({"e.comfy_quant": said(format="float8_e4m3fn")}, "'e.comfy_quant' is U8, which is not read"),
+        ({"a.pre_quant_scale": torch.ones(64)}, "unknown tensor 'a.pre_quant_scale'"),
+        ({"a.comfy_quant": torch.zeros(5000, dtype=torch.uint8)}, "U8 of 5000 bytes"),
+        ({"a.comfy_quant": torch.full((40,), 255, dtype=torch.uint8)}, "is not UTF-8"),
+        ({"a.comfy_quant": torch.tensor(list(b"[" * 900), dtype=torch.uint8)}, "more values than are allowed"),
+        ({"a.comfy_quant": torch.tensor(list(b'{"format": "f", "format": "g"}'), dtype=torch.uint8)}, "twice"),
+        ({"a.comfy_quant": torch.zeros(5, dtype=torch.float32)}, "is F32 of 20 bytes"),
+        ({"a.weight.absmax": torch.ones(3)}, "bitsandbytes"),
+        ({"a.qweight": torch.ones(3)}, "Nunchaku"),
+        ({"a.weight_qdata": torch.ones(3)}, "torchao"),
+    ],
+)
+def test_what_is_not_read_is_one_line(tmp_path: Path, change: dict, words: str) -> None:
+    made, notes, _ = newer(table=False)
+    made = {name: value for name, value in (made | change).items() if value is not None}
+    with pytest.raises(ModelError) as caught:
+        planned(tmp_path / "a.safetensors", made, notes)
+    shown = str(caught.value)
+    print(shown)
+    assert words in shown and "a.safetensors" in shown and shown.isprintable() and len(shown) <= 300
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "not JSON"),
+        ("[]", "has no table `layers`"),
+        ('{"layers": 3}', "has no table `layers`"),
+        ('{"layers": {"a": 3}}', "its descriptor of 'a' names no format"),
+        ('{"layers": {"a": {"format": 3}}}', "names no format"),
+        ('{"layers": {"a": {"format": "\\u001b[2J"}}}', "\\x1b"),
+        ('{"layers": {"a": {"format": "float8_e4m3fn"}, "a": {"format": "float8_e5m2"}}}', "twice"),
+        ('{"layers": ' + "[" * 10**5 + "]" * 10**5 + "}", "nested"),
+        ('{"layers": {' + ",".join(f'"{i}": 1' for i in range(300_000)) + "}}", "more values"),
+        (" " * (9 << 20) + "{}", "characters; at most"),
+    ],
+)
+def test_metadata_that_is_not_what_it_should_be(tmp_path: Path, text: str, words: str) -> None:
+    """One line within a second and 300 MB."""
+    made, _, _ = newer(table=True)
+    path = tmp_path / "a.safetensors"
+    safetensors.torch.save_file(made, path, {comfy.METADATA: text})
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    with pytest.raises(ModelError) as caught:
+        plan(path, "transformer", dict(SHAPES))
+    seconds = time.perf_counter() - start
+    more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    shown = str(caught.value)
+    print(f"{seconds:.2f} s, {more:.0f} MB: {shown}")
+    assert words in shown and "a.safetensors" in shown and shown.isprintable() and len(shown) <= 300
+    assert seconds < 1 and more < 300
+
+
+def test_layers_of_no_use_may_be_in_any_format(tmp_path: Path) -> None:
+    """Such as those of a vision tower, which is not loaded."""
+    made, _, expected = newer(table=False)
+    made |= {"visual.x.weight": torch.ones(3, 3, dtype=torch.uint8), "visual.x.comfy_quant": said(format="nvfp4")}
+    path = tmp_path / "a.safetensors"
+    safetensors.torch.save_file(made, path)
+    opened = plan(path, "text", dict(SHAPES), rename=lambda key: None if key.startswith("visual.") else key)
+    assert opened.entries.keys() == expected.keys()
+    opened.close()
+
+
+def test_a_scale_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    made, notes, _ = newer(table=False)
+    made["a.weight_scale"] = torch.tensor(float("nan"))
+    opened = planned(tmp_path / "a.safetensors", made, notes)
+    for load in (lambda entry: torch_load.tensor(entry, torch.device("cpu")), mlx_load.tensor):
+        with pytest.raises(ModelError, match=r"a\.weight has 384 non-finite"):
+            load(opened.entries["a.weight"])
+    opened.close()

@@ -1,0 +1,103 @@
+"""Writes common/measure/constants.json: K of every kind of block, the largest of both backends on CPUs.
+
+python tools/measure_constants.py      # two minutes, on the built-in model and the tests' tiny ones
+python tools/measure_constants.py --check      # measures, and fails where a K has grown by half
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import sys
+import tempfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
+
+import conftest  # noqa: F401  (the environment of the tests, before a framework is imported)
+import frameworks  # noqa: F401
+from tiny_model import write_tiny_model
+from tiny_sd import write_tiny_sd
+
+import qwenimg
+from qwenimg import backends
+from qwenimg.common.families import registry
+from qwenimg.common.hub.resolve import resolve
+from qwenimg.common.measure import check, constants, record
+from qwenimg.common.measure.parity import GROWTH, STORED
+from qwenimg.common.measure.passport import Figure
+
+ASKED = {"prompt": "a large blue star", "width": 64, "height": 64, "steps": 2, "seed": 0}
+POLICIES = ("fp32", "bf16,vae=bf16", "fp16-plain,vae=fp16")
+ROUNDING = 0.42  # of one rounding to nearest, rms, in units of roundoff
+MODELS = ("shapes", "qwen", "sd15", "sdxl")
+
+
+def main() -> None:
+    found: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for kind, dtype, k in measured(Path(folder)):
+            row = found.setdefault(kind, {})
+            row[dtype] = max(row.get(dtype, 0.0), k)
+    rounded = {kind: {d: float(f"{k:.3g}") for d, k in sorted(row.items())} for kind, row in sorted(found.items())}
+    if "--check" in sys.argv:
+        grown = [
+            f"{kind} {dtype}: K {k}, recorded {constants.recorded(kind, dtype)}"
+            for kind, row in rounded.items()
+            for dtype, k in row.items()
+            if not k <= GROWTH * (constants.recorded(kind, dtype) or 0.0)
+        ]
+        print("\n".join(grown) or "no K has grown by half")
+        sys.exit(6 if grown else 0)
+    about = {
+        "command": "python tools/measure_constants.py",
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": platform.machine(),
+        "versions": {k: v for name in ("cpu", "mlx") for k, v in backends.load(name).versions().items()},
+    }
+    constants.path().write_text(json.dumps(about | {"k": rounded}, indent=1) + "\n", encoding="utf-8")
+
+
+def measured(folder: Path) -> Iterator[tuple[str, str, float]]:
+    """Kind, dtype and K of every block of every model under every policy, on both backends."""
+    for name in MODELS:
+        place = "shapes" if name == "shapes" else str(folder / name)
+        if name != "shapes":
+            write_tiny_model(folder / name) if name == "qwen" else write_tiny_sd(folder / name, name)
+        for policy in POLICIES:
+            yield from of_model(place, policy)
+
+
+def of_model(place: str, policy: str) -> Iterator[tuple[str, str, float]]:
+    opened = registry.open_model(resolve(place).folder)
+    pipe = qwenimg.load(place, "cpu", policy)
+    exact = backends.load("cpu")
+    passport = record.record(pipe, opened, ASKED, exact=exact, notify=lambda text: None)
+    theirs = list(check.blocks(passport, opened, pipe.precision, backends.load("mlx")))
+    parts = check.parts(opened.checkpoint, pipe.precision)
+    for recorded, judged in zip(passport.blocks, theirs, strict=True):
+        part = parts[recorded.component]
+        block = part.block(recorded.block, recorded.path)
+        assert block is not None
+        updates = part.updates(block, recorded.path)
+        for kept, ours, other in zip(recorded.results, judged.recorded, judged.figures, strict=True):
+            of = kept.gain * updates**0.5
+            kind = f"{part.component.network}.{recorded.block}"
+            known = constants.limit(kind, judged.dtype) * of
+            yield kind, judged.dtype, max(own(figure, known) for figure in (ours, other)) / of
+    pipe.close()
+    opened.checkpoint.close()
+
+
+def own(figure: Figure, known: float) -> float:
+    """The error, less what the rounding of its stream makes. known: what was allowed for the block without that."""
+    stored = ROUNDING * max(0.0, figure.allowed - known) / STORED
+    return math.sqrt(max(0.0, figure.error**2 - stored**2))
+
+
+if __name__ == "__main__":
+    main()
