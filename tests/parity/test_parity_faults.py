@@ -33,7 +33,7 @@ def replace_forward(patch: pytest.MonkeyPatch, twin: Twin, layer: str, change: C
     """Makes `layer` return change(layer, x, its own result)."""
     kind, method = getattr(twin.nn, layer), "forward" if twin.name == "torch" else "__call__"
     original = getattr(kind, method)
-    patch.setattr(kind, method, lambda self, x: change(self, x, original(self, x)))
+    patch.setattr(kind, method, lambda self, x, *out: change(self, x, original(self, x, *out)))
 
 
 def layer_norm_eps(patch: pytest.MonkeyPatch, twin: Twin) -> None:
