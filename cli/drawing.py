@@ -79,7 +79,7 @@ def draw(flags: Flags, stop: Stop, warnings: Iterable[str] = ()) -> int:
     wanted, failed = _wanted(flags, replay, report)
     _check_files(flags, replay, wanted)
     job = _job(flags, replay, wanted, report)
-    advice = resolve.advice(flags.model or (None if replay is None else replay.model))
+    advice = None if _given(flags) else resolve.advice(flags.model or (None if replay is None else replay.model))
     notes = list[str]()
     if advice is not None:
         wanted = kept(wanted, lambda p: advice.check(p.prompt), report, failed, keep_going=flags.keep_going)
@@ -256,12 +256,16 @@ def _read_pictures(flags: Flags, report: Report) -> tuple[Any, Any]:
 
 
 def _open(flags: Flags, replay: Replay | None, report: Report) -> Pipeline:
+    from qwenimg.common.families.family import components_of
+
     model, refiner, precision, prediction = flags.model, flags.refiner, flags.precision, flags.prediction
     quantize, used = flags.quantize, {} if replay is None else replay.used
+    parts = {part: _part(part, flags, used) for part in PARTS}
     if replay is not None:
-        model = model or (None if replay.model is None else _named(replay.model, "-m", flags))
+        without = components_of(part for part, path in parts.items() if path is not None)
+        model = model or (None if replay.model is None else _named(replay.model, "-m", flags, without))
         if refiner is None and "refiner" in replay.used:
-            refiner = _named(replay.used["refiner"], "--refiner", flags)
+            refiner = _named(replay.used["refiner"], "--refiner", flags, frozenset())
         precision = precision or (replay.precision if flags.preset is None else None)
         prediction = prediction or cast(Any, replay.used.get("prediction"))
         quantize = quantize or replay.used.get("quantize")
@@ -272,15 +276,18 @@ def _open(flags: Flags, replay: Replay | None, report: Report) -> Pipeline:
         preset=flags.preset or "auto",
         offline=flags.offline,
         refiner=refiner,
-        transformer=_part("transformer", flags, used),
-        text_encoder=_part("text_encoder", flags, used),
-        vae=_part("vae", flags, used),
+        **parts,
         tokenizer=flags.tokenizer,
         prediction=prediction,
         quantize=quantize,
         fallback=flags.fallback,
         notify=report.notify,
     )
+
+
+def _given(flags: Flags) -> list[str]:
+    """The parts that were given with options."""
+    return [part for part in PARTS if getattr(flags, part) is not None]
 
 
 def _part(part: str, flags: Flags, used: Mapping[str, str]) -> Path | None:
@@ -291,12 +298,12 @@ def _part(part: str, flags: Flags, used: Mapping[str, str]) -> Path | None:
     return given if given is not None or part not in used else resolve.named_part(used[part])
 
 
-def _named(name: str, option: str, flags: Flags) -> str:
+def _named(name: str, option: str, flags: Flags, without: frozenset[str]) -> str:
     """What to open for a model that the replayed recipe names. Raises ModelError that asks for `option`."""
     from qwenimg.common.hub import resolve
 
     try:
-        return resolve.named(name, offline=flags.offline)
+        return resolve.named(name, offline=flags.offline, without=without)
     except ModelError as error:
         where = clean(flags.replay, 60)
         raise ModelError(f"{error} (the model that {where} was made with; give it with {option})") from None
