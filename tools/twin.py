@@ -27,6 +27,7 @@ RULES = [
     (r"\bTensor\b", "Array"),
     (r"\btorch\.dtype\b", "mx.Dtype"),
     (r"\btorch\.cat\(", "mx.concatenate("),
+    (r"\bdim=(-?\d)", r"axis=\1"),
     # Modules: MLX calls them, and takes a list for a list of layers.
     (r"\btorch\.nn\.ModuleList\((.*)\)$", r"\1"),
     (r"\btorch\.nn\.", "mlx.nn."),

@@ -259,7 +259,7 @@ class Component:
         mask = qwen_conditioning.key_mask(lengths, sum(f * h * w for f, h, w in shapes))
         index = qwen_conditioning.zero_index(self.config, shapes)
         return Condition(
-            txt=self.model.context(torch.cat(padded)),
+            txt=self.model.context(torch.cat(padded, dim=0)),
             rope=(ops.turns(*img), ops.turns(*txt)),
             index=None if index is None else ops.placed(index, self.device),
             mask=None if mask is None else ops.placed(mask, self.device),
