@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from qwenimg.backends.torch import load
+from qwenimg.backends.torch import compile, load
 from qwenimg.backends.torch.networks.vae import WIDE
 from qwenimg.common.networks.network import Network
 from qwenimg.common.runtime.kernels import Case, Kernel, Kind, Span
@@ -60,7 +60,7 @@ def _transformer(component: Any, config: Any, case: Case) -> Prepared:
     condition = component.condition(texts, [(1, rows, columns)])
     modulation = component.modulate(np.zeros((1, 256)))
     latents = torch.empty(1, rows * columns, config.in_channels, device=component.device)
-    return lambda: component.predict(latents, condition, modulation, 0), list(component.model.transformer_blocks)
+    return lambda: component.predict(latents, condition, modulation, 0), compile.units(component.model)
 
 
 def _unet(component: Any, config: Any, case: Case) -> Prepared:
@@ -70,14 +70,14 @@ def _unet(component: Any, config: Any, case: Case) -> Prepared:
     condition = component.condition(texts, addition)
     latents = torch.empty(1, config.in_channels, case.height, case.width, device=component.device)
     features = np.zeros((1, config.time_channels))
-    return lambda: component.predict(latents, features, condition), [component.model]
+    return lambda: component.predict(latents, features, condition), compile.units(component.model)
 
 
 def _decoder(component: Any, _: Any, case: Case) -> Prepared:
     model = component.model
     channels = model.decoder.conv_in.in_channels
     latents = torch.empty(1, channels, case.height, case.width, device=component.device)
-    return lambda: model.decode(latents, case.height, case.width, WIDE), [model.decoder]
+    return lambda: model.decode(latents, case.height, case.width, WIDE), []
 
 
 CALLS: dict[str, Callable[[Any, Any, Case], Prepared]] = {

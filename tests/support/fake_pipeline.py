@@ -43,6 +43,9 @@ class FakePipeline:
     def headline(self) -> str:
         return f"{self.backend} on {self.device} · {self.precision.summary()} · {self.model_name}"
 
+    def compile(self, mode: str = "auto", seconds: float = 0.0) -> str:
+        return f"--compile {mode}"
+
     def check(self, prompt: str, **asked: Any) -> None:
         pass
 

@@ -54,7 +54,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causa
     than query heads are shared.
     """
     q, k, v = (x.to(v.dtype).transpose(1, 2) for x in (q, k, v))
-    shared = k.shape[1] != q.shape[1]
+    shared = True if k.shape[1] != q.shape[1] else False  # noqa: SIM210 (a compiler takes no symbol for a bool)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=shared)
     return seen("attention", "", out.transpose(1, 2).flatten(-2))
 
