@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -45,6 +45,7 @@ class Flags:
     transformer: Path | None
     text_encoder: Path | None
     vae: Path | None
+    models_dir: tuple[Path, ...]
     tokenizer: Path | None
     prediction: Literal["eps", "v"] | None
     quantize: str | None
@@ -78,6 +79,7 @@ def draw(flags: Flags, stop: Stop, warnings: Iterable[str] = ()) -> int:
     for line in () if replay is None else replay.messages:
         report.notify("warning", line)
     wanted, failed = _wanted(flags, replay, report)
+    flags, wanted = _located(flags, wanted)
     _check_files(flags, replay, wanted)
     job = _job(flags, replay, wanted, report)
     advice = None if _given(flags) else resolve.advice(flags.model or (None if replay is None else replay.model))
@@ -158,6 +160,24 @@ def _wanted(flags: Flags, replay: Replay | None, report: Report) -> tuple[list[P
     lines = None if flags.prompt_file is None else read_prompts(flags.prompt_file)
     wanted, faults = pictures(base, lines, flags.output, overwrite=flags.overwrite)
     return wanted, report_faults(faults, report, left=len(wanted), keep_going=flags.keep_going)
+
+
+def _located(flags: Flags, wanted: list[Picture]) -> tuple[Flags, list[Picture]]:
+    """With the paths of what is found by name in the folders of --models-dir. Raises UsageError and ModelError."""
+    if not flags.models_dir:
+        return flags, wanted
+    from qwenimg.common.hub.model_folders import read_folders
+
+    folders = read_folders(flags.models_dir)
+    found: dict[str, Any] = {
+        name: folders.locate(given, "model") for name in ("model", "refiner") if (given := getattr(flags, name))
+    }
+    found |= {part: Path(folders.locate(str(getattr(flags, part)), part)) for part in _given(flags)}
+    changed = [
+        replace(one, asked=one.asked | {"lora": folders.lora(one.said("lora"))}) if one.said("lora") else one
+        for one in wanted
+    ]
+    return replace(flags, **found), changed
 
 
 def _prompt(flags: Flags) -> str | None:

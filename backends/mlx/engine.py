@@ -50,6 +50,7 @@ class MLXEngine:
         module = import_module(f"qwenimg.backends.mlx.networks.{network}")
         return module.Component(config, plan, precision)
 
+<<<<<<< HEAD
     def compiler(self) -> Compiler:
         if not self.on_gpu:
             return Compiler(share=0.0, seconds=10, about="a CPU gains nothing from it", missing=compile.missing())
@@ -63,6 +64,12 @@ class MLXEngine:
     def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str]) -> None:
         chosen = frozenset(names)
         load.fill(opened.model, plan.when(ALWAYS).only(chosen.__contains__))
+=======
+    def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str], branches: Iterable[str]) -> None:
+        there = plan.when(ALWAYS)
+        load.fill(opened.model, there.only(frozenset(names).__contains__))
+        load.branch(opened.model, there.only(frozenset(branches).__contains__))
+>>>>>>> 92353aca6e85ab341f3f1d5bd7aff30e1b3a9a07
         opened.plan = plan
 
     def watch(self, opened: Any, blocks: Iterable[Block], look: traced.Look) -> None:
@@ -81,6 +88,13 @@ class MLXEngine:
     def finite(self, array: Array) -> bool:
         return bool(mx.all(mx.isfinite(array)).item())
 
+    def largest(self, array: Array) -> float:
+        return float(mx.max(mx.abs(array)).item())
+
+    def sampled(self, array: Array, most: int) -> NumpyArray:
+        flat = array.reshape(-1)
+        return self.numpy(flat[:: -(-len(flat) // most)])
+
     def guide(self, conditional: Array, unconditional: Array, scale: float) -> Array:
         return ops.guide(conditional, unconditional, scale)
 
@@ -97,6 +111,11 @@ class MLXEngine:
         """Bytes below the working set that the system recommends for the GPU; on the CPU what it could still give."""
         limit = mx.device_info().get("max_recommended_working_set_size") if self.on_gpu else None
         return int(limit) - mx.get_active_memory() if limit else free_ram()
+
+    def peak_memory(self) -> int | None:
+        peak = mx.get_peak_memory()
+        mx.reset_peak_memory()
+        return peak
 
     def expect(self, peak: int) -> None:
         """On a GPU what was planned stays wired, what the working set leaves beside it may hold buffers for another

@@ -40,6 +40,7 @@ def _scaled(compute: Compute, product: Callable[..., Tensor], x: Tensor, layer: 
     return y + (bias if isinstance(layer, Linear) else bias[:, None, None])
 
 
+<<<<<<< HEAD
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.linear`, also where the rows of a batch [B L C] are parts of longer ones: there torch would add the bias by a
     pass of its own, and round twice."""
@@ -78,11 +79,16 @@ def linear_gelu(layer: Linear, x: Tensor) -> Tensor:
         return gelu(layer(x))
     rows = x.to(layer.dtype).flatten(0, -2)
     return torch._addmm_activation(layer.bias, rows, layer.weight.t(), use_gelu=True).unflatten(0, x.shape[:-1])
+=======
+def _product(x: Tensor) -> Callable[..., Tensor]:
+    return F.linear if multiplies(x.dtype, x.device.type) else _wide_linear
+>>>>>>> 92353aca6e85ab341f3f1d5bd7aff30e1b3a9a07
 
 
 class Linear(torch.nn.Linear):
     path = ""
     compute: Compute | None = None
+    branch: tuple[Tensor, Tensor] | None = None  # down [R in] and up [out R] of LoRAs, in the layer's dtype
 
     @property
     def dtype(self) -> torch.dtype:
@@ -94,12 +100,24 @@ class Linear(torch.nn.Linear):
         if self.compute is not None:
             wide = not multiplies(DTYPES[self.compute.dtype], x.device.type)
             y = _scaled(self.compute, _wide_linear if wide else F.linear, x, self)
+<<<<<<< HEAD
             return seen("linear", self.path, y)
         x = x.to(self.dtype)
         if out is not None:
             return seen("linear", self.path, _linear_into(out, x, self.weight, self.bias))
         product = _linear if multiplies(x.dtype, x.device.type) else _wide_linear
         return seen("linear", self.path, product(x, self.weight, self.bias))
+=======
+        else:
+            x = x.to(self.dtype)
+            y = _product(x)(x, self.weight, self.bias)
+        return seen("linear", self.path, y if self.branch is None else y + self._beside(x.to(self.dtype), *self.branch))
+
+    def _beside(self, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
+        """[... in], [R in], [out R] -> [... out], in the layer's dtype."""
+        product = _product(x)
+        return product(product(x, down, None), up, None)
+>>>>>>> 92353aca6e85ab341f3f1d5bd7aff30e1b3a9a07
 
 
 class Embedding(torch.nn.Module):
