@@ -39,13 +39,8 @@ _OWN: dict[str, tuple[str, ...]] = {
     "Picture": (),
     "Picture to start from": (),
     "Model": (
-<<<<<<< HEAD
         "model", "backend", "compile", "preset", "precision", "fallback", "offline",
-        "transformer", "text_encoder", "vae", "refiner", "tokenizer", "prediction",
-=======
-        "model", "backend", "preset", "precision", "fallback", "offline",
         "transformer", "text_encoder", "vae", "models_dir", "refiner", "tokenizer", "prediction",
->>>>>>> 92353aca6e85ab341f3f1d5bd7aff30e1b3a9a07
     ),
     "Output": ("output", "overwrite", "save_latents", "no_metadata", "json", "quiet", "debug"),
 }  # fmt: skip

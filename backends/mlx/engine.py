@@ -50,7 +50,6 @@ class MLXEngine:
         module = import_module(f"qwenimg.backends.mlx.networks.{network}")
         return module.Component(config, plan, precision)
 
-<<<<<<< HEAD
     def compiler(self) -> Compiler:
         if not self.on_gpu:
             return Compiler(share=0.0, seconds=10, about="a CPU gains nothing from it", missing=compile.missing())
@@ -61,15 +60,10 @@ class MLXEngine:
             mx.enable_compile()
         opened.fuses = on
 
-    def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str]) -> None:
-        chosen = frozenset(names)
-        load.fill(opened.model, plan.when(ALWAYS).only(chosen.__contains__))
-=======
     def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str], branches: Iterable[str]) -> None:
         there = plan.when(ALWAYS)
         load.fill(opened.model, there.only(frozenset(names).__contains__))
         load.branch(opened.model, there.only(frozenset(branches).__contains__))
->>>>>>> 92353aca6e85ab341f3f1d5bd7aff30e1b3a9a07
         opened.plan = plan
 
     def watch(self, opened: Any, blocks: Iterable[Block], look: traced.Look) -> None:

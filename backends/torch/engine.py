@@ -58,7 +58,6 @@ class TorchEngine:
         module = import_module(f"qwenimg.backends.torch.networks.{network}")
         return module.Component(config, plan, precision, self._device)
 
-<<<<<<< HEAD
     def compiler(self) -> Compiler:
         """On paper 13 % of a step of Qwen-Image are saved (docs/performance.md); others
         report half a minute for one block of it."""
@@ -73,15 +72,10 @@ class TorchEngine:
             compile.compile(opened.model, compiling.folder("torch", torch.__version__))
             self._compiles = True
 
-    def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str]) -> None:
-        chosen = frozenset(names)
-        load.fill(opened.model, plan.when(ALWAYS).only(chosen.__contains__), self._device)
-=======
     def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str], branches: Iterable[str]) -> None:
         there = plan.when(ALWAYS)
         load.fill(opened.model, there.only(frozenset(names).__contains__), self._device)
         load.branch(opened.model, there.only(frozenset(branches).__contains__), self._device)
->>>>>>> 92353aca6e85ab341f3f1d5bd7aff30e1b3a9a07
         opened.plan = plan
 
     def watch(self, opened: Any, blocks: Iterable[Block], look: traced.Look) -> None:

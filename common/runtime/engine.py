@@ -91,7 +91,6 @@ class Engine(Protocol):
         Reads the weights that it always needs, of `plan` as it was made by `stored(precision)`."""
         ...
 
-<<<<<<< HEAD
     def compiler(self) -> Compiler:
         """What compiling a denoiser is here."""
         ...
@@ -101,14 +100,9 @@ class Engine(Protocol):
         rounding."""
         ...
 
-    def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str]) -> None:
-        """Reads the parameters `names` of `opened` again, by another `plan` of the same parameters, which it keeps for
-        those that are not always there."""
-=======
     def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str], branches: Iterable[str]) -> None:
         """Reads the parameters `names` of `opened` again, and of the parameters `branches` what is beside them only, by
         another `plan` of the same parameters, which it keeps for those that are not always there."""
->>>>>>> 92353aca6e85ab341f3f1d5bd7aff30e1b3a9a07
         ...
 
     def watch(self, opened: Any, blocks: Iterable[Block], look: Look) -> None:

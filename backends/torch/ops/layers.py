@@ -40,7 +40,6 @@ def _scaled(compute: Compute, product: Callable[..., Tensor], x: Tensor, layer: 
     return y + (bias if isinstance(layer, Linear) else bias[:, None, None])
 
 
-<<<<<<< HEAD
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.linear`, also where the rows of a batch [B L C] are parts of longer ones: there torch would add the bias by a
     pass of its own, and round twice."""
@@ -60,7 +59,7 @@ def _linear_into(made: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> Tenso
 def joined_linears(first: Linear, x: Tensor, second: Linear, y: Tensor) -> Tensor:
     """A layer of x [B S C] and one of y [B L C] as [B S+L C'], each written into its place."""
     layers, dtype, S = (first, second), first.dtype, x.shape[1]
-    plain = all(layer.compute is None and layer.bias is not None and layer.dtype == dtype for layer in layers)
+    plain = all(layer.plain and layer.dtype == dtype for layer in layers)
     away = torch.is_grad_enabled() or torch.compiler.is_compiling() or not multiplies(dtype, x.device.type)
     if away or not plain:
         return torch.cat((first(x), second(y)), dim=1)
@@ -73,16 +72,16 @@ def joined_linears(first: Linear, x: Tensor, second: Linear, y: Tensor) -> Tenso
 def linear_gelu(layer: Linear, x: Tensor) -> Tensor:
     """GELU by its tanh approximation of a linear layer. NVIDIA's product has it inside for 16 bit, before its one
     rounding; a probe sees the layer first."""
-    low = layer.compute is None and layer.dtype in (torch.bfloat16, torch.float16)
+    low = layer.plain and layer.dtype in (torch.bfloat16, torch.float16)
     inside = low and x.device.type in ("cuda", "meta") and not torch.is_grad_enabled() and not observed()
-    if not inside or layer.bias is None:
+    if not inside:
         return gelu(layer(x))
     rows = x.to(layer.dtype).flatten(0, -2)
     return torch._addmm_activation(layer.bias, rows, layer.weight.t(), use_gelu=True).unflatten(0, x.shape[:-1])
-=======
+
+
 def _product(x: Tensor) -> Callable[..., Tensor]:
-    return F.linear if multiplies(x.dtype, x.device.type) else _wide_linear
->>>>>>> 92353aca6e85ab341f3f1d5bd7aff30e1b3a9a07
+    return _linear if multiplies(x.dtype, x.device.type) else _wide_linear
 
 
 class Linear(torch.nn.Linear):
@@ -95,19 +94,18 @@ class Linear(torch.nn.Linear):
         """What the layer takes, computes in and gives; float32 where it computes in its own way."""
         return self.weight.dtype if self.compute is None else torch.float32
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is a product in its dtype with a bias, and nothing beside."""
+        return self.compute is None and self.branch is None and self.bias is not None
+
     def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """[... in] -> [... out] in the layer's dtype; [B L in] into `out` where that is given and there is a bias."""
         if self.compute is not None:
             wide = not multiplies(DTYPES[self.compute.dtype], x.device.type)
             y = _scaled(self.compute, _wide_linear if wide else F.linear, x, self)
-<<<<<<< HEAD
-            return seen("linear", self.path, y)
-        x = x.to(self.dtype)
-        if out is not None:
-            return seen("linear", self.path, _linear_into(out, x, self.weight, self.bias))
-        product = _linear if multiplies(x.dtype, x.device.type) else _wide_linear
-        return seen("linear", self.path, product(x, self.weight, self.bias))
-=======
+        elif out is not None:
+            return seen("linear", self.path, _linear_into(out, x.to(self.dtype), self.weight, self.bias))
         else:
             x = x.to(self.dtype)
             y = _product(x)(x, self.weight, self.bias)
@@ -117,7 +115,6 @@ class Linear(torch.nn.Linear):
         """[... in], [R in], [out R] -> [... out], in the layer's dtype."""
         product = _product(x)
         return product(product(x, down, None), up, None)
->>>>>>> 92353aca6e85ab341f3f1d5bd7aff30e1b3a9a07
 
 
 class Embedding(torch.nn.Module):
