@@ -85,6 +85,7 @@ def load(
     prediction: Literal["eps", "v"] | None = None,
     quantize: str | None = None,
     fallback: bool = False,
+    cache_prompts: bool = False,
     notify: Callable[[str, str], None] | None = None,
 ) -> Pipeline:
     """Opens a model on a backend; weights are read when they are first needed.
@@ -93,8 +94,8 @@ def load(
     it was pulled or has its parts elsewhere, else the built-in model, with a notice. backend: auto, mlx, cuda or cpu.
     precision: see `syntax` in `qwenimg.common.weights.precision`; `auto` is that of the preset: quality, balanced,
     fast, memory, or auto, chosen from device, memory and model. quantize: weights in 8, 6 or 4 bits, or by part:
-    text=8,transformer=4. fallback: where a value overflows, goes on in the next dtype, which holds it. notify(kind,
-    text) gets stages, warnings and notices.
+    text=8,transformer=4. fallback: where a value overflows, goes on in the next dtype, which holds it. cache_prompts:
+    keeps encoded prompts on the disk for later runs. notify(kind, text) gets stages, warnings and notices.
     transformer (or UNet), text_encoder, vae: folder or file of that part's weights, in the place of the model's.
     For Stable Diffusion: refiner, of SDXL, ends each picture; tokenizer, CLIP's folder where the model is one file and
     none is found; prediction, "eps" or "v" of a file.
@@ -106,6 +107,7 @@ def load(
     from qwenimg.common.families import catalog
     from qwenimg.common.hub.resolve import resolve
     from qwenimg.common.pipeline.pipeline import Pipeline
+    from qwenimg.common.runtime.text_store import TextStore
     from qwenimg.common.shapes import builtin
 
     arguments.check_paths(model=model, refiner=refiner)
@@ -119,6 +121,7 @@ def load(
         if model is None and resolved.known is catalog.BUILT_IN:
             notify("notice", builtin.notice(opened.checkpoint.parameters))
         runtime, error = _runtime(opened, backend, precision, preset, notify)
+        runtime.prompts = TextStore(runtime) if cache_prompts else None
         pipeline = Pipeline(
             opened.family.model(runtime, opened.checkpoint, refining),
             name=resolved.name,
