@@ -75,7 +75,7 @@ def _pack(model: mlx.nn.Module, name: str, entry: Entry) -> None:
             parent[int(own)] = layer
         else:
             parent[own] = layer
-    layer.put(*(mx.array(part) for part in read_codes(entry)))
+    layer.put(*(mx.array(part) for part in read_codes(entry).arrays))
 
 
 def _owner(model: mlx.nn.Module, name: str) -> tuple[mlx.nn.Module, str]:

@@ -102,8 +102,8 @@ def _pack(model: torch.nn.Module, name: str, entry: Entry, device: torch.device)
         layer = QuantisedLinear(layer, entry.storage.code, DTYPES[entry.storage.dtype])
         parent, own = _owner(model, name.rpartition(".")[0])
         setattr(parent, own, layer)
-    codes, scales, biases = (torch.from_numpy(part).to(device) for part in read_codes(entry))
-    layer.put(codes.view(torch.int32), scales, biases)
+    codes, *rest = (torch.from_numpy(part).to(device) for part in read_codes(entry).arrays)
+    layer.put(codes.view(torch.int32), *rest)
 
 
 def _owner(model: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:

@@ -23,7 +23,7 @@ from qwenimg.common.weights.affine import Affine
 from qwenimg.common.weights.files import MAX_SHARDS
 from qwenimg.common.weights.fingerprint import fingerprint
 from qwenimg.common.weights.plan import Entry
-from qwenimg.common.weights.storage import Dense, Packed
+from qwenimg.common.weights.storage import Codes, Dense, Packed
 from qwenimg.common.weights.write import Weight, shards
 
 SHARD = 2_000_000_000  # bytes: what a run that was ended does again at most
@@ -107,7 +107,7 @@ def _config(network: Network, component: Component) -> dict[str, object]:
 
 def _quantization(weights: list[Weight]) -> dict[str, object]:
     """As mlx-lm writes it: the commonest code, the layers that have another one, and false for those that have none."""
-    codes: dict[str, Affine | None] = {}
+    codes: dict[str, Codes | None] = {}
     for weight in weights:
         kept = weight.entry.storage
         if len(weight.shape) == 2 or isinstance(kept, Packed):
@@ -120,8 +120,8 @@ def _quantization(weights: list[Weight]) -> dict[str, object]:
     return {key: {**_said(usual), **others} for key in QUANTIZATION}
 
 
-def _said(code: Affine) -> dict[str, object]:
-    return {"group_size": code.group, "bits": code.bits, "mode": "affine"}
+def _said(code: Codes) -> dict[str, object]:
+    return {"group_size": code.group, "bits": code.bits, "mode": "affine" if isinstance(code, Affine) else code.mode}
 
 
 # Small files

@@ -41,6 +41,7 @@ class Recorded:
     name: str  # of the call, with the component's name
     arguments: tuple[Given, ...]
     results: tuple[Kept, ...]
+    operations: dict[str, int] = field(default_factory=dict)  # how many of each, by name and dtype of the result
 
 
 @dataclass(frozen=True, kw_only=True)

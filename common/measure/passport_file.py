@@ -124,6 +124,7 @@ def _block(block: Recorded, arrays: _Arrays) -> dict[str, Any]:
         "name": block.name,
         "arguments": [_given(argument, arrays) for argument in block.arguments],
         "results": [_kept(result, arrays) for result in block.results],
+        "operations": block.operations,
     }
 
 
@@ -247,7 +248,12 @@ def _text(value: Any) -> str:
 def _recorded(block: Any, arrays: Arrays) -> Recorded:
     names = {key: _text(block[key]) for key in ("component", "block", "path", "name")}
     arguments = tuple(_read_given(argument, arrays) for argument in block["arguments"])
-    return Recorded(**names, arguments=arguments, results=tuple(_read_kept(one, arrays) for one in block["results"]))
+    return Recorded(
+        **names,
+        arguments=arguments,
+        results=tuple(_read_kept(one, arrays) for one in block["results"]),
+        operations={_text(name): _known(count, int) for name, count in block["operations"].items()},
+    )
 
 
 def _read_given(given: Any, arrays: Arrays) -> Given:

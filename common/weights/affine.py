@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from qwenimg.common.weights.plan import Piece
+    from qwenimg.common.weights.storage import Codes
 
 WIDTHS = (2, 3, 4, 5, 6, 8)  # bits
 GROUPS = (32, 64, 128)
@@ -29,6 +30,11 @@ class Affine(NamedTuple):
 
     bits: int
     group: int
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of the tensors beside the codes."""
+        return ("scales", "biases")
 
     def shape(self, pieces: Sequence[Piece]) -> Shape:
         *rows, words = pieces[0].shape
@@ -70,16 +76,21 @@ BITS8, BITS6, BITS4 = Affine(8, 64), Affine(6, 64), Affine(4, 32)
 class Kept(NamedTuple):
     """As what the codes of a file stay codes in memory."""
 
-    code: Affine
+    code: Codes
     scale: int  # bytes of a group's scale, and of its bias
 
 
 class Coded(NamedTuple):
-    """A weight as it is kept: U32 [out words], and [out groups] twice, both float16 or both float32."""
+    """A weight as it is kept: U32 [out words], and [out groups] twice, both float16 or both float32; or scales alone,
+    of 8 bits."""
 
     codes: np.ndarray
     scales: np.ndarray
-    biases: np.ndarray
+    biases: np.ndarray | None = None
+
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        return [part for part in self if part is not None]
 
 
 def of_widths(width: int, words: int, groups: int) -> Affine | None:
@@ -126,6 +137,7 @@ def _narrow(made: Coded) -> Coded:
     are. It has three bits more than bfloat16, whose scales make 8-bit weights 1.3 times worse."""
     import numpy as np
 
+    assert made.biases is not None
     limits = np.finfo(np.float16)
     scales = np.abs(made.scales)
     largest = max(float(scales.max(initial=0)), float(np.abs(made.biases).max(initial=0)))

@@ -14,8 +14,9 @@ from typing import NamedTuple
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.base.text import clean
-from qwenimg.common.weights import comfy
+from qwenimg.common.weights import block_float, comfy
 from qwenimg.common.weights.affine import GROUPS, WIDTHS, Affine, of_widths
+from qwenimg.common.weights.block_float import BlockFloat
 from qwenimg.common.weights.float8 import Float8, format_of
 from qwenimg.common.weights.gguf_blocks import READERS, Blocks
 from qwenimg.common.weights.plan import DTYPES, Piece, Source
@@ -37,14 +38,14 @@ def grouped(pieces: Pieces, expected: Expected, notes: Mapping[str, str]) -> Gro
     left = dict(pieces)
     wanted = {name: None for name in left if expected(name) is not None}
     scaled, unused = comfy.scaled(left, wanted, notes)
-    found = scaled | _affine(left, expected) | _float8(left) | _blocks(left)
+    found = scaled | _packed(left, expected) | _float8(left) | _blocks(left)
     found |= {name: Source((piece,)) for name, piece in left.items()}
     return Grouped({name: found[name] for name in pieces if name in found}, frozenset(unused))
 
 
-def _affine(left: Pieces, expected: Expected) -> dict[str, Source]:
-    """MLX's triplets: X.weight U32, X.scales and X.biases. Bits and group follow from the weight's true width; what a
-    file says of them is not needed, and not always there."""
+def _packed(left: Pieces, expected: Expected) -> dict[str, Source]:
+    """MLX's: X.weight U32, X.scales and, for affine codes, X.biases. Which code, the true width says; what a file
+    says of it is not needed, and not always there."""
     made = {}
     for name in [name for name, piece in left.items() if piece.dtype == "U32" and name.endswith(".weight")]:
         codes, shape = left[name], expected(name)
@@ -53,11 +54,12 @@ def _affine(left: Pieces, expected: Expected) -> dict[str, Source]:
         layer = name.removesuffix(".weight")
         parts = [left.get(f"{layer}.{part}") for part in ("scales", "biases")]
         scales, biases = parts
-        if scales is None or biases is None:
-            other = "without biases: mxfp4, mxfp8 or nvfp4, which are not read yet"
-            kind = "without scales" if scales is None else other
-            raise bad(codes.file.path, f"tensor '{clean(name, 80)}' holds codes (U32) {kind}")
-        made[name] = Source((codes, scales, biases), _code(codes, scales, biases, shape))
+        if scales is None:
+            raise bad(codes.file.path, f"tensor '{clean(name, 80)}' holds codes (U32) without scales")
+        if biases is None:
+            made[name] = Source((codes, scales), _block_float(codes, scales, shape))
+        else:
+            made[name] = Source((codes, scales, biases), _code(codes, scales, biases, shape))
         for part in made[name].pieces:
             del left[part.key]
     return made
@@ -75,6 +77,18 @@ def _code(codes: Piece, scales: Piece, biases: Piece, shape: Shape) -> Affine:
             codes.file.path,
             f"tensor '{clean(codes.key, 80)}': codes, scales and biases of {shapes} are no weight {list(shape)} in "
             f"{', '.join(map(str, WIDTHS))} bits by groups of {', '.join(map(str, GROUPS))}",
+        )
+    return one
+
+
+def _block_float(codes: Piece, scales: Piece, shape: Shape) -> BlockFloat:
+    """Raises ModelError where the two do not fit together, or to a weight of this shape."""
+    one = block_float.of_widths(prod(shape[1:]), *(piece.shape[-1] if piece.shape else 0 for piece in (codes, scales)))
+    if one is None or codes.shape[:-1] != scales.shape[:-1] or scales.dtype not in block_float.SCALES:
+        raise bad(
+            codes.file.path,
+            f"tensor '{clean(codes.key, 80)}': codes {list(codes.shape)} and scales {scales.dtype} "
+            f"{list(scales.shape)} without biases are no weight {list(shape)} in {', '.join(block_float.MODES)}",
         )
     return one
 

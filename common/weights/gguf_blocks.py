@@ -86,8 +86,8 @@ def _narrow(made: Coded) -> Coded:
     import numpy as np
 
     with np.errstate(over="ignore"):
-        halves = [part.astype(np.float16) for part in (made.scales, made.biases)]
-    exact = all(np.array_equal(half, part) for half, part in zip(halves, made[1:], strict=True))
+        halves = [part.astype(np.float16) for part in made.arrays[1:]]
+    exact = all(np.array_equal(half, part) for half, part in zip(halves, made.arrays[1:], strict=True))
     return Coded(made.codes, *halves) if exact else made
 
 

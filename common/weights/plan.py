@@ -14,10 +14,10 @@ from math import prod
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.safe_files import OpenFile
+from qwenimg.common.base.safe_files import OpenFile, bad
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
-from qwenimg.common.weights.affine import Coded, Kept, encode
+from qwenimg.common.weights.affine import Affine, Coded, Kept, encode
 from qwenimg.common.weights.bits import widened
 from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.residency import ALWAYS, Residency
@@ -292,7 +292,9 @@ def read_codes(entry: Entry) -> Coded:
     own = source.kept
     if source.code and own and own.code == code and not entry.deltas:
         made = source.code.coded([raw(piece) for piece in source.pieces], entry.shape)
-        checked = [made.scales, made.biases]
+        checked = made.arrays[1:] if isinstance(code, Affine) else [code.values(made.arrays)]
+    elif not isinstance(code, Affine):
+        raise bad(source.first.file.path, f"is in {code.mode}, into which no LoRA can be fused; convert the original")
     else:
         values = widened(read(entry))
         checked = [values]

@@ -88,6 +88,8 @@ def _header_length(file: OpenFile) -> int:
 
 
 def _metadata(path: Path, data: object) -> dict[str, str]:
+    if data is None:  # as MLX writes it where there is none
+        return {}
     if not isinstance(data, dict) or not all(isinstance(value, str) for value in data.values()):
         raise bad(path, "its __metadata__ is not a table of strings")
     try:

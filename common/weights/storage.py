@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import TypeAlias
 
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.weights.affine import Affine
+from qwenimg.common.weights.block_float import BlockFloat
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+Codes: TypeAlias = Affine | BlockFloat
+"""What a linear layer's weight may be kept in."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,7 @@ class Dense:
 class Packed:
     """The codes of a linear layer's weight, decoded to `dtype` when the layer computes."""
 
-    code: Affine
+    code: Codes
     dtype: str
     scale: int = 2  # bytes of a group's scale, and of its bias
 

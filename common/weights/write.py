@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import CHUNK, OpenFile
 from qwenimg.common.base.shape import Shape
-from qwenimg.common.weights.affine import Coded
+from qwenimg.common.weights.affine import Affine, Coded
 from qwenimg.common.weights.bits import finite, narrowed, widened
 from qwenimg.common.weights.plan import NUMPY, Entry, not_finite, read, read_codes
 from qwenimg.common.weights.safetensors import read_header
@@ -55,9 +55,9 @@ class Weight(NamedTuple):
         if not isinstance(kept, Packed):
             return {self.key: self.shape}
         layer, (rows, width) = self.key.removesuffix(".weight"), self.entry.shape
-        groups = (rows, width // kept.code.group)
-        words = (rows, width * kept.code.bits // 32)
-        return {self.key: words, f"{layer}.scales": groups, f"{layer}.biases": groups}
+        groups: Shape = (rows, width // kept.code.group)
+        words: Shape = (rows, width * kept.code.bits // 32)
+        return {self.key: words} | {f"{layer}.{part}": groups for part in kept.code.parts}
 
 
 class _Made(NamedTuple):
@@ -141,8 +141,16 @@ def _hash(file: OpenFile, begin: int) -> str:
 
 
 def _all(weights: Sequence[Weight]) -> Iterator[_Made]:
-    """What 4 bytes divide comes first: of codes with odd scales and biases the two together are such."""
-    for weight in sorted(weights, key=lambda w: not _is_packed(w) and w.entry.storage.dtype != "float32"):
+    """What 4 bytes divide comes first: of codes with odd scales and biases the two together are such. What ends in
+    single bytes comes last."""
+
+    def place(weight: Weight) -> int:
+        kept = weight.entry.storage
+        if isinstance(kept, Packed):
+            return 0 if isinstance(kept.code, Affine) else 2
+        return 0 if kept.dtype == "float32" else 1
+
+    for weight in sorted(weights, key=place):
         yield from _made(weight)
 
 
@@ -156,8 +164,8 @@ def _made(weight: Weight) -> Iterator[_Made]:
         yield _Made(weight.key, _NAMES[weight.entry.storage.dtype], weight.shape, _values(weight.entry))
         return
     kept = exact16(read_codes(weight.entry))
-    for (key, shape), part in zip(names.items(), kept, strict=True):
-        name = {"uint32": "U32", "float16": "F16", "float32": "F32"}[part.dtype.name]
+    for (key, shape), part in zip(names.items(), kept.arrays, strict=True):
+        name = {"uint32": "U32", "uint8": "U8", "float16": "F16", "float32": "F32"}[part.dtype.name]
         yield _Made(key, name, shape, iter([part]))
 
 
@@ -165,6 +173,8 @@ def exact16(made: Coded) -> Coded:
     """Scales and biases in float16 where that changes none of them."""
     import numpy as np
 
+    if made.biases is None:
+        return made
     with np.errstate(over="ignore"):
         small = [part.astype(np.float16) for part in (made.scales, made.biases)]
     same = all(np.array_equal(one, part) for one, part in zip(small, (made.scales, made.biases), strict=True))

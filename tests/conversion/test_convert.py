@@ -301,3 +301,26 @@ def test_a_source_that_is_damaged_leaves_no_folder(model: Path, tmp_path: Path) 
         cli("convert", str(tmp_path / "m"), str(tmp_path / "o"), "--quiet", *more).refused(5, "non-finite")
         assert not (tmp_path / "o").exists()
         shutil.rmtree(tmp_path / "o.part")
+
+
+@pytest.mark.parametrize("mode", ["mxfp4", "mxfp8", "nvfp4"])
+def test_codes_of_a_file_stay_as_they_are(model: Path, tmp_path: Path, mode: str) -> None:
+    """Blocks as MLX writes them in its other modes: the same tensors, and one picture on both backends."""
+    shutil.copytree(model, tmp_path / "m")
+    tensors = {}
+    for path in sorted((tmp_path / "m" / "transformer").glob("*.safetensors*")):
+        tensors |= mx.load(str(path)) if path.suffix == ".safetensors" else {}
+        path.unlink()
+    for name in [name for name in tensors if "blocks" in name and name.endswith("weight") and tensors[name].ndim == 2]:
+        tensors[name], tensors[f"{name.removesuffix('.weight')}.scales"] = mx.quantize(tensors[name], mode=mode)
+    mx.save_safetensors(str(tmp_path / "m" / "transformer" / "diffusion_pytorch_model.safetensors"), tensors)
+    assert cli("convert", str(tmp_path / "m"), str(tmp_path / "o"), "-q", "text=8").code == 0
+    made = mx.load(str(tmp_path / "o" / "transformer" / "diffusion_pytorch_model.safetensors"))
+    assert made.keys() == tensors.keys()
+    assert all(made[name].dtype == value.dtype and mx.array_equal(made[name], value) for name, value in tensors.items())
+    said = json.loads((tmp_path / "o" / "transformer" / "config.json").read_bytes())["quantization"]
+    assert said["mode"] == mode and said["img_in"] is False
+    first, second = (
+        qwenimg.load(tmp_path / "o", backend, "fp32")("a red circle", **ASK).pixels for backend in BACKENDS
+    )
+    assert np.abs(first.astype(int) - second).max() <= 1

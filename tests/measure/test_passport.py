@@ -266,7 +266,7 @@ def hostile(change: Callable[[dict[str, Any]], object], folder: Path) -> Path:
 
 def block(**fields: Any) -> dict[str, Any]:
     known = {"component": "vae", "block": "end", "path": "quant_conv", "name": "vae.quant_conv"}
-    return known | {"arguments": [], "results": []} | fields
+    return known | {"arguments": [], "results": [], "operations": {}} | fields
 
 
 DRAWN = {"dtype": "float32", "shape": [4, 4], "seed": 1, "axis": -1, "rms": 1.0, "channels": []}

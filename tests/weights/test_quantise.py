@@ -29,9 +29,9 @@ def test_both_backends_decode_the_same_bits(code: Affine) -> None:
     values = np.random.default_rng(code.bits).standard_normal((5, 3 * 128)).astype(np.float32)
     kept = encode(values, code)
     expected = code.values(kept)
-    words, scales, biases = (torch.from_numpy(part) for part in kept)
+    words, scales, biases = map(torch.from_numpy, kept.arrays)
     assert np.array_equal(on_torch.decode(words.view(torch.int32), scales, biases, code).numpy(), expected)
-    assert np.array_equal(np.array(on_mlx.decode(*(mx.array(part) for part in kept), code)), expected)
+    assert np.array_equal(np.array(on_mlx.decode(*map(mx.array, kept.arrays), code=code)), expected)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_a_table_is_decoded(file: tuple[Path, dict[str, np.ndarray]]) -> None:
     ("change", "said"),
     [
         (lambda t: t.pop("a.scales"), "without scales"),
-        (lambda t: t.pop("a.biases"), "without biases: mxfp4"),
+        (lambda t: t.pop("a.biases"), "without biases are no weight"),
         (
             lambda t: t.update({"a.scales": t["a.scales"][:, :2].copy()}),
             "are no weight [6, 96] in 2, 3, 4, 5, 6, 8 bits",

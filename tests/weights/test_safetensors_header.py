@@ -68,7 +68,7 @@ MALFORMED = {
         safetensors_bytes('{"a":{"dtype":"F32","dtype":"I32","shape":[2],"data_offsets":[0,8]}}', EIGHT),
         "'dtype' occurs twice",
     ),
-    "metadata is not a table": (safetensors_bytes({"__metadata__": None}), "__metadata__"),
+    "metadata is not a table": (safetensors_bytes({"__metadata__": []}), "__metadata__"),
     "metadata is not strings": (safetensors_bytes({"__metadata__": {"step": 3}}), "__metadata__"),
     "metadata is half a surrogate": (safetensors_bytes('{"__metadata__":{"a":"\\ud800"}}'), "__metadata__"),
     "200,000 brackets": (safetensors_bytes("[" * 200_000), "deep"),

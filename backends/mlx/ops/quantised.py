@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import mlx.nn
 from mlx.core import array as Array
@@ -10,24 +12,31 @@ from qwenimg.backends.mlx.ops.functions import on_gpu
 from qwenimg.backends.mlx.ops.layers import Linear
 from qwenimg.common.runtime.observers import seen
 from qwenimg.common.weights.affine import Affine
+from qwenimg.common.weights.storage import Codes
 
 
 class QuantisedLinear(Linear):
     """In place of a `Linear`, and in all else like it: the same values, up to the rounding of its weight to codes."""
 
-    def __init__(self, linear: Linear, code: Affine, dtype: mx.Dtype):
+    def __init__(self, linear: Linear, code: Codes, dtype: mx.Dtype):
         mlx.nn.Module.__init__(self)
         self.path, self.compute = linear.path, linear.compute
-        self.bits, self.group, self._dtype = code.bits, code.group, dtype
+        self.code, self._dtype = code, dtype
         if "bias" in linear:
             self.bias = linear.bias
 
-    def put(self, codes: Array, scales: Array, biases: Array) -> None:
-        """codes: uint32 [out words]; scales, biases: float16 or float32 [out groups]."""
-        self.codes, self.scales, self.biases = codes, scales, biases
+    def put(self, codes: Array, scales: Array, biases: Array | None = None) -> None:
+        """codes: uint32 [out words]; scales, biases: float16 or float32 [out groups]; or scales uint8 alone."""
+        self.codes, self.scales = codes, scales
+        if biases is not None:
+            self.biases = biases
 
     def drop(self) -> None:
-        self.put(*(mx.zeros(part.shape, part.dtype) for part in (self.codes, self.scales, self.biases)))
+        self.put(*(mx.zeros(part.shape, part.dtype) for part in self.packed))
+
+    @property
+    def packed(self) -> list[Array]:
+        return [self[name] for name in ("codes", "scales", "biases") if name in self]
 
     @property
     def dtype(self) -> mx.Dtype:
@@ -36,20 +45,26 @@ class QuantisedLinear(Linear):
     @property
     def weight(self) -> Array:  # type: ignore[override]
         """[out in], made anew each time and rounded once."""
-        return decode(self.codes, self.scales, self.biases, Affine(self.bits, self.group)).astype(self._dtype)
+        return decode(*self.packed, code=self.code).astype(self._dtype)
 
     def __call__(self, x: Array) -> Array:
         """[... in] -> [... out]. On a GPU by its kernel, which does not round the weight; a CPU's sums 16 bit in 16
         bit, so there the decoded weight is multiplied as usual."""
         if not on_gpu() or self.compute is not None:
             return super().__call__(x)
-        packed = (self.codes, self.scales, self.biases)
-        y = mx.quantized_matmul(x.astype(self.dtype), *packed, transpose=True, group_size=self.group, bits=self.bits)
+        y = mx.quantized_matmul(x.astype(self.dtype), *self.packed, transpose=True, **_said(self.code))
         y = y + self.bias if "bias" in self else y
         return seen("linear", self.path, y.astype(self.dtype))
 
 
-def decode(codes: Array, scales: Array, biases: Array, code: Affine) -> Array:
-    """[rows words], [rows groups] twice -> [rows in]: float32(code) * float32(scale) + float32(bias)."""
-    wide = (scales.astype(mx.float32), biases.astype(mx.float32))
-    return mx.dequantize(codes, *wide, group_size=code.group, bits=code.bits)
+def decode(codes: Array, scales: Array, biases: Array | None = None, *, code: Codes) -> Array:
+    """[rows words], [rows groups] twice -> [rows in]: float32(code) * float32(scale) + float32(bias); or scales alone,
+    uint8, and no bias."""
+    if biases is None:
+        return mx.dequantize(codes, scales, dtype=mx.float32, **_said(code))
+    return mx.dequantize(codes, scales.astype(mx.float32), biases.astype(mx.float32), **_said(code))
+
+
+def _said(code: Codes) -> dict[str, Any]:
+    mode = "affine" if isinstance(code, Affine) else code.mode
+    return {"group_size": code.group, "bits": code.bits, "mode": mode}

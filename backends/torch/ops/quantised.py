@@ -7,6 +7,8 @@ from torch import Tensor
 
 from qwenimg.backends.torch.ops.layers import Linear
 from qwenimg.common.weights.affine import Affine, unit
+from qwenimg.common.weights.block_float import E2M1, E8M0_BIAS, BlockFloat
+from qwenimg.common.weights.storage import Codes
 
 
 class QuantisedLinear(Linear):
@@ -14,21 +16,22 @@ class QuantisedLinear(Linear):
 
     codes: Tensor
     scales: Tensor
-    biases: Tensor
+    biases: Tensor | None
 
-    def __init__(self, linear: Linear, code: Affine, dtype: torch.dtype):
+    def __init__(self, linear: Linear, code: Codes, dtype: torch.dtype):
         torch.nn.Module.__init__(self)
         self.path, self.compute = linear.path, linear.compute
         self.code, self._dtype = code, dtype
         self.bias = linear.bias
 
-    def put(self, codes: Tensor, scales: Tensor, biases: Tensor) -> None:
-        """codes: int32 [out words]; scales, biases: float16 or float32 [out groups]."""
+    def put(self, codes: Tensor, scales: Tensor, biases: Tensor | None = None) -> None:
+        """codes: int32 [out words]; scales, biases: float16 or float32 [out groups]; or scales uint8 alone."""
         for name, value in (("codes", codes), ("scales", scales), ("biases", biases)):
-            setattr(self, name, torch.nn.Parameter(value, requires_grad=False))
+            setattr(self, name, None if value is None else torch.nn.Parameter(value, requires_grad=False))
 
     def drop(self) -> None:
-        self.put(self.codes.to("meta"), self.scales.to("meta"), self.biases.to("meta"))
+        biases = None if self.biases is None else self.biases.to("meta")
+        self.put(self.codes.to("meta"), self.scales.to("meta"), biases)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -40,11 +43,28 @@ class QuantisedLinear(Linear):
         return decode(self.codes, self.scales, self.biases, self.code).to(self._dtype)
 
 
-def decode(codes: Tensor, scales: Tensor, biases: Tensor, code: Affine) -> Tensor:
+def decode(codes: Tensor, scales: Tensor, biases: Tensor | None, code: Codes) -> Tensor:
     """[rows words], [rows groups] twice -> [rows in]: float32(code) * float32(scale) + float32(bias)."""
+    if not isinstance(code, Affine):
+        return _block_float(codes, scales, code)
+    assert biases is not None
     values = unpack(codes, code.bits).to(torch.float32).view(*scales.shape, code.group)
     values.mul_(scales.to(torch.float32)[..., None]).add_(biases.to(torch.float32)[..., None])
     return values.flatten(1)
+
+
+def _block_float(codes: Tensor, scales: Tensor, code: BlockFloat) -> Tensor:
+    """[rows words], uint8 [rows groups] -> [rows in]: float32(code) * float32(scale)."""
+    if code.bits == 4:
+        table = torch.tensor(E2M1, dtype=torch.float32, device=codes.device)
+        values = table.index_select(0, unpack(codes, 4).to(torch.int32).flatten())
+    else:
+        values = unpack(codes, 8).view(torch.float8_e4m3fn).to(torch.float32)
+    if code.mode == "nvfp4":
+        factors = scales.view(torch.float8_e4m3fn).to(torch.float32)
+    else:
+        factors = torch.ldexp(torch.ones_like(scales, dtype=torch.float32), scales.to(torch.int32) - E8M0_BIAS)
+    return (values.view(*scales.shape, code.group) * factors[..., None]).flatten(1)
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
