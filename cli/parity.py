@@ -231,7 +231,7 @@ class Session:
             streams.say(f"qwenimg: warning: the files of the {clean(name, 30)} are not those that were recorded")
         engine = self.pipe.engine
         judged = list(checking.blocks(passport, self.opened, self.pipe.precision, engine))
-        drawn = checking.picture(passport, self.pipe) if picture else None
+        drawn = checking.picture(passport, self.pipe) if picture and passport.picture else None
         stamped = checking.stamped(passport, engine, self.pipe.tf32, judged)
         return Checked(stamped, engine, judged, drawn, changed)
 

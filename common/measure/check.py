@@ -80,7 +80,7 @@ def blocks(passport: Passport, opened: Opened, precision: Precision, engine: Eng
         dtype, before = part.dtype(block, recorded.path, returned(recorded)), own[i] if i < len(own) else ()
         judged = figures(part, recorded, made)
         judged = tuple(_compared(now, then, dtype) for now, then in zip_longest(judged, before))
-        if why := _others(seen, recorded.operations):
+        if recorded.operations and (why := _others(seen, recorded.operations)):
             judged = (replace(judged[0], failures=(*judged[0].failures, why)), *judged[1:])
         yield Judged(name=recorded.name, dtype=dtype, figures=judged, recorded=before)
 
@@ -135,6 +135,7 @@ class Drawn:
 def picture(passport: Passport, pipe: Pipeline) -> Drawn:
     """Draws it with `pipe`. The noise and its levels must be the same bits; in float32 the picture nearly so."""
     recorded = passport.picture
+    assert recorded is not None
     result = pipe(**recorded.asked)
     failures = []
     if result.recipe["noise_sha256"] != recorded.noise:

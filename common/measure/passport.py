@@ -93,6 +93,6 @@ class Passport:
     model: Model
     precision: str  # the policy's name
     places: dict[str, str]  # what each component and FP32 place is in
-    picture: Picture
+    picture: Picture | None  # None of a trace of another program's
     blocks: tuple[Recorded, ...]
     sides: tuple[Side, ...] = field(default=())  # the first one recorded it
