@@ -8,9 +8,9 @@ from typing import TypeVar
 import mlx.core as mx
 import mlx.nn
 
-from qwenimg.backends.mlx.ops import DTYPES
+from qwenimg.backends.mlx.ops import DTYPES, Linear
 from qwenimg.backends.mlx.ops.quantised import QuantisedLinear
-from qwenimg.common.weights.plan import Entry, LoadPlan, not_finite, read, read_codes
+from qwenimg.common.weights.plan import Entry, LoadPlan, not_finite, read, read_branch, read_codes
 from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.storage import Packed
 
@@ -37,12 +37,26 @@ def fill(model: mlx.nn.Module, plan: LoadPlan) -> None:
             _pack(model, name, entry)
         else:
             _put(model, name, tensor(entry))
+    branch(model, plan)
+
+
+def branch(model: mlx.nn.Module, plan: LoadPlan) -> None:
+    """Gives every linear layer whose weight is in `plan` what is to be beside it, or nothing."""
+    for name, entry in plan.entries.items():
+        layer, leaf = _owner(model, name)
+        if not isinstance(layer, Linear) or leaf != "weight":
+            assert not entry.is_beside, name
+            continue
+        found = read_branch(entry)
+        layer.branch = () if found is None else tuple(mx.array(part).astype(layer.dtype) for part in found)
 
 
 def drop(model: mlx.nn.Module, names: Iterable[str]) -> None:
     """Frees these parameters; `fill` can bring them back."""
     for name in names:
         owner, leaf = _owner(model, name)
+        if isinstance(owner, Linear) and leaf == "weight":
+            owner.branch = ()
         if isinstance(owner, QuantisedLinear) and leaf == "weight":
             owner.drop()
         else:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
+import numpy as np
 import torch
 
 from qwenimg.backends.torch.ops import DTYPES, Linear
 from qwenimg.backends.torch.ops.cpu import laid_out
 from qwenimg.backends.torch.ops.quantised import QuantisedLinear
-from qwenimg.common.weights.plan import Entry, LoadPlan, not_finite, read, read_codes
+from qwenimg.common.weights.plan import Entry, LoadPlan, not_finite, read, read_branch, read_codes
 from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.storage import Packed
 
@@ -40,6 +41,18 @@ def fill(model: torch.nn.Module, plan: LoadPlan, device: torch.device) -> None:
             _pack(model, name, entry, device)
         else:
             _put(model, name, laid_out(tensor(entry, device)))
+    branch(model, plan, device)
+
+
+def branch(model: torch.nn.Module, plan: LoadPlan, device: torch.device) -> None:
+    """Gives every linear layer whose weight is in `plan` what is to be beside it, or nothing."""
+    for name, entry in plan.entries.items():
+        layer, leaf = _owner(model, name)
+        if not isinstance(layer, Linear) or leaf != "weight":
+            assert not entry.is_beside, name
+            continue
+        found = read_branch(entry)
+        layer.branch = found and (_factor(found[0], layer, device), _factor(found[1], layer, device))
 
 
 def blank(model: torch.nn.Module, dtypes: Mapping[str, str]) -> None:
@@ -52,6 +65,8 @@ def drop(model: torch.nn.Module, names: Iterable[str]) -> None:
     """Frees these parameters; `fill` can bring them back."""
     for name in names:
         owner, leaf = _owner(model, name)
+        if isinstance(owner, Linear) and leaf == "weight":
+            owner.branch = None
         if isinstance(owner, QuantisedLinear) and leaf == "weight":
             owner.drop()
         else:
@@ -104,6 +119,10 @@ def _pack(model: torch.nn.Module, name: str, entry: Entry, device: torch.device)
         setattr(parent, own, layer)
     codes, *rest = (torch.from_numpy(part).to(device) for part in read_codes(entry).arrays)
     layer.put(codes.view(torch.int32), *rest)
+
+
+def _factor(values: np.ndarray, layer: Linear, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(values).to(device).to(layer.dtype)
 
 
 def _owner(model: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:

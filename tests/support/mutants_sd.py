@@ -129,7 +129,7 @@ def text_not_causal(patch: Patch) -> None:
     patch.around(patch.backend.ops, "attention", lambda attend, q, k, v, *rest, causal=False: attend(q, k, v, *rest))
 
 
-def no_final_norm(patch: Patch) -> None:
+def text_without_final_norm(patch: Patch) -> None:
     patch.layer("LayerNorm", lambda layer, x, y: x if layer.path == "final_layer_norm" else y)
 
 
@@ -260,7 +260,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(cross_attention_of_itself, "the text's keys and values exchanged"),
     Mutant(quick_gelu_for_gelu, "quick GELU for GELU and the reverse"),
     Mutant(text_not_causal, "text encoders that see what comes"),
-    Mutant(no_final_norm, "no final norm of the text"),
+    Mutant(text_without_final_norm, "no final norm of the text"),
     Mutant(positions_off_by_one, "positions of the text off by one"),
     Mutant(no_post_quant_conv, "no post_quant_conv"),
     Mutant(attention_without_its_input, "the VAE's attention without its input"),

@@ -93,7 +93,7 @@ def test_both_backends_have_the_same_values(planned: tuple[str, LoadPlan, np.nda
     kept, code = read_codes(entry), entry.storage.code
     words, scales, biases = (torch.from_numpy(part) for part in kept)
     torchs = on_torch.decode(words.view(torch.int32), scales, biases, code)
-    mlxs = on_mlx.decode(*(mx.array(part) for part in kept), code)
+    mlxs = on_mlx.decode(*(mx.array(part) for part in kept), code=code)
     assert np.array_equal(torchs.numpy(), expected) and np.array_equal(np.array(mlxs), expected)
     rounded = np.array(mlxs.astype(mx.bfloat16).astype(mx.float32))
     assert np.array_equal(torchs.bfloat16().float().numpy(), rounded)
