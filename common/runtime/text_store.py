@@ -35,10 +35,8 @@ _SUFFIX = ".safetensors"
 
 
 def folder() -> Path:
-    """Where they are: QWENIMG_CACHE, else qwenimg in XDG_CACHE_HOME, else in ~/.cache."""
-    own = os.environ.get("QWENIMG_CACHE")
-    base = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qwenimg"
-    return base / "prompts"
+    """Where they are: in XDG_CACHE_HOME, else in ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qwenimg" / "prompts"
 
 
 def key(runtime: Runtime, plans: Iterable[LoadPlan], asked: object) -> str | None:

@@ -21,8 +21,8 @@ PROMPT = "a (red:1.3) circle"
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("QWENIMG_CACHE", str(tmp_path))
-    return tmp_path / "prompts"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "qwenimg" / "prompts"
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_the_folder_stays_below_its_budget(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_a_line(tiny_folder: Path, place: Path, drawn: np.ndarray) -> None:
-    place.parent.mkdir(exist_ok=True)
+    place.parent.mkdir()
     place.write_text("a file")
     said: list[str] = []
     assert np.array_equal(draw(tiny_folder, "cpu", said, cache_prompts=True), drawn)
