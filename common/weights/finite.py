@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from qwenimg.common.weights.bits import widened
-from qwenimg.common.weights.plan import Entry, LoadPlan, not_finite, read, read_codes
+from qwenimg.common.weights.plan import TOO_LARGE, Entry, LoadPlan, not_finite, read, read_codes
 from qwenimg.common.weights.storage import Packed
-
-# What rounds to infinity, from this size on: halfway from the largest number to the next power of two.
-_BEYOND = {"float16": 65520.0, "bfloat16": 2.0**128 - 2.0**119}
 
 
 def check_values(plan: LoadPlan) -> None:
@@ -26,5 +23,5 @@ def _check(entry: Entry) -> None:
     largest = float(max(-values.min(initial=0), values.max(initial=0)))  # NaN where there is one
     if not np.isfinite(largest):
         raise not_finite(entry, int(np.count_nonzero(~np.isfinite(values))), 0.0, entry.storage.dtype)
-    if largest >= _BEYOND.get(entry.storage.dtype, float("inf")):
+    if largest >= TOO_LARGE.get(entry.storage.dtype, float("inf")):
         raise not_finite(entry, 0, largest, entry.storage.dtype)
