@@ -193,7 +193,9 @@ def _prompt(flags: Flags) -> str | None:
 def _check_files(flags: Flags, replay: Replay | None, wanted: Sequence[Picture]) -> None:
     """What can be refused about files and precision without a model. Raises UsageError."""
     from qwenimg.common.families import registry
+    from qwenimg.common.weights import presets
 
+    presets.check(flags.preset or "auto")
     registry.check_precision(flags.precision or "auto")
     if flags.output == "-":
         if len(wanted) > 1:

@@ -107,11 +107,9 @@ def load(
     from qwenimg.common.hub.resolve import resolve
     from qwenimg.common.pipeline.pipeline import Pipeline
     from qwenimg.common.shapes import builtin
-    from qwenimg.common.weights import presets
 
     arguments.check_paths(model=model, refiner=refiner)
     arguments.check_texts(backend=backend, precision=precision, preset=preset, quantize=quantize or "")
-    presets.check(preset)
     parts = {"transformer": transformer, "text_encoder": text_encoder, "vae": vae, "tokenizer": tokenizer}
     choices = _choices(prediction, quantize, parts)
     resolved = resolve(None if model is None else str(model), offline=offline, without=choices.elsewhere)
@@ -182,6 +180,7 @@ def _runtime(
     from qwenimg.common.weights import precision as policies
     from qwenimg.common.weights import presets
 
+    presets.check(preset)
     kind = opened.family.precision
     policies.parse(precision, on_gpu=False, kind=kind)  # before a framework is imported
     engine = backends.load(backend)
