@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Iterable
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from doc_tables import table, write
@@ -62,8 +63,9 @@ def sizes(policy: str | None) -> list[str]:
     return found
 
 
-def drawn(policy: str | None) -> tuple[list[np.ndarray], int]:
-    pipe = qwenimg.load("shapes", "cpu", "fp32", quantize=policy)
+def drawn(**options: Any) -> tuple[list[np.ndarray], int]:
+    """The self-test's pictures by the built-in model with `options`, and how many are right."""
+    pipe = qwenimg.load("shapes", "cpu", "fp32", **options)
     made, right = [], 0
     for event in selftest.draw(pipe, selftest_prompts()):
         if isinstance(event, selftest.Answer):
@@ -80,10 +82,10 @@ def decibels(pictures: Iterable[np.ndarray], exact: Iterable[np.ndarray]) -> lis
 
 
 def main() -> None:
-    exact, right = drawn(None)
+    exact, right = drawn()
     rows = [["as they are (bf16)", *sizes(None), "", "", f"{right} of {len(exact)}"]]
     for policy in POLICIES:
-        made, right = drawn(policy)
+        made, right = drawn(quantize=policy)
         found = decibels(made, exact)
         figures = [f"{statistics.median(found):.1f} dB", f"{min(found):.1f} dB"]
         rows.append([f"`-q {policy}`", *sizes(policy), *figures, f"{right} of {len(made)}"])

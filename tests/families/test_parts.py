@@ -350,3 +350,11 @@ def test_the_small_files_are_what_a_published_folder_has() -> None:
     assert catalog.find_piece("Qwen-Image-Files") is piece
     have = set(piece.files) - {"tokenizer/tokenizer.json"}  # the published one has vocab.json and merges.txt
     assert set(repository.required(have.__contains__)) <= have
+
+
+@pytest.mark.parametrize("given", ["~nobody/x", "no/such.safetensors", "a\0b", "x" * 5000, "\udcff"])
+def test_a_path_of_nothing_is_one_line(tiny_folder: Path, given: str) -> None:
+    for part in PARTS:
+        with pytest.raises(ModelError) as caught:
+            qwenimg.load(tiny_folder, "cpu", **{part: given})
+        assert str(caught.value).isprintable() and len(str(caught.value)) <= 300

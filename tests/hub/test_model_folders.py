@@ -222,3 +222,12 @@ def test_a_picture_of_what_was_found_by_name(
         5, "w.safetensors: no such file, nor a"
     )
     cli("a red circle", "--models-dir", "nowhere", *small, "-o", "c.png").refused(2, "nowhere: no such folder")
+
+
+def test_a_plan_of_what_is_found_by_name(comfy: Path, tiny_folder: Path) -> None:
+    shutil.rmtree(comfy / "models/diffusers/tiny")
+    shutil.copytree(tiny_folder, comfy / "models/diffusers/tiny")
+    for model in (("tiny",), ("-m", "tiny")):
+        ran = cli("plan", *model, "--models-dir", str(comfy), "--backend", "cpu", "--size", "48x32")
+        assert ran.code == 0 and b"tiny" in ran.out, ran.err
+    cli("plan", "tiny", "--models-dir", str(comfy), "--vae", "w.safetensors").refused(5, "w.safetensors: no such file")
