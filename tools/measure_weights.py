@@ -45,8 +45,10 @@ def sizes(policy: str | None) -> list[str]:
     return found
 
 
-def drawn(policy: str | None, transformer: Path | None = None) -> tuple[list[np.ndarray], int]:
-    pipe = qwenimg.load("shapes", "cpu", "fp32", quantize=policy, transformer=transformer)
+def drawn(
+    policy: str | None, transformer: Path | None = None, text_encoder: Path | None = None
+) -> tuple[list[np.ndarray], int]:
+    pipe = qwenimg.load("shapes", "cpu", "fp32", quantize=policy, transformer=transformer, text_encoder=text_encoder)
     made, right = [], 0
     for event in selftest.draw(pipe, selftest_prompts()):
         if isinstance(event, selftest.Answer):
