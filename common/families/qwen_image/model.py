@@ -130,11 +130,8 @@ class QwenImage:
         if not before["transformer"].plan.when(ONCE).same_deltas(now["transformer"].plan):
             self._modulations.clear()
         if self._transformer is not None:
-            try:
-                self.runtime.readapt(self._transformer, before["transformer"], now["transformer"], "transformer")
-            except BaseException:  # some of its weights are of before
-                self.free_transformer()
-                raise
+            parts = before["transformer"], now["transformer"]
+            self.runtime.readapt(self._transformer, *parts, "transformer", self.free_transformer)
 
     @contextmanager
     def prepare(self, request: Request, plan: SamplingPlan, shape: tuple[int, int]) -> Iterator[QwenRun]:

@@ -83,11 +83,7 @@ class Expert:
         before, self.checkpoint = self.checkpoint["unet"], self.checkpoint.with_deltas(deltas)
         self.texts.renew(self.checkpoint.texts)
         if self._unet is not None:
-            try:
-                self.runtime.readapt(self._unet, before, self.checkpoint["unet"], "unet")
-            except BaseException:  # some of its weights are of before
-                self.free()
-                raise
+            self.runtime.readapt(self._unet, before, self.checkpoint["unet"], "unet", self.free)
 
     def unet(self, more: int = 0) -> UNet:
         """The UNet, once it is known that its weights and `more` bytes of a step fit."""
