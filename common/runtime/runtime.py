@@ -59,6 +59,10 @@ class Runtime:
         """The same engine with another precision; it reports nothing."""
         return Runtime(self.engine, precision, lambda kind, text: None, self.choice)
 
+    def keep_prompts(self) -> None:
+        """Keeps encoded prompts on the disk, and takes those that are there."""
+        self.prompts = TextStore(self)
+
     # Loading
 
     def open(self, component: Component, title: str, more: int = 0) -> Any:
