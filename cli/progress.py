@@ -34,6 +34,7 @@ class Report:
         self.start = time.monotonic()
         self.total = 0
         self._expected: Sequence[Estimate] = ()  # until the first step gives a better one
+        self._compiles = False  # in the first step, whose time then says nothing of the others
         self._held: list[str] | None = []  # lines that wait for the headline, which comes first
         self._warned: set[str] = set()
         self._bar = Bar()
@@ -60,6 +61,12 @@ class Report:
         for line in held:
             streams.say(line)
 
+    def compiled(self, mode: str, line: str) -> None:
+        """What was decided; where nothing is compiled and nobody asked, only with the timing."""
+        self._compiles = mode == "on" or "auto: on" in line
+        if mode != "auto" or self._compiles or "timing" in self.debug:
+            self._line(line, always="timing" in self.debug)
+
     def give_up(self) -> None:
         """Tells what still waits for a headline that will not come, and takes the bar away."""
         held, self._held = self._held or [], None
@@ -75,6 +82,8 @@ class Report:
             for p in pictures
         ]
         about = {"backend": pipe.backend, "device": pipe.device, "model": pipe.model_name}
+        if "timing" in self.debug:
+            self._line(f"attention: {pipe.engine.attention()}", always=True)
         self._event("plan", **about, precision=pipe.precision.summary(), images=images)
 
     # Each picture
@@ -103,13 +112,17 @@ class Report:
             self._bar.close()
 
     def _correct(self, step: Step) -> None:
-        """After the first step of all: what is left, where it is long or much else than was said."""
+        """After the first step of all, or the second where the first compiles: what is left, where it is long or much
+        else than was said."""
+        if self._compiles:
+            self._compiles = False
+            return
         expected, self._expected = self._expected, ()
         if expected:
             rest, telling = estimate.left(expected, step.seconds)
             if telling:
                 self._line(
-                    f"as the first step went, the rest takes {estimate.duration(rest)}", always=rest > estimate.LONG
+                    f"as this step went, the rest takes {estimate.duration(rest)}", always=rest > estimate.LONG
                 )
 
     def image(self, picture: Picture, result: Result, seconds: float) -> None:
