@@ -121,9 +121,7 @@ class Report:
         if expected:
             rest, telling = estimate.left(expected, step.seconds)
             if telling:
-                self._line(
-                    f"as this step went, the rest takes {estimate.duration(rest)}", always=rest > estimate.LONG
-                )
+                self._line(f"as this step went, the rest takes {estimate.duration(rest)}", always=rest > estimate.LONG)
 
     def image(self, picture: Picture, result: Result, seconds: float) -> None:
         for warning in result.warnings:

@@ -31,7 +31,7 @@ from qwenimg.common.weights.fingerprint import fingerprint
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import Precision
 
-LARGE = 2**25  # parameters of a component whose blocks' inputs and results are not kept whole
+LARGE = 2**25  # parameters of a component: of such a model blocks' inputs and results are not kept whole
 Notify = Callable[[str], None]
 Exact = tuple["NDArray[np.float64] | None", float]
 
@@ -117,7 +117,8 @@ def record(
     exact: an engine that computes in float64. sampled: inputs are drawn and results projected for small models too.
     Raises QwenimgError as a picture does."""
     found = parts(opened.checkpoint, pipe.precision)
-    whole = {name: not sampled and part.plan.parameters < LARGE for name, part in found.items()}
+    small = all(part.plan.parameters < LARGE for part in found.values())
+    whole = dict.fromkeys(found, small and not sampled)
     trace = Trace(opened, int(asked["steps"]) // 2, whole)
     notify(f"drawing a picture on {pipe.device}")
     with watched(pipe.runtime, trace):
