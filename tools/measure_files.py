@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from doc_tables import table, write
-from measure_weights import drawn, figures, published
+from measure_weights import drawn, figures
 from safetensors.torch import save_file
 
 from qwenimg.common.families import registry
@@ -69,8 +69,8 @@ def gigabytes() -> str:
     """Of the published transformer with its blocks' matrices in 8 bits, beside bfloat16."""
     blocks = qwen_dit.NETWORK.blocks
     assert blocks is not None
-    entries = published(qwen_dit.NETWORK, QwenDiTConfig()).entries.values()
-    size = sum(math.prod(e.shape) * (1 if blocks.fullmatch(e.name) and len(e.shape) == 2 else 2) for e in entries)
+    shapes = qwen_dit.manifest(QwenDiTConfig()).items()
+    size = sum(math.prod(shape) * (1 if blocks.fullmatch(name) and len(shape) == 2 else 2) for name, shape in shapes)
     return f"{size / 1e9:.1f}"
 
 
