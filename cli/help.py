@@ -38,7 +38,7 @@ _OWN: dict[str, tuple[str, ...]] = {
     "Picture": (),
     "Picture to start from": (),
     "Model": (
-        "model", "backend", "preset", "precision", "fallback", "offline",
+        "model", "backend", "preset", "precision", "fallback", "max_memory", "offline",
         "transformer", "text_encoder", "vae", "refiner", "tokenizer", "prediction",
     ),
     "Output": ("output", "overwrite", "save_latents", "no_metadata", "json", "quiet", "debug"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import mlx.core as mx
@@ -10,7 +10,7 @@ import mlx.nn
 
 from qwenimg.backends.mlx.ops import DTYPES
 from qwenimg.backends.mlx.ops.quantised import QuantisedLinear
-from qwenimg.common.weights.plan import Entry, LoadPlan, not_finite, read, read_codes
+from qwenimg.common.weights.plan import Entry, LoadPlan, kept_arrays, not_finite, read
 from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.storage import Packed
 
@@ -32,11 +32,22 @@ def empty(build: Callable[[], Model], precision: Precision | None = None, role: 
 
 def fill(model: mlx.nn.Module, plan: LoadPlan) -> None:
     """Reads every tensor of `plan` into the parameter of its name. Nothing may be missing from the model."""
-    for name, entry in plan.entries.items():
-        if isinstance(entry.storage, Packed):
-            _pack(model, name, entry)
-        else:
-            _put(model, name, tensor(entry))
+    for entry in plan.entries.values():
+        fill_one(model, entry)
+
+
+def fill_one(model: mlx.nn.Module, entry: Entry) -> None:
+    """Raises ModelError."""
+    packed = isinstance(entry.storage, Packed)
+    put(model, entry, [mx.array(part) for part in kept_arrays(entry)] if packed else [tensor(entry)])
+
+
+def put(model: mlx.nn.Module, entry: Entry, arrays: Sequence[mx.array]) -> None:
+    """Puts what is kept of `entry` into its parameter."""
+    if isinstance(entry.storage, Packed):
+        _pack(model, entry, arrays)
+    else:
+        _put(model, entry.name, arrays[0])
 
 
 def drop(model: mlx.nn.Module, names: Iterable[str]) -> None:
@@ -52,11 +63,7 @@ def drop(model: mlx.nn.Module, names: Iterable[str]) -> None:
 def tensor(entry: Entry) -> mx.array:
     """One tensor of a checkpoint in the dtype of its storage, finite; convolutions [O I h w] -> [O h w I]. Raises
     ModelError."""
-    stored, dtype = mx.array(read(entry)), DTYPES[entry.storage.dtype]
-    if entry.dtype == "bfloat16":
-        stored = stored.view(mx.bfloat16)
-    if len(entry.shape) == 4:
-        stored = stored.transpose(0, 2, 3, 1)
+    stored, dtype = _stored(entry, mx.array(read(entry))), DTYPES[entry.storage.dtype]
     made = mx.contiguous(stored.astype(dtype))
     extremes = mx.stack((mx.min(made), mx.max(made)))  # NaN where there is one; unlike isfinite it takes no memory
     if not mx.all(mx.isfinite(extremes)).item():
@@ -64,18 +71,30 @@ def tensor(entry: Entry) -> mx.array:
     return made
 
 
-def _pack(model: mlx.nn.Module, name: str, entry: Entry) -> None:
+def converted(entry: Entry, arrays: Sequence[mx.array]) -> list[mx.array]:
+    """What is kept of `entry`, of the arrays that were read for it, unchecked."""
+    if isinstance(entry.storage, Packed):
+        return list(arrays)
+    return [mx.contiguous(_stored(entry, arrays[0]).astype(DTYPES[entry.storage.dtype]))]
+
+
+def _stored(entry: Entry, array: mx.array) -> mx.array:
+    array = array.view(mx.bfloat16) if entry.dtype == "bfloat16" else array
+    return array.transpose(0, 2, 3, 1) if len(entry.shape) == 4 else array
+
+
+def _pack(model: mlx.nn.Module, entry: Entry, arrays: Sequence[mx.array]) -> None:
     """Puts the codes of `entry` into its layer, which becomes one of codes the first time."""
-    layer, leaf = _owner(model, name)
-    assert isinstance(entry.storage, Packed) and leaf == "weight", name
+    layer, leaf = _owner(model, entry.name)
+    assert isinstance(entry.storage, Packed) and leaf == "weight", entry.name
     if not isinstance(layer, QuantisedLinear):
         layer = QuantisedLinear(layer, entry.storage.code, DTYPES[entry.storage.dtype])
-        parent, own = _owner(model, name.rpartition(".")[0])
+        parent, own = _owner(model, entry.name.rpartition(".")[0])
         if own.isdigit():
             parent[int(own)] = layer
         else:
             parent[own] = layer
-    layer.put(*(mx.array(part) for part in read_codes(entry).arrays))
+    layer.put(*arrays)
 
 
 def _owner(model: mlx.nn.Module, name: str) -> tuple[mlx.nn.Module, str]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
+import numpy as np
 import torch
 
 from qwenimg.backends.torch.ops import DTYPES, Linear
 from qwenimg.backends.torch.ops.cpu import laid_out
 from qwenimg.backends.torch.ops.quantised import QuantisedLinear
-from qwenimg.common.weights.plan import Entry, LoadPlan, not_finite, read, read_codes
+from qwenimg.common.weights.plan import Entry, LoadPlan, kept_arrays, not_finite, read
 from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.storage import Packed
 
@@ -35,11 +36,27 @@ def empty(build: Callable[[], Model], precision: Precision | None = None, role: 
 
 def fill(model: torch.nn.Module, plan: LoadPlan, device: torch.device) -> None:
     """Reads every tensor of `plan` into the parameter of its name. Nothing may be missing from the model."""
-    for name, entry in plan.entries.items():
-        if isinstance(entry.storage, Packed):
-            _pack(model, name, entry, device)
-        else:
-            _put(model, name, laid_out(tensor(entry, device)))
+    for entry in plan.entries.values():
+        fill_one(model, entry, device)
+
+
+def fill_one(model: torch.nn.Module, entry: Entry, device: torch.device) -> None:
+    put(model, entry, read_tensors(entry, device))
+
+
+def read_tensors(entry: Entry, device: torch.device) -> list[torch.Tensor]:
+    """What is kept of `entry`: its values, or its codes and what they mean. Raises ModelError."""
+    if isinstance(entry.storage, Packed):
+        return [part.to(device) for part in converted(entry, kept_arrays(entry))]
+    return [tensor(entry, device)]
+
+
+def put(model: torch.nn.Module, entry: Entry, tensors: Sequence[torch.Tensor]) -> None:
+    """Puts what is kept of `entry` into its parameter."""
+    if isinstance(entry.storage, Packed):
+        _pack(model, entry, tensors)
+    else:
+        _put(model, entry.name, laid_out(tensors[0]))
 
 
 def blank(model: torch.nn.Module, dtypes: Mapping[str, str]) -> None:
@@ -83,9 +100,7 @@ def _decoded(layer: QuantisedLinear) -> Linear:
 
 def tensor(entry: Entry, device: torch.device) -> torch.Tensor:
     """One tensor of a checkpoint in the dtype of its storage, finite. Raises ModelError."""
-    stored, dtype = torch.from_numpy(read(entry)), DTYPES[entry.storage.dtype]
-    if entry.dtype == "bfloat16":
-        stored = stored.view(torch.bfloat16)
+    stored, dtype = _stored(entry, read(entry)), DTYPES[entry.storage.dtype]
     made = stored.to(device).to(dtype)  # in this order, so that the smaller dtype travels
     extremes = torch.stack(torch.aminmax(made))  # NaN where there is one; unlike isfinite it takes no memory
     if not bool(torch.isfinite(extremes).all()):
@@ -93,17 +108,29 @@ def tensor(entry: Entry, device: torch.device) -> torch.Tensor:
     return made
 
 
-def _pack(model: torch.nn.Module, name: str, entry: Entry, device: torch.device) -> None:
+def converted(entry: Entry, arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
+    """What is kept of `entry`, of the arrays that were read for it, unchecked."""
+    if isinstance(entry.storage, Packed):
+        codes, *rest = (torch.from_numpy(part) for part in arrays)
+        return [codes.view(torch.int32), *rest]
+    return [_stored(entry, arrays[0]).to(DTYPES[entry.storage.dtype])]
+
+
+def _stored(entry: Entry, array: np.ndarray) -> torch.Tensor:
+    stored = torch.from_numpy(array)
+    return stored.view(torch.bfloat16) if entry.dtype == "bfloat16" else stored
+
+
+def _pack(model: torch.nn.Module, entry: Entry, tensors: Sequence[torch.Tensor]) -> None:
     """Puts the codes of `entry` into its layer, which becomes one of codes the first time."""
-    layer, leaf = _owner(model, name)
-    assert isinstance(entry.storage, Packed) and leaf == "weight", name
+    layer, leaf = _owner(model, entry.name)
+    assert isinstance(entry.storage, Packed) and leaf == "weight", entry.name
     if not isinstance(layer, QuantisedLinear):
-        assert isinstance(layer, Linear), name
+        assert isinstance(layer, Linear), entry.name
         layer = QuantisedLinear(layer, entry.storage.code, DTYPES[entry.storage.dtype])
-        parent, own = _owner(model, name.rpartition(".")[0])
+        parent, own = _owner(model, entry.name.rpartition(".")[0])
         setattr(parent, own, layer)
-    codes, *rest = (torch.from_numpy(part).to(device) for part in read_codes(entry).arrays)
-    layer.put(codes.view(torch.int32), *rest)
+    layer.put(*tensors)
 
 
 def _owner(model: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:

@@ -305,6 +305,11 @@ def read_codes(entry: Entry) -> Coded:
     return made
 
 
+def kept_arrays(entry: Entry) -> list[np.ndarray]:
+    """What is read for `entry` as it is kept: its values, or its codes and what they mean. Raises ModelError."""
+    return list(read_codes(entry).arrays) if isinstance(entry.storage, Packed) else [read(entry)]
+
+
 def not_finite(entry: Entry, count: int, largest: float, dtype: object) -> ModelError:
     """Why `entry`, with `count` values that are not finite as it is stored, is not finite in `dtype`."""
     where = f"{clean(entry.source.first.file.path)}: tensor {clean(entry.source.first.key)}"

@@ -84,6 +84,7 @@ def load(
     tokenizer: str | Path | None = None,
     prediction: Literal["eps", "v"] | None = None,
     quantize: str | None = None,
+    max_memory: str | int | None = None,
     fallback: bool = False,
     notify: Callable[[str, str], None] | None = None,
 ) -> Pipeline:
@@ -102,7 +103,7 @@ def load(
     """
     from contextlib import ExitStack
 
-    from qwenimg.common.base import arguments
+    from qwenimg.common.base import amounts, arguments
     from qwenimg.common.families import catalog
     from qwenimg.common.hub.resolve import resolve
     from qwenimg.common.pipeline.pipeline import Pipeline
@@ -110,6 +111,7 @@ def load(
 
     arguments.check_paths(model=model, refiner=refiner)
     arguments.check_texts(backend=backend, precision=precision, preset=preset, quantize=quantize or "")
+    limit = amounts.parse_max(max_memory)
     parts = {"transformer": transformer, "text_encoder": text_encoder, "vae": vae, "tokenizer": tokenizer}
     choices = _choices(prediction, quantize, parts)
     resolved = resolve(None if model is None else str(model), offline=offline)
@@ -119,6 +121,7 @@ def load(
         if model is None and resolved.known is catalog.BUILT_IN:
             notify("notice", builtin.notice(opened.checkpoint.parameters))
         runtime, error = _runtime(opened, backend, precision, preset, notify)
+        runtime.max_memory = limit
         pipeline = Pipeline(
             opened.family.model(runtime, opened.checkpoint, refining),
             name=resolved.name,
