@@ -24,7 +24,7 @@ MAX_BYTES = 64 << 10
 # Seeds, prompts and files belong to one run.
 KEYS: Mapping[str, tuple[type, ...]] = {
     "model": (str,),
-    **dict.fromkeys(PARTS, (str,)),
+    **dict.fromkeys((*PARTS, "models_dir"), (str,)),
     "backend": (str,),
     "preset": (str,),
     "precision": (str,),
@@ -120,7 +120,14 @@ def settle(ctx: click.Context, given: dict[str, Any]) -> None:
         replayed = given["replay"] is not None and name in RECIPE
         unsaid = source[name] in (None, ParameterSource.DEFAULT)
         if unsaid and not replayed and not (sized and name in SIZES):
-            given[name] = Path(value) if name in PARTS else value
+            given[name] = _paths(name, value)
+
+
+def _paths(name: str, value: Any) -> Any:
+    """A value as its option has it: some are paths, and one is several with a colon between them."""
+    if name == "models_dir":
+        return tuple(map(Path, value.split(os.pathsep)))
+    return Path(value) if name in PARTS else value
 
 
 def _several(seed: str | None) -> bool:

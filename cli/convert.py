@@ -48,10 +48,12 @@ def convert(
     import os
 
     from qwenimg.common.conversion.convert import Asked, convert
-    from qwenimg.common.hub.resolve import resolve
+    from qwenimg.common.families.family import PARTS, components_of
+    from qwenimg.common.hub.resolve import find_part, resolve
 
-    asked = Asked(quantize=quantize, lora="; ".join(lora), dtype=dtype, prediction=prediction, **places)
-    found = resolve(model)
+    given = {name: find_part(path) if name in PARTS else path for name, path in places.items() if path is not None}
+    asked = Asked(quantize=quantize, lora="; ".join(lora), dtype=dtype, prediction=prediction, **given)
+    found = resolve(model, without=components_of(part for part in PARTS if part in given))
     told = Told(quiet=quiet)
     try:
         convert(found.folder, out, asked, told)

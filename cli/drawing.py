@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -45,6 +45,7 @@ class Flags:
     transformer: Path | None
     text_encoder: Path | None
     vae: Path | None
+    models_dir: tuple[Path, ...]
     tokenizer: Path | None
     prediction: Literal["eps", "v"] | None
     quantize: str | None
@@ -78,9 +79,10 @@ def draw(flags: Flags, stop: Stop, warnings: Iterable[str] = ()) -> int:
     for line in () if replay is None else replay.messages:
         report.notify("warning", line)
     wanted, failed = _wanted(flags, replay, report)
+    flags, wanted = _located(flags, wanted)
     _check_files(flags, replay, wanted)
     job = _job(flags, replay, wanted, report)
-    advice = resolve.advice(flags.model or (None if replay is None else replay.model))
+    advice = None if _given(flags) else resolve.advice(flags.model or (None if replay is None else replay.model))
     notes = list[str]()
     if advice is not None:
         wanted = kept(wanted, lambda p: advice.check(p.prompt), report, failed, keep_going=flags.keep_going)
@@ -156,6 +158,24 @@ def _wanted(flags: Flags, replay: Replay | None, report: Report) -> tuple[list[P
     lines = None if flags.prompt_file is None else read_prompts(flags.prompt_file)
     wanted, faults = pictures(base, lines, flags.output, overwrite=flags.overwrite)
     return wanted, report_faults(faults, report, left=len(wanted), keep_going=flags.keep_going)
+
+
+def _located(flags: Flags, wanted: list[Picture]) -> tuple[Flags, list[Picture]]:
+    """With the paths of what is found by name in the folders of --models-dir. Raises UsageError and ModelError."""
+    if not flags.models_dir:
+        return flags, wanted
+    from qwenimg.common.hub.model_folders import read_folders
+
+    folders = read_folders(flags.models_dir)
+    found: dict[str, Any] = {
+        name: folders.locate(given, "model") for name in ("model", "refiner") if (given := getattr(flags, name))
+    }
+    found |= {part: Path(folders.locate(str(getattr(flags, part)), part)) for part in _given(flags)}
+    changed = [
+        replace(one, asked=one.asked | {"lora": folders.lora(one.said("lora"))}) if one.said("lora") else one
+        for one in wanted
+    ]
+    return replace(flags, **found), changed
 
 
 def _prompt(flags: Flags) -> str | None:
@@ -257,12 +277,16 @@ def _read_pictures(flags: Flags, report: Report) -> tuple[Any, Any]:
 
 
 def _open(flags: Flags, replay: Replay | None, report: Report) -> Pipeline:
+    from qwenimg.common.families.family import components_of
+
     model, refiner, precision, prediction = flags.model, flags.refiner, flags.precision, flags.prediction
     quantize, used = flags.quantize, {} if replay is None else replay.used
+    parts = {part: _part(part, flags, used) for part in PARTS}
     if replay is not None:
-        model = model or (None if replay.model is None else _named(replay.model, "-m", flags))
+        without = components_of(part for part, path in parts.items() if path is not None)
+        model = model or (None if replay.model is None else _named(replay.model, "-m", flags, without))
         if refiner is None and "refiner" in replay.used:
-            refiner = _named(replay.used["refiner"], "--refiner", flags)
+            refiner = _named(replay.used["refiner"], "--refiner", flags, frozenset())
         precision = precision or (replay.precision if flags.preset is None else None)
         prediction = prediction or cast(Any, replay.used.get("prediction"))
         quantize = quantize or replay.used.get("quantize")
@@ -273,9 +297,7 @@ def _open(flags: Flags, replay: Replay | None, report: Report) -> Pipeline:
         preset=flags.preset or "auto",
         offline=flags.offline,
         refiner=refiner,
-        transformer=_part("transformer", flags, used),
-        text_encoder=_part("text_encoder", flags, used),
-        vae=_part("vae", flags, used),
+        **parts,
         tokenizer=flags.tokenizer,
         prediction=prediction,
         quantize=quantize,
@@ -283,6 +305,11 @@ def _open(flags: Flags, replay: Replay | None, report: Report) -> Pipeline:
         fallback=flags.fallback,
         notify=report.notify,
     )
+
+
+def _given(flags: Flags) -> list[str]:
+    """The parts that were given with options."""
+    return [part for part in PARTS if getattr(flags, part) is not None]
 
 
 def _part(part: str, flags: Flags, used: Mapping[str, str]) -> Path | None:
@@ -293,12 +320,12 @@ def _part(part: str, flags: Flags, used: Mapping[str, str]) -> Path | None:
     return given if given is not None or part not in used else resolve.named_part(used[part])
 
 
-def _named(name: str, option: str, flags: Flags) -> str:
+def _named(name: str, option: str, flags: Flags, without: frozenset[str]) -> str:
     """What to open for a model that the replayed recipe names. Raises ModelError that asks for `option`."""
     from qwenimg.common.hub import resolve
 
     try:
-        return resolve.named(name, offline=flags.offline)
+        return resolve.named(name, offline=flags.offline, without=without)
     except ModelError as error:
         where = clean(flags.replay, 60)
         raise ModelError(f"{error} (the model that {where} was made with; give it with {option})") from None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from qwenimg.backends import NAMES
 from qwenimg.cli import options, parts, streams
@@ -58,7 +59,6 @@ def _refused(*names: str) -> Callable[[_F], _F]:
 
 # What is not built, and the options by which other programs ask for it.
 NOT_BUILT = {
-    "a LoRA beside the weights instead of in them": ("--lora-side", "--lora-fuse"),
     "ControlNet": ("--controlnet", "--control-net", "--control-image", "--controlnet-image-path"),
     "the IP-adapter": ("--ip-adapter",),
     "textual inversion": ("--embedding", "--embeddings", "--textual-inversion"),
@@ -108,6 +108,11 @@ def _of_pictures(command: _F) -> _F:
 # Model
 @click.option("-m", "--model", metavar="MODEL", help="A folder or file, a pulled name or hub id; shapes is built in.")
 @click.option("--lightning", type=int, metavar="N", help="--few-steps lightning:N, 4 or 8 steps for Qwen-Image.")
+@click.option("--lora-side", is_flag=True, help="--lora-mode side.")
+@click.option("--lora-fuse", is_flag=True, help="--lora-mode fuse.")
+@click.option(
+    "--models-dir", type=_FILE, multiple=True, metavar="DIR", help="Also find files by name in DIR, such as ComfyUI's."
+)
 @click.option("--refiner", metavar="MODEL", help="An SDXL refiner that ends each picture.")
 @click.option(
     "--transformer", "--unet", type=_FILE, metavar="FILE", help="Weights in the place of -m's transformer or UNet."
@@ -178,8 +183,20 @@ def generate(ctx: click.Context, /, **given: Any) -> int:
         if given["few_steps"] is not None:
             raise UsageError("--lightning and --few-steps say the same; give one of them")
         given["few_steps"] = f"lightning:{steps}"
+    _take_lora_mode(ctx, given)
     said = {name: None if given[name] == () else given[name] for name in SAID}
     for name in SAID:
         del given[name]
     stop = ctx.obj if isinstance(ctx.obj, Stop) else Stop()
     return draw(Flags(said=said, **given), stop, environment.unknown(ctx.command))
+
+
+def _take_lora_mode(ctx: click.Context, given: dict[str, Any]) -> None:
+    """Takes --lora-side and --lora-fuse out of `given`: they come before what is not on the command line. Raises
+    UsageError."""
+    said = {mode for mode in ("side", "fuse") if given.pop(f"lora_{mode}")}
+    if ctx.get_parameter_source("lora_mode") is ParameterSource.COMMANDLINE:
+        said.add(given["lora_mode"])
+    if len(said) > 1:
+        raise UsageError("--lora-side, --lora-fuse and --lora-mode contradict each other; give one of them")
+    given["lora_mode"] = said.pop() if said else given["lora_mode"]

@@ -16,6 +16,7 @@ COMMANDS = {
     "doctor": "what float32 and 16 bit are on this device, and what --preset auto chooses",
     "parity": "whether backends or machines compute the same, block by block",
     "bench": "what a picture takes on a machine that is not here, on paper",
+    "precision": "draw under each precision policy here, and say which to take",
     "presets": "the presets of precision and memory to choose from",
     "plan": "what a picture takes of memory and time, and what makes it fit",
     "models": "the models to choose from, and which are here",
@@ -28,7 +29,7 @@ COMMANDS = {
 }
 # Names that later versions will use: a prompt of one word that a new version would run would be a trap.
 RESERVED = (
-    "precision", "serve",
+    "serve",
 )  # fmt: skip
 
 HELP_NAMES = ["-h", "--help"]
@@ -39,7 +40,7 @@ _OWN: dict[str, tuple[str, ...]] = {
     "Picture to start from": (),
     "Model": (
         "model", "backend", "preset", "precision", "fallback", "max_memory", "offline",
-        "transformer", "text_encoder", "vae", "refiner", "tokenizer", "prediction",
+        "transformer", "text_encoder", "vae", "models_dir", "refiner", "tokenizer", "prediction",
     ),
     "Output": ("output", "overwrite", "save_latents", "no_metadata", "json", "quiet", "debug"),
 }  # fmt: skip

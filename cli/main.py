@@ -5,7 +5,6 @@ Nothing is imported here, nor by the package itself, before `run` is called: unt
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 
@@ -31,6 +30,8 @@ def run(argv: Sequence[str] | None = None) -> int:
 
             streams.forget_unwritten()
         if argv is None:
+            import gc
+
             gc.freeze()  # before the process ends, Python would search all that torch has made for garbage
         return code if stop.exit_code is None else stop.exit_code
     except KeyboardInterrupt:  # before the signals were watched

@@ -18,6 +18,8 @@ from qwenimg.cli.help import COMMANDS, HELP_NAMES, RESERVED
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 
+JSON_FILES = ("precision",)  # commands whose --json names a file
+
 
 class Words(click.Group):
     """Commands, each imported when it is used, and `generate` where no command is named."""
@@ -76,11 +78,13 @@ def _first_word(args: Sequence[str]) -> int | None:
 
 def wants_json(args: Sequence[str]) -> bool:
     """Whether --json is among the options of `args`, which may be wrong, or in the environment of a run."""
+    place = command_place(args)
+    if place is not None and args[place] in JSON_FILES:
+        return False
     ctx = click.Context(generate, resilient_parsing=True, ignore_unknown_options=True, **generate.context_settings)
     found, _, _ = generate.make_parser(ctx).parse_args(list(args))
     if found.get("json") is True:
         return True
-    place = command_place(args)
     value = os.environ.get("QWENIMG_JSON", "").strip().lower()
     return (place is None or args[place] == "generate") and value in ("1", "true", "t", "yes", "y", "on")
 

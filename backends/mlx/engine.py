@@ -52,9 +52,10 @@ class MLXEngine:
             opened.streamed = stream.Stream(opened.model, plan, streaming.stack(plan))
         return opened
 
-    def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str]) -> None:
-        chosen = frozenset(names)
-        load.fill(opened.model, plan.when(ALWAYS).only(chosen.__contains__))
+    def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str], branches: Iterable[str]) -> None:
+        there = plan.when(ALWAYS)
+        load.fill(opened.model, there.only(frozenset(names).__contains__))
+        load.branch(opened.model, there.only(frozenset(branches).__contains__))
         opened.plan = plan
         if streaming.streamed_blocks(plan):
             opened.streamed.renew(plan)
@@ -75,6 +76,13 @@ class MLXEngine:
     def finite(self, array: Array) -> bool:
         return bool(mx.all(mx.isfinite(array)).item())
 
+    def largest(self, array: Array) -> float:
+        return float(mx.max(mx.abs(array)).item())
+
+    def sampled(self, array: Array, most: int) -> NumpyArray:
+        flat = array.reshape(-1)
+        return self.numpy(flat[:: -(-len(flat) // most)])
+
     def guide(self, conditional: Array, unconditional: Array, scale: float) -> Array:
         return ops.guide(conditional, unconditional, scale)
 
@@ -91,6 +99,11 @@ class MLXEngine:
         """Bytes below the working set that the system recommends for the GPU; on the CPU what it could still give."""
         limit = mx.device_info().get("max_recommended_working_set_size") if self.on_gpu else None
         return int(limit) - mx.get_active_memory() if limit else free_ram()
+
+    def peak_memory(self) -> int | None:
+        peak = mx.get_peak_memory()
+        mx.reset_peak_memory()
+        return peak
 
     def expect(self, peak: int) -> None:
         """On a GPU what was planned stays wired, what the working set leaves beside it may hold buffers for another

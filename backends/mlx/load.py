@@ -8,9 +8,9 @@ from typing import TypeVar
 import mlx.core as mx
 import mlx.nn
 
-from qwenimg.backends.mlx.ops import DTYPES
+from qwenimg.backends.mlx.ops import DTYPES, Linear
 from qwenimg.backends.mlx.ops.quantised import QuantisedLinear
-from qwenimg.common.weights.plan import Entry, LoadPlan, kept_arrays, not_finite, read
+from qwenimg.common.weights.plan import Entry, LoadPlan, kept_arrays, not_finite, read, read_branch
 from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.storage import Packed
 
@@ -34,6 +34,7 @@ def fill(model: mlx.nn.Module, plan: LoadPlan) -> None:
     """Reads every tensor of `plan` into the parameter of its name. Nothing may be missing from the model."""
     for entry in plan.entries.values():
         fill_one(model, entry)
+    branch(model, plan)
 
 
 def fill_one(model: mlx.nn.Module, entry: Entry) -> None:
@@ -50,10 +51,23 @@ def put(model: mlx.nn.Module, entry: Entry, arrays: Sequence[mx.array]) -> None:
         _put(model, entry.name, arrays[0])
 
 
+def branch(model: mlx.nn.Module, plan: LoadPlan) -> None:
+    """Gives every linear layer whose weight is in `plan` what is to be beside it, or nothing."""
+    for name, entry in plan.entries.items():
+        layer, leaf = _owner(model, name)
+        if not isinstance(layer, Linear) or leaf != "weight":
+            assert not entry.is_beside, name
+            continue
+        found = read_branch(entry)
+        layer.branch = () if found is None else tuple(mx.array(part).astype(layer.dtype) for part in found)
+
+
 def drop(model: mlx.nn.Module, names: Iterable[str]) -> None:
     """Frees these parameters; `fill` can bring them back."""
     for name in names:
         owner, leaf = _owner(model, name)
+        if isinstance(owner, Linear) and leaf == "weight":
+            owner.branch = ()
         if isinstance(owner, QuantisedLinear) and leaf == "weight":
             owner.drop()
         else:

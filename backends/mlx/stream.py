@@ -28,7 +28,7 @@ class Stream:
     def renew(self, plan: LoadPlan) -> None:
         """Takes the entries of another plan of the same parameters, whose values may be others."""
         self.blocks, self._checked = streaming.streamed_blocks(plan), set[int]()
-        self.after = cycle(self.blocks)
+        self.branches, self.after = streaming.branches(plan), cycle(self.blocks)
         self._ahead: ReadAhead[list[list[mx.array]]] = ReadAhead(self._read)
 
     def _read(self, number: int) -> list[list[mx.array]]:
@@ -56,5 +56,7 @@ class Stream:
             self._checked.add(number)
             for entry in self.blocks[number]:
                 load.fill_one(self.model, entry)
+        if number in self.branches:
+            load.branch(self.model, self.branches[number])
         if self.after[number] in self._checked:
             self._ahead.start(self.after[number])

@@ -21,7 +21,7 @@ from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import BackendMissing
 from qwenimg.common.runtime import traced
 from qwenimg.common.runtime.engine import NumpyArray, Observer
-from qwenimg.common.runtime.memory import free_ram
+from qwenimg.common.runtime.memory import free_ram, ram_peak
 from qwenimg.common.runtime.observers import observe
 from qwenimg.common.weights import devices, streaming
 from qwenimg.common.weights.devices import Device
@@ -59,9 +59,10 @@ class TorchEngine:
             opened.streamed = stream.Stream(opened.model, plan, streaming.stack(plan), self._device)
         return opened
 
-    def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str]) -> None:
-        chosen = frozenset(names)
-        load.fill(opened.model, plan.when(ALWAYS).only(chosen.__contains__), self._device)
+    def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str], branches: Iterable[str]) -> None:
+        there = plan.when(ALWAYS)
+        load.fill(opened.model, there.only(frozenset(names).__contains__), self._device)
+        load.branch(opened.model, there.only(frozenset(branches).__contains__), self._device)
         opened.plan = plan
         if streaming.streamed_blocks(plan):
             opened.streamed.renew(plan)
@@ -81,6 +82,14 @@ class TorchEngine:
 
     def finite(self, array: Tensor) -> bool:
         return bool(torch.isfinite(array).all())
+
+    def largest(self, array: Tensor) -> float:
+        low, high = torch.aminmax(array)
+        return float(torch.maximum(-low, high))
+
+    def sampled(self, array: Tensor, most: int) -> NumpyArray:
+        flat = array.reshape(-1)
+        return ops.numpy(flat[:: -(-len(flat) // most)])
 
     def guide(self, conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:
         with torch.inference_mode():
@@ -102,6 +111,13 @@ class TorchEngine:
             return free_ram()
         free, _ = torch.cuda.mem_get_info()
         return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+
+    def peak_memory(self) -> int | None:
+        if not self.on_gpu:
+            return ram_peak()
+        peak = torch.cuda.max_memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        return peak
 
     def expect(self, peak: int) -> None:
         """Nothing to tell: the allocator's settings are made before torch is imported (`backends.load`)."""

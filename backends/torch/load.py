@@ -11,7 +11,7 @@ import torch
 from qwenimg.backends.torch.ops import DTYPES, Linear
 from qwenimg.backends.torch.ops.cpu import laid_out
 from qwenimg.backends.torch.ops.quantised import QuantisedLinear
-from qwenimg.common.weights.plan import Entry, LoadPlan, kept_arrays, not_finite, read
+from qwenimg.common.weights.plan import Entry, LoadPlan, kept_arrays, not_finite, read, read_branch
 from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.storage import Packed
 
@@ -38,6 +38,7 @@ def fill(model: torch.nn.Module, plan: LoadPlan, device: torch.device) -> None:
     """Reads every tensor of `plan` into the parameter of its name. Nothing may be missing from the model."""
     for entry in plan.entries.values():
         fill_one(model, entry, device)
+    branch(model, plan, device)
 
 
 def fill_one(model: torch.nn.Module, entry: Entry, device: torch.device) -> None:
@@ -59,6 +60,17 @@ def put(model: torch.nn.Module, entry: Entry, tensors: Sequence[torch.Tensor]) -
         _put(model, entry.name, laid_out(tensors[0]))
 
 
+def branch(model: torch.nn.Module, plan: LoadPlan, device: torch.device) -> None:
+    """Gives every linear layer whose weight is in `plan` what is to be beside it, or nothing."""
+    for name, entry in plan.entries.items():
+        layer, leaf = _owner(model, name)
+        if not isinstance(layer, Linear) or leaf != "weight":
+            assert not entry.is_beside, name
+            continue
+        found = read_branch(entry)
+        layer.branch = found and (_factor(found[0], layer, device), _factor(found[1], layer, device))
+
+
 def blank(model: torch.nn.Module, dtypes: Mapping[str, str]) -> None:
     """Gives the parameters of `dtypes` theirs, still without memory: for counting what a forward would do."""
     for name, dtype in dtypes.items():
@@ -69,6 +81,8 @@ def drop(model: torch.nn.Module, names: Iterable[str]) -> None:
     """Frees these parameters; `fill` can bring them back."""
     for name in names:
         owner, leaf = _owner(model, name)
+        if isinstance(owner, Linear) and leaf == "weight":
+            owner.branch = None
         if isinstance(owner, QuantisedLinear) and leaf == "weight":
             owner.drop()
         else:
@@ -131,6 +145,10 @@ def _pack(model: torch.nn.Module, entry: Entry, tensors: Sequence[torch.Tensor])
         parent, own = _owner(model, entry.name.rpartition(".")[0])
         setattr(parent, own, layer)
     layer.put(*tensors)
+
+
+def _factor(values: np.ndarray, layer: Linear, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(values).to(device).to(layer.dtype)
 
 
 def _owner(model: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:

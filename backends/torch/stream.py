@@ -38,12 +38,15 @@ class Stream:
     def renew(self, plan: LoadPlan) -> None:
         """Takes the entries of another plan of the same parameters, whose values may be others."""
         self.blocks = streaming.streamed_blocks(plan)
+        self.branches = streaming.branches(plan)
         self.after = cycle(self.blocks)
         self.source = _Files(self.blocks) if self.device.type == CPU else _Host(self.blocks, self.device)
 
     def _enter(self, number: int, *_: object) -> None:
         for entry, tensors in zip(self.blocks[number], self.source.take(number), strict=True):
             load.put(self.model, entry, tensors)
+        if number in self.branches:
+            load.branch(self.model, self.branches[number], self.device)
         self.source.start(self.after[number])
 
     def _leave(self, number: int, *_: object) -> None:

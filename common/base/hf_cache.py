@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,7 @@ from qwenimg.common.base.text import clean
 # A repository's name, owner/name: the whole text has neither `--` nor `..`, whatever follows it.
 REPO = r"(?!.*(?:--|\.\.))[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 COMMIT = re.compile(r"[0-9a-f]{40}")
+_NAMED = re.compile(rf"(?P<repo>{REPO})(?P<file>(?:/[\w-][\w.-]*)*)", re.ASCII)
 
 
 def snapshots(storage: Path) -> list[Path]:
@@ -28,6 +30,27 @@ def snapshots(storage: Path) -> list[Path]:
 def storage_folder(repo: str) -> Path:
     """Where the cache keeps `repo`: its blobs, snapshots and refs."""
     return cache_folder() / f"models--{repo.replace('/', '--')}"
+
+
+def find_cached(name: str) -> Path | None:
+    """What the cache has of `owner/name`, its newest snapshot, or of `owner/name/file`; None where that is nothing, or
+    `name` has another form."""
+    match = _NAMED.fullmatch(name)
+    if match is None:
+        return None
+    found = [folder / match["file"].removeprefix("/") for folder in snapshots(storage_folder(match["repo"]))]
+    return next((path for path in found if os.path.lexists(path)), None)
+
+
+def cached_name(path: Path) -> str | None:
+    """The name by which `find_cached` finds the file or folder `path`, an absolute one; None outside of a snapshot."""
+    for folder in (path, *path.parents):
+        storage = folder.parent.parent.name
+        if folder.parent.name == "snapshots" and COMMIT.fullmatch(folder.name) and storage.count("--") == 2:
+            inside = path.relative_to(folder).as_posix()
+            name = f"{repo_of(storage)}/{inside}" if path != folder else repo_of(storage)
+            return name if _NAMED.fullmatch(name) else None
+    return None
 
 
 def repo_of(storage: str) -> str:

@@ -81,7 +81,7 @@ def convert(source: Path, out: Path, asked: Asked, listener: Listener) -> None:
         opened.checkpoint.read_tokenizers()
         loras = Loras(opened.family.lora_names(opened.checkpoint))
         stack.callback(loras.close)
-        changed = replace(opened, checkpoint=opened.checkpoint.with_deltas(loras.deltas(asked.lora)))
+        changed = replace(opened, checkpoint=opened.checkpoint.with_deltas(loras.deltas(asked.lora, "fuse")))
         made = parts(changed, asked.dtype and DTYPES[asked.dtype])
         small = small_files(changed, asked.prediction)
         note = _note(changed, made, small, asked, loras)

@@ -83,7 +83,7 @@ def _part(name: str, network: Network, component: Component, dtype: str | None) 
 def _kept(entry: Entry, dtype: str | None) -> Entry:
     """`entry` in the dtype that it is written in. Raises UsageError for a LoRA on codes that a file has."""
     if isinstance(entry.storage, Packed):
-        if entry.deltas and entry.source.code == entry.storage.code:
+        if entry.fused and entry.source.kept is not None:
             shown = clean(entry.source.first.file.path.name, 60)
             raise UsageError(
                 f"--lora: {shown} has its weights in codes, which would be coded twice; convert the original"

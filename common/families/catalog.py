@@ -171,6 +171,22 @@ CLIP_TOKENIZER = Piece(
 )
 
 
+QWEN_IMAGE_FILES = Piece(
+    name="qwen-image-files",
+    repo="Qwen/Qwen-Image",
+    title="the small files of Qwen-Image",
+    bytes=4_700_000,
+    license="Apache-2.0",
+    purpose="tokenizer and configurations, where the weights are in other files",
+    files=(
+        "model_index.json",
+        "scheduler/scheduler_config.json",
+        *(f"{part}/config.json" for part in ("transformer", "text_encoder", "vae")),
+        *(f"tokenizer/{name}.json" for name in ("vocab", "tokenizer", "tokenizer_config", "added_tokens")),
+        *(f"tokenizer/{name}" for name in ("merges.txt", "special_tokens_map.json")),
+    ),
+)
+
 _FILE = re.compile(rf"(?P<repo>{REPO})/(?P<file>([A-Za-z0-9_][\w.-]*/)*[\w.-]+\.safetensors)", re.ASCII)
 
 
@@ -184,9 +200,11 @@ def find_piece(name: str) -> Piece | None:
             title="one file of a repository",
             bytes=0,
             license="",
-            purpose="a LoRA",
+            purpose="a LoRA, or a part of a model",
             files=(match["file"],),
         )
+    if name.lower() == QWEN_IMAGE_FILES.name:
+        return QWEN_IMAGE_FILES
     return CLIP_TOKENIZER if name.lower() in (CLIP_TOKENIZER.name, CLIP_TOKENIZER.repo) else None
 
 
@@ -195,8 +213,10 @@ ALIASES = {"shapes": BUILT_IN.name, "sd1.5": "sd15", "sd-1.5": "sd15", "sdxl-bas
 _EDITS = "edits images; this version makes images from text"
 _SD21 = "has no repository of its maker any more; give its folder, its file, or a hub id that you trust"
 _VOCABULARY = f"a vocabulary for Stable Diffusion files, and no model; get it by: qwenimg pull {CLIP_TOKENIZER.name}"
+_SMALL = f"files beside the weights, and no model; get them by: qwenimg pull {QWEN_IMAGE_FILES.name}"
 REFUSED = {
     CLIP_TOKENIZER.name: _VOCABULARY,
+    QWEN_IMAGE_FILES.name: _SMALL,
     "clip-vit-large-patch14": _VOCABULARY,
     "qwen-image-edit": _EDITS,
     "qwen-image-edit-2509": _EDITS,
@@ -219,7 +239,7 @@ def find(name: str) -> KnownModel | None:
 def nearest(name: str) -> str | None:
     """The name that `name` may have been meant for: of a model, a piece, or a repository of theirs."""
     plain = name.lower()
-    names = [*KNOWN, CLIP_TOKENIZER.name]
+    names = [*KNOWN, CLIP_TOKENIZER.name, QWEN_IMAGE_FILES.name]
     repos = {known.repo.lower(): known.repo for known in KNOWN.values() if known.repo}
     if plain in (*names, *ALIASES, *repos):
         return None

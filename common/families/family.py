@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -22,6 +22,11 @@ Prediction = Literal["eps", "v"]
 
 PARTS = ("transformer", "text_encoder", "vae")
 """The parts of a model whose weights may be another folder's or file's, as the options call them."""
+
+
+def components_of(parts: Iterable[str]) -> frozenset[str]:
+    """The components that `parts`, of PARTS, are in some family, by the names of their folders."""
+    return frozenset(name for part in parts for name in (("transformer", "unet") if part == "transformer" else (part,)))
 
 
 def _check_nothing(checkpoint: Checkpoint) -> None:
@@ -44,6 +49,11 @@ class Choices:
     def made(self) -> list[str]:
         """The names of the user's choices that are not None."""
         return [name for name in ("prediction", "tokenizer", *PARTS) if getattr(self, name) is not None]
+
+    @property
+    def elsewhere(self) -> frozenset[str]:
+        """The components whose weights are not the model's own."""
+        return components_of(part for part in PARTS if self.part(part) is not None)
 
     def part(self, name: str) -> Path | None:
         """Of one of PARTS the folder or file that was chosen."""

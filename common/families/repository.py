@@ -63,8 +63,9 @@ def required(has: Callable[[str], bool]) -> list[str]:
     return [*_ALWAYS, *(f"{part}/config.json" for part in components(has))]
 
 
-def lacks(folder: Path) -> str | None:
-    """A file that `folder` needs and does not have. Raises ModelError for an index of shards that is broken."""
+def lacks(folder: Path, without: frozenset[str] = frozenset()) -> str | None:
+    """A file that `folder` needs and does not have, but for the weights of the components `without`. Raises ModelError
+    for an index of shards that is broken."""
 
     def has(name: str) -> bool:
         return is_file(folder / name)
@@ -76,11 +77,16 @@ def lacks(folder: Path) -> str | None:
     for name in names:
         if not has(name):
             return name
-    for component in parts:
+    for component in (part for part in parts if part not in without):
         missing = _lacks_weights(folder / component)
         if missing:
             return f"{component}/{missing}"
     return None
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether `folder` has any file of a component's weights: more than the small files of a model."""
+    return any(path.suffix == ".safetensors" for path in used(folder))
 
 
 def _lacks_weights(folder: Path) -> str | None:

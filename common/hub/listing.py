@@ -11,6 +11,7 @@ from qwenimg.common.base import hf_cache
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import catalog, registry, repository
 from qwenimg.common.families.catalog import KnownModel, Piece
+from qwenimg.common.families.family import PARTS
 from qwenimg.common.families.stable_diffusion.find_tokenizer import is_tokenizer
 from qwenimg.common.hub import resolve
 from qwenimg.common.shapes import builtin
@@ -37,7 +38,11 @@ class Entry:
 def entries() -> list[Entry]:
     """Those with a name first, then the others of the cache. No network; nothing of a weight is read."""
     named = [_known_model(known) for known in catalog.KNOWN.values()]
-    return [*named, _piece(catalog.CLIP_TOKENIZER), *_others({entry.repo for entry in named})]
+    return [
+        *named,
+        *map(_piece, (catalog.CLIP_TOKENIZER, catalog.QWEN_IMAGE_FILES)),
+        *_others({entry.repo for entry in named}),
+    ]
 
 
 def _known_model(known: KnownModel) -> Entry:
@@ -59,7 +64,9 @@ def _known_model(known: KnownModel) -> Entry:
 
 
 def _piece(piece: Piece) -> Entry:
-    here: Here = "yes" if any(map(is_tokenizer, hf_cache.snapshots(hf_cache.storage_folder(piece.repo)))) else "no"
+    folders = hf_cache.snapshots(hf_cache.storage_folder(piece.repo))
+    has = is_tokenizer if piece is catalog.CLIP_TOKENIZER else _has_small_files
+    here: Here = "yes" if any(map(has, folders)) else "no"
     return Entry(
         name=piece.name,
         title=piece.title,
@@ -69,6 +76,13 @@ def _piece(piece: Piece) -> Entry:
         purpose=piece.purpose,
         here=here,
     )
+
+
+def _has_small_files(folder: Path) -> bool:
+    try:
+        return repository.lacks(folder, frozenset(PARTS)) is None
+    except ModelError:
+        return False
 
 
 def _others(known: set[str | None]) -> list[Entry]:

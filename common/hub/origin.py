@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from qwenimg.common.base.hf_cache import cached_name
 from qwenimg.common.base.safe_files import absolute
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.family import PARTS, Choices
@@ -27,7 +28,7 @@ def origin(resolved: Resolved, opened: Opened, choices: Choices) -> dict[str, An
     for part in PARTS:
         path = choices.part(part)
         if path is not None:
-            found[part] = from_path(str(path), path).name
+            found[part] = cached_name(absolute(path)) or from_path(str(path), path).name
             prints[part] = _print(checkpoint, denoiser if part == "transformer" else part)
     return found | {"fingerprints": prints} if prints else found
 

@@ -12,12 +12,22 @@ from pathlib import Path
 
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.hf_cache import COMMIT, REPO, cache_folder, is_offline, repo_of, snapshots, storage_folder
+from qwenimg.common.base.hf_cache import (
+    COMMIT,
+    REPO,
+    cache_folder,
+    find_cached,
+    is_offline,
+    repo_of,
+    snapshots,
+    storage_folder,
+)
 from qwenimg.common.base.safe_files import absolute, bad, kind
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog
 from qwenimg.common.families.catalog import KnownModel
-from qwenimg.common.families.repository import lacks
+from qwenimg.common.families.family import PARTS
+from qwenimg.common.families.repository import has_weights, lacks
 from qwenimg.common.shapes import builtin
 from qwenimg.common.weights.files import PICKLES
 
@@ -49,9 +59,10 @@ def is_hub_id(text: str) -> bool:
 # On this machine
 
 
-def resolve(model: str | None, *, offline: bool = False) -> Resolved:
+def resolve(model: str | None, *, offline: bool = False, without: frozenset[str] = frozenset()) -> Resolved:
     """The folder of `model`: an existing path, else a known name, else a hub id. None is the default model,
-    and the built-in one where the cache has nothing of it.
+    and the built-in one where the cache has nothing of it. `without`: components whose weights come from elsewhere and
+    need not be there; the built-in model is never meant by None then.
 
     A name is looked for in the Hugging Face cache only. Raises ModelError for what is not there, is there in part,
     or is known and not supported; `offline` changes only the wording."""
@@ -60,10 +71,10 @@ def resolve(model: str | None, *, offline: bool = False) -> Resolved:
         path = Path(os.path.expanduser(model))  # noqa: PTH111 (Path.expanduser raises for a user who does not exist)
         if os.path.lexists(path) or kind(path) is not None:
             return from_path(model, path)
-    return _by_name(given, model is None, offline)
+    return _by_name(given, model is None, offline, without)
 
 
-def named(name: str, *, offline: bool = False) -> str:
+def named(name: str, *, offline: bool = False, without: frozenset[str] = frozenset()) -> str:
     """What `resolve` takes for the model that a picture's recipe calls `name`: a known name or a hub id of what the
     cache has. Raises ModelError for anything else: a path in a picture is never opened, nor a folder of that name."""
     known = catalog.find(name)
@@ -71,30 +82,45 @@ def named(name: str, *, offline: bool = False) -> str:
         raise ModelError(f"'{clean(name, 60)}' is neither a known model nor a hub id, and a recipe opens no path")
     if known is catalog.BUILT_IN and not os.path.lexists(name):
         return name
-    return str(_by_name(name, False, offline).folder)
+    return str(_by_name(name, False, offline, without).folder)
 
 
 def named_part(name: str) -> Path | None:
-    """The folder of the part that a picture's recipe calls `name`, if that is a hub id that the cache has a copy of."""
-    folders = snapshots(storage_folder(name)) if _HUB_ID.fullmatch(name) else []
-    return folders[0] if folders else None
+    """The folder or file of the part that a picture's recipe calls `name`, if the cache has it by that name: a path in
+    a picture is never opened."""
+    return None if os.path.lexists(name) else find_cached(name)
 
 
-def _by_name(given: str, is_default: bool, offline: bool) -> Resolved:
+def find_part(given: str | Path) -> Path:
+    """The folder or file `given`, else what the cache has of owner/name or owner/name/file. Raises ModelError."""
+    name = str(given)
+    path = Path(os.path.expanduser(name))  # noqa: PTH111 (Path.expanduser raises for a user who does not exist)
+    if os.path.lexists(path) or kind(path) is not None:
+        return path
+    found = find_cached(name)
+    if found is None and catalog.find_piece(name) is not None:
+        shown, where = clean(name, 100), clean(cache_folder(), 60)
+        raise ModelError(f"{shown}: no such file, and not in the cache {where}; get it by: qwenimg pull {shown}")
+    return found or path
+
+
+def _by_name(given: str, is_default: bool, offline: bool, without: frozenset[str]) -> Resolved:
     if catalog.find(given) is catalog.BUILT_IN:
         return _built_in()
     repo, known = find_repo(given)
     name = known.name if known else repo
     folders = snapshots(storage_folder(repo))
-    if not folders:
-        if is_default and builtin.present():
-            return _built_in()
-        raise ModelError(_absent(name, repo, known, offline))
     for folder in folders:
-        if lacks(folder) is None:
+        if lacks(folder, without) is None:
             return Resolved(folder=folder, name=name, known=known, revision=folder.name)
+    if is_default and not without and builtin.present() and not any(map(has_weights, folders)):
+        return _built_in()
+    if without.issuperset(PARTS) and repo == catalog.QWEN_IMAGE_FILES.repo:
+        raise ModelError(_small_files_absent(name, offline))
+    if not folders:
+        raise ModelError(_absent(name, repo, known, offline))
     raise ModelError(
-        f"{name}: the copy in {clean(cache_folder(), 100)} is incomplete, it lacks {lacks(folders[0])}; "
+        f"{name}: the copy in {clean(cache_folder(), 100)} is incomplete, it lacks {lacks(folders[0], without)}; "
         f"`qwenimg pull {name}` resumes"
         + (f"; until then: -m {builtin.NAME}" if is_default and builtin.present() else "")
     )
@@ -159,6 +185,15 @@ def find_repo(given: str) -> tuple[str, KnownModel | None]:
     raise ModelError(
         f"'{shown}': no such folder or model; {meant}known models are {', '.join(catalog.KNOWN)} "
         f"(qwenimg models); others by folder or by hub id (owner/name)"
+    )
+
+
+def _small_files_absent(name: str, offline: bool) -> str:
+    piece = catalog.QWEN_IMAGE_FILES
+    when = " with the network on" if offline or is_offline() else ""
+    return (
+        f"{name}: its tokenizer and configurations ({size_text(piece.bytes)}), which files of weights do not hold, are "
+        f"not in the cache {clean(cache_folder(), 80)}; get them{when} by: qwenimg pull {piece.name}"
     )
 
 

@@ -129,8 +129,8 @@ def prepare(pipe: Pipeline, wanted: Sequence[Picture]) -> None:
             negative = picture.said("negative_prompt")
             texts[pipe.defaults.negative_prompt if negative is None else negative] = None
     skips = {picture.said("clip_skip") or 0 for picture in wanted}
-    lora = wanted[0].said("lora") if wanted else None
-    pipe.prepare(list(texts), max(skips) if len(skips) == 1 else 0, lora or "")
+    first = {name: said for name in ("lora", "lora_mode") if (said := wanted[0].said(name))} if wanted else {}
+    pipe.prepare(list(texts), max(skips) if len(skips) == 1 else 0, **first)
 
 
 # The run

@@ -24,6 +24,7 @@ class Asked(TypedDict, total=False):
     schedule: str | None
     seed: int | None
     lora: str | None
+    lora_mode: str | None
     few_steps: str | None
     latents: NDArray[np.float32] | None
     image: NDArray[np.uint8] | None

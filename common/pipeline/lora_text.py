@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.weights.plan import Mode
 
 NONE = "none"  # asks for no LoRA where a configuration asks for some
 MOST = 32
+_MODES: dict[str, Mode] = {"auto": "auto", "fuse": "fuse", "side": "side"}
 LARGE = 10.0  # strength beyond which a picture is rarely meant
 
 
@@ -33,6 +35,18 @@ def parse(text: str) -> tuple[Asked, ...]:
     if len(found) > MOST:
         raise UsageError(f"--lora: {len(found)} LoRAs; at most {MOST} are added")
     return found
+
+
+def mode(text: str) -> Mode:
+    """Whether LoRAs are added to the weights or computed beside them. Raises UsageError."""
+    if text not in _MODES:
+        raise UsageError(f"--lora-mode {clean(text, 40)!r} is not one of {', '.join(modes())}")
+    return _MODES[text]
+
+
+def modes() -> list[str]:
+    """What a user may choose."""
+    return list(_MODES)
 
 
 def _one(part: str) -> Asked:

@@ -18,6 +18,7 @@ from qwenimg.common.weights import lora as files
 from qwenimg.common.weights.fingerprint import fingerprint
 from qwenimg.common.weights.lora import ADAPTER, Deltas, LoraFile
 from qwenimg.common.weights.lora_names import Names
+from qwenimg.common.weights.plan import Mode
 
 KEPT = 2 * lora_text.MOST  # files
 _HUB = re.compile(rf"(?P<repo>{REPO})(?P<file>(?:/[\w.-]+)*)", re.ASCII)
@@ -61,15 +62,15 @@ class _Opened:
     file: LoraFile
     deltas: Deltas
     print: str
-    at: dict[float, Deltas] = field(default_factory=dict)
+    at: dict[tuple[float, str], Deltas] = field(default_factory=dict)
 
-    def with_strength(self, strength: float) -> Deltas:
-        if strength not in self.at:
-            self.at[strength] = files.strengthened(self.deltas, strength)
-        return self.at[strength]
+    def with_strength(self, strength: float, mode: Mode) -> Deltas:
+        if (strength, mode) not in self.at:
+            self.at[strength, mode] = files.strengthened(self.deltas, strength, mode)
+        return self.at[strength, mode]
 
 
-Key: TypeAlias = "tuple[tuple[_Opened, float], ...]"
+Key: TypeAlias = "tuple[tuple[_Opened, float, str], ...]"
 
 
 class Loras:
@@ -79,13 +80,15 @@ class Loras:
         self.names = names
         self._opened: dict[str, _Opened] = {}  # by what was asked for, the last used last
 
-    def deltas(self, text: str) -> Deltas:
-        """What a request's `lora` adds to the model. Raises ModelError and UsageError; reads headers and alphas."""
-        return files.joined([self._open(one).with_strength(one.strength) for one in lora_text.parse(text)])
+    def deltas(self, text: str, mode: str = "auto") -> Deltas:
+        """What a request's `lora` adds to the model, and its `lora_mode` where. Raises ModelError and UsageError; reads
+        headers and alphas."""
+        chosen = lora_text.mode(mode)
+        return files.joined([self._open(one).with_strength(one.strength, chosen) for one in lora_text.parse(text)])
 
-    def key(self, text: str) -> Key:
-        """What tells the LoRAs of one request from those of another: files as they are now, and strengths."""
-        return tuple((self._open(one), one.strength) for one in lora_text.parse(text) if one.strength)
+    def key(self, text: str, mode: str = "auto") -> Key:
+        """What tells the LoRAs of one request from those of another: files as they are now, strengths, and where."""
+        return tuple((self._open(one), one.strength, mode) for one in lora_text.parse(text) if one.strength)
 
     def recorded(self, text: str) -> dict[str, object]:
         """For a recipe: names without folders, and the fingerprints of the files."""

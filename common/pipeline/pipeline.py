@@ -129,7 +129,7 @@ class Pipeline:
             usual["strength"] = with_mask
         request = Request(**(usual | given), prompt=prompt)
         self.model.plan(request)
-        self.loras.deltas(request.lora)
+        self.loras.deltas(request.lora, request.lora_mode)
         if math.prod(start.latent_shape(self.model, request)) * self.model.channels < noise.FEWEST:
             size = f"{request.width}x{request.height}"
             raise UsageError(f"{size} is too small: its noise would have fewer than {noise.FEWEST} numbers")
@@ -156,11 +156,12 @@ class Pipeline:
             step=needs.steps * rate / self.model.plan(request).steps,
         )
 
-    def prepare(self, prompts: Sequence[str], clip_skip: int = 0, lora: str = "") -> None:
+    def prepare(self, prompts: Sequence[str], clip_skip: int = 0, lora: str = "", lora_mode: str = "auto") -> None:
         """Announces `prompts`, so that the text encoder is loaded once for all that fit into memory, and before the
-        transformer. The rest is encoded in its turn, again as much as fits. `lora`: those of the first picture."""
+        transformer. The rest is encoded in its turn, again as much as fits. `lora`, `lora_mode`: those of the first
+        picture."""
         with self._alone(), self._in_memory():
-            self._adapt(lora)
+            self._adapt(lora, lora_mode)
             self.model.check_weights()
             self.fallback.calling(lambda: self.model.announce(prompts, clip_skip), [])
 
@@ -265,7 +266,7 @@ class Pipeline:
         model = self.model
         plan, shape = model.plan(request), start.latent_shape(model, request)
         self._check_fits(request)
-        self._adapt(request.lora)
+        self._adapt(request.lora, request.lora_mode)
         model.check_weights()
         stream = TorchCPUGenerator(request.seed)
         initial = start.draw(model, request, stream)
@@ -301,12 +302,12 @@ class Pipeline:
             return self.model.decode(latents)
         return self.fallback.calling(lambda: self.model.decode(latents), warnings)
 
-    def _adapt(self, lora: str) -> None:
+    def _adapt(self, lora: str, mode: str) -> None:
         """Gives the model the LoRAs that `lora` asks for, where it has others."""
-        key = self.loras.key(lora)
+        key = self.loras.key(lora, mode)
         if key == self._adapted:
             return
-        deltas = self.loras.deltas(lora)
+        deltas = self.loras.deltas(lora, mode)
         self._adapted = None
         self.model.adapt(deltas)
         self._adapted = key

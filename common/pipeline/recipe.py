@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path, PurePath
 from typing import NotRequired, TypedDict, cast
 
+from qwenimg.common.base.hf_cache import REPO
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
@@ -84,6 +85,7 @@ _TEXTS = (
 )
 _TABLES = ("precision", "versions", "fingerprints")
 _HASHES = ("sigmas_sha256", "noise_sha256", "image_sha256", "mask_sha256")
+_HUB_FILE = re.compile(rf"{REPO}(/[\w-][\w.-]*)+\.safetensors", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 # https://iptc.org/std/photometadata, "Digital Source Type"
@@ -104,8 +106,9 @@ XMP = """\
 
 
 def model_label(given: str) -> str:
-    """`given` if it is a name or a hub id (`owner/name`), else the last name of the path that it is."""
-    is_path = given.startswith(("/", "~", ".")) or given.count("/") > 1 or given.endswith("/") or "\\" in given
+    """`given` if it is a name, a hub id (`owner/name`) or a file of one, else the last name of the path that it is."""
+    deep = given.count("/") > 1 and not _HUB_FILE.fullmatch(given)
+    is_path = given.startswith(("/", "~", ".")) or deep or given.endswith("/") or "\\" in given
     return PurePath(given.replace("\\", "/")).name if is_path else given
 
 

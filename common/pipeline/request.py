@@ -118,6 +118,11 @@ class Request:
         call='FILE:SCALE, a list or "a.safetensors:0.8; b.safetensors"', section="Model", metavar="FILE[:SCALE]",
         aliases=("lora-path",), longest=8_000, joined="; ", checks=lora_text.parse, config=True, recorded="changed",
     ))  # fmt: skip
+    lora_mode: str = option("auto", Option(
+        help="fuse: LoRAs in the weights; side: beside them; auto, the default: beside weights in codes",
+        section="Model", metavar="auto|fuse|side", checks=lora_text.mode, names=lora_text.modes, config=True,
+        recorded="changed",
+    ))  # fmt: skip
     few_steps: str = option("", Option(
         help="distilled: lightning, lcm, hyper, hyper-cfg, turbo, with LoRA, sampler, schedule, guidance",
         section="Model", metavar="NAME[:STEPS]", checks=_check_few_steps, config=True,

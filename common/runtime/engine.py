@@ -90,9 +90,9 @@ class Engine(Protocol):
         Reads the weights that it always needs, of `plan` as it was made by `stored(precision)`."""
         ...
 
-    def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str]) -> None:
-        """Reads the parameters `names` of `opened` again, by another `plan` of the same parameters, which it keeps for
-        those that are not always there."""
+    def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str], branches: Iterable[str]) -> None:
+        """Reads the parameters `names` of `opened` again, and of the parameters `branches` what is beside them only, by
+        another `plan` of the same parameters, which it keeps for those that are not always there."""
         ...
 
     def watch(self, opened: Any, blocks: Iterable[Block], look: Look) -> None:
@@ -116,6 +116,14 @@ class Engine(Protocol):
         """Whether every value is finite. Evaluates."""
         ...
 
+    def largest(self, array: Array) -> float:
+        """Of the sizes of all values; infinite or NaN where one is. Evaluates."""
+        ...
+
+    def sampled(self, array: Array, most: int) -> NumpyArray:
+        """At most so many values, at even distances in the device's own order, as `numpy` gives them."""
+        ...
+
     def guide(self, conditional: Array, unconditional: Array, scale: float) -> Array:
         """Classifier-free guidance with the norm of each token rescaled to the conditional prediction's."""
         ...
@@ -134,6 +142,11 @@ class Engine(Protocol):
 
     def free_memory(self) -> int:
         """Bytes that could still be allocated on the device."""
+        ...
+
+    def peak_memory(self) -> int | None:
+        """Bytes that arrays took at most since this was last asked, of torch on a CPU the whole process. None where
+        nobody counts them."""
         ...
 
     def expect(self, peak: int) -> None:

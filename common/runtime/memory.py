@@ -36,6 +36,17 @@ def free_ram() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
+def ram_peak() -> int | None:
+    """Bytes that this process had in memory at most since this was last asked; None where the system does not say."""
+    try:
+        status = Path("/proc/self/status").read_text()
+        Path("/proc/self/clear_refs").write_text("5")  # from here on the peak is what there is now
+    except OSError:
+        return None
+    found = next((line for line in status.splitlines() if line.startswith("VmHWM:")), None)
+    return None if found is None else int(found.split()[1]) * 1024
+
+
 def decode_peak(config: VAEConfig, height: int, width: int, itemsize: int, buffers: float) -> int:
     """Bytes that decoding latents of height x width takes at its peak, weights aside.
 

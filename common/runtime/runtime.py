@@ -93,13 +93,15 @@ class Runtime:
             return self.engine.open(component.network, component.config, self.plan(component), self.precision)
 
     def readapt(self, opened: Any, before: Component, now: Component, title: str) -> None:
-        """Reads again what of the `opened` component other LoRAs change: the weights whose deltas are others `now`."""
-        entries = now.plan.entries
-        names = [name for name, entry in before.plan.entries.items() if entry.deltas != entries[name].deltas]
-        if names:
-            self.notify("stage", f"changing {counted(len(names), 'weight')} of the {title} by LoRA")
+        """Reads again what of the `opened` component other LoRAs change: the weights with others in them `now`, and the
+        branches of those that have others beside them."""
+        pairs = [(name, entry, now.plan.entries[name]) for name, entry in before.plan.entries.items()]
+        names = [name for name, was, new in pairs if was.fused != new.fused]
+        branches = [name for name, was, new in pairs if was.fused == new.fused and was.branch != new.branch]
+        if names or branches:
+            self.notify("stage", f"changing {counted(len(names + branches), 'weight')} of the {title} by LoRA")
             with self.clock.timed(f"load {title}"):
-                self.engine.refill(opened, self.plan(now), names)
+                self.engine.refill(opened, self.plan(now), names, branches)
 
     def plan(self, component: Component) -> LoadPlan:
         """Of its weights, as they are kept in memory."""

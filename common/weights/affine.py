@@ -93,6 +93,18 @@ class Coded(NamedTuple):
         return [part for part in self if part is not None]
 
 
+def exact16(made: Coded) -> Coded:
+    """Scales and biases in float16 where that changes none of them."""
+    import numpy as np
+
+    if made.biases is None:
+        return made
+    with np.errstate(over="ignore"):
+        scales, biases = (part.astype(np.float16) for part in (made.scales, made.biases))
+    same = np.array_equal(scales, made.scales) and np.array_equal(biases, made.biases)
+    return Coded(made.codes, scales, biases) if same else made
+
+
 def of_widths(width: int, words: int, groups: int) -> Affine | None:
     """The one code in which rows of `width` values take so many words and groups."""
     if not (width > 0 and words > 0 and groups > 0) or 32 * words % width or width % groups:

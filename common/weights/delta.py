@@ -22,7 +22,7 @@ from qwenimg.common.base.shape import Shape
 from qwenimg.common.base.text import clean
 from qwenimg.common.weights.bits import widened
 from qwenimg.common.weights.float8 import FORMATS, Float8, format_of
-from qwenimg.common.weights.plan import DTYPES, Piece, raw
+from qwenimg.common.weights.plan import DTYPES, Mode, Piece, raw
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,8 +59,27 @@ class LowRank:
     rank: int | None  # None: whole factors
     scale: float
     strength: float = 1.0
+    mode: Mode = "auto"
     magnitude: Piece | None = None  # of DoRA
     by_inputs: bool = False  # the axis of its norm
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it is `up` times `down` and nothing else, so that it can be computed beside the weight."""
+        return self.kind == LORA and self.magnitude is None
+
+    def factors(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of a product: down [rank in], and up [out rank] with scale and strength in it, float32. Raises ModelError for
+        values that are not finite."""
+        import numpy as np
+
+        assert self.is_product
+        down, up = (_flat(role, floats(self.parts[role])) for role in ("down", "up"))
+        with np.errstate(all="ignore"):  # what is not finite is refused below
+            up = up * np.float32(self.scale * self.strength)
+        if not (np.isfinite(down).all() and np.isfinite(up).all()):
+            raise self._not_finite()
+        return down, up
 
     def added(self, weight: np.ndarray) -> np.ndarray:
         """What is added to `weight`, float32, in its shape. Raises ModelError for values that are not finite."""
@@ -74,9 +93,12 @@ class LowRank:
                 made *= np.float32(self.strength)
             sound = np.isfinite(made.sum()) or np.isfinite(made).all()  # a sum is faster, and may be too large
         if not sound:
-            path = next(iter(self.parts.values())).file.path
-            raise bad(path, f"module '{clean(self.module, 80)}' has values that are not finite: fetch it again")
+            raise self._not_finite()
         return made
+
+    def _not_finite(self) -> ModelError:
+        path = next(iter(self.parts.values())).file.path
+        return bad(path, f"module '{clean(self.module, 80)}' has values that are not finite: fetch it again")
 
     def _product(self, scale: float) -> np.ndarray:
         """scale times the product of the factors; of two factors the smaller work is to scale one of them."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from qwenimg.common.base.shape import Shape
-from qwenimg.common.weights.affine import Affine, Coded, Kept, pack
+from qwenimg.common.weights.affine import Affine, Coded, Kept, exact16, pack
 from qwenimg.common.weights.gguf_types import named
 
 if TYPE_CHECKING:
@@ -78,17 +78,7 @@ class Blocks(NamedTuple):
                 parts.append((pack(codes.reshape(-1, code.group), code.bits), scales, biases))
         words, scales, biases = (np.concatenate([part[i] for part in parts]) for i in range(3))
         groups = (shape[0], shape[1] // code.group)
-        return _narrow(Coded(words.reshape(shape[0], -1), scales.reshape(groups), biases.reshape(groups)))
-
-
-def _narrow(made: Coded) -> Coded:
-    """Scales and biases in float16 where that changes none."""
-    import numpy as np
-
-    with np.errstate(over="ignore"):
-        halves = [part.astype(np.float16) for part in made.arrays[1:]]
-    exact = all(np.array_equal(half, part) for half, part in zip(halves, made.arrays[1:], strict=True))
-    return Coded(made.codes, *halves) if exact else made
+        return exact16(Coded(words.reshape(shape[0], -1), scales.reshape(groups), biases.reshape(groups)))
 
 
 def _unsigned(found: Groups, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -21,7 +21,7 @@ from qwenimg.common.weights import delta
 from qwenimg.common.weights.delta import LowRank
 from qwenimg.common.weights.files import first
 from qwenimg.common.weights.lora_names import Names, Target, find
-from qwenimg.common.weights.plan import Piece
+from qwenimg.common.weights.plan import Mode, Piece
 from qwenimg.common.weights.safetensors import read_header
 
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"  # as PEFT saves them
@@ -115,10 +115,12 @@ def fit(lora: LoraFile, names: Names) -> Deltas:
     return found
 
 
-def strengthened(deltas: Deltas, strength: float) -> Deltas:
-    """The same at another strength."""
+def strengthened(deltas: Deltas, strength: float, mode: Mode = "auto") -> Deltas:
+    """The same at another strength, in the weights or beside them."""
     return {
-        component: {name: tuple(replace(one, strength=strength) for one in every) for name, every in there.items()}
+        component: {
+            name: tuple(replace(one, strength=strength, mode=mode) for one in every) for name, every in there.items()
+        }
         for component, there in deltas.items()
     }
 

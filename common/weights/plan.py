@@ -21,7 +21,7 @@ from qwenimg.common.weights.affine import Affine, Coded, Kept, encode
 from qwenimg.common.weights.bits import widened
 from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.residency import ALWAYS, Residency
-from qwenimg.common.weights.storage import Packed, Storage
+from qwenimg.common.weights.storage import BYTES, Packed, Storage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,12 +65,31 @@ class Code(Protocol):
         """`raw` of the pieces of a weight of this shape in that code."""
 
 
+Mode = Literal["auto", "fuse", "side"]
+"""Of a LoRA: in the weight, or beside it as a branch; auto: beside a weight that is kept in codes, in every other."""
+
+
 class Delta(Protocol):
     """What is added to a weight: a module of a LoRA."""
 
     @property
     def strength(self) -> float:
         """At 0 nothing is added."""
+
+    @property
+    def mode(self) -> Mode:
+        """Where it is to be added."""
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it has `factors`."""
+
+    @property
+    def rank(self) -> int | None:
+        """Of its factors."""
+
+    def factors(self) -> tuple[np.ndarray, np.ndarray]:
+        """float32 [rank in] and [out rank], whose product it is."""
 
     def added(self, weight: np.ndarray) -> np.ndarray:
         """float32, in the shape of `weight`, the values that it is added to."""
@@ -124,15 +143,35 @@ class Entry:
     storage: Storage
     deltas: tuple[Delta, ...] = ()  # what is added to it
     residency: Residency = ALWAYS
+    table: bool = False  # it is looked up and not multiplied
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether its deltas are a branch beside it, and it stays as it is."""
+        if self.table or len(self.shape) != 2 or not all(delta.is_product for delta in self.deltas):
+            return False
+        modes = {delta.mode for delta in self.deltas}
+        return "side" in modes or (modes == {"auto"} and isinstance(self.storage, Packed))
+
+    @property
+    def fused(self) -> tuple[Delta, ...]:
+        """Those that are added to its values."""
+        return () if self.is_beside else self.deltas
+
+    @property
+    def branch(self) -> tuple[Delta, ...]:
+        """Those that are computed beside it."""
+        return self.deltas if self.is_beside else ()
 
     @property
     def dtype(self) -> str:
         """Of the values that `read` returns."""
-        return "float32" if self.deltas else self.source.dtype
+        return "float32" if self.fused else self.source.dtype
 
     @property
     def nbytes(self) -> int:
-        return self.storage.nbytes(self.shape)
+        ranks = sum(delta.rank or 0 for delta in self.branch)
+        return self.storage.nbytes(self.shape) + ranks * sum(self.shape) * BYTES[self.storage.dtype]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -157,7 +196,7 @@ class LoadPlan:
 
     def with_deltas(self, deltas: Mapping[str, tuple[Delta, ...]]) -> LoadPlan:
         """The plan with `deltas`, by parameter and nothing else, added to its weights: fused when they are read, in
-        float32, and rounded once."""
+        float32, and rounded once; or a branch beside them."""
         assert deltas.keys() <= self.entries.keys(), f"in no file: {deltas.keys() - self.entries.keys()}"
         changed = {name: replace(entry, deltas=deltas.get(name, ())) for name, entry in self.entries.items()}
         return replace(self, entries=changed)
@@ -254,7 +293,7 @@ def raw(piece: Piece) -> np.ndarray:
 
 def read(entry: Entry) -> np.ndarray:
     """The values of `entry`, shape `entry.shape`: float32, float16, or uint16 holding the bits of bfloat16; float32
-    with its deltas, where it has any. Raises ModelError as `raw` does."""
+    with the deltas that are fused, where it has any. Raises ModelError as `raw` does."""
     import numpy as np
 
     source = entry.source
@@ -268,7 +307,7 @@ def read(entry: Entry) -> np.ndarray:
     if source.decode == "transposed":
         array = array.T
     array = np.ascontiguousarray(array).reshape(entry.shape)
-    return fused(widened(array), entry.deltas) if entry.deltas else array
+    return fused(widened(array), entry.fused) if entry.fused else array
 
 
 def fused(weight: np.ndarray, deltas: tuple[Delta, ...]) -> np.ndarray:
@@ -282,6 +321,18 @@ def fused(weight: np.ndarray, deltas: tuple[Delta, ...]) -> np.ndarray:
     return total
 
 
+def read_branch(entry: Entry) -> tuple[np.ndarray, np.ndarray] | None:
+    """What `entry` has beside it, float32: down [R in] and up [out R], all of its deltas along one rank; None where
+    there is nothing. Raises ModelError."""
+    import numpy as np
+
+    parts = [delta.factors() for delta in entry.branch if delta.strength]
+    if not parts:
+        return None
+    downs, ups = zip(*parts, strict=True)
+    return np.concatenate(downs), np.concatenate(ups, axis=1)
+
+
 def read_codes(entry: Entry) -> Coded:
     """The codes of an `entry` that is kept packed: the file's own where it has them so, else made of its values. Raises
     ModelError as `raw` does, and where a scale or value is not finite."""
@@ -290,7 +341,7 @@ def read_codes(entry: Entry) -> Coded:
     assert isinstance(entry.storage, Packed)
     code, source = entry.storage.code, entry.source
     own = source.kept
-    if source.code and own and own.code == code and not entry.deltas:
+    if source.code and own and own.code == code and not entry.fused:
         made = source.code.coded([raw(piece) for piece in source.pieces], entry.shape)
         checked = made.arrays[1:] if isinstance(code, Affine) else [code.values(made.arrays)]
     elif not isinstance(code, Affine):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
@@ -59,7 +59,8 @@ def keep(plan: LoadPlan, tables: frozenset[str]) -> LoadPlan:
         kept = entry.source.kept
         return kept if kept and entry.name not in tables and kept.code.fits(entry.shape) else None
 
-    return plan.packed(own)
+    marked = {name: replace(entry, table=name in tables) for name, entry in plan.entries.items()}
+    return replace(plan, entries=marked).packed(own)
 
 
 def quantised(plan: LoadPlan, policy: Policy, blocks: re.Pattern[str]) -> LoadPlan:

@@ -37,6 +37,12 @@ def streamed_blocks(plan: LoadPlan) -> Blocks:
     return found
 
 
+def branches(plan: LoadPlan) -> dict[int, LoadPlan]:
+    """Of the streamed blocks that have something beside their weights, those weights."""
+    found = {number: {e.name for e in block if e.is_beside} for number, block in streamed_blocks(plan).items()}
+    return {number: plan.only(names.__contains__) for number, names in found.items() if names}
+
+
 def stack(plan: LoadPlan) -> str:
     """The path of the list of blocks of which some are streamed."""
     return next(name for name, entry in plan.entries.items() if entry.residency is STREAMED).partition(".")[0]
@@ -89,7 +95,7 @@ def _readable(entry: Entry) -> bool:
     if not isinstance(entry.storage, Packed):
         return True
     kept = entry.source.kept
-    return kept is not None and kept.code == entry.storage.code and not entry.deltas
+    return kept is not None and kept.code == entry.storage.code and not entry.fused
 
 
 def _spread(numbers: list[int], count: int) -> set[int]:

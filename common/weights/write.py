@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import CHUNK, OpenFile
 from qwenimg.common.base.shape import Shape
-from qwenimg.common.weights.affine import Affine, Coded
+from qwenimg.common.weights.affine import Affine, exact16
 from qwenimg.common.weights.bits import finite, narrowed, widened
 from qwenimg.common.weights.plan import NUMPY, Entry, not_finite, read, read_codes
 from qwenimg.common.weights.safetensors import read_header
@@ -169,18 +169,6 @@ def _made(weight: Weight) -> Iterator[_Made]:
         yield _Made(key, name, shape, iter([part]))
 
 
-def exact16(made: Coded) -> Coded:
-    """Scales and biases in float16 where that changes none of them."""
-    import numpy as np
-
-    if made.biases is None:
-        return made
-    with np.errstate(over="ignore"):
-        small = [part.astype(np.float16) for part in (made.scales, made.biases)]
-    same = all(np.array_equal(one, part) for one, part in zip(small, (made.scales, made.biases), strict=True))
-    return made._replace(scales=small[0], biases=small[1]) if same else made
-
-
 def _values(entry: Entry) -> Iterator[np.ndarray]:
     """In the dtype of its storage, rounded once. Raises ModelError for what is not finite then."""
     dtype = entry.storage.dtype
@@ -198,7 +186,7 @@ def _read(entry: Entry) -> Iterator[np.ndarray]:
     import numpy as np
 
     source = entry.source
-    if source.code is not None or source.decode is not None or entry.deltas:
+    if source.code is not None or source.decode is not None or entry.fused:
         yield read(entry)
         return
     piece, one = source.first, np.dtype(NUMPY[source.first.dtype])

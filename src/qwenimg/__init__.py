@@ -91,9 +91,9 @@ def load(
     """Opens a model on a backend; weights are read when they are first needed.
 
     model: a folder in diffusers layout, a known name, or a hub id that is in the local cache; None is qwen-image if
-    it was pulled, else the built-in model, with a notice. backend: auto, mlx, cuda or cpu. precision: see
-    `syntax` in `qwenimg.common.weights.precision`; `auto` is that of the preset: quality, balanced, fast, memory, or
-    auto, which is chosen from device, memory and model. quantize: keeps weights in 8, 6 or 4 bits, or by part:
+    it was pulled or has its parts elsewhere, else the built-in model, with a notice. backend: auto, mlx, cuda or cpu.
+    precision: see `syntax` in `qwenimg.common.weights.precision`; `auto` is that of the preset: quality, balanced,
+    fast, memory, or auto, chosen from device, memory and model. quantize: weights in 8, 6 or 4 bits, or by part:
     text=8,transformer=4. fallback: where a value overflows, goes on in the next dtype, which holds it. notify(kind,
     text) gets stages, warnings and notices.
     transformer (or UNet), text_encoder, vae: folder or file of that part's weights, in the place of the model's.
@@ -114,7 +114,7 @@ def load(
     limit = amounts.parse_max(max_memory)
     parts = {"transformer": transformer, "text_encoder": text_encoder, "vae": vae, "tokenizer": tokenizer}
     choices = _choices(prediction, quantize, parts)
-    resolved = resolve(None if model is None else str(model), offline=offline)
+    resolved = resolve(None if model is None else str(model), offline=offline, without=choices.elsewhere)
     with ExitStack() as stack:
         opened, refining, entries = _opened(stack, resolved, choices, refiner, offline=offline)
         notify = notify or _ignore
@@ -142,11 +142,14 @@ def _choices(
     from pathlib import Path
 
     from qwenimg.common.base import arguments
-    from qwenimg.common.families.family import Choices
+    from qwenimg.common.families.family import PARTS, Choices
+    from qwenimg.common.hub.resolve import find_part
 
     arguments.check_paths(**given)
-    paths: dict[str, Any] = {name: None if path is None else Path(path).expanduser() for name, path in given.items()}
-    return Choices(prediction=prediction, quantize=quantize, **paths)
+    found: dict[str, Any] = {
+        name: find_part(path) if name in PARTS else Path(path).expanduser() for name, path in given.items() if path
+    }
+    return Choices(prediction=prediction, quantize=quantize, **found)
 
 
 def _opened(

@@ -10,6 +10,7 @@ import pytest
 import torch
 from cli_runner import cli
 from comfy_files import LAYOUTS, comfy
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from tiny_ldm import behind
 from tiny_model import VAE, tiny_vae
@@ -214,3 +215,87 @@ def test_parts_in_the_configuration_file_belong_to_its_model(
     assert [(one["model"], one["transformer"]) for one in asked] == [
         ("qwen-image", path), ("shapes", None), ("qwen-image", Path("x.safetensors")),
     ]  # fmt: skip
+
+
+# Without a model's folder, or with one whose weights were not pulled
+
+
+@pytest.fixture
+def pulled(cache: Path, files: dict[str, Path]) -> Path:
+    """The cache with the small files of Qwen-Image, and with the parts as files of other repositories."""
+    shutil.copytree(files["model"], snapshot(cache, "Qwen/Qwen-Image"))
+    for part in PARTS:
+        place = snapshot(cache, "someone/split_files") / part
+        place.mkdir(parents=True)
+        shutil.copy(files[part], place / "weights.safetensors")
+    return cache
+
+
+def snapshot(cache: Path, repo: str) -> Path:
+    return cache / f"models--{repo.replace('/', '--')}" / "snapshots" / ("0" * 40)
+
+
+def test_parts_alone_take_the_small_files_of_the_cache(pulled: Path, tiny_folder: Path, files: dict[str, Path]) -> None:
+    """By path and by the hub's names, with -m or without."""
+    whole = qwenimg.load(tiny_folder, "cpu", "fp32")("a red circle", **ASKED)
+    given: list[dict] = [{part: files[part] for part in PARTS}]
+    given.append({part: f"someone/split_files/{part}/weights.safetensors" for part in PARTS})
+    for parts in given:
+        for model in (None, "qwen-image"):
+            pipe = qwenimg.load(model, "cpu", "fp32", **parts)
+            assert (pipe.model_name, pipe.defaults.width) == ("qwen-image", 1328)
+            made = pipe("a red circle", **ASKED)
+            assert np.array_equal(made.latents, whole.latents)
+            assert [made.recipe[part] for part in PARTS] == [
+                path.name if isinstance(path, Path) else path for path in parts.values()
+            ]
+
+
+def test_a_picture_of_cached_parts_is_made_again_by_itself(pulled: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [f"someone/split_files/{part}/weights.safetensors" for part in PARTS]
+    options = [word for part, name in zip(PARTS, names, strict=True) for word in (f"--{part.replace('_', '-')}", name)]
+    small = ("--size", "48x32", "--steps", "1", "--backend", "cpu", "--quiet")
+    ran = cli("a lighthouse", *options, *small, "-s", "3", "-o", "a.png")
+    assert ran.code == 0, ran.err
+    recipe = recipe_from_png(Path("a.png"))
+    assert [recipe[part] for part in PARTS] == names and recipe["model"] == "qwen-image"
+    again = cli("--from", "a.png", *small, "-o", "b.png")
+    assert again.code == 0 and "warning" not in again.err, again.err
+    assert np.array_equal(*(np.asarray(Image.open(name)) for name in ("a.png", "b.png")))
+    Path("someone/split_files/vae").mkdir(parents=True)  # a path of that name is not what the picture means
+    Path(names[2]).write_bytes(b"?")
+    cli("--from", "a.png", *small, "-o", "c.png").refused(2, "--vae (someone/split_files/vae/weights.safetensors)")
+
+
+@pytest.mark.parametrize("model", [None, "qwen-image"])
+def test_what_is_missing_is_said_with_what_gets_it(cache: Path, files: dict[str, Path], model: str | None) -> None:
+    given = {part: files[part] for part in PARTS}
+    with pytest.raises(ModelError, match=r"tokenizer and configurations .*qwenimg pull qwen-image-files"):
+        qwenimg.load(model, "cpu", **given)
+    del given["vae"]
+    with pytest.raises(ModelError, match=r"get it .*by: qwenimg pull qwen-image$"):
+        qwenimg.load(model, "cpu", **given)
+    shutil.copytree(files["model"], snapshot(cache, "Qwen/Qwen-Image"))
+    with pytest.raises(ModelError, match=r"it lacks vae/.*qwenimg pull qwen-image. resumes"):
+        qwenimg.load(model, "cpu", **given)
+    with pytest.raises(ModelError, match=r"get it by: qwenimg pull a/b/c\.safetensors"):
+        qwenimg.load(model, "cpu", vae="a/b/c.safetensors")
+
+
+def test_small_files_alone_are_no_model_that_was_asked_for(pulled: Path) -> None:
+    """Without options the built-in model draws, as before they were fetched."""
+    from qwenimg.common.families import catalog
+    from qwenimg.common.hub import resolve
+
+    assert resolve.resolve(None).known is catalog.BUILT_IN
+
+
+def test_the_small_files_are_what_a_published_folder_has() -> None:
+    from qwenimg.common.families import catalog, repository
+
+    piece = catalog.QWEN_IMAGE_FILES
+    assert all(repository.needed(name) and not name.endswith(".safetensors") for name in piece.files)
+    assert catalog.find_piece("Qwen-Image-Files") is piece
+    have = set(piece.files) - {"tokenizer/tokenizer.json"}  # the published one has vocab.json and merges.txt
+    assert set(repository.required(have.__contains__)) <= have

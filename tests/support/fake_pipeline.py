@@ -48,7 +48,7 @@ class FakePipeline:
         self.check(prompt, **asked)
         return Estimate(memory=3 * 10**8, seconds=self.expected, step=self.expected / 4)
 
-    def prepare(self, prompts: Sequence[str], clip_skip: int = 0, lora: str = "") -> None:
+    def prepare(self, prompts: Sequence[str], clip_skip: int = 0, lora: str = "", lora_mode: str = "auto") -> None:
         self.prepared += prompts
         self.notify("stage", "encoding")
 
@@ -67,7 +67,7 @@ class FakePipeline:
     ) -> Iterator[Step | Result]:
         assert width and height and steps and guidance is not None and seed is not None
         asked = {"prompt": prompt, "negative_prompt": negative_prompt, "width": width, "height": height}
-        lora = {"lora": more["lora"]} if more.get("lora") else {}
+        lora = {name: more[name] for name in ("lora", "lora_mode") if more.get(name)}
         self.asked.append({**asked, "steps": steps, "guidance": guidance, "seed": seed, "latents": latents, **lora})
         for i in range(steps):
             time.sleep(self.pause)

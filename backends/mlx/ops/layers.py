@@ -30,6 +30,7 @@ class Linear(mlx.nn.Module):
     def __init__(self, inputs: int, outputs: int, bias: bool = True):
         super().__init__()
         self.weight = mx.zeros((outputs, inputs))
+        self.branch: tuple[Array, ...] = ()  # down [R in] and up [out R] of LoRAs, in the layer's dtype
         if bias:
             self.bias = mx.zeros((outputs,))
 
@@ -41,10 +42,18 @@ class Linear(mlx.nn.Module):
     def __call__(self, x: Array) -> Array:
         """[... in] -> [... out] in the layer's dtype, the bias added before the one rounding."""
         if self.compute is not None:
-            return seen("linear", self.path, _scaled(self.compute, lambda x, w: mx.matmul(x, w.T), x, self))
-        x = x.astype(self.dtype)
-        y = mx.addmm(self.bias, x, self.weight.T) if "bias" in self else mx.matmul(x, self.weight.T)
-        return seen("linear", self.path, y)
+            y = _scaled(self.compute, lambda x, w: mx.matmul(x, w.T), x, self)
+        else:
+            x = x.astype(self.dtype)
+            y = mx.addmm(self.bias, x, self.weight.T) if "bias" in self else mx.matmul(x, self.weight.T)
+        return seen("linear", self.path, self.with_branch(x, y))
+
+    def with_branch(self, x: Array, y: Array) -> Array:
+        """y [... out] of x [... in], and what is beside the weight."""
+        if not self.branch:
+            return y
+        down, up = self.branch
+        return y + mx.matmul(mx.matmul(x.astype(down.dtype), down.T), up.T)
 
 
 class Embedding(mlx.nn.Module):

@@ -22,6 +22,7 @@ class QuantisedLinear(Linear):
         mlx.nn.Module.__init__(self)
         self.path, self.compute = linear.path, linear.compute
         self.code, self._dtype = code, dtype
+        self.branch: tuple[Array, ...] = ()
         if "bias" in linear:
             self.bias = linear.bias
 
@@ -54,7 +55,7 @@ class QuantisedLinear(Linear):
             return super().__call__(x)
         y = mx.quantized_matmul(x.astype(self.dtype), *self.packed, transpose=True, **_said(self.code))
         y = y + self.bias if "bias" in self else y
-        return seen("linear", self.path, y.astype(self.dtype))
+        return seen("linear", self.path, self.with_branch(x, y.astype(self.dtype)))
 
 
 def decode(codes: Array, scales: Array, biases: Array | None = None, *, code: Codes) -> Array:

@@ -40,9 +40,14 @@ def _scaled(compute: Compute, product: Callable[..., Tensor], x: Tensor, layer: 
     return y + (bias if isinstance(layer, Linear) else bias[:, None, None])
 
 
+def _product(x: Tensor) -> Callable[..., Tensor]:
+    return F.linear if multiplies(x.dtype, x.device.type) else _wide_linear
+
+
 class Linear(torch.nn.Linear):
     path = ""
     compute: Compute | None = None
+    branch: tuple[Tensor, Tensor] | None = None  # down [R in] and up [out R] of LoRAs, in the layer's dtype
 
     @property
     def dtype(self) -> torch.dtype:
@@ -54,10 +59,15 @@ class Linear(torch.nn.Linear):
         if self.compute is not None:
             wide = not multiplies(DTYPES[self.compute.dtype], x.device.type)
             y = _scaled(self.compute, _wide_linear if wide else F.linear, x, self)
-            return seen("linear", self.path, y)
-        x = x.to(self.dtype)
-        product = F.linear if multiplies(x.dtype, x.device.type) else _wide_linear
-        return seen("linear", self.path, product(x, self.weight, self.bias))
+        else:
+            x = x.to(self.dtype)
+            y = _product(x)(x, self.weight, self.bias)
+        return seen("linear", self.path, y if self.branch is None else y + self._beside(x.to(self.dtype), *self.branch))
+
+    def _beside(self, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
+        """[... in], [R in], [out R] -> [... out], in the layer's dtype."""
+        product = _product(x)
+        return product(product(x, down, None), up, None)
 
 
 class Embedding(torch.nn.Module):

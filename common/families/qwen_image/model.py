@@ -34,6 +34,7 @@ from qwenimg.common.runtime.text_cache import TextCache
 from qwenimg.common.runtime.vae import VAEHalves
 from qwenimg.common.weights.lora import Deltas
 from qwenimg.common.weights.precision import Precision
+from qwenimg.common.weights.residency import ONCE
 
 TEXT_TOKENS = 512  # of a prompt that the transformer sees, as in the reference
 KEPT_SCHEDULES = 2  # whose modulation is kept: 442 MB for 50 steps of the 20 B model
@@ -146,7 +147,8 @@ class QwenImage:
             self.texts.forget()
         if before["transformer"].plan.same_deltas(now["transformer"].plan):
             return
-        self._modulations.clear()
+        if not before["transformer"].plan.when(ONCE).same_deltas(now["transformer"].plan):
+            self._modulations.clear()
         if self._open is not before["transformer"]:  # of which some is streamed
             self.free_transformer()
         if self._transformer is not None:

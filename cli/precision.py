@@ -1,0 +1,98 @@
+"""What each precision policy costs and gives on this machine, for a model."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from qwenimg.backends import NAMES
+
+if TYPE_CHECKING:
+    from qwenimg.common.measure.precision import Report
+
+_FILE = click.Path(path_type=Path, readable=False)
+STEPS = 5  # the first and the last are looked at, those between are timed
+
+
+@click.command("precision")
+@click.argument("model", default="shapes")
+@click.option("--backend", type=click.Choice(NAMES), default="auto", metavar="|".join(NAMES), help="Default auto.")
+@click.option("--policies", metavar="NAMES", help="Beside fp32, such as bf16,fp16; default every one of the model's.")
+@click.option("-p", "--prompt", default="a red circle", metavar="TEXT", help="Default: a red circle.")
+@click.option("--size", metavar="WxH", help="Default the model's, on a CPU half of it a side.")
+@click.option("--steps", type=click.IntRange(3, 1000), default=STEPS, metavar="N", help=f"Default {STEPS}.")
+@click.option("-s", "--seed", type=click.IntRange(0, 2**64 - 1), default=0, metavar="N", help="Default 0.")
+@click.option("--json", "as_json", type=_FILE, metavar="FILE", help="Write all figures.")
+@click.option("--plot", type=_FILE, metavar="FILE", help="Write the charts as a PNG.")
+@click.option("--html", "as_html", type=_FILE, metavar="FILE", help="Write a page with tables and charts.")
+@click.option("--overwrite", is_flag=True, help="Replace files that exist.")
+def precision(
+    model: str,
+    backend: str,
+    policies: str | None,
+    prompt: str,
+    size: str | None,
+    steps: int,
+    seed: int,
+    as_json: Path | None,
+    plot: Path | None,
+    as_html: Path | None,
+    overwrite: bool,
+) -> int:
+    """Draws one picture under each precision policy on this machine, and says which to take.
+
+    MODEL is a name, folder or file; without one the built-in model. For each policy: seconds a step, memory, and how
+    far latents and picture are from float32 (from float64 on torch's CPU, for a model of up to 100 million
+    parameters). For each block: its largest activation, how much float16 has left for it, and the error of each policy.
+    """
+    from qwenimg.cli import streams
+    from qwenimg.common.base import atomic_files
+    from qwenimg.common.measure import charts, precision_page
+    from qwenimg.common.numbers.sizes import parse_size
+
+    for path in (as_json, plot, as_html):
+        if path is not None:
+            atomic_files.check_output(path, overwrite=overwrite)
+    picture = {"prompt": prompt, "steps": steps, "seed": seed}
+    report = _measured(model, backend, policies, None if size is None else parse_size(size), picture)
+    streams.put("\n".join(precision_page.lines(report)).encode() + b"\n")
+    if as_json is not None:
+        data = json.dumps(report.as_json(), indent=1, allow_nan=False).encode() + b"\n"
+        atomic_files.write_atomic(as_json, data, overwrite=overwrite)
+    if plot is not None:
+        atomic_files.write_atomic(plot, charts.png(precision_page.charts(report)), overwrite=overwrite)
+    if as_html is not None:
+        atomic_files.write_atomic(as_html, precision_page.page(report).encode(), overwrite=overwrite)
+    return 0
+
+
+def _measured(
+    model: str, backend: str, policies: str | None, size: tuple[int, int] | None, picture: dict[str, Any]
+) -> Report:
+    from qwenimg import backends
+    from qwenimg.cli import streams
+    from qwenimg.common.families import registry
+    from qwenimg.common.hub.resolve import resolve
+    from qwenimg.common.measure.precision import SMALL, Asked, Measuring, chosen, measure
+
+    with ExitStack() as stack:
+        resolved = resolve(model)
+        opened = registry.open_model(resolved.folder)
+        stack.callback(opened.checkpoint.close)
+        names = chosen(policies, opened.family.precision)
+        opened.checkpoint.read_tokenizers()
+        defaults = opened.defaults(resolved.known)
+        engine = backends.load(backend)
+        device = Measuring(opened, engine, resolved.name, defaults)
+        width, height = size or device.size()
+        asked = Asked(width=width, height=height, **picture)
+        device.pipe.check(**asdict(asked))
+        exact = None
+        if opened.checkpoint.parameters <= SMALL and backends.installed("cpu"):
+            exact = Measuring(opened, backends.load("cpu"), resolved.name, defaults)
+        return measure(device, exact, asked, names, lambda text: streams.say(f"drawing in {text}"))

@@ -1,0 +1,143 @@
+"""The folders in which other programs keep models: files are found there by name, and nothing is copied.
+
+Under a folder that was given, or under its `models`, each kind has the names that ComfyUI gives it; an
+`extra_model_paths.yaml` beside them adds more, as in ComfyUI.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.hf_cache import find_cached
+from qwenimg.common.base.safe_files import absolute, is_file, is_folder, kind
+from qwenimg.common.base.text import clean, shown_path
+from qwenimg.common.families import catalog
+from qwenimg.common.hub import comfy_paths
+from qwenimg.common.pipeline import lora_text
+
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "model": ("checkpoints", "diffusers"),
+    "transformer": ("diffusion_models", "unet"),
+    "text_encoder": ("text_encoders", "clip"),
+    "vae": ("vae",),
+    "lora": ("loras",),
+}
+"""What is looked for, by the option that asks for it: the names of ComfyUI's folders."""
+SUFFIXES = (".safetensors", ".gguf")
+MAX_ENTRIES = 20_000  # that are looked through for one name
+MAX_DEPTH = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFolders:
+    """Of each kind the folders, in the order in which they are searched."""
+
+    given: tuple[Path, ...]  # in which a name counts from the folder itself, and nothing below is searched
+    folders: Mapping[str, tuple[Path, ...]]
+
+    def locate(self, name: str, kind_: str) -> str:
+        """`name`, or the path of the file or folder of that name, with its suffix or without; a path, a known model
+        and what the hub's cache has come first. Raises ModelError for a file that is nowhere."""
+        if not self.given or _is_elsewhere(name, kind_):
+            return name
+        found = next(self._candidates(name, kind_), None)
+        if found is not None:
+            return str(found)
+        if name.lower().endswith(SUFFIXES):
+            places = ", ".join(shown_path(path, 60) for path in self.given[:3])
+            raise ModelError(f"{clean(name, 100)}: no such file, nor a {KINDS[kind_][0]} of --models-dir {places}")
+        return name
+
+    def lora(self, text: str) -> str:
+        """A request's `lora` with the paths of what is found."""
+        asked = lora_text.parse(text)
+        names = [self.locate(one.name, "lora") for one in asked]
+        if any(";" in name for name in names) or names == [one.name for one in asked]:
+            return text
+        return "; ".join(f"{name}:{one.strength!r}" for name, one in zip(names, asked, strict=True))
+
+    def _candidates(self, name: str, kind_: str) -> Iterator[Path]:
+        """In a folder by its whole name, then anywhere below one by the last part of it."""
+        spelled = [name, *(name + suffix for suffix in SUFFIXES)]
+        for folder in (*self.folders[kind_], *self.given):
+            yield from (path for each in spelled if _is_model(path := folder / each, kind_))
+        if os.sep not in name:
+            wanted = set(spelled)
+            for folder in self.folders[kind_]:
+                yield from (path for path in _below(folder) if path.name in wanted and _is_model(path, kind_))
+
+
+def read_folders(given: Sequence[Path]) -> ModelFolders:
+    """Of the folders, or files such as extra_model_paths.yaml, that were given. Raises UsageError where one is not
+    there, and ModelError for a file of paths that cannot be read."""
+    folders: dict[str, list[Path]] = {kind_: [] for kind_ in KINDS}
+    paths = [absolute(Path(os.path.expanduser(path))) for path in given]  # noqa: PTH111 (raises for no such user)
+    for path in paths:
+        found = kind(path)
+        if found not in ("file", "folder"):
+            raise UsageError(
+                f"--models-dir {shown_path(path)}: {'no such folder' if found is None else 'is no folder'}"
+            )
+        roots = [path, path / "models"] if found == "folder" else []
+        for kind_, names in KINDS.items():
+            folders[kind_] += [root / name for root in roots for name in names]
+        for file in [path] if found == "file" else _lists(path):
+            for name, more in comfy_paths.read_paths(file).items():
+                for kind_ in (kind_ for kind_, names in KINDS.items() if name in names):
+                    folders[kind_] += more
+    there = {kind_: tuple(dict.fromkeys(filter(_is_there, found))) for kind_, found in folders.items()}
+    return ModelFolders(given=tuple(paths), folders=there)
+
+
+def _lists(folder: Path) -> Iterable[Path]:
+    places = [folder, folder.parent] if folder.name == "models" else [folder]
+    return [place / comfy_paths.NAME for place in places if os.path.lexists(place / comfy_paths.NAME)]
+
+
+def _is_there(folder: Path) -> bool:
+    try:
+        return is_folder(folder)
+    except ModelError:  # no permission, or a link to itself
+        return False
+
+
+def _is_elsewhere(name: str, kind_: str) -> bool:
+    path = Path(os.path.expanduser(name))  # noqa: PTH111
+    known = kind_ == "model" and (catalog.find(name) is not None or catalog.refusal(name) is not None)
+    return known or path.is_absolute() or os.path.lexists(path) or find_cached(name) is not None
+
+
+def _is_model(path: Path, kind_: str) -> bool:
+    """A file, or of a whole model its folder."""
+    try:
+        if is_file(path):
+            return path.name.lower().endswith(SUFFIXES)
+        return kind_ == "model" and is_folder(path) and is_file(path / "model_index.json")
+    except ModelError:
+        return False
+
+
+def _below(root: Path) -> Iterator[Path]:
+    """What is in `root` and the folders below it, the nearest first."""
+    left, level = MAX_ENTRIES, [root]
+    for _ in range(MAX_DEPTH):
+        deeper: list[Path] = []
+        for folder in level:
+            try:
+                with os.scandir(folder) as entries:
+                    names = []
+                    for entry in entries:
+                        left -= 1
+                        if left < 0:
+                            return
+                        names.append((entry.name, entry.is_dir()))
+            except (OSError, ValueError):
+                continue
+            for name, is_dir in sorted(names):
+                yield folder / name
+                deeper += [folder / name] if is_dir and not name.startswith(".") else []
+        level = deeper

@@ -1,0 +1,276 @@
+"""`qwenimg precision`: one picture under each policy on this device, against float32 or float64, block by block.
+
+All policies get the same prompt, size, seed and schedule. The largest activations are those of the first and last step,
+of the texts and of the decoding; the error of a block is that of its last result in the first step, with all that came
+before computed in the policy too. The steps between are timed with nobody looking.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from qwenimg.common.base.errors import DoesNotFit, NumericsError, UsageError
+from qwenimg.common.base.text import clean
+from qwenimg.common.families.registry import Opened
+from qwenimg.common.measure.activations import Block, Blocks
+from qwenimg.common.pipeline.pipeline import Pipeline
+from qwenimg.common.pipeline.request import Defaults
+from qwenimg.common.pipeline.result import Result
+from qwenimg.common.runtime.engine import Engine
+from qwenimg.common.runtime.runtime import Runtime
+from qwenimg.common.weights import presets
+from qwenimg.common.weights.precision import FP64, Kind, Precision, bases
+from qwenimg.common.weights.presets import Choice
+from qwenimg.common.weights.residency import ALWAYS
+
+FLOAT16_MAX = 65504.0
+NEAR = 40.0  # dB of a picture to the reference's from which on they are taken for the same: 1 % of the range
+AS_FAST = 1.2  # times the fastest's seconds: within this, a few steps do not tell two policies apart
+MAX_FP32_ERROR = 1e-5  # of a product
+SMALL = 100 * 10**6  # parameters, up to which float64 on a CPU is the reference
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is drawn under every policy."""
+
+    prompt: str
+    width: int
+    height: int
+    steps: int
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One policy on one device."""
+
+    policy: str
+    where: str  # the device
+    fault: str = ""  # why there is no picture
+    seconds: float | None = None  # of a step, the median
+    weights: int = 0  # bytes of the denoiser's
+    peak: int | None = None  # bytes, of arrays
+    latents_error: float | None = None  # relative L2, against the reference
+    pixels_error: float | None = None  # mean square, of 255 squared
+    blocks: list[Block] = field(default_factory=list)
+
+    @property
+    def psnr(self) -> float | None:
+        """dB, infinite for the same pixels."""
+        if self.pixels_error is None:
+            return None
+        return 10 * math.log10(255**2 / self.pixels_error) if self.pixels_error else math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    model: str
+    backend: str
+    device: str
+    versions: Mapping[str, str]
+    asked: Asked
+    reference: str  # of latents and pictures: `fp64 on CPU ...`
+    compared: str  # the policy that blocks are compared with
+    runs: list[Run]
+    recommended: str
+    why: str
+    auto: Choice
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Of the policy that blocks are compared with."""
+        return next((run.blocks for run in self.runs if run.policy == self.compared), [])
+
+    def as_json(self) -> dict[str, Any]:
+        made = asdict(self)
+        for row, run in zip(made["runs"], self.runs, strict=True):
+            row["psnr"] = None if run.psnr is None or math.isinf(run.psnr) else run.psnr
+            for block in row["blocks"]:
+                del block["values"]
+                block["largest"] = None if not math.isfinite(block["largest"]) else block["largest"]
+        return made
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Drawn:
+    run: Run
+    result: Result | None
+
+
+class Measuring:
+    """A model on an engine, ready to be drawn with under one policy after the other."""
+
+    def __init__(self, opened: Opened, engine: Engine, name: str, defaults: Defaults):
+        self.opened, self.engine = opened, engine
+        self.kind = opened.family.precision
+        runtime = Runtime(engine, bases(self.kind)["fp32"], _quiet)
+        model = opened.family.model(runtime, opened.checkpoint, None)
+        self.pipe = Pipeline(model, name=name, family=opened.family.name, defaults=defaults)
+
+    def size(self) -> tuple[int, int]:
+        """Width and height: the model's, and half of it a side on a CPU, which is slow."""
+        usual, part = self.pipe.defaults, 1 if self.engine.on_gpu else 2
+        return usual.width // part, usual.height // part
+
+    def draw(self, policy: Precision, asked: Asked) -> _Drawn:
+        """The picture under `policy`, or why there is none."""
+        runtime = self.pipe.runtime
+        runtime.precision = replace(policy, kind=self.kind)
+        runtime.choice = Choice(preset="", precision=policy.name)
+        self.pipe.model.renew("transformer")
+        seen = Blocks(self.engine, self.opened.checkpoint)
+        self.engine.peak_memory()
+        try:
+            result, seconds, fault = *self._steps(asked, seen), ""
+        except (DoesNotFit, NumericsError) as error:
+            result, seconds, fault = None, None, str(error)
+        return _Drawn(
+            run=Run(
+                policy=policy.name,
+                where=self.engine.device,
+                fault=fault,
+                seconds=seconds,
+                weights=self._weights(runtime.precision),
+                peak=self.engine.peak_memory(),
+                blocks=seen.found(),
+            ),
+            result=result,
+        )
+
+    def _steps(self, asked: Asked, seen: Blocks) -> tuple[Result, float | None]:
+        """Looks at the first step, the last and the decoding, and times what is between."""
+        stream = self.pipe.stream(**asdict(asked))
+        timed: list[float] = []
+        index, total = 0, asked.steps
+        while True:
+            watched = index == 0 or index >= total - 1
+            with self.engine.observe(seen) if watched else nullcontext():
+                event = next(stream)
+            if isinstance(event, Result):
+                return event, median(timed) if timed else None
+            timed += [] if watched else [event.seconds]
+            index, total = event.index, event.total
+            seen.end_of_first()
+
+    def _weights(self, policy: Precision) -> int:
+        component = self.opened.checkpoint[self.opened.family.denoiser]
+        return component.stored(policy).when(ALWAYS).nbytes
+
+
+def _quiet(kind: str, text: str) -> None:
+    """Where nobody listens."""
+
+
+def measure(
+    device: Measuring, exact: Measuring | None, asked: Asked, policies: Sequence[str], tell: Callable[[str], None]
+) -> Report:
+    """Draws under float32, under `policies`, and where `exact` is given, in float64 there. tell: is told what is drawn.
+
+    Where float32 does not fit, the next of the policies that does is what the others are compared with. Raises
+    NumericsError on a device whose float32 is not."""
+    error = device.engine.check_fp32()
+    if not error <= MAX_FP32_ERROR:
+        raise NumericsError(f"float32 products on {device.engine.device} are off by {error:.1e}; see qwenimg doctor")
+    known, drawn = bases(device.kind), list[_Drawn]()
+    if exact is not None:
+        tell(f"fp64 on {exact.engine.device}")
+        drawn.append(exact.draw(FP64, asked))
+    for name in dict.fromkeys(["fp32", *policies]):
+        tell(name)
+        drawn.append(device.draw(known[name], asked))
+    on_device = [one.run for one in drawn if one.run.policy != "fp64"]
+    reference = next((one for one in drawn if one.result is not None), None)
+    compared = next((run for run in on_device if not run.fault), on_device[0])
+    runs = [_compared(one, reference, compared) for one in drawn if one.run.policy != "fp64"]
+    auto = presets.choose(
+        presets.AUTO,
+        presets.AUTO,
+        device.kind,
+        device.engine.facts,
+        device.opened.checkpoint.largest,
+        device.engine.free_memory(),
+    )
+    recommended, why = recommend(runs)
+    return Report(
+        model=device.pipe.model_name,
+        backend=device.engine.name,
+        device=device.engine.device,
+        versions=device.engine.versions(),
+        asked=asked,
+        reference="" if reference is None else f"{reference.run.policy} on {reference.run.where}",
+        compared=compared.policy,
+        runs=runs,
+        recommended=recommended,
+        why=why,
+        auto=auto,
+    )
+
+
+def _compared(one: _Drawn, reference: _Drawn | None, compared: Run) -> Run:
+    """Its run with its errors."""
+    against = {block.key: block for block in compared.blocks}
+    blocks = [replace(block, error=block.distance(against.get(block.key))) for block in one.run.blocks]
+    if one.result is None or reference is None or reference.result is None:
+        return replace(one.run, blocks=blocks)
+    made, best = one.result, reference.result
+    difference = made.pixels.astype(np.float64) - best.pixels
+    return replace(
+        one.run,
+        blocks=blocks,
+        latents_error=relative(made.latents, best.latents),
+        pixels_error=float(np.mean(difference**2)),
+    )
+
+
+def relative(made: Any, best: Any) -> float:
+    """L2 of the difference to that of `best`."""
+    wide = best.astype(np.float64)
+    return float(np.linalg.norm(made - wide)) / max(float(np.linalg.norm(wide)), 1e-300)
+
+
+def chosen(text: str | None, kind: Kind) -> list[str]:
+    """The policies that are named in `text`, with commas between, or all of a kind's. Raises UsageError."""
+    if text is None:
+        return list(kind.bases)
+    names = [name.strip().lower() for name in text.split(",")]
+    for name in names:
+        if name not in kind.bases:
+            raise UsageError(
+                f"--policies {clean(text, 40)!r}: {clean(name, 40)!r} is not one of {', '.join(kind.bases)}"
+            )
+    return names
+
+
+def recommend(runs: Sequence[Run]) -> tuple[str, str]:
+    """The policy to take, and why: of those that are near the reference, the one of the fastest with the least error.
+    Plain float16 is none of them, since a single picture does not show that it never overflows."""
+    made = [run for run in runs if not run.fault and run.policy != "fp16-plain"]
+    if not made:
+        return "", "no policy gave a picture here"
+    near = [run for run in made if (run.psnr or 0) >= NEAR]
+    if not near:
+        best = min(made, key=_error)
+        return best.policy, f"no picture is within {NEAR:.0f} dB of the reference, and this one is the nearest"
+    fastest = min(_seconds(run) for run in near)
+    fast = [run for run in near if _seconds(run) <= AS_FAST * fastest]
+    best = min(fast, key=_error)
+    others = [run.policy for run in fast if run is not best]
+    of = f"of the {len(near)} whose picture is within {NEAR:.0f} dB of the reference it is the fastest"
+    also = f", as {' and '.join(others)} within {AS_FAST - 1:.0%}, and the nearest of these" if others else ""
+    return best.policy, of + also
+
+
+def _error(run: Run) -> float:
+    return math.inf if run.latents_error is None else run.latents_error
+
+
+def _seconds(run: Run) -> float:
+    return math.inf if run.seconds is None else run.seconds

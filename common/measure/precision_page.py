@@ -1,0 +1,177 @@
+"""What `qwenimg precision` found, as lines for a terminal, as charts, and as one self-contained page."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+
+from qwenimg.common.base.amounts import size_text
+from qwenimg.common.base.text import aligned, clean
+from qwenimg.common.measure.activations import Block
+from qwenimg.common.measure.charts import Chart, Series, svg
+from qwenimg.common.measure.precision import FLOAT16_MAX, Report, Run
+
+SHOWN = 12  # blocks in a terminal
+Row = tuple[str, ...]
+_STYLE = """\
+body { font: 15px/1.5 sans-serif; color: #222; max-width: 1000px; margin: 2em auto; padding: 0 1em }
+table { border-collapse: collapse; margin: 1em 0 } td, th { padding: 2px 12px 2px 0; text-align: right }
+td:first-child, th:first-child, td.text, th.text { text-align: left } tr { border-bottom: 1px solid #ddd }
+.beyond { color: #b00020; font-weight: bold } svg { width: 100%; height: auto }"""
+
+
+def lines(report: Report) -> list[str]:
+    """Of the blocks those that are nearest to float16's end."""
+    blocks = sorted(report.blocks, key=lambda block: -_order(block))
+    head, rows = _block_rows(report, blocks[:SHOWN])
+    left = len(blocks) - SHOWN
+    return [
+        _about(report),
+        "",
+        *aligned([_POLICY_HEAD, *policy_rows(report)]),
+        *(f"{run.policy}: {run.fault}" for run in report.runs if run.fault),
+        "",
+        f"largest |activation|, headroom to float16's {FLOAT16_MAX:.0f}, errors against {report.compared}:",
+        *aligned([head, *rows]),
+        *([f"and {left} blocks with more headroom (--json, --html)"] if left > 0 else []),
+        "",
+        *conclusions(report),
+    ]
+
+
+def conclusions(report: Report) -> list[str]:
+    auto = report.auto
+    name = f"--precision {report.recommended}" if report.recommended else "nothing"
+    return [
+        f"recommended here: {name}, since {report.why}",
+        f"--preset auto chooses {auto.precision}, since {auto.reason}",
+        *beyond(report),
+    ]
+
+
+def beyond(report: Report) -> list[str]:
+    """A line for each part of the model that plain float16 does not hold, or hardly."""
+    found = []
+    for part in dict.fromkeys(block.part for block in report.blocks):
+        worst = max((block for block in report.blocks if block.part == part), key=_order)
+        if not worst.largest <= FLOAT16_MAX / 8:
+            where = f"{worst.name}, {worst.at}"
+            verb = "holds little more than" if worst.largest <= FLOAT16_MAX else "does not hold"
+            found.append(f"float16 {verb} the {part}: {_size(worst.largest)} at {where}")
+    return found
+
+
+def charts(report: Report) -> list[Chart]:
+    """The largest activations, and the errors of the policies."""
+    blocks, made = report.blocks, [run for run in report.runs if any(block.error for block in run.blocks)]
+    places = [block.name for block in blocks]
+    by_key = [{block.key: block.error for block in run.blocks} for run in made]
+    errors = [
+        Series(name=run.policy, values=[found.get(block.key) for block in blocks])
+        for run, found in zip(made, by_key, strict=True)
+    ]
+    sizes = [
+        Series(name=part, values=[_plotted(block) if block.part == part else None for block in blocks])
+        for part in dict.fromkeys(block.part for block in blocks)
+    ]
+    limit = (FLOAT16_MAX, "float16 ends")
+    return [
+        Chart(title=f"Largest |activation| in {report.compared}", places=places, series=sizes, limit=limit),
+        Chart(title=f"Relative error against {report.compared}, first step", places=places, series=errors),
+    ]
+
+
+def page(report: Report) -> str:
+    """One HTML file with everything in it: no script, no font and no picture from elsewhere."""
+    title = html.escape(f"Precision of {clean(report.model, 80)}")
+    head, rows = _block_rows(report, report.blocks)
+    told = "".join(f"<p>{html.escape(line)}</p>" for line in conclusions(report))
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    return "\n".join(
+        [
+            '<!doctype html><html lang="en"><meta charset="utf-8">',
+            f"<title>{title}</title><style>{_STYLE}</style>",
+            f"<h1>{title}</h1><p>{html.escape(_about(report))}; {html.escape(versions)}.</p>",
+            told,
+            "<h2>Policies</h2>",
+            _table(_POLICY_HEAD, policy_rows(report)),
+            *(f"<p>{html.escape(f'{run.policy}: {run.fault}')}</p>" for run in report.runs if run.fault),
+            *(f"<h2>{html.escape(chart.title)}</h2>{svg(chart)}" for chart in charts(report)),
+            "<h2>Blocks</h2>",
+            f"<p>Headroom: how many times larger the largest activation may be until float16, which ends at "
+            f"{FLOAT16_MAX:.0f}, does not hold it. Errors are of the block's last result in the first step.</p>",
+            _table(head, rows),
+            "</html>",
+            "",
+        ]
+    )
+
+
+def _about(report: Report) -> str:
+    asked = report.asked
+    reference = f"against {report.reference}" if report.reference else "with no reference"
+    return (
+        f"{clean(report.model, 80)}, {report.backend} on {report.device}: {clean(asked.prompt, 80)!r}, "
+        f"{asked.width}x{asked.height}, {asked.steps} steps, seed {asked.seed}; pictures and latents {reference}"
+    )
+
+
+# Tables
+
+_POLICY_HEAD: Row = ("policy", "s/step", "weights", "peak", "latents", "picture")
+
+
+def policy_rows(report: Report) -> list[Row]:
+    return [_policy_row(run) for run in report.runs]
+
+
+def _policy_row(run: Run) -> Row:
+    seconds = "-" if run.seconds is None else f"{run.seconds:.3f}"
+    peak = "-" if run.peak is None or run.fault else size_text(run.peak)
+    latents = "-" if run.latents_error is None else f"{run.latents_error:.1e}"
+    picture = "none" if run.psnr is None else "the same" if math.isinf(run.psnr) else f"{run.psnr:.1f} dB"
+    return run.policy, seconds, size_text(run.weights), peak, latents, picture
+
+
+def _block_rows(report: Report, blocks: Sequence[Block]) -> tuple[Row, list[Row]]:
+    others = [run for run in report.runs if run.policy != report.compared]
+    found = [{block.key: block for block in run.blocks} for run in others]
+    rows = []
+    for block in blocks:
+        errors = (_error(by_key.get(block.key)) for by_key in found)
+        headroom = f"{FLOAT16_MAX / block.largest:,.1f}x" if 0 < block.largest < math.inf else "-"
+        rows.append((f"{block.part} {block.name}", _size(block.largest), headroom, *errors))
+    return ("block", "largest", "headroom", *(run.policy for run in others)), rows
+
+
+def _error(block: Block | None) -> str:
+    if block is None:
+        return "-"
+    if block.error is None:
+        return "-" if math.isfinite(block.largest) else "overflow"
+    return f"{block.error:.1e}"
+
+
+def _size(value: float) -> str:
+    return f"{value:.3g}" if math.isfinite(value) else "not finite"
+
+
+def _order(block: Block) -> float:
+    return block.largest if math.isfinite(block.largest) else math.inf
+
+
+def _plotted(block: Block) -> float | None:
+    return block.largest if 0 < block.largest < math.inf else None
+
+
+def _table(head: Row, rows: Sequence[Row]) -> str:
+    top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
+    body = "".join(f"<tr>{''.join(_cell(cell) for cell in row)}</tr>" for row in rows)
+    return f"<table><tr>{top}</tr>{body}</table>"
+
+
+def _cell(text: str) -> str:
+    """A factor below 1 is headroom that there is not."""
+    wrong = text == "overflow" or (text.endswith("x") and text.startswith("0."))
+    return f"<td class='beyond'>{html.escape(text)}</td>" if wrong else f"<td>{html.escape(text)}</td>"

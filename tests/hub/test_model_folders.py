@@ -1,0 +1,224 @@
+"""Models found by name in the folders of other programs, and the file in which ComfyUI lists more of them."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from cli_runner import cli
+from safetensors.torch import load_file, save_file
+
+from qwenimg.cli import config
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.hub import comfy_paths, model_folders
+from qwenimg.common.hub.comfy_paths import read_paths
+from qwenimg.common.hub.model_folders import read_folders
+from qwenimg.common.pipeline.recipe import recipe_from_png
+
+# As ComfyUI's example has it, with the comments taken away; and as other people write it.
+EXAMPLE = """\
+#Rename this to extra_model_paths.yaml and ComfyUI will load it
+
+a111:
+    base_path: path/to/stable-diffusion-webui/
+
+    checkpoints: models/Stable-diffusion
+    configs: models/Stable-diffusion
+    vae: models/VAE
+    loras: |
+         models/Lora
+         models/LyCORIS
+    hypernetworks: models/hypernetworks
+
+comfyui:
+  base_path: "/opt/Comfy UI/"   # where it is
+  # You can use is_default to mark that these folders should be listed first
+  is_default: true
+  text_encoders: |-
+       models/text_encoders/
+       models/clip/  # legacy location still supported
+  'unet': ~/unets
+  clip_vision:
+"""
+
+
+def write(path: Path, text: str | bytes = b"x") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def test_comfyuis_own_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    webui = tmp_path / "path/to/stable-diffusion-webui"
+    assert read_paths(write(tmp_path / comfy_paths.NAME, EXAMPLE)) == {
+        "checkpoints": [webui / "models/Stable-diffusion"],
+        "configs": [webui / "models/Stable-diffusion"],
+        "vae": [webui / "models/VAE"],
+        "loras": [webui / "models/Lora", webui / "models/LyCORIS"],
+        "hypernetworks": [webui / "models/hypernetworks"],
+        "text_encoders": [Path("/opt/Comfy UI/models/text_encoders"), Path("/opt/Comfy UI/models/clip")],
+        "unet": [Path("/home/someone/unets")],
+        "clip_vision": [],
+    }
+
+
+def test_the_same_as_a_yaml_parser_reads(tmp_path: Path) -> None:
+    """PyYAML, where it is installed, on texts without comments in blocks, which to it are part of a path."""
+    yaml = pytest.importorskip("yaml")
+    text = EXAMPLE.replace("  # legacy location still supported", "")
+    expected: dict[str, list[Path]] = {}
+    for group in yaml.safe_load(text).values():
+        base = Path(group.pop("base_path"))
+        group.pop("is_default", None)
+        for key, value in group.items():
+            lines = [line for line in (value or "").split("\n") if line]
+            expected.setdefault(key, []).extend(tmp_path / base / os.path.expanduser(line) for line in lines)  # noqa: PTH111
+    assert read_paths(write(tmp_path / "a.yaml", text)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("checkpoints: /x", "line 1"),
+        ("a:\n  - /x", "line 2, '- /x', is not `name: path`"),
+        ("a:\n  vae: [/x]", "is not a path"),
+        ("a:\n  vae: &b /x\n  loras: *b", "is not a path"),
+        ("a: &a\n  vae: x", "line 1"),
+        ("a:\n  <<: *a", "line 2"),
+        ("a:\n  vae: !!python/object:os.system x", "is not a path"),
+        ("a:\n\tvae: x", "tabs"),
+        ("a:\n  vae: x\n   loras: y", "line 3"),
+        ("a:\n  vae: x\n  vae: y", "twice"),
+        ("  a:\n vae: x", "line 1"),
+        ("a:\n  vae: x\0y", "zero byte"),
+        ("a:\n  \x1b[2J: x", "\\x1b"),
+        (b"a:\n  vae: \xff", "not UTF-8 (byte 10)"),
+        ("a:\n" + "".join(f"  k{i}: x\n" for i in range(501)), "more than 500"),
+        ("a:\n" + "  " * 40_000, "bytes; at most"),
+        ("[" * 60_000, "line 1"),
+        ("a:\n  k: |\n" + "   x\n" * 10_000, "more than 500"),
+    ],
+)
+def test_other_texts_are_one_line(tmp_path: Path, text: str | bytes, words: str) -> None:
+    path = write(tmp_path / comfy_paths.NAME, text)
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    with pytest.raises(ModelError) as caught:
+        read_paths(path)
+    assert time.perf_counter() - start < 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 * 1024
+    shown = str(caught.value)
+    print(shown)
+    assert words in shown and comfy_paths.NAME in shown and shown.isprintable() and len(shown) <= 300
+
+
+@pytest.mark.parametrize("what", ["fifo", "folder", "loop"])
+def test_a_list_that_is_no_file(tmp_path: Path, what: str) -> None:
+    path = tmp_path / comfy_paths.NAME
+    {"fifo": os.mkfifo, "folder": os.mkdir, "loop": lambda p: p.symlink_to(p)}[what](path)
+    with pytest.raises(ModelError, match="extra_model_paths"):
+        read_folders([tmp_path])
+
+
+@pytest.fixture
+def comfy(tmp_path: Path, cache: Path) -> Path:
+    """A ComfyUI with a file of each kind, and a list of more folders."""
+    root = tmp_path / "ComfyUI"
+    for name in (
+        "checkpoints/a.safetensors",
+        "diffusion_models/qwen/a.safetensors",
+        "unet/b.gguf",
+        "text_encoders/t.safetensors",
+        "clip/t.safetensors",
+        "vae/deep/er/v.safetensors",
+        "loras/style.safetensors",
+    ):
+        write(root / "models" / name)
+    write(root / "models/diffusers/tiny/model_index.json", "{}")
+    write(tmp_path / "elsewhere/extra.safetensors")
+    write(root / comfy_paths.NAME, f"more:\n  base_path: {tmp_path}\n  loras: elsewhere\n  clip: |\n    elsewhere\n")
+    return root
+
+
+@pytest.mark.parametrize("given", ["ComfyUI", "ComfyUI/models"])
+def test_each_kind_is_looked_for_where_comfyui_has_it(comfy: Path, given: str, tmp_path: Path) -> None:
+    folders, models = read_folders([comfy.parent / given]), comfy / "models"
+    found = {
+        ("a.safetensors", "model"): models / "checkpoints/a.safetensors",
+        ("a", "model"): models / "checkpoints/a.safetensors",
+        ("tiny", "model"): models / "diffusers/tiny",
+        ("a.safetensors", "transformer"): models / "diffusion_models/qwen/a.safetensors",
+        ("qwen/a", "transformer"): models / "diffusion_models/qwen/a.safetensors",
+        ("b", "transformer"): models / "unet/b.gguf",
+        ("t.safetensors", "text_encoder"): models / "text_encoders/t.safetensors",
+        ("v", "vae"): models / "vae/deep/er/v.safetensors",
+        ("extra", "text_encoder"): tmp_path / "elsewhere/extra.safetensors",
+    }
+    for (name, kind), path in found.items():
+        assert folders.locate(name, kind) == str(path), (name, kind)
+    for name, kind in (("v", "model"), ("tiny", "vae"), ("qwen-image", "model"), ("nothing", "lora"), ("a/b", "vae")):
+        assert folders.locate(name, kind) == name
+    with pytest.raises(ModelError, match=r"v\.safetensors: no such file, nor a loras of --models-dir .*ComfyUI"):
+        folders.locate("v.safetensors", "lora")
+    style, extra = models / "loras/style.safetensors", tmp_path / "elsewhere/extra.safetensors"
+    assert folders.lora("style:0.25; extra ; none") == f"{style}:0.25; {extra}:1.0"
+    assert folders.lora("someone/lora:0.5") == "someone/lora:0.5"
+
+
+def test_what_is_there_by_that_name_comes_first(comfy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = read_folders([comfy])
+    monkeypatch.chdir(comfy.parent)
+    write(Path("a.safetensors"))
+    assert folders.locate("a.safetensors", "transformer") == "a.safetensors"
+    write(comfy.parent / "hf" / "models--qwen--a" / "snapshots" / ("0" * 40) / "config.json")
+    assert folders.locate("qwen/a", "transformer") == "qwen/a"
+
+
+def test_folders_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--models-dir .*nothing: no such folder"):
+        read_folders([tmp_path / "nothing"])
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="is no folder"):
+        read_folders([tmp_path / "pipe"])
+    assert read_folders([]).locate("a.safetensors", "vae") == "a.safetensors"
+
+
+def test_a_search_ends(comfy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links that lead back, and more files than are looked through."""
+    (comfy / "models/vae/back").symlink_to(comfy)
+    monkeypatch.setattr(model_folders, "MAX_ENTRIES", 50)
+    start = time.perf_counter()
+    for i in range(100):
+        write(comfy / f"models/vae/z{i}.txt")
+    assert read_folders([comfy]).locate("not there", "vae") == "not there"
+    assert time.perf_counter() - start < 1
+
+
+def test_a_picture_of_what_was_found_by_name(
+    tiny_folder: Path, comfy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the command line and by config.toml; the recipe has names and no paths."""
+    monkeypatch.chdir(tmp_path)
+    shutil.rmtree(comfy / "models/diffusers/tiny")
+    shutil.copytree(tiny_folder, comfy / "models/diffusers/tiny")
+    shards = [load_file(path) for path in (tiny_folder / "vae").glob("*.safetensors")]
+    vae = {name: value for shard in shards for name, value in shard.items()}
+    save_file(vae, comfy / "models/vae/deep/er/v.safetensors")
+    small = ("--size", "48x32", "--steps", "1", "--backend", "cpu", "--quiet", "-s", "1")
+    ran = cli("a red circle", "--models-dir", str(comfy), "-m", "tiny", "--vae", "v", *small, "-o", "a.png")
+    assert ran.code == 0, ran.err
+    recipe = recipe_from_png(Path("a.png"))
+    assert (recipe["model"], recipe["vae"]) == ("tiny", "v.safetensors")
+    assert str(tmp_path).encode() not in Path("a.png").read_bytes()
+    file = write(tmp_path / "config.toml", f'models_dir = "{tmp_path}{os.pathsep}{comfy}"\nmodel = "tiny"\n')
+    monkeypatch.setattr(config, "path", lambda: file)
+    ran = cli("a red circle", *small, "-o", "b.png")
+    assert ran.code == 0, ran.err
+    cli("a red circle", "--vae", "w.safetensors", *small, "-o", "c.png").refused(
+        5, "w.safetensors: no such file, nor a"
+    )
+    cli("a red circle", "--models-dir", "nowhere", *small, "-o", "c.png").refused(2, "nowhere: no such folder")
