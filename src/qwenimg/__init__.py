@@ -94,11 +94,10 @@ def load(
     it was pulled or has its parts elsewhere, else the built-in model, with a notice. backend: auto, mlx, cuda or cpu.
     precision: see `syntax` in `qwenimg.common.weights.precision`; `auto` is that of the preset: quality, balanced,
     fast, memory, or auto, chosen from device, memory and model. quantize: weights in 8, 6 or 4 bits, or by part:
-    text=8,transformer=4. fallback: where a value overflows, goes on in the next dtype, which holds it. notify(kind,
-    text) gets stages, warnings and notices.
+    text=8,transformer=4. max_memory: bytes or `12GB`; blocks that do not fit are streamed. fallback: where a value
+    overflows, goes on in the next dtype. notify(kind, text) gets stages, warnings and notices.
     transformer (or UNet), text_encoder, vae: folder or file of that part's weights, in the place of the model's.
-    For Stable Diffusion: refiner, of SDXL, ends each picture; tokenizer, CLIP's folder where the model is one file and
-    none is found; prediction, "eps" or "v" of a file.
+    For Stable Diffusion: refiner, of SDXL; tokenizer, CLIP's folder for one file; prediction, "eps" or "v" of a file.
     Everything about the files is checked before a framework is imported. Raises QwenimgError.
     """
     from contextlib import ExitStack
@@ -111,7 +110,6 @@ def load(
 
     arguments.check_paths(model=model, refiner=refiner)
     arguments.check_texts(backend=backend, precision=precision, preset=preset, quantize=quantize or "")
-    limit = amounts.parse_max(max_memory)
     parts = {"transformer": transformer, "text_encoder": text_encoder, "vae": vae, "tokenizer": tokenizer}
     choices = _choices(prediction, quantize, parts)
     resolved = resolve(None if model is None else str(model), offline=offline, without=choices.elsewhere)
@@ -120,8 +118,7 @@ def load(
         notify = notify or _ignore
         if model is None and resolved.known is catalog.BUILT_IN:
             notify("notice", builtin.notice(opened.checkpoint.parameters))
-        runtime, error = _runtime(opened, backend, precision, preset, notify)
-        runtime.max_memory = limit
+        runtime, error = _runtime(opened, backend, precision, preset, amounts.parse_max(max_memory), notify)
         pipeline = Pipeline(
             opened.family.model(runtime, opened.checkpoint, refining),
             name=resolved.name,
@@ -173,7 +170,12 @@ def _opened(
 
 
 def _runtime(
-    opened: Opened, backend: str, precision: str, preset: str, notify: Callable[[str, str], None]
+    opened: Opened,
+    backend: str,
+    precision: str,
+    preset: str,
+    max_memory: int | None,
+    notify: Callable[[str, str], None],
 ) -> tuple[Runtime, float]:
     """The backend with the policy that preset and precision give this model there, and the error of a float32 product.
 
@@ -194,7 +196,7 @@ def _runtime(
     _check_fp32(error, policy.name, engine.device)
     if choice.reason:
         notify("stage", f"--preset {choice.preset}: {policy.name}, since {choice.reason}")
-    return Runtime(engine, policy, notify, choice), error
+    return Runtime(engine, policy, notify, choice, max_memory), error
 
 
 def _ignore(kind: str, text: str) -> None:
