@@ -13,7 +13,7 @@ import mlx.nn
 from qwenimg.backends.mlx import load
 from qwenimg.common.runtime.read_ahead import ReadAhead, cycle
 from qwenimg.common.weights import streaming
-from qwenimg.common.weights.plan import LoadPlan, kept_arrays
+from qwenimg.common.weights.plan import LoadPlan
 
 
 class Stream:
@@ -32,7 +32,7 @@ class Stream:
         self._ahead: ReadAhead[list[list[mx.array]]] = ReadAhead(self._read)
 
     def _read(self, number: int) -> list[list[mx.array]]:
-        return [[mx.array(part) for part in kept_arrays(entry)] for entry in self.blocks[number]]
+        return [load.fetched_again(entry) for entry in self.blocks[number]]
 
     def _hook(self, block: mlx.nn.Module, number: int) -> None:
         """Gives `block` a class of its own, whose call streams: MLX has no hooks."""

@@ -11,7 +11,10 @@ import torch
 from qwenimg.backends.torch.ops import DTYPES, Linear
 from qwenimg.backends.torch.ops.cpu import laid_out
 from qwenimg.backends.torch.ops.quantised import QuantisedLinear
-from qwenimg.common.weights.plan import Entry, LoadPlan, kept_arrays, not_finite, read, read_branch
+from qwenimg.common.weights.affine import Coded
+from qwenimg.common.weights.arrays import ahead
+from qwenimg.common.weights.finite import read_finite
+from qwenimg.common.weights.plan import Entry, LoadPlan, read, read_branch, read_codes
 from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.storage import Packed
 
@@ -36,20 +39,9 @@ def empty(build: Callable[[], Model], precision: Precision | None = None, role: 
 
 def fill(model: torch.nn.Module, plan: LoadPlan, device: torch.device) -> None:
     """Reads every tensor of `plan` into the parameter of its name. Nothing may be missing from the model."""
-    for entry in plan.entries.values():
-        fill_one(model, entry, device)
+    for entry, found in ahead(plan.entries.values(), fetched):
+        put(model, entry, kept(entry, found, device))
     branch(model, plan, device)
-
-
-def fill_one(model: torch.nn.Module, entry: Entry, device: torch.device) -> None:
-    put(model, entry, read_tensors(entry, device))
-
-
-def read_tensors(entry: Entry, device: torch.device) -> list[torch.Tensor]:
-    """What is kept of `entry`: its values, or its codes and what they mean. Raises ModelError."""
-    if isinstance(entry.storage, Packed):
-        return [part.to(device) for part in converted(entry, kept_arrays(entry))]
-    return [tensor(entry, device)]
 
 
 def put(model: torch.nn.Module, entry: Entry, tensors: Sequence[torch.Tensor]) -> None:
@@ -89,6 +81,24 @@ def drop(model: torch.nn.Module, names: Iterable[str]) -> None:
             _put(model, name, getattr(owner, leaf).to("meta"))
 
 
+def fetched(entry: Entry) -> Coded | np.ndarray:
+    """What is read for `entry` as it is kept, finite. Raises ModelError."""
+    return read_codes(entry) if isinstance(entry.storage, Packed) else read_finite(entry)
+
+
+def fetched_again(entry: Entry) -> Coded | np.ndarray:
+    """The same, where it was checked before."""
+    return read_codes(entry) if isinstance(entry.storage, Packed) else read(entry)
+
+
+def kept(entry: Entry, found: Coded | np.ndarray, device: torch.device) -> list[torch.Tensor]:
+    """What is kept of `entry`, of what was fetched: its values, or its codes and what they mean."""
+    if not isinstance(found, Coded):
+        return [tensor(entry, device, found)]
+    codes, *rest = (torch.from_numpy(part).to(device) for part in found.arrays)
+    return [codes.view(torch.int32), *rest]
+
+
 def widen(model: torch.nn.Module, path: str) -> None:
     """Makes the module at `path` compute in float64, with the weights that it has: the reference of all comparisons."""
     top = model.get_submodule(path)
@@ -112,27 +122,13 @@ def _decoded(layer: QuantisedLinear) -> Linear:
     return made
 
 
-def tensor(entry: Entry, device: torch.device) -> torch.Tensor:
-    """One tensor of a checkpoint in the dtype of its storage, finite. Raises ModelError."""
-    stored, dtype = _stored(entry, read(entry)), DTYPES[entry.storage.dtype]
-    made = stored.to(device).to(dtype)  # in this order, so that the smaller dtype travels
-    extremes = torch.stack(torch.aminmax(made))  # NaN where there is one; unlike isfinite it takes no memory
-    if not bool(torch.isfinite(extremes).all()):
-        raise not_finite(entry, int((~torch.isfinite(stored)).sum()), float(stored.abs().max()), dtype)
-    return made
-
-
-def converted(entry: Entry, arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
-    """What is kept of `entry`, of the arrays that were read for it, unchecked."""
-    if isinstance(entry.storage, Packed):
-        codes, *rest = (torch.from_numpy(part) for part in arrays)
-        return [codes.view(torch.int32), *rest]
-    return [_stored(entry, arrays[0]).to(DTYPES[entry.storage.dtype])]
-
-
-def _stored(entry: Entry, array: np.ndarray) -> torch.Tensor:
-    stored = torch.from_numpy(array)
-    return stored.view(torch.bfloat16) if entry.dtype == "bfloat16" else stored
+def tensor(entry: Entry, device: torch.device, values: np.ndarray | None = None) -> torch.Tensor:
+    """One tensor of a checkpoint in the dtype of its storage, finite. `values`: what `read_finite` gave for it, where
+    it is read already. Raises ModelError."""
+    stored = torch.from_numpy(read_finite(entry) if values is None else values)
+    if entry.dtype == "bfloat16":
+        stored = stored.view(torch.bfloat16)
+    return stored.to(device).to(DTYPES[entry.storage.dtype])  # in this order, so that the smaller dtype travels
 
 
 def _pack(model: torch.nn.Module, entry: Entry, tensors: Sequence[torch.Tensor]) -> None:

@@ -18,7 +18,8 @@ import torch
 from qwenimg.backends.torch import load
 from qwenimg.common.runtime.read_ahead import ReadAhead, cycle
 from qwenimg.common.weights import streaming
-from qwenimg.common.weights.plan import LoadPlan, kept_arrays
+from qwenimg.common.weights.affine import Coded
+from qwenimg.common.weights.plan import LoadPlan
 
 Tensors = list[torch.Tensor]
 CPU = "cpu"
@@ -58,16 +59,17 @@ class _Files:
 
     def __init__(self, blocks: streaming.Blocks):
         self.blocks, self._checked = blocks, set[int]()
-        self._ahead: ReadAhead[list[list[np.ndarray[Any, Any]]]] = ReadAhead(
-            lambda number: [kept_arrays(entry) for entry in blocks[number]]
+        self._ahead: ReadAhead[list[Coded | np.ndarray[Any, Any]]] = ReadAhead(
+            lambda number: [load.fetched_again(entry) for entry in blocks[number]]
         )
 
     def take(self, number: int) -> list[Tensors]:
+        here = torch.device(CPU)
         if number not in self._checked:
             self._checked.add(number)
-            return [load.read_tensors(entry, torch.device(CPU)) for entry in self.blocks[number]]
+            return [load.kept(entry, load.fetched(entry), here) for entry in self.blocks[number]]
         found = self._ahead.take(number)
-        return [load.converted(entry, found.pop(0)) for entry in self.blocks[number]]
+        return [load.kept(entry, found.pop(0), here) for entry in self.blocks[number]]
 
     def start(self, number: int) -> None:
         if number in self._checked:
@@ -86,7 +88,8 @@ class _Host:
 
     def take(self, number: int) -> list[Tensors]:
         if number not in self._host:
-            read = (load.read_tensors(entry, torch.device(CPU)) for entry in self.blocks[number])
+            here = torch.device(CPU)
+            read = (load.kept(entry, load.fetched(entry), here) for entry in self.blocks[number])
             self._host[number] = [self._pinned(tensors) for tensors in read]
         if self._filled != number:
             self.start(number)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad, open_regular
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
@@ -20,7 +21,7 @@ STEMS = ("diffusion_pytorch_model", "model")
 _STEM = rf"(?:{'|'.join(STEMS)})"
 PLAIN = re.compile(rf"{_STEM}\.safetensors(\.index\.json)?")
 VARIANT = re.compile(rf"{_STEM}\.\w+\.safetensors(\.index\.json)?|{_STEM}\.safetensors\.index\.\w+\.json", re.ASCII)
-SHARD = re.compile(rf"({_STEM}(?:\.\w+)?)-\d+-of-\d+\.safetensors", re.ASCII)
+SHARD = re.compile(rf"({_STEM}(?:\.\w+)?)-(?P<number>\d{{1,9}})-of-\d{{1,9}}\.safetensors", re.ASCII)
 SHARD_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}\.safetensors")
 _STORED = re.compile(r"[0-9a-f]{64}")
 PICKLES = (".bin", ".ckpt", ".pt", ".pth")
@@ -58,12 +59,38 @@ def find_files(folder: Path) -> Found:
     except (OSError, ValueError) as error:
         raise bad(folder, f"cannot be listed: {getattr(error, 'strerror', None) or error}") from None
     for pattern in (PLAIN, VARIANT):
-        candidates = [name for name in names if pattern.fullmatch(name)]
+        candidates = [name for name in names if pattern.fullmatch(name) and not _is_stale(folder / name, names)]
         if len(candidates) > 1:
             raise bad(folder, f"holds {_listed(candidates)}: keep the one to use and move the others away")
         if candidates:
             return _found(folder / candidates[0])
+    if any(_is_stale(folder / name, names) for name in names if PLAIN.fullmatch(name)):
+        return Found(files=tuple(folder / name for name in _all_shards(names)))
     raise bad(folder, _why_nothing(names))
+
+
+def _is_stale(path: Path, names: list[str]) -> bool:
+    """Whether it is an index of shards of which not one is here, while the whole model is in other files: as is left
+    where a model is written again into fewer of them."""
+    if path.suffix != ".json":
+        return False
+    try:
+        listed = set(_read_weight_map(path).values())
+    except ModelError:
+        return False
+    shards = all(SHARD.fullmatch(name) for name in listed) and listed.isdisjoint(names)
+    one = path.name.removesuffix(".index.json")
+    return bool(listed) and shards and (one in names or bool(_all_shards(names)))
+
+
+def _all_shards(names: list[str]) -> list[str]:
+    """Every shard of the one model that is here, where none is missing; else nothing."""
+    found = [match for name in names if (match := SHARD.fullmatch(name))]
+    ends = {match[0].rpartition("-of-")[2] for match in found}
+    count = int(ends.pop().removesuffix(".safetensors")) if len(ends) == 1 else 0
+    numbers = {int(match["number"]) for match in found}
+    whole = count == len(found) <= MAX_SHARDS and numbers == set(range(1, count + 1))
+    return [match[0] for match in found] if whole and len({match[1] for match in found}) == 1 else []
 
 
 def _found(path: Path) -> Found:

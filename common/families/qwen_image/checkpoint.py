@@ -7,7 +7,7 @@ from pathlib import Path
 
 from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.safe_files import is_folder
+from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.components import open_component, read_config
 from qwenimg.common.families.family import Choices
@@ -34,13 +34,13 @@ _SCHEDULER_IGNORED = frozenset({"steps_offset", "max_sigma"})
 
 def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
     """Reads every configuration and header of `folder` and holds them against the manifests; the parts that `choices`
-    has elsewhere are read from there. A folder has a configuration, a file takes that of `folder`. Raises ModelError.
+    has elsewhere are read from there. What comes without a configuration takes that of `folder`. Raises ModelError.
     """
     choices = choices or Choices()
     networks = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen_vl.NETWORK, "vae": qwen_vae.NETWORK}
     places = {name: choices.part(name) or folder / name for name in networks}
     configs = {
-        name: read_config(network, places[name] if is_folder(places[name]) else folder / name, REFUSED)
+        name: read_config(network, places[name] if is_file(places[name] / "config.json") else folder / name, REFUSED)
         for name, network in networks.items()
     }
     _check_fit(folder, configs["transformer"], configs["text_encoder"], configs["vae"])

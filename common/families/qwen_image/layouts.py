@@ -1,8 +1,9 @@
 """What other programs call the tensors of Qwen-Image's parts: strings only.
 
-ComfyUI has the transformer under a prefix, and the VAE in the names of Wan, whose video VAE it is. Every name of Wan
-follows from one of the manifest, so that what is missing and what is unknown both show. No name means two things: a
-file may have either, and is told by nothing else.
+mflux has names of its own for some layers of the transformer, and puts the text encoder behind `encoder.`. ComfyUI has
+the transformer under a prefix, and the VAE in the names of Wan, whose video VAE it is. Every such name follows from one
+of the manifest, so that what is missing and what is unknown both show. No name means two things: a file may have
+either, and is told by nothing else.
 """
 
 from __future__ import annotations
@@ -15,6 +16,14 @@ from qwenimg.common.weights.keys import Rename
 
 TRANSFORMER = ("model.diffusion_model.", "diffusion_model.")
 VAE = ("vae.", "first_stage_model.")
+
+_MFLUX = (
+    (".attn.to_out.0.", ".attn.attn_to_out.0."),
+    ("_mod.1.", "_mod_linear."),
+    ("_mlp.net.0.proj.", "_ff.mlp_in."),
+    ("_mlp.net.2.", "_ff.mlp_out."),
+)
+_MFLUX_TEXT = "encoder."
 
 _ENDS = {
     "conv_in": "conv1",
@@ -35,11 +44,17 @@ _UP = re.compile(r"up_blocks\.(?P<block>\d+)\.(?:resnets\.(?P<layer>\d+)|upsampl
 
 
 def transformer(manifest: Manifest) -> Rename:
-    return lambda key: _behind(TRANSFORMER, key)
+    names = {_mflux(name): name for name in manifest}
+
+    def rename(key: str) -> str:
+        plain = _behind(TRANSFORMER, key)
+        return names.get(plain, plain)
+
+    return rename
 
 
 def text_encoder(manifest: Manifest) -> Rename:
-    return qwen_vl.rename
+    return lambda key: qwen_vl.rename(key.removeprefix(_MFLUX_TEXT))
 
 
 def vae(manifest: Manifest) -> Rename:
@@ -60,6 +75,12 @@ RENAMES = {"transformer": transformer, "text_encoder": text_encoder, "vae": vae}
 
 def _behind(prefixes: tuple[str, ...], key: str) -> str:
     return next((key.removeprefix(prefix) for prefix in prefixes if key.startswith(prefix)), key)
+
+
+def _mflux(name: str) -> str:
+    for ours, theirs in _MFLUX:
+        name = name.replace(ours, theirs)
+    return name
 
 
 def _wan(name: str, layers: int) -> str:
