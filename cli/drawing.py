@@ -49,6 +49,7 @@ class Flags:
     tokenizer: Path | None
     prediction: Literal["eps", "v"] | None
     quantize: str | None
+    max_memory: str | None
     model: str | None
     backend: str
     compile: str
@@ -298,6 +299,7 @@ def _open(flags: Flags, replay: Replay | None, report: Report) -> Pipeline:
         tokenizer=flags.tokenizer,
         prediction=prediction,
         quantize=quantize,
+        max_memory=flags.max_memory,
         fallback=flags.fallback,
         cache_prompts=flags.cache_prompts,
         notify=report.notify,

@@ -151,6 +151,7 @@ def _of_pictures(command: _F) -> _F:
     metavar="8|6|4",
     help="Keep weights in so many bits; by part: text=8,transformer=4.",
 )
+@click.option("--max-memory", metavar="AMOUNT", help="Stay below, as 12GB: blocks that do not fit are streamed.")
 @click.option("--offline", is_flag=True, help="Use no network.")
 # Output
 @click.option(

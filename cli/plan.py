@@ -60,11 +60,12 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, **given: A
     with closing(_opened(given["model"], engine, given)) as pipe:
         request, counted = _request(pipe, given), given["prompt"] is not None
         found = fit.needs(pipe.model, request, counted)
-        others = [*fit.weights(pipe.model, request, counted)]
+        room = pipe.runtime.room(0)
+        others = [*fit.weights(pipe.model, request, counted), *fit.streamed(pipe.model, request, room, counted)]
         rate = engine.rate or _published_rate(pipe)
         seconds = None if rate is None else found.steps / pipe.model.plan(request).steps / rate
         show = _as_json if given["json"] else _text
-        streams.put(show(pipe, request, engine.free, found, others, seconds).encode() + b"\n")
+        streams.put(show(pipe, request, room, found, others, seconds).encode() + b"\n")
     return 0
 
 
@@ -79,6 +80,7 @@ def _check(ctx: click.Context, what: str | None, given: dict[str, Any]) -> None:
 
 
 def _opened(model: str | None, engine: OnPaper, given: dict[str, Any]) -> Pipeline:
+    from qwenimg.common.base.amounts import parse_max
     from qwenimg.common.families.family import Choices
     from qwenimg.common.hub.planned import planned
 
@@ -90,6 +92,7 @@ def _opened(model: str | None, engine: OnPaper, given: dict[str, Any]) -> Pipeli
         preset=given["preset"] or "auto",
         choices=choices,
         refiner=given["refiner"],
+        max_memory=parse_max(given["max_memory"]),
         offline=given["offline"],
     )
 

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.core import array as Array
 
-from qwenimg.backends.mlx import compile, load, ops
+from qwenimg.backends.mlx import compile, load, ops, stream
 from qwenimg.backends.mlx.blocks import Blocks
 from qwenimg.backends.mlx.ops import crossing
 from qwenimg.backends.mlx.ops.functions import on_gpu
@@ -24,7 +24,7 @@ from qwenimg.common.runtime.compiling import Compiler
 from qwenimg.common.runtime.engine import NumpyArray, Observer
 from qwenimg.common.runtime.memory import free_ram
 from qwenimg.common.runtime.observers import observe
-from qwenimg.common.weights import devices
+from qwenimg.common.weights import devices, streaming
 from qwenimg.common.weights.devices import Device
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import Precision
@@ -48,7 +48,10 @@ class MLXEngine:
     def open(self, network: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:
         assert plan.precision == precision, f"{plan.component} is not planned in {precision.name}"
         module = import_module(f"qwenimg.backends.mlx.networks.{network}")
-        return module.Component(config, plan, precision)
+        opened = module.Component(config, plan, precision)
+        if streaming.streamed_blocks(plan):
+            opened.streamed = stream.Stream(opened.model, plan, streaming.stack(plan))
+        return opened
 
     def compiler(self) -> Compiler:
         if not self.on_gpu:
@@ -65,6 +68,8 @@ class MLXEngine:
         load.fill(opened.model, there.only(frozenset(names).__contains__))
         load.branch(opened.model, there.only(frozenset(branches).__contains__))
         opened.plan = plan
+        if streaming.streamed_blocks(plan):
+            opened.streamed.renew(plan)
 
     def watch(self, opened: Any, blocks: Iterable[Block], look: traced.Look) -> None:
         traced.watch(opened.model, blocks, look, "__call__", crossing.outward)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import mlx.core as mx
@@ -11,7 +11,7 @@ import mlx.nn
 from qwenimg.backends.mlx.ops import DTYPES, Linear
 from qwenimg.backends.mlx.ops.quantised import QuantisedLinear
 from qwenimg.common.weights.finite import check_largest, read_finite
-from qwenimg.common.weights.plan import Entry, LoadPlan, read_branch, read_codes
+from qwenimg.common.weights.plan import Entry, LoadPlan, read, read_branch, read_codes
 from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.storage import Packed
 from qwenimg.common.weights.tensor_file import NAME, TensorFile
@@ -34,12 +34,23 @@ def empty(build: Callable[[], Model], precision: Precision | None = None, role: 
 
 def fill(model: mlx.nn.Module, plan: LoadPlan) -> None:
     """Reads every tensor of `plan` into the parameter of its name. Nothing may be missing from the model."""
-    for name, entry in plan.entries.items():
-        if isinstance(entry.storage, Packed):
-            _pack(model, name, entry)
-        else:
-            _put(model, name, tensor(entry))
+    for entry in plan.entries.values():
+        fill_one(model, entry)
     branch(model, plan)
+
+
+def fill_one(model: mlx.nn.Module, entry: Entry) -> None:
+    """Raises ModelError."""
+    packed = isinstance(entry.storage, Packed)
+    put(model, entry, [mx.array(part) for part in read_codes(entry).arrays] if packed else [tensor(entry)])
+
+
+def put(model: mlx.nn.Module, entry: Entry, arrays: Sequence[mx.array]) -> None:
+    """Puts what is kept of `entry` into its parameter."""
+    if isinstance(entry.storage, Packed):
+        _pack(model, entry, arrays)
+    else:
+        _put(model, entry.name, arrays[0])
 
 
 def branch(model: mlx.nn.Module, plan: LoadPlan) -> None:
@@ -94,18 +105,33 @@ def _by_numpy(entry: Entry) -> mx.array:
     return stored.view(mx.bfloat16) if entry.dtype == "bfloat16" else stored
 
 
-def _pack(model: mlx.nn.Module, name: str, entry: Entry) -> None:
+def fetched_again(entry: Entry) -> list[mx.array]:
+    """What is read for `entry` as it is kept, where it was checked before."""
+    parts = read_codes(entry).arrays if isinstance(entry.storage, Packed) else [read(entry)]
+    return [mx.array(part) for part in parts]
+
+
+def converted(entry: Entry, arrays: Sequence[mx.array]) -> list[mx.array]:
+    """What is kept of `entry`, of what was fetched again."""
+    if isinstance(entry.storage, Packed):
+        return list(arrays)
+    stored = arrays[0].view(mx.bfloat16) if entry.dtype == "bfloat16" else arrays[0]
+    stored = stored.transpose(0, 2, 3, 1) if len(entry.shape) == 4 else stored
+    return [mx.contiguous(stored.astype(DTYPES[entry.storage.dtype]))]
+
+
+def _pack(model: mlx.nn.Module, entry: Entry, arrays: Sequence[mx.array]) -> None:
     """Puts the codes of `entry` into its layer, which becomes one of codes the first time."""
-    layer, leaf = _owner(model, name)
-    assert isinstance(entry.storage, Packed) and leaf == "weight", name
+    layer, leaf = _owner(model, entry.name)
+    assert isinstance(entry.storage, Packed) and leaf == "weight", entry.name
     if not isinstance(layer, QuantisedLinear):
         layer = QuantisedLinear(layer, entry.storage.code, DTYPES[entry.storage.dtype])
-        parent, own = _owner(model, name.rpartition(".")[0])
+        parent, own = _owner(model, entry.name.rpartition(".")[0])
         if own.isdigit():
             parent[int(own)] = layer
         else:
             parent[own] = layer
-    layer.put(*(mx.array(part) for part in read_codes(entry).arrays))
+    layer.put(*arrays)
 
 
 def _owner(model: mlx.nn.Module, name: str) -> tuple[mlx.nn.Module, str]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import compile, load, ops
+from qwenimg.backends.torch import compile, load, ops, stream
 from qwenimg.backends.torch.blocks import Blocks
 from qwenimg.backends.torch.ops import crossing
 from qwenimg.backends.torch.ops.cpu import multiplies
@@ -24,7 +24,7 @@ from qwenimg.common.runtime.compiling import Compiler
 from qwenimg.common.runtime.engine import NumpyArray, Observer
 from qwenimg.common.runtime.memory import free_ram, ram_peak
 from qwenimg.common.runtime.observers import observe
-from qwenimg.common.weights import devices
+from qwenimg.common.weights import devices, streaming
 from qwenimg.common.weights.devices import Device
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import Precision
@@ -56,7 +56,10 @@ class TorchEngine:
     def open(self, network: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:
         assert plan.precision == precision, f"{plan.component} is not planned in {precision.name}"
         module = import_module(f"qwenimg.backends.torch.networks.{network}")
-        return module.Component(config, plan, precision, self._device)
+        opened = module.Component(config, plan, precision, self._device)
+        if streaming.streamed_blocks(plan):
+            opened.streamed = stream.Stream(opened.model, plan, streaming.stack(plan), self._device)
+        return opened
 
     def compiler(self) -> Compiler:
         """On paper 13 % of a step of Qwen-Image are saved (docs/performance.md); others
@@ -77,6 +80,8 @@ class TorchEngine:
         load.fill(opened.model, there.only(frozenset(names).__contains__), self._device)
         load.branch(opened.model, there.only(frozenset(branches).__contains__), self._device)
         opened.plan = plan
+        if streaming.streamed_blocks(plan):
+            opened.streamed.renew(plan)
 
     def watch(self, opened: Any, blocks: Iterable[Block], look: traced.Look) -> None:
         traced.watch(opened.model, blocks, look, "forward", crossing.outward)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -14,7 +14,7 @@ from qwenimg.backends.torch.ops.quantised import QuantisedLinear
 from qwenimg.common.weights.affine import Coded
 from qwenimg.common.weights.arrays import ahead
 from qwenimg.common.weights.finite import read_finite
-from qwenimg.common.weights.plan import Entry, LoadPlan, read_branch, read_codes
+from qwenimg.common.weights.plan import Entry, LoadPlan, read, read_branch, read_codes
 from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.storage import Packed
 
@@ -39,12 +39,17 @@ def empty(build: Callable[[], Model], precision: Precision | None = None, role: 
 
 def fill(model: torch.nn.Module, plan: LoadPlan, device: torch.device) -> None:
     """Reads every tensor of `plan` into the parameter of its name. Nothing may be missing from the model."""
-    for entry, found in ahead(plan.entries.values(), _fetched):
-        if isinstance(found, Coded):
-            _pack(model, entry.name, entry, found, device)
-        else:
-            _put(model, entry.name, laid_out(tensor(entry, device, found)))
+    for entry, found in ahead(plan.entries.values(), fetched):
+        put(model, entry, kept(entry, found, device))
     branch(model, plan, device)
+
+
+def put(model: torch.nn.Module, entry: Entry, tensors: Sequence[torch.Tensor]) -> None:
+    """Puts what is kept of `entry` into its parameter."""
+    if isinstance(entry.storage, Packed):
+        _pack(model, entry, tensors)
+    else:
+        _put(model, entry.name, laid_out(tensors[0]))
 
 
 def branch(model: torch.nn.Module, plan: LoadPlan, device: torch.device) -> None:
@@ -76,8 +81,22 @@ def drop(model: torch.nn.Module, names: Iterable[str]) -> None:
             _put(model, name, getattr(owner, leaf).to("meta"))
 
 
-def _fetched(entry: Entry) -> Coded | np.ndarray:
+def fetched(entry: Entry) -> Coded | np.ndarray:
+    """What is read for `entry` as it is kept, finite. Raises ModelError."""
     return read_codes(entry) if isinstance(entry.storage, Packed) else read_finite(entry)
+
+
+def fetched_again(entry: Entry) -> Coded | np.ndarray:
+    """The same, where it was checked before."""
+    return read_codes(entry) if isinstance(entry.storage, Packed) else read(entry)
+
+
+def kept(entry: Entry, found: Coded | np.ndarray, device: torch.device) -> list[torch.Tensor]:
+    """What is kept of `entry`, of what was fetched: its values, or its codes and what they mean."""
+    if not isinstance(found, Coded):
+        return [tensor(entry, device, found)]
+    codes, *rest = (torch.from_numpy(part).to(device) for part in found.arrays)
+    return [codes.view(torch.int32), *rest]
 
 
 def widen(model: torch.nn.Module, path: str) -> None:
@@ -112,17 +131,16 @@ def tensor(entry: Entry, device: torch.device, values: np.ndarray | None = None)
     return stored.to(device).to(DTYPES[entry.storage.dtype])  # in this order, so that the smaller dtype travels
 
 
-def _pack(model: torch.nn.Module, name: str, entry: Entry, found: Coded, device: torch.device) -> None:
+def _pack(model: torch.nn.Module, entry: Entry, tensors: Sequence[torch.Tensor]) -> None:
     """Puts the codes of `entry` into its layer, which becomes one of codes the first time."""
-    layer, leaf = _owner(model, name)
-    assert isinstance(entry.storage, Packed) and leaf == "weight", name
+    layer, leaf = _owner(model, entry.name)
+    assert isinstance(entry.storage, Packed) and leaf == "weight", entry.name
     if not isinstance(layer, QuantisedLinear):
-        assert isinstance(layer, Linear), name
+        assert isinstance(layer, Linear), entry.name
         layer = QuantisedLinear(layer, entry.storage.code, DTYPES[entry.storage.dtype])
-        parent, own = _owner(model, name.rpartition(".")[0])
+        parent, own = _owner(model, entry.name.rpartition(".")[0])
         setattr(parent, own, layer)
-    codes, *rest = (torch.from_numpy(part).to(device) for part in found.arrays)
-    layer.put(codes.view(torch.int32), *rest)
+    layer.put(*tensors)
 
 
 def _factor(values: np.ndarray, layer: Linear, device: torch.device) -> torch.Tensor:

@@ -30,3 +30,12 @@ def parse_bytes(text: str, option: str) -> int:
     if count < 1:
         raise UsageError(f"{option} {clean(text, 40)!r}: give an amount such as 24GB")
     return count
+
+
+def parse_max(text: str | int | None) -> int | None:
+    """Of --max-memory. Raises UsageError."""
+    if isinstance(text, str):
+        return parse_bytes(text, "--max-memory")
+    if text is not None and (isinstance(text, bool) or not isinstance(text, int) or text < 1):
+        raise UsageError(f"max_memory is {clean(text, 40)}; give a number of bytes, or an amount such as '12GB'")
+    return text

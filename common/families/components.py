@@ -55,7 +55,9 @@ def _check_quantization(path: Path, data: Mapping[str, object]) -> None:
 def component(network: Network, config: Any, plan: LoadPlan, *, whole: bool = False) -> Component:
     """`whole`: it is to be written again, so that tables stay in codes too."""
     kept = quantise.keep(plan, frozenset() if whole else network.tables)
-    return Component(network=network.name, role=network.role, config=config, plan=kept, blocks=network.blocks)
+    return Component(
+        network=network.name, role=network.role, config=config, plan=kept, blocks=network.blocks, stack=network.stack
+    )
 
 
 def open_component(

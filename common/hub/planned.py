@@ -23,6 +23,7 @@ def planned(
     preset: str,
     choices: Choices,
     refiner: str | Path | None = None,
+    max_memory: int | None = None,
     offline: bool = False,
 ) -> Pipeline:
     """Headers and configurations are read and checked, and nothing else. Raises QwenimgError."""
@@ -40,7 +41,7 @@ def planned(
         policies.parse(precision, on_gpu=False, kind=kind)
         choice = presets.choose(preset, precision, kind, engine.facts, opened.checkpoint.largest, engine.free)
         policy = policies.parse(choice.precision, on_gpu=engine.on_gpu, kind=kind)
-        runtime = Runtime(engine, policy, lambda kind, text: None, choice)  # type: ignore[arg-type]
+        runtime = Runtime(engine, policy, lambda kind, text: None, choice, max_memory)  # type: ignore[arg-type]
         pipeline = Pipeline(
             opened.family.model(runtime, opened.checkpoint, refining),
             name=resolved.name,

@@ -24,6 +24,7 @@ from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.networks import params
 from qwenimg.common.networks.network import Network
+from qwenimg.common.numbers.tiles import fades
 
 CLASS_NAME = "AutoencoderKL"
 IGNORED_CONFIG: frozenset[str] = frozenset()
@@ -76,6 +77,10 @@ class KLVAEConfig:
     def tile_margin(self) -> int:
         """Latents that a tile reads beyond its own, on each side."""
         return OVERLAP
+
+    def longest_tile(self, size: int, tile: int) -> int:
+        """Latents that the longest of the tiles of at most `tile` reads along a side of `size`."""
+        return max(stop - start for start, stop, _ in fades(size, tile, OVERLAP, self.scale))
 
     @property
     def least_tile(self) -> int:

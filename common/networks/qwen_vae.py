@@ -21,6 +21,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.networks import params
 from qwenimg.common.networks.network import Network
+from qwenimg.common.numbers.tiles import tiles
 from qwenimg.common.weights.plan import Use, Uses
 
 CLASS_NAME = "AutoencoderKLQwenImage"
@@ -67,6 +68,10 @@ class QwenVAEConfig:
     def tile_margin(self) -> int:
         """Latents that a tile reads beyond its own, on each side."""
         return halo(self)
+
+    def longest_tile(self, size: int, tile: int) -> int:
+        """Latents that the longest of the tiles of at most `tile` reads along a side of `size`."""
+        return max(stop - start for start, stop, *_ in tiles(size, tile, self.tile_margin))
 
     @property
     def least_tile(self) -> int:

@@ -140,6 +140,7 @@ NETWORK = Network(
     manifest=manifest,
     fields=language_fields,
     blocks=re.compile(r"layers\.\d+\..*_proj\.weight"),
+    stack="layers",
     tables=frozenset({"embed_tokens.weight"}),
     rename=rename,
     traced=(

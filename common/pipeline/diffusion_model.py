@@ -60,9 +60,9 @@ class DiffusionModel(Protocol):
         tokens of prompts are; else each is taken for the longest."""
         ...
 
-    def variant(self, precision: Precision, quantize: str | None) -> Self:
-        """The same model under another precision, its weights kept in codes: of which nothing is loaded, to be asked
-        what it needs."""
+    def variant(self, precision: Precision, quantize: str | None, max_memory: int | None) -> Self:
+        """The same model under another precision, its weights kept in codes, streamed where they exceed `max_memory`
+        bytes: of which nothing is loaded, to be asked what it needs."""
         ...
 
     def check_weights(self) -> None:

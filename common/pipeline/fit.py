@@ -16,7 +16,7 @@ from qwenimg.common.weights.precision import Precision
 
 BITS = ("8", "6", "4")  # that weights may be kept in
 SHARES = (0.75, 0.5, 0.375, 0.25)  # of both sides, of smaller pictures that are tried
-NAMED = 2  # ways that a refusal names
+MEGABYTE = 10**6
 MUCH_LESS = 0.8  # of what was planned: what is named where that did not suffice
 
 
@@ -33,15 +33,16 @@ def needs(model: DiffusionModel, request: Request, counted: bool = True) -> Need
     return model.needs(request, model.plan(request), start.latent_shape(model, request), counted)
 
 
-def fits(found: Needs, free: int) -> bool:
-    return found.largest.peak <= free + found.loaded
+def fits(found: Needs, room: int) -> bool:
+    """In so many bytes, those of what is loaded already among them."""
+    return found.largest.peak <= room
 
 
 def weights(model: DiffusionModel, request: Request, counted: bool = True) -> Iterator[Way]:
     """The picture with the model's weights kept otherwise, from the most bytes on, where that takes less."""
     least = needs(model, request, counted).largest.peak
     for text, precision, bits in _kept(model.runtime.precision):
-        found = needs(model.variant(precision, bits), request, counted)
+        found = needs(model.variant(precision, bits, model.runtime.max_memory), request, counted)
         if found.largest.peak < least:
             yield Way(options=text, needs=found)
             least = found.largest.peak
@@ -56,6 +57,14 @@ def _kept(now: Precision) -> Iterator[tuple[str, Precision, str | None]]:
         yield f"-q {bits}", now, bits
 
 
+def streamed(model: DiffusionModel, request: Request, free: int, counted: bool = True) -> Iterator[Way]:
+    """The picture with blocks streamed so that it stays below `free` bytes, where that takes less."""
+    amount = max(1, free // MEGABYTE)
+    found = needs(model.variant(model.runtime.precision, None, amount * MEGABYTE), request, counted)
+    if found.largest.peak < needs(model, request, counted).largest.peak:
+        yield Way(options=f"--max-memory {amount}MB", needs=found)
+
+
 def smaller(model: DiffusionModel, request: Request, counted: bool = True) -> Iterator[Way]:
     """Smaller pictures of about its shape, from the largest on."""
     for share in SHARES:
@@ -67,7 +76,7 @@ def smaller(model: DiffusionModel, request: Request, counted: bool = True) -> It
 
 def refusal(model: DiffusionModel, request: Request, found: Needs) -> DoesNotFit:
     """Why the picture is not begun, and what would fit."""
-    free, stage = model.runtime.engine.free_memory() + found.loaded, found.largest
+    free, stage = model.runtime.room(found.loaded), found.largest
     return DoesNotFit(
         f"{stage.title} takes {size_text(stage.peak)} in {model.runtime.precision.name}, {size_text(free)} are free on "
         f"{model.runtime.engine.device} ({size_text(stage.weights)} are weights); {_ways_out(model, request, free)}"
@@ -77,7 +86,7 @@ def refusal(model: DiffusionModel, request: Request, found: Needs) -> DoesNotFit
 def ran_out(model: DiffusionModel, request: Request, found: Needs) -> DoesNotFit:
     """Why the picture ended: what was planned for it, and what takes much less."""
     stage = found.largest
-    room = min(model.runtime.engine.free_memory() + found.loaded, int(MUCH_LESS * stage.peak))
+    room = min(model.runtime.room(found.loaded), int(MUCH_LESS * stage.peak))
     return DoesNotFit(
         f"memory ran out on {model.runtime.engine.device}: {stage.title} was planned with {size_text(stage.peak)} in "
         f"{model.runtime.precision.name} ({size_text(stage.weights)} are weights); close other programs; "
@@ -86,17 +95,19 @@ def ran_out(model: DiffusionModel, request: Request, found: Needs) -> DoesNotFit
 
 
 def _ways_out(model: DiffusionModel, request: Request, free: int) -> str:
-    """The first ways that fit, each of its own kind: other weights, a smaller picture, both."""
+    """The first ways that fit, each of its own kind: other weights, streamed ones, a smaller picture; or
+    the first and the last together."""
     others = list(weights(model, request))
-    found = [next(fitting, None) for fitting in (_fitting(others, free), _fitting(smaller(model, request), free))]
+    kinds = (others, streamed(model, request, free), smaller(model, request))
+    found = [next(_fitting(kind, free), None) for kind in kinds]
     named = [way for way in found if way is not None]
-    if len(named) < NAMED and others:
+    if len(named) < 2 and others:
         precision, bits = next((p, b) for text, p, b in _kept(model.runtime.precision) if text == others[-1].options)
         both = (
             replace(way, options=f"{others[-1].options} {way.options}")
-            for way in smaller(model.variant(precision, bits), request)
+            for way in smaller(model.variant(precision, bits, model.runtime.max_memory), request)
         )
-        named += list(_fitting(both, free))[: NAMED - len(named)]
+        named += list(_fitting(both, free))[:1]
     if not named:
         return "no bits and no size make it fit: it takes another machine"
     return "it fits with " + " or with ".join(f"{way.options} ({size_text(way.needs.largest.peak)})" for way in named)

@@ -218,7 +218,7 @@ class Pipeline:
         needs = fit.needs(self.model, request)
         self._planned = (request, needs)
         self.engine.expect(needs.largest.peak)
-        if not fit.fits(needs, self.engine.free_memory()):
+        if not fit.fits(needs, self.runtime.room(needs.loaded)):
             raise fit.refusal(self.model, request, needs)
         return needs
 

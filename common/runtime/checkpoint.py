@@ -26,6 +26,8 @@ class Component:
     plan: LoadPlan
     blocks: re.Pattern[str] | None = None  # weights of its blocks, which may be kept in codes
 
+    stack: str = ""  # the path of its list of equal blocks, which may be streamed
+
     def stored(self, precision: Precision) -> LoadPlan:
         """Of its weights, as they are kept in memory under a policy."""
         return self.plan.stored(precision, self.role)

@@ -23,6 +23,8 @@ class VAEConfig(Protocol):
     @property
     def least_tile(self) -> int: ...
 
+    def longest_tile(self, size: int, tile: int) -> int: ...
+
     @property
     def up_blocks(self) -> tuple[tuple[int, int, bool], ...]: ...
 
@@ -74,15 +76,15 @@ def decode_bytes(
 ) -> int:
     """Bytes that decoding latents of height x width takes at its peak, weights aside: whole, or in tiles of `tile`.
 
-    In tiles: the whole's input to the up blocks six times over (a block's, and query, key and value), one tile, and
-    the picture. The picture is then made 8 bit in copies of four floats a value."""
+    In tiles: first the whole's mid block, six of its images (its own, and query, key and value), then its result, one
+    tile and the picture twice. The picture is then made 8 bit in copies of four floats a value."""
     picture = height * width * config.scale**2 * 3
     if tile is None:
         return max(decode_peak(config, height, width, itemsize, buffers), picture * 18)
-    side = tile + 2 * config.tile_margin
-    trunk = 6 * height * width * config.up_blocks[0][0] * itemsize + scores(1, 1, height * width, most)
-    one = decode_peak(config, min(side, height), min(side, width), itemsize, buffers)
-    return max(trunk + one + 2 * picture * itemsize, picture * 18)
+    trunk = height * width * config.up_blocks[0][0] * itemsize
+    rows, columns = config.longest_tile(height, tile), config.longest_tile(width, tile)
+    up = trunk + decode_peak(config, rows, columns, itemsize, buffers) + 2 * picture * itemsize
+    return max(6 * trunk + scores(1, 1, height * width, most), up, picture * 18)
 
 
 def decode_least(config: VAEConfig, height: int, width: int, itemsize: int, buffers: float, most: int) -> int:

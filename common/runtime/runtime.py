@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,12 +15,12 @@ from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.runtime.engine import Array, Engine
 from qwenimg.common.runtime.probe import NotFinite, Overflow, first_non_finite
 from qwenimg.common.runtime.text_store import TextStore
+from qwenimg.common.weights import streaming
 from qwenimg.common.weights.finite import check_values
 from qwenimg.common.weights.ladder import advice
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.presets import Choice
-from qwenimg.common.weights.residency import ALWAYS
 
 Notify = Callable[[str, str], None]
 
@@ -46,18 +47,42 @@ class Clock:
 class Runtime:
     """An engine with a precision: loads within the memory there is. `notify(kind, text)` reports stages."""
 
-    def __init__(self, engine: Engine, precision: Precision, notify: Notify, choice: Choice | None = None):
-        """choice: the preset, and why it was chosen."""
-        self.engine, self.precision, self.notify = engine, precision, notify
+    def __init__(
+        self,
+        engine: Engine,
+        precision: Precision,
+        notify: Notify,
+        choice: Choice | None = None,
+        max_memory: int | None = None,
+    ):
+        """choice: the preset, and why it was chosen. max_memory: bytes that a run is to stay below; blocks are then
+        streamed where they do not all fit, as they are with a preset that asks for it."""
+        self.engine, self.precision, self.notify, self.max_memory = engine, precision, notify, max_memory
         self.choice = choice or Choice(preset="", precision=precision.name)
         self.clock = Clock()
         self.compiles: bool | None = None  # whether the denoiser is when it is opened; None is the engine's usual
         self.prompts: TextStore | None = None  # encoded ones that are kept on the disk
         self._stored: WeakKeyDictionary[LoadPlan, LoadPlan] = WeakKeyDictionary()
 
-    def under(self, precision: Precision) -> Runtime:
+    def under(self, precision: Precision, max_memory: int | None) -> Runtime:
         """The same engine with another precision; it reports nothing."""
-        return Runtime(self.engine, precision, lambda kind, text: None, self.choice)
+        return Runtime(self.engine, precision, lambda kind, text: None, self.choice, max_memory)
+
+    @property
+    def streams(self) -> bool:
+        return self.max_memory is not None or self.choice.tiled
+
+    def room(self, loaded: int) -> int:
+        """Bytes that a run may take, where `loaded` are taken already."""
+        room = self.engine.free_memory() + loaded
+        return room if self.max_memory is None else min(room, self.max_memory)
+
+    def fitted(self, component: Component, room: int) -> Component:
+        """`component` with as few of its blocks streamed as leave its weights `room` bytes, where this run streams."""
+        if not self.streams:
+            return component
+        plan = streaming.fitting(self.plan(component), component.stack, room)
+        return replace(component, plan=streaming.as_in(component.plan, plan))
 
     def keep_prompts(self) -> None:
         """Keeps encoded prompts on the disk, and takes those that are there."""
@@ -67,13 +92,14 @@ class Runtime:
 
     def open(self, component: Component, title: str, more: int = 0) -> Any:
         """`component` on the engine, once it is known that its weights and `more` bytes fit. Raises DoesNotFit."""
-        weights = self.weight_bytes(component)
-        self.notify("stage", f"loading {title} ({size_text(weights)})")
+        weights, count = self.weight_bytes(component), len(streaming.streamed_blocks(component.plan))
+        streams = f", {counted(count, 'block')} streamed" if count else ""
+        self.notify("stage", f"loading {title} ({size_text(weights)}{streams})")
         self.check_fit(f"the {title}", weights + more)
         with self.clock.timed(f"load {title}"):
             opened = self.engine.open(component.network, component.config, self.plan(component), self.precision)
             if self.compiles is not None and component.role == "transformer":
-                self.engine.compile(opened, self.compiles)
+                self.engine.compile(opened, self.compiles and not count)  # whose blocks are not always there
             return opened
 
     def readapt(self, opened: Any, before: Component, now: Component, title: str, free: Callable[[], None]) -> None:
@@ -99,8 +125,8 @@ class Runtime:
         return found
 
     def weight_bytes(self, component: Component) -> int:
-        """Bytes of the weights that stay as long as `component` is open."""
-        return self.plan(component).when(ALWAYS).nbytes
+        """Bytes of the weights that are in memory at once as long as `component` is open."""
+        return streaming.held(self.plan(component))
 
     def check_fit(self, what: str, need: int) -> None:
         """Raises DoesNotFit before anything is allocated."""

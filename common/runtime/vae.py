@@ -21,9 +21,10 @@ TILE = 64  # latents a side of a tile where the preset asks for tiles, at most
 
 
 class VAEHalves:
-    """`width`: channels of the encoder's first level; `make_room` frees what it can where too few are free."""
+    """`width`: channels of the encoder's first level; `make_room` frees what it can where too few bytes
+    are free, and returns those that then are."""
 
-    def __init__(self, runtime: Runtime, component: Component, width: int, make_room: Callable[[int], None]):
+    def __init__(self, runtime: Runtime, component: Component, width: int, make_room: Callable[[int], int]):
         self.runtime, self.engine, self.make_room = runtime, runtime.engine, make_room
         self.component, self.config, self.width = component, component.config, width
         self._halves: dict[str, VAE] = {}
@@ -120,9 +121,9 @@ class VAEHalves:
         """Pixels [1, 3, H, W], about -1 to 1, all finite, of latents in the VAE's own statistics; in tiles where the
         whole does not fit. Raises DoesNotFit and NumericsError."""
         shape = (z.shape[2], z.shape[3])
-        decoder, engine = self.decoder(self._least(shape)), self.engine
-        engine.release()
-        tile = self._tile(shape, engine.free_memory())
+        decoder = self.decoder(self._least(shape))
+        self.engine.release()
+        tile = self._tile(shape, self.make_room(0))
         self.runtime.notify("stage", f"decoding {self._about(tile)}".rstrip())
         with self.runtime.clock.timed("decode"):
             pixels = decoder.decode(z, tile)

@@ -21,14 +21,16 @@ SMALL = 10**9  # bytes in float32, below which 16 bit spares a CPU nothing
 @dataclass(frozen=True, kw_only=True)
 class Preset:
     purpose: str
-    tiled: bool = False  # whether the VAE decodes in tiles, whatever the memory
+    tiled: bool = (
+        False  # whether the VAE decodes in tiles, whatever the memory, and blocks that do not fit are streamed
+    )
 
 
 PRESETS: Mapping[str, Preset] = {
     "quality": Preset(purpose="float32 everywhere: the fewest roundings, the most memory"),
     "balanced": Preset(purpose="16-bit products with float32 where it is worth most"),
     "fast": Preset(purpose="16 bit everywhere, as other programs run it"),
-    "memory": Preset(purpose="the least memory: 16-bit weights, decoding in tiles", tiled=True),
+    "memory": Preset(purpose="the least memory: 16-bit weights, decoding in tiles, blocks streamed", tiled=True),
 }
 NAMES = (*PRESETS, AUTO)
 _OWN = Preset(purpose="")

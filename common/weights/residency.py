@@ -7,7 +7,8 @@ from enum import Enum
 
 class Residency(Enum):
     ALWAYS = "from when its component is loaded until that is freed"
+    STREAMED = "while the block that it belongs to computes, in every pass"
     ONCE = "only while what depends on the timestep alone is made, once for a whole schedule"
 
 
-ALWAYS, ONCE = Residency.ALWAYS, Residency.ONCE
+ALWAYS, STREAMED, ONCE = Residency.ALWAYS, Residency.STREAMED, Residency.ONCE

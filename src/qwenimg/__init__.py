@@ -84,6 +84,7 @@ def load(
     tokenizer: str | Path | None = None,
     prediction: Literal["eps", "v"] | None = None,
     quantize: str | None = None,
+    max_memory: str | int | None = None,
     fallback: bool = False,
     cache_prompts: bool = False,
     notify: Callable[[str, str], None] | None = None,
@@ -94,15 +95,16 @@ def load(
     was pulled or has its parts elsewhere, else the built-in model, with a notice. backend: auto, mlx, cuda or cpu.
     precision: see `syntax` in `qwenimg.common.weights.precision`; `auto` is that of the preset: quality, balanced,
     fast, memory, or auto, chosen from device, memory and model. quantize: weights in 8, 6 or 4 bits, or by part:
-    text=8,transformer=4. fallback: where a value overflows, goes on in the next dtype, which holds it. cache_prompts:
-    keeps encoded prompts on the disk for later runs. notify(kind, text) gets stages, warnings and notices. transformer
-    (or UNet), text_encoder, vae: folder or file of that part's weights, in the place of the model's. For Stable
-    Diffusion: refiner, of SDXL, ends each picture; tokenizer, CLIP's folder where the model is one file and none is
-    found; prediction, "eps" or "v" of a file.
-    Everything about the files is checked before a framework is imported. Raises QwenimgError."""
+    text=8,transformer=4. max_memory: bytes or `12GB`; blocks that do not fit are streamed. fallback: where a value
+    overflows, goes on in the next dtype. cache_prompts: keeps encoded prompts on the disk for later runs.
+    notify(kind, text) gets stages, warnings and notices. transformer (or UNet), text_encoder, vae: folder or file of
+    that part's weights, in the place of the model's. For Stable Diffusion: refiner, of SDXL; tokenizer, CLIP's folder
+    for one file; prediction, "eps" or "v" of a file.
+    Everything about the files is checked before a framework is imported. Raises QwenimgError.
+    """
     from contextlib import ExitStack
 
-    from qwenimg.common.base import arguments
+    from qwenimg.common.base import amounts, arguments
     from qwenimg.common.families import catalog
     from qwenimg.common.hub.resolve import resolve
     from qwenimg.common.pipeline.pipeline import Pipeline
@@ -118,7 +120,9 @@ def load(
         notify = notify or _ignore
         if model is None and resolved.known is catalog.BUILT_IN:
             notify("notice", builtin.notice(opened.checkpoint.parameters))
-        runtime, error = _runtime(opened, backend, precision, preset, notify, keep_prompts=cache_prompts)
+        runtime, error = _runtime(
+            opened, backend, precision, preset, amounts.parse_max(max_memory), notify, keep_prompts=cache_prompts
+        )
         pipeline = Pipeline(
             opened.family.model(runtime, opened.checkpoint, refining),
             name=resolved.name,
@@ -173,6 +177,7 @@ def _runtime(
     backend: str,
     precision: str,
     preset: str,
+    max_memory: int | None,
     notify: Callable[[str, str], None],
     *,
     keep_prompts: bool = False,
@@ -196,7 +201,7 @@ def _runtime(
     _check_fp32(error, policy.name, engine.device)
     if choice.reason:
         notify("stage", f"--preset {choice.preset}: {policy.name}, since {choice.reason}")
-    runtime = Runtime(engine, policy, notify, choice)
+    runtime = Runtime(engine, policy, notify, choice, max_memory)
     if keep_prompts:
         runtime.keep_prompts()
     return runtime, error

@@ -93,9 +93,9 @@ class ToyModel:
         loaded = weights if self._network else 0
         return Needs(stages=[stage], loaded=loaded, steps=plan.evaluations * step, decoding=0)
 
-    def variant(self, precision: Precision, quantize: str | None) -> ToyModel:
+    def variant(self, precision: Precision, quantize: str | None, max_memory: int | None) -> ToyModel:
         checkpoint = self.checkpoint if quantize is None else self.checkpoint.quantised(quantize)
-        return ToyModel(self.runtime.under(precision), checkpoint, None)
+        return ToyModel(self.runtime.under(precision, max_memory), checkpoint, None)
 
     def adapt(self, deltas: Any) -> None:
         assert not deltas

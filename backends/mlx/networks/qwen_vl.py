@@ -17,6 +17,7 @@ from qwenimg.common.networks.qwen_vl import QwenVLConfig
 from qwenimg.common.numbers.rope import text_rope
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import Precision
+from qwenimg.common.weights.residency import ALWAYS
 
 Pair = tuple[Array, Array]
 
@@ -98,7 +99,7 @@ class Component:
         self.config = config
         stream = ops.DTYPES[precision.residual_dtype("text")]
         self.model = load.empty(lambda: QwenTextEncoder(config, stream), precision, "text")
-        load.fill(self.model, plan)
+        load.fill(self.model, plan.when(ALWAYS))
         self.table_dtype = ops.DTYPES[precision.compute_dtype("text")]
 
     @ops.computes

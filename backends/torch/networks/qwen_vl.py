@@ -15,6 +15,7 @@ from qwenimg.common.networks.qwen_vl import QwenVLConfig
 from qwenimg.common.numbers.rope import text_rope
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import Precision
+from qwenimg.common.weights.residency import ALWAYS
 
 Pair = tuple[Tensor, Tensor]
 
@@ -97,7 +98,7 @@ class Component:
         self.device = device
         stream = ops.DTYPES[precision.residual_dtype("text")]
         self.model = load.empty(lambda: QwenTextEncoder(config, stream), precision, "text")
-        load.fill(self.model, plan, device)
+        load.fill(self.model, plan.when(ALWAYS), device)
         self.table_dtype = ops.DTYPES[precision.compute_dtype("text")]
 
     @ops.computes

@@ -24,7 +24,7 @@ from qwenimg.common.pipeline.plan import SamplingPlan, Segment, flow_plan
 from qwenimg.common.pipeline.request import MULTIPLE, Request
 from qwenimg.common.prompts import qwen
 from qwenimg.common.runtime import estimate, text_store
-from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.runtime.engine import Array, Modulation, TextEncoder, Transformer
 from qwenimg.common.runtime.estimate import Needs
 from qwenimg.common.runtime.memory import scores
@@ -57,6 +57,7 @@ class QwenImage:
         self.lora_names = lora_names.names(checkpoint)
         self.few_steps = few_steps.few_steps(str(checkpoint.source))
         self._transformer: Transformer | None = None
+        self._open = checkpoint["transformer"]  # as it was loaded
         self.vae = VAEHalves(runtime, checkpoint["vae"], self.vae_config.base_dim, self._make_room)
         self._modulations: dict[tuple[float, ...], Modulation] = {}
 
@@ -82,14 +83,14 @@ class QwenImage:
         size = shape[0] * shape[1] // self.config.patch_size**2
         texts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
         seen = [self._seen(text) if counted else TEXT_TOKENS for text in texts]
-        loaded = self.vae.loaded | ({} if self._transformer is None else self._weights)
-        free = self.engine.free_memory()
-        line = Timeline(room=free + sum(loaded.values()), freed=frozenset(self._weights), kept=dict(loaded))
+        loaded = self._loaded()
+        room = self.runtime.room(sum(loaded.values()))
+        line = Timeline(room=room, freed=frozenset({"transformer"}), kept=dict(loaded))
         if request.image is not None:
             self.vae.add_encoding(line, shape)
         if not all(text in self.texts or self._is_kept(text) for text in texts):
-            weights = self.runtime.weight_bytes(self.checkpoint["text_encoder"])
-            line.add("text", "the text encoder", {"text encoder": weights}, 0)
+            encoder = self.runtime.fitted(self.checkpoint["text_encoder"], room - sum(self.vae.loaded.values()))
+            line.add("text", "the text encoder", {"text encoder": self.runtime.weight_bytes(encoder)}, 0)
         self._add_steps(line, self.branches(len(texts), size), size + max(seen), timesteps)
         self.vae.add_decoding(line, shape)
         first, *others = (memory.step_operations(self.config, size + text) for text in seen)
@@ -103,19 +104,38 @@ class QwenImage:
     def _add_steps(self, line: Timeline, branches: int, tokens: int, timesteps: tuple[float, ...]) -> None:
         """Adds the stages of the transformer; `tokens`: image and text of the longest branch."""
         title = "the transformer" if self._transformer is None else "a step of this size"
+        more = self.run_bytes(branches, tokens, timesteps)
+        beside = sum(size for name, size in line.kept.items() if name != "transformer")
+        weights = {"transformer": self.runtime.weight_bytes(self._fitting(line.room - beside, more))}
+        line.kept.pop("transformer", None)
         if timesteps not in self._modulations:
             rows = self._modulation_rows(timesteps)
-            line.add("modulation", title, self._weights, rows + self._block_bytes(), stays=True)
+            line.add("modulation", title, weights, rows + self._block_bytes(), stays=True)
             line.kept["modulation"] = rows
-        line.add("denoise", title, self._weights, self._step_bytes(branches, tokens), stays=True)
+        line.add("denoise", title, weights, self._step_bytes(branches, tokens), stays=True)
+
+    def _loaded(self) -> dict[str, int]:
+        """Bytes of the weights that are in memory, by the names that stages have for them."""
+        found = self.vae.loaded
+        if self._transformer is not None:
+            found["transformer"] = self.runtime.weight_bytes(self._open)
+        return found
+
+    def _fitting(self, room: int, more: int) -> Component:
+        """The transformer as it is loaded, or as it is to be for `room` bytes, `more` of them for a run."""
+        if self._transformer is not None and (
+            not self.runtime.streams or self.runtime.weight_bytes(self._open) + more <= room
+        ):
+            return self._open
+        return self.runtime.fitted(self.checkpoint["transformer"], room - more)
 
     def _seen(self, text: str) -> int:
         """Tokens of a prompt that the transformer sees."""
         return min(TEXT_TOKENS, len(qwen.prompt_ids(self.tokenizer, text).ids) - qwen.DROPPED)
 
-    def variant(self, precision: Precision, quantize: str | None) -> QwenImage:
+    def variant(self, precision: Precision, quantize: str | None, max_memory: int | None) -> QwenImage:
         checkpoint = self.checkpoint if quantize is None else self.checkpoint.quantised(quantize)
-        return QwenImage(self.runtime.under(precision), checkpoint)
+        return QwenImage(self.runtime.under(precision, max_memory), checkpoint)
 
     def check_weights(self) -> None:
         self.vae.check_weights()
@@ -129,7 +149,10 @@ class QwenImage:
             return
         if not before["transformer"].plan.when(ONCE).same_deltas(now["transformer"].plan):
             self._modulations.clear()
+        if self._open is not before["transformer"]:  # of which some is streamed
+            self.free_transformer()
         if self._transformer is not None:
+            self._open = now["transformer"]
             parts = before["transformer"], now["transformer"]
             self.runtime.readapt(self._transformer, *parts, "transformer", self.free_transformer)
 
@@ -198,30 +221,34 @@ class QwenImage:
 
     def _text_encoder(self) -> TextEncoder:
         component = self.checkpoint["text_encoder"]
-        self._make_room(self.runtime.weight_bytes(component))
-        encoder: TextEncoder = self.runtime.open(component, "text encoder")
+        free = self._make_room(self.runtime.weight_bytes(component))
+        encoder: TextEncoder = self.runtime.open(self.runtime.fitted(component, free), "text encoder")
         return encoder
 
-    def _make_room(self, need: int) -> None:
-        """Frees the transformer where `need` bytes are not free: a text encoder or half of the VAE is to be loaded."""
-        if self._transformer is not None and need > self.engine.free_memory():
+    def _make_room(self, need: int) -> int:
+        """Frees the transformer where `need` bytes are not free: a text encoder or half of the VAE is to be loaded. The
+        bytes that are then free."""
+        if self._transformer is not None and need > self._free():
             self.runtime.notify("stage", "freeing the transformer, since what comes next does not fit beside it")
             self.free_transformer()
+        return self._free()
+
+    def _free(self) -> int:
+        loaded = sum(self._loaded().values())
+        return self.runtime.room(loaded) - loaded
 
     # Transformer
 
     def transformer(self, more: int = 0) -> Transformer:
         """The transformer, once it is known that its weights and `more` bytes of a run fit."""
-        if self._transformer is not None:
+        room = self._free() + self._loaded().get("transformer", 0)
+        component = self._fitting(room, more)
+        if self._transformer is not None and component is self._open:
             self.runtime.check_fit("a step of this size", more)
             return self._transformer
-        self._transformer = self.runtime.open(self.checkpoint["transformer"], "transformer", more)
+        self.free_transformer()
+        self._transformer, self._open = self.runtime.open(component, "transformer", more), component
         return self._transformer
-
-    @property
-    def _weights(self) -> dict[str, int]:
-        """Bytes of the transformer's weights that stay in memory, by the name that stages have for it."""
-        return {"transformer": self.runtime.weight_bytes(self.checkpoint["transformer"])}
 
     def modulation(self, timesteps: tuple[float, ...]) -> Modulation:
         """Once per schedule; later pictures with one of the last few schedules use it again."""

@@ -53,7 +53,7 @@ class Conditioning:
 class Expert:
     """The model of one part of the schedule, the base or the refiner: its texts and its UNet."""
 
-    def __init__(self, checkpoint: Checkpoint, runtime: Runtime, make_room: Callable[[int], None]):
+    def __init__(self, checkpoint: Checkpoint, runtime: Runtime, make_room: Callable[[int], int]):
         self.checkpoint, self.runtime, self.make_room = checkpoint, runtime, make_room
         self.facts = checkpoints.facts(checkpoint)
         self.unet_config: UNetConfig = checkpoint["unet"].config
@@ -165,10 +165,8 @@ class StableDiffusion:
 
     def needs(self, request: Request, plan: SamplingPlan, shape: tuple[int, int], counted: bool = True) -> Needs:
         branches, unet, experts = 1 + request.guided, self.checkpoint["unet"], self.experts()
-        loaded = self.vae.loaded
-        for expert in experts:
-            loaded |= expert.weights if expert.loaded else {}
-        room = self.engine.free_memory() + sum(loaded.values())
+        loaded = self._loaded()
+        room = self.runtime.room(sum(loaded.values()))
         line = Timeline(room=room, freed=frozenset(e.name for e in experts), kept=dict(loaded))
         if request.image is not None or self.sees_mask:
             self.vae.add_encoding(line, shape)
@@ -187,12 +185,23 @@ class StableDiffusion:
             decoding=estimate.decoder_operations(self.checkpoint["vae"].plan, *shape),
         )
 
-    def variant(self, precision: Precision, quantize: str | None) -> StableDiffusion:
+    def _loaded(self) -> dict[str, int]:
+        """Bytes of the weights that are in memory, by the names that stages have for them."""
+        found = self.vae.loaded
+        for expert in self.experts():
+            found |= expert.weights if expert.loaded else {}
+        return found
+
+    def _free(self) -> int:
+        loaded = sum(self._loaded().values())
+        return self.runtime.room(loaded) - loaded
+
+    def variant(self, precision: Precision, quantize: str | None, max_memory: int | None) -> StableDiffusion:
         def changed(checkpoint: Checkpoint) -> Checkpoint:
             return checkpoint if quantize is None else checkpoint.quantised(quantize)
 
         refiner = None if self.refiner is None else changed(self.refiner.checkpoint)
-        return StableDiffusion(self.runtime.under(precision), changed(self.checkpoint), refiner)
+        return StableDiffusion(self.runtime.under(precision, max_memory), changed(self.checkpoint), refiner)
 
     def check_weights(self) -> None:
         self.vae.check_weights()
@@ -223,12 +232,13 @@ class StableDiffusion:
     def experts(self) -> list[Expert]:
         return [self.base] if self.refiner is None else [self.base, self.refiner]
 
-    def _make_room(self, need: int) -> None:
+    def _make_room(self, need: int) -> int:
         """Frees the UNets where `need` bytes are not free: a text encoder, the other UNet or half of the VAE is to be
-        loaded."""
-        if need > self.engine.free_memory() and any(expert.loaded for expert in self.experts()):
+        loaded. The bytes that are then free."""
+        if need > self._free() and any(expert.loaded for expert in self.experts()):
             self.runtime.notify("stage", "freeing the UNet, since what comes next does not fit beside it")
             self.free_transformer()
+        return self._free()
 
     # Latents
 

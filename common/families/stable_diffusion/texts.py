@@ -37,7 +37,7 @@ class Encoded:
 class ClipTexts:
     """The text encoders of one model: loaded when a prompt is new, and freed again."""
 
-    def __init__(self, checkpoint: Checkpoint, runtime: Runtime, make_room: Callable[[int], None]):
+    def __init__(self, checkpoint: Checkpoint, runtime: Runtime, make_room: Callable[[int], int]):
         """`make_room` frees what it can where so many bytes are not free."""
         self.runtime, self.make_room = runtime, make_room
         self.sdxl = checkpoints.facts(checkpoint).sdxl

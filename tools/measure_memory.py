@@ -1,0 +1,214 @@
+"""Peak memory of whole runs on this CPU against `qwenimg plan`, both backends, three families with random weights.
+
+    python tools/measure_memory.py                 # all runs; writes the table of docs/memory.md again
+    python tools/measure_memory.py qwen-cpu-512    # only runs whose name begins so; prints and writes nothing
+
+Each run draws in a process of its own, which has drawn a small picture with the built-in model before, so that the
+framework is there and idle. Measured is the highest resident memory above that, of the run and of each stage.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from doc_tables import table, write
+from random_sd import write_random_sd
+from tiny_tokenizer import write_tiny_tokenizer
+from wide_checkpoint import write as write_weights
+
+from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
+from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.qwen_vae import QwenVAEConfig
+from qwenimg.common.networks.qwen_vl import QwenVLConfig
+from qwenimg.common.shapes.folder import INDEX, SCHEDULER
+
+DIT = QwenDiTConfig(num_layers=6, num_attention_heads=8, joint_attention_dim=1024)
+TEXT = QwenVLConfig(
+    hidden_size=1024, intermediate_size=5632, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=2,
+    vocab_size=32000,
+)  # fmt: skip
+VAE = QwenVAEConfig(base_dim=48)
+PROMPT = "a red circle and a small blue square on a white background"
+
+
+@dataclass(frozen=True)
+class Run:
+    model: str
+    backend: str
+    options: str
+    steps: int = 2
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}-{self.backend}-{'-'.join(self.options.replace('--', '').split()[1:])}"
+
+
+RUNS = (
+    Run("qwen", "cpu", "--size 512x512 --precision fp32"),
+    Run("qwen", "cpu", "--size 1024x768 --precision bf16"),
+    Run("qwen", "cpu", "--size 512x512 --precision fp32 -q 8"),
+    Run("qwen", "cpu", "--size 768x768 --precision bf16 -q 4 --preset memory"),
+    Run("qwen", "mlx", "--size 256x256 --precision fp32"),
+    Run("qwen", "mlx", "--size 512x384 --precision bf16 -q 8"),
+    Run("sd15", "cpu", "--size 512x512 --precision fp32"),
+    Run("sd15", "cpu", "--size 768x512 --precision fp32 --guidance 1"),
+    Run("sd15", "cpu", "--size 768x768 --precision fp32 --preset memory"),
+    Run("sd15", "mlx", "--size 256x256 --precision fp32"),
+    Run("sdxl", "cpu", "--size 768x768 --precision fp32"),
+    Run("sdxl", "cpu", "--size 512x512 --precision bf16"),
+    Run("sdxl", "cpu", "--size 1024x1024 --precision fp32 --preset memory"),
+    Run("sdxl", "mlx", "--size 256x256 --precision fp16"),
+)
+
+ONE = """
+import ctypes, gc, json, os, sys
+from importlib.util import find_spec
+from pathlib import Path
+
+asked = json.loads(sys.argv[1])
+if asked["backend"] == "mlx":
+    ctypes.CDLL(str(Path(find_spec("torch").origin).parent / "lib" / "libtorch_cpu.so"), mode=ctypes.RTLD_GLOBAL)
+import qwenimg
+
+def field(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(dict(line.split(":", 1) for line in lines)[name].split()[0]) * 1024
+
+def trim():
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+
+peaks, last = {}, ["before"]
+def mark(stage):
+    peaks[last[0]] = max(peaks.get(last[0], 0), field("VmHWM"))
+    last[0] = stage
+    Path("/proc/self/clear_refs").write_text("5")
+
+with_shapes = qwenimg.load("shapes", asked["backend"], "fp32")
+with_shapes("a red circle", width=64, height=64, steps=1)
+with_shapes.close()
+del with_shapes
+pipe = qwenimg.load(**asked["load"], backend=asked["backend"], notify=lambda kind, text: mark(text.split(" (")[0]))
+trim()
+idle = field("VmRSS")
+mark("begun")
+peaks.clear()
+for event in pipe.stream(**asked["draw"]):
+    pass
+mark("end")
+print(json.dumps({"idle": idle, "stages": {name: peak - idle for name, peak in peaks.items()}}))
+"""
+
+
+def write_qwen(folder: Path, dtype: str = "BF16") -> None:
+    """Of published proportions, narrower and of fewer layers; model_index.json is written last."""
+    heading = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl"}
+    keys = {f"model.{key}": shape for key, shape in qwen_vl.manifest(TEXT).items()}
+    for name, config, manifest, stem in (
+        (
+            "transformer",
+            {"_class_name": qwen_dit.CLASS_NAME} | vars(DIT),
+            qwen_dit.manifest(DIT),
+            "diffusion_pytorch_model",
+        ),
+        ("vae", {"_class_name": qwen_vae.CLASS_NAME} | vars(VAE), qwen_vae.manifest(VAE), "diffusion_pytorch_model"),
+        ("text_encoder", heading | vars(TEXT), keys, "model"),
+    ):
+        write_weights(folder / name / f"{stem}.safetensors", manifest, dtype)
+        (folder / name / "config.json").write_text(json.dumps(config))
+    (folder / "scheduler").mkdir()
+    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(SCHEDULER))
+    write_tiny_tokenizer(folder / "tokenizer")
+    (folder / "model_index.json").write_text(json.dumps(INDEX))
+
+
+def made(folder: Path, model: str) -> Path:
+    path = folder / model
+    if not (path / "model_index.json").exists():
+        if model == "qwen":
+            write_qwen(path)
+        else:
+            write_random_sd(path, "sdxl" if model == "sdxl" else "sd15")
+    return path
+
+
+def environment() -> dict[str, str]:
+    """Large blocks are given back where they are freed, as they are on a GPU."""
+    return {
+        **os.environ,
+        "MLX_ENABLE_TF32": "0",
+        "MLX_DISABLE_COMPILE": "1",
+        "MALLOC_MMAP_THRESHOLD_": str(1 << 18),
+        "MALLOC_TRIM_THRESHOLD_": str(1 << 18),
+        "MALLOC_ARENA_MAX": "1",
+    }
+
+
+def planned(path: Path, run: Run) -> dict[str, Any]:
+    script = "import sys; from qwenimg.cli.main import run; sys.exit(run(sys.argv[1:]))"
+    options = [*run.options.split(), "--backend", run.backend, "--steps", str(run.steps), "-p", PROMPT, "--json"]
+    done = subprocess.run(
+        [sys.executable, "-c", script, "plan", str(path), *options], capture_output=True, text=True, check=True
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def measured(path: Path, run: Run) -> dict[str, Any]:
+    words = run.options.split()
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    width, height = map(int, given.pop("--size").split("x"))
+    draw: dict[str, Any] = {"prompt": PROMPT, "width": width, "height": height, "steps": run.steps}
+    if "--guidance" in given:
+        draw["guidance"] = float(given.pop("--guidance"))
+    load = {"model": str(path)} | {
+        {"-q": "quantize"}.get(name, name.removeprefix("--").replace("-", "_")): value for name, value in given.items()
+    }
+    asked = json.dumps({"backend": run.backend, "load": load, "draw": draw})
+    done = subprocess.run(
+        [sys.executable, "-c", ONE, asked], capture_output=True, text=True, env=environment(), check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{run.name}: {done.stderr}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def compared(path: Path, run: Run, *, stages: bool = False) -> tuple[int, int]:
+    """Predicted and measured peak, in bytes; printed, with what is known of each stage."""
+    plan, found = planned(path, run), measured(path, run)
+    predicted, peak = plan["peak_bytes"], max(found["stages"].values())
+    print(f"{run.name}: predicted {predicted / 1e6:.0f} MB, measured {peak / 1e6:.0f}, ratio {predicted / peak:.2f}")
+    if stages:
+        print(
+            "  planned ",
+            {s["name"]: (round(s["weights_bytes"] / 1e6), round(s["activation_bytes"] / 1e6)) for s in plan["stages"]},
+        )
+        print("  measured", {name: round(count / 1e6) for name, count in found["stages"].items()}, flush=True)
+    return predicted, peak
+
+
+def main(chosen: Sequence[str]) -> None:
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for run in RUNS:
+            if chosen and not run.name.startswith(tuple(chosen)):
+                continue
+            predicted, peak = compared(made(Path(folder), run.model), run, stages=True)
+            figures = (f"{predicted / 1e6:.0f}", f"{peak / 1e6:.0f}", f"{predicted / peak:.2f}")
+            rows.append((run.model, run.backend, f"`{run.options}`", *figures))
+    if not chosen:
+        heads = ("model", "backend", "options", "predicted, MB", "measured, MB", "ratio")
+        write("memory.md", "measured", table(heads, rows))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
