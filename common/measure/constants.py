@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from qwenimg.common.measure.parity import LIMIT, MARGIN
 
 
 def path() -> Path:
-    return Path(str(files("qwenimg.common"))) / "measure" / "constants.json"
+    return Path(__file__).with_name("constants.json")
 
 
 @cache
