@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.runtime import limits
+from qwenimg.common.memory import limits
 
 if TYPE_CHECKING:
     from qwenimg.common.runtime.engine import Engine

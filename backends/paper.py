@@ -12,10 +12,10 @@ from pathlib import Path
 from qwenimg.backends import NAMES, installed, workspaces
 from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.runtime.memory import free_ram
+from qwenimg.common.memory.memory import free_ram
+from qwenimg.common.precision import devices
+from qwenimg.common.precision.devices import Device
 from qwenimg.common.runtime.paper import OnPaper
-from qwenimg.common.weights import devices
-from qwenimg.common.weights.devices import Device
 
 SECONDS = 5.0  # for a program of the system to answer
 SHARE = 0.75  # of a Mac's memory that its GPU may have, about

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qwenimg.common.runtime.workspace import Workspace
+from qwenimg.common.memory.workspace import Workspace
 
 SCORE_BYTES = 2**28  # attention without a fused kernel runs over chunks of queries whose scores take at most this much
 

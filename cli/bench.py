@@ -114,7 +114,7 @@ def _against(model: str | None, peer: str, as_json: bool, **given: Any) -> str:
     from qwenimg.common.hub.resolve import resolve
     from qwenimg.common.measure import bench as measuring
     from qwenimg.common.measure import peers
-    from qwenimg.common.weights.precision import parse
+    from qwenimg.common.precision.precision import parse
 
     if peer == "mflux":
         raise BackendMissing("--against mflux: its arm is not built; --against diffusers is")
@@ -181,7 +181,7 @@ def _on_paper(model: str | None, machine_name: str, as_json: bool, **given: Any)
     from qwenimg.common.measure import on_paper as paper
     from qwenimg.common.measure.machines import machine
     from qwenimg.common.numbers.sizes import render_size
-    from qwenimg.common.weights.precision import parse
+    from qwenimg.common.precision.precision import parse
 
     found = machine(machine_name)
     with ExitStack() as stack:

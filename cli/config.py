@@ -82,7 +82,7 @@ def _check(found: Mapping[str, Any]) -> None:
         raise UsageError(f"backend is {clean(backend, 40)!r}; choose one of {', '.join(NAMES)}")
     fields.check(fields.fields({name: value for name, value in found.items() if name in SAID}))
     if "preset" in found:
-        from qwenimg.common.weights import presets
+        from qwenimg.common.precision import presets
 
         presets.check(found["preset"])
     if "precision" in found:

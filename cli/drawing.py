@@ -27,7 +27,7 @@ from qwenimg.common.pictures import latents as latents_
 
 if TYPE_CHECKING:
     from qwenimg import Pipeline, Step
-    from qwenimg.common.runtime.estimate import Estimate
+    from qwenimg.common.memory.estimate import Estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +189,7 @@ def _prompt(flags: Flags) -> str | None:
 def _check_files(flags: Flags, replay: Replay | None, wanted: Sequence[Picture]) -> None:
     """What can be refused about files and precision without a model. Raises UsageError."""
     from qwenimg.common.families import registry
-    from qwenimg.common.weights import presets
+    from qwenimg.common.precision import presets
 
     presets.check(flags.preset or "auto")
     registry.check_precision(flags.precision or "auto")

@@ -76,7 +76,7 @@ def _check(name: str, value: Any) -> None:
     elif name == "debug":
         options.parse_debug(value)
     elif name == "preset":
-        from qwenimg.common.weights import presets
+        from qwenimg.common.precision import presets
 
         presets.check(value)
     elif name == "precision":

@@ -64,7 +64,7 @@ def _is_picture(path: Path) -> bool:
 def _show_picture(path: Path, as_json: bool) -> None:
     from qwenimg.common.jobs.foreign_read import read_foreign
     from qwenimg.common.pictures.texts import read_texts
-    from qwenimg.common.pipeline.recipe import recipe_from_texts
+    from qwenimg.common.request.recipe import recipe_from_texts
 
     texts = read_texts(path)
     recipe = dict(recipe_from_texts(texts, path)) if "qwenimg" in texts else None

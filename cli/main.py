@@ -84,7 +84,7 @@ def _call(args: list[str], stop: Stop) -> int:
     from qwenimg.cli.help import HELP_NAMES
     from qwenimg.cli.words import cli
     from qwenimg.common.base.safe_files import absolute
-    from qwenimg.common.runtime import limits
+    from qwenimg.common.memory import limits
 
     absolute(Path())  # torch ends the process where there is no working folder
     try:

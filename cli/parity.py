@@ -20,7 +20,7 @@ from qwenimg.common.base.text import clean
 if TYPE_CHECKING:
     from qwenimg import Pipeline
     from qwenimg.common.families.registry import Opened
-    from qwenimg.common.measure.passport import Passport
+    from qwenimg.common.parity.passport import Passport
     from qwenimg.common.runtime.engine import Engine
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -66,7 +66,7 @@ def _asking(command: _F) -> _F:
 def record(model: str | None, output: Path, overwrite: bool, backend: str, **asked: Any) -> int:
     """Write a passport: what every block of MODEL computes here, and what float64 gives for the same."""
     from qwenimg.common.base import atomic_files
-    from qwenimg.common.measure import passport_file, summary
+    from qwenimg.common.parity import passport_file, summary
 
     atomic_files.check_output(_named(output), overwrite=overwrite)
     with _opened(model, backend, asked["precision"], asked["quantize"]) as session:
@@ -99,7 +99,7 @@ def check(
     """Compute again what PASSPORT recorded, judge every block, and name the first that falls short."""
     from qwenimg.common.base import atomic_files
     from qwenimg.common.hub.resolve import named
-    from qwenimg.common.measure import passport_file
+    from qwenimg.common.parity import passport_file
 
     if output is not None:
         atomic_files.check_output(_named(output), overwrite=overwrite)
@@ -128,7 +128,7 @@ def run(
     """Record MODEL on the first of the backends and check it on the others, in this process."""
     from qwenimg.backends import installed
     from qwenimg.common.base import atomic_files
-    from qwenimg.common.measure import passport_file
+    from qwenimg.common.parity import passport_file
 
     if not installed("cpu"):
         raise UsageError("parity run needs float64, which is torch's: install it, or see `qwenimg parity record`")
@@ -156,8 +156,8 @@ def report(passports: tuple[Path, ...], output: Path | None, overwrite: bool) ->
 
     A page of HTML, and a PNG beside it."""
     from qwenimg.common.base import atomic_files
-    from qwenimg.common.measure import passport_file, report_picture
-    from qwenimg.common.measure import report as reporting
+    from qwenimg.common.parity import passport_file, report_picture
+    from qwenimg.common.parity import report as reporting
 
     output = output or passports[0].with_suffix(".html")
     if output.suffix.lower() != ".html":
@@ -188,7 +188,7 @@ class Checked:
 
     def verdict(self) -> str:
         """Why it failed, or ""."""
-        from qwenimg.common.measure import summary
+        from qwenimg.common.parity import summary
 
         why = summary.verdict(self.judged, self.drawn)
         if why and self.changed:
@@ -205,8 +205,8 @@ class Session:
 
     def record(self, asked: dict[str, Any]) -> Passport:
         from qwenimg import backends
-        from qwenimg.common.measure import record as recording
         from qwenimg.common.numbers.sizes import parse_size
+        from qwenimg.common.parity import record as recording
 
         pipe, exact = self.pipe, None
         if pipe.backend == "cpu":
@@ -231,7 +231,7 @@ class Session:
         )
 
     def check(self, passport: Passport, *, picture: bool) -> Checked:
-        from qwenimg.common.measure import check as checking
+        from qwenimg.common.parity import check as checking
 
         changed = checking.check_model(passport, self.opened, self.pipe.model_name)
         for name in changed:
@@ -273,7 +273,7 @@ def _quietly(text: str) -> None:
 
 def _told(done: list[Checked], as_json: bool, passport: Passport | None = None) -> int:
     """Prints what was found. Raises NumericsError where something falls short."""
-    from qwenimg.common.measure import summary
+    from qwenimg.common.parity import summary
 
     for checked in done:
         verdict = checked.verdict()

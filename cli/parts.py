@@ -9,7 +9,7 @@ import click
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.weights.precision import dtype_named
+from qwenimg.common.precision.precision import dtype_named
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

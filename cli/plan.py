@@ -17,9 +17,9 @@ from qwenimg.common.base.errors import UsageError
 
 if TYPE_CHECKING:
     from qwenimg import Pipeline
+    from qwenimg.common.memory.estimate import Needs
     from qwenimg.common.pipeline.fit import Way
-    from qwenimg.common.pipeline.request import Request
-    from qwenimg.common.runtime.estimate import Needs
+    from qwenimg.common.request.request import Request
     from qwenimg.common.runtime.paper import OnPaper
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -113,7 +113,7 @@ def _request(pipe: Pipeline, given: dict[str, Any]) -> Request:
     from qwenimg.common.jobs.replay import read_replay
     from qwenimg.common.jobs.run import Job, completed
     from qwenimg.common.pictures.input import read_image
-    from qwenimg.common.pipeline.request import OPTIONS
+    from qwenimg.common.request.request import OPTIONS
 
     if (steps := given["lightning"]) is not None:
         given["few_steps"] = f"lightning:{steps}"
@@ -156,8 +156,8 @@ def _text(
 ) -> str:
     from qwenimg.common.base.amounts import counted, size_text
     from qwenimg.common.base.text import aligned
+    from qwenimg.common.memory.estimate import duration
     from qwenimg.common.pipeline import fit
-    from qwenimg.common.runtime.estimate import duration
 
     steps = pipe.model.plan(request).steps
     lines = [f"{pipe.headline()} · {request.width}x{request.height}, {counted(steps, 'step')}", ""]

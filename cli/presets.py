@@ -13,7 +13,7 @@ def presets(as_json: bool) -> None:
     """Prints the presets that --preset takes, and the precision policy of each for each family of models."""
     from qwenimg.common.base.text import aligned
     from qwenimg.common.families import registry
-    from qwenimg.common.weights.presets import PRESETS
+    from qwenimg.common.precision.presets import PRESETS
 
     kinds = {family.title: family.precision for family in registry.FAMILIES}
     if as_json:

@@ -18,12 +18,12 @@ from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.pictures import Picture
-from qwenimg.common.pipeline.request import OPTIONS
-from qwenimg.common.runtime import estimate
+from qwenimg.common.memory import estimate
+from qwenimg.common.request.request import OPTIONS
 
 if TYPE_CHECKING:
     from qwenimg import Pipeline, Result, Step
-    from qwenimg.common.runtime.estimate import Estimate
+    from qwenimg.common.memory.estimate import Estimate
 
 
 class Report:

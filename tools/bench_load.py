@@ -29,9 +29,9 @@ from doc_tables import DOCS
 from qwenimg import backends
 from qwenimg.common.networks import qwen_dit
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.precision.precision import BF16_PLAIN, FP32
+from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.weights import keys
-from qwenimg.common.weights.precision import BF16_PLAIN, FP32
-from qwenimg.common.weights.residency import ALWAYS
 
 CONFIG = QwenDiTConfig(num_layers=2)
 POLICIES = {"F32": FP32, "BF16": BF16_PLAIN}

@@ -37,10 +37,10 @@ from wide_checkpoint import write
 import qwenimg.backends
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.precision.precision import MMDIT, bases
+from qwenimg.common.precision.residency import ONCE
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.precision import MMDIT, bases
-from qwenimg.common.weights.residency import ONCE
 
 ROOT = Path(__file__).parent.parent
 BASES = bases(MMDIT)

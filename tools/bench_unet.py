@@ -28,9 +28,9 @@ import qwenimg.backends
 from qwenimg.common.base.config import parse
 from qwenimg.common.networks import unet
 from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.precision.precision import UNET, bases
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.precision import UNET, bases
 
 SD_BASES = bases(UNET)
 TIME = 437.0  # a whole number, as Stable Diffusion's times are

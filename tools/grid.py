@@ -15,7 +15,7 @@ import qwenimg
 from qwenimg.common.base.atomic_files import write_atomic
 from qwenimg.common.base.errors import QwenimgError
 from qwenimg.common.pictures.png import encode_png
-from qwenimg.common.pipeline.recipe import XMP
+from qwenimg.common.request.recipe import XMP
 from qwenimg.common.shapes import builtin, captions
 from qwenimg.common.shapes.selftest import Tile, sheet
 from qwenimg.common.shapes.words import parse

@@ -1,4 +1,4 @@
-"""Writes common/measure/constants.json: K of every kind of block, the largest of both backends on CPUs.
+"""Writes common/parity/constants.json: K of every kind of block, the largest of both backends on CPUs.
 
 python tools/measure_constants.py      # two minutes, on the built-in model and the tests' tiny ones
 python tools/measure_constants.py --check      # measures, and fails where a K has grown by half
@@ -27,9 +27,9 @@ import qwenimg
 from qwenimg import backends
 from qwenimg.common.families import registry
 from qwenimg.common.hub.resolve import resolve
-from qwenimg.common.measure import check, constants, record
-from qwenimg.common.measure.parity import GROWTH, STORED
-from qwenimg.common.measure.passport import Figure
+from qwenimg.common.parity import check, constants, record
+from qwenimg.common.parity.parity import GROWTH, STORED
+from qwenimg.common.parity.passport import Figure
 
 ASKED = {"prompt": "a large blue star", "width": 64, "height": 64, "steps": 2, "seed": 0}
 POLICIES = ("fp32", "bf16,vae=bf16", "fp16-plain,vae=fp16")

@@ -18,12 +18,12 @@ from doc_tables import table, write
 from measure_weights import drawn, figures
 from safetensors.torch import save_file
 
+from qwenimg.common.codes.bits import widened
 from qwenimg.common.families import registry
 from qwenimg.common.networks import qwen_dit, qwen_vl
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.shapes import builtin
-from qwenimg.common.weights.bits import widened
 from qwenimg.common.weights.plan import read
 
 NETWORKS = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen_vl.NETWORK}

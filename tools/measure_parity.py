@@ -18,7 +18,7 @@ from doc_tables import table, write
 from parity_bench import POLICIES, Bench
 from parity_blocks import BLOCKS
 
-from qwenimg.common.weights.precision import BF16, FP32
+from qwenimg.common.precision.precision import BF16, FP32
 
 
 def rows() -> list[list[str]]:

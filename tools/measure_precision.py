@@ -27,9 +27,10 @@ from safetensors.torch import save_file
 from qwenimg import backends
 from qwenimg.common.families import registry
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
-from qwenimg.common.weights import devices, keys, precision, presets
+from qwenimg.common.precision import devices, precision, presets
+from qwenimg.common.precision.precision import FP64, PLACES, Precision
+from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.precision import FP64, PLACES, Precision
 
 POLICIES = ("fp32", "bf16", "bf16,final_norm=off", "bf16-plain", "fp16-plain")
 CONFIG = qwen_dit.QwenDiTConfig(num_layers=2)

@@ -23,8 +23,8 @@ from wide_checkpoint import write as write_weights
 from qwenimg import backends
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.precision.precision import parse
 from qwenimg.common.weights import keys, streaming
-from qwenimg.common.weights.precision import parse
 
 SIDE, TEXT = 32, 64  # tokens
 

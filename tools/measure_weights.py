@@ -19,16 +19,16 @@ import numpy as np
 from doc_tables import table, write
 
 import qwenimg
+from qwenimg.common.codes.bits import widened
 from qwenimg.common.families import registry
 from qwenimg.common.networks import qwen_dit, qwen_vl
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
+from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.shapes import builtin, selftest
 from qwenimg.common.shapes.gate import selftest_prompts
 from qwenimg.common.weights import on_paper, quantise
-from qwenimg.common.weights.bits import widened
 from qwenimg.common.weights.plan import read
-from qwenimg.common.weights.residency import ALWAYS
 
 POLICIES = ("8", "6", "4")
 

@@ -25,14 +25,14 @@ from qwenimg.backends.torch.ops import crossing
 from qwenimg.common.base.block import Block
 from qwenimg.common.base.version import __version__
 from qwenimg.common.families import registry
-from qwenimg.common.measure import passport_file, record
-from qwenimg.common.measure.blocks import Part, parts, shapes_sum
-from qwenimg.common.measure.judged import figures
-from qwenimg.common.measure.passport import Model, Passport, Side
+from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.numbers.sizes import parse_size
+from qwenimg.common.parity import passport_file, record
+from qwenimg.common.parity.blocks import Part, parts, shapes_sum
+from qwenimg.common.parity.judged import figures
+from qwenimg.common.parity.passport import Model, Passport, Side
+from qwenimg.common.precision.precision import bases
 from qwenimg.common.runtime.traced import Call
-from qwenimg.common.weights.fingerprint import fingerprint
-from qwenimg.common.weights.precision import bases
 
 PROMPT = "a large blue star"
 Given = tuple[Any, ...]

@@ -1,4 +1,4 @@
-"""Writes common/pipeline/asked.py, the keywords of a call of a pipeline, which type checkers and editors read.
+"""Writes common/request/asked.py, the keywords of a call of a pipeline, which type checkers and editors read.
 
 python tools/write_asked.py
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
-from qwenimg.common.pipeline.request import Request
+from qwenimg.common.request.request import Request
 
 FILE = Path(__file__).resolve().parent.parent / "common" / "pipeline" / "asked.py"
 HEAD = '''\

@@ -22,8 +22,8 @@ from qwenimg.common.measure import on_paper
 from qwenimg.common.measure.machines import MACHINES
 from qwenimg.common.measure.published import QWEN_TEXT, published
 from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.precision.precision import BF16, UNET, bases
 from qwenimg.common.runtime.kernels import Case, Kernel
-from qwenimg.common.weights.precision import BF16, UNET, bases
 
 MACHINE = MACHINES["h100"]
 RESULTS, BEFORE = DOCS / "results" / "on-paper.json", DOCS / "results" / "on-paper-before.json"

@@ -8,9 +8,9 @@ from typing import Any
 from qwenimg.backends.mlx import load
 from qwenimg.backends.mlx.ops import crossing
 from qwenimg.common.base.block import Block
+from qwenimg.common.precision.residency import ALWAYS, ONCE
 from qwenimg.common.runtime.traced import Tree
 from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.residency import ALWAYS, ONCE
 
 
 class Blocks:

@@ -19,16 +19,17 @@ from qwenimg.backends.mlx.ops.functions import on_gpu
 from qwenimg.backends.workspaces import MLX_CPU, MLX_GPU
 from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import BackendMissing
+from qwenimg.common.memory.memory import free_ram
+from qwenimg.common.precision import devices
+from qwenimg.common.precision.devices import Device
+from qwenimg.common.precision.precision import Precision
+from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime import traced
 from qwenimg.common.runtime.compiling import Compiler
 from qwenimg.common.runtime.engine import NumpyArray, Observer
-from qwenimg.common.runtime.memory import free_ram
 from qwenimg.common.runtime.observers import observe
-from qwenimg.common.weights import devices, streaming
-from qwenimg.common.weights.devices import Device
+from qwenimg.common.weights import streaming
 from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.precision import Precision
-from qwenimg.common.weights.residency import ALWAYS
 
 
 class MLXEngine:

@@ -10,11 +10,11 @@ import mlx.nn
 
 from qwenimg.backends.mlx.ops import DTYPES, Linear
 from qwenimg.backends.mlx.ops.quantised import QuantisedLinear
+from qwenimg.common.formats.tensor_file import NAME, TensorFile
+from qwenimg.common.precision.precision import Precision
 from qwenimg.common.weights.finite import check_largest, read_finite
 from qwenimg.common.weights.plan import Entry, LoadPlan, read, read_branch, read_codes
-from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.storage import Packed
-from qwenimg.common.weights.tensor_file import NAME, TensorFile
 
 Model = TypeVar("Model", bound=mlx.nn.Module)
 

@@ -10,9 +10,9 @@ import torch
 from qwenimg.backends.torch import load, ops
 from qwenimg.backends.torch.ops import crossing
 from qwenimg.common.base.block import Block
+from qwenimg.common.precision.residency import ALWAYS, ONCE
 from qwenimg.common.runtime.traced import Tree
 from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.residency import ALWAYS, ONCE
 
 
 class Blocks:

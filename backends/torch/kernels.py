@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from qwenimg.backends.torch import compile, load
 from qwenimg.backends.torch.networks.vae import WIDE
 from qwenimg.common.networks.network import Network
+from qwenimg.common.precision.precision import Precision
 from qwenimg.common.runtime.kernels import Case, Kernel, Kind, Span
 from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.precision import Precision
 
 ATTENTION = "scaled_dot_product_attention"
 WHOLE = frozenset({ATTENTION, "rms_norm", "upsample_nearest2d", "_upsample_nearest_exact2d"})

@@ -11,11 +11,11 @@ import torch
 from qwenimg.backends.torch.ops import DTYPES, Linear
 from qwenimg.backends.torch.ops.cpu import laid_out
 from qwenimg.backends.torch.ops.quantised import QuantisedLinear
-from qwenimg.common.weights.affine import Coded
-from qwenimg.common.weights.arrays import ahead
+from qwenimg.common.codes.affine import Coded
+from qwenimg.common.formats.arrays import ahead
+from qwenimg.common.precision.precision import Precision
 from qwenimg.common.weights.finite import read_finite
 from qwenimg.common.weights.plan import Entry, LoadPlan, read, read_branch, read_codes
-from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.storage import Packed
 
 Model = TypeVar("Model", bound=torch.nn.Module)

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from qwenimg.backends.torch import load
+from qwenimg.common.codes.affine import Coded
 from qwenimg.common.runtime.read_ahead import ReadAhead, cycle
 from qwenimg.common.weights import streaming
-from qwenimg.common.weights.affine import Coded
 from qwenimg.common.weights.plan import LoadPlan
 
 Tensors = list[torch.Tensor]

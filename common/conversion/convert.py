@@ -29,8 +29,8 @@ from qwenimg.common.conversion.parts import Part, as_json, parts, small_files
 from qwenimg.common.families import registry
 from qwenimg.common.families.family import PARTS, Choices, Prediction
 from qwenimg.common.families.registry import Opened
-from qwenimg.common.pipeline.loras import Loras
-from qwenimg.common.weights.safetensors import read_header
+from qwenimg.common.formats.safetensors import read_header
+from qwenimg.common.request.loras import Loras
 from qwenimg.common.weights.write import Progress, is_whole, write_shard
 
 FORMAT = "1"

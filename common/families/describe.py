@@ -17,11 +17,12 @@ from qwenimg.common.families.components import read_config
 from qwenimg.common.families.describe_lora import describe_lora, is_lora
 from qwenimg.common.families.description import Description, in_memory, listed, summary, weights_summary
 from qwenimg.common.families.family import Prediction
-from qwenimg.common.weights import gguf, keys
-from qwenimg.common.weights.files import find_files
-from qwenimg.common.weights.headers import read_header
+from qwenimg.common.formats import gguf
+from qwenimg.common.formats.files import find_files
+from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.stored import Header, Stored
+from qwenimg.common.weights import keys
 from qwenimg.common.weights.lora import ADAPTER
-from qwenimg.common.weights.stored import Header, Stored
 
 
 def describe(path: Path, prediction: Prediction | None = None) -> Description:

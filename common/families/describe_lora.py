@@ -9,9 +9,9 @@ from pathlib import Path
 
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.families.description import Description, listed
+from qwenimg.common.formats.stored import Header
 from qwenimg.common.weights import delta
 from qwenimg.common.weights.lora import LoraFile, Module, read_lora, scale_of
-from qwenimg.common.weights.stored import Header
 
 _KEY = re.compile(r".*(\.lora_|[._]lora\.|\.hada_w|\.lokr_|\.oft_|\.lora_linear_layer\.|lora_controlnet).*")
 # By how the names of its modules begin.

@@ -10,11 +10,11 @@ from math import prod
 from qwenimg.common.base.amounts import counted, size_text
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.base.text import clean
-from qwenimg.common.weights.affine import Affine
-from qwenimg.common.weights.block_float import BlockFloat
-from qwenimg.common.weights.gguf_blocks import kept_as
+from qwenimg.common.codes.affine import Affine
+from qwenimg.common.codes.block_float import BlockFloat
+from qwenimg.common.codes.gguf_blocks import kept_as
+from qwenimg.common.formats.stored import Stored
 from qwenimg.common.weights.plan import Source
-from qwenimg.common.weights.stored import Stored
 
 SHOWN = 5  # names of a kind
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Literal
 
 from qwenimg.common.families.description import Description
+from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.network import Network
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel
-from qwenimg.common.pipeline.request import Defaults
+from qwenimg.common.precision.precision import Kind
+from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.weights.lora_names import Names
-from qwenimg.common.weights.precision import Kind
-from qwenimg.common.weights.stored import Header
 
 Prediction = Literal["eps", "v"]
 

@@ -16,11 +16,13 @@ from qwenimg.common.families.description import listed
 from qwenimg.common.families.family import Choices, Family
 from qwenimg.common.families.qwen_image.family import FAMILY as QWEN_IMAGE
 from qwenimg.common.families.stable_diffusion.family import FAMILY as STABLE_DIFFUSION
-from qwenimg.common.pipeline.request import Defaults
+from qwenimg.common.formats import gguf
+from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.stored import Header
+from qwenimg.common.precision import precision
+from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.weights import gguf, precision, quantise
-from qwenimg.common.weights.headers import read_header
-from qwenimg.common.weights.stored import Header
+from qwenimg.common.weights import quantise
 
 FAMILIES: tuple[Family, ...] = (QWEN_IMAGE, STABLE_DIFFUSION)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import is_file
-from qwenimg.common.weights.files import STEMS, find_files
+from qwenimg.common.formats.files import STEMS, find_files
 
 if TYPE_CHECKING:
     from qwenimg.common.families.family import Family

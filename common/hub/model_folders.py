@@ -19,7 +19,7 @@ from qwenimg.common.base.text import clean, shown_path
 from qwenimg.common.families import catalog
 from qwenimg.common.families.family import PARTS
 from qwenimg.common.hub import comfy_paths
-from qwenimg.common.pipeline import lora_text
+from qwenimg.common.request import lora_text
 
 KINDS: Mapping[str, tuple[str, ...]] = {
     "model": ("checkpoints", "diffusers"),

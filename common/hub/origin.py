@@ -10,9 +10,9 @@ from qwenimg.common.base.safe_files import absolute
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.family import PARTS, Choices
 from qwenimg.common.families.registry import Opened
+from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.hub.resolve import Resolved, from_path
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.weights.fingerprint import fingerprint
 
 
 def origin(resolved: Resolved, opened: Opened, choices: Choices) -> dict[str, Any]:

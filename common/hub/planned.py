@@ -9,10 +9,10 @@ from qwenimg.common.families import registry
 from qwenimg.common.families.family import Choices
 from qwenimg.common.hub.resolve import resolve, with_parts_found
 from qwenimg.common.pipeline.pipeline import Pipeline
+from qwenimg.common.precision import precision as policies
+from qwenimg.common.precision import presets
 from qwenimg.common.runtime.paper import OnPaper
 from qwenimg.common.runtime.runtime import Runtime
-from qwenimg.common.weights import precision as policies
-from qwenimg.common.weights import presets
 
 
 def planned(

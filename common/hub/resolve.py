@@ -29,8 +29,8 @@ from qwenimg.common.families import catalog
 from qwenimg.common.families.catalog import KnownModel
 from qwenimg.common.families.family import PARTS, Choices
 from qwenimg.common.families.repository import has_weights, lacks
+from qwenimg.common.formats.files import PICKLES
 from qwenimg.common.shapes import builtin
-from qwenimg.common.weights.files import PICKLES
 
 _HUB_ID = re.compile(REPO)
 _FILES = (".safetensors", ".gguf", *PICKLES)  # a model in one file, readable or not

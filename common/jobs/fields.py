@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.numbers.sizes import parse_aspect, parse_size
-from qwenimg.common.pipeline.option import Option, option, options_of
-from qwenimg.common.pipeline.request import MAX_SEED, OPTIONS
+from qwenimg.common.request.option import Option, option, options_of
+from qwenimg.common.request.request import MAX_SEED, OPTIONS
 
 FEW = ("steps", "guidance", "sampler", "schedule", "few_steps")  # what `few_steps` chooses
 MAX_PICTURES = 10_000  # of one run

@@ -16,7 +16,7 @@ from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog
 from qwenimg.common.jobs.fields import Fields
-from qwenimg.common.pipeline.request import OPTIONS
+from qwenimg.common.request.request import OPTIONS
 from qwenimg.common.sampling import table
 
 MAX_NAME = 60  # characters of a name that is shown

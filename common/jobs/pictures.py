@@ -16,7 +16,7 @@ from qwenimg.common.base.safe_files import absolute, bad
 from qwenimg.common.jobs.fields import MAX_PICTURES, Fields, check, merged, seeds
 from qwenimg.common.jobs.naming import check_distinct, output_path
 from qwenimg.common.jobs.prompt_file import Line
-from qwenimg.common.pipeline.request import OPTIONS
+from qwenimg.common.request.request import OPTIONS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,11 @@ from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.fields import Fields
 from qwenimg.common.jobs.pictures import Picture
-from qwenimg.common.pipeline.request import OPTIONS
+from qwenimg.common.request.request import OPTIONS
 
 if TYPE_CHECKING:
     from qwenimg.common.jobs.foreign import Foreign
-    from qwenimg.common.pipeline.recipe import Recipe
+    from qwenimg.common.request.recipe import Recipe
 
 PARTS = ("transformer", "text_encoder", "vae")
 NAMES = ("model", "refiner", *PARTS)  # of what a recipe names and does not hold
@@ -43,8 +43,8 @@ def read_replay(path: Path) -> Replay:
     """The recipe in the picture at `path`, ours or another program's. Raises ModelError."""
     from qwenimg.common.jobs.foreign_read import read_foreign
     from qwenimg.common.pictures.texts import read_texts
-    from qwenimg.common.pipeline.loras import in_cache
-    from qwenimg.common.pipeline.recipe import recipe_from_texts
+    from qwenimg.common.request.loras import in_cache
+    from qwenimg.common.request.recipe import recipe_from_texts
 
     texts = read_texts(path)
     foreign = None if "qwenimg" in texts else read_foreign(texts, path)

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from qwenimg.common.memory.estimate import Estimate
     from qwenimg.common.pipeline.pipeline import Pipeline
     from qwenimg.common.pipeline.result import Result, Step
-    from qwenimg.common.runtime.estimate import Estimate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 from qwenimg.common.jobs.fields import SAID
 from qwenimg.common.numbers.sizes import MAX_SIDE
-from qwenimg.common.pipeline.option import Option
-from qwenimg.common.pipeline.request import Defaults
+from qwenimg.common.request.option import Option
+from qwenimg.common.request.request import Defaults
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _TYPES: dict[type | None, str] = {int: "integer", float: "number", str: "string"}

@@ -18,13 +18,14 @@ from qwenimg.common.base.version import __version__
 from qwenimg.common.families import registry
 from qwenimg.common.families.family import Family
 from qwenimg.common.measure.exactness import LIMITS, Measured, measure
+from qwenimg.common.memory.memory import free_ram
+from qwenimg.common.precision import presets
+from qwenimg.common.precision.precision import Kind, Precision, short
+from qwenimg.common.precision.presets import Choice
+from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Engine
-from qwenimg.common.runtime.memory import free_ram
-from qwenimg.common.weights import on_paper, presets
-from qwenimg.common.weights.precision import Kind, Precision, short
-from qwenimg.common.weights.presets import Choice
-from qwenimg.common.weights.residency import ALWAYS
+from qwenimg.common.weights import on_paper
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,8 @@ from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.text import aligned
 from qwenimg.common.measure.machines import LAUNCH, PASSES, Machine
 from qwenimg.common.measure.published import Subject
+from qwenimg.common.precision.precision import Precision
 from qwenimg.common.runtime.kernels import Counts, Kernel, fused
-from qwenimg.common.weights.precision import Precision
 
 LABEL = "MODEL"
 

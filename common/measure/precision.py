@@ -21,14 +21,14 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.families.registry import Opened
 from qwenimg.common.measure.activations import Block, Blocks
 from qwenimg.common.pipeline.pipeline import Pipeline
-from qwenimg.common.pipeline.request import Defaults
 from qwenimg.common.pipeline.result import Result
+from qwenimg.common.precision import presets
+from qwenimg.common.precision.precision import FP64, Kind, Precision, bases
+from qwenimg.common.precision.presets import Choice
+from qwenimg.common.precision.residency import ALWAYS
+from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.runtime.runtime import Runtime
-from qwenimg.common.weights import presets
-from qwenimg.common.weights.precision import FP64, Kind, Precision, bases
-from qwenimg.common.weights.presets import Choice
-from qwenimg.common.weights.residency import ALWAYS
 
 FLOAT16_MAX = 65504.0
 NEAR = 40.0  # dB of a picture to the reference's from which on they are taken for the same: 1 % of the range

@@ -15,9 +15,9 @@ from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.networks.unet import UNetConfig
-from qwenimg.common.pipeline.request import Defaults
+from qwenimg.common.precision.precision import Kind
+from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.kernels import Case
-from qwenimg.common.weights.precision import Kind
 
 QWEN_TEXT, CLIP_TEXT = 64, 77  # tokens: of a prompt of some length, and of a chunk of CLIP's
 Network = tuple[str, Any]  # a module of `networks`, and its configuration

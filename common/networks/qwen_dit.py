@@ -21,8 +21,8 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
 from qwenimg.common.networks.network import Network
+from qwenimg.common.precision.residency import ALWAYS, ONCE
 from qwenimg.common.weights.plan import Use, Uses
-from qwenimg.common.weights.residency import ALWAYS, ONCE
 
 CLASS_NAME = "QwenImageTransformer2DModel"
 IGNORED_CONFIG = frozenset({"pooled_projection_dim"})  # left over in published configs from an older class

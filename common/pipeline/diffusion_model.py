@@ -9,17 +9,17 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from qwenimg.common.memory.estimate import Needs
 from qwenimg.common.pipeline.denoiser import Denoiser
-from qwenimg.common.pipeline.few_steps import FewSteps
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment
-from qwenimg.common.pipeline.request import Request
+from qwenimg.common.precision.precision import Precision
+from qwenimg.common.request.few_steps import FewSteps
+from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.engine import Array
-from qwenimg.common.runtime.estimate import Needs
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.weights.lora import Deltas
 from qwenimg.common.weights.lora_names import Names
-from qwenimg.common.weights.precision import Precision
 
 
 class PreparedRun(Protocol):

@@ -15,7 +15,7 @@ from qwenimg.common.base.errors import UsageError
 from qwenimg.common.pictures.pixels import Uint8
 from qwenimg.common.pictures.png import encode_png, storable
 from qwenimg.common.pictures.texts import RECIPE_TAGS
-from qwenimg.common.pipeline.recipe import XMP, Recipe, png_text
+from qwenimg.common.request.recipe import XMP, Recipe, png_text
 
 QUALITY = 95  # of JPEG
 EFFORT = 20  # of WebP, 0 to 100

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel
+from qwenimg.common.precision.ladder import higher
+from qwenimg.common.precision.precision import parse
 from qwenimg.common.runtime.probe import Overflow
-from qwenimg.common.weights.ladder import higher
-from qwenimg.common.weights.precision import parse
 
 T = TypeVar("T")
 

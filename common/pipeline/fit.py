@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import DoesNotFit
+from qwenimg.common.memory.estimate import Needs
 from qwenimg.common.pipeline import start
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel
-from qwenimg.common.pipeline.request import Request
-from qwenimg.common.runtime.estimate import Needs
-from qwenimg.common.weights import precision as policies
-from qwenimg.common.weights.precision import Precision
+from qwenimg.common.precision import precision as policies
+from qwenimg.common.precision.precision import Precision
+from qwenimg.common.request.request import Request
 
 BITS = ("8", "6", "4")  # that weights may be kept in
 SHARES = (0.75, 0.5, 0.375, 0.25)  # of both sides, of smaller pictures that are tried

@@ -25,25 +25,26 @@ from qwenimg.common.base.errors import (
     out_of_memory,
 )
 from qwenimg.common.base.version import __version__
+from qwenimg.common.memory.estimate import Estimate, Needs
 from qwenimg.common.numbers import noise, sizes
 from qwenimg.common.numbers.noise import TorchCPUGenerator
 from qwenimg.common.pictures import pixels as image
-from qwenimg.common.pipeline import call_options, few_steps, fit, lora_text, start
-from qwenimg.common.pipeline.asked import Asked
+from qwenimg.common.pipeline import fit, start
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel, PreparedRun
 from qwenimg.common.pipeline.fallback import Fallback
 from qwenimg.common.pipeline.inpaint import Initial, Latents
-from qwenimg.common.pipeline.loras import Key, Loras
-from qwenimg.common.pipeline.option import no_effect, recorded
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment
-from qwenimg.common.pipeline.recipe import FORMAT, Recipe
-from qwenimg.common.pipeline.request import OPTIONS, Defaults, Request
 from qwenimg.common.pipeline.result import Result, Step
+from qwenimg.common.precision.precision import Precision
+from qwenimg.common.request import call_options, few_steps, lora_text
+from qwenimg.common.request.asked import Asked
+from qwenimg.common.request.loras import Key, Loras
+from qwenimg.common.request.option import no_effect, recorded
+from qwenimg.common.request.recipe import FORMAT, Recipe
+from qwenimg.common.request.request import OPTIONS, Defaults, Request
 from qwenimg.common.runtime import compiling
 from qwenimg.common.runtime.engine import Array
-from qwenimg.common.runtime.estimate import Estimate, Needs
 from qwenimg.common.runtime.probe import Overflow
-from qwenimg.common.weights.precision import Precision
 
 # Of the matrices that the rate is measured with: a GPU's fill it, and a CPU's are those of small networks, soon done.
 GPU_SIDE, CPU_SIDE, WARM_SIDE = 4096, 512, 256

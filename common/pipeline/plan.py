@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.pipeline.request import Request
+from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.engine import Array
 from qwenimg.common.sampling import schedules, table
 from qwenimg.common.sampling.flow_match import FlowMatchConfig, flow_schedule

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from qwenimg.common.base.atomic_files import picture_path, write_atomic
 from qwenimg.common.base.text import clean
 from qwenimg.common.pipeline.encode import encode
-from qwenimg.common.pipeline.recipe import Recipe
+from qwenimg.common.request.recipe import Recipe
 
 if TYPE_CHECKING:
     from PIL.Image import Image

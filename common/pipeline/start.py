@@ -12,7 +12,7 @@ from qwenimg.common.pictures import pixels
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.inpaint import Initial, Latents, Mask
 from qwenimg.common.pipeline.plan import SamplingPlan
-from qwenimg.common.pipeline.request import Request
+from qwenimg.common.request.request import Request
 
 Shape = tuple[int, int]
 

@@ -9,11 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from qwenimg.common.precision.precision import Precision
+from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.weights import quantise
 from qwenimg.common.weights.lora import Deltas
 from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.precision import Precision
-from qwenimg.common.weights.residency import ALWAYS
 
 
 @dataclass(frozen=True, kw_only=True)

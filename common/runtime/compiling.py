@@ -7,7 +7,7 @@ from pathlib import Path
 
 from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.runtime.estimate import duration
+from qwenimg.common.memory.estimate import duration
 
 MODES = ("auto", "on", "off")
 

@@ -12,12 +12,12 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from qwenimg.common.base.block import Block
+from qwenimg.common.memory.workspace import Workspace
+from qwenimg.common.precision.devices import Device
+from qwenimg.common.precision.precision import Precision
 from qwenimg.common.runtime.compiling import Compiler
 from qwenimg.common.runtime.traced import Blocks, Look
-from qwenimg.common.runtime.workspace import Workspace
-from qwenimg.common.weights.devices import Device
 from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.precision import Precision
 
 # An array of the backend: supports + - * with itself and with Python floats. Its type is the framework's own.
 Array: TypeAlias = Any

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
 
-from qwenimg.common.weights.precision import Precision
+from qwenimg.common.precision.precision import Precision
 
 Kind = Literal["product", "attention", "memory"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qwenimg.common.memory.workspace import Workspace
+from qwenimg.common.precision.devices import Device
 from qwenimg.common.runtime.engine import Array, NumpyArray
-from qwenimg.common.runtime.workspace import Workspace
-from qwenimg.common.weights.devices import Device
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,16 +11,16 @@ from weakref import WeakKeyDictionary
 
 from qwenimg.common.base.amounts import counted, size_text
 from qwenimg.common.base.errors import DoesNotFit, NumericsError
+from qwenimg.common.precision.ladder import advice
+from qwenimg.common.precision.precision import Precision
+from qwenimg.common.precision.presets import Choice
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.runtime.engine import Array, Engine
 from qwenimg.common.runtime.probe import NotFinite, Overflow, first_non_finite
 from qwenimg.common.runtime.text_store import TextStore
 from qwenimg.common.weights import streaming
 from qwenimg.common.weights.finite import check_values
-from qwenimg.common.weights.ladder import advice
 from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.precision import Precision
-from qwenimg.common.weights.presets import Choice
 
 Notify = Callable[[str, str], None]
 

@@ -19,8 +19,8 @@ from qwenimg.common.base.atomic_files import make_folder, write_atomic
 from qwenimg.common.base.errors import ModelError, QwenimgError
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
-from qwenimg.common.weights.fingerprint import fingerprint
-from qwenimg.common.weights.safetensors import read_header
+from qwenimg.common.formats.fingerprint import fingerprint
+from qwenimg.common.formats.safetensors import read_header
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.runtime import memory
+from qwenimg.common.memory import memory
+from qwenimg.common.memory.stages import Timeline
+from qwenimg.common.precision.precision import BYTES
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.runtime.engine import VAE
 from qwenimg.common.runtime.probe import first_non_finite
 from qwenimg.common.runtime.runtime import Runtime
-from qwenimg.common.runtime.stages import Timeline
-from qwenimg.common.weights.storage import BYTES
 
 TILE = 64  # latents a side of a tile where the preset asks for tiles, at most
 

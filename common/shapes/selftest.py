@@ -184,7 +184,7 @@ def sheet(tiles: Sequence[Tile], columns: int, side: int = 128, font: FreeTypeFo
 def sheet_png(answers: Sequence[Answer]) -> bytes:
     """The sheet of a self-test as a PNG file, marked as made by a model."""
     from qwenimg.common.pictures.png import encode_png
-    from qwenimg.common.pipeline.recipe import XMP
+    from qwenimg.common.request.recipe import XMP
 
     return encode_png(sheet([tile(answer) for answer in answers], columns=8), {}, XMP)
 

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.weights.precision import DTYPES, short
+from qwenimg.common.precision.precision import DTYPES, short
 
 Stage = Literal["vae", "text", "dit"]
 

@@ -22,9 +22,9 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, open_regular
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
+from qwenimg.common.formats.safetensors import read_header
+from qwenimg.common.formats.stored import Header
 from qwenimg.common.training.config import MAX_STEPS, Stage, TrainConfig
-from qwenimg.common.weights.safetensors import read_header
-from qwenimg.common.weights.stored import Header
 
 FORMAT = "qwenimg-training-1"
 SAME = ("stage", "batch", "sizes", "seed", "accumulate", "simple", "size")

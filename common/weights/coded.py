@@ -14,12 +14,14 @@ from typing import NamedTuple
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.base.text import clean
-from qwenimg.common.weights import block_float, comfy
-from qwenimg.common.weights.affine import GROUPS, WIDTHS, Affine, of_widths
-from qwenimg.common.weights.block_float import BlockFloat
-from qwenimg.common.weights.float8 import Float8, format_of
-from qwenimg.common.weights.gguf_blocks import READERS, Blocks
-from qwenimg.common.weights.plan import DTYPES, Piece, Source
+from qwenimg.common.codes import block_float
+from qwenimg.common.codes.affine import GROUPS, WIDTHS, Affine, of_widths
+from qwenimg.common.codes.block_float import BlockFloat
+from qwenimg.common.codes.float8 import Float8, format_of
+from qwenimg.common.codes.gguf_blocks import READERS, Blocks
+from qwenimg.common.formats.stored import DTYPES, Piece
+from qwenimg.common.weights import comfy
+from qwenimg.common.weights.plan import Source
 
 Pieces = dict[str, Piece]  # by the tensor's name, in the order of files and bytes
 Expected = Callable[[str], Shape | None]  # the shape of the weight with this name, where the model has one

@@ -16,9 +16,10 @@ from typing import NamedTuple, NoReturn
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
-from qwenimg.common.weights.float8 import FORMATS, Float8, Format, format_of
-from qwenimg.common.weights.int8 import Int8
-from qwenimg.common.weights.plan import DTYPES, Piece, Source
+from qwenimg.common.codes.float8 import FORMATS, Float8, Format, format_of
+from qwenimg.common.codes.int8 import Int8
+from qwenimg.common.formats.stored import DTYPES, Piece
+from qwenimg.common.weights.plan import Source
 
 METADATA = "_quantization_metadata"
 MARKER = "scaled_fp8"

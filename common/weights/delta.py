@@ -20,9 +20,10 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.base.text import clean
-from qwenimg.common.weights.bits import widened
-from qwenimg.common.weights.float8 import FORMATS, Float8, format_of
-from qwenimg.common.weights.plan import DTYPES, Mode, Piece, raw
+from qwenimg.common.codes.bits import widened
+from qwenimg.common.codes.float8 import FORMATS, Float8, format_of
+from qwenimg.common.formats.stored import DTYPES, Piece, raw
+from qwenimg.common.weights.plan import Mode
 
 if TYPE_CHECKING:
     import numpy as np

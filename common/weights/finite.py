@@ -6,9 +6,10 @@ from collections.abc import Callable
 from math import inf, isfinite
 from typing import TYPE_CHECKING
 
-from qwenimg.common.weights.arrays import largest_bits, value
-from qwenimg.common.weights.bits import finite
-from qwenimg.common.weights.plan import TOO_LARGE, Entry, LoadPlan, not_finite, read, read_codes
+from qwenimg.common.codes.bits import finite
+from qwenimg.common.formats.arrays import largest_bits, value
+from qwenimg.common.formats.stored import TOO_LARGE
+from qwenimg.common.weights.plan import Entry, LoadPlan, not_finite, read, read_codes
 from qwenimg.common.weights.storage import Packed
 
 if TYPE_CHECKING:

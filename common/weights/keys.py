@@ -16,13 +16,13 @@ from typing import NamedTuple
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
-from qwenimg.common.weights import gguf
+from qwenimg.common.formats import gguf
+from qwenimg.common.formats.files import check_index, find_files, first
+from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.stored import DTYPES, Header, Piece
 from qwenimg.common.weights.coded import Pieces, grouped
-from qwenimg.common.weights.files import check_index, find_files, first
-from qwenimg.common.weights.headers import read_header
-from qwenimg.common.weights.plan import DTYPES, Decode, Entry, LoadPlan, Piece, Source, Use, Uses, as_stored
+from qwenimg.common.weights.plan import Decode, Entry, LoadPlan, Source, Use, Uses, as_stored
 from qwenimg.common.weights.storage import Dense
-from qwenimg.common.weights.stored import Header
 
 Named = dict[str, Source]  # by the parameter's name, in the order of files and bytes
 Rename = Callable[[str], str | None]

@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 from qwenimg.common.base.safe_files import OpenFile, bad, is_file, open_regular
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
+from qwenimg.common.formats.files import first
+from qwenimg.common.formats.safetensors import read_header
+from qwenimg.common.formats.stored import Piece
 from qwenimg.common.weights import delta
 from qwenimg.common.weights.delta import LowRank
-from qwenimg.common.weights.files import first
 from qwenimg.common.weights.lora_names import Names, Target, find
-from qwenimg.common.weights.plan import Mode, Piece
-from qwenimg.common.weights.safetensors import read_header
+from qwenimg.common.weights.plan import Mode
 
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"  # as PEFT saves them
 MAX_CONFIG = 1 << 20  # bytes

@@ -7,7 +7,8 @@ from math import prod
 from pathlib import Path
 
 from qwenimg.common.base.safe_files import open_regular
-from qwenimg.common.weights.plan import Entry, LoadPlan, Piece, Source, Uses
+from qwenimg.common.formats.stored import Piece
+from qwenimg.common.weights.plan import Entry, LoadPlan, Source, Uses
 from qwenimg.common.weights.storage import Dense
 
 

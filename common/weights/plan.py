@@ -17,40 +17,19 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import OpenFile, bad
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
-from qwenimg.common.weights.affine import Affine, Coded, Kept, encode
-from qwenimg.common.weights.arrays import empty
-from qwenimg.common.weights.bits import widened
-from qwenimg.common.weights.precision import Precision
-from qwenimg.common.weights.residency import ALWAYS, Residency
-from qwenimg.common.weights.storage import BYTES, Codes, Packed, Storage
+from qwenimg.common.codes.affine import Affine, Coded, Kept, encode
+from qwenimg.common.codes.bits import widened
+from qwenimg.common.formats.stored import DTYPES, TOO_LARGE, Piece, raw
+from qwenimg.common.precision.precision import BYTES, Precision
+from qwenimg.common.precision.residency import ALWAYS, Residency
+from qwenimg.common.weights.storage import Codes, Packed, Storage
 
 if TYPE_CHECKING:
     import numpy as np
 
-DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-NUMPY = {
-    "F32": "<f4", "F16": "<f2", "BF16": "<u2", "U32": "<u4", "I8": "i1", "U8": "u1",
-    "F8_E4M3": "u1", "F8_E5M2": "u1", "F8_E8M0": "u1",
-}  # fmt: skip
-"""What numpy reads a tensor of a file as: numbers, or their bits."""
-
-TOO_LARGE = {"float16": 65520.0, "bfloat16": 2.0**128 - 2.0**119}
-"""The size from which on a dtype rounds to infinity: halfway from its largest number to the next power of two."""
-
 # What is done to a tensor as it is stored, beside dropping dimensions of 1: rows and columns exchanged; or of a causal
 # convolution over time [O I T kh kw] the last tap [O I kh kw], all that one frame uses: those before it are zero.
 Decode = Literal["transposed", "last_tap"]
-
-
-class Piece(NamedTuple):
-    """A tensor of a file, or a range of its rows, as it is stored."""
-
-    key: str  # the tensor's name
-    file: OpenFile
-    dtype: str  # as the file's header names it
-    shape: Shape
-    begin: int  # byte offsets in the file
-    end: int
 
 
 class Code(Protocol):
@@ -280,17 +259,6 @@ def closed_on_failure() -> Iterator[Callable[[LoadPlan], LoadPlan]]:
 
         yield keep
         stack.pop_all()
-
-
-def raw(piece: Piece) -> np.ndarray:
-    """What the file has: numbers where numpy has their dtype, the bits of bfloat16 as uint16, else bytes. Raises
-    ModelError if the file changed or ended early."""
-    known = NUMPY.get(piece.dtype)
-    array = empty(piece.shape if known else (piece.end - piece.begin,), known or "u1")
-    if array.size:
-        piece.file.fill(array.reshape(-1).data.cast("B"), piece.begin)
-    piece.file.check_unchanged()
-    return array
 
 
 def read(entry: Entry) -> np.ndarray:

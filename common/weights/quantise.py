@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.weights.affine import BITS4, BITS6, BITS8, Affine, Kept
+from qwenimg.common.codes.affine import BITS4, BITS6, BITS8, Affine, Kept
+from qwenimg.common.precision.residency import ONCE
 from qwenimg.common.weights.plan import Entry, LoadPlan
-from qwenimg.common.weights.residency import ONCE
 from qwenimg.common.weights.storage import Packed
 
 SYNTAX = "8, 6 or 4, or by part: text=8,transformer=4"

@@ -7,11 +7,9 @@ from math import prod
 from typing import TypeAlias
 
 from qwenimg.common.base.shape import Shape
-from qwenimg.common.weights.affine import Affine
-from qwenimg.common.weights.block_float import BlockFloat
-
-BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-
+from qwenimg.common.codes.affine import Affine
+from qwenimg.common.codes.block_float import BlockFloat
+from qwenimg.common.precision.precision import BYTES
 
 Codes: TypeAlias = Affine | BlockFloat
 """What a linear layer's weight may be kept in."""

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
+from qwenimg.common.precision.residency import ALWAYS, STREAMED
 from qwenimg.common.weights.plan import Entry, LoadPlan
-from qwenimg.common.weights.residency import ALWAYS, STREAMED
 from qwenimg.common.weights.storage import Packed
 
 Blocks = dict[int, list[Entry]]

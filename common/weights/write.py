@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import CHUNK, OpenFile
 from qwenimg.common.base.shape import Shape
-from qwenimg.common.weights.affine import Affine, exact16
-from qwenimg.common.weights.bits import finite, narrowed, widened
-from qwenimg.common.weights.plan import NUMPY, Entry, not_finite, read, read_codes
-from qwenimg.common.weights.safetensors import read_header
+from qwenimg.common.codes.affine import Affine, exact16
+from qwenimg.common.codes.bits import finite, narrowed, widened
+from qwenimg.common.formats.safetensors import read_header
+from qwenimg.common.formats.stored import NUMPY, Header
+from qwenimg.common.weights.plan import Entry, not_finite, read, read_codes
 from qwenimg.common.weights.storage import Packed
-from qwenimg.common.weights.stored import Header
 
 if TYPE_CHECKING:
     import numpy as np

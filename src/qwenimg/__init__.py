@@ -93,7 +93,7 @@ def load(
 
     model: a folder in diffusers layout, a known name, or a hub id that is in the local cache; None is qwen-image if it
     was pulled or has its parts elsewhere, else the built-in model, with a notice. backend: auto, mlx, cuda or cpu.
-    precision: see `syntax` in `qwenimg.common.weights.precision`; `auto` is that of the preset: quality, balanced,
+    precision: see `syntax` in `qwenimg.common.precision.precision`; `auto` is that of the preset: quality, balanced,
     fast, memory, or auto, chosen from device, memory and model. quantize: weights in 8, 6 or 4 bits, or by part:
     text=8,transformer=4. max_memory: bytes or `12GB`; blocks that do not fit are streamed. fallback: where a value
     overflows, goes on in the next dtype. cache_prompts: keeps encoded prompts on the disk for later runs.
@@ -186,9 +186,9 @@ def _runtime(
 
     Tells what `auto` chose, and why."""
     from qwenimg import backends
+    from qwenimg.common.precision import precision as policies
+    from qwenimg.common.precision import presets
     from qwenimg.common.runtime.runtime import Runtime
-    from qwenimg.common.weights import precision as policies
-    from qwenimg.common.weights import presets
 
     presets.check(preset)
     kind = opened.family.precision

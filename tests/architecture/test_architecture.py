@@ -38,7 +38,7 @@ ALLOWED_FRAMEWORKS = {
         "common/pipeline/pipeline.py",
         "Pipeline._recipe: torch-cpu",
     ): "the name of a random number generator, in the recipe",
-    ("common/pipeline/recipe.py", "a1111_parameters: torch-cpu"): "the same name, read back",
+    ("common/request/recipe.py", "a1111_parameters: torch-cpu"): "the same name, read back",
     ("common/conversion/convert.py", "_said: mlx"): "the name of a layout in a file's metadata",
 }
 Checker = Callable[[str], list[str]]
@@ -252,7 +252,7 @@ def test_each_contract_can_fail(tmp_path):
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     faults = {
         "common/networks/params.py": "import torch",
-        "common/base/text.py": "import qwenimg.common.runtime.limits",
+        "common/base/text.py": "import qwenimg.common.memory.limits",
         "common/families/qwen_image/memory.py": "import qwenimg.common.families.stable_diffusion.memory",
         "backends/mlx/load.py": "import qwenimg.common.sampling.ode",
         "backends/mlx/ops/layers.py": "import torch",

@@ -18,7 +18,7 @@ from qwenimg.common.base import safe_files
 from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.pictures.latents import read_latents
-from qwenimg.common.pipeline.request import Defaults, Request
+from qwenimg.common.request.request import Defaults, Request
 
 BIG = 10**5000
 KINDS: dict[str, Callable[[Path], object]] = {

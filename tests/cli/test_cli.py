@@ -25,9 +25,9 @@ from qwenimg.cli.words import command_place
 from qwenimg.common.base import atomic_files
 from qwenimg.common.base.errors import BackendMissing, DoesNotFit, ModelError, NumericsError, QwenimgError, UsageError
 from qwenimg.common.jobs.fields import parse_seeds
+from qwenimg.common.memory.estimate import Estimate
 from qwenimg.common.pictures import latents
-from qwenimg.common.pipeline.recipe import recipe_from_png
-from qwenimg.common.runtime.estimate import Estimate
+from qwenimg.common.request.recipe import recipe_from_png
 from qwenimg.common.shapes import builtin
 
 # Grammar

@@ -9,7 +9,7 @@ import pytest
 from cli_runner import cli
 
 import qwenimg
-from qwenimg.common.pipeline.recipe import recipe_from_png
+from qwenimg.common.request.recipe import recipe_from_png
 
 SMALL = ("--size", "64x48", "--steps", "1", "-m", "shapes", "--backend", "cpu")
 

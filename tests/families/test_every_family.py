@@ -22,7 +22,7 @@ from qwenimg.common.families import registry
 from qwenimg.common.families.describe import describe
 from qwenimg.common.families.family import PARTS, Family
 from qwenimg.common.numbers import noise
-from qwenimg.common.pipeline.recipe import png_text, recipe_from_png
+from qwenimg.common.request.recipe import png_text, recipe_from_png
 
 LATENTS = 1e-4  # relative L2 of the final latents of both backends in float32; measured at most 4e-6
 PIXELS = 2  # of 255: a value on a rounding edge may go either way

@@ -13,7 +13,7 @@ from family_cases import ASKED, BACKENDS, PROMPT, Opener, opener, places, relati
 from rules import ROOT
 
 from qwenimg.common.families import registry
-from qwenimg.common.weights.precision import Kind, bases, parse
+from qwenimg.common.precision.precision import Kind, bases, parse
 
 QUICK = ("qwen", "sd15")  # one of each family
 KINDS = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in ("sd21", "sdxl", "inpaint", "sdxl+refiner"))]

@@ -17,9 +17,9 @@ from random_model import DIT, TEXT, write_random_model
 
 import qwenimg
 from qwenimg.common.base.errors import ModelError
+from qwenimg.common.codes.affine import Affine
 from qwenimg.common.families import registry
 from qwenimg.common.families.family import Choices
-from qwenimg.common.weights.affine import Affine
 from qwenimg.common.weights.storage import Packed
 
 # Of one block, as its loader lists them: the names of a folder in diffusers layout, and those that it saves.

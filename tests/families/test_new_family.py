@@ -17,7 +17,7 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.families import registry, repository
 from qwenimg.common.families.describe import describe
 from qwenimg.common.hub import resolve
-from qwenimg.common.pipeline.recipe import recipe_from_png
+from qwenimg.common.request.recipe import recipe_from_png
 
 BACKENDS = ("cpu", "mlx")
 

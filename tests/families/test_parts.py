@@ -27,7 +27,7 @@ from qwenimg.common.families.qwen_image import layouts
 from qwenimg.common.networks import qwen_dit, qwen_vae
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
-from qwenimg.common.pipeline.recipe import recipe_from_png
+from qwenimg.common.request.recipe import recipe_from_png
 
 BACKENDS = ("cpu", "mlx")
 ASKED = {"width": 48, "height": 32, "steps": 2, "seed": 4}

@@ -18,13 +18,13 @@ import qwenimg
 from qwenimg.backends.mlx import load as mlx_load
 from qwenimg.backends.torch import load as torch_load
 from qwenimg.common.base.errors import ModelError
+from qwenimg.common.codes.gguf_blocks import KEPT
 from qwenimg.common.families import registry
 from qwenimg.common.families.family import Choices
+from qwenimg.common.formats.gguf_types import named
 from qwenimg.common.networks import qwen_vl
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
-from qwenimg.common.weights.gguf_blocks import KEPT
-from qwenimg.common.weights.gguf_types import named
 from qwenimg.common.weights.plan import read, read_codes
 from qwenimg.common.weights.storage import Packed
 

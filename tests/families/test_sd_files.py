@@ -18,7 +18,7 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.families import registry
 from qwenimg.common.families.family import Choices
-from qwenimg.common.weights import headers
+from qwenimg.common.formats import headers
 
 BACKENDS = ("cpu", "mlx")
 KINDS = ("sd1", "sd2", "sdxl")

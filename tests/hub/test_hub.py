@@ -23,7 +23,7 @@ from qwenimg.common.base.errors import DoesNotFit, ModelError, UsageError
 from qwenimg.common.families import repository
 from qwenimg.common.hub import download, http, resolve
 from qwenimg.common.hub.pull import pull
-from qwenimg.common.pipeline import loras
+from qwenimg.common.request import loras
 from qwenimg.common.shapes import builtin
 
 SECONDS = 1.0  # in which a missing model must be refused

@@ -157,7 +157,7 @@ def test_the_cache_itself_may_be_a_link(fake, cache, tmp_path):
 
 def test_the_store_that_all_models_share(fake, cache):
     """Where huggingface_hub keeps what it fetched by hf_xet: blobs are links to <cache>/blobs/<2 digits>/<hash>."""
-    from qwenimg.common.weights.files import find_files
+    from qwenimg.common.formats.files import find_files
 
     folder, _, _ = pulled()
     blob = blob_of(cache, fake, FIRST)

@@ -19,7 +19,7 @@ from qwenimg.common.jobs import foreign_a1111
 from qwenimg.common.jobs.foreign import FILES, SCHEDULES, Foreign, known_model, known_sampler
 from qwenimg.common.jobs.foreign_json import SCHEDULERS
 from qwenimg.common.jobs.foreign_read import read_foreign
-from qwenimg.common.pipeline.recipe import a1111_parameters
+from qwenimg.common.request.recipe import a1111_parameters
 from qwenimg.common.sampling.schedules import SCHEDULES as OWN_SCHEDULES
 from qwenimg.common.sampling.table import SAMPLERS
 

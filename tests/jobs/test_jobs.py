@@ -18,7 +18,7 @@ from qwenimg.common.hub import resolve
 from qwenimg.common.jobs.fields import fields
 from qwenimg.common.jobs.pictures import Picture, pictures
 from qwenimg.common.jobs.run import Job, Outcome, completed, estimated, passing, prepare, run
-from qwenimg.common.pipeline.recipe import recipe_from_png
+from qwenimg.common.request.recipe import recipe_from_png
 
 
 class Heard:

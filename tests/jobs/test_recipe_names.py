@@ -16,10 +16,10 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import open_regular
 from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.family import Choices
+from qwenimg.common.formats.fingerprint import HEAD, PIECE, fingerprint
 from qwenimg.common.hub import resolve
 from qwenimg.common.hub.origin import origin
-from qwenimg.common.pipeline.recipe import check_recipe, png_text, recipe_from_png
-from qwenimg.common.weights.fingerprint import HEAD, PIECE, fingerprint
+from qwenimg.common.request.recipe import check_recipe, png_text, recipe_from_png
 
 PATHS = [
     "/etc/passwd",

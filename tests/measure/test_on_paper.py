@@ -21,9 +21,9 @@ from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.precision.precision import BF16, FP32, UNET, bases
 from qwenimg.common.runtime.kernels import Case, Kernel, Kind, Span, fused
 from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.precision import BF16, FP32, UNET, bases
 
 DIT = QwenDiTConfig(
     num_layers=2, num_attention_heads=3, attention_head_dim=32, joint_attention_dim=72, axes_dims_rope=(8, 12, 12)

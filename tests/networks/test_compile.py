@@ -18,11 +18,11 @@ from qwenimg.backends.torch import ops
 from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.precision.precision import MMDIT, UNET, Precision, bases
 from qwenimg.common.runtime import compiling
 from qwenimg.common.runtime.compiling import Compiler
 from qwenimg.common.runtime.observers import observe
 from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.precision import MMDIT, UNET, Precision, bases
 
 DIT = QwenDiTConfig(
     num_layers=3, num_attention_heads=3, attention_head_dim=32, joint_attention_dim=72, axes_dims_rope=(8, 12, 12)

@@ -18,11 +18,12 @@ from parity_bench import NO_HEAD, Bench, whole_runs
 from parity_blocks import BLOCKS
 from parity_cases import DIT, MLX, TORCH, Files, Twin
 
-from qwenimg.common.measure import parity
-from qwenimg.common.measure.parity import judge
 from qwenimg.common.networks import qwen_dit, qwen_vl
-from qwenimg.common.weights import precision, quantise
-from qwenimg.common.weights.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, MMDIT, Precision
+from qwenimg.common.parity import parity
+from qwenimg.common.parity.parity import judge
+from qwenimg.common.precision import precision
+from qwenimg.common.precision.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, MMDIT, Precision
+from qwenimg.common.weights import quantise
 from qwenimg.common.weights.storage import Packed
 
 F, B, H = "float32", "bfloat16", "float16"

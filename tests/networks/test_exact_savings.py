@@ -20,9 +20,9 @@ from wide_checkpoint import write
 
 import qwenimg
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
+from qwenimg.common.precision.precision import FP32, FP64, Precision
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import Entry, LoadPlan
-from qwenimg.common.weights.precision import FP32, FP64, Precision
 
 # Relative L2. The same products, but over all rows of a schedule at once: a library may sum them in another order.
 LIMITS = {"fp64": 1e-12, "fp32": 1e-6}

@@ -17,11 +17,11 @@ from tiny_model import DIT, tiny_dit
 
 import qwenimg
 from qwenimg.common.base.errors import NumericsError
-from qwenimg.common.measure import parity
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
+from qwenimg.common.parity import parity
+from qwenimg.common.precision.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, FP64, MMDIT, Precision, bases
 from qwenimg.common.runtime.probe import first_non_finite
 from qwenimg.common.weights import keys
-from qwenimg.common.weights.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, FP64, MMDIT, Precision, bases
 
 PEAK = (2e7, 2e8)  # of the streams
 SHAPES = [(1, 5, 7)]

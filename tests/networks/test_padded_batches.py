@@ -11,10 +11,10 @@ import pytest
 import safetensors.torch
 from parity_cases import DIT, MLX, TORCH, Twin, weights
 
-from qwenimg.common.measure import parity
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
+from qwenimg.common.parity import parity
+from qwenimg.common.precision.precision import BF16, FP32, FP64, Precision
 from qwenimg.common.weights import keys
-from qwenimg.common.weights.precision import BF16, FP32, FP64, Precision
 
 TARGET = [(1, 5, 3)]
 EDIT = [(1, 5, 3), (1, 2, 4), (1, 3, 3)]

@@ -12,9 +12,9 @@ from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.kernels import kernels
 from qwenimg.backends.torch.ops import cpu
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.precision.precision import BF16
 from qwenimg.common.runtime.kernels import Case, Kernel, fused
 from qwenimg.common.runtime.observers import observe
-from qwenimg.common.weights.precision import BF16
 
 LOW = (torch.bfloat16, torch.float16)
 BLOCKS = (1, 2)

@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from qwenimg.backends.torch.ops import layers
 from qwenimg.common.networks import qwen_conditioning, qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.numbers import timesteps
+from qwenimg.common.precision.precision import FP64
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.precision import FP64
 
 # Relative L2 between the float64 twin and diffusers in double. Measured: see each test's output.
 LIMIT = 1e-6

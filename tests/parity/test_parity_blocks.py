@@ -15,8 +15,8 @@ from parity_bench import POLICIES, Bench, whole_runs
 from parity_blocks import BLOCKS, FAMILIES, INPUT_FREE, Block
 from parity_cases import MLX, twins
 
-from qwenimg.common.measure import parity
-from qwenimg.common.weights.precision import BF16, BF16_PLAIN, FP32, MMDIT, Precision, bases
+from qwenimg.common.parity import parity
+from qwenimg.common.precision.precision import BF16, BF16_PLAIN, FP32, MMDIT, Precision, bases
 
 BASES = bases(MMDIT)
 

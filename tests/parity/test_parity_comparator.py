@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from parity_cases import rounded
 
-from qwenimg.common.measure import parity
-from qwenimg.common.measure.parity import Case, Output, Verdict, identical, judge
+from qwenimg.common.parity import parity
+from qwenimg.common.parity.parity import Case, Output, Verdict, identical, judge
 
 DTYPES = ("float32", "bfloat16", "float16")
 SHAPE = (8, 125, 1000)  # a million values

@@ -18,10 +18,10 @@ from exact_times import ExactTimes
 from tiny_model import DIT
 
 import qwenimg
-from qwenimg.common.measure import parity
-from qwenimg.common.measure.parity import Case, Output, Verdict, judge
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.numbers import noise, packing, rope
+from qwenimg.common.parity import parity
+from qwenimg.common.parity.parity import Case, Output, Verdict, judge
 from qwenimg.common.pipeline import plan as sampling_plan
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.prompts import qwen

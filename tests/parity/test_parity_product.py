@@ -17,9 +17,9 @@ from qwenimg import backends
 from qwenimg.common.base.errors import BackendMissing
 from qwenimg.common.families import registry
 from qwenimg.common.hub.resolve import resolve
-from qwenimg.common.measure import check, record
-from qwenimg.common.measure.passport import Passport
-from qwenimg.common.measure.summary import lines
+from qwenimg.common.parity import check, record
+from qwenimg.common.parity.passport import Passport
+from qwenimg.common.parity.summary import lines
 from qwenimg.common.sampling.table import SAMPLERS
 
 pytestmark = [pytest.mark.parity, pytest.mark.slow]

@@ -9,8 +9,8 @@ import pytest
 from parity_sd import BASES, BLOCKS, POLICIES, RECORDED, SDBench, SDBlock
 from sd_models import MLX
 
-from qwenimg.common.measure import parity
-from qwenimg.common.weights.precision import Precision
+from qwenimg.common.parity import parity
+from qwenimg.common.precision.precision import Precision
 
 
 @pytest.fixture(scope="module")

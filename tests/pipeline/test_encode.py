@@ -22,7 +22,7 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.pictures.texts import MAX_CHUNK, MAX_SEGMENTS, XMP_KEY, picture_format, read_texts
 from qwenimg.common.pipeline import encode as encoding
 from qwenimg.common.pipeline.encode import encode
-from qwenimg.common.pipeline.recipe import XMP, a1111_parameters, png_text, recipe_from_png
+from qwenimg.common.request.recipe import XMP, a1111_parameters, png_text, recipe_from_png
 
 OTHERS = [".jpg", ".jpeg", ".webp"]
 

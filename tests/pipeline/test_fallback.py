@@ -15,8 +15,8 @@ import qwenimg
 from qwenimg.cli import config
 from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.pipeline.result import Result
-from qwenimg.common.weights.ladder import higher
-from qwenimg.common.weights.precision import MMDIT, UNET, parse
+from qwenimg.common.precision.ladder import higher
+from qwenimg.common.precision.precision import MMDIT, UNET, parse
 
 BACKENDS = ("cpu", "mlx")
 ASKED: dict[str, Any] = {"width": 52, "height": 36, "steps": 2, "guidance": 3.0, "seed": 7}

@@ -19,7 +19,7 @@ from qwenimg.common.base.amounts import parse_bytes
 from qwenimg.common.base.errors import DoesNotFit, UsageError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.measure.machines import of_device
-from qwenimg.common.runtime.stages import Timeline
+from qwenimg.common.memory.stages import Timeline
 
 STAGES = ["text", "modulation", "denoise", "decode"]
 

@@ -17,10 +17,10 @@ from qwenimg import UsageError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.families import registry
 from qwenimg.common.families.family import Choices
-from qwenimg.common.pipeline import lora_text
-from qwenimg.common.pipeline.loras import Loras
+from qwenimg.common.precision.residency import ALWAYS
+from qwenimg.common.request import lora_text
+from qwenimg.common.request.loras import Loras
 from qwenimg.common.weights.plan import read, read_branch, read_codes
-from qwenimg.common.weights.residency import ALWAYS
 from qwenimg.common.weights.storage import Packed
 
 ASKED: dict[str, Any] = {"width": 52, "height": 36, "steps": 2, "guidance": 3.0, "seed": 7}

@@ -14,9 +14,9 @@ import pytest
 import qwenimg
 from qwenimg import Pipeline, QwenimgError, Result, UnknownOption, UsageError
 from qwenimg.common.base import errors
-from qwenimg.common.pipeline.asked import Asked
-from qwenimg.common.pipeline.recipe import recipe_from_png
-from qwenimg.common.pipeline.request import Request
+from qwenimg.common.request.asked import Asked
+from qwenimg.common.request.recipe import recipe_from_png
+from qwenimg.common.request.request import Request
 
 SMALL: dict[str, Any] = {"width": 32, "height": 32, "steps": 1, "seed": 7}
 

@@ -16,9 +16,9 @@ from tiny_clip import KINDS, tiny_clip
 
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.measure import parity
 from qwenimg.common.networks import clip
 from qwenimg.common.networks.clip import CLIPConfig
+from qwenimg.common.parity import parity
 from qwenimg.common.weights.plan import read
 
 LENGTHS = (1, 2, 13, 77)

@@ -16,7 +16,7 @@ from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families.qwen_image import few_steps as qwen
 from qwenimg.common.families.stable_diffusion import few_steps as sd
 from qwenimg.common.pipeline.plan import flow_plan
-from qwenimg.common.pipeline.request import Request
+from qwenimg.common.request.request import Request
 from qwenimg.common.sampling.discrete import parse_diffusion
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
 from qwenimg.common.sampling.schedules import build

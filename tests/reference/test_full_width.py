@@ -12,9 +12,9 @@ from parity_cases import MLX, TORCH, Twin
 from wide_checkpoint import write
 
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
+from qwenimg.common.precision.precision import FP32
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.precision import FP32
 
 # Of the outputs, and of what the block adds to its inputs: sums over 12288 products, some ten roundings in a row.
 LIMIT = 1e-5

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.numbers import packing, rope, tiles, timesteps
 from qwenimg.common.numbers import sizes as g
-from qwenimg.common.pipeline.request import Defaults
+from qwenimg.common.request.request import Defaults
 
 AXES = (16, 56, 56)
 

@@ -12,12 +12,12 @@ import torch
 from refusals import refused
 from sd_models import MLX, TORCH, VAE_PUBLISHED, VAE_TINY, Side, relative, sides, tiny_vae, vae_config, vae_plan
 
-from qwenimg.common.measure import parity
 from qwenimg.common.networks import kl_vae
 from qwenimg.common.numbers import tiles
+from qwenimg.common.parity import parity
+from qwenimg.common.precision.precision import FP64, UNET, bases, parse
 from qwenimg.common.runtime.probe import first_non_finite
 from qwenimg.common.weights import keys
-from qwenimg.common.weights.precision import FP64, UNET, bases, parse
 
 SD_BASES = bases(UNET)
 

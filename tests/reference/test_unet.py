@@ -15,11 +15,11 @@ from refusals import refused
 from sd_models import MLX, PUBLISHED, TINY, TORCH, Given, reference, relative, sides, tiny_unet, unet_config, unet_plan
 
 from qwenimg.common.base.shape import Manifest
-from qwenimg.common.measure import parity
 from qwenimg.common.networks import unet
+from qwenimg.common.parity import parity
+from qwenimg.common.precision.precision import FP64, UNET, bases
 from qwenimg.common.runtime.probe import first_non_finite
 from qwenimg.common.weights import keys
-from qwenimg.common.weights.precision import FP64, UNET, bases
 
 SD_BASES = bases(UNET)
 

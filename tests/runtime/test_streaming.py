@@ -14,9 +14,9 @@ from random_model import DIT, TEXT, write_random_model
 import qwenimg
 from qwenimg import DoesNotFit, Pipeline, UsageError, backends
 from qwenimg.common.base.safe_files import OpenFile
+from qwenimg.common.precision.residency import ALWAYS, STREAMED
 from qwenimg.common.runtime.read_ahead import ReadAhead, cycle
 from qwenimg.common.weights import streaming
-from qwenimg.common.weights.residency import ALWAYS, STREAMED
 
 ASKED: dict[str, Any] = {"width": 48, "height": 32, "steps": 2, "guidance": 3.0, "seed": 5}
 LAYERS = 8

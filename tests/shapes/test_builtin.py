@@ -28,8 +28,8 @@ from qwenimg.common.families.qwen_image.checkpoint import open_folder
 from qwenimg.common.hub import resolve
 from qwenimg.common.numbers.sizes import parse_aspect
 from qwenimg.common.pictures.png import read_text
-from qwenimg.common.pipeline.recipe import recipe_from_png
-from qwenimg.common.pipeline.request import Defaults
+from qwenimg.common.request.recipe import recipe_from_png
+from qwenimg.common.request.request import Defaults
 from qwenimg.common.shapes import builtin
 from qwenimg.common.shapes.words import parse
 from qwenimg.common.training.config import parse_sizes

@@ -12,12 +12,12 @@ import torch
 from parity_cases import MLX, TORCH, Twin
 
 from qwenimg.common.base.config import parse, read_json
-from qwenimg.common.measure import parity
 from qwenimg.common.networks import clip
 from qwenimg.common.networks.clip import CLIPConfig
+from qwenimg.common.parity import parity
+from qwenimg.common.precision.precision import FP32
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.precision import FP32
 
 BACKENDS = {"torch": TORCH, "MLX": MLX}
 # Relative L2. Measured at most 6e-7 in float32 and 4e-16 in float64: sums in another order over five layers.

@@ -15,7 +15,7 @@ import torch
 from parity_cases import Twin
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from qwenimg.common.measure.parity import dtype_name
+from qwenimg.common.parity.parity import dtype_name
 
 LAYERS = {"Linear": "product", "Conv2d": "convolution", "RMSNorm": None, "ChannelNorm": None}
 FUNCTIONS = {"norm_modulate": None, "attention": "attention", "spatial_attention": "attention"}

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from qwenimg import Result, Step
-from qwenimg.common.pipeline.recipe import Recipe
-from qwenimg.common.pipeline.request import Defaults
-from qwenimg.common.runtime.estimate import Estimate
-from qwenimg.common.weights import precision as policies
+from qwenimg.common.memory.estimate import Estimate
+from qwenimg.common.precision import precision as policies
+from qwenimg.common.request.recipe import Recipe
+from qwenimg.common.request.request import Defaults
 
 Notify = Callable[[str, str], None]
 

@@ -17,8 +17,8 @@ from qwenimg.common.families import registry
 from qwenimg.common.families.family import Choices
 from qwenimg.common.families.registry import Opened
 from qwenimg.common.hub.resolve import resolve
-from qwenimg.common.measure import check, record
-from qwenimg.common.measure.passport import Passport
+from qwenimg.common.parity import check, record
+from qwenimg.common.parity.passport import Passport
 from qwenimg.common.pipeline.pipeline import Pipeline
 
 ASKED = {"prompt": "a large blue star", "width": 48, "height": 64, "steps": 2, "seed": 0, "guidance": 3.0}

@@ -9,12 +9,12 @@ from mutant import Mutant, Patch
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.numbers import packing, rope
 from qwenimg.common.pipeline import plan
+from qwenimg.common.precision.precision import Precision
+from qwenimg.common.precision.residency import ONCE
 from qwenimg.common.prompts import qwen
 from qwenimg.common.runtime.vae import VAEHalves
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
 from qwenimg.common.weights import lora
-from qwenimg.common.weights.precision import Precision
-from qwenimg.common.weights.residency import ONCE
 
 QKV = ("to_q", "to_k", "to_v", "add_q_proj", "add_k_proj", "add_v_proj")
 

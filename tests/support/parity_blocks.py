@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from parity_cases import DIT, TEXT, Twin, rounded
 
-from qwenimg.common.measure import parity
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.numbers import rope
-from qwenimg.common.weights.precision import Precision, at_least_float32
-from qwenimg.common.weights.residency import ONCE
+from qwenimg.common.parity import parity
+from qwenimg.common.precision.precision import Precision, at_least_float32
+from qwenimg.common.precision.residency import ONCE
 
 SHAPES = [(1, 5, 7)]  # image tokens
 WORDS = 11  # text tokens

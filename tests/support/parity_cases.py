@@ -12,11 +12,11 @@ import safetensors.torch
 import torch
 
 from qwenimg.backends import load as load_backend
-from qwenimg.common.measure import parity
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
+from qwenimg.common.parity import parity
+from qwenimg.common.precision.precision import Precision
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import as_stored
-from qwenimg.common.weights.precision import Precision
 
 DIT = qwen_dit.QwenDiTConfig(
     num_layers=2, attention_head_dim=32, num_attention_heads=5, joint_attention_dim=72, axes_dims_rope=(8, 12, 12)

@@ -16,11 +16,12 @@ from parity_blocks import FAMILIES, KINDS, Block
 from parity_cases import weights
 from sd_models import MLX, PUBLISHED, TORCH, VAE_PUBLISHED, ExactSinusoids, Side, unet_config, vae_config
 
-from qwenimg.common.measure import parity
 from qwenimg.common.networks import kl_vae, unet
-from qwenimg.common.weights import keys, precision
+from qwenimg.common.parity import parity
+from qwenimg.common.precision import precision
+from qwenimg.common.precision.precision import Precision, bases, parse
+from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import as_stored
-from qwenimg.common.weights.precision import Precision, bases, parse
 
 UNET = unet_config(
     PUBLISHED["SDXL base"]

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_iter, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from qwenimg.backends.torch.engine import TorchEngine
-from qwenimg.common.runtime.memory import free_ram
+from qwenimg.common.memory.memory import free_ram
 
 NAME = "pretend"
 _setup_privateuseone_for_python_backend(NAME)

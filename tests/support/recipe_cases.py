@@ -8,10 +8,7 @@ from typing import Any
 import numpy as np
 
 from qwenimg.common.pictures.png import encode_png
-from qwenimg.common.pipeline.recipe import (
-    XMP,
-    Recipe,
-)
+from qwenimg.common.request.recipe import XMP, Recipe
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, 5, 3), dtype=np.uint8)
 RECIPE: Recipe = {

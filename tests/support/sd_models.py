@@ -17,9 +17,9 @@ from tiny_model import randomise
 from qwenimg.backends import load as load_backend
 from qwenimg.common.base.config import parse
 from qwenimg.common.networks import kl_vae, unet
+from qwenimg.common.precision.precision import Precision
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.precision import Precision
 
 CROSS = ("CrossAttnDownBlock2D", "CrossAttnUpBlock2D")
 PLAIN = ("DownBlock2D", "UpBlock2D")

@@ -24,20 +24,20 @@ from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families import registry
 from qwenimg.common.families.components import open_component, read_config
 from qwenimg.common.families.family import Choices, Family
+from qwenimg.common.memory.estimate import Needs
+from qwenimg.common.memory.stages import Stage
 from qwenimg.common.networks import params
 from qwenimg.common.networks.network import Network
 from qwenimg.common.pipeline import inpaint
 from qwenimg.common.pipeline.denoiser import Denoiser, Guidance
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment, flow_plan
-from qwenimg.common.pipeline.request import Defaults, Request
+from qwenimg.common.precision.precision import Kind, Precision
+from qwenimg.common.request.request import Defaults, Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array
-from qwenimg.common.runtime.estimate import Needs
 from qwenimg.common.runtime.runtime import Runtime
-from qwenimg.common.runtime.stages import Stage
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
-from qwenimg.common.weights.precision import Kind, Precision
 
 HERE = Path(__file__).parent
 SCALE = 4  # pixels to a latent

@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 from refusals import refused, safetensors_bytes, tensor
 
-from qwenimg.common.weights.files import find_files
+from qwenimg.common.formats.files import find_files
 from qwenimg.common.weights.keys import plan
 from qwenimg.common.weights.plan import Use, read
 

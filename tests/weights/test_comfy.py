@@ -17,8 +17,8 @@ import torch
 from qwenimg.backends.mlx import load as mlx_load
 from qwenimg.backends.torch import load as torch_load
 from qwenimg.common.base.errors import ModelError
+from qwenimg.common.codes.affine import BITS8, Kept
 from qwenimg.common.weights import comfy
-from qwenimg.common.weights.affine import BITS8, Kept
 from qwenimg.common.weights.keys import plan
 from qwenimg.common.weights.plan import LoadPlan, read, read_codes
 from qwenimg.common.weights.storage import Packed

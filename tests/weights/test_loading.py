@@ -23,13 +23,14 @@ import qwenimg
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.families.qwen_image import checkpoint as model
+from qwenimg.common.formats.stored import Piece
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.precision.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, Precision
+from qwenimg.common.precision.residency import ALWAYS, ONCE
 from qwenimg.common.runtime.vae import decodes
 from qwenimg.common.weights import keys
-from qwenimg.common.weights.plan import LoadPlan, Piece
-from qwenimg.common.weights.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, Precision
-from qwenimg.common.weights.residency import ALWAYS, ONCE
+from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.storage import Dense
 
 BACKENDS = ("torch", "mlx")
@@ -274,8 +275,8 @@ import numpy as np
 from qwenimg import backends
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.weights import keys
-from qwenimg.common.weights.precision import BF16
-from qwenimg.common.weights.residency import ALWAYS, ONCE
+from qwenimg.common.precision.precision import BF16
+from qwenimg.common.precision.residency import ALWAYS, ONCE
 
 
 def peak():

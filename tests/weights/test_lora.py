@@ -14,12 +14,12 @@ from parity_cases import DIT, MLX, TORCH, Files, rounded
 from safetensors.torch import save_file
 
 from qwenimg.common.base.errors import ModelError
+from qwenimg.common.codes.bits import widened
 from qwenimg.common.networks import qwen_dit
+from qwenimg.common.precision.precision import BF16, FP32
 from qwenimg.common.weights import lora as loras
-from qwenimg.common.weights.bits import widened
 from qwenimg.common.weights.lora_names import DENOISER, Names, part
 from qwenimg.common.weights.plan import Entry, LoadPlan, fused, read
-from qwenimg.common.weights.precision import BF16, FP32
 
 TOLERANCE = 1e-6  # of the largest value: float32 sums of a few products, against float64
 MANIFEST = qwen_dit.manifest(DIT)

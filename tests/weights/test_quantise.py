@@ -15,8 +15,8 @@ from qwenimg import backends
 from qwenimg.backends.mlx.ops import quantised as on_mlx
 from qwenimg.backends.torch.ops import quantised as on_torch
 from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.codes.affine import GROUPS, WIDTHS, Affine, encode
 from qwenimg.common.weights import keys, quantise
-from qwenimg.common.weights.affine import GROUPS, WIDTHS, Affine, encode
 from qwenimg.common.weights.plan import read, read_codes
 from qwenimg.common.weights.storage import Dense, Packed
 
@@ -233,7 +233,7 @@ def test_what_is_coded_and_what_is_not(backend: str) -> None:
     assert set(outside.values()) == {0} and "proj_out.weight" in outside
     assert not any(isinstance(e.storage, Packed) for e in opened.checkpoint["vae"].plan.entries.values())
     engine, part = backends.load(backend), opened.checkpoint["transformer"]
-    from qwenimg.common.weights.precision import BF16
+    from qwenimg.common.precision.precision import BF16
 
     planned = part.plan.stored(BF16, part.role)
     model = engine.open(part.network, part.config, planned, BF16).model

@@ -15,8 +15,8 @@ from mlx.core import array as Array
 
 from qwenimg.backends.mlx import load, ops
 from qwenimg.common.networks.clip import CLIPConfig, eos_position
+from qwenimg.common.precision.precision import Precision
 from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.precision import Precision
 
 # Layers
 

@@ -19,10 +19,10 @@ from mlx.core import array as Array
 from qwenimg.backends.mlx import load, ops
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.networks.qwen_dit import MLP_RATIO, NORM_EPS, TIME_CHANNELS, QwenDiTConfig
+from qwenimg.common.precision.precision import Precision
+from qwenimg.common.precision.residency import ALWAYS, ONCE
 from qwenimg.common.runtime.engine import NumpyArray
 from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.precision import Precision
-from qwenimg.common.weights.residency import ALWAYS, ONCE
 
 Pair = tuple[Array, Array]
 Rope = Pair  # tables of image and text, as `ops.turns` makes them

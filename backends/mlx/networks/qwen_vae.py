@@ -14,8 +14,8 @@ from qwenimg.backends.mlx.networks.vae import VAE
 from qwenimg.backends.mlx.ops import images
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig, halo
 from qwenimg.common.numbers.tiles import tiles
+from qwenimg.common.precision.precision import Precision
 from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.precision import Precision
 
 # Layers
 

@@ -15,9 +15,9 @@ from mlx.core import array as Array
 from qwenimg.backends.mlx import load, ops
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
 from qwenimg.common.numbers.rope import text_rope
+from qwenimg.common.precision.precision import Precision
+from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.precision import Precision
-from qwenimg.common.weights.residency import ALWAYS
 
 Pair = tuple[Array, Array]
 

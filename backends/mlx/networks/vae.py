@@ -10,9 +10,9 @@ import mlx.nn
 
 from qwenimg.backends.mlx import load, ops
 from qwenimg.backends.mlx.ops import images
+from qwenimg.common.precision.precision import Precision
 from qwenimg.common.runtime.engine import NumpyArray
 from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.precision import Precision
 
 WIDE = 2**20  # a tile side that no image reaches
 

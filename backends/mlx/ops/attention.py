@@ -8,8 +8,8 @@ from mlx.core import array as Array
 
 from qwenimg.backends.mlx.ops.functions import DTYPES, at_least_float32, on_gpu
 from qwenimg.backends.workspaces import SCORE_BYTES
+from qwenimg.common.precision.precision import Compute
 from qwenimg.common.runtime.observers import seen
-from qwenimg.common.weights.precision import Compute
 
 FUSED_HEADS = (64, 72, 80, 96, 128)  # head widths for which a GPU has a fused attention kernel
 

@@ -11,8 +11,8 @@ import mlx.nn
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx.ops.functions import DTYPES, at_least_float32, gelu, on_gpu
+from qwenimg.common.precision.precision import Compute
 from qwenimg.common.runtime.observers import seen
-from qwenimg.common.weights.precision import Compute
 
 
 def _scaled(compute: Compute, product: Callable[[Array, Array], Array], x: Array, layer: mlx.nn.Module) -> Array:

@@ -1,4 +1,4 @@
-"""Linear layers whose weight stays in codes (`common/weights/affine.py`), decoded anew for each product."""
+"""Linear layers whose weight stays in codes (`common/codes/affine.py`), decoded anew for each product."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from mlx.core import array as Array
 
 from qwenimg.backends.mlx.ops.functions import on_gpu
 from qwenimg.backends.mlx.ops.layers import Linear
+from qwenimg.common.codes.affine import Affine
 from qwenimg.common.runtime.observers import seen
-from qwenimg.common.weights.affine import Affine
 from qwenimg.common.weights.storage import Codes
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from qwenimg.backends.torch import load, ops
 from qwenimg.common.networks.clip import CLIPConfig, eos_position
+from qwenimg.common.precision.precision import Precision
 from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.precision import Precision
 
 # Layers
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from qwenimg.backends.torch import load, ops
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
 from qwenimg.common.numbers.rope import text_rope
+from qwenimg.common.precision.precision import Precision
+from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.precision import Precision
-from qwenimg.common.weights.residency import ALWAYS
 
 Pair = tuple[Tensor, Tensor]
 

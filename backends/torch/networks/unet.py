@@ -17,9 +17,9 @@ from torch import Tensor
 from qwenimg.backends.torch import load, ops
 from qwenimg.backends.torch.ops import images
 from qwenimg.common.networks.unet import LAYER_NORM_EPS, MLP_RATIO, TRANSFORMER_NORM_EPS, Level, UNetConfig
+from qwenimg.common.precision.precision import Precision
 from qwenimg.common.runtime.engine import NumpyArray
 from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.precision import Precision
 
 Pair = tuple[Tensor, Tensor]
 # Of one attention: keys and values of each of its transformer blocks. Of a level: of each of its attentions.

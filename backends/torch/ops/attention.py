@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwenimg.backends.torch.ops.functions import DTYPES, at_least_float32
+from qwenimg.common.precision.precision import Compute
 from qwenimg.common.runtime.observers import seen
-from qwenimg.common.weights.precision import Compute
 
 SCORE_BYTES = 2**28  # attention runs over chunks of queries whose scores take at most this much
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from qwenimg.backends.torch.ops.cpu import multiplies
 from qwenimg.backends.torch.ops.functions import DTYPES, at_least_float32, gelu
+from qwenimg.common.precision.precision import Compute
 from qwenimg.common.runtime.observers import observed, seen
-from qwenimg.common.weights.precision import Compute
 
 WIDE_VALUES = 2**21  # of a linear layer's weight that are widened at once
 WIDE_IMAGE = 2**25  # values of an image: a larger one is not widened, for its memory

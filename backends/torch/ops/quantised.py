@@ -1,4 +1,4 @@
-"""Linear layers whose weight stays in codes (`common/weights/affine.py`), decoded anew for each product."""
+"""Linear layers whose weight stays in codes (`common/codes/affine.py`), decoded anew for each product."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch.ops.layers import Linear
-from qwenimg.common.weights.affine import Affine, unit
-from qwenimg.common.weights.block_float import E2M1, E8M0_BIAS, BlockFloat
+from qwenimg.common.codes.affine import Affine, unit
+from qwenimg.common.codes.block_float import E2M1, E8M0_BIAS, BlockFloat
 from qwenimg.common.weights.storage import Codes
 
 

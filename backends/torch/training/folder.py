@@ -22,6 +22,8 @@ from qwenimg.common.base.errors import ModelError, NumericsError
 from qwenimg.common.base.safe_files import bad, open_regular
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.components import open_component, read_config
+from qwenimg.common.formats.files import find_files
+from qwenimg.common.formats.safetensors import read_header
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
@@ -31,9 +33,7 @@ from qwenimg.common.shapes import words as shapes_words
 from qwenimg.common.shapes.folder import INDEX, SHAPES_SCHEDULER
 from qwenimg.common.training.config import ModelSize
 from qwenimg.common.training.files import STEM, TEXT_STEM
-from qwenimg.common.weights.files import find_files
 from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.safetensors import read_header
 
 VISION = {"hidden": 32, "intermediate": 40, "patch": 14, "merge": 2}
 

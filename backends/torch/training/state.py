@@ -24,9 +24,9 @@ from qwenimg.common.base.config import parse
 from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
+from qwenimg.common.formats.stored import Header
 from qwenimg.common.training.config import TrainConfig
 from qwenimg.common.training.files import COLUMNS, FORMAT, State, open_checkpoint, read_table, run_of
-from qwenimg.common.weights.stored import Header
 
 
 @dataclass

@@ -20,10 +20,10 @@ from qwenimg.backends.torch.networks.qwen_vae import QwenImageVAE
 from qwenimg.backends.torch.training import folder as train_folder
 from qwenimg.backends.torch.training.data import Float32, crops, pictures
 from qwenimg.common.base.errors import NumericsError
+from qwenimg.common.precision.precision import FP32
 from qwenimg.common.runtime.vae import decodes
 from qwenimg.common.training.config import TrainConfig
 from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.precision import FP32
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 

@@ -8,9 +8,9 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.description import Description, listed, summary, weights_summary
 from qwenimg.common.families.family import Prediction
 from qwenimg.common.families.qwen_image.layouts import RENAMES
+from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.weights.keys import named_weights
-from qwenimg.common.weights.stored import Header
 
 NETWORKS = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen_vl.NETWORK, "vae": qwen_vae.NETWORK}
 # A tensor that only this part has, and one by which its size shows.

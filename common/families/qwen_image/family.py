@@ -8,10 +8,10 @@ from qwenimg.common.families.qwen_image.checkpoint import REFUSED, open_folder
 from qwenimg.common.families.qwen_image.describe_file import describe_file
 from qwenimg.common.families.qwen_image.model import QwenImage
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
-from qwenimg.common.pipeline.request import Defaults
+from qwenimg.common.precision.precision import MMDIT
+from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.runtime import Runtime
-from qwenimg.common.weights.precision import MMDIT
 
 PUBLISHED_WIDTH = 3072
 """Of the published transformer. One that was made smaller by leaving out layers keeps it, a toy has less."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from qwenimg.common.pipeline.few_steps import FewSteps
+from qwenimg.common.request.few_steps import FewSteps
 
 _REPO = "lightx2v/Qwen-Image-Lightning/Qwen-Image-Lightning"
 _REPO_2512 = "lightx2v/Qwen-Image-2512-Lightning/Qwen-Image-2512-Lightning"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.precision.residency import ONCE
 from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.residency import ONCE
 
 
 def step_peak(config: QwenDiTConfig, branches: int, tokens: int) -> int:

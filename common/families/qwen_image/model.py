@@ -15,26 +15,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.families.qwen_image import few_steps, lora_names, memory
+from qwenimg.common.memory import estimate
+from qwenimg.common.memory.estimate import Needs
+from qwenimg.common.memory.memory import scores
+from qwenimg.common.memory.stages import Timeline
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.numbers import packing, sizes
 from qwenimg.common.pipeline import inpaint
 from qwenimg.common.pipeline.denoiser import Denoiser, Guidance
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment, flow_plan
-from qwenimg.common.pipeline.request import MULTIPLE, Request
+from qwenimg.common.precision.precision import Precision
+from qwenimg.common.precision.residency import ONCE
 from qwenimg.common.prompts import qwen
-from qwenimg.common.runtime import estimate, text_store
+from qwenimg.common.request.request import MULTIPLE, Request
+from qwenimg.common.runtime import text_store
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.runtime.engine import Array, Modulation, TextEncoder, Transformer
-from qwenimg.common.runtime.estimate import Needs
-from qwenimg.common.runtime.memory import scores
 from qwenimg.common.runtime.runtime import Runtime
-from qwenimg.common.runtime.stages import Timeline
 from qwenimg.common.runtime.text_cache import TextCache
 from qwenimg.common.runtime.vae import VAEHalves
 from qwenimg.common.weights.lora import Deltas
-from qwenimg.common.weights.precision import Precision
-from qwenimg.common.weights.residency import ONCE
 
 TEXT_TOKENS = 512  # of a prompt that the transformer sees, as in the reference
 KEPT_SCHEDULES = 2  # whose modulation is kept: 442 MB for 50 steps of the 20 B model

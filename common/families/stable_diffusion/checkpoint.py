@@ -16,6 +16,7 @@ from qwenimg.common.families.family import Choices, Prediction
 from qwenimg.common.families.stable_diffusion import single_file
 from qwenimg.common.families.stable_diffusion.find_tokenizer import find_clip_tokenizer
 from qwenimg.common.families.stable_diffusion.single_file import SingleFile
+from qwenimg.common.formats.headers import read_header
 from qwenimg.common.networks import clip, kl_vae, unet
 from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.kl_vae import KLVAEConfig
@@ -23,7 +24,6 @@ from qwenimg.common.prompts import clip as clip_tokenizer
 from qwenimg.common.prompts.clip import CLIPTokenizer
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component, TokenizerFiles
 from qwenimg.common.sampling.discrete import parse_diffusion
-from qwenimg.common.weights.headers import read_header
 from qwenimg.common.weights.plan import closed_on_failure
 
 # pipeline class -> whether it is SDXL; what a class is made for beyond that shows in its UNet.

@@ -7,7 +7,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.description import Description, in_memory, summary
 from qwenimg.common.families.family import Prediction
 from qwenimg.common.families.stable_diffusion import single_file
-from qwenimg.common.weights.stored import Header
+from qwenimg.common.formats.stored import Header
 
 
 def describe_file(header: Header, prediction: Prediction | None) -> Description | None:

@@ -17,10 +17,10 @@ from qwenimg.common.families.stable_diffusion.model import StableDiffusion
 from qwenimg.common.families.stable_diffusion.single_file import reads
 from qwenimg.common.families.stable_diffusion.small_files import small_files
 from qwenimg.common.networks import clip, kl_vae, unet
-from qwenimg.common.pipeline.request import Defaults
+from qwenimg.common.precision.precision import UNET
+from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling import schedules
-from qwenimg.common.weights.precision import UNET
 
 _REFINES = "SDXL base models"
 _TITLES = {False: "Stable Diffusion 1.x or 2.x", True: "SDXL"}

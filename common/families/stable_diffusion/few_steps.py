@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from qwenimg.common.pipeline.few_steps import FewSteps
+from qwenimg.common.request.few_steps import FewSteps
 
 _HYPER = "ByteDance/Hyper-SD/Hyper"
 _WEIGHTS = "pytorch_lora_weights.safetensors"

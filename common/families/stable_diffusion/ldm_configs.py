@@ -19,12 +19,12 @@ from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.stable_diffusion.ldm_keys import CLIP_H_LAYERS, Places
+from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks import clip, kl_vae, unet
 from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.prompts.clip import EOS_PAD, OPEN_CLIP_PAD
-from qwenimg.common.weights.stored import Header
 
 Shapes = dict[str, Shape]
 

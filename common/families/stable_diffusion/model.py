@@ -18,6 +18,10 @@ from numpy.typing import NDArray
 from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
 from qwenimg.common.families.stable_diffusion import few_steps, lora_names, memory
 from qwenimg.common.families.stable_diffusion.texts import ClipTexts
+from qwenimg.common.memory import estimate
+from qwenimg.common.memory.estimate import Needs
+from qwenimg.common.memory.memory import scores
+from qwenimg.common.memory.stages import Timeline
 from qwenimg.common.networks import clip
 from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.numbers import timesteps
@@ -25,19 +29,15 @@ from qwenimg.common.pipeline import inpaint
 from qwenimg.common.pipeline.denoiser import Denoiser, Guidance
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment, Solver
-from qwenimg.common.pipeline.request import Request
-from qwenimg.common.runtime import estimate
+from qwenimg.common.precision.precision import Precision
+from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array, Engine, UNet
-from qwenimg.common.runtime.estimate import Needs
-from qwenimg.common.runtime.memory import scores
 from qwenimg.common.runtime.runtime import Runtime
-from qwenimg.common.runtime.stages import Timeline
 from qwenimg.common.runtime.vae import VAEHalves
 from qwenimg.common.sampling import discrete, schedules, table
 from qwenimg.common.sampling.table import Sampler
 from qwenimg.common.weights.lora import Deltas
-from qwenimg.common.weights.precision import Precision
 
 AESTHETIC, POOR_AESTHETIC = 6.0, 2.5  # the refiner's aesthetic score for the prompt and for the negative branch
 

@@ -26,15 +26,15 @@ from qwenimg.common.families.stable_diffusion.ldm_configs import (
     vae_config,
 )
 from qwenimg.common.families.stable_diffusion.ldm_keys import Places
+from qwenimg.common.formats import gguf
+from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.stored import Header, Stored
 from qwenimg.common.networks import clip, kl_vae, unet
 from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.unet import UNetConfig
-from qwenimg.common.weights import gguf
-from qwenimg.common.weights.headers import read_header
 from qwenimg.common.weights.keys import check_architecture, plan_places
 from qwenimg.common.weights.plan import LoadPlan, Uses, as_stored
-from qwenimg.common.weights.stored import Header, Stored
 
 Prediction = Literal["eps", "v"]
 

@@ -6,8 +6,8 @@ from qwenimg.common.base.config import read_json
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.stable_diffusion import single_file
 from qwenimg.common.families.stable_diffusion.checkpoint import PREDICTIONS, facts
+from qwenimg.common.formats.headers import read_header
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.weights.headers import read_header
 
 TOKENIZER = "tokenizer_config.json"
 

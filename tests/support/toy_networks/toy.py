@@ -7,9 +7,9 @@ from torch import Tensor
 from toy_family import ToyConfig
 
 from qwenimg.backends.torch import load, ops
+from qwenimg.common.precision.precision import Precision
 from qwenimg.common.runtime.engine import NumpyArray
 from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.precision import Precision
 
 
 class Toy(torch.nn.Module):

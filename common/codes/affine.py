@@ -1,0 +1,210 @@
+"""Weights in 2 to 8 bits as MLX keeps them: codes, and for each group of a row a scale and a bias.
+
+W [out in] is three tensors: `weight` U32 [out, in * bits / 32], whose rows are strings of bits, little endian, the
+first code in the lowest; `scales` and `biases` [out, in / group]. A value is float32(code) * float32(scale) +
+float32(bias), and is rounded once, to whatever dtype is asked for. (MLX's own `dequantize` rounds twice, in the dtype
+of the scales.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from qwenimg.common.base.shape import Shape
+from qwenimg.common.codes.bits import widened
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from qwenimg.common.codes.block_float import BlockFloat
+    from qwenimg.common.formats.stored import Piece
+
+WIDTHS = (2, 3, 4, 5, 6, 8)  # bits
+GROUPS = (32, 64, 128)
+ROWS = 1 << 22  # values that are coded at once
+
+
+class Affine(NamedTuple):
+    """Codes of `bits` bits; `group` of them along a row share a scale and a bias."""
+
+    bits: int
+    group: int
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of the tensors beside the codes."""
+        return ("scales", "biases")
+
+    def shape(self, pieces: Sequence[Piece]) -> Shape:
+        *rows, words = pieces[0].shape
+        return (*rows, words * 32 // self.bits)
+
+    def values(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """Of codes [out words], scales and biases [out groups]."""
+        import numpy as np
+
+        codes, scales, biases = arrays
+        made = unpack(codes, self.bits).astype(np.float32)
+        grouped = made.reshape(*scales.shape, self.group)
+        grouped *= widened(scales)[..., None]
+        grouped += widened(biases)[..., None]
+        return made
+
+    def kept(self, pieces: Sequence[Piece]) -> Kept:
+        return Kept(self, 4 if pieces[1].dtype == "F32" else 2)
+
+    def coded(self, arrays: Sequence[np.ndarray], shape: Shape) -> Coded:
+        codes, scales, biases = arrays
+        if scales.dtype == "u2":  # those of bfloat16, which numpy has not
+            scales, biases = widened(scales), widened(biases)
+        return Coded(codes, scales, biases)
+
+    def fits(self, shape: Shape) -> bool:
+        """Whether a weight of this shape can be kept so: a matrix, of rows of whole groups."""
+        return len(shape) == 2 and shape[1] % self.group == 0
+
+    def nbytes(self, shape: Shape, scale: int = 2) -> int:
+        """With scales and biases of `scale` bytes each."""
+        rows, width = shape
+        return rows * (width * self.bits // 8 + width // self.group * 2 * scale)
+
+
+BITS8, BITS6, BITS4 = Affine(8, 64), Affine(6, 64), Affine(4, 32)
+
+
+class Kept(NamedTuple):
+    """As what the codes of a file stay codes in memory."""
+
+    code: Affine | BlockFloat
+    scale: int  # bytes of a group's scale, and of its bias
+
+
+class Coded(NamedTuple):
+    """A weight as it is kept: U32 [out words], and [out groups] twice, both float16 or both float32; or scales alone,
+    of 8 bits."""
+
+    codes: np.ndarray
+    scales: np.ndarray
+    biases: np.ndarray | None = None
+
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        return [part for part in self if part is not None]
+
+
+def exact16(made: Coded) -> Coded:
+    """Scales and biases in float16 where that changes none of them."""
+    import numpy as np
+
+    if made.biases is None:
+        return made
+    with np.errstate(over="ignore"):
+        scales, biases = (part.astype(np.float16) for part in (made.scales, made.biases))
+    same = np.array_equal(scales, made.scales) and np.array_equal(biases, made.biases)
+    return Coded(made.codes, scales, biases) if same else made
+
+
+def of_widths(width: int, words: int, groups: int) -> Affine | None:
+    """The one code in which rows of `width` values take so many words and groups."""
+    if not (width > 0 and words > 0 and groups > 0) or 32 * words % width or width % groups:
+        return None
+    made = Affine(32 * words // width, width // groups)
+    return made if made.bits in WIDTHS and made.group in GROUPS else None
+
+
+def encode(values: np.ndarray, code: Affine) -> Coded:
+    """Values [out in] in float32, by each group's least and largest, as MLX's `quantize` chooses them."""
+    import numpy as np
+
+    rows, width = values.shape
+    parts = []
+    step = max(1, ROWS // max(1, width))
+    for start in range(0, rows, step):
+        parts.append(_encode(np.ascontiguousarray(values[start : start + step], np.float32), code))
+    return _narrow(Coded(*(np.concatenate(each) for each in zip(*parts, strict=True))))
+
+
+def _encode(values: np.ndarray, code: Affine) -> Coded:
+    """The scale has the sign that puts the group's value of largest size on a code, so that it is kept exactly."""
+    import numpy as np
+
+    grouped = values.reshape(values.shape[0], -1, code.group)
+    most = np.float32(2**code.bits - 1)
+    low, high = grouped.min(-1), grouped.max(-1)
+    below = np.abs(low) > np.abs(high)
+    scales = np.maximum((high - low) / most, np.float32(1e-7))
+    scales = np.where(below, scales, -scales)
+    edge = np.where(below, low, high)
+    at = np.rint(edge / scales)
+    on = at != 0
+    scales = np.where(on, edge / np.where(on, at, np.float32(1)), scales)
+    biases = np.where(on, edge, np.float32(0))
+    codes = np.clip(np.rint((grouped - biases[..., None]) / scales[..., None]), 0, most)
+    return Coded(pack(codes.astype(np.uint8).reshape(values.shape), code.bits), scales, biases)
+
+
+def _narrow(made: Coded) -> Coded:
+    """Scales and biases in float16 where none overflows, and none that counts falls among its subnormals; else as they
+    are. It has three bits more than bfloat16, whose scales make 8-bit weights 1.3 times worse."""
+    import numpy as np
+
+    assert made.biases is not None
+    limits = np.finfo(np.float16)
+    scales = np.abs(made.scales)
+    largest = max(float(scales.max(initial=0)), float(np.abs(made.biases).max(initial=0)))
+    groups = made.codes.reshape(*scales.shape, -1)  # a group is whole words: 32 codes or more
+    least = float(scales[groups.any(-1)].min(initial=1))
+    if largest <= float(limits.max) and least >= float(limits.tiny):
+        return made._replace(scales=made.scales.astype(np.float16), biases=made.biases.astype(np.float16))
+    return made
+
+
+def pack(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Codes [... n], uint8, as words [... n * bits / 32]."""
+    import numpy as np
+
+    if bits == 8:
+        return codes.view("<u4")
+    if 8 % bits == 0:
+        parts = codes.reshape(*codes.shape[:-1], -1, 8 // bits)
+        raw = parts[..., 0].copy()
+        for i in range(1, 8 // bits):
+            raw |= parts[..., i] << np.uint8(i * bits)
+        return raw.view("<u4")
+    count, size = unit(bits)
+    units = codes.reshape(*codes.shape[:-1], -1, count)
+    words = np.zeros(units.shape[:-1], np.uint64)
+    for i in range(count):
+        words |= units[..., i].astype(np.uint64) << np.uint64(i * bits)
+    low = words[..., None].view(np.uint8)[..., :size]
+    return np.ascontiguousarray(low).reshape(*codes.shape[:-1], -1).view("<u4")
+
+
+def unpack(words: np.ndarray, bits: int) -> np.ndarray:
+    """Words [... n * bits / 32] as codes [... n], uint8."""
+    import numpy as np
+
+    raw = np.ascontiguousarray(words).view(np.uint8)
+    if bits == 8:
+        return raw
+    mask = np.uint8(2**bits - 1)
+    if 8 % bits == 0:
+        codes = np.empty((*raw.shape, 8 // bits), np.uint8)
+        for i in range(8 // bits):
+            codes[..., i] = raw >> np.uint8(i * bits) & mask
+        return codes.reshape(*raw.shape[:-1], -1)
+    count, size = unit(bits)
+    units = raw.reshape(*raw.shape[:-1], -1, size)
+    whole = np.zeros(units.shape[:-1], np.uint64)
+    for i in range(size):
+        whole |= units[..., i].astype(np.uint64) << np.uint64(8 * i)
+    codes = np.empty((*whole.shape, count), np.uint8)
+    for i in range(count):
+        codes[..., i] = whole >> np.uint64(i * bits) & np.uint64(mask)
+    return codes.reshape(*raw.shape[:-1], -1)
+
+
+def unit(bits: int) -> tuple[int, int]:
+    """The fewest codes that fill whole bytes, and how many bytes."""
+    return {2: (4, 1), 3: (8, 3), 4: (2, 1), 5: (8, 5), 6: (4, 3)}[bits]

@@ -1,0 +1,77 @@
+"""Weights as 8-bit floating point numbers, each the code of a value; with a scale for all of them, for each row, or for
+each of the equal blocks of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from qwenimg.common.base.shape import Shape
+from qwenimg.common.codes.bits import widened
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from qwenimg.common.codes.affine import Coded
+    from qwenimg.common.formats.stored import Piece
+
+Format = Literal["F8_E4M3", "F8_E5M2"]
+FORMATS: tuple[Format, ...] = ("F8_E4M3", "F8_E5M2")
+
+
+def format_of(dtype: str) -> Format | None:
+    """That of a tensor whose dtype a file names so; None where it is another."""
+    return next((format for format in FORMATS if format == dtype), None)
+
+
+class Float8(NamedTuple):
+    """Codes; then, where there is a second piece, their scale: one number, one for each row [out] or [out 1], or one
+    for each block [out blocks 1]."""
+
+    format: Format
+
+    def shape(self, pieces: Sequence[Piece]) -> Shape:
+        return pieces[0].shape
+
+    def kept(self, pieces: Sequence[Piece]) -> None:
+        """They are decoded."""
+
+    def coded(self, arrays: Sequence[np.ndarray], shape: Shape) -> Coded:
+        raise AssertionError("its codes are not affine")
+
+    def values(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """float32(code) * float32(scale), in float32."""
+        decoded: np.ndarray = table(self.format)[arrays[0]]
+        return multiplied(decoded, *arrays[1:])
+
+
+def multiplied(values: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
+    """`values`, float32, times a scale as `Float8` has it, in place."""
+    if scale is None:
+        return values
+    numbers = widened(scale)
+    if numbers.ndim == 3:
+        by_block = values.reshape(*numbers.shape[:2], -1)
+        by_block *= numbers
+    else:
+        values *= numbers.reshape(-1, *[1] * (values.ndim - 1)) if numbers.size > 1 else numbers.reshape(())
+    return values
+
+
+@cache
+def table(format: Format) -> np.ndarray:
+    """What each of the 256 codes means, float32. E4M3 has no infinity: all but the two NaN are numbers."""
+    import numpy as np
+
+    mantissa_bits, bias = (3, 7) if format == "F8_E4M3" else (2, 15)
+    codes = np.arange(256)
+    exponent = (codes >> mantissa_bits) & (2 ** (7 - mantissa_bits) - 1)
+    mantissa = codes & (2**mantissa_bits - 1)
+    normal = np.ldexp(2**mantissa_bits + mantissa, exponent - bias - mantissa_bits)
+    values = np.where(exponent > 0, normal, np.ldexp(mantissa, 1 - bias - mantissa_bits))
+    if format == "F8_E4M3":
+        values = np.where((codes & 127) == 127, np.nan, values)
+    else:
+        values = np.where(exponent == 31, np.where(mantissa > 0, np.nan, np.inf), values)
+    return np.where(codes > 127, -values, values).astype(np.float32)

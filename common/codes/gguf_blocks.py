@@ -1,0 +1,243 @@
+"""GGUF's blocks of codes: what their values are, and as which affine codes some of them can be kept.
+
+A tensor is blocks of 32 or 256 values, row by row. A block has a scale d, float16, and in some types a minimum; one of
+256 has smaller groups with a scale, and perhaps a minimum, of their own, in 4 or 6 bits. The values are those that the
+reference computes in float32, bit for bit. Where all of a group share one scale and one bias, a value is
+float32(code) * scale + bias in exactly those bits, so that the codes can be kept (`Affine`) and nothing is rounded;
+but a zero may lose its sign.
+
+Nibbles are in an order of their own: of n bytes the low ones, then the high ones.
+(https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-quants.c)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from qwenimg.common.base.shape import Shape
+from qwenimg.common.codes.affine import Affine, Coded, Kept, exact16, pack
+from qwenimg.common.formats.gguf_types import named
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from qwenimg.common.formats.stored import Piece
+
+CHUNK = 1 << 20  # values that are decoded at once
+
+
+class Groups(NamedTuple):
+    """Blocks [n bytes] taken apart into groups: values are codes * scales + biases, or codes * scales."""
+
+    codes: np.ndarray  # [n groups size], unsigned where there are biases
+    scales: np.ndarray  # float32 [n groups]
+    biases: np.ndarray | None  # float32 [n groups]
+
+
+class Blocks(NamedTuple):
+    """The code of a tensor of GGML's type `type`."""
+
+    type: str
+
+    def shape(self, pieces: Sequence[Piece]) -> Shape:
+        return pieces[0].shape
+
+    def kept(self, pieces: Sequence[Piece]) -> Kept | None:
+        return kept_as(self.type)
+
+    def values(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """In float32, flat, of the bytes."""
+        import numpy as np
+
+        size = named(self.type)
+        blocks = arrays[0].reshape(-1, size.bytes)
+        made = np.empty((len(blocks), size.values), np.float32)
+        step = CHUNK // made.shape[1]
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused by its tensor's name
+            for start in range(0, len(blocks), step):
+                codes, scales, biases = READERS[self.type](blocks[start : start + step])
+                grouped = made[start : start + step].reshape(codes.shape)
+                np.multiply(codes, scales[..., None], out=grouped, dtype=np.float32)
+                if biases is not None:
+                    grouped += biases[..., None]
+        return made.reshape(-1)
+
+    def coded(self, arrays: Sequence[np.ndarray], shape: Shape) -> Coded:
+        """The same values as the codes that they are kept as, of a weight [out in]."""
+        import numpy as np
+
+        kept, size = kept_as(self.type), named(self.type)
+        assert kept is not None
+        code, blocks = kept.code, arrays[0].reshape(-1, size.bytes)
+        step = CHUNK // size.values
+        parts = []
+        with np.errstate(over="ignore", invalid="ignore"):
+            for start in range(0, len(blocks), step):
+                codes, scales, biases = _unsigned(READERS[self.type](blocks[start : start + step]), code.bits)
+                parts.append((pack(codes.reshape(-1, code.group), code.bits), scales, biases))
+        words, scales, biases = (np.concatenate([part[i] for part in parts]) for i in range(3))
+        groups = (shape[0], shape[1] // code.group)
+        return exact16(Coded(words.reshape(shape[0], -1), scales.reshape(groups), biases.reshape(groups)))
+
+
+def _unsigned(found: Groups, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Codes that are signed, moved up by half of their range, which the bias takes back."""
+    import numpy as np
+
+    codes, scales, biases = found
+    if biases is None:
+        half = 1 << (bits - 1)
+        return (codes + np.int16(half)).astype(np.uint8), scales, scales * np.float32(-half)
+    return codes.astype(np.uint8, copy=False), scales, biases
+
+
+# Types
+
+
+def _halves(raw: np.ndarray) -> np.ndarray:
+    """float32 of pairs of bytes that are float16."""
+    import numpy as np
+
+    return np.ascontiguousarray(raw).view("<f2").astype(np.float32)
+
+
+def _fields(blocks: np.ndarray, *sizes: int) -> list[np.ndarray]:
+    """The columns of `blocks`, in runs of so many bytes and the rest."""
+    import numpy as np
+
+    return np.split(blocks, np.cumsum(sizes), axis=1)
+
+
+def _bits(raw: np.ndarray, width: int, run: int) -> np.ndarray:
+    """Codes [n, bytes * 8 / width] of `width` bits in uint8: of each `run` bytes the lowest of all, then the next."""
+    import numpy as np
+
+    shifts = np.arange(0, 8, width, dtype=np.uint8)[:, None]
+    codes = raw.reshape(len(raw), -1, 1, run) >> shifts & np.uint8(2**width - 1)
+    return codes.reshape(len(raw), -1)
+
+
+def _signed(codes: np.ndarray, half: int) -> np.ndarray:
+    import numpy as np
+
+    return codes.astype(np.int8) - np.int8(half)
+
+
+def _q8_0(blocks: np.ndarray) -> Groups:
+    d, codes = _fields(blocks, 2)
+    return Groups(codes.view("i1")[:, None], _halves(d), None)
+
+
+def _q4_0(blocks: np.ndarray) -> Groups:
+    d, codes = _fields(blocks, 2)
+    return Groups(_signed(_bits(codes, 4, 16), 8)[:, None], _halves(d), None)
+
+
+def _q4_1(blocks: np.ndarray) -> Groups:
+    d, low, codes = _fields(blocks, 2, 2)
+    return Groups(_bits(codes, 4, 16)[:, None], _halves(d), _halves(low))
+
+
+def _q5_0(blocks: np.ndarray) -> Groups:
+    d, high, codes = _fields(blocks, 2, 4)
+    return Groups(_signed(_five(codes, high), 16)[:, None], _halves(d), None)
+
+
+def _q5_1(blocks: np.ndarray) -> Groups:
+    d, low, high, codes = _fields(blocks, 2, 2, 4)
+    return Groups(_five(codes, high)[:, None], _halves(d), _halves(low))
+
+
+def _five(codes: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Of 32 values: 4 bits of each, and the fifth of each, bit i for value i."""
+    import numpy as np
+
+    made: np.ndarray = _bits(codes, 4, 16) | np.unpackbits(high, axis=1, bitorder="little") << np.uint8(4)
+    return made
+
+
+_IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+
+def _iq4_nl(blocks: np.ndarray) -> Groups:
+    """Codes of values that lie closer to each other near zero."""
+    import numpy as np
+
+    d, codes = _fields(blocks, 2)
+    return Groups(np.array(_IQ4_NL, np.int8)[_bits(codes, 4, 16)][:, None], _halves(d), None)
+
+
+def _q2_k(blocks: np.ndarray) -> Groups:
+    """16 groups of 16; the low nibble of a byte is the group's scale, the high one its minimum."""
+    import numpy as np
+
+    both, codes, d, low = _fields(blocks, 16, 64, 2)
+    scales = _halves(d) * (both & np.uint8(15)).astype(np.float32)
+    biases = -(_halves(low) * (both >> np.uint8(4)).astype(np.float32))
+    return Groups(_bits(codes, 2, 32).reshape(-1, 16, 16), scales, biases)
+
+
+def _q3_k(blocks: np.ndarray) -> Groups:
+    """16 groups of 16; the third bit of a code lies apart, and counts where it is not set: as -4."""
+    import numpy as np
+
+    high, codes, raw, d = _fields(blocks, 32, 64, 12)
+    low, top = _fields(raw, 8)
+    scales = _signed(_bits(low, 4, 8) | _bits(top, 2, 4) << np.uint8(4), 32)
+    signed = _bits(codes, 2, 32).view("i1") - ((_bits(high, 1, 32) ^ np.uint8(1)) << np.uint8(2)).view("i1")
+    return Groups(signed.reshape(-1, 16, 16), _halves(d) * scales.astype(np.float32), None)
+
+
+def _q4_k(blocks: np.ndarray) -> Groups:
+    head, codes = _fields(blocks, 16)
+    return Groups(_bits(codes, 4, 32).reshape(-1, 8, 32), *_eight(head))
+
+
+def _q5_k(blocks: np.ndarray) -> Groups:
+    import numpy as np
+
+    head, high, codes = _fields(blocks, 16, 32)
+    whole = _bits(codes, 4, 32) | _bits(high, 1, 32) << np.uint8(4)
+    return Groups(whole.reshape(-1, 8, 32), *_eight(head))
+
+
+def _eight(head: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scales and biases of 8 groups. Their 6 bits: of the first four in the low ones of a byte each; of the last four
+    the low 4 in a nibble, the high 2 in the high ones of the first four's bytes."""
+    import numpy as np
+
+    d, low, scales, minima, both = _fields(head, 2, 2, 4, 4)
+    scale_high, minimum_high = (part >> np.uint8(2) & np.uint8(48) for part in (scales, minima))
+    scale = np.concatenate([scales & np.uint8(63), both & np.uint8(15) | scale_high], axis=1)
+    minimum = np.concatenate([minima & np.uint8(63), both >> np.uint8(4) | minimum_high], axis=1)
+    return _halves(d) * scale.astype(np.float32), -(_halves(low) * minimum.astype(np.float32))
+
+
+def _q6_k(blocks: np.ndarray) -> Groups:
+    """16 groups of 16, their scales in 8 bits."""
+    import numpy as np
+
+    low, high, scales, d = _fields(blocks, 128, 64, 16)
+    codes = _signed(_bits(low, 4, 64) | _bits(high, 2, 32) << np.uint8(4), 32)
+    return Groups(codes.reshape(-1, 16, 16), _halves(d) * scales.view("i1").astype(np.float32), None)
+
+
+READERS: dict[str, Callable[[np.ndarray], Groups]] = {
+    "Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "IQ4_NL": _iq4_nl,
+    "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k,
+}  # fmt: skip
+
+# Those whose groups are as long as `Affine` has them: bits of a code, and bytes of a group's scale and of its bias. Of
+# 256 the scales are products, which take float32.
+KEPT = {
+    "Q8_0": (8, 2), "Q4_0": (4, 2), "Q4_1": (4, 2), "Q5_0": (5, 2), "Q5_1": (5, 2), "Q4_K": (4, 4), "Q5_K": (5, 4),
+}  # fmt: skip
+
+
+def kept_as(type: str) -> Kept | None:
+    """As what blocks of this type stay codes; None where they are decoded."""
+    if type not in KEPT:
+        return None
+    bits, scale = KEPT[type]
+    return Kept(Affine(bits, 32), scale)

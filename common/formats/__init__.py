@@ -1,0 +1,1 @@
+"""Files of weights, by their headers: where each tensor lies, in which dtype and shape; safetensors and GGUF."""

@@ -1,0 +1,254 @@
+"""The header of a GGUF file, parsed strictly, and nothing else of it.
+
+Layout, little endian: `GGUF`, version, number of tensors, number of keys; the keys with their values; of each tensor
+its name, dimensions, type and offset; padding; the data. A string is its length and UTF-8. Dimensions are written in
+reverse: the first is that of a row. Every tensor begins where the one before it ends, padded to the alignment.
+
+What is unusual: ComfyUI's converter writes convolutions as rows of 256 and their true shape as a key.
+(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md)
+"""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+from struct import unpack_from
+from typing import NamedTuple
+
+from qwenimg.common.base.safe_files import OpenFile, bad
+from qwenimg.common.base.shape import Shape
+from qwenimg.common.base.text import clean
+from qwenimg.common.formats.gguf_types import TYPES
+from qwenimg.common.formats.stored import MAX_BITS, MAX_DIM, MAX_NAME, Header, Stored
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)  # the same layout
+ARCHITECTURE = "general.architecture"
+UNSPECIFIC = ("", "pig", "cow")  # what it is by programs that write no architecture; the tensors' names say it
+ORIGINAL = "comfy.gguf.orig_shape."  # and a tensor's name
+
+MAX_HEADER = 32 << 20  # bytes; a text encoder's vocabulary and merges take 6 MB
+MAX_TENSORS = 50_000
+MAX_KEYS = 10_000
+MAX_KEY = 1 << 11  # bytes; also of a tensor's name
+MAX_STRING = 1 << 20  # bytes
+MAX_STRINGS = 1_000_000  # in all arrays together
+MAX_RANK = 4
+MAX_ORIGINAL = 8  # dimensions of a true shape
+MAX_ALIGNMENT = 1 << 16
+MAX_KEPT = 1 << 12  # bytes of a value that is kept
+WINDOW = 1 << 16  # bytes that are read at once
+
+_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of a value, by its type
+_FORMATS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_UINT32, _INT32, _STRING, _ARRAY = 4, 5, 8, 9
+_ALIGNMENT = "general.alignment"
+
+
+class _Keys(NamedTuple):
+    """What of the keys is of use: values that are no arrays, as text, and true shapes by tensor."""
+
+    values: dict[str, str]
+    originals: dict[str, Shape]
+
+
+def parse(file: OpenFile) -> Header:
+    """The header of an open file, which stays the caller's to close. Raises ModelError."""
+    reader = _Reader(file)
+    version, tensors, keys = _counts(reader)
+    if version not in VERSIONS:
+        what = "is of a machine with other byte order" if version & 0xFFFF == 0 else f"is GGUF version {version}"
+        raise bad(file.path, f"{what}; version {' or '.join(map(str, VERSIONS))}, little endian, is read")
+    if tensors > MAX_TENSORS or keys > MAX_KEYS:
+        raise bad(file.path, f"claims {tensors} tensors and {keys} keys; at most {MAX_TENSORS} and {MAX_KEYS} are read")
+    found = _read_keys(reader, keys)
+    if found.values.get("split.count", "0") not in ("0", "1"):
+        raise bad(file.path, "is one part of a split GGUF: merge them with `llama-gguf-split --merge`")
+    alignment = _alignment(file.path, found.values)
+    named = _read_tensors(reader, tensors, found.originals)
+    start = reader.at + -reader.at % alignment
+    stored = {name: at._replace(begin=at.begin + start, end=at.end + start) for name, at in named.items()}
+    stored = dict(sorted(stored.items(), key=lambda item: item[1][2:]))
+    _check_cover(file, stored, start, alignment)
+    return Header(file=file, tensors=stored, metadata=found.values, format="GGUF")
+
+
+class _Reader:
+    """Reads on from byte `at`, in windows, and never beyond the largest header or the end of the file."""
+
+    def __init__(self, file: OpenFile) -> None:
+        self.file, self.at = file, len(MAGIC)
+        self._limit = min(file.size, MAX_HEADER)
+        self._window, self._begin = b"", 0
+
+    def take(self, count: int) -> bytes:
+        """The next `count` bytes, at most MAX_STRING of them."""
+        offset = self.at - self._begin
+        if offset + count > len(self._window):
+            self._fill(count)
+            offset = 0
+        self.at += count
+        return self._window[offset : offset + count]
+
+    def skip(self, count: int) -> None:
+        self._check(count)
+        self.at += count
+
+    def skip_strings(self, count: int) -> None:
+        """A vocabulary has hundreds of thousands, so that this is in one loop."""
+        while count:
+            self._fill(8)
+            window, at = self._window, 0
+            while count and at + 8 <= len(window):
+                length = int.from_bytes(window[at : at + 8], "little")
+                self._check_length(length, "a string", MAX_STRING)
+                at, count = at + 8 + length, count - 1
+            self.skip(at)
+
+    def _fill(self, count: int) -> None:
+        """A window that begins here and has `count` bytes at least."""
+        self._check(count)
+        self._begin = self.at
+        self._window = self.file.read(self.at, min(max(WINDOW, count), self._limit - self.at))
+
+    def _check(self, count: int) -> None:
+        """That `count` bytes follow."""
+        if count > self._limit - self.at:
+            if self._limit < self.file.size:
+                raise bad(self.file.path, f"has a header of more than {MAX_HEADER} bytes: it is damaged")
+            raise bad(self.file.path, f"is cut short in its header, at byte {self.file.size}: download it again")
+
+    def number(self, kind: str = "<Q") -> int:
+        """By default an unsigned one of 8 bytes."""
+        value: int = unpack_from(kind, self.take({"<I": 4, "<Q": 8}[kind]))[0]
+        return value
+
+    def length(self, what: str, most: int = MAX_STRING) -> int:
+        """Of a string that follows, in bytes."""
+        length = self.number()
+        self._check_length(length, what, most)
+        return length
+
+    def _check_length(self, length: int, what: str, most: int) -> None:
+        if length > most:
+            raise bad(self.file.path, f"claims {what} of {length} bytes; at most {most} are read")
+
+    def text(self, what: str) -> str:
+        """A key, or a tensor's name."""
+        try:
+            return self.take(self.length(what, MAX_KEY)).decode()
+        except UnicodeDecodeError:
+            raise bad(self.file.path, f"has {what} that is not UTF-8: it is damaged") from None
+
+
+def _counts(reader: _Reader) -> tuple[int, int, int]:
+    """Version, number of tensors and number of keys."""
+    return reader.number("<I"), reader.number(), reader.number()
+
+
+def _alignment(path: Path, values: dict[str, str]) -> int:
+    alignment = int(values.get(_ALIGNMENT, "32"))
+    if not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+        raise bad(path, f"has alignment {alignment}, which is not a power of two up to {MAX_ALIGNMENT}")
+    return alignment
+
+
+# Keys
+
+
+def _read_keys(reader: _Reader, count: int) -> _Keys:
+    found = _Keys({}, {})
+    seen: set[str] = set()
+    strings = 0
+    for _ in range(count):
+        key = reader.text("a key")
+        if key in seen:
+            raise bad(reader.file.path, f"has key '{clean(key, 80)}' twice")
+        seen.add(key)
+        kind = reader.number("<I")
+        if key == _ALIGNMENT and kind != _UINT32:
+            raise bad(reader.file.path, f"has {key} of type {kind}; expected {_UINT32}, an unsigned number")
+        if kind == _ARRAY:
+            strings += _read_array(reader, key, found, MAX_STRINGS - strings)
+        elif kind == _STRING:
+            length = reader.length(f"a value of '{clean(key, 40)}'")
+            raw = reader.take(length)
+            if length <= MAX_KEPT:
+                found.values[key] = raw.decode(errors="replace")
+        elif kind in _SIZES:
+            found.values[key] = str(unpack_from(_FORMATS[kind], reader.take(_SIZES[kind]))[0])
+        else:
+            raise bad(reader.file.path, f"has key '{clean(key, 80)}' of unknown type {kind}")
+    return found
+
+
+def _read_array(reader: _Reader, key: str, found: _Keys, strings: int) -> int:
+    """Skips an array, but for a tensor's true shape; `strings` is how many may be skipped. Returns how many were."""
+    kind, count = reader.number("<I"), reader.number()
+    if kind == _STRING:
+        if count > strings:
+            raise bad(reader.file.path, f"has more than {MAX_STRINGS} strings in arrays, in key '{clean(key, 80)}' too")
+        reader.skip_strings(count)
+        return count
+    if kind not in _SIZES:
+        raise bad(reader.file.path, f"has key '{clean(key, 80)}', an array of type {kind}, which is not read")
+    if key.startswith(ORIGINAL) and kind == _INT32 and 1 <= count <= MAX_ORIGINAL:
+        found.originals[key.removeprefix(ORIGINAL)] = unpack_from(f"<{count}i", reader.take(4 * count))
+    else:
+        reader.skip(_SIZES[kind] * count)
+    return 0
+
+
+# Tensors
+
+
+def _read_tensors(reader: _Reader, count: int, originals: dict[str, Shape]) -> dict[str, Stored]:
+    """By name, their bytes from the start of the data."""
+    found: dict[str, Stored] = {}
+    for _ in range(count):
+        name = reader.text("a tensor's name")
+        if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
+            raise bad(reader.file.path, f"tensor name '{clean(name, 60)}' is not 1 to {MAX_NAME} printable characters")
+        if name in found:
+            raise bad(reader.file.path, f"tensor '{clean(name, 80)}' occurs twice")
+        rank = reader.number("<I")
+        if not 1 <= rank <= MAX_RANK:
+            raise bad(reader.file.path, f"tensor '{clean(name, 80)}' has {rank} dimensions; 1 to {MAX_RANK} are read")
+        *dims, kind, offset = unpack_from(f"<{rank}QIQ", reader.take(8 * rank + 12))
+        try:
+            found[name] = _stored(dims[::-1], kind, offset, originals.get(name))
+        except ValueError as error:
+            raise bad(reader.file.path, f"tensor '{clean(name, 80)}': {error}") from None
+    return found
+
+
+def _stored(shape: list[int], kind: int, offset: int, original: Shape | None) -> Stored:
+    """One tensor, or ValueError saying what is wrong with it."""
+    if kind not in TYPES:
+        raise ValueError(f"unknown type {kind}")
+    type = TYPES[kind]
+    if min(shape) < 1 or max(shape) > MAX_DIM:
+        raise ValueError(f"shape {clean(shape, 100)} is not of whole numbers from 1 to 2^31 - 1")
+    count = prod(shape)
+    if count * 64 > MAX_BITS or offset * 8 > MAX_BITS:
+        raise ValueError(f"shape {clean(shape, 100)} at byte {offset} is too large")
+    if shape[-1] % type.values:
+        raise ValueError(f"rows of {shape[-1]} values are no whole blocks of {type.values} ({type.name})")
+    size = count // type.values * type.bytes
+    if original is not None and (min(original) < 1 or prod(original) != count):
+        raise ValueError(f"its true shape {clean(list(original), 60)} is not that of {count} values")
+    return Stored(type.name, tuple(original or shape), offset, offset + size)
+
+
+def _check_cover(file: OpenFile, tensors: dict[str, Stored], start: int, alignment: int) -> None:
+    """The data must be covered from `start` to the file's end but for the padding."""
+    at = start
+    for name, tensor in tensors.items():
+        if tensor.begin != at:
+            fault = "overlaps the one before" if tensor.begin < at else "leaves a hole before it"
+            raise bad(file.path, f"tensor '{clean(name, 80)}' {fault} (byte {tensor.begin}, expected {at})")
+        at = tensor.end + -tensor.end % alignment
+        if tensor.end > file.size:
+            raise bad(file.path, f"is cut short: it needs {tensor.end} bytes and has {file.size}: download it again")
+    if tensors and at < file.size:
+        raise bad(file.path, f"has {file.size - at} bytes after its last tensor: it is damaged, download it again")

@@ -1,0 +1,20 @@
+"""The header of a weight file of any format that is read, told by its first bytes and never by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qwenimg.common.base.safe_files import open_regular
+from qwenimg.common.formats import gguf, safetensors
+from qwenimg.common.formats.stored import Header
+
+
+def read_header(path: Path) -> Header:
+    """The header of the safetensors or GGUF file `path`. Raises ModelError; the caller closes `Header.file`."""
+    file = open_regular(path)
+    try:
+        first = file.read(0, min(file.size, len(gguf.MAGIC)))
+        return gguf.parse(file) if first == gguf.MAGIC else safetensors.parse(file)
+    except BaseException:
+        file.close()
+        raise

@@ -1,0 +1,152 @@
+"""The header of a safetensors file, parsed strictly, and nothing else of it.
+
+Layout: 8 bytes N (little endian), N bytes of JSON {name: {dtype, shape, data_offsets}}, then the data.
+Stricter than the `safetensors` package, which this never reads past: what is accepted here is accepted there,
+and means one thing only (no duplicates, holes, overlaps, trailing bytes, or sizes a framework would wrap).
+"""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+from typing import TypeGuard
+
+from qwenimg.common.base.safe_files import OpenFile, bad, open_regular
+from qwenimg.common.base.strict_json import strict_json
+from qwenimg.common.base.text import clean
+from qwenimg.common.formats.stored import MAX_BITS, MAX_DIM, MAX_NAME, Header, Stored
+
+MAX_HEADER = 24 << 20  # bytes; 2,000 tensors take about 0.25 MB, one emoji makes 216 MB of memory of it all
+MAX_TENSORS = 100_000
+MAX_RANK = 8
+
+BITS = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8", "U8", "BOOL"), 8),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+}
+FIELDS = {"dtype", "shape", "data_offsets"}
+
+KINDS = (
+    (
+        b"version https://git-lfs",
+        "a git-lfs pointer, not the weights: run `git lfs pull` or download it again",
+    ),
+    (b"<", "a web page, not the weights: download it again"),
+    (b"GGUF", "a GGUF file, which is read for a model or a part of one: give a safetensors file here"),
+    (b"PK", "a zip archive or PyTorch pickle, which is not read because it can run code: use safetensors"),
+    (b"\x80", "a Python pickle, which is not read because it can run code: use safetensors"),
+    (b"7z\xbc\xaf", "a 7z archive: unpack it"),
+    (b"\x1f\x8b", "a gzip archive: unpack it"),
+)
+
+
+def read_header(path: Path) -> Header:
+    """Parse the header of `path`. Raises ModelError; the caller closes `Header.file`."""
+    file = open_regular(path)
+    try:
+        return parse(file)
+    except BaseException:
+        file.close()
+        raise
+
+
+def parse(file: OpenFile) -> Header:
+    """The header of an open file, which stays the caller's to close. Raises ModelError."""
+    path = file.path
+    length = _header_length(file)
+    raw = file.read(8, length)
+    data = strict_json(raw, f"{path} (header)", depth=3, values=12 * MAX_TENSORS)
+    if not isinstance(data, dict):
+        raise bad(path, "is not a safetensors file: its header is not a JSON object")
+    metadata = _metadata(path, data.pop("__metadata__", {}))
+    tensors = _tensors(path, data, 8 + length)
+    _check_cover(path, tensors, 8 + length, file.size)
+    return Header(file=file, tensors=tensors, metadata=metadata, format="safetensors")
+
+
+def _header_length(file: OpenFile) -> int:
+    first = file.read(0, min(file.size, 64))
+    length = int.from_bytes(first[:8], "little")
+    if len(first) >= 8 and length <= min(MAX_HEADER, file.size - 8):
+        return length
+    if not first:
+        raise bad(file.path, "is empty: download it again")
+    kind = next((kind for magic, kind in KINDS if first.lstrip().startswith(magic)), None)
+    if kind and first[8:9] != b"{":  # a header cut short begins with any byte, and has its brace there
+        raise bad(file.path, f"is {kind}")
+    if len(first) < 8:
+        raise bad(file.path, f"has only {file.size} bytes: download it again")
+    if first.isascii() and first.decode().replace("\n", " ").replace("\t", " ").replace("\r", " ").isprintable():
+        raise bad(file.path, "is a text, not the weights: give the model's folder or its .safetensors file")
+    if length > MAX_HEADER:
+        raise bad(file.path, f"is not a safetensors file (it claims a header of {length} bytes)")
+    raise bad(file.path, f"is cut short: its header has {length} bytes, the file {file.size}: download it again")
+
+
+def _metadata(path: Path, data: object) -> dict[str, str]:
+    if data is None:  # as MLX writes it where there is none
+        return {}
+    if not isinstance(data, dict) or not all(isinstance(value, str) for value in data.values()):
+        raise bad(path, "its __metadata__ is not a table of strings")
+    try:
+        "".join(text for pair in data.items() for text in pair).encode()
+    except UnicodeEncodeError:
+        raise bad(path, "its __metadata__ is not Unicode text (half of a surrogate pair)") from None
+    return data
+
+
+def _tensors(path: Path, data: dict[str, object], start: int) -> dict[str, Stored]:
+    """The tensors, sorted as their data lies in the file."""
+    if len(data) > MAX_TENSORS:
+        raise bad(path, f"holds {len(data)} tensors; at most {MAX_TENSORS} are allowed")
+    found = {}
+    for name, fields in data.items():
+        if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
+            raise bad(path, f"tensor name '{clean(name, 60)}' is not 1 to {MAX_NAME} printable characters")
+        try:
+            found[name] = _stored(fields, start)
+        except ValueError as error:
+            raise bad(path, f"tensor '{clean(name, 80)}': {error}") from None
+    return dict(sorted(found.items(), key=lambda item: item[1][2:]))
+
+
+def _stored(fields: object, start: int) -> Stored:
+    """One entry of the header, or ValueError saying what is wrong with it."""
+    if not isinstance(fields, dict) or fields.keys() != FIELDS:
+        raise ValueError("its entry is not exactly dtype, shape and data_offsets")
+    dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in BITS:
+        raise ValueError(f"unknown dtype '{clean(dtype, 30)}'")
+    if not _naturals(shape, MAX_RANK) or max(shape, default=0) > MAX_DIM:
+        raise ValueError(f"shape {clean(shape, 60)} is not up to {MAX_RANK} whole numbers below 2^31")
+    if not _naturals(offsets, 2) or len(offsets) != 2:
+        raise ValueError(f"data_offsets {clean(offsets, 60)} are not two whole numbers")
+    if prod(d or 1 for d in shape) * BITS[dtype] > MAX_BITS:
+        raise ValueError(f"shape {clean(shape, 100)} is too large")
+    begin, end = offsets
+    if prod(shape) * BITS[dtype] != 8 * (end - begin):
+        raise ValueError(f"{dtype} of shape {clean(shape, 60)} does not take bytes {begin} to {end}")
+    return Stored(dtype, tuple(shape), start + begin, start + end)
+
+
+def _naturals(numbers: object, most: int) -> TypeGuard[list[int]]:
+    """Whether `numbers` is a list of at most `most` integers, none negative."""
+    return isinstance(numbers, list) and len(numbers) <= most and all(type(n) is int and n >= 0 for n in numbers)
+
+
+def _check_cover(path: Path, tensors: dict[str, Stored], start: int, size: int) -> None:
+    """The data must be covered from `start` to `size` without hole or overlap, as the format demands."""
+    at = start
+    for name, tensor in tensors.items():
+        if tensor.begin != at:
+            fault = "overlaps the one before" if tensor.begin < at else "leaves a hole before it"
+            raise bad(path, f"tensor '{clean(name, 80)}' {fault} (byte {tensor.begin}, expected {at})")
+        at = tensor.end
+    if at > size:
+        raise bad(path, f"is cut short: it needs {at} bytes and has {size}: download it again")
+    if at < size:
+        raise bad(path, f"has {size - at} bytes after its last tensor: it is damaged, download it again")

@@ -1,0 +1,68 @@
+"""What the header of a weight file says, of whichever format it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from qwenimg.common.base.safe_files import OpenFile
+from qwenimg.common.base.shape import Shape
+from qwenimg.common.formats.arrays import empty
+
+if TYPE_CHECKING:
+    import numpy as np
+
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+NUMPY = {
+    "F32": "<f4", "F16": "<f2", "BF16": "<u2", "U32": "<u4", "I8": "i1", "U8": "u1",
+    "F8_E4M3": "u1", "F8_E5M2": "u1", "F8_E8M0": "u1",
+}  # fmt: skip
+"""What numpy reads a tensor of a file as: numbers, or their bits."""
+
+TOO_LARGE = {"float16": 65520.0, "bfloat16": 2.0**128 - 2.0**119}
+"""The size from which on a dtype rounds to infinity: halfway from its largest number to the next power of two."""
+
+MAX_DIM = 2**31 - 1  # frameworks hold a dimension in 32 bits
+MAX_BITS = 2**63  # of one tensor, counting empty dimensions as 1, so that no product wraps
+MAX_NAME = 512  # characters
+
+
+class Stored(NamedTuple):
+    """One tensor as stored; `begin` and `end` are byte offsets in the file."""
+
+    dtype: str
+    shape: Shape
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What a file holds, in the order of the data, and the file, still open."""
+
+    file: OpenFile
+    tensors: dict[str, Stored]
+    metadata: dict[str, str]
+    format: Literal["safetensors", "GGUF"]
+
+
+class Piece(NamedTuple):
+    """A tensor of a file, or a range of its rows, as it is stored."""
+
+    key: str  # the tensor's name
+    file: OpenFile
+    dtype: str  # as the file's header names it
+    shape: Shape
+    begin: int  # byte offsets in the file
+    end: int
+
+
+def raw(piece: Piece) -> np.ndarray:
+    """What the file has: numbers where numpy has their dtype, the bits of bfloat16 as uint16, else bytes. Raises
+    ModelError if the file changed or ended early."""
+    known = NUMPY.get(piece.dtype)
+    array = empty(piece.shape if known else (piece.end - piece.begin,), known or "u1")
+    if array.size:
+        piece.file.fill(array.reshape(-1).data.cast("B"), piece.begin)
+    piece.file.check_unchanged()
+    return array

@@ -1,0 +1,95 @@
+"""What of a model is compared block by block: which blocks there are, in which dtype each computes, and how many
+updates of a residual stream it makes, with the root of which errors grow."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from qwenimg.common.base.block import Block
+from qwenimg.common.families import registry
+from qwenimg.common.networks.network import Network
+from qwenimg.common.precision.precision import BYTES, Precision
+from qwenimg.common.precision.residency import ALWAYS, ONCE
+from qwenimg.common.runtime.checkpoint import Checkpoint, Component
+from qwenimg.common.runtime.engine import Engine
+from qwenimg.common.runtime.traced import Blocks
+from qwenimg.common.weights.plan import Entry, LoadPlan
+
+
+def network(component: Component) -> Network:
+    """The row of a component's network."""
+    rows = {row.name: row for family in registry.FAMILIES for row in family.networks}
+    return rows[component.network]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A component under a policy."""
+
+    name: str
+    component: Component
+    precision: Precision
+
+    @cached_property
+    def plan(self) -> LoadPlan:
+        return self.component.stored(self.precision)
+
+    @cached_property
+    def network(self) -> Network:
+        return network(self.component)
+
+    @cached_property
+    def modules(self) -> frozenset[str]:
+        """The paths of all modules that have weights in them."""
+        found = {""}
+        for name in self.plan.entries:
+            parts = name.split(".")[:-1]
+            found |= {".".join(parts[:i]) for i in range(1, len(parts) + 1)}
+        return frozenset(found)
+
+    def block(self, name: str, path: str) -> Block | None:
+        """The kind of block `name`, if the module at `path` is one."""
+        kinds = [block for block in self.network.traced if block.name == name and block.paths.fullmatch(path)]
+        return kinds[0] if kinds and path in self.modules else None
+
+    def open(self, engine: Engine, exact: bool = False) -> Blocks:
+        component = self.component
+        return engine.blocks(component.network, component.config, self.plan, self.precision, exact)
+
+    def updates(self, block: Block, path: str) -> int:
+        """How many updates of a residual stream the block makes, at least one."""
+        if block.method and not block.within:
+            return 1
+        path = block.within or path
+        inside = [module for module in self.modules if not path or module == path or module.startswith(f"{path}.")]
+        calls = [other for other in self.network.traced if not other.method]
+        return max(1, sum(kind.depth for kind in calls for module in inside if kind.paths.fullmatch(module)))
+
+    def dtype(self, block: Block, path: str, returned: Iterable[str]) -> str:
+        """The lowest that the block's products are computed in, or its norms where it has no product, and that it has
+        `returned`."""
+        entries = list(self.plan.under(block.within or path).when(ONCE if block.once else ALWAYS).entries.values())
+        matrices = [entry for entry in entries if len(entry.shape) > 1]
+        dtypes = [*(self._computed(entry) for entry in matrices or entries), *returned]
+        return min(dtypes, key=lambda dtype: (BYTES[dtype], dtype != "bfloat16"))
+
+    def _computed(self, entry: Entry) -> str:
+        way = self.precision.computes(self.component.role, entry.name.rpartition(".")[0])
+        return way.dtype if way else entry.storage.dtype
+
+
+def parts(checkpoint: Checkpoint, precision: Precision) -> dict[str, Part]:
+    """Of a model, by the names of its components."""
+    return {name: Part(name, component, precision) for name, component in checkpoint.components.items()}
+
+
+def shapes_sum(plan: LoadPlan) -> str:
+    """SHA-256 of the names and shapes of a plan's parameters."""
+    lines = [f"{name} {list(shape)}\n" for name, shape in sorted(plan.shapes.items())]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+Parts = Mapping[str, Part]

@@ -1,0 +1,319 @@
+"""Passports as files: plain safetensors, whose metadata have the passport as JSON, with each array by its name.
+
+The metadata: `format`, `schema`, `passport` (the JSON) and `sha256`, of everything else. A file of a schema that is
+listed here is read for ever.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwenimg.common.base import atomic_files
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.safe_files import bad
+from qwenimg.common.base.strict_json import strict_json
+from qwenimg.common.base.text import clean
+from qwenimg.common.codes.bits import widened
+from qwenimg.common.formats.safetensors import read_header
+from qwenimg.common.formats.stored import Header
+from qwenimg.common.parity.passport import Figure, Given, Kept, Model, Passport, Picture, Recorded, Side
+from qwenimg.common.parity.sample import PROJECTIONS, Drawn
+from qwenimg.common.runtime.traced import Dtype, Values
+
+FORMAT, SCHEMA = "qwenimg-parity", "1"
+MAX_BYTES = 96 << 20  # of a file
+MAX_DRAWN = 1 << 24  # values of one array that is drawn
+MAX_BLOCKS = 10_000
+DEPTH, VALUES = 24, 2_000_000  # of the JSON
+NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "U8": "u1"}
+STORED = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "bool": "U8"}
+
+# Writing
+
+
+class _Arrays:
+    """The arrays of a file, each once however often it is used."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
+        self._names: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+
+    def name(self, array: NDArray[Any], dtype: str) -> str:
+        data = _bits(array, dtype)
+        key = (dtype, array.shape, hashlib.sha256(data).digest())
+        if key not in self._names:
+            self._names[key] = f"t{len(self._names)}"
+            self.tensors[self._names[key]] = (dtype, array.shape, data)
+        return self._names[key]
+
+
+def _bits(array: NDArray[Any], dtype: str) -> bytes:
+    if dtype == "BF16":
+        array = np.ascontiguousarray(array, "<f4").view("<u4") >> 16
+    return np.ascontiguousarray(array.astype(NUMPY[dtype], copy=False)).tobytes()
+
+
+def write(path: Path, passport: Passport, *, overwrite: bool) -> int:
+    """Writes `passport` as `path`; its bytes. Raises UsageError and DoesNotFit as `write_atomic` does."""
+    data = encoded(passport)
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"a passport of {len(data):,} bytes: choose a smaller --size, or --sampled")
+    atomic_files.write_atomic(path, data, overwrite=overwrite)
+    return len(data)
+
+
+def encoded(passport: Passport) -> bytes:
+    arrays = _Arrays()
+    document = {
+        "version": passport.version,
+        "created": passport.created,
+        "model": asdict(passport.model),
+        "precision": passport.precision,
+        "places": passport.places,
+        "picture": None if passport.picture is None else _drawn(passport.picture, arrays),
+        "blocks": [_block(block, arrays) for block in passport.blocks],
+        "sides": [_written(side) for side in passport.sides],
+    }
+    text = json.dumps(document, allow_nan=False)
+    table, at = {}, 0
+    for name, (dtype, shape, data) in arrays.tensors.items():
+        table[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    body = b"".join(data for _, _, data in arrays.tensors.values())
+    metadata = {"format": FORMAT, "schema": SCHEMA, "passport": text, "sha256": _sum(text, table, body)}
+    header = json.dumps({"__metadata__": metadata, **table}).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + body
+
+
+def _drawn(picture: Picture, arrays: _Arrays) -> dict[str, Any]:
+    return {
+        "asked": picture.asked,
+        "sigmas": list(picture.sigmas),
+        "noise": picture.noise,
+        "latents": arrays.name(picture.latents, "F32"),
+        "pixels": arrays.name(picture.pixels, "U8"),
+    }
+
+
+def _written(side: Side) -> dict[str, Any]:
+    """JSON has no NaN, which an error is where it could not be computed."""
+    found = asdict(side)
+    for figure in (figure for block in found["figures"] for figure in block):
+        figure |= {key: figure[key] if math.isfinite(figure[key]) else None for key in ("error", "allowed")}
+    return found
+
+
+def _sum(text: str, table: dict[str, Any], body: bytes) -> str:
+    whole = hashlib.sha256(text.encode())
+    whole.update(json.dumps(table, sort_keys=True).encode())
+    whole.update(body)
+    return whole.hexdigest()
+
+
+def _block(block: Recorded, arrays: _Arrays) -> dict[str, Any]:
+    return {
+        "component": block.component,
+        "block": block.block,
+        "path": block.path,
+        "name": block.name,
+        "arguments": [_given(argument, arrays) for argument in block.arguments],
+        "results": [_kept(result, arrays) for result in block.results],
+        "operations": block.operations,
+    }
+
+
+def _given(given: Given, arrays: _Arrays) -> Any:
+    if isinstance(given, tuple):
+        return [_given(part, arrays) for part in given]
+    if isinstance(given, Dtype):
+        return {"named": given.name}
+    if isinstance(given, Drawn):
+        return {"drawn": asdict(given)}
+    if isinstance(given, Values):
+        return {"array": arrays.name(given.array, STORED[given.dtype]), "dtype": given.dtype}
+    return given
+
+
+def _kept(kept: Kept, arrays: _Arrays) -> dict[str, Any]:
+    """What float64 gives is kept as what it has more than the backend's result, in float32: that loses nothing that
+    could be seen beside an error."""
+    found: dict[str, Any] = {
+        "dtype": kept.dtype,
+        "shape": list(kept.shape),
+        "seed": kept.seed,
+        "gain": kept.gain,
+        "lacks": None,
+    }
+    if kept.seed is not None:
+        found["values"] = arrays.name(kept.values, "F64")
+        found["lacks"] = None if kept.exact is None else arrays.name(kept.exact - kept.values, "F64")
+    else:
+        found["values"] = arrays.name(kept.values, STORED[kept.dtype])
+        if kept.exact is not None:
+            found["lacks"] = arrays.name((kept.exact - kept.values).astype(np.float32), "F32")
+    return found
+
+
+# Reading
+
+
+def read(path: Path) -> Passport:
+    """The passport in the file `path`, checked. Raises ModelError."""
+    header = read_header(path)
+    try:
+        text = _checked_text(header)
+        arrays = {name: _array(header, name) for name in header.tensors}
+        header.file.check_unchanged()
+    finally:
+        header.file.close()
+    document = strict_json(text.encode(), f"{path} (passport)", depth=DEPTH, values=VALUES)
+    try:
+        return _passport(document, arrays)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise bad(path, f"is no passport as expected ({clean(error, 60)}): record it again") from None
+
+
+def _checked_text(header: Header) -> str:
+    """The JSON, of a known schema, after its sum was checked."""
+    path, metadata = header.file.path, header.metadata
+    if metadata.get("format") != FORMAT:
+        raise bad(path, "is no parity passport: make one with `qwenimg parity record`")
+    if metadata.get("schema") != SCHEMA:
+        shown = clean(metadata.get("schema"), 20)
+        raise bad(path, f"is a passport of schema {shown}, and this version reads {SCHEMA}: record it again")
+    if header.file.size > MAX_BYTES:
+        raise bad(path, f"has {header.file.size} bytes; a passport has at most {MAX_BYTES}")
+    start = min((tensor.begin for tensor in header.tensors.values()), default=header.file.size)
+    table = {
+        name: {"dtype": t.dtype, "shape": list(t.shape), "data_offsets": [t.begin - start, t.end - start]}
+        for name, t in header.tensors.items()
+    }
+    text = metadata.get("passport", "")
+    body = header.file.read(start, header.file.size - start)
+    if _sum(text, table, body) != metadata.get("sha256"):
+        raise bad(path, "is damaged: its sum is not the one that it was written with; copy it again")
+    return text
+
+
+def _array(header: Header, name: str) -> NDArray[Any]:
+    tensor = header.tensors[name]
+    if tensor.dtype not in NUMPY:
+        raise bad(header.file.path, f"tensor '{clean(name, 60)}' is {tensor.dtype}, which no passport has")
+    data = header.file.read(tensor.begin, tensor.end - tensor.begin)
+    array = np.frombuffer(data, NUMPY[tensor.dtype]).reshape(tensor.shape)
+    return widened(array) if tensor.dtype in ("BF16", "F16") else array
+
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def _passport(document: Any, arrays: Arrays) -> Passport:
+    if len(document["blocks"]) > MAX_BLOCKS:
+        raise ValueError(f"{len(document['blocks'])} blocks")
+    return Passport(
+        version=_text(document["version"]),
+        created=_text(document["created"]),
+        model=Model(**{key: _known(value, str | dict) for key, value in document["model"].items()}),
+        precision=_text(document["precision"]),
+        places={_text(key): _text(value) for key, value in document["places"].items()},
+        picture=None if document["picture"] is None else _picture(document["picture"], arrays),
+        blocks=tuple(_recorded(block, arrays) for block in document["blocks"]),
+        sides=tuple(_side(side) for side in document["sides"]),
+    )
+
+
+def _picture(picture: Any, arrays: Arrays) -> Picture:
+    return Picture(
+        asked=_known(picture["asked"], dict),
+        sigmas=tuple(float(sigma) for sigma in picture["sigmas"]),
+        noise=_text(picture["noise"]),
+        latents=arrays[picture["latents"]],
+        pixels=arrays[picture["pixels"]],
+    )
+
+
+def _known(value: Any, kind: Any) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"{clean(value, 30)} is of another kind")
+    return value
+
+
+def _text(value: Any) -> str:
+    return str(_known(value, str))
+
+
+def _recorded(block: Any, arrays: Arrays) -> Recorded:
+    names = {key: _text(block[key]) for key in ("component", "block", "path", "name")}
+    arguments = tuple(_read_given(argument, arrays) for argument in block["arguments"])
+    return Recorded(
+        **names,
+        arguments=arguments,
+        results=tuple(_read_kept(one, arrays) for one in block["results"]),
+        operations={_text(name): _known(count, int) for name, count in block["operations"].items()},
+    )
+
+
+def _read_given(given: Any, arrays: Arrays) -> Given:
+    if isinstance(given, list):
+        return tuple(_read_given(part, arrays) for part in given)
+    if not isinstance(given, dict):
+        return given  # type: ignore[no-any-return]
+    if "named" in given:
+        return Dtype(_text(given["named"]))
+    if "drawn" in given:
+        return _read_drawn(given["drawn"])
+    array = arrays[given["array"]]
+    return Values(_text(given["dtype"]), array.astype(bool) if given["dtype"] == "bool" else array)
+
+
+def _read_drawn(given: Any) -> Drawn:
+    shape = tuple(_known(side, int) for side in given["shape"])
+    count = 1
+    for side in shape:
+        count *= max(side, 1)
+    if count > MAX_DRAWN:
+        raise ValueError(f"{count} values to draw")
+    channels = tuple((_known(c, int), float(mean), float(deviation)) for c, mean, deviation in given["channels"])
+    fields: dict[str, Any] = {"dtype": _text(given["dtype"]), "seed": _known(given["seed"], int)}
+    fields["axis"] = _known(given["axis"], int)
+    return Drawn(**fields, shape=shape, rms=float(given["rms"]), channels=channels)
+
+
+def _read_kept(kept: Any, arrays: Arrays) -> Kept:
+    values, shape = arrays[kept["values"]], tuple(kept["shape"])
+    if values.shape != (shape if kept["seed"] is None else (PROJECTIONS,)):
+        raise ValueError(f"a result of shape {clean(values.shape, 40)}")
+    exact = None if kept["lacks"] is None else values.astype(np.float64) + arrays[kept["lacks"]]
+    return Kept(
+        dtype=_text(kept["dtype"]), shape=shape, values=values, seed=kept["seed"], exact=exact, gain=float(kept["gain"])
+    )
+
+
+def _side(side: Any) -> Side:
+    figures = tuple(tuple(map(_figure, block)) for block in side["figures"])
+    names = ("backend", "device", "versions", "tf32")
+    fields: dict[str, Any] = {key: _known(side[key], str | dict | bool) for key in names}
+    return Side(**fields, figures=figures)
+
+
+def _figure(figure: Any) -> Figure:
+    error, allowed = (math.nan if figure[key] is None else float(figure[key]) for key in ("error", "allowed"))
+    return Figure(error=error, allowed=allowed, failures=tuple(map(_text, figure["failures"])))
+
+
+def needs_exact(path: Path, passport: Passport) -> None:
+    """Raises ModelError where no float64 was recorded."""
+    if not all(result.exact is not None for block in passport.blocks for result in block.results):
+        raise ModelError(
+            f"{clean(path, 120)}: was recorded without float64, so nothing can be held against it: "
+            f"record it again where the backend cpu is installed"
+        )

@@ -1,0 +1,69 @@
+"""What a check says: a line for each component, one for each block that falls short, and one for the picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qwenimg.common.base.amounts import counted
+from qwenimg.common.base.text import aligned, clean
+from qwenimg.common.parity.check import Drawn, Judged
+from qwenimg.common.parity.passport import Passport
+from qwenimg.common.precision.precision import short
+
+SHORT = 12  # blocks that fall short that are named
+
+
+def headline(passport: Passport) -> str:
+    """What was recorded, and where."""
+    model, side = passport.model, passport.sides[0]
+    kept = f", weights in {clean(model.quantize, 30)} bits" if model.quantize else ""
+    versions = ", ".join(f"{clean(name, 20)} {clean(version, 30)}" for name, version in side.versions.items())
+    return (
+        f"{clean(model.name, 60)} in {clean(passport.precision, 40)}{kept}: {counted(len(passport.blocks), 'block')}, "
+        f"recorded on {clean(side.device, 60)} ({versions}), {clean(passport.created, 30)}"
+    )
+
+
+def lines(judged: Sequence[Judged], drawn: Drawn | None = None) -> list[str]:
+    """The result of a check."""
+    rows: list[tuple[str, ...]] = [
+        ("component", "blocks", "dtypes", "worst error", "recorded", "allowed", "worst block")
+    ]
+    for component in dict.fromkeys(one.name.partition(".")[0] for one in judged):
+        rows.append(_row(component, [one for one in judged if one.name.partition(".")[0] == component]))
+    found = aligned(rows)
+    failed = [one for one in judged if one.failures]
+    found += [f"falls short: {clean(one.name, 100)}: {one.failures[0]}" for one in failed[:SHORT]]
+    if len(failed) > SHORT:
+        found.append(f"and {len(failed) - SHORT} more")
+    if drawn is not None:
+        wrong = f": {'; '.join(drawn.failures)}" if drawn.failures else ""
+        found.append(f"the whole picture: latents differ by {drawn.latents:.1e}, pixels by {drawn.pixels}{wrong}")
+    return found
+
+
+def _row(component: str, judged: list[Judged]) -> tuple[str, ...]:
+    """Errors in units of roundoff, of the block that uses the most of what it is allowed."""
+    found = [(figure, one, i) for one in judged for i, figure in enumerate(one.figures)]
+    worst, one, i = max(found, key=lambda row: _share(row[0].error, row[0].allowed))
+    recorded = f"{one.recorded[i].error:.2f} u" if i < len(one.recorded) else "-"
+    dtypes = " ".join(dict.fromkeys(short(row.dtype) for row in judged))
+    place = one.name.partition(".")[2]
+    sizes = (f"{worst.error:.2f} u", recorded, f"{worst.allowed:.1f} u")
+    return (clean(component, 30), str(len(judged)), dtypes, *sizes, clean(place, 60))
+
+
+def _share(error: float, allowed: float) -> float:
+    return error / allowed if error == error and allowed > 0 else float("inf")
+
+
+def verdict(judged: Sequence[Judged], drawn: Drawn | None) -> str:
+    """Why the check failed, in a line; "" where it did not."""
+    failed = [one for one in judged if one.failures]
+    if failed:
+        first = failed[0]
+        return (
+            f"{clean(first.name, 80)} is the first of {counted(len(failed), 'block')} of {len(judged)} to fall short: "
+            f"{clean(first.failures[0], 80)}"
+        )
+    return f"the picture: {'; '.join(drawn.failures)}" if drawn is not None and drawn.failures else ""

@@ -1,0 +1,51 @@
+"""What holds larger numbers than a policy does: the next one up, for each part of a model.
+
+bfloat16 and float32 hold the same range, so that the last rung spares roundings; where float16 ended it is bfloat16
+that cures.
+"""
+
+from __future__ import annotations
+
+from qwenimg.common.precision.precision import DENOISERS, DTYPES, Kind, Precision, dtype_named, short
+
+PARTS = ("text", "transformer", "vae")  # roles of components
+_STREAMS = ("add", "gated")  # operations whose result is a residual stream
+_DTYPES = {"float16": "bfloat16", "bfloat16": "float32"}
+_BASES = {"fp16-plain": "bf16", "fp16": "bf16", "fp16-upcast": "fp32", "bf16": "fp32", "bf16-plain": "fp32"}
+
+
+def higher(precision: Precision, part: str, operation: str = "") -> str | None:
+    """The text of the policy above `precision` for a value of `part` that it does not hold, the result of `operation`;
+    None where there is none. What else the user chose stays."""
+    base, *overrides = precision.name.split(",")
+    kind = precision.kind
+    names = (kind.denoiser, *DENOISERS) if part == "transformer" else (part,)
+    own = any(override.partition("=")[0] in names for override in overrides)
+    if part == "transformer" and not own:
+        above = _base_above(base, kind, operation)
+        return None if above is None else ",".join([above, *overrides])
+    dtype = _DTYPES.get(precision.stored_dtype(part))
+    if dtype is None:
+        return None
+    kept = [override for override in overrides if override.partition("=")[0] not in names]
+    return ",".join([base, *kept, f"{names[0]}={short(dtype)}"])
+
+
+def _base_above(base: str, kind: Kind, operation: str) -> str | None:
+    """float32 streams, and scaled products where the kind has scales, may be all that plain float16 lacks."""
+    if base == "fp16-plain" and "fp16" in kind.bases and (kind.scales or operation in _STREAMS):
+        return "fp16"
+    above = _BASES.get(base)
+    return above if above in kind.bases else None
+
+
+def advice(precision: Precision, part: str, operation: str = "") -> str:
+    """What to do about a value that is not finite, as the end of a sentence."""
+    above = higher(precision, part, operation)
+    if above is None:
+        return f"{precision.stored_dtype(part)} has the widest range, so what went in is at fault"
+    if part != "vae":
+        return f"use --precision {above}"
+    return "use --fp32-vae" + (
+        ", or --vae-precision bf16" if dtype_named(above.rpartition("=")[2]) == DTYPES["bf16"] else ""
+    )

@@ -1,0 +1,292 @@
+"""What is computed in which dtype: a dtype per component and the named places that stay float32.
+
+The policy is data. A load plan asks `weight_dtype` of every parameter, so a linear layer computes in the dtype that its
+weight was loaded in; the models ask `residual_dtype` for their streams. Dtypes are named as torch and MLX name them.
+
+Why the three switchable places exist (measured against float64 on two full-width blocks with bfloat16 weights,
+normalised mean square error, docs/precision.md): everything in bfloat16 4.5e-5; residual stream and modulation in
+float32 1.7e-5; the head as well 6.7e-6. They spare roundings, not overflow: bfloat16 has float32's range.
+
+Stable Diffusion's UNet has the same places. The same figure for two UNets (136 M and 63 M random parameters), in
+bfloat16 and in float16: all low 1.4e-4, 2.0e-4; 3.6e-6, 4.0e-6. Head and modulation 1.2e-4, 2.2e-4; 3.6e-6, 4.1e-6.
+The residual stream as well 7.9e-5, 1.4e-4; 2.0e-6, 2.0e-6. And the 1x1 convolutions that carry the stream where its
+width changes 4.8e-5, 6.8e-5; 1.4e-6, 1.5e-6. Its samplers too 4.5e-5, 6.1e-5; 1.2e-6, 1.6e-6, which would cost 3x3
+convolutions in float32: they stay low. Its weights are published in float16, which is a base of its own for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
+from qwenimg.common.precision.residency import ALWAYS, ONCE, Residency
+
+COMPONENTS = ("text", "transformer", "vae")
+DENOISERS = ("transformer", "unet")
+_ROLES = {"unet": "transformer", "text_encoder": "text", "text_encoder_2": "text"}  # of a folder
+
+PLACES: Mapping[str, str] = {
+    "final_norm": "norm_out, its modulation and proj_out; the prediction stays float32 for the sampler (switchable)",
+    "modulation": "the timestep embedding and every block's shift, scale and gate",
+    "residual": "the residual streams of transformer and text encoder, from img_in and txt_in on, which start them",
+    "timestep": "the timestep and its sinusoid (switchable: `rounded` is what diffusers does in half precision)",
+    "rope": "RoPE tables, made in float64, and the rotation",
+    "softmax": "attention scores and their softmax",
+    "rms_norm": "RMSNorm, gain included",
+    "guidance": "classifier-free guidance and its norms",
+    "scheduler": "sigmas and latents between steps",
+}
+
+SD_PLACES: Mapping[str, str] = {
+    "final_norm": "conv_norm_out and conv_out; the prediction stays float32 for the sampler (switchable)",
+    "modulation": "the embeddings of time, sizes and pooled text, and each residual block's projection of them",
+    "residual": "the residual streams of UNet and text encoders, and the convolutions that start or carry the UNet's: "
+    "conv_in and the 1x1 conv_shortcut; what is kept for the up blocks",
+    "timestep": "the timestep and its sinusoid",
+    "softmax": "attention scores and their softmax",
+    "group_norm": "the statistics of group and layer norms",
+    "guidance": "classifier-free guidance",
+    "scheduler": "sigmas and latents between steps",
+}
+
+_ALIASES = {
+    "f32": "fp32", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "f16": "fp16",
+}  # fmt: skip
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+@dataclass(frozen=True)
+class Compute:
+    """How a layer computes where that is not simply in its weight's dtype: it takes float32 and gives float32, and its
+    products are of `scale` times its input in `dtype`. A power of two, so that the scale itself rounds nothing."""
+
+    dtype: str
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What a kind of denoiser makes of the policies."""
+
+    denoiser: str  # its component, as the user names it
+    places: Mapping[str, str]  # the FP32 places and what each is
+    bases: tuple[str, ...]  # policies that it has
+    presets: Mapping[str, str]  # of `presets.PRESETS`, the policy of each
+    prefers: tuple[str, ...]  # for `auto` on a GPU: the first whose dtype the GPU has units for
+    preferred: str = ""  # why that order, where it is not that of the hardware
+    without_units: str = "fp32"  # for `auto` on a GPU without units for 16 bit
+    syntax: str
+    # Of each switchable place, the starts of its parameters' names. What is there once for a schedule is modulation.
+    keys: Mapping[str, re.Pattern[str]]
+    # Of float16, the inputs that are scaled down, since their products or they themselves are beyond 65504
+    scales: Mapping[re.Pattern[str], float] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)  # of a base, its text encoder's dtype where it is its own
+    rounds_time: bool = False  # whether timesteps can be rounded as diffusers does in half precision
+
+    def place(self, key: str, residency: Residency) -> str | None:
+        """The switchable place that the denoiser's parameter `key` belongs to."""
+        found = (place for place, keys in self.keys.items() if keys.match(key))
+        return next(found, "modulation" if residency is ONCE else None)
+
+
+_BASES = ("fp32", "bf16", "bf16-plain", "fp16", "fp16-upcast", "fp16-plain")
+_OVERRIDES = "[,final_norm=fp32|off][,attention=fused|fp32][,matmul=fp32]"
+_BLOCK = r"transformer_blocks\.\d+\."
+MMDIT = Kind(
+    denoiser="transformer",
+    places=PLACES,
+    bases=_BASES,
+    presets={"quality": "fp32", "balanced": "bf16", "fast": "bf16-plain", "memory": "bf16"},
+    prefers=("bf16", "fp16"),
+    without_units="fp16-upcast",
+    syntax=f"BASE[,text|transformer|vae=DTYPE]{_OVERRIDES}[,timestep=fp32|rounded]",
+    keys={"final_norm": re.compile(r"(norm_out|proj_out)\."), "residual": re.compile(r"(img_in|txt_in)\.")},
+    # Activations reach 2e7 in the streams, which stay float32; these are what goes into and comes out of the products.
+    scales={
+        re.compile(_BLOCK + r"attn\.(to_[qkv]|add_[qkv]_proj|attend)"): 2.0**-3,
+        re.compile(_BLOCK + r"attn\.(to_out\.0|to_add_out)"): 2.0**-4,
+        re.compile(_BLOCK + r"(img|txt)_mlp\.net\.(0\.proj|2)"): 2.0**-5,
+    },
+    texts={"fp16": "bfloat16"},  # Qwen2.5-VL's activations are beyond float16 too
+    rounds_time=True,
+)
+UNET = Kind(
+    denoiser="unet",
+    places=SD_PLACES,
+    bases=_BASES,
+    presets={"quality": "fp32", "balanced": "bf16", "fast": "bf16-plain", "memory": "fp16,attention=fp32"},
+    prefers=("fp16", "bf16"),
+    preferred="its weights are published in float16, which bfloat16 would round",
+    without_units="fp16-upcast",
+    syntax=f"BASE[,text|unet|vae=DTYPE]{_OVERRIDES}",
+    keys={
+        "final_norm": re.compile(r"(conv_norm_out|conv_out)\."),
+        "residual": re.compile(r"conv_in\.|.*\.conv_shortcut\."),
+        "modulation": re.compile(r"(time|add)_embedding\.|.*\.time_emb_proj\."),  # made in every step
+    },
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """A dtype per component, that of its weights, and what is computed in another: the FP32 places that can be
+    switched, attention, and all products. An FP32 place is float32 *at least*."""
+
+    name: str
+    text: str
+    transformer: str
+    vae: str
+    final_norm: bool = True
+    modulation: bool = True
+    residual: bool = True
+    timestep: str = "fp32"
+    attention: str = "fused"  # or fp32: queries, keys and values too, not scores and softmax alone
+    upcast: bool = False  # whether every product is of float32
+    scaled: bool = False  # whether the denoiser's inputs are scaled as its kind says
+    kind: Kind = MMDIT
+
+    def __post_init__(self) -> None:
+        assert {self.text, self.transformer, self.vae} <= BYTES.keys(), self
+        assert self.timestep in ("fp32", "rounded") and self.attention in ("fused", "fp32"), self
+
+    def compute_dtype(self, component: str) -> str:
+        """The dtype of a component's matrix products, but for the FP32 places."""
+        dtype = self.stored_dtype(component)
+        return at_least_float32(dtype) if self.upcast else dtype
+
+    def stored_dtype(self, component: str) -> str:
+        """The dtype of a component's weights, but for the FP32 places."""
+        name = _ROLES.get(component, component)
+        assert name in COMPONENTS, component
+        dtype: str = getattr(self, name)
+        return dtype
+
+    def residual_dtype(self, component: str) -> str:
+        dtype = self.compute_dtype(component)
+        return at_least_float32(dtype) if self.residual else dtype
+
+    def weight_dtype(self, component: str, key: str, residency: Residency = ALWAYS) -> str:
+        """The dtype that the tensor `key` of `component` is loaded in, hence that its layer computes in."""
+        dtype = self.stored_dtype(component)
+        place = self.kind.place(key, residency) if component in DENOISERS else None
+        return at_least_float32(dtype) if place and getattr(self, place) else dtype
+
+    def computes(self, component: str, path: str) -> Compute | None:
+        """How the layer at `path` computes; None is in its weight's dtype, and what attends in that of its values."""
+        if self.stored_dtype(component) not in ("bfloat16", "float16"):
+            return None
+        attends = path.endswith("attend")
+        if self.upcast or (attends and self.attention == "fp32"):
+            return Compute("float32")
+        if not self.scaled or component not in DENOISERS:
+            return None
+        scale = next((scale for pattern, scale in self.kind.scales.items() if pattern.fullmatch(path)), None)
+        return None if scale is None else Compute(self.stored_dtype(component), scale)
+
+    def time_dtype(self) -> Literal["float32", "bfloat16", "float16"]:
+        """What a timestep is rounded to before its sinusoid is made in float64."""
+        low = self.compute_dtype("transformer")
+        if self.timestep == "fp32" or low not in ("bfloat16", "float16"):
+            return "float32"
+        return "bfloat16" if low == "bfloat16" else "float16"
+
+    def places(self) -> dict[str, str]:
+        """Every named place and what it is now, for recipes and the documentation."""
+        low = self.compute_dtype("transformer")
+        switched = {
+            "final_norm": at_least_float32(low) if self.final_norm else low,
+            "modulation": at_least_float32(low) if self.modulation else low,
+            "residual": self.residual_dtype("transformer"),
+            "timestep": "float32" if self.timestep == "fp32" else f"rounded to {low}",
+        }
+        return {place: switched.get(place, at_least_float32(low)) for place in self.kind.places}
+
+    def summary(self) -> str:
+        """One line for messages: `bf16 (text bf16, transformer bf16, vae fp32; final_norm fp32 ...)`."""
+        shown = {"text": "text", "transformer": self.kind.denoiser, "vae": "vae"}
+        parts = ", ".join(f"{name} {short(self.stored_dtype(part))}" for part, name in shown.items())
+        kept = [p for p in ("final_norm", "modulation", "residual") if getattr(self, p)]
+        low = self.compute_dtype("transformer") in ("bfloat16", "float16")
+        fp32 = f"; fp32: {' '.join(kept)}" if low and kept else ""
+        rounded = "; timestep rounded" if self.timestep == "rounded" else ""
+        more = "; every product in fp32" if self.upcast else "; attention in fp32" if self.attention == "fp32" else ""
+        return f"{self.name} ({parts}{fp32}{rounded}{more})"
+
+
+def at_least_float32(dtype: str) -> str:
+    return dtype if dtype in ("float32", "float64") else "float32"
+
+
+FP64 = Precision(name="fp64", text="float64", transformer="float64", vae="float64")  # for reference runs, torch only
+FP32 = Precision(name="fp32", text="float32", transformer="float32", vae="float32")
+BF16 = Precision(name="bf16", text="bfloat16", transformer="bfloat16", vae="float32")
+BF16_PLAIN = replace(BF16, name="bf16-plain", final_norm=False, modulation=False, residual=False)
+FP16_PLAIN = replace(BF16_PLAIN, name="fp16-plain", text="float16", transformer="float16")
+FP16 = replace(BF16, name="fp16", text="float16", transformer="float16", scaled=True)
+FP16_UPCAST = replace(FP16, name="fp16-upcast", scaled=False, upcast=True)
+_POLICIES = {policy.name: policy for policy in (FP32, BF16, BF16_PLAIN, FP16_PLAIN, FP16, FP16_UPCAST)}
+
+
+def short(dtype: str) -> str:
+    """What policies call it: fp32 of float32."""
+    return {long: name for name, long in DTYPES.items()}.get(dtype, "fp64")
+
+
+def dtype_named(text: str) -> str | None:
+    """The dtype that a user calls `text`, or None: fp32, f32 and float32 are one."""
+    name = text.strip().lower()
+    return DTYPES.get(_ALIASES.get(name, name))
+
+
+def bases(kind: Kind) -> dict[str, Precision]:
+    """The policies that `kind` has, by name."""
+    made = {name: _POLICIES[name] for name in kind.bases}
+    return {name: replace(p, kind=kind, text=kind.texts.get(name, p.text)) for name, p in made.items()}
+
+
+def parse(text: str, *, on_gpu: bool, kind: Kind = MMDIT) -> Precision:
+    """The policy that `text` (`kind.syntax`) names; `auto` is fp32 on a CPU. Raises UsageError."""
+    base, *overrides = (part.strip() for part in text.strip().lower().split(","))
+    base = _ALIASES.get(base, base)
+    if base == "auto":
+        base = kind.prefers[0] if on_gpu else "fp32"
+    if base not in kind.bases:
+        known = ", ".join(kind.bases)
+        raise UsageError(
+            f"--precision {clean(text, 40)!r}: {clean(base, 40)!r} is not one of auto, {known}; syntax: {kind.syntax}"
+        )
+    precision = bases(kind)[base]
+    for override in overrides:
+        changed = _override(precision, override)
+        if changed is None:
+            raise UsageError(
+                f"--precision {clean(text, 40)!r}: cannot read {clean(override, 40)!r}; syntax: {kind.syntax}"
+            )
+        precision = changed
+    return replace(precision, name=",".join([base, *overrides]))
+
+
+def _override(precision: Precision, override: str) -> Precision | None:
+    """`precision` with one thing changed; None where `override` does not say one that its family has."""
+    key, _, value = override.partition("=")
+    dtype = dtype_named(value)
+    if dtype and key == "text":
+        return replace(precision, text=dtype)
+    if dtype and key == "vae":
+        return replace(precision, vae=dtype)
+    if dtype and key == precision.kind.denoiser:
+        return replace(precision, transformer=dtype)
+    if key == "final_norm" and _ALIASES.get(value, value) in ("fp32", "off"):
+        return replace(precision, final_norm=value != "off")
+    if key == "attention" and _ALIASES.get(value, value) in ("fused", "fp32"):
+        return replace(precision, attention=_ALIASES.get(value, value))
+    if key == "matmul" and _ALIASES.get(value, value) == "fp32":
+        return replace(precision, upcast=True)
+    if key == "timestep" and precision.kind.rounds_time and _ALIASES.get(value, value) in ("fp32", "rounded"):
+        return replace(precision, timestep=_ALIASES.get(value, value))
+    return None

@@ -1,0 +1,109 @@
+"""Presets: what a user wants of precision, time and memory, as a policy for each kind of denoiser; and what `auto` is.
+
+What a preset is for a kind is the kind's own data (`Kind.presets`); which one a device and a model get is `choose`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from qwenimg.common.base.amounts import size_text
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
+from qwenimg.common.precision.devices import Device
+from qwenimg.common.precision.precision import DTYPES, Kind, Precision, parse
+
+AUTO = "auto"
+SMALL = 10**9  # bytes in float32, below which 16 bit spares a CPU nothing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    purpose: str
+    tiled: bool = (
+        False  # whether the VAE decodes in tiles, whatever the memory, and blocks that do not fit are streamed
+    )
+
+
+PRESETS: Mapping[str, Preset] = {
+    "quality": Preset(purpose="float32 everywhere: the fewest roundings, the most memory"),
+    "balanced": Preset(purpose="16-bit products with float32 where it is worth most"),
+    "fast": Preset(purpose="16 bit everywhere, as other programs run it"),
+    "memory": Preset(purpose="the least memory: 16-bit weights, decoding in tiles, blocks streamed", tiled=True),
+}
+NAMES = (*PRESETS, AUTO)
+_OWN = Preset(purpose="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """`precision` is the text of a policy without `auto`. `reason` is empty where the user chose it."""
+
+    preset: str
+    precision: str
+    reason: str = ""
+    fallback: str = ""  # why it is no longer the policy that was begun with
+
+    @property
+    def tiled(self) -> bool:
+        return PRESETS.get(self.preset, _OWN).tiled
+
+    def recorded(self) -> dict[str, str]:
+        """For a recipe."""
+        found = {"preset": self.preset, "reason": self.reason, "fallback": self.fallback}
+        return {name: text for name, text in found.items() if text}
+
+
+def check(preset: str) -> None:
+    """Raises UsageError."""
+    if preset not in NAMES:
+        raise UsageError(f"--preset {clean(preset, 40)!r} is not one of {', '.join(NAMES)}")
+
+
+def choose(
+    preset: str, precision: str, kind: Kind, device: Device, weights: Callable[[Precision], int], free: int
+) -> Choice:
+    """The policy for a kind of denoiser on `device`: that of `preset`, or of `precision` where that names one.
+
+    `auto` and overrides (`auto,vae=bf16`) go on from the preset's. weights: the bytes of the largest part of the model
+    that is in memory at once under a policy; free: bytes on the device. Raises UsageError for the policy."""
+    assert preset in NAMES, preset
+    base, *overrides = precision.split(",")
+    if base.strip().lower() != AUTO:
+        return Choice(preset="" if preset == AUTO else preset, precision=precision)
+    chosen, reason = _auto(kind, device, weights, free) if preset == AUTO else (kind.presets[preset], "")
+    return Choice(preset=preset, precision=",".join([chosen, *overrides]), reason=reason)
+
+
+def _auto(kind: Kind, device: Device, weights: Callable[[Precision], int], free: int) -> tuple[str, str]:
+    """The text of a policy, and why it."""
+
+    def size(text: str) -> int:
+        return weights(parse(text, on_gpu=False, kind=kind))
+
+    policy, reason = (_on_gpu if device.on_gpu else _on_cpu)(kind, device, size("fp32"))
+    small = kind.presets["memory"]
+    if not device.emulates and size(policy) > free and size(small) < size(policy):
+        return small, f"{policy} would take {size_text(size(policy))} for weights, {size_text(free)} are free"
+    return policy, reason
+
+
+def _on_gpu(kind: Kind, device: Device, size: int) -> tuple[str, str]:
+    for policy in kind.prefers:
+        if DTYPES[policy] in device.units:
+            return policy, f"{device.name} {device.about}{_kinds_own(kind, policy)}"
+    return kind.without_units, f"{device.name} {device.about}"
+
+
+def _kinds_own(kind: Kind, policy: str) -> str:
+    """Why the first of two that the device may have."""
+    return f"; {kind.preferred}" if kind.preferred and policy == kind.prefers[0] else ""
+
+
+def _on_cpu(kind: Kind, device: Device, size: int) -> tuple[str, str]:
+    if not device.emulates and size <= SMALL:
+        return "fp32", f"a model of {size_text(size)} needs no 16 bit on a CPU"
+    if "bfloat16" in device.units:
+        return "bf16", f"{device.name} {device.about}"
+    return "fp32", f"{device.name} {device.about}"

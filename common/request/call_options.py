@@ -1,0 +1,86 @@
+"""What `help` and completion show of a call of a pipeline, and what is said about a keyword that it does not take.
+
+Both are made from the options of a `Request`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwenimg.common.base.errors import UnknownOption
+from qwenimg.common.base.text import clean
+from qwenimg.common.request.option import Option
+from qwenimg.common.request.request import OPTIONS, Request
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Other libraries' names, where the nearest by its letters is another one or none.
+ELSEWHERE = {
+    "guidance_scale": "did you mean guidance?",
+    "scheduler": "the solver is sampler, the noise levels are schedule",
+    "generator": "did you mean seed? it is a whole number",
+    "denoising_strength": "did you mean strength?",
+    "num_images_per_prompt": "a call makes one picture; call once for each seed",
+    "num_images": "a call makes one picture; call once for each seed",
+    "batch_size": "a call makes one picture; call once for each seed",
+    "callback_on_step_end": "read the steps from pipe.stream(...)",
+    "callback": "read the steps from pipe.stream(...)",
+    "output_type": "a result has image, pixels and latents",
+    "size": "give width and height",
+    "aspect": "give width and height",
+    "output": "save the result with result.save(path)",
+}
+
+
+def described(function: F) -> F:
+    """`function(self, prompt, **asked: Unpack[Asked])` with every option in its signature and its docstring."""
+    function.__signature__ = _signature(function)  # type: ignore[attr-defined]
+    text = inspect.cleandoc(function.__doc__ or "")
+    function.__doc__ = "\n".join(
+        [text, "", "Options, each by its keyword; None takes the model's own value:", *_lines()]
+    )
+    return function
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raises UnknownOption for the first name that is no option."""
+    for name in names:
+        if name not in _keywords():
+            raise UnknownOption(f"unknown option {clean(name, 40)!r}: {_nearest(name)}")
+
+
+def _nearest(name: str) -> str:
+    plain = name.lower()
+    if plain in ELSEWHERE:
+        return ELSEWHERE[plain]
+    known = _keywords()
+    for own, one in known.items():  # what the command line calls it besides
+        if plain.replace("_", "-") in (*one.aliases, *(flag[2:] for flag in one.flags if flag.startswith("--"))):
+            return f"did you mean {own}?"
+    near = difflib.get_close_matches(name[:100].lower(), known, n=1)
+    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+
+
+def _keywords() -> dict[str, Option]:
+    return {name: one for name, one in OPTIONS.items() if name != "prompt"}
+
+
+def _lines() -> list[str]:
+    return [f"    {name}: {one.said(one.call or one.help)}" for name, one in _keywords().items()]
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    plain = inspect.signature(function)
+    kept = [p for p in plain.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    hints = get_type_hints(Request, globalns={"np": np, "NDArray": NDArray})
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hints[name] | None)
+        for name in _keywords()
+    ]
+    return plain.replace(parameters=[*kept, *options])

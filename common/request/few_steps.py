@@ -1,0 +1,62 @@
+"""Distilled models and LoRAs that draw in a few steps: what of them goes together, so that one word asks for all of it.
+
+A row is chosen by name and number of steps. What a call says besides, such as another sampler, comes first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
+from qwenimg.common.request.loras import in_cache
+
+_TEXT = re.compile(r"(?P<name>[a-z][a-z-]*)(?::(?P<steps>[0-9]{1,3}))?", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewSteps:
+    """One way to draw in a few steps. Sampler, schedule and guidance are those that it was distilled for."""
+
+    steps: tuple[int, ...]  # that it takes, the usual number first
+    sampler: str
+    schedule: str = ""  # "": the model's own
+    guidance: float = 1.0  # 1: one branch
+    # Of numbers of steps the hub files of the LoRA, the best first; 0 is for any number. None: the model itself.
+    loras: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+
+    def settings(self, steps: int) -> dict[str, Any]:
+        """What a call asks for then, by the options' names."""
+        found = {"steps": steps, "sampler": self.sampler, "schedule": self.schedule, "guidance": self.guidance}
+        files = self.loras.get(steps, self.loras.get(0, ()))
+        return found | ({"lora": next((file for file in files if in_cache(file)), files[0])} if files else {})
+
+
+def parse(text: str) -> tuple[str, int | None]:
+    """Name and number of steps of `NAME[:STEPS]`. Raises UsageError."""
+    match = _TEXT.fullmatch(text.strip().lower())
+    if match is None:
+        raise UsageError(f"--few-steps {clean(text, 40)!r} is not NAME or NAME:STEPS, such as lightning:4")
+    return match["name"], int(match["steps"]) if match["steps"] else None
+
+
+def settled(asked: Mapping[str, Any], known: Mapping[str, FewSteps]) -> dict[str, Any]:
+    """What a call asks for with its `few_steps` worked out by the `known` ones of a model. Raises UsageError."""
+    rest = {name: value for name, value in asked.items() if value is not None and name != "few_steps"}
+    text = asked.get("few_steps")
+    if not text:
+        return rest
+    name, steps = parse(text)
+    if name not in known:
+        here = f"it has {', '.join(known)}" if known else "it has none"
+        raise UsageError(f"--few-steps {name}: is not known for this model; {here}")
+    row = known[name]
+    if steps is not None and steps not in row.steps:
+        raise UsageError(f"--few-steps {name}:{steps}: is made for {', '.join(map(str, sorted(row.steps)))} steps")
+    made = row.settings(steps or row.steps[0])
+    own = rest.pop("lora", "")
+    own = "; ".join(own) if isinstance(own, (list, tuple)) else own
+    return made | rest | {"lora": "; ".join(part for part in (made.get("lora", ""), own) if part)}

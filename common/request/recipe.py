@@ -1,0 +1,227 @@
+"""The recipe that every picture carries: JSON for us, A1111 text for other tools, and an AI mark in XMP.
+
+A recipe is read back only from our own JSON. The A1111 text is for viewers and other programs: there, a prompt
+that contains "Steps: 1, Seed: 2" cannot be told apart from the fields.
+"""
+
+# No `from __future__ import annotations`: with it, Recipe.__required_keys__ would not know NotRequired.
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path, PurePath
+from typing import NotRequired, TypedDict, cast
+
+from qwenimg.common.base.hf_cache import REPO
+from qwenimg.common.base.safe_files import bad
+from qwenimg.common.base.strict_json import strict_json
+from qwenimg.common.base.text import clean
+from qwenimg.common.pictures.texts import read_texts
+from qwenimg.common.request.request import OPTIONS
+from qwenimg.common.sampling.table import SAMPLERS
+
+FORMAT = 1
+MAX_TEXT = 2_000  # characters of any other text
+MAX_ITEMS = 200  # of a list or a table
+MAX_JSON = 5_000_000  # characters; two prompts of the largest size, \u-escaped, fit
+
+
+class Recipe(TypedDict):
+    """All that made a picture. Plain JSON. A key more or less, or another meaning, is another `format`.
+
+    Beside these it has what a `Request` records where it was changed or used, such as `strength`: `Option.recorded`."""
+
+    format: int  # 1
+    version: str  # of qwenimg
+    model: str  # a hub id or the last name of a folder or file, see `model_label`
+    backend: str  # mlx, torch
+    device: str  # shown in messages
+    precision: dict[str, str]  # component -> dtype, and FP32 place -> dtype
+    versions: dict[str, str]  # python, numpy, torch or mlx, ...
+    rng: str  # where the noise came from: torch-cpu
+    prompt: str
+    negative_prompt: str
+    seed: int
+    width: int  # pixels, as asked for
+    height: int
+    steps: int
+    guidance: float
+    sampler: str  # as `qwenimg samplers` names it
+    schedule: str  # of the noise levels: model, karras, ...
+    sigmas_sha256: str  # of the schedule, float32 little-endian
+    noise_sha256: str  # of the initial noise, float32 little-endian
+    tf32: bool  # whether float32 products could be rounded to TF32
+    warnings: list[str]
+    created: NotRequired[str]  # ISO 8601, UTC
+    image_sha256: NotRequired[str]  # of that picture's pixels, 8 bit
+    mask_sha256: NotRequired[str]
+    lora_fingerprints: NotRequired[list[str]]  # of the files of `lora`, in its order
+    refiner: NotRequired[str]  # its name, as `model`
+    transformer: NotRequired[str]  # of the folder or file that its weights came from, where it was given
+    text_encoder: NotRequired[str]
+    vae: NotRequired[str]
+    fingerprints: NotRequired[dict[str, str]]  # of those that were given as a path, see `fingerprint`
+    tokenizer: NotRequired[str]  # of a single file, where it was given: the folder's name
+    prediction: NotRequired[str]  # eps or v, where it was given
+    quantize: NotRequired[str]  # how weights were kept in codes, where they were
+
+
+# Beside the options of a request, which know their own bounds.
+_TEXTS = (
+    "version",
+    "model",
+    "backend",
+    "device",
+    "rng",
+    "created",
+    "refiner",
+    "transformer",
+    "text_encoder",
+    "vae",
+    "tokenizer",
+    "prediction",
+    "quantize",
+)
+_TABLES = ("precision", "versions", "fingerprints")
+_HASHES = ("sigmas_sha256", "noise_sha256", "image_sha256", "mask_sha256")
+_HUB_FILE = re.compile(rf"{REPO}(/[\w-][\w.-]*)+\.(safetensors|gguf)", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+# https://iptc.org/std/photometadata, "Digital Source Type"
+XMP = """\
+<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
+<x:xmpmeta xmlns:x="adobe:ns:meta/">
+  <rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">
+    <rdf:Description rdf:about=""
+        xmlns:Iptc4xmpExt="http://iptc.org/std/Iptc4xmpExt/2008-02-29/"
+        xmlns:xmp="http://ns.adobe.com/xap/1.0/">
+      <Iptc4xmpExt:DigitalSourceType>http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia</Iptc4xmpExt:DigitalSourceType>
+      <xmp:CreatorTool>qwenimg</xmp:CreatorTool>
+    </rdf:Description>
+  </rdf:RDF>
+</x:xmpmeta>
+<?xpacket end="r"?>
+"""
+
+
+def model_label(given: str) -> str:
+    """`given` if it is a name, a hub id (`owner/name`) or a file of one, else the last name of the path that it is."""
+    deep = given.count("/") > 1 and not _HUB_FILE.fullmatch(given)
+    is_path = given.startswith(("/", "~", ".")) or deep or given.endswith("/") or "\\" in given
+    return PurePath(given.replace("\\", "/")).name if is_path else given
+
+
+# Writing
+
+
+def a1111_parameters(recipe: Recipe) -> str:
+    """The recipe in the grammar of AUTOMATIC1111's PNG info, which many tools and viewers read."""
+    rng = recipe["rng"]
+    fields = {
+        "Steps": str(recipe["steps"]),
+        "Sampler": SAMPLERS[recipe["sampler"]].title if recipe["sampler"] in SAMPLERS else recipe["sampler"],
+        "Schedule type": recipe["schedule"].capitalize(),
+        "CFG scale": f"{recipe['guidance']:.12g}",
+        "Seed": str(recipe["seed"]),
+        "Size": f"{recipe['width']}x{recipe['height']}",
+        "Model": model_label(recipe["model"]),
+        "RNG": "CPU" if rng == "torch-cpu" else rng,
+        "Version": f"qwenimg {recipe['version']}",
+    }
+    negative = recipe["negative_prompt"].strip()
+    lines = [recipe["prompt"], *([f"Negative prompt: {negative}"] if negative else [])]
+    return "\n".join([*lines, ", ".join(f"{name}: {_quoted(value)}" for name, value in fields.items())])
+
+
+def _quoted(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False) if re.search(r"[,:\n]", value) else value
+
+
+def png_text(recipe: Recipe) -> dict[str, str]:
+    """The text of a picture: `parameters` for other tools, and `qwenimg`, ASCII JSON that keeps any text exactly.
+
+    No path goes in by the names of models; `warnings` and the rest are stored as they are."""
+    names: dict[str, str] = {
+        key: model_label(str(recipe.get(key)))
+        for key in ("model", "refiner", "transformer", "text_encoder", "vae")
+        if key in recipe
+    }
+    written = {**recipe, **names}
+    return {"parameters": a1111_parameters(recipe), "qwenimg": json.dumps(written, allow_nan=False)}
+
+
+# Reading
+
+
+def recipe_from_png(path: Path) -> Recipe:
+    """The recipe in the PNG, JPEG or WebP at `path`. Raises ModelError if it has none, a newer one, or one not ours."""
+    return recipe_from_texts(read_texts(path), path)
+
+
+def recipe_from_texts(texts: Mapping[str, str], path: Path) -> Recipe:
+    """The same of a picture whose `texts` are read."""
+    text = texts.get("qwenimg")
+    if text is None:
+        raise bad(path, "has no recipe; only a picture that qwenimg wrote with its metadata has one")
+    if len(text) > MAX_JSON:
+        raise bad(path, f"its recipe has {len(text):,} characters; at most {MAX_JSON:,} are read")
+    return check_recipe(strict_json(text.encode(), path, depth=2, values=4 * MAX_ITEMS), path)
+
+
+def check_recipe(value: object, path: Path) -> Recipe:
+    """`value` if it is a recipe with every key, type and bound right. Raises ModelError naming `path`."""
+    if not isinstance(value, dict) or type(value.get("format")) is not int:
+        raise bad(path, "its recipe is not an object with an integer `format`")
+    if value["format"] > FORMAT:
+        raise bad(
+            path,
+            f"made by a newer version of qwenimg (recipe format {value['format']}, "
+            f"this one reads {FORMAT}); update qwenimg",
+        )
+    missing = sorted(Recipe.__required_keys__ - value.keys())
+    options = {one.name: one for one in OPTIONS.values() if one.recorded}
+    unknown = sorted(value.keys() - Recipe.__annotations__.keys() - options.keys())
+    if value["format"] != FORMAT or missing or unknown:
+        keys = clean(", ".join([*(f"no {k}" for k in missing), *(f"unknown {k}" for k in unknown)]), 100)
+        raise bad(path, f"its recipe is not of format {FORMAT} ({keys or value['format']})")
+    for key, item in value.items():
+        fault = options[key].fault(item) if key in options else _fault(key, item)
+        if fault:
+            raise bad(path, f"its recipe has a bad {key}: expected {fault}")
+    reals = {key: float(value[key]) for key, one in options.items() if one.kind is float and key in value}
+    return cast(Recipe, value | reals)
+
+
+def _fault(key: str, value: object) -> str | None:
+    """What `value` should have been, or None if it is right."""
+    if key in _TEXTS and not _is_text(value):
+        return f"a text of at most {MAX_TEXT:,} characters"
+    if key == "tf32":
+        return None if isinstance(value, bool) else "true or false"
+    if key in _HASHES:
+        return None if isinstance(value, str) and _SHA256.fullmatch(value) else "64 hexadecimal digits"
+    if key in _TABLES:
+        return None if isinstance(value, dict) and _are_texts([*value, *value.values()]) else "an object of short texts"
+    if key == "lora_fingerprints":
+        right = isinstance(value, list) and _are_texts(value) and all(_SHA256.fullmatch(one) for one in value)
+        return None if right else "a list of fingerprints, 64 hexadecimal digits each"
+    if key == "warnings":
+        return None if isinstance(value, list) and _are_texts(value) else "a list of short texts"
+    return "a time in ISO 8601" if key == "created" and not _is_time(cast(str, value)) else None
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_TEXT
+
+
+def _are_texts(values: list[object]) -> bool:
+    return len(values) <= MAX_ITEMS and all(_is_text(value) for value in values)
+
+
+def _is_time(text: str) -> bool:
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,229 @@
+"""What is asked for: a prompt and the numbers that go with it, checked before anything is loaded.
+
+Each field says all that the rest of the program asks about it: see `Option`. numpy is imported where it is used, for
+`qwenimg --help` reads the options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.numbers import sizes
+from qwenimg.common.prompts.check import MAX_CHARACTERS, check_prompt
+from qwenimg.common.request import lora_text
+from qwenimg.common.request.option import Option, option, options_of, required, whole
+from qwenimg.common.sampling.types import MAX_STEPS
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+MULTIPLE = 16  # pixels: sizes are rendered at the next multiple and cropped
+MAX_SEED = 2**64 - 1
+MAX_GUIDANCE = 100
+MAX_CLIP_SKIP = 11
+_STABLE_DIFFUSION = ("stable-diffusion",)
+
+
+def _check_seed(seed: int) -> None:
+    from qwenimg.common.numbers import noise
+
+    noise.check_seed(seed)
+
+
+def _check_sampler(name: str) -> None:
+    from qwenimg.common.sampling import table
+
+    table.find(name)
+
+
+def _check_few_steps(text: str) -> None:
+    from qwenimg.common.request import few_steps
+
+    few_steps.parse(text)
+
+
+def _check_schedule(name: str) -> None:
+    from qwenimg.common.sampling import schedules
+
+    schedules.check_name(name)
+
+
+def _samplers() -> Sequence[str]:
+    from qwenimg.common.sampling import table
+
+    return tuple(table.SAMPLERS)
+
+
+def _schedules() -> Sequence[str]:
+    from qwenimg.common.sampling import schedules
+
+    return schedules.SCHEDULES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is asked for; checked on construction. Raises UsageError."""
+
+    prompt: str = required(Option(
+        help="the prompt, whatever it looks like", section="Prompt", metavar="TEXT", flags=("-p",),
+        longest=MAX_CHARACTERS, checks=check_prompt, recorded="always",
+    ))  # fmt: skip
+    negative_prompt: str = option(" ", Option(
+        help="what to steer away from; needs guidance above 1", section="Prompt", metavar="TEXT", flags=("-n",),
+        title="the negative prompt", longest=MAX_CHARACTERS, checks=check_prompt, config=True, recorded="always",
+        needs="guidance",
+    ))  # fmt: skip
+    width: int = option(1024, Option(  # pixels
+        help="width; the model's unless given", call="pixels; beside image, in its proportions", section="Picture",
+        metavar="PIXELS", flags=("-W",), least=1, most=sizes.MAX_SIDE, recorded="always",
+    ))  # fmt: skip
+    height: int = option(1024, Option(
+        help="height; the model's unless given", call="pixels; beside image, in its proportions", section="Picture",
+        metavar="PIXELS", flags=("-H",), least=1, most=sizes.MAX_SIDE, recorded="always",
+    ))  # fmt: skip
+    steps: int = option(50, Option(
+        help="{bounds}; the model's unless given", section="Picture", metavar="N", aliases=("num-inference-steps",),
+        least=1, most=MAX_STEPS, config=True, recorded="always",
+    ))  # fmt: skip
+    guidance: float = option(4.0, Option(
+        help="{bounds}; at 1 or below one pass, no negative prompt", section="Picture", metavar="X",
+        flags=("--cfg", "--cfg-scale"), aliases=("true-cfg-scale",), least=0, most=MAX_GUIDANCE, config=True,
+        recorded="always",
+    ))  # fmt: skip
+    cfg_end: float = option(1.0, Option(
+        help="{bounds}, the share of the steps that have guidance; after it one pass", section="Picture", metavar="X",
+        least=0, most=1, open="least", config=True, recorded="changed", needs="guidance",
+    ))  # fmt: skip
+    guidance_rescale: float = option(0.0, Option(
+        help="{bounds}, against pictures that guidance overexposes", section="Picture", metavar="X", least=0, most=1,
+        recorded="changed", needs="guidance", families=_STABLE_DIFFUSION,
+        elsewhere="this model's guidance always keeps the prediction's norm",
+    ))  # fmt: skip
+    sampler: str = option("", Option(  # "": the model's own
+        help="the model's unless given; `qwenimg samplers` lists them", section="Picture", metavar="NAME",
+        aliases=("sampling-method",), checks=_check_sampler, names=_samplers, config=True, recorded="always",
+    ))  # fmt: skip
+    schedule: str = option("", Option(  # "": the model's own
+        help="noise levels: model, karras, exponential, beta, ays and others; the model's unless given",
+        section="Picture", metavar="NAME", checks=_check_schedule, names=_schedules, config=True, recorded="always",
+    ))  # fmt: skip
+    seed: int = option(0, Option(
+        help="7, a list 1,2,3 or a range 1-4; -1, the default: random", call="0 to 2**64 - 1; 0 unless given",
+        section="Picture", metavar="SEEDS", flags=("-s",), least=0, most=MAX_SEED, several=True, checks=_check_seed,
+        recorded="always",
+    ))  # fmt: skip
+    lora: str = option("", Option(
+        help="a LoRA file or hub id and its strength, 1 unless given; again for a second",
+        call='FILE:SCALE, a list or "a.safetensors:0.8; b.safetensors"', section="Model", metavar="FILE[:SCALE]",
+        aliases=("lora-path",), longest=8_000, joined="; ", checks=lora_text.parse, config=True, recorded="changed",
+    ))  # fmt: skip
+    lora_mode: str = option("auto", Option(
+        help="fuse: LoRAs in the weights; side: beside them; auto, the default: beside weights in codes",
+        section="Model", metavar="auto|fuse|side", checks=lora_text.mode, names=lora_text.modes, config=True,
+        recorded="changed",
+    ))  # fmt: skip
+    few_steps: str = option("", Option(
+        help="distilled: lightning, lcm, hyper, hyper-cfg, turbo, with LoRA, sampler, schedule, guidance",
+        section="Model", metavar="NAME[:STEPS]", checks=_check_few_steps, config=True,
+    ))  # fmt: skip
+    latents: NDArray[np.float32] | None = option(None, Option(  # [1, C, H/8, W/8], standard normal
+        help="noise from .npy or .safetensors, not from the seed",
+        call="noise [1, C, H/8, W/8] in place of the seed's", section="Model", metavar="FILE",
+    ))  # fmt: skip
+    image: NDArray[np.uint8] | None = option(None, Option(  # [H, W, 3]
+        help="start from this PNG, JPEG or WebP", call="[H, W, 3], the picture to start from",
+        section="Picture to start from", metavar="FILE", flags=("-i",),
+        aliases=("init-img", "init-image", "image-path"),
+    ))  # fmt: skip
+    strength: float = option(0.8, Option(
+        help="{bounds}, the share of the schedule that is run on it",
+        call="{bounds}, the share of the schedule that is run on image", section="Picture to start from", metavar="X",
+        least=0, most=1, open="least", recorded="used", needs="image",
+    ))  # fmt: skip
+    mask: NDArray[np.uint8] | None = option(None, Option(  # [H, W]
+        help="of its size: white is made anew, black is kept",
+        call="[H, W], from 128 on where image is to be made anew", section="Picture to start from", metavar="FILE",
+        aliases=("mask-image",),
+    ))  # fmt: skip
+    refine_at: float = option(0.8, Option(
+        help="{bounds} of the trained times, where the refiner takes over", section="Model", metavar="X", least=0,
+        most=1, open="both", recorded="used", needs="refiner", families=_STABLE_DIFFUSION,
+    ))  # fmt: skip
+    clip_skip: int = option(0, Option(
+        help="{bounds}, the last layers of CLIP that are left out", section="Model", metavar="N", least=0,
+        most=MAX_CLIP_SKIP, config=True, recorded="changed", families=_STABLE_DIFFUSION,
+        elsewhere="this model's text encoder is not CLIP",
+    ))  # fmt: skip
+
+    def __post_init__(self) -> None:
+        options = options_of(type(self)).values()
+        for one in options:
+            object.__setattr__(self, one.name, one.converted(getattr(self, one.name)))
+        sizes.render_size(self.width, self.height, MULTIPLE)
+        for one in options:
+            value = getattr(self, one.name)
+            if one.kind is not None and value != one.default:
+                one.check(value)
+        self._check_pictures()
+
+    def _check_pictures(self) -> None:
+        import numpy as np
+
+        image, mask = self.image, self.mask
+        for name, picture in (("image", image), ("mask", mask)):
+            if picture is not None and not isinstance(picture, np.ndarray):
+                raise UsageError(f"{name} is {type(picture).__name__}; expected a uint8 array, as numpy.asarray gives")
+        if image is not None and (image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or image.size == 0):
+            raise UsageError(f"image is {image.dtype} {list(image.shape)}; expected uint8 [H, W, 3]")
+        if mask is None:
+            return
+        if image is None:
+            raise UsageError("a mask needs the image that it belongs to")
+        if mask.dtype != np.uint8 or mask.shape != image.shape[:2]:
+            raise UsageError(f"mask is {mask.dtype} {list(mask.shape)}; expected uint8 {list(image.shape[:2])}")
+
+    @property
+    def guided(self) -> bool:
+        """Whether a second, negative branch runs."""
+        return self.guidance > 1
+
+
+OPTIONS = options_of(Request)
+"""Every option of a picture, by its name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defaults:
+    """What holds where a call does not say: the recipe's values, or those for a model without one."""
+
+    width: int = 1024
+    height: int = 1024
+    steps: int = 50
+    guidance: float = 4.0
+    negative_prompt: str = " "
+    strength: float = 0.6  # of a picture to start from
+    mask_strength: float = 0.6  # where it comes with a mask
+    qwen_sizes: bool = False  # whether it was trained for the sizes of Qwen-Image
+
+    def size(self, aspect: Fraction) -> tuple[int, int]:
+        """Width and height for `aspect`: those that Qwen-Image was trained for, else of about the usual area."""
+        if not self.qwen_sizes:
+            return sizes.aspect_size(aspect, self.width * self.height)
+        return sizes.ASPECT_SIZES.get(aspect) or sizes.aspect_size(aspect, sizes.ASPECT_AREA)
+
+    def sides(self, width: int | None, height: int | None, picture: NDArray[np.uint8] | None = None) -> tuple[int, int]:
+        """Width and height where one or both are not said: with a `picture` [H, W, 3] to start from in its proportions,
+        else the usual ones. Raises UsageError."""
+        if picture is None or (width is not None and height is not None):
+            return self.width if width is None else width, self.height if height is None else height
+        rows, columns = picture.shape[:2]
+        if width is not None:
+            return width, max(1, round(Fraction(whole("width", width) * rows, columns)))
+        if height is not None:
+            return max(1, round(Fraction(whole("height", height) * columns, rows))), height
+        return columns, rows

@@ -1,0 +1,93 @@
+"""Affine codes against MLX's own packing and quantising: bit for bit, at every width, group and dtype of the scales."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from qwenimg.common.codes.affine import GROUPS, WIDTHS, Affine, encode, of_widths, pack, unpack
+from qwenimg.common.codes.bits import widened
+
+CASES = [Affine(bits, group) for bits in WIDTHS for group in GROUPS]
+DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+
+
+def named(code):
+    return f"{code.bits} bits, {code.group}"
+
+
+def weights(rows, width, seed=0):
+    """Rows of different sizes and offsets; a group of one value, one of zeros, one below zero alone."""
+    rng = np.random.default_rng(seed)
+    made = rng.standard_normal((rows, width)) * np.exp(rng.standard_normal((rows, 1))) + rng.standard_normal((rows, 1))
+    made[0, :128], made[1, :128], made[2] = 0.25, 0, -np.abs(made[2])
+    return made.astype(np.float32)
+
+
+def stored(array):
+    """As `plan.raw` gives a piece."""
+    return np.array(array.view(mx.uint16)) if array.dtype == mx.bfloat16 else np.array(array)
+
+
+@pytest.mark.parametrize("code", CASES, ids=named)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_mlx_quantises_is_read(code, dtype):
+    """54 cases. The values in float32, where MLX's own decode has one rounding only, are its bits."""
+    given = mx.array(weights(7, 3 * 128)).astype(DTYPES[dtype])
+    codes, scales, biases = mx.quantize(given, group_size=code.group, bits=code.bits)
+    made = code.values([np.array(codes), stored(scales), stored(biases)])
+    exact = unpack(np.array(codes), code.bits).reshape(7, -1, code.group).astype(np.float64)
+    exact = exact * widened(stored(scales))[..., None] + widened(stored(biases))[..., None]
+    assert np.allclose(made, exact.reshape(made.shape), rtol=0, atol=2.0**-22 * np.abs(exact).max())
+    wider = mx.dequantize(
+        codes, scales.astype(mx.float32), biases.astype(mx.float32), group_size=code.group, bits=code.bits
+    )
+    assert np.array_equal(made, np.array(wider))
+    assert of_widths(384, codes.shape[1], scales.shape[1]) == code
+
+
+@pytest.mark.parametrize("code", CASES, ids=named)
+def test_codes_are_those_that_mlx_chooses(code):
+    given = weights(9, 2 * 128, seed=code.bits)
+    given[8] *= 1e-6  # scales that float16 does not hold
+    codes, scales, biases = (np.array(x) for x in mx.quantize(mx.array(given), group_size=code.group, bits=code.bits))
+    made = encode(given, code)
+    assert np.array_equal(made.codes, codes)
+    assert made.scales.dtype == made.biases.dtype == np.float32
+    assert np.array_equal(made.scales, scales) and np.array_equal(made.biases, biases)
+
+
+@pytest.mark.parametrize("code", CASES, ids=named)
+def test_scales_are_float16_where_they_fit(code):
+    given = weights(5, 256, seed=3)
+    made = encode(given, code)
+    assert made.scales.dtype == made.biases.dtype == np.float16
+    steps = np.abs(made.scales.astype(np.float32))[..., None]
+    error = np.abs(code.values(made) - given).reshape(*made.scales.shape, -1)
+    print(f"{named(code)}: largest error {(error / steps).max():.2f} steps")
+    # Half a step, and one at the end that the code of the other end pushes out; then float16's rounding of the group's
+    assert np.all(error <= 1.5 * steps + 2**-10 * np.abs(given).reshape(error.shape).max(-1, keepdims=True))
+    assert encode(given * 1e5, code).scales.dtype == np.float32
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_packing_is_one_string_of_bits(bits):
+    codes = np.random.default_rng(bits).integers(0, 2**bits, (3, 5, 96), dtype=np.uint8)
+    words = pack(codes, bits)
+    assert words.shape == (3, 5, 3 * bits) and np.array_equal(unpack(words, bits), codes)
+    row = int.from_bytes(words[1, 2].tobytes(), "little")
+    assert [row >> i * bits & 2**bits - 1 for i in range(96)] == codes[1, 2].tolist()
+
+
+def test_many_rows_are_coded_in_parts(monkeypatch):
+    given, code = weights(11, 64), Affine(4, 32)
+    whole = encode(given, code)
+    monkeypatch.setattr("qwenimg.common.codes.affine.ROWS", 3 * 64)
+    assert all(np.array_equal(a, b) for a, b in zip(whole, encode(given, code), strict=True))
+
+
+@pytest.mark.parametrize(
+    "widths", [(0, 1, 1), (64, 0, 1), (64, 8, 0), (64, 7, 1), (64, 14, 1), (96, 12, 2), (64, 8, 4)]
+)
+def test_widths_that_no_code_has(widths):
+    """7 bits, a width that does not divide, groups of 48 and of 16."""
+    assert of_widths(*widths) is None

@@ -1,0 +1,380 @@
+"""Predictions of memory against what is measured, refusals before anything is allocated, and what keeps peaks low."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from parity_cases import MLX, TORCH, Twin
+from wide_checkpoint import write
+
+import qwenimg
+from qwenimg.common.base.errors import DoesNotFit
+from qwenimg.common.base.safe_files import OpenFile
+from qwenimg.common.memory import memory
+from qwenimg.common.networks import qwen_vae
+from qwenimg.common.networks.qwen_vae import QwenVAEConfig
+from qwenimg.common.numbers.tiles import tiles
+from qwenimg.common.precision.precision import FP32, FP64
+from qwenimg.common.precision.residency import ALWAYS
+from qwenimg.common.runtime.vae import decodes
+from qwenimg.common.weights import keys
+
+BACKENDS = ("cpu", "mlx")
+# A prediction is never below what is measured, so that what should fit does, and at most this far above.
+HIGH = 1.25
+# Seams: relative to the largest pixel. The same sums in float32, in blocks of other sizes.
+SEAMS = 1e-5
+# Chunks of queries against all at once and against float64, relative L2: softmax over some hundred keys in float32.
+CHUNKS = 1e-6
+
+
+def twin_of(backend: str) -> Twin:
+    return TORCH() if backend == "cpu" else MLX()
+
+
+# Measurement, each in a process of its own
+
+PREAMBLE = """
+import ctypes, json, os, sys
+from contextlib import nullcontext
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+os.environ |= {"MLX_ENABLE_TF32": "0", "MLX_DISABLE_COMPILE": "1"}
+backend, name = sys.argv[1], "mlx" if sys.argv[1] == "mlx" else "torch"
+if backend == "mlx":
+    ctypes.CDLL(str(Path(find_spec("torch").origin).parent / "lib" / "libtorch_cpu.so"), mode=ctypes.RTLD_GLOBAL)
+    import mlx.core as mx
+else:
+    import torch
+
+    torch.set_num_threads(1)
+import numpy as np
+from qwenimg import backends
+from qwenimg.common.networks import qwen_vae
+from qwenimg.common.weights import keys
+from qwenimg.common.precision.precision import FP32
+
+attending = import_module(f"qwenimg.backends.{name}.ops.attention")
+
+def reset():
+    "Begins to measure; returns what is in use now."
+    if backend == "mlx":
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        return mx.get_active_memory()
+    Path("/proc/self/clear_refs").write_text("5")
+    return resident("VmRSS")
+
+
+def peak():
+    return mx.get_peak_memory() if backend == "mlx" else resident("VmHWM")
+
+
+def resident(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(dict(line.split(":", 1) for line in lines)[field].split()[0]) * 1024
+
+"""
+
+DECODE = """
+config = qwen_vae.QwenVAEConfig(base_dim=int(sys.argv[3]), num_res_blocks=1)
+height, width = int(sys.argv[4]), int(sys.argv[5])
+stored = qwen_vae.manifest(config)
+plan = keys.plan(Path(sys.argv[2]), "vae", stored, uses=qwen_vae.uses)
+vae = backends.load(backend).open("qwen_vae", config, plan.stored(FP32), FP32)
+vae.decode(np.zeros((1, 16, 5, 3), np.float32))
+latents = np.random.default_rng(0).standard_normal((1, 16, height, width)).astype(np.float32)
+found = []
+for tile in json.loads(sys.argv[6]):
+    before = reset()
+    vae.decode(latents, tile)
+    found.append(peak() - before)
+print(json.dumps(found))
+"""
+
+ATTEND = """
+h, w, channels = 96, 96, 24
+qkv = np.random.default_rng(0).standard_normal((1, 3 * channels, h, w)).astype(np.float32)
+attending.SCORE_BYTES = int(sys.argv[2])
+found = {}
+if backend == "mlx":
+    x = mx.array(qkv.transpose(0, 2, 3, 1))
+    mx.eval(x)
+    before = reset()
+    mx.eval(attending.spatial_attention(x))
+    found["MLX"] = peak() - before
+else:
+    x = torch.from_numpy(qkv)
+    plain = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
+    for name, kernel in {"torch": nullcontext(), "torch without a fused kernel": plain}.items():
+        with torch.inference_mode(), kernel:
+            attending.spatial_attention(x[:, :, :3, :3])
+            before = reset()
+            attending.spatial_attention(x)
+            found[name] = peak() - before
+print(json.dumps(found))
+"""
+
+linux = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads Linux's peak of resident memory")
+
+
+def measured(script: str, *arguments: object) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-c", PREAMBLE + script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        # A full-size image is larger than any block that glibc keeps in its heap when it is freed; these are not.
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(1 << 20)},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+# Decoding
+
+WIDTHS = {"cpu": (32, 64, 56), "mlx": (12, 40, 44)}  # base_dim, and the size in latents
+
+
+@linux
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_decode_peak_is_predicted(tmp_path: Path, backend: str) -> None:
+    """Whole, and in the tile that is chosen when the whole does not fit."""
+    base, height, width = WIDTHS[backend]
+    config = QwenVAEConfig(base_dim=base, num_res_blocks=1)
+    path = write(tmp_path / "vae.safetensors", qwen_vae.manifest(config), "F32")
+    buffers = twin_of(backend).engine.workspace.decode_buffers
+    predicted = memory.decode_peak(config, height, width, 4, buffers)
+    assert memory.decode_tile(config, height, width, 4, 2 * predicted, buffers) is None
+    free = int(1.5 * predicted)
+    tile = memory.decode_tile(config, height, width, 4, free, buffers)
+    assert tile is not None and len(tiles(height, tile, qwen_vae.halo(config))) > 1
+    whole, tiled = measured(DECODE, backend, path, base, height, width, json.dumps([None, tile]))
+    mib = [round(value / 2**20) for value in (predicted, whole, free, tiled)]
+    print(f"{backend}: predicted {mib[0]} MiB, measured {mib[1]} ({predicted / whole:.2f}); ", end="")
+    print(f"with {mib[2]} free, tiles of {tile} take {mib[3]} ({tiled / free:.2f})")
+    assert whole <= predicted <= HIGH * whole
+    assert tiled <= 0.75 * free  # a half is meant for tiles; the rest is for the pixels that are finished and the text
+
+
+def test_a_tile_is_as_large_as_fits() -> None:
+    """Of the published model: the next larger size that is tried does not fit, and there is a smallest."""
+    config = QwenVAEConfig()
+    for side in (128, 166, 256):
+        for free in (2**31, 2**32, 6 * 10**9):
+            tile = memory.decode_tile(config, side, side - 7, 4, free, 3.5)
+            margin = 2 * qwen_vae.halo(config)
+            if tile is None:
+                assert memory.decode_peak(config, side, side - 7, 4, 3.5) <= free // 2
+                continue
+            assert 16 <= tile <= side
+            assert tile == 16 or memory.decode_peak(config, tile + margin, tile + margin, 4, 3.5) <= free // 2
+            larger = tile * 4 // 3 + 2 + margin
+            assert tile == side or memory.decode_peak(config, larger, larger, 4, 3.5) > free // 2
+    assert memory.decode_tile(config, 128, 128, 4, 10**6, 3.5) == 16
+
+
+SMALL_VAE = QwenVAEConfig(base_dim=4)
+
+
+def small_vae(twin: Twin, folder: Path, precision: Any = FP32) -> Any:
+    stored = qwen_vae.manifest(SMALL_VAE)
+    path = write(folder / "vae.safetensors", stored, "F32")
+    return twin.engine.open(
+        "qwen_vae", SMALL_VAE, keys.plan(path, "vae", stored, uses=qwen_vae.uses).stored(precision), precision
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("height", "width", "tile"), [(61, 45, 16), (17, 50, 17), (29, 31, 30), (5, 33, 4)])
+def test_tiles_have_no_seams(tmp_path: Path, backend: str, height: int, width: int, tile: int) -> None:
+    vae = small_vae(twin_of(backend), tmp_path)
+    latents = np.random.default_rng(height).standard_normal((1, 16, height, width)).astype(np.float32)
+    whole, tiled = vae.decode(latents), vae.decode(latents, tile)
+    count = len(tiles(height, tile, qwen_vae.halo(SMALL_VAE))) * len(tiles(width, tile, qwen_vae.halo(SMALL_VAE)))
+    error = np.abs(whole - tiled).max() / np.abs(whole).max()
+    print(f"{backend} {height}x{width} in {count} tiles of {tile}: {error:.1e}")
+    assert whole.shape == tiled.shape == (1, 3, 8 * height, 8 * width) and whole.std() > 0.1 and count > 1
+    assert error <= SEAMS
+
+
+def test_seams_show_without_the_halo(tmp_path: Path) -> None:
+    """In float64, where what is equal is equal to 1e-13: the margin is needed, and it is not much too wide."""
+    vae = small_vae(TORCH(), tmp_path, FP64)
+    latents = np.random.default_rng(1).standard_normal((1, 16, 45, 29))
+    whole = vae.decode(latents)
+    halo, errors = vae.model.decoder.halo, {}
+    for margin in (halo, halo - 3, 3):
+        vae.model.decoder.halo = margin
+        errors[margin] = float(np.abs(whole - vae.decode(latents, 16)).max() / np.abs(whole).max())
+    print({margin: f"{error:.1e}" for margin, error in errors.items()})
+    assert errors[halo] <= 1e-13 and errors[halo - 3] > 1e-13 and errors[3] > 1e-3
+
+
+# Attention
+
+
+def softmax_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
+    """[... L D] in float64."""
+    scores = q @ k.swapaxes(-1, -2) / q.shape[-1] ** 0.5
+    scores = scores if mask is None else np.where(mask, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ v
+
+
+def error(ours: np.ndarray, theirs: np.ndarray) -> float:
+    assert ours.shape == theirs.shape
+    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("score_bytes", [1, 5000, 40_000])
+def test_spatial_attention_in_chunks(monkeypatch: pytest.MonkeyPatch, backend: str, score_bytes: int) -> None:
+    twin, (h, w, C) = twin_of(backend), (13, 11, 20)
+    qkv = np.random.default_rng(2).standard_normal((2, 3 * C, h, w))
+    x = twin.array(qkv, "float32", image=True)
+    at_once = twin.output(twin.nn.spatial_attention(x), image=True).values
+    monkeypatch.setattr(twin.attending, "SCORE_BYTES", score_bytes)
+    chunked = twin.output(twin.nn.spatial_attention(x), image=True).values
+    flat = qkv.astype(np.float32).astype(np.float64).reshape(2, 3, C, h * w).swapaxes(2, 3)
+    exact = softmax_attention(flat[:, 0], flat[:, 1], flat[:, 2]).swapaxes(1, 2).reshape(2, C, h, w)
+    rows = max(1, score_bytes // (4 * h * w))
+    print(f"{backend}, {rows} of {h * w} rows: {error(chunked, at_once):.1e}, to float64 {error(chunked, exact):.1e}")
+    assert rows < h * w and max(error(chunked, at_once), error(chunked, exact)) <= CHUNKS
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_joint_attention_in_chunks_on_mlx(monkeypatch: pytest.MonkeyPatch, masked: bool) -> None:
+    """torch's kernels never hold all scores; MLX's do where they are not fused, as on a CPU."""
+    import mlx.core as mx
+
+    twin, rng = MLX(), np.random.default_rng(3)
+    q, k, v = (rng.standard_normal((2, 37, 3, 10)).astype(np.float32) for _ in range(3))
+    mask = np.arange(37)[None] < np.array([37, 21])[:, None] if masked else None
+    mask = None if mask is None else mask[:, None, None]
+    arguments = [*map(mx.array, (q, k, v)), None if mask is None else mx.array(mask)]
+    at_once = twin.engine.numpy(twin.nn.attention(*arguments))
+    monkeypatch.setattr(twin.attending, "SCORE_BYTES", 5 * 4 * 2 * 3 * 37)
+    chunked = twin.engine.numpy(twin.nn.attention(*arguments))
+    exact = softmax_attention(*(x.astype(np.float64).swapaxes(1, 2) for x in (q, k, v)), mask)
+    exact = exact.swapaxes(1, 2).reshape(2, 37, 30)
+    print(f"chunks {error(chunked, at_once):.1e}, float64 {error(chunked, exact):.1e}")
+    assert max(error(chunked, at_once), error(chunked, exact)) <= CHUNKS
+
+
+@linux
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_all_scores_are_never_in_memory(backend: str) -> None:
+    scores, chunk = (96 * 96) ** 2 * 4, 2**24
+    for name, found in measured(ATTEND, backend, chunk).items():
+        print(f"{name}: {found / 2**20:.0f} MiB; all scores would be {scores / 2**20:.0f}, a chunk's are 16")
+        assert found <= scores / 4
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("part", ["text encoder", "transformer"])
+def test_what_does_not_fit_is_refused_before_it_is_read(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, backend: str, part: str
+) -> None:
+    """By the plan of the whole run, and by each component itself where it is opened outside of one."""
+    pipe = qwenimg.load(tiny_folder, backend=backend, precision="fp32")
+    touched: list[str] = []
+    monkeypatch.setattr(OpenFile, "fill", lambda self, view, begin: touched.append(self.path.name))
+    load = importlib.import_module(type(pipe.engine).__module__.replace(".engine", ".load"))
+    monkeypatch.setattr(load, "empty", lambda build: touched.append("a model"))
+    monkeypatch.setattr(pipe.engine, "free_memory", lambda: 1000)
+    opened = pipe.model._text_encoder if part == "text encoder" else pipe.model.transformer
+    calls = {
+        "decoding a picture of 32x32": lambda: pipe("a red circle", guidance=1.0, width=32, height=32, steps=1),
+        f"the {part}": opened,
+    }
+    for what, call in calls.items():
+        with pytest.raises(DoesNotFit) as caught:
+            call()
+        text = str(caught.value)
+        assert caught.value.exit_code == 4 and re.match(rf"{what} takes [\d.]+ [kM]B in fp32, 1\.0 kB are", text), text
+        assert text.isprintable() and "free on" in text and not touched
+    pipe.close()
+
+
+@pytest.mark.parametrize("kind", ["qwen", "sd15"])
+def test_a_vae_that_does_not_fit_is_refused_before_it_is_read(
+    tiny_folder: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Half by half, and only after the transformer or UNet was freed for it."""
+    pipe = qwenimg.load(tiny_folder if kind == "qwen" else folders[kind], backend="cpu", precision="fp32")
+    told: list[str] = []
+    pipe.runtime.notify = lambda stage, text: told.append(text)
+    pipe("a red circle", width=32, height=32, steps=1)
+    pipe.model.vae.free()
+    touched: list[str] = []
+    monkeypatch.setattr(OpenFile, "fill", lambda self, view, begin: touched.append(self.path.name))
+    monkeypatch.setattr(pipe.engine, "free_memory", lambda: 1000)
+    for half, use in (
+        ("decoder", lambda: pipe.model.decode(np.zeros((1, pipe.model.channels, 4, 4), np.float32))),
+        ("encoder", lambda: pipe.model.encode(np.zeros((1, 3, 32, 32), np.float32))),
+    ):
+        with pytest.raises(DoesNotFit, match=f"^the vae {half} takes .* in fp32, 1.0 kB are free") as caught:
+            use()
+        print(caught.value)
+    pipe.close()
+    assert not touched
+    assert [text for text in told if text.startswith("freeing")] == told[-3:-2], "once, before the first refusal"
+    assert [text.split(" (")[0] for text in told[-2:]] == ["loading vae decoder", "loading vae encoder"]
+
+
+def test_an_inpainting_unet_is_loaded_after_its_empty_picture_is_encoded(folders: dict[str, Path]) -> None:
+    """One that is freed for the VAE's encoder must not be held meanwhile."""
+    pipe = qwenimg.load(folders["inpaint"], backend="cpu", precision="fp32")
+    told: list[str] = []
+    pipe.runtime.notify = lambda stage, text: told.append(text.split(" (")[0])
+    pipe("a red circle", width=32, height=32, steps=1)
+    pipe.close()
+    loaded = [text for text in told if text.startswith("loading")]
+    assert loaded == ["loading text encoder", "loading vae encoder", "loading unet", "loading vae decoder"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_plan_in_the_dtypes_of_its_file_is_not_opened(tiny_folder: Path, backend: str) -> None:
+    """That the policy was applied is checked: the weights of a plan without it would have the file's dtypes."""
+    pipe = qwenimg.load(tiny_folder, backend=backend, precision="fp32")
+    vae = pipe.model.checkpoint["vae"]
+    for plan in (vae.plan, vae.plan.stored(FP64)):
+        with pytest.raises(AssertionError, match="vae is not planned in fp32"):
+            pipe.engine.open("qwen_vae", vae.config, plan, pipe.precision)
+    pipe.close()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-plain"])
+def test_weight_bytes_are_what_is_loaded(tiny_folder: Path, precision: str) -> None:
+    """The figure that the refusal rests on, against the tensors that torch holds."""
+    pipe = qwenimg.load(tiny_folder, backend="cpu", precision=precision)
+    opened = pipe.model.checkpoint
+    for component, plan in (
+        (pipe.model._text_encoder(), opened["text_encoder"].plan),
+        (pipe.model.transformer(), opened["transformer"].plan.when(ALWAYS)),
+        (pipe.model.vae.decoder(), opened["vae"].plan.only(decodes)),
+    ):
+        held = {name: p.nbytes for name, p in component.model.named_parameters() if not p.is_meta}
+        assert held.keys() == plan.entries.keys()
+        assert plan.stored(pipe.precision).nbytes == sum(held.values()) > 0
+    pipe.close()
+
+
+def test_free_memory_is_what_the_system_says() -> None:
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 0 < memory.free_ram() < pages and 0 < TORCH().engine.free_memory() < pages
