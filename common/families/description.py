@@ -23,9 +23,11 @@ class Description:
     faults: list[str] = field(default_factory=list)
 
 
-def summary(name: str, tensors: Mapping[str, Stored]) -> str:
+def summary(name: str, tensors: Mapping[str, Stored], parameters: int | None = None) -> str:
+    """`parameters`: how many values they mean, where some are codes."""
     dtypes = Counter(stored.dtype for stored in tensors.values())
-    parameters = sum(prod(stored.shape) for stored in tensors.values())
+    if parameters is None:
+        parameters = sum(prod(stored.shape) for stored in tensors.values())
     size = sum(stored.end - stored.begin for stored in tensors.values())
     kinds = ", ".join(f"{count} {dtype}" for dtype, count in sorted(dtypes.items()))
     count = counted(len(tensors), "tensor")

@@ -62,7 +62,7 @@ def plan(
             stack.callback(headers[-1].file.close)
             check_architecture(headers[-1], architectures, component)
         check_index(found, headers)
-        named, unused = _named(headers, rename, manifest)
+        named, unused = named_sources(headers, rename, manifest)
         if not named:
             raise bad(found.source, "holds no tensors")
         _check_dtypes(named)
@@ -141,8 +141,8 @@ def _without_ones(shape: Shape) -> Shape:
     return tuple(size for size in shape if size != 1)
 
 
-def _named(headers: Sequence[Header], rename: Rename | None, manifest: Manifest) -> tuple[Named, frozenset[str]]:
-    """Every weight under its manifest name, and the tensors that are known and of no use."""
+def named_sources(headers: Sequence[Header], rename: Rename | None, manifest: Manifest) -> tuple[Named, frozenset[str]]:
+    """Every weight under its manifest name, and the tensors that are known and of no use. Raises ModelError."""
 
     def name_of(key: str) -> str | None:
         return rename(key) if rename else key
@@ -210,15 +210,16 @@ def _check_names(where: Path, component: str, named: Named, manifest: Manifest) 
         raise bad(where, f"{' and '.join(faults)}: not a {component} that this configuration describes")
 
 
+def has_shape(source: Source, shape: Shape) -> bool:
+    """Codes are of a matrix, also where it is stored as a kernel of one point."""
+    return source.shape == shape or bool(source.code and prod(shape[2:]) == 1 and source.shape == shape[:2])
+
+
 def _check_shapes(named: Named, manifest: Manifest) -> None:
     def expected(name: str) -> Shape:
         return manifest[name][::-1] if named[name].decode == "transposed" else manifest[name]
 
-    def same(source: Source, shape: Shape) -> bool:
-        """Codes are of a matrix, also where it is stored as a kernel of one point."""
-        return source.shape == shape or bool(source.code and prod(shape[2:]) == 1 and source.shape == shape[:2])
-
-    wrong = [name for name, source in named.items() if not same(source, expected(name))]
+    wrong = [name for name, source in named.items() if not has_shape(source, expected(name))]
     if wrong:
         piece = named[wrong[0]].first
         shapes = f"{list(named[wrong[0]].shape)}, expected {list(expected(wrong[0]))}"

@@ -127,6 +127,7 @@ def load(
             tf32=error > MAX_FP32_ERROR,
             fallback=fallback,
             options=entries,
+            checkpoint=opened.checkpoint,
         )
         stack.pop_all()  # from here on the pipeline closes them
         return pipeline
