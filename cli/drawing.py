@@ -51,6 +51,7 @@ class Flags:
     quantize: str | None
     model: str | None
     backend: str
+    compile: str
     preset: str | None
     precision: str | None
     fallback: bool
@@ -104,7 +105,9 @@ def draw(flags: Flags, stop: Stop, warnings: Iterable[str] = ()) -> int:
             failed,
             keep_going=flags.keep_going,
         )
+        compiled = pipe.compile(flags.compile, sum(one.seconds for one in expected))
         report.headline(pipe.headline(), expected)
+        report.compiled(flags.compile, compiled)
         report.plan(pipe, wanted)
         prepare(pipe, wanted)
         with stop.waits():

@@ -15,6 +15,7 @@ from qwenimg.cli.help import HELP_NAMES, Sectioned, complete_prompt, show_versio
 from qwenimg.cli.signals import Stop
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.jobs.fields import ALL, SAID
+from qwenimg.common.runtime.compiling import MODES
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _FILE = click.Path(path_type=Path, readable=False)  # what cannot be read is reported later, with its exit code
@@ -122,6 +123,13 @@ def _of_pictures(command: _F) -> _F:
 @click.option("--tokenizer", type=_FILE, metavar="FOLDER", help="CLIP's, for a Stable Diffusion file; else found.")
 @click.option("--prediction", type=click.Choice(("eps", "v")), metavar="eps|v", help="What the UNet predicts.")
 @click.option("--backend", type=click.Choice(NAMES), default="auto", metavar="|".join(NAMES), help="Default auto.")
+@click.option(
+    "--compile",
+    type=click.Choice(MODES),
+    default="auto",
+    metavar="|".join(MODES),
+    help="Compile the denoiser; auto by what that saves.",
+)
 @click.option(
     "--preset", metavar="NAME", help="quality, balanced, fast, memory or auto; qwenimg presets. Default auto."
 )

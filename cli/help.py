@@ -39,7 +39,7 @@ _OWN: dict[str, tuple[str, ...]] = {
     "Picture": (),
     "Picture to start from": (),
     "Model": (
-        "model", "backend", "preset", "precision", "fallback", "offline",
+        "model", "backend", "compile", "preset", "precision", "fallback", "offline",
         "transformer", "text_encoder", "vae", "models_dir", "refiner", "tokenizer", "prediction",
     ),
     "Output": ("output", "overwrite", "save_latents", "no_metadata", "json", "quiet", "debug"),

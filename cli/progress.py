@@ -60,6 +60,11 @@ class Report:
         for line in held:
             streams.say(line)
 
+    def compiled(self, mode: str, line: str) -> None:
+        """What was decided; where nothing is compiled and nobody asked, only with the timing."""
+        if mode != "auto" or "auto: on" in line or "timing" in self.debug:
+            self._line(line, always="timing" in self.debug)
+
     def give_up(self) -> None:
         """Tells what still waits for a headline that will not come, and takes the bar away."""
         held, self._held = self._held or [], None
@@ -75,6 +80,8 @@ class Report:
             for p in pictures
         ]
         about = {"backend": pipe.backend, "device": pipe.device, "model": pipe.model_name}
+        if "timing" in self.debug:
+            self._line(f"attention: {pipe.engine.attention()}", always=True)
         self._event("plan", **about, precision=pipe.precision.summary(), images=images)
 
     # Each picture

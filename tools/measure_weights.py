@@ -1,6 +1,7 @@
 """What keeping weights in codes costs: size of the published model, difference of pictures, verdicts of the self-test.
 
-    python tools/measure_weights.py      # writes the table of docs/weights.md again
+    python tools/measure_weights.py          # writes the table of -q in docs/weights.md again
+    python tools/measure_weights.py gguf     # writes that of GGUF's types, of those that gguf itself encodes
 
 The self-test's 40 prompts are drawn by the built-in model in float32 on torch, from the same noise: with its weights as
 they are, and by each policy.
@@ -10,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Iterable
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
 from math import prod
 from pathlib import Path
 
@@ -19,14 +22,16 @@ from doc_tables import table, write
 
 import qwenimg
 from qwenimg.common.base.safe_files import open_regular
+from qwenimg.common.families import registry
 from qwenimg.common.networks import qwen_dit, qwen_vl
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
-from qwenimg.common.shapes import selftest
+from qwenimg.common.shapes import builtin, selftest
 from qwenimg.common.shapes.gate import selftest_prompts
 from qwenimg.common.weights import quantise
-from qwenimg.common.weights.plan import Entry, LoadPlan, Piece, Source
+from qwenimg.common.weights.bits import widened
+from qwenimg.common.weights.plan import Entry, LoadPlan, Piece, Source, read
 from qwenimg.common.weights.residency import ALWAYS
 from qwenimg.common.weights.storage import Dense
 
@@ -62,8 +67,8 @@ def sizes(policy: str | None) -> list[str]:
     return found
 
 
-def drawn(policy: str | None) -> tuple[list[np.ndarray], int]:
-    pipe = qwenimg.load("shapes", "cpu", "fp32", quantize=policy)
+def drawn(policy: str | None, transformer: Path | None = None) -> tuple[list[np.ndarray], int]:
+    pipe = qwenimg.load("shapes", "cpu", "fp32", quantize=policy, transformer=transformer)
     made, right = [], 0
     for event in selftest.draw(pipe, selftest_prompts()):
         if isinstance(event, selftest.Answer):
@@ -79,18 +84,61 @@ def decibels(pictures: Iterable[np.ndarray], exact: Iterable[np.ndarray]) -> lis
     ]
 
 
-def main() -> None:
+def figures(made: Sequence[np.ndarray], exact: Sequence[np.ndarray], right: int) -> list[str]:
+    found = decibels(made, exact)
+    return [f"{statistics.median(found):.1f} dB", f"{min(found):.1f} dB", f"{right} of {len(made)}"]
+
+
+def policies() -> None:
     exact, right = drawn(None)
     rows = [["as they are (bf16)", *sizes(None), "", "", f"{right} of {len(exact)}"]]
     for policy in POLICIES:
         made, right = drawn(policy)
-        found = decibels(made, exact)
-        figures = [f"{statistics.median(found):.1f} dB", f"{min(found):.1f} dB"]
-        rows.append([f"`-q {policy}`", *sizes(policy), *figures, f"{right} of {len(made)}"])
+        rows.append([f"`-q {policy}`", *sizes(policy), *figures(made, exact, right)])
         print(rows[-1])
     head = ["weights", "transformer, GB in memory", "GB in all", "text encoder, GB", "median PSNR", "worst", "right"]
     write("weights.md", "codes", table(head, rows))
 
 
+# GGUF
+
+
+def write_gguf(path: Path, type: str) -> float:
+    """The built-in model's transformer with its matrices in `type`, by gguf; returns their relative error, the root of
+    the mean square over layers."""
+    import gguf
+
+    writer, kind = gguf.GGUFWriter(path, "qwen_image"), gguf.GGMLQuantizationType[type]
+    opened = registry.open_model(builtin.folder())
+    errors = []
+    for name, entry in opened.checkpoint["transformer"].plan.entries.items():
+        values = widened(read(entry))
+        own = kind if values.ndim == 2 and values.shape[1] % 32 == 0 else gguf.GGMLQuantizationType.F32
+        stored = gguf.quantize(values, own)
+        writer.add_tensor(name, stored, raw_dtype=own)
+        if own == kind:
+            lost = gguf.dequantize(stored, kind) - values
+            errors.append(float(np.sum(lost**2) / np.sum(values**2)))
+    opened.checkpoint.close()
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return float(np.mean(errors)) ** 0.5
+
+
+def types() -> None:
+    exact, right = drawn(None)
+    rows = [["F32", "", "", "", f"{right} of {len(exact)}"]]
+    for type in ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0"):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "transformer.gguf"
+            error = write_gguf(path, type)
+            made, right = drawn(None, path)
+        rows.append([type, f"{error:.4f}", *figures(made, exact, right)])
+        print(rows[-1], flush=True)
+    write("weights.md", "gguf", table(["type", "error of a weight", "median PSNR", "worst", "right"], rows))
+
+
 if __name__ == "__main__":
-    main()
+    types() if sys.argv[1:] == ["gguf"] else policies()

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.core import array as Array
 
-from qwenimg.backends.mlx import load, ops
+from qwenimg.backends.mlx import compile, load, ops
 from qwenimg.backends.mlx.blocks import Blocks
 from qwenimg.backends.mlx.ops import crossing
 from qwenimg.backends.mlx.ops.functions import on_gpu
@@ -20,6 +20,7 @@ from qwenimg.backends.workspaces import MLX_CPU, MLX_GPU
 from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import BackendMissing
 from qwenimg.common.runtime import traced
+from qwenimg.common.runtime.compiling import Compiler
 from qwenimg.common.runtime.engine import NumpyArray, Observer
 from qwenimg.common.runtime.memory import free_ram
 from qwenimg.common.runtime.observers import observe
@@ -48,6 +49,16 @@ class MLXEngine:
         assert plan.precision == precision, f"{plan.component} is not planned in {precision.name}"
         module = import_module(f"qwenimg.backends.mlx.networks.{network}")
         return module.Component(config, plan, precision)
+
+    def compiler(self) -> Compiler:
+        if not self.on_gpu:
+            return Compiler(share=0.0, seconds=10, about="a CPU gains nothing from it", missing=compile.missing())
+        return Compiler(share=0.03, seconds=0, about="chains of a few operations compile in a moment")
+
+    def compile(self, opened: Any, on: bool) -> None:
+        if on:
+            mx.enable_compile()
+        opened.fuses = on
 
     def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str], branches: Iterable[str]) -> None:
         there = plan.when(ALWAYS)
@@ -120,6 +131,9 @@ class MLXEngine:
 
     def operate(self, operation: str, dtype: str, arrays: Sequence[NumpyArray]) -> NumpyArray:
         return ops.operate(operation, ops.DTYPES[dtype], arrays)
+
+    def attention(self) -> str:
+        return "MLX's fused kernel" if self.on_gpu else "MLX's operations in float32, in chunks of queries"
 
     def check_fp32(self) -> float:
         generator = np.random.RandomState(0)

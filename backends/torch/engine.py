@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import load, ops
+from qwenimg.backends.torch import compile, load, ops
 from qwenimg.backends.torch.blocks import Blocks
 from qwenimg.backends.torch.ops import crossing
 from qwenimg.backends.torch.ops.cpu import multiplies
@@ -19,7 +19,8 @@ from qwenimg.backends.workspaces import TORCH
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import BackendMissing
-from qwenimg.common.runtime import traced
+from qwenimg.common.runtime import compiling, traced
+from qwenimg.common.runtime.compiling import Compiler
 from qwenimg.common.runtime.engine import NumpyArray, Observer
 from qwenimg.common.runtime.memory import free_ram, ram_peak
 from qwenimg.common.runtime.observers import observe
@@ -48,6 +49,7 @@ class TorchEngine:
         threads = counted(torch.get_num_threads(), "thread")
         self.device = torch.cuda.get_device_name() if self.on_gpu else f"CPU (torch, {threads})"
         self.facts = self._facts()
+        self._compiles = False
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
 
@@ -55,6 +57,20 @@ class TorchEngine:
         assert plan.precision == precision, f"{plan.component} is not planned in {precision.name}"
         module = import_module(f"qwenimg.backends.torch.networks.{network}")
         return module.Component(config, plan, precision, self._device)
+
+    def compiler(self) -> Compiler:
+        """On paper 13 % of a step of Qwen-Image are saved (docs/performance.md); others
+        report half a minute for one block of it."""
+        missing = compile.missing(self.on_gpu)
+        if not self.on_gpu:
+            return Compiler(share=0.0, seconds=60, about="products are nearly all of a step on a CPU", missing=missing)
+        kept = any(compiling.folder("torch", torch.__version__).glob("*"))
+        return Compiler(share=0.13, seconds=10 if kept else 40, about="figures on paper say", missing=missing)
+
+    def compile(self, opened: Any, on: bool) -> None:
+        if on:
+            compile.compile(opened.model, compiling.folder("torch", torch.__version__))
+            self._compiles = True
 
     def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str], branches: Iterable[str]) -> None:
         there = plan.when(ALWAYS)
@@ -121,8 +137,10 @@ class TorchEngine:
         if self.on_gpu:
             torch.cuda.empty_cache()
 
-    def observe(self, observer: Observer) -> AbstractContextManager[None]:
-        return observe(observer)
+    @contextmanager
+    def observe(self, observer: Observer) -> Iterator[None]:
+        with compile.eager(self._compiles), observe(observer):
+            yield
 
     def product_seconds(self, side: int, dtype: str) -> float:
         return ops.product_seconds(side, ops.DTYPES[dtype], self._device)
@@ -130,6 +148,9 @@ class TorchEngine:
     def operate(self, operation: str, dtype: str, arrays: Sequence[NumpyArray]) -> NumpyArray:
         with torch.inference_mode():
             return ops.operate(operation, ops.DTYPES[dtype], arrays, self._device)
+
+    def attention(self) -> str:
+        return ops.attention_kernel(self._device)
 
     def check_fp32(self) -> float:
         generator = np.random.RandomState(0)

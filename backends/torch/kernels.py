@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from qwenimg.backends.torch import load
+from qwenimg.backends.torch import compile, load
 from qwenimg.backends.torch.networks.vae import WIDE
 from qwenimg.common.networks.network import Network
 from qwenimg.common.runtime.kernels import Case, Kernel, Kind, Span
@@ -26,7 +26,7 @@ from qwenimg.common.weights.precision import Precision
 
 ATTENTION = "scaled_dot_product_attention"
 WHOLE = frozenset({ATTENTION, "rms_norm", "upsample_nearest2d", "_upsample_nearest_exact2d"})
-PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution"})
+PRODUCTS = frozenset({"mm", "addmm", "_addmm_activation", "bmm", "baddbmm", "convolution"})
 NOTHING = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"})
 # Of kernels that are several on a GPU: a group norm's moments, its factors for each channel, and their use. The image
 # is read for the first and for the last.
@@ -43,8 +43,10 @@ def kernels(network: str, config: Any, precision: Precision, case: Case) -> list
     load.blank(component.model, {n: precision.weight_dtype(row.role, n, use.residency) for n, use in uses.items()})
     call, units = CALLS[network](component, config, case)
     counter = Counter(units)
-    with torch.inference_mode(), counter:
-        call()
+    with torch.inference_mode():
+        call()  # what is kept from the first call on is not counted
+        with counter:
+            call()
     return counter.kernels
 
 
@@ -58,7 +60,7 @@ def _transformer(component: Any, config: Any, case: Case) -> Prepared:
     condition = component.condition(texts, [(1, rows, columns)])
     modulation = component.modulate(np.zeros((1, 256)))
     latents = torch.empty(1, rows * columns, config.in_channels, device=component.device)
-    return lambda: component.predict(latents, condition, modulation, 0), list(component.model.transformer_blocks)
+    return lambda: component.predict(latents, condition, modulation, 0), compile.units(component.model)
 
 
 def _unet(component: Any, config: Any, case: Case) -> Prepared:
@@ -68,14 +70,14 @@ def _unet(component: Any, config: Any, case: Case) -> Prepared:
     condition = component.condition(texts, addition)
     latents = torch.empty(1, config.in_channels, case.height, case.width, device=component.device)
     features = np.zeros((1, config.time_channels))
-    return lambda: component.predict(latents, features, condition), [component.model]
+    return lambda: component.predict(latents, features, condition), compile.units(component.model)
 
 
 def _decoder(component: Any, _: Any, case: Case) -> Prepared:
     model = component.model
     channels = model.decoder.conv_in.in_channels
     latents = torch.empty(1, channels, case.height, case.width, device=component.device)
-    return lambda: model.decode(latents, case.height, case.width, WIDE), [model.decoder]
+    return lambda: model.decode(latents, case.height, case.width, WIDE), []
 
 
 CALLS: dict[str, Callable[[Any, Any, Case], Prepared]] = {
@@ -110,7 +112,9 @@ class Counter(TorchDispatchMode):
             if made is not NotImplemented:
                 return made
         out = _attended(*args) if name == ATTENTION else func(*args, **kwargs)
-        given, results = list(_tensors((args, kwargs))), list(_tensors(out))
+        written = name == "copy_"  # over what was there, which is not read
+        read = {key: value for key, value in kwargs.items() if key != "out"}
+        given, results = list(_tensors((args[1:] if written else args, read))), list(_tensors(out))
         if name in NOTHING or not results or (_is_view(func, given, results)):
             return out
         self._kept += [*given, *results]

@@ -89,8 +89,8 @@ def _kept(entry: Entry, dtype: str | None) -> Entry:
                 f"--lora: {shown} has its weights in codes, which would be coded twice; convert the original"
             )
         return entry
-    own = "bfloat16" if entry.source.code is not None else entry.source.dtype
-    return replace(entry, storage=Dense(dtype or own))
+    stored = "bfloat16" if entry.source.code is not None else entry.source.dtype
+    return replace(entry, storage=Dense(dtype or stored))
 
 
 # Configurations

@@ -187,7 +187,7 @@ QWEN_IMAGE_FILES = Piece(
     ),
 )
 
-_FILE = re.compile(rf"(?P<repo>{REPO})/(?P<file>([A-Za-z0-9_][\w.-]*/)*[\w.-]+\.safetensors)", re.ASCII)
+_FILE = re.compile(rf"(?P<repo>{REPO})/(?P<file>([A-Za-z0-9_][\w.-]*/)*[\w.-]+\.(safetensors|gguf))", re.ASCII)
 
 
 def find_piece(name: str) -> Piece | None:

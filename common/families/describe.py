@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from math import prod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from qwenimg.common.base.amounts import counted, size_text
@@ -15,7 +15,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.families import registry, repository
 from qwenimg.common.families.components import read_config
 from qwenimg.common.families.describe_lora import describe_lora, is_lora
-from qwenimg.common.families.description import Description, in_memory, listed, summary
+from qwenimg.common.families.description import Description, in_memory, listed, summary, weights_summary
 from qwenimg.common.families.family import Prediction
 from qwenimg.common.families.registry import Opened
 from qwenimg.common.weights import gguf, keys, precision, quantise
@@ -86,15 +86,13 @@ def _resident(opened: Opened) -> str:
 def _component(folder: Path) -> Description:
     """One component against the manifest of its configuration."""
     manifest, rename = _expected(folder)
-    headers = _headers(find_files(folder).files)
-    tensors = _tensors(headers)
-    used = {key: stored for key, stored in tensors.items() if rename(key) is not None}
-    sources, _ = keys.named_sources(headers, rename, manifest)
-    parameters = sum(prod(source.shape) for source in sources.values())
-    part = Description(lines=[summary(folder.name, used, parameters)])
-    if unused := len(tensors) - len(used):
+    with _opened(find_files(folder).files) as headers:
+        named, _ = keys.named_weights(headers, rename, manifest)
+        unused = sum(rename(key) is None for header in headers for key in header.tensors)
+    part = Description(lines=[weights_summary(folder.name, named.values())])
+    if unused:
         part.lines.append(f"{folder.name}: known and not needed: {counted(unused, 'tensor')}")
-    for kind, names in _differences(sources, manifest):
+    for kind, names in _differences(named, manifest):
         part.faults.append(f"{folder.name}: {len(names)} {kind}: {listed(names)}")
     return part
 
@@ -117,13 +115,13 @@ def _expected(folder: Path) -> tuple[Manifest, Callable[[str], str | None]]:
 def _file(path: Path, prediction: Prediction | None) -> Description:
     if is_file(path / ADAPTER):
         return describe_lora(path)
-    headers = _headers(find_files(path).files)
-    if is_file(path) and is_lora(headers[0]):
-        return describe_lora(path)
-    for family in registry.FAMILIES if is_file(path) else ():
-        if family.describe_file and (found := family.describe_file(headers[0], prediction)):
-            return found
-    tensors = _tensors(headers)
+    with _opened(find_files(path).files) as headers:
+        if is_file(path) and is_lora(headers[0]):
+            return describe_lora(path)
+        for family in registry.FAMILIES if is_file(path) else ():
+            if family.describe_file and (found := family.describe_file(headers[0], prediction)):
+                return found
+        tensors = _tensors(headers)
     layouts = [layout for family in registry.FAMILIES for layout in family.layouts]
     layout = next((text for key, text in layouts if any(key in name for name in tensors)), "unknown")
     lines = [f"layout: {layout}", summary("file", tensors), f"first tensors: {listed(tensors)}"]
@@ -146,13 +144,15 @@ def _gguf(header: Header) -> list[str]:
     return [f"architecture: {said}{used}", summary("file", header.tensors), in_memory(header.tensors, looked_up)]
 
 
-def _headers(files: Iterable[Path]) -> list[Header]:
-    """Those of `files`, which are closed."""
-    headers = []
-    for path in files:
-        headers.append(read_header(path))
-        headers[-1].file.close()
-    return headers
+@contextmanager
+def _opened(files: Iterable[Path]) -> Iterator[list[Header]]:
+    """The headers of `files`, which are open meanwhile."""
+    with ExitStack() as stack:
+        headers = []
+        for path in files:
+            headers.append(read_header(path))
+            stack.callback(headers[-1].file.close)
+        yield headers
 
 
 def _tensors(headers: Iterable[Header]) -> dict[str, Stored]:

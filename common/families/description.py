@@ -8,8 +8,12 @@ from dataclasses import dataclass, field
 from math import prod
 
 from qwenimg.common.base.amounts import counted, size_text
+from qwenimg.common.base.shape import Shape
 from qwenimg.common.base.text import clean
+from qwenimg.common.weights.affine import Affine
+from qwenimg.common.weights.block_float import BlockFloat
 from qwenimg.common.weights.gguf_blocks import kept_as
+from qwenimg.common.weights.plan import Source
 from qwenimg.common.weights.stored import Stored
 
 SHOWN = 5  # names of a kind
@@ -23,15 +27,31 @@ class Description:
     faults: list[str] = field(default_factory=list)
 
 
-def summary(name: str, tensors: Mapping[str, Stored], parameters: int | None = None) -> str:
-    """`parameters`: how many values they mean, where some are codes."""
-    dtypes = Counter(stored.dtype for stored in tensors.values())
-    if parameters is None:
-        parameters = sum(prod(stored.shape) for stored in tensors.values())
-    size = sum(stored.end - stored.begin for stored in tensors.values())
-    kinds = ", ".join(f"{count} {dtype}" for dtype, count in sorted(dtypes.items()))
-    count = counted(len(tensors), "tensor")
-    return f"{name}: {count} ({kinds}), {parameters / 1e6:,.1f} M parameters, {size_text(size)}"
+def summary(name: str, tensors: Mapping[str, Stored]) -> str:
+    every = tensors.values()
+    size = sum(stored.end - stored.begin for stored in every)
+    return _summary(name, [stored.dtype for stored in every], [stored.shape for stored in every], size)
+
+
+def weights_summary(name: str, weights: Iterable[Source]) -> str:
+    """The same of weights, each of which may be a few tensors: codes and their scales."""
+    every = list(weights)
+    size = sum(piece.end - piece.begin for source in every for piece in source.pieces)
+    return _summary(name, [_kind(source) for source in every], [source.shape for source in every], size)
+
+
+def _summary(name: str, kinds: list[str], shapes: list[Shape], size: int) -> str:
+    shown = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(kinds).items()))
+    parameters = sum(map(prod, shapes))
+    return f"{name}: {counted(len(kinds), 'tensor')} ({shown}), {parameters / 1e6:,.1f} M parameters, {size_text(size)}"
+
+
+def _kind(source: Source) -> str:
+    if isinstance(source.code, Affine):
+        return f"in {source.code.bits} bits by groups of {source.code.group}"
+    if isinstance(source.code, BlockFloat):
+        return f"in {source.code.mode}"
+    return f"{source.first.dtype}{' with scales' if len(source.pieces) > 1 else ''}"
 
 
 def in_memory(tensors: Mapping[str, Stored], looked_up: Callable[[str], bool]) -> str:

@@ -5,7 +5,7 @@ operations and bytes take at the machine's rates. Left out: what the host does, 
 may lose to shapes that do not suit it. Three rows:
 
 eager     every kernel by itself, as the program runs it
-compiled  memory-bound kernels of one compiled unit, a block or a network, fused where a compiler fuses them
+compiled  memory-bound kernels of a compiled unit fused where a compiler fuses them; a unit is a transformer block
 limit     the operations at the machine's highest rate, or the weights read once: no program is faster in this dtype
 """
 

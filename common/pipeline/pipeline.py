@@ -40,6 +40,7 @@ from qwenimg.common.pipeline.plan import SamplingPlan, Segment
 from qwenimg.common.pipeline.recipe import FORMAT, Recipe
 from qwenimg.common.pipeline.request import OPTIONS, Defaults, Request
 from qwenimg.common.pipeline.result import Result, Step
+from qwenimg.common.runtime import compiling
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array
 from qwenimg.common.runtime.estimate import Estimate, Needs
@@ -175,6 +176,14 @@ class Pipeline:
             return line
         held, stored = self._checkpoint.largest(self.precision), self._checkpoint.file_bytes
         return f"{line}, weights {size_text(held)} at once of {size_text(stored)}"
+
+    def compile(self, mode: str = "auto", seconds: float = 0.0) -> str:
+        """Decides whether the denoiser is compiled when it is next loaded: `on`, `off`, or by what that would save of a
+        run whose steps take about so many `seconds`. Says what was decided, in one line. Raises UsageError."""
+        compiling.check(mode)
+        decision = compiling.decide(mode, self.engine.compiler(), seconds)
+        self.runtime.compiles = decision.on
+        return decision.line
 
     def free_transformer(self) -> None:
         """Frees the transformer, some two thirds of all memory; the next picture loads it again."""

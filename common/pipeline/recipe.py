@@ -85,7 +85,7 @@ _TEXTS = (
 )
 _TABLES = ("precision", "versions", "fingerprints")
 _HASHES = ("sigmas_sha256", "noise_sha256", "image_sha256", "mask_sha256")
-_HUB_FILE = re.compile(rf"{REPO}(/[\w-][\w.-]*)+\.safetensors", re.ASCII)
+_HUB_FILE = re.compile(rf"{REPO}(/[\w-][\w.-]*)+\.(safetensors|gguf)", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 # https://iptc.org/std/photometadata, "Digital Source Type"

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from qwenimg.common.base.block import Block
+from qwenimg.common.runtime.compiling import Compiler
 from qwenimg.common.runtime.traced import Blocks, Look
 from qwenimg.common.runtime.workspace import Workspace
 from qwenimg.common.weights.devices import Device
@@ -88,6 +89,15 @@ class Engine(Protocol):
     def open(self, network: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:
         """What runs `network`, a file of `common/networks/`: a TextEncoder, Transformer, VAE, ClipEncoder or UNet.
         Reads the weights that it always needs, of `plan` as it was made by `stored(precision)`."""
+        ...
+
+    def compiler(self) -> Compiler:
+        """What compiling a denoiser is here."""
+        ...
+
+    def compile(self, opened: Any, on: bool) -> None:
+        """Whether the next calls of `opened`, a denoiser, are compiled, from outside: they give the same up to
+        rounding."""
         ...
 
     def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str], branches: Iterable[str]) -> None:
@@ -168,6 +178,10 @@ class Engine(Protocol):
     def operate(self, operation: str, dtype: str, arrays: Sequence[NumpyArray]) -> NumpyArray:
         """The result of one operation of the networks on `arrays` in `dtype`, for `measure.exactness`: `matmul` of
         [L, in] with [out, in], `conv2d` 3x3 of [B, C, h, w] with [O, C, 3, 3], `attention` of q, k, v [B, L, H, D]."""
+        ...
+
+    def attention(self) -> str:
+        """What computes attention over heads of 128 in bfloat16, for `--debug timing`."""
         ...
 
     def check_fp32(self) -> float:

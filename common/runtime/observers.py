@@ -25,8 +25,14 @@ def observe(observer: Observer) -> Iterator[None]:
         _observers.reset(token)
 
 
+def observed() -> bool:
+    """Whether there is an observer in this context."""
+    return bool(_observers.get())
+
+
 def seen(operation: str, path: str, result: Array) -> Array:
     """`result`, once every observer has seen it."""
-    for observer in _observers.get():
-        observer(operation, path, result)
+    if observed():
+        for observer in _observers.get():
+            observer(operation, path, result)
     return result

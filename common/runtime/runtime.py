@@ -50,6 +50,7 @@ class Runtime:
         self.engine, self.precision, self.notify = engine, precision, notify
         self.choice = choice or Choice(preset="", precision=precision.name)
         self.clock = Clock()
+        self.compiles: bool | None = None  # whether the denoiser is when it is opened; None is the engine's usual
         self._stored: WeakKeyDictionary[LoadPlan, LoadPlan] = WeakKeyDictionary()
 
     def under(self, precision: Precision) -> Runtime:
@@ -64,7 +65,10 @@ class Runtime:
         self.notify("stage", f"loading {title} ({size_text(weights)})")
         self.check_fit(f"the {title}", weights + more)
         with self.clock.timed(f"load {title}"):
-            return self.engine.open(component.network, component.config, self.plan(component), self.precision)
+            opened = self.engine.open(component.network, component.config, self.plan(component), self.precision)
+            if self.compiles is not None and component.role == "transformer":
+                self.engine.compile(opened, self.compiles)
+            return opened
 
     def readapt(self, opened: Any, before: Component, now: Component, title: str) -> None:
         """Reads again what of the `opened` component other LoRAs change: the weights with others in them `now`, and the

@@ -41,7 +41,8 @@ WINDOW = 1 << 16  # bytes that are read at once
 
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of a value, by its type
 _FORMATS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
-_INT32, _STRING, _ARRAY = 5, 8, 9
+_UINT32, _INT32, _STRING, _ARRAY = 4, 5, 8, 9
+_ALIGNMENT = "general.alignment"
 
 
 class _Keys(NamedTuple):
@@ -146,10 +147,9 @@ def _counts(reader: _Reader) -> tuple[int, int, int]:
 
 
 def _alignment(path: Path, values: dict[str, str]) -> int:
-    text = values.get("general.alignment", "32")
-    alignment = int(text) if text.isascii() and text.isdigit() else 0
+    alignment = int(values.get(_ALIGNMENT, "32"))
     if not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
-        raise bad(path, f"has alignment {clean(text, 40)}, which is not a power of two up to {MAX_ALIGNMENT}")
+        raise bad(path, f"has alignment {alignment}, which is not a power of two up to {MAX_ALIGNMENT}")
     return alignment
 
 
@@ -166,6 +166,8 @@ def _read_keys(reader: _Reader, count: int) -> _Keys:
             raise bad(reader.file.path, f"has key '{clean(key, 80)}' twice")
         seen.add(key)
         kind = reader.number("<I")
+        if key == _ALIGNMENT and kind != _UINT32:
+            raise bad(reader.file.path, f"has {key} of type {kind}; expected {_UINT32}, an unsigned number")
         if kind == _ARRAY:
             strings += _read_array(reader, key, found, MAX_STRINGS - strings)
         elif kind == _STRING:

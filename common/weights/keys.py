@@ -62,7 +62,7 @@ def plan(
             stack.callback(headers[-1].file.close)
             check_architecture(headers[-1], architectures, component)
         check_index(found, headers)
-        named, unused = named_sources(headers, rename, manifest)
+        named, unused = named_weights(headers, rename, manifest)
         if not named:
             raise bad(found.source, "holds no tensors")
         _check_dtypes(named)
@@ -141,8 +141,8 @@ def _without_ones(shape: Shape) -> Shape:
     return tuple(size for size in shape if size != 1)
 
 
-def named_sources(headers: Sequence[Header], rename: Rename | None, manifest: Manifest) -> tuple[Named, frozenset[str]]:
-    """Every weight under its manifest name, and the tensors that are known and of no use. Raises ModelError."""
+def named_weights(headers: Sequence[Header], rename: Rename | None, manifest: Manifest) -> tuple[Named, frozenset[str]]:
+    """Every weight under its manifest name, and the tensors that are known and of no use."""
 
     def name_of(key: str) -> str | None:
         return rename(key) if rename else key

@@ -632,6 +632,7 @@ def test_quiet(library: Library) -> None:
 def test_debug(library: Library) -> None:
     ran = cli("x", "--debug", "timing,shapes", "--quiet")
     assert "timing: steps 0.750 s\n" in ran.err and "shapes: pixels [12, 20, 3]\n" in ran.err
+    assert "attention: flash\n" in ran.err
     assert "shapes:" not in cli("x", "--debug", "timing", "-o", "a").err
 
 

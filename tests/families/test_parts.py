@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import shutil
 from pathlib import Path
 
@@ -22,7 +24,8 @@ from qwenimg.common.families import registry
 from qwenimg.common.families.describe import describe
 from qwenimg.common.families.family import PARTS, Choices
 from qwenimg.common.families.qwen_image import layouts
-from qwenimg.common.networks import qwen_vae
+from qwenimg.common.networks import qwen_dit, qwen_vae
+from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.pipeline.recipe import recipe_from_png
 
@@ -172,6 +175,54 @@ def test_info_says_what_a_file_is_for(files: dict[str, Path], part: str, words: 
     said = describe(files[part]).lines
     print("\n".join(said))
     assert words in said[0]
+
+
+def test_info_of_a_published_size_names_codes_and_faults(tmp_path: Path) -> None:
+    """The published transformer with its first layer in 8 bits, all tensors but headers empty of data on disk."""
+    manifest = qwen_dit.manifest(QwenDiTConfig())
+    prefix, layer = "model.diffusion_model.", "transformer_blocks.0.attn.to_q"
+    entries = {prefix + name: ("BF16", shape, 2) for name, shape in manifest.items()}
+    entries[f"{prefix}{layer}.weight"] = ("F8_E4M3", manifest[f"{layer}.weight"], 1)
+    entries |= {f"{prefix}{layer}.scale_weight": ("F32", (), 4), f"{prefix}scaled_fp8": ("F8_E4M3", (0,), 1)}
+    said = describe(sparse(tmp_path / "a.safetensors", entries))
+    print("\n".join(said.lines))
+    names = "diffusers' names behind model.diffusion_model."
+    assert said.lines[0] == f"layout: Qwen-Image's transformer, {names}; draw with it by --transformer"
+    assert "1932 BF16, 1 F8_E4M3 with scales" in said.lines[1] and "20,430.4 M parameters" in said.lines[1]
+    assert said.lines[2:] == ["known and not needed: 1 tensor"] and said.faults == []
+    del entries[f"{prefix}{layer}.bias"]
+    entries[f"{prefix}strange"] = ("F32", (1,), 4)
+    faults = describe(sparse(tmp_path / "b.safetensors", entries)).faults
+    assert faults == [f"1 missing: {layer}.bias", "1 unknown: strange"]
+    entries[f"{prefix}{layer}.scale_weight"] = ("F32", (5,), 4)
+    (fault,) = describe(sparse(tmp_path / "c.safetensors", entries)).faults
+    assert "scale_weight' is F32 [5]" in fault
+
+
+def sparse(path: Path, entries: dict[str, tuple[str, tuple[int, ...], int]]) -> Path:
+    """A safetensors file of these dtypes, shapes and bytes of a value; its data is a hole."""
+    at, header = 0, {}
+    for name, (dtype, shape, size) in entries.items():
+        end = at + math.prod(shape) * size
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, end]}
+        at = end
+    raw = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(len(raw).to_bytes(8, "little") + raw)
+        file.truncate(8 + len(raw) + at)
+    return path
+
+
+@pytest.mark.parametrize("layout", ["older", "newer"])
+def test_info_of_a_folder_in_eight_bits_has_no_faults(tiny_folder: Path, layout: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_folder, tmp_path / "model")
+    made = comfy(tensors(tiny_folder / "transformer"), layout, lambda name: ".norm" not in name)
+    for path in (folder / "transformer").glob("*.safetensors*"):
+        path.unlink()
+    save_file(made.tensors, folder / "transformer" / "diffusion_pytorch_model.safetensors")
+    said = describe(folder)
+    print("\n".join(said.lines))
+    assert said.faults == [] and "F8_E4M3 with scales" in "".join(said.lines)
 
 
 def test_the_command_line_and_a_picture_made_again(

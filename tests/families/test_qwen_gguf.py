@@ -153,9 +153,9 @@ def test_lossy_files_have_the_same_bits_on_both_backends(folder: Path, lossy: di
             if isinstance(entry.storage, Packed):
                 kept[type] = kept.get(type, 0) + 1
                 parts, code = read_codes(entry), entry.storage.code
-                words, scales, biases = (torch.from_numpy(array) for array in parts)
+                words, scales, biases = (torch.from_numpy(array) for array in parts.arrays)
                 torchs = on_torch.decode(words.view(torch.int32), scales, biases, code).numpy()
-                mlxs = np.array(on_mlx.decode(*(mx.array(array) for array in parts), code))
+                mlxs = np.array(on_mlx.decode(*map(mx.array, parts.arrays), code=code))
                 assert np.array_equal(torchs, read(entry)), name
             else:
                 assert type not in KEPT or name == "embed_tokens.weight", name

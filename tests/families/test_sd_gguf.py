@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import qwenimg
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import registry
-from qwenimg.common.weights.plan import read
+from qwenimg.common.weights.plan import read, read_codes
 from qwenimg.common.weights.storage import Packed
 
 ASKED: dict[str, Any] = {"width": 72, "height": 40, "steps": 2, "seed": 4, "guidance": 3.0, "sampler": "euler"}
@@ -123,3 +123,67 @@ def test_a_unet_alone_as_comfyuis_converter_writes_it(both, kind: str, tmp_path:
     assert 0 < np.abs(drawn - plain).mean() < 3
     with pytest.raises(ModelError, match="lacks text_encoder"):
         registry.open_model(tmp_path / "unet.gguf")
+
+
+def converted(tensors: dict[str, torch.Tensor], fused: bool) -> dict[str, torch.Tensor]:
+    """The names that stable-diffusion.cpp gives when it converts: OpenCLIP's as transformers has them, of SDXL the text
+    encoders numbered; q, k and v apart as its older versions have them, or `fused`."""
+    ends = {
+        "ln_final": "final_layer_norm",
+        "token_embedding": "embeddings.token_embedding",
+        "positional_embedding": "embeddings.position_embedding.weight",
+    }
+    parts = {"ln_1": "layer_norm1", "ln_2": "layer_norm2", "mlp.c_fc": "mlp.fc1", "mlp.c_proj": "mlp.fc2",
+             "attn.out_proj": "self_attn.out_proj"}  # fmt: skip
+    made = {}
+    for name, value in tensors.items():
+        name = name.replace("conditioner.embedders.0.", "cond_stage_model.")
+        name = name.replace("conditioner.embedders.1.", "cond_stage_model.1.")
+        owner, found, rest = name.partition(".model.")
+        if not name.startswith("cond_stage_model.") or not found or rest in ("logit_scale", "attn_mask"):
+            made[name] = value
+            continue
+        start = f"{owner}.transformer.text_model."
+        for old, new in ends.items():
+            rest = rest.replace(old, new)
+        if rest.startswith("transformer.resblocks."):
+            _, _, layer, rest = rest.split(".", 3)
+            start += f"encoder.layers.{layer}."
+            for old, new in parts.items():
+                rest = rest.replace(old, new)
+        if "in_proj_" in rest and not fused:
+            leaf = rest.rpartition("_")[2]
+            made |= {f"{start}self_attn.{x}_proj.{leaf}": part for x, part in zip("qkv", value.chunk(3), strict=True)}
+        else:
+            made[start + rest.replace("attn.in_proj_", "self_attn.in_proj.")] = value
+    return made
+
+
+@pytest.mark.parametrize(("kind", "fused"), [("sd2", False), ("sd2", True), ("sdxl", False), ("sdxl", True)])
+def test_converted_names_draw_the_same(both, kind: str, fused: bool, tmp_path: Path) -> None:
+    file = both[kind][1]
+    tensors = converted(load_file(file), fused)
+    assert any(name.endswith("in_proj.weight") for name in tensors) == fused
+    assert not any(name.startswith("conditioner.") or "resblocks" in name for name in tensors)
+    path = as_gguf(tensors, beside(file, tmp_path))
+    made = [qwenimg.load(one, "cpu", "fp32")("a red circle", **ASKED) for one in (file, path)]
+    assert np.array_equal(made[0].latents, made[1].latents)
+    said = cli("info", str(path)).out.decode()
+    print(said)
+    assert ("Stable Diffusion XL" if kind == "sdxl" else "Stable Diffusion 2.x") in said
+
+
+def test_a_converted_folder_has_the_same_codes(both, tmp_path: Path) -> None:
+    """`convert` keeps what a GGUF file has in codes, in MLX's layout, bit for bit; the rest in 16 bit."""
+    file = both["sd1"][1]
+    path = as_gguf(load_file(file), beside(file, tmp_path), "Q5_1")
+    done = cli("convert", str(path), str(tmp_path / "folder"))
+    assert done.code == 0, done.err
+    opened = [registry.open_model(one).checkpoint["unet"].plan for one in (path, tmp_path / "folder")]
+    kept = [name for name, entry in opened[0].entries.items() if isinstance(entry.storage, Packed)]
+    for name in kept:
+        before, after = (read_codes(plan.entries[name]) for plan in opened)
+        assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True)), name
+    for plan in opened:
+        plan.close()
+    assert len(kept) > 30

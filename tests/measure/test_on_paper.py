@@ -156,7 +156,7 @@ def test_rows_are_ordered() -> None:
         for machine in MACHINES.values():
             made = on_paper.stage("x", counted, machine, 1)
             assert 0 < made.limit <= made.compiled.seconds <= made.eager.seconds
-            assert made.compiled.kernels < made.eager.kernels and made.compiled.flops == made.eager.flops
+            assert made.compiled.kernels <= made.eager.kernels and made.compiled.flops == made.eager.flops
             assert np.isclose(made.eager.products, made.compiled.products)
 
 

@@ -117,7 +117,8 @@ def test_layers_that_compute_in_their_own_way(bench: Bench, twin: Twin, name: st
     attended = [c for c in inputs if c.kind == "attention"]
     want = {"fp16": (H, H), "fp16-upcast": (F, F), "bf16,attention=fp32": (B, F)}[name]
     print(f"{twin.name} {name}: {len(products)} products in {want[0]}, {len(attended)} attentions in {want[1]}")
-    assert len(products) == 12 * DIT.num_layers and len(attended) == DIT.num_layers
+    layers = {call.label for call in products}  # one makes a product for each row of a batch where those lie apart
+    assert len(layers) == 12 * DIT.num_layers and len(attended) == DIT.num_layers
     assert [c for c in products if not right(twin, c, want[0])] == []
     assert [c for c in attended if not right(twin, c, want[1])] == []
 

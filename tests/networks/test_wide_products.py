@@ -61,12 +61,12 @@ def test_large_images_are_not_widened(without_instructions: None, monkeypatch: p
 
 def test_which_processors_multiply(monkeypatch: pytest.MonkeyPatch):
     """AVX-512 alone emulates bfloat16, whatever oneDNN says."""
-    cpu.multiplies.cache_clear()
+    cpu._multiplies.cache_clear()
     monkeypatch.setattr(cpu.platform, "machine", lambda: "x86_64")
     for avx512, amx in ((False, False), (True, False), (False, True)):
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda avx512=avx512: avx512)
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: amx)
         assert cpu.multiplies(torch.bfloat16, "cpu") == (avx512 or amx)
-        cpu.multiplies.cache_clear()
+        cpu._multiplies.cache_clear()
     assert cpu.multiplies(torch.float32, "cpu") and cpu.multiplies(torch.bfloat16, "cuda")
-    cpu.multiplies.cache_clear()
+    cpu._multiplies.cache_clear()

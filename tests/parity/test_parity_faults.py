@@ -33,7 +33,7 @@ def replace_forward(patch: pytest.MonkeyPatch, twin: Twin, layer: str, change: C
     """Makes `layer` return change(layer, x, its own result)."""
     kind, method = getattr(twin.nn, layer), "forward" if twin.name == "torch" else "__call__"
     original = getattr(kind, method)
-    patch.setattr(kind, method, lambda self, x: change(self, x, original(self, x)))
+    patch.setattr(kind, method, lambda self, x, *out: change(self, x, original(self, x, *out)))
 
 
 def layer_norm_eps(patch: pytest.MonkeyPatch, twin: Twin) -> None:
@@ -44,11 +44,11 @@ def gelu_erf(patch: pytest.MonkeyPatch, twin: Twin) -> None:
     if twin.name == "torch":
         import torch
 
-        patch.setattr(twin.nn, "gelu", torch.nn.functional.gelu)
+        patch.setattr(twin.nn, "linear_gelu", lambda layer, x: torch.nn.functional.gelu(layer(x)))
     else:
         import mlx.nn
 
-        patch.setattr(twin.nn, "gelu", mlx.nn.gelu)
+        patch.setattr(twin.nn, "linear_gelu", lambda layer, x: mlx.nn.gelu(layer(x)))
 
 
 def attention_scale(patch: pytest.MonkeyPatch, twin: Twin) -> None:
@@ -65,11 +65,12 @@ def no_qk_norm(patch: pytest.MonkeyPatch, twin: Twin) -> None:
 
 
 def no_rope(patch: pytest.MonkeyPatch, twin: Twin) -> None:
-    patch.setattr(twin.nn, "rotate_pairs", lambda x, cos, sin: x)
+    patch.setattr(twin.nn, "rotate_pairs", lambda x, turns: x)
 
 
 def rope_halves(patch: pytest.MonkeyPatch, twin: Twin) -> None:
-    patch.setattr(twin.nn, "rotate_pairs", twin.nn.rotate_halves)
+    halves = twin.nn.rotate_halves
+    patch.setattr(twin.nn, "rotate_pairs", lambda x, turns: halves(x, turns[:, 0, :, 0], turns[:, 0, :, 1]))
 
 
 def scale_without_one(patch: pytest.MonkeyPatch, twin: Twin) -> None:
@@ -100,7 +101,8 @@ def not_causal(patch: pytest.MonkeyPatch, twin: Twin) -> None:
 
 
 def text_rope_pairs(patch: pytest.MonkeyPatch, twin: Twin) -> None:
-    patch.setattr(twin.nn, "rotate_halves", twin.nn.rotate_pairs)
+    pairs, turns = twin.nn.rotate_pairs, twin.nn.turns
+    patch.setattr(twin.nn, "rotate_halves", lambda x, cos, sin: pairs(x, turns(cos, sin)))
 
 
 def no_mask(patch: pytest.MonkeyPatch, twin: Twin) -> None:

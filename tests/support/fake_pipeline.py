@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ class FakePipeline:
     ) -> None:
         self.backend = "cpu" if backend == "auto" else backend
         self.device, self.model_name = "Fake CPU", model or "shapes-v1"
+        self.engine = SimpleNamespace(attention=lambda: "flash")
         self.precision = policies.parse(precision, on_gpu=False)
         self.defaults = Defaults(width=20, height=12, steps=3, guidance=4.0, negative_prompt=" ")
         self.notify = notify or (lambda kind, text: None)
@@ -40,6 +42,9 @@ class FakePipeline:
 
     def headline(self) -> str:
         return f"{self.backend} on {self.device} · {self.precision.summary()} · {self.model_name}"
+
+    def compile(self, mode: str = "auto", seconds: float = 0.0) -> str:
+        return f"--compile {mode}"
 
     def check(self, prompt: str, **asked: Any) -> None:
         pass

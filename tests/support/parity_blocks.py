@@ -125,7 +125,8 @@ def _table(*names: str) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def _rope(a: SimpleNamespace):
-    return (a.img_cos, a.img_sin), (a.txt_cos, a.txt_sin)
+    turns = a.twin.nn.turns
+    return turns(a.img_cos, a.img_sin), turns(a.txt_cos, a.txt_sin)
 
 
 def _indices(a: SimpleNamespace, values: list[int]):

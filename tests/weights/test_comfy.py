@@ -237,3 +237,37 @@ def test_a_scale_that_is_not_finite_is_named(tmp_path: Path) -> None:
         with pytest.raises(ModelError, match=r"a\.weight has 384 non-finite"):
             load(opened.entries["a.weight"])
     opened.close()
+
+
+def test_a_damaged_header_is_one_line_or_another_file(tmp_path: Path) -> None:
+    """Bytes of the header and of the descriptors changed: refused in one line, or planned. Both backends read the plan
+    and no header, so that the verdict is one."""
+    made, _, _ = newer(table=False)
+    path = tmp_path / "a.safetensors"
+    safetensors.torch.save_file(made, path)
+    whole = path.read_bytes()
+    chance, refused, start = np.random.default_rng(5), 0, time.perf_counter()
+    for _ in range(800):
+        data = bytearray(whole)
+        for _ in range(chance.integers(1, 4)):
+            data[chance.integers(8, len(data))] = chance.choice(list(b'"{}[]:,0179aF8_.\0\xff'))
+        path.write_bytes(bytes(data))
+        try:
+            plan(path, "transformer", dict(SHAPES)).close()
+        except ModelError as error:
+            refused += 1
+            assert str(error).isprintable() and len(str(error)) <= 300
+    seconds = time.perf_counter() - start
+    print(f"{refused} of 800 refused, {seconds / 800 * 1e3:.1f} ms each")
+    assert refused > 400 and seconds < 60
+
+
+def test_ten_thousand_descriptors_are_read_in_a_second(tmp_path: Path) -> None:
+    names = [f"l{i}" for i in range(10_000)]
+    shapes = {f"{name}.weight": (1, 1) for name in names}
+    made: Tensors = {name: torch.zeros(shape, dtype=FP8) for name, shape in shapes.items()}
+    made |= {f"{name}.comfy_quant": said(format="float8_e4m3fn", index=i) for i, name in enumerate(names)}
+    safetensors.torch.save_file(made, tmp_path / "a.safetensors")
+    start = time.process_time()
+    plan(tmp_path / "a.safetensors", "transformer", shapes).close()
+    assert time.process_time() - start < 3

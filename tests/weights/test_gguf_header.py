@@ -44,7 +44,7 @@ MALFORMED = {
     "alignment 0": (raw((aligned(0),), (A,), bytes(16)), "alignment 0"),
     "alignment 24": (raw((aligned(24),), (A,), bytes(16)), "alignment 24"),
     "alignment 2^31": (raw((aligned(2**31),), (A,), bytes(16)), "alignment"),
-    "alignment is a text": (raw((key("general.alignment", STRING, string("x")),), (A,), bytes(16)), "alignment x"),
+    "alignment is a text": (raw((key("general.alignment", STRING, string("x")),), (A,), bytes(16)), "type 8"),
     "an empty name": (raw((), (info("", (4,), F32),), bytes(16)), "512"),
     "a name of 600": (raw((), (info("n" * 600, (4,), F32),), bytes(16)), "512"),
     "a name of 4,000": (raw((), (info("n" * 4000, (4,), F32),), bytes(16)), "4000 bytes"),

@@ -103,7 +103,7 @@ class Encoder(mlx.nn.Module):
 
     def __call__(self, x: Array) -> Array:
         """Pixels [B 8h 8w 3] -> [B h w 2z]."""
-        x = self.conv_in(x)
+        x = self.conv_in(images.laid_out(x, self.conv_in.dtype))
         for layer in self.down_blocks:
             x = ops.eval(layer(x))
         return self.conv_out(ops.silu(self.norm_out(self.mid_block(x))))
@@ -128,7 +128,7 @@ class Decoder(mlx.nn.Module):
 
     def __call__(self, z: Array, height: int, width: int, tile: int) -> Array:
         """Latents [B h w z] -> pixels [B 8h 8w 3]; the up blocks in tiles of at most `tile` latents a side."""
-        x = ops.eval(self.mid_block(self.conv_in(z)))
+        x = ops.eval(self.mid_block(self.conv_in(images.laid_out(z, self.conv_in.dtype))))
         across = tiles(width, tile, self.halo)
         return images.join([[self.tile(x, row, column) for column in across] for row in tiles(height, tile, self.halo)])
 

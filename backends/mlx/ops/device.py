@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import mlx.core as mx
 import numpy as np
 from mlx.core import array as Array
 
+from qwenimg.backends.mlx.compile import fusing
 from qwenimg.backends.mlx.ops.functions import at_least_float32
 
 T = TypeVar("T")
-Method = TypeVar("Method", bound=Callable[..., Any])
+C = TypeVar("C")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-def computes(method: Method) -> Method:
-    """Nothing here; torch keeps no gradients and sets its number of threads."""
-    return method
+def computes(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, P], R]:
+    """A method of a component that runs its model: with chains compiled where its `fuses` says so."""
+
+    @wraps(method)
+    def run(self: C, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with fusing(getattr(self, "fuses", None)):
+            return method(self, *args, **kwargs)
+
+    return run
 
 
 def table(values: np.ndarray, dtype: mx.Dtype) -> Array:

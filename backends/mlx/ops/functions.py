@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import cache
 
 import mlx.core as mx
 from mlx.core import array as Array
 
+from qwenimg.backends.mlx.compile import fused
+from qwenimg.backends.mlx.compile import on_gpu as on_gpu
 from qwenimg.common.runtime.observers import seen
 
 DTYPES = {name: getattr(mx, name) for name in ("float64", "float32", "bfloat16", "float16")}
-
-
-def on_gpu() -> bool:
-    return mx.default_device().type == mx.DeviceType.gpu
-
-
-def _fused(function: Callable[..., Array]) -> Callable[..., Array]:
-    """`function` as one kernel where MLX compiles cheaply. On a CPU each kernel would call the system's compiler."""
-    compiled = cache(lambda: mx.compile(function) if on_gpu() and "MLX_DISABLE_COMPILE" not in os.environ else function)
-
-    @wraps(function)
-    def call(*arguments: Array) -> Array:
-        return compiled()(*arguments)
-
-    return call
 
 
 def at_least_float32(x: Array) -> Array:
@@ -49,26 +35,42 @@ def stream(x: Array, dtype: mx.Dtype) -> Array:
     return x.astype(dtype)
 
 
-@_fused
-def _modulated(normed: Array, shift: Array, scale: Array) -> Array:
-    return normed * (1 + scale) + shift
+@cache
+def _modulated(dtype: mx.Dtype) -> Callable[..., Array]:
+    """With the cast inside, so that the chain is one kernel."""
+    return fused(lambda normed, shift, scale: (normed * (1 + scale) + shift).astype(dtype))
 
 
 def norm_modulate(x: Array, shift: Array, scale: Array, dtype: mx.Dtype, eps: float) -> Array:
     """LayerNorm(x) * (1 + scale) + shift for x [B L C], in the wider dtype of stream and modulation, cast to `dtype`
     once at the end."""
     normed = mx.fast.layer_norm(x, None, None, eps)
-    return seen("norm_modulate", "", _modulated(normed, shift, scale).astype(dtype))
+    return seen("norm_modulate", "", _modulated(dtype)(normed, shift, scale))
 
 
 def gated(x: Array, gate: Array, update: Array) -> Array:
     """x + gate * update in x's dtype."""
-    return seen("gated", "", x + gate.astype(x.dtype) * update.astype(x.dtype))
+    return seen("gated", "", _gated(x, gate, update))
+
+
+@fused
+def _gated(x: Array, gate: Array, update: Array) -> Array:
+    return x + gate.astype(x.dtype) * update.astype(x.dtype)
 
 
 def add(x: Array, update: Array) -> Array:
     """x + update in x's dtype."""
-    return seen("add", "", x + update.astype(x.dtype))
+    return seen("add", "", _added(x, update))
+
+
+@fused
+def _added(x: Array, update: Array) -> Array:
+    return x + update.astype(x.dtype)
+
+
+def joined(first: Array, second: Array, dtype: mx.Dtype) -> Array:
+    """[B S ...] and [B L ...] as [B S+L ...] in `dtype`."""
+    return mx.concatenate((first.astype(dtype), second.astype(dtype)), axis=1)
 
 
 def chunks(modulation: Array, count: int, index: Array | None) -> tuple[Array, ...]:
@@ -78,12 +80,17 @@ def chunks(modulation: Array, count: int, index: Array | None) -> tuple[Array, .
     return tuple(part[:, None] if index is None else part[index][None] for part in parts)
 
 
-@_fused
-def rotate_pairs(x: Array, cos: Array, sin: Array) -> Array:
-    """RoPE on adjacent pairs: x [B L H D], tables [L D/2]; float32 in and out."""
+def turns(cos: Array, sin: Array) -> Array:
+    """The tables [L D/2] of `rotate_pairs` as [L 1 D/2 2], made once for a run."""
+    return mx.stack((cos, sin), axis=-1)[:, None]
+
+
+@fused
+def rotate_pairs(x: Array, turns: Array) -> Array:
+    """RoPE on adjacent pairs: x [B L H D]; float32 in and out."""
     pairs = x.reshape(*x.shape[:-1], -1, 2)
     even, odd = pairs[..., 0], pairs[..., 1]
-    cos, sin = cos[:, None], sin[:, None]
+    cos, sin = turns[..., 0], turns[..., 1]
     return mx.stack((even * cos - odd * sin, even * sin + odd * cos), axis=-1).reshape(x.shape)
 
 
@@ -94,13 +101,13 @@ def rotate_halves(x: Array, cos: Array, sin: Array) -> Array:
     return mx.concatenate((low * cos - high * sin, high * cos + low * sin), axis=-1)
 
 
-@_fused
+@fused
 def silu(x: Array) -> Array:
     wide = at_least_float32(x)
     return (wide * mx.sigmoid(wide)).astype(x.dtype)
 
 
-@_fused
+@fused
 def gelu(x: Array) -> Array:
     """GELU by its tanh approximation."""
     wide = at_least_float32(x)
@@ -108,21 +115,21 @@ def gelu(x: Array) -> Array:
     return (0.5 * wide * (1 + mx.tanh(inner))).astype(x.dtype)
 
 
-@_fused
+@fused
 def gelu_erf(x: Array) -> Array:
     """GELU as it is defined, by the error function."""
     wide = at_least_float32(x)
     return (0.5 * wide * (1 + mx.erf(wide * 0.7071067811865476))).astype(x.dtype)
 
 
-@_fused
+@fused
 def quick_gelu(x: Array) -> Array:
     """x sigmoid(1.702 x), an approximation of GELU (D. Hendrycks, K. Gimpel, "Gaussian Error Linear Units", 2016)."""
     wide = at_least_float32(x)
     return (wide * mx.sigmoid(1.702 * wide)).astype(x.dtype)
 
 
-@_fused
+@fused
 def _gated_gelu(values: Array, gate: Array) -> Array:
     return (at_least_float32(values) * gelu_erf(at_least_float32(gate))).astype(values.dtype)
 

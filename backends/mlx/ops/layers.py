@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn
 from mlx.core import array as Array
 
-from qwenimg.backends.mlx.ops.functions import DTYPES, at_least_float32, on_gpu
+from qwenimg.backends.mlx.ops.functions import DTYPES, at_least_float32, gelu, on_gpu
 from qwenimg.common.runtime.observers import seen
 from qwenimg.common.weights.precision import Compute
 
@@ -21,6 +21,16 @@ def _scaled(compute: Compute, product: Callable[[Array, Array], Array], x: Array
     y = at_least_float32(product((at_least_float32(x) * compute.scale).astype(dtype), layer.weight.astype(dtype)))
     y = y / compute.scale
     return y + at_least_float32(layer.bias) if "bias" in layer else y
+
+
+def joined_linears(first: Linear, x: Array, second: Linear, y: Array) -> Array:
+    """A layer of x [B S C] and one of y [B L C] as [B S+L C']."""
+    return mx.concatenate((first(x), second(y)), axis=1)
+
+
+def linear_gelu(layer: Linear, x: Array) -> Array:
+    """GELU by its tanh approximation of a linear layer."""
+    return gelu(layer(x))
 
 
 class Linear(mlx.nn.Module):

@@ -23,7 +23,7 @@ from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.residency import ALWAYS, ONCE
 
 Pair = tuple[Tensor, Tensor]
-Rope = tuple[Pair, Pair]
+Rope = Pair  # tables of image and text, as `ops.turns` makes them
 T = TypeVar("T")
 
 # Layers
@@ -59,7 +59,7 @@ class FeedForwardIn(torch.nn.Module):
         self.proj = ops.Linear(dim, MLP_RATIO * dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.gelu(self.proj(x))
+        return ops.linear_gelu(self.proj, x)
 
 
 class FeedForward(torch.nn.Module):
@@ -95,16 +95,15 @@ class JointAttention(torch.nn.Module):
 
     def forward(self, img: Tensor, txt: Tensor, rope: Rope, mask: Tensor | None) -> Pair:
         """img [B L C], txt [B S C] -> the same shapes. Text comes first in the joint sequence."""
-        img_rope, txt_rope = rope
-        img_q = ops.rotate_pairs(self.norm_q(self.heads(self.to_q(img))), *img_rope)
-        img_k = ops.rotate_pairs(self.norm_k(self.heads(self.to_k(img))), *img_rope)
-        txt_q = ops.rotate_pairs(self.norm_added_q(self.heads(self.add_q_proj(txt))), *txt_rope)
-        txt_k = ops.rotate_pairs(self.norm_added_k(self.heads(self.add_k_proj(txt))), *txt_rope)
-        img_v, txt_v = self.heads(self.to_v(img)), self.heads(self.add_v_proj(txt))
+        img_turns, txt_turns = rope
+        img_q = ops.rotate_pairs(self.norm_q(self.heads(self.to_q(img))), img_turns)
+        img_k = ops.rotate_pairs(self.norm_k(self.heads(self.to_k(img))), img_turns)
+        txt_q = ops.rotate_pairs(self.norm_added_q(self.heads(self.add_q_proj(txt))), txt_turns)
+        txt_k = ops.rotate_pairs(self.norm_added_k(self.heads(self.add_k_proj(txt))), txt_turns)
+        v = self.heads(ops.joined_linears(self.add_v_proj, txt, self.to_v, img))
 
-        q = torch.cat((txt_q, img_q), dim=1)
-        k = torch.cat((txt_k, img_k), dim=1)
-        v = self.attend.values(torch.cat((txt_v, img_v), dim=1))
+        v = self.attend.values(v)
+        q, k = ops.joined(txt_q, img_q, v.dtype), ops.joined(txt_k, img_k, v.dtype)
         out = self.attend.result(ops.attention(q, k, v, mask))
 
         S = txt.shape[1]
@@ -194,7 +193,7 @@ class QwenImageTransformer(torch.nn.Module):
     ) -> Tensor:
         """Packed latents [B L in] and text stream [B S C] -> velocity [B L out].
 
-        block_mods: per block ([R 6C], [1 6C]); final_mod [1 2C]; rope: tables [L D/2] of image and text;
+        block_mods: per block ([R 6C], [1 6C]); final_mod [1 2C]; rope: tables [L 1 D/2 2] of image and text;
         index [L]: the row of each image token where R > 1; mask [B 1 1 S+L]: True where a key counts.
         """
         img = ops.stream(self.img_in(latents), self.stream)
@@ -260,8 +259,8 @@ class Component:
         mask = qwen_conditioning.key_mask(lengths, sum(f * h * w for f, h, w in shapes))
         index = qwen_conditioning.zero_index(self.config, shapes)
         return Condition(
-            txt=self.model.context(torch.cat(padded)),
-            rope=((img[0], img[1]), (txt[0], txt[1])),
+            txt=self.model.context(torch.cat(padded, dim=0)),
+            rope=(ops.turns(*img), ops.turns(*txt)),
             index=None if index is None else ops.placed(index, self.device),
             mask=None if mask is None else ops.placed(mask, self.device),
         )

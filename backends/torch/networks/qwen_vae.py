@@ -102,7 +102,7 @@ class Encoder(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pixels [B 3 8h 8w] -> [B 2z h w]."""
-        x = self.conv_in(x)
+        x = self.conv_in(images.laid_out(x, self.conv_in.dtype))
         for layer in self.down_blocks:
             x = ops.eval(layer(x))
         return self.conv_out(ops.silu(self.norm_out(self.mid_block(x))))
@@ -127,7 +127,7 @@ class Decoder(torch.nn.Module):
 
     def forward(self, z: Tensor, height: int, width: int, tile: int) -> Tensor:
         """Latents [B z h w] -> pixels [B 3 8h 8w]; the up blocks in tiles of at most `tile` latents a side."""
-        x = ops.eval(self.mid_block(self.conv_in(z)))
+        x = ops.eval(self.mid_block(self.conv_in(images.laid_out(z, self.conv_in.dtype))))
         across = tiles(width, tile, self.halo)
         return images.join([[self.tile(x, row, column) for column in across] for row in tiles(height, tile, self.halo)])
 

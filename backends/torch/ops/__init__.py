@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from qwenimg.backends.torch.ops.attention import *
 from qwenimg.backends.torch.ops.cpu import computes as computes
+from qwenimg.backends.torch.ops.cpu import multiplies as multiplies
 from qwenimg.backends.torch.ops.device import *
 from qwenimg.backends.torch.ops.functions import *
 from qwenimg.backends.torch.ops.layers import *

@@ -11,6 +11,8 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from qwenimg.backends.torch.ops.attention import attention_order
+
 SMALL = 2**24  # parameters
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,7 +40,7 @@ def computes(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, 
         if alone:
             torch.set_num_threads(1)
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), attention_order():
                 return method(self, *args, **kwargs)
         finally:
             if alone:
@@ -52,10 +54,14 @@ def _is_small(model: torch.nn.Module) -> bool:
     return all(count < SMALL for count in accumulate(p.numel() for p in model.parameters()))
 
 
-@cache
 def multiplies(dtype: torch.dtype, device: str) -> bool:
     """Whether the device has instructions for products in `dtype`. A CPU without them takes torch up to several times
     as long as for float32."""
+    return _multiplies(dtype, device)
+
+
+@cache
+def _multiplies(dtype: torch.dtype, device: str) -> bool:
     if device != "cpu" or dtype in (torch.float32, torch.float64):
         return True
     if not torch.backends.mkldnn.is_available():
@@ -68,11 +74,11 @@ def multiplies(dtype: torch.dtype, device: str) -> bool:
 
 
 def laid_out(weight: Tensor) -> Tensor:
-    """A weight in the order in memory that the CPU's instructions for its dtype take.
+    """A weight in the order in memory that the device's instructions for its dtype take.
 
     Convolutions in 16 bit take channels last; of weights in another order they make a copy at every call.
     """
     sixteen = weight.dtype in (torch.bfloat16, torch.float16)
-    if weight.ndim == 4 and sixteen and weight.device.type == "cpu" and multiplies(weight.dtype, "cpu"):
+    if weight.ndim == 4 and sixteen and multiplies(weight.dtype, weight.device.type):
         return weight.contiguous(memory_format=torch.channels_last)
     return weight

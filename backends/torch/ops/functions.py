@@ -44,12 +44,29 @@ def norm_modulate(x: Tensor, shift: Tensor, scale: Tensor, dtype: torch.dtype, e
 
 def gated(x: Tensor, gate: Tensor, update: Tensor) -> Tensor:
     """x + gate * update in x's dtype."""
-    return seen("gated", "", torch.addcmul(x, gate.to(x.dtype), update.to(x.dtype)))
+    return seen("gated", "", torch.addcmul(x, gate.to(x.dtype), _beside(update, x)))
 
 
 def add(x: Tensor, update: Tensor) -> Tensor:
     """x + update in x's dtype."""
-    return seen("add", "", x + update.to(x.dtype))
+    return seen("add", "", x + _beside(update, x))
+
+
+def _beside(update: Tensor, x: Tensor) -> Tensor:
+    """`update` as an operation with x takes it so that x's dtype comes out: a narrower one as it is, without a pass of
+    its own."""
+    return update if torch.promote_types(update.dtype, x.dtype) == x.dtype else update.to(x.dtype)
+
+
+def joined(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
+    """[B S ...] and [B L ...] as [B S+L ...] in `dtype`, cast on the way."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return torch.cat((first.to(dtype), second.to(dtype)), dim=1)
+    S = first.shape[1]
+    both = first.new_empty((first.shape[0], S + second.shape[1], *first.shape[2:]), dtype=dtype)
+    both[:, :S] = first
+    both[:, S:] = second
+    return both
 
 
 def chunks(modulation: Tensor, count: int, index: Tensor | None) -> tuple[Tensor, ...]:
@@ -59,13 +76,22 @@ def chunks(modulation: Tensor, count: int, index: Tensor | None) -> tuple[Tensor
     return tuple(part[:, None] if index is None else part[index][None] for part in parts)
 
 
-def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE on adjacent pairs: x [B L H D], tables [L D/2]; float32 in and out.
+def turns(cos: Tensor, sin: Tensor) -> Tensor:
+    """The tables [L D/2] of `rotate_pairs` as [L 1 D/2 2], made once for a run."""
+    return torch.stack((cos, sin), dim=-1)[:, None]
 
-    A pair (a, b) turns into (a cos - b sin, a sin + b cos): the product of two complex numbers, in one pass.
+
+def rotate_pairs(x: Tensor, turns: Tensor) -> Tensor:
+    """RoPE on adjacent pairs: x [B L H D]; float32 in and out.
+
+    A pair (a, b) turns into (a cos - b sin, a sin + b cos): the product of two complex numbers, in one pass. A compiler
+    knows real numbers only.
     """
-    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * torch.complex(cos, sin)[:, None]).flatten(-2)
+    pairs = x.unflatten(-1, (-1, 2))
+    if torch.compiler.is_compiling():
+        (a, b), (cos, sin) = pairs.unbind(-1), turns.unbind(-1)
+        return torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)
+    return torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(turns)).flatten(-2)
 
 
 def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwenimg.backends.torch.ops.cpu import multiplies
-from qwenimg.backends.torch.ops.functions import DTYPES, at_least_float32
-from qwenimg.common.runtime.observers import seen
+from qwenimg.backends.torch.ops.functions import DTYPES, at_least_float32, gelu
+from qwenimg.common.runtime.observers import observed, seen
 from qwenimg.common.weights.precision import Compute
 
 WIDE_VALUES = 2**21  # of a linear layer's weight that are widened at once
@@ -40,8 +40,48 @@ def _scaled(compute: Compute, product: Callable[..., Tensor], x: Tensor, layer: 
     return y + (bias if isinstance(layer, Linear) else bias[:, None, None])
 
 
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`F.linear`, also where the rows of a batch [B L C] are parts of longer ones: there torch would add the bias by a
+    pass of its own, and round twice."""
+    parts = x.ndim == 3 and not x.is_contiguous() and x[0].is_contiguous()
+    if bias is None or not parts or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return F.linear(x, weight, bias)
+    return _linear_into(x.new_empty((*x.shape[:2], weight.shape[0])), x, weight, bias)
+
+
+def _linear_into(made: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """`made` [B L C'], with the layer's result for x [B L C] in it: a product for each row of the batch."""
+    for row, out in zip(x, made, strict=True):
+        torch.addmm(bias, row, weight.t(), out=out)
+    return made
+
+
+def joined_linears(first: Linear, x: Tensor, second: Linear, y: Tensor) -> Tensor:
+    """A layer of x [B S C] and one of y [B L C] as [B S+L C'], each written into its place."""
+    layers, dtype, S = (first, second), first.dtype, x.shape[1]
+    plain = all(layer.plain and layer.dtype == dtype for layer in layers)
+    away = torch.is_grad_enabled() or torch.compiler.is_compiling() or not multiplies(dtype, x.device.type)
+    if away or not plain:
+        return torch.cat((first(x), second(y)), dim=1)
+    both = x.new_empty((x.shape[0], S + y.shape[1], first.weight.shape[0]), dtype=dtype)
+    first(x, both[:, :S])
+    second(y, both[:, S:])
+    return both
+
+
+def linear_gelu(layer: Linear, x: Tensor) -> Tensor:
+    """GELU by its tanh approximation of a linear layer. NVIDIA's product has it inside for 16 bit, before its one
+    rounding; a probe sees the layer first."""
+    low = layer.plain and layer.dtype in (torch.bfloat16, torch.float16)
+    inside = low and x.device.type in ("cuda", "meta") and not torch.is_grad_enabled() and not observed()
+    if not inside:
+        return gelu(layer(x))
+    rows = x.to(layer.dtype).flatten(0, -2)
+    return torch._addmm_activation(layer.bias, rows, layer.weight.t(), use_gelu=True).unflatten(0, x.shape[:-1])
+
+
 def _product(x: Tensor) -> Callable[..., Tensor]:
-    return F.linear if multiplies(x.dtype, x.device.type) else _wide_linear
+    return _linear if multiplies(x.dtype, x.device.type) else _wide_linear
 
 
 class Linear(torch.nn.Linear):
@@ -54,11 +94,18 @@ class Linear(torch.nn.Linear):
         """What the layer takes, computes in and gives; float32 where it computes in its own way."""
         return self.weight.dtype if self.compute is None else torch.float32
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[... in] -> [... out] in the layer's dtype."""
+    @property
+    def plain(self) -> bool:
+        """Whether it is a product in its dtype with a bias, and nothing beside."""
+        return self.compute is None and self.branch is None and self.bias is not None
+
+    def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """[... in] -> [... out] in the layer's dtype; [B L in] into `out` where that is given and there is a bias."""
         if self.compute is not None:
             wide = not multiplies(DTYPES[self.compute.dtype], x.device.type)
             y = _scaled(self.compute, _wide_linear if wide else F.linear, x, self)
+        elif out is not None:
+            return seen("linear", self.path, _linear_into(out, x.to(self.dtype), self.weight, self.bias))
         else:
             x = x.to(self.dtype)
             y = _product(x)(x, self.weight, self.bias)
@@ -94,7 +141,7 @@ class RMSNorm(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x / rms(x) * weight over the last axis, in float32, and float32 out."""
         x = at_least_float32(x)
-        return seen("rms_norm", self.path, F.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), self.eps))
+        return seen("rms_norm", self.path, F.rms_norm(x, x.shape[-1:], _wide(self, "weight", x.dtype), self.eps))
 
 
 class Conv2d(torch.nn.Conv2d):
@@ -132,7 +179,7 @@ class ChannelNorm(torch.nn.Module):
         """x / |x| * sqrt(C) * gamma with |x| the length over channels at each pixel, in float32; x's dtype out."""
         wide = at_least_float32(x)
         scale = wide.square().sum(1, keepdim=True).clamp_min(1e-24).rsqrt() * x.shape[1] ** 0.5
-        gamma = self.gamma.to(wide.dtype)[:, None, None]
+        gamma = _wide(self, "gamma", wide.dtype)[:, None, None]
         return seen("channel_norm", self.path, (wide * scale * gamma).to(x.dtype))
 
 
@@ -149,7 +196,7 @@ class LayerNorm(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(x - mean) / deviation * weight + bias over the last axis, in float32; the weight's dtype out, or
         float32."""
-        x, weight, bias = _for_norm(x, self.weight, self.bias)
+        x, weight, bias = _for_norm(x, self)
         y = F.layer_norm(x, x.shape[-1:], weight, bias, self.eps)
         return seen("layer_norm", self.path, _normed(y, self))
 
@@ -167,18 +214,31 @@ class GroupNorm(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The same over each group of channels and all pixels of [B C h w], in float32; the weight's dtype out, or
         float32."""
-        x, weight, bias = _for_norm(x, self.weight, self.bias)
+        x, weight, bias = _for_norm(x, self)
         y = F.group_norm(x, self.groups, weight, bias, self.eps)
         return seen("group_norm", self.path, _normed(y, self))
 
 
-def _for_norm(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _for_norm(x: Tensor, norm: LayerNorm | GroupNorm) -> tuple[Tensor, Tensor, Tensor]:
     """The same dtype for all three: the one that they share, in which torch's norms compute in float32 inside, or else
     float32."""
-    if x.dtype == weight.dtype:
-        return x, weight, bias
+    if x.dtype == norm.weight.dtype:
+        return x, norm.weight, norm.bias
     x = at_least_float32(x)
-    return x, weight.to(x.dtype), bias.to(x.dtype)
+    return x, _wide(norm, "weight", x.dtype), _wide(norm, "bias", x.dtype)
+
+
+def _wide(norm: torch.nn.Module, name: str, dtype: torch.dtype) -> Tensor:
+    """The parameter `name` of a norm in `dtype`, kept for the next call: small as it is, a cast is a kernel."""
+    weight: Tensor = getattr(norm, name)
+    if weight.dtype == dtype or weight.requires_grad or torch.compiler.is_compiling():
+        return weight.to(dtype)
+    source, wide = norm.__dict__.get(f"_wide_{name}", (None, None))
+    if source is not weight or wide.dtype != dtype:
+        with torch.inference_mode(False):  # so that a training may take it
+            wide = weight.to(dtype)
+        norm.__dict__[f"_wide_{name}"] = weight, wide
+    return wide
 
 
 def _normed(y: Tensor, norm: LayerNorm | GroupNorm) -> Tensor:

@@ -166,9 +166,9 @@ class DiTStage:
         mask = qwen_conditioning.key_mask(lengths, math.prod(shape))
         return None if mask is None else torch.from_numpy(mask).to(self.device)
 
-    def _rope(self, shape: tuple[int, int, int], length: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    def _rope(self, shape: tuple[int, int, int], length: int) -> tuple[Tensor, Tensor]:
         image, text = qwen_conditioning.image_and_text_rope(self.dit, [shape], length)
-        return (self._table(image[0]), self._table(image[1])), (self._table(text[0]), self._table(text[1]))
+        return ops.turns(*map(self._table, image)), ops.turns(*map(self._table, text))
 
     def _table(self, values: np.ndarray) -> Tensor:
         return ops.table(values, torch.float32, self.device)

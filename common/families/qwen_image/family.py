@@ -5,6 +5,7 @@ from __future__ import annotations
 from qwenimg.common.families.family import PARTS, Family
 from qwenimg.common.families.qwen_image import lora_names
 from qwenimg.common.families.qwen_image.checkpoint import REFUSED, open_folder
+from qwenimg.common.families.qwen_image.describe_file import describe_file
 from qwenimg.common.families.qwen_image.model import QwenImage
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.pipeline.request import Defaults
@@ -36,6 +37,7 @@ FAMILY = Family(
     precision=MMDIT,
     choices=frozenset(PARTS),
     open=open_folder,
+    describe_file=describe_file,
     model=_model,
     lora_names=lora_names.names,
     defaults=_defaults,

@@ -8,8 +8,8 @@ groups.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,25 @@ class Text:
 
     component: str
     prefix: str
-    fused: bool = False  # in OpenCLIP's names
+    open_clip: bool = False  # trained by OpenCLIP, and in its names
     projected: bool = False
+    converted: str = ""  # the prefix where stable-diffusion.cpp gave it transformers' names
+    renamed: bool = False  # it has those
 
     @property
     def pad(self) -> str:
-        return OPEN_CLIP_PAD if self.fused else EOS_PAD
+        return OPEN_CLIP_PAD if self.open_clip else EOS_PAD
+
+    @property
+    def fused(self) -> bool:
+        """Whether q, k and v are one matrix, and the names OpenCLIP's."""
+        return self.open_clip and not self.renamed
+
+    def within(self, names: Collection[str]) -> Text | None:
+        """It under the prefix that it has among `names`; None where it is not there."""
+        if self.converted and any(name.startswith(f"{self.converted}text_model.encoder.") for name in names):
+            return replace(self, prefix=self.converted, renamed=True)
+        return self if any(name.startswith(self.prefix) for name in names) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,22 +83,41 @@ KINDS: Mapping[str, Kind] = {
     ),
     "sd2": Kind(
         title="Stable Diffusion 2.x",
-        texts=(Text(component="text_encoder", prefix="cond_stage_model.model.", fused=True),),
+        texts=(
+            Text(
+                component="text_encoder",
+                prefix="cond_stage_model.model.",
+                open_clip=True,
+                converted="cond_stage_model.transformer.",
+            ),
+        ),
         scaling_factor=0.18215,
         sample_size=64,
     ),
     "sdxl": Kind(
         title="Stable Diffusion XL base",
         texts=(
-            Text(component="text_encoder", prefix="conditioner.embedders.0.transformer."),
-            Text(component="text_encoder_2", prefix="conditioner.embedders.1.model.", fused=True, projected=True),
+            Text(
+                component="text_encoder",
+                prefix="conditioner.embedders.0.transformer.",
+                converted="cond_stage_model.transformer.",
+            ),
+            Text(
+                component="text_encoder_2",
+                prefix="conditioner.embedders.1.model.",
+                open_clip=True,
+                projected=True,
+                converted="cond_stage_model.1.transformer.",
+            ),
         ),
         scaling_factor=0.13025,
         sample_size=128,
     ),
     "sdxl-refiner": Kind(
         title="Stable Diffusion XL refiner",
-        texts=(Text(component="text_encoder_2", prefix="conditioner.embedders.0.model.", fused=True, projected=True),),
+        texts=(
+            Text(component="text_encoder_2", prefix="conditioner.embedders.0.model.", open_clip=True, projected=True),
+        ),
         scaling_factor=0.13025,
         sample_size=128,
     ),
@@ -220,10 +252,10 @@ def clip_config(path: Path, header: Header, text: Text) -> tuple[str, CLIPConfig
         "vocab_size": vocabulary,
         "hidden_size": width,
         "intermediate_size": _shape(path, shapes, inner, 2)[0],
-        "num_hidden_layers": layers if text.projected or not text.fused else min(layers, CLIP_H_LAYERS),
+        "num_hidden_layers": layers if text.projected or not text.open_clip else min(layers, CLIP_H_LAYERS),
         "num_attention_heads": max(1, width // HEAD_DIM),
         "max_position_embeddings": _shape(path, shapes, names["position"], 2)[0],
-        "hidden_act": "gelu" if text.fused else "quick_gelu",
+        "hidden_act": "gelu" if text.open_clip else "quick_gelu",
         "eos_token_id": clip.LEGACY_EOS,
     }
     if text.projected:

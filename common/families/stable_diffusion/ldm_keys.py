@@ -8,7 +8,9 @@ What is unusual about these files:
   number 1 + (layers of the blocks before, each with its downsampler) + j;
 - the VAE numbers its decoder's levels from the last to the first, and stores attention as 1x1 convolutions;
 - OpenCLIP has q, k and v in one matrix, and its projection with rows and columns exchanged;
-- OpenCLIP-H has its 24th layer there, which Stable Diffusion 2 never uses.
+- OpenCLIP-H has its 24th layer there, which Stable Diffusion 2 never uses;
+- stable-diffusion.cpp, when it converts, gives OpenCLIP the names of transformers, in older versions with q, k and v
+  apart, and leaves the projection as it was.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ IGNORED_TEXT = frozenset(
         "model.text_projection",  # of OpenCLIP-H
         "text_projection",  # beside a ViT-L, whose projection no pipeline uses
         "transformer.text_projection.weight",
+        "transformer.text_model.text_projection",
         "transformer.text_model.embeddings.position_ids",
         "transformer.embeddings.position_ids",
     }
@@ -103,6 +106,7 @@ _OPEN_CLIP_ENDS = {
 }
 _FUSED = {"q_proj": 0, "k_proj": 1, "v_proj": 2}
 _LAYER = re.compile(r"encoder\.layers\.(?P<layer>\d+)\.(?P<part>.+)\.(?P<leaf>weight|bias)")
+_PROJECTION = re.compile(r"(?P<attention>.+\.self_attn)\.(?P<part>[qkv]_proj)\.(?P<leaf>weight|bias)")
 _VAE_BLOCK = re.compile(r"(?P<way>down|up)_blocks\.(?P<level>\d+)\.(?P<rest>.+)")
 
 
@@ -126,6 +130,22 @@ def clip_places(names: Iterable[str], prefix: str) -> Places:
 def open_clip_places(names: Iterable[str], prefix: str) -> Places:
     """Of each parameter of a CLIP in OpenCLIP's names its place behind `prefix`."""
     return {name: (found := _open_clip(name))._replace(key=prefix + found.key) for name in names}
+
+
+def converted_places(names: Iterable[str], prefix: str, fused: bool) -> Places:
+    """Of each parameter of OpenCLIP's text encoder its place where stable-diffusion.cpp gave it transformers' names;
+    `fused`: with q, k and v still in one matrix."""
+    return {name: (found := _converted(name, fused))._replace(key=prefix + found.key) for name in names}
+
+
+def _converted(name: str, fused: bool) -> Place:
+    if name == "text_projection.weight":
+        return Place("text_projection", decode="transposed")
+    projection = _PROJECTION.fullmatch(name) if fused else None
+    if projection is None:
+        return Place(name)
+    key = f"{projection['attention']}.in_proj.{projection['leaf']}"
+    return Place(key, part=_FUSED[projection["part"]], parts=3)
 
 
 def _unet_paths(config: UNetConfig) -> Mapping[str, str]:

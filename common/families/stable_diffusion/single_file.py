@@ -44,6 +44,7 @@ _ARCHITECTURES = unet.NETWORK.architectures  # of a GGUF file
 _PART = "a part of another model goes beside -m, with --transformer or --text-encoder"
 _NOTE = "modelspec.prediction_type"  # of the Stability AI model metadata standard
 _NOTED: Mapping[str, Prediction] = {"epsilon": "eps", "eps": "eps", "v": "v", "v_prediction": "v"}
+_TEXT_LAYER = re.compile(r"(?:model\.transformer\.resblocks|transformer\.text_model\.encoder\.layers)\.(\d{1,3})\.")
 _CHANNELS = {4: "text to image", 9: "inpainting: latents, mask and masked picture"}
 _OTHER_CHANNELS = {5: "depth to image", 7: "the 4x upscaler", 8: "InstructPix2Pix"}
 
@@ -120,8 +121,9 @@ def detect(header: Header, prediction: Prediction | None = None) -> Detected:
         what = _OTHER_CHANNELS.get(channels, "of an unknown kind")
         raise bad(path, f"is {KINDS[kind].title} with {channels} input channels ({what}): not supported")
     chosen, why = _prediction(header, kind, channels, prediction)
-    texts = tuple(text for text in KINDS[kind].texts if any(key.startswith(text.prefix) for key in tensors))
-    lacks = [text.component for text in KINDS[kind].texts if text not in texts] + ([] if vae is not None else ["vae"])
+    wanted = {text.component: text.within(tensors) for text in KINDS[kind].texts} | {"vae": vae}
+    texts = tuple(text for text in wanted.values() if isinstance(text, Text))
+    lacks = [component for component, part in wanted.items() if part is None]
     zero_snr = "ztsnr" in tensors
     return Detected(
         kind=kind,
@@ -153,8 +155,10 @@ def _kind(tensors: Mapping[str, Stored], prefix: str) -> tuple[str, str]:
     """The type and how it shows: by its text encoders, or in a UNet alone by its layers."""
     for kind, sign in (
         ("sdxl", "conditioner.embedders.1."),
+        ("sdxl", "cond_stage_model.1."),
         ("sdxl-refiner", "conditioner.embedders.0.model."),
         ("sd2", "cond_stage_model.model."),
+        ("sd2", f"cond_stage_model.transformer.text_model.encoder.layers.{ldm_keys.CLIP_H_LAYERS - 1}."),
         ("sd1", "cond_stage_model.transformer."),
     ):
         if any(key.startswith(sign) for key in tensors):
@@ -240,8 +244,7 @@ def _opened(header: Header, found: Detected) -> SingleFile:
     for text in found.texts:
         prefix, config = clip_config(path, header, text)
         texts[text.component], manifest = config, clip.manifest(config)
-        map_names = ldm_keys.open_clip_places if text.fused else ldm_keys.clip_places
-        plan(text.component, map_names(manifest, prefix), manifest, as_stored(manifest))
+        plan(text.component, _text_places(header, text, prefix, manifest), manifest, as_stored(manifest))
     unknown = [key for key in header.tensors if key not in used and not _is_ignored(key)]
     if unknown:
         more = f" (and {len(unknown) - 1} more)" if unknown[1:] else ""
@@ -258,13 +261,22 @@ def _opened(header: Header, found: Detected) -> SingleFile:
     )
 
 
+def _text_places(header: Header, text: Text, prefix: str, manifest: Manifest) -> Places:
+    if text.fused:
+        return ldm_keys.open_clip_places(manifest, prefix)
+    if text.open_clip:
+        fused = f"{prefix}encoder.layers.0.self_attn.in_proj.weight" in header.tensors
+        return ldm_keys.converted_places(manifest, prefix, fused)
+    return ldm_keys.clip_places(manifest, prefix)
+
+
 def _is_ignored(key: str) -> bool:
     if key in ldm_keys.IGNORED or key.startswith(ldm_keys.IGNORED_PREFIXES):
         return True
-    for owner in ("cond_stage_model.", "conditioner.embedders.0.", "conditioner.embedders.1."):
+    for owner in ("cond_stage_model.1.", "cond_stage_model.", "conditioner.embedders.0.", "conditioner.embedders.1."):
         if key.startswith(owner):
             rest = key.removeprefix(owner)
-            layer = re.match(r"model\.transformer\.resblocks\.(\d{1,3})\.", rest)
+            layer = _TEXT_LAYER.match(rest)
             cut = owner == "cond_stage_model." and layer and int(layer[1]) >= ldm_keys.CLIP_H_LAYERS
             return bool(cut) or rest in ldm_keys.IGNORED_TEXT
     return False

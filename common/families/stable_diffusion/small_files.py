@@ -7,7 +7,7 @@ from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.stable_diffusion import single_file
 from qwenimg.common.families.stable_diffusion.checkpoint import PREDICTIONS, facts
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.weights.safetensors import read_header
+from qwenimg.common.weights.headers import read_header
 
 TOKENIZER = "tokenizer_config.json"
 

@@ -1,0 +1,49 @@
+"""Compiles a denoiser by torch's own compiler, from outside: each transformer block by itself, in place. Blocks of one
+kind share what is compiled; lengths of texts, sizes and branches are not fixed in it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qwenimg.backends.torch import ops
+from qwenimg.common.runtime import observers
+
+UNIT = "TransformerBlock"  # of every denoiser, the class of what repeats
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+def units(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """What is compiled, each by itself."""
+    return [module for module in model.modules() if type(module).__name__ == UNIT]
+
+
+def missing(on_gpu: bool) -> str:
+    """What is missing of what torch's compiler calls."""
+    if on_gpu and find_spec("triton") is None:
+        return "needs the package triton on an NVIDIA GPU"
+    if not any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++", "cl")):
+        return "needs a C++ compiler on this machine (g++ or clang++)"
+    return ""
+
+
+def compile(model: torch.nn.Module, folder: Path, backend: str = "inductor") -> None:
+    """The blocks of `model` are compiled when they are first called. folder: where results are kept for later runs,
+    unless the environment names another."""
+    os.environ.setdefault(CACHE, str(folder))
+    for settled in (observers.observed, ops.multiplies):  # asked once, when a block is compiled
+        settled.__dict__["_dynamo_marked_constant"] = True
+    for unit in units(model):
+        unit.compile(fullgraph=True, dynamic=True, backend=backend)
+
+
+def eager(compiled: bool) -> AbstractContextManager[Any]:
+    """Within it nothing compiled is called: an observer sees every operation."""
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()

@@ -1,0 +1,66 @@
+"""What is said of one part of Qwen-Image in a file of its own, which has no configuration: held against the published
+model's."""
+
+from __future__ import annotations
+
+from qwenimg.common.base.amounts import counted
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.families.description import Description, listed, summary, weights_summary
+from qwenimg.common.families.family import Prediction
+from qwenimg.common.families.qwen_image.layouts import RENAMES
+from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
+from qwenimg.common.weights.keys import named_weights
+from qwenimg.common.weights.stored import Header
+
+NETWORKS = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen_vl.NETWORK, "vae": qwen_vae.NETWORK}
+# A tensor that only this part has, and one by which its size shows.
+_SIGNS = {
+    "transformer": ("transformer_blocks.0.img_mod.1.weight", "img_in.weight"),
+    "text_encoder": ("layers.0.self_attn.k_proj.bias", "norm.weight"),
+    "vae": ("decoder.mid_block.resnets.0.norm1.gamma", "decoder.conv_in.weight"),
+}
+
+
+def describe_file(header: Header, prediction: Prediction | None) -> Description | None:
+    """Which part it is, in whose names, how its weights are kept, and what does not fit; None for another file."""
+    if header.format == "GGUF":
+        return None
+    for part, network in NETWORKS.items():
+        sign, size = _SIGNS[part]
+        manifest = network.manifest(network.config())
+        rename = RENAMES[part](manifest)
+        names = {name: key for key in header.tensors if (name := rename(key)) is not None}
+        if sign in names and size in names:
+            published = header.tensors[names[size]].shape == manifest[size]
+            break
+    else:
+        return None
+    whole = Description(lines=[f"layout: {_layout(part, sign, names[sign])}"])
+    if not published:
+        whole.lines.append(summary("file", header.tensors))
+        whole.lines.append("size: not the published model's; give its folder with -m")
+        return whole
+    try:
+        weights, unused = named_weights([header], rename, manifest)
+    except ModelError as error:
+        whole.lines.append(summary("file", header.tensors))
+        whole.faults.append(str(error))
+        return whole
+    whole.lines.append(weights_summary("file", weights.values()))
+    left = len(unused) + sum(rename(key) is None for key in header.tensors)
+    if left:
+        whole.lines.append(f"known and not needed: {counted(left, 'tensor')}")
+    for kind, names_ in (("missing", manifest.keys() - weights.keys()), ("unknown", weights.keys() - manifest.keys())):
+        if names_:
+            whole.faults.append(f"{len(names_)} {kind}: {listed(sorted(names_))}")
+    return whole
+
+
+def _layout(part: str, sign: str, key: str) -> str:
+    """What the part is called in the file, by the name `key` that it has there for `sign`."""
+    names = "Wan's names, as ComfyUI has it"
+    if key.endswith(sign):
+        prefix = key.removesuffix(sign)
+        names = "transformers' names" if part == "text_encoder" else "diffusers' names"
+        names += f" behind {prefix}" if prefix else ""
+    return f"Qwen-Image's {part.replace('_', ' ')}, {names}; draw with it by --{part.replace('_', '-')}"

@@ -1,0 +1,57 @@
+"""Whether a denoiser is compiled: as is asked, or by the seconds that it would save against those that it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from qwenimg.common.base.errors import BackendMissing, UsageError
+from qwenimg.common.base.text import clean
+from qwenimg.common.runtime.estimate import duration
+
+MODES = ("auto", "on", "off")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiler:
+    """What compiling is on an engine. Both numbers are expected, not measured."""
+
+    share: float  # of a step's seconds that it saves; 0 where it saves nothing
+    seconds: float  # that it takes
+    about: str  # why, for a message
+    missing: str = ""  # of what it needs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    on: bool
+    line: str  # for the first lines of a run
+
+
+def folder(framework: str, version: str) -> Path:
+    """Where what was compiled is kept for later runs: the user's cache."""
+    from platformdirs import user_cache_path
+
+    return user_cache_path("qwenimg") / "compiled" / f"{framework}-{version}"
+
+
+def check(mode: str) -> None:
+    """Raises UsageError."""
+    if mode not in MODES:
+        raise UsageError(f"--compile {clean(mode, 40)!r} is not one of {', '.join(MODES)}")
+
+
+def decide(mode: str, compiler: Compiler, seconds: float) -> Decision:
+    """For a run whose steps take about so many seconds as it is. Raises BackendMissing."""
+    if mode == "on" and compiler.missing:
+        raise BackendMissing(f"--compile on {compiler.missing}; install it, or use --compile off")
+    if mode != "auto":
+        return Decision(on=mode == "on", line=f"--compile {mode}")
+    if compiler.missing and compiler.share:
+        return Decision(on=False, line=f"--compile auto: off, since it {compiler.missing}")
+    if not compiler.share:
+        return Decision(on=False, line=f"--compile auto: off, since {compiler.about}")
+    saved = compiler.share * seconds
+    on = saved > compiler.seconds
+    expected = f"it would save {duration(saved)} and take {duration(compiler.seconds)}, as far as {compiler.about}"
+    return Decision(on=on, line=f"--compile auto: {'on' if on else 'off'}, since {expected}")
