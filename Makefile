@@ -19,7 +19,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --durations=15
 export PYTHONUTF8 := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo picture test test-fast test-slow lint twins bench gate clean
+.PHONY: help demo picture test test-fast test-slow lint twins bench parity mutations gate clean
 
 help:
 	@echo "make demo       draw a grid of pictures with the built-in model, on what this machine has"
@@ -29,6 +29,8 @@ help:
 	@echo "make lint       lint and types alone"
 	@echo "make twins      translate the networks on torch to MLX, after a change of one"
 	@echo "make bench      time one forward against diffusers (ARGS=\"--help\" for the options)"
+	@echo "make parity     compare every model, policy and sampler on the backends of this machine (BACKENDS=mlx,cuda)"
+	@echo "make mutations  plant faults on both backends: each must be caught (ARGS=qwen for one family)"
 	@echo "make gate       draw and judge all prompts of the built-in model's quality gate (ARGS=\"--help\")"
 	@echo "make picture    draw the README's first picture again"
 	@echo "make clean      remove what was made, but for $(VENV)"
@@ -74,6 +76,15 @@ twins: $(VENV)/.test-ready
 
 bench: $(VENV)/.test-ready
 	$(BIN)/python tools/bench_step.py $(ARGS)
+
+# The backends to compare: what is not on this machine is skipped by name.
+BACKENDS ?= mlx,cuda
+
+parity: $(VENV)/.test-ready
+	$(PYTEST) -m parity --backends $(BACKENDS)
+
+mutations: $(VENV)/.test-ready
+	$(BIN)/python tools/mutations.py $(ARGS)
 
 gate: $(VENV)/.test-ready
 	@mkdir -p demo

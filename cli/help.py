@@ -39,8 +39,9 @@ _OWN: dict[str, tuple[str, ...]] = {
     "Picture": (),
     "Picture to start from": (),
     "Model": (
-        "model", "backend", "compile", "preset", "precision", "fallback", "offline",
+        "model", "backend", "compile", "preset", "precision", "fallback", "quantize", "offline",
         "transformer", "text_encoder", "vae", "models_dir", "refiner", "tokenizer", "prediction",
+        "lightning", "lora_side", "lora_fuse",
     ),
     "Output": ("output", "overwrite", "save_latents", "no_metadata", "json", "quiet", "debug"),
 }  # fmt: skip

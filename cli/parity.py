@@ -115,20 +115,24 @@ def check(
 
 @parity.command("run")
 @click.argument("model", required=False)
-@click.option("--backends", required=True, metavar="A,B", help=f"Two or more of {', '.join(_BACKENDS[1:])}.")
+@click.option(
+    "--backends", metavar="A,B", help=f"Of {', '.join(_BACKENDS[1:])}; all that this machine has unless given."
+)
 @click.option("-o", "--output", type=_PATH, metavar="PASSPORT", help="Keep the passport, with the figures of all.")
 @click.option("--overwrite", is_flag=True, help="Replace it if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @_asking
-def run(model: str | None, backends: str, output: Path | None, overwrite: bool, as_json: bool, **asked: Any) -> int:
+def run(
+    model: str | None, backends: str | None, output: Path | None, overwrite: bool, as_json: bool, **asked: Any
+) -> int:
     """Record MODEL on the first of the backends and check it on the others, in this process."""
     from qwenimg.backends import installed
     from qwenimg.common.base import atomic_files
     from qwenimg.common.measure import passport_file
 
-    names = _several(backends)
     if not installed("cpu"):
         raise UsageError("parity run needs float64, which is torch's: install it, or see `qwenimg parity record`")
+    names = _here() if backends is None else _several(backends)
     if output is not None:
         atomic_files.check_output(_named(output), overwrite=overwrite)
     with _opened(model, names[0], asked["precision"], asked["quantize"]) as session:
@@ -145,14 +149,17 @@ def run(model: str | None, backends: str, output: Path | None, overwrite: bool, 
 
 @parity.command("report")
 @click.argument("passports", nargs=-1, required=True, type=_PATH, metavar="PASSPORT...")
-@click.option("-o", "--output", type=_PATH, required=True, metavar="PAGE.html", help="The page; a PNG lies beside it.")
+@click.option("-o", "--output", type=_PATH, metavar="PAGE.html", help="The page; by the first passport unless given.")
 @click.option("--overwrite", is_flag=True, help="Replace both if they exist.")
-def report(passports: tuple[Path, ...], output: Path, overwrite: bool) -> int:
-    """Draw passports side by side: a heat map of blocks by precisions and backends, with every error and verdict."""
+def report(passports: tuple[Path, ...], output: Path | None, overwrite: bool) -> int:
+    """Draw passports side by side: a heat map of blocks by precisions and backends, with every error and verdict.
+
+    A page of HTML, and a PNG beside it."""
     from qwenimg.common.base import atomic_files
     from qwenimg.common.measure import passport_file, report_picture
     from qwenimg.common.measure import report as reporting
 
+    output = output or passports[0].with_suffix(".html")
     if output.suffix.lower() != ".html":
         raise UsageError(f"-o {clean(output, 120)}: the report is a page of HTML; let the name end in .html")
     page = output.expanduser().absolute()
@@ -231,7 +238,7 @@ class Session:
             streams.say(f"qwenimg: warning: the files of the {clean(name, 30)} are not those that were recorded")
         engine = self.pipe.engine
         judged = list(checking.blocks(passport, self.opened, self.pipe.precision, engine))
-        drawn = checking.picture(passport, self.pipe) if picture else None
+        drawn = checking.picture(passport, self.pipe) if picture and passport.picture else None
         stamped = checking.stamped(passport, engine, self.pipe.tf32, judged)
         return Checked(stamped, engine, judged, drawn, changed)
 
@@ -316,6 +323,19 @@ def _named(output: Path) -> Path:
     if output.suffix.lower() != ".safetensors":
         raise UsageError(f"-o {clean(output, 120)}: a passport is a safetensors file; let the name end in .safetensors")
     return output.expanduser().absolute()
+
+
+def _here() -> list[str]:
+    """All backends of this machine, which it says."""
+    from qwenimg.backends import MISSING, available
+
+    names = [name for name, found in available().items() if not found.startswith(MISSING)]
+    if len(names) < 2:
+        raise UsageError(
+            f"this machine has {', '.join(names) or 'no backend'}, and a comparison takes two: record here"
+        )
+    streams.say(f"comparing {', '.join(names)}")
+    return names
 
 
 def _several(text: str) -> list[str]:

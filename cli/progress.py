@@ -34,6 +34,7 @@ class Report:
         self.start = time.monotonic()
         self.total = 0
         self._expected: Sequence[Estimate] = ()  # until the first step gives a better one
+        self._compiles = False  # in the first step, whose time then says nothing of the others
         self._held: list[str] | None = []  # lines that wait for the headline, which comes first
         self._warned: set[str] = set()
         self._bar = Bar()
@@ -62,7 +63,8 @@ class Report:
 
     def compiled(self, mode: str, line: str) -> None:
         """What was decided; where nothing is compiled and nobody asked, only with the timing."""
-        if mode != "auto" or "auto: on" in line or "timing" in self.debug:
+        self._compiles = mode == "on" or "auto: on" in line
+        if mode != "auto" or self._compiles or "timing" in self.debug:
             self._line(line, always="timing" in self.debug)
 
     def give_up(self) -> None:
@@ -110,14 +112,16 @@ class Report:
             self._bar.close()
 
     def _correct(self, step: Step) -> None:
-        """After the first step of all: what is left, where it is long or much else than was said."""
+        """After the first step of all, or the second where the first compiles: what is left, where it is long or much
+        else than was said."""
+        if self._compiles:
+            self._compiles = False
+            return
         expected, self._expected = self._expected, ()
         if expected:
             rest, telling = estimate.left(expected, step.seconds)
             if telling:
-                self._line(
-                    f"as the first step went, the rest takes {estimate.duration(rest)}", always=rest > estimate.LONG
-                )
+                self._line(f"as this step went, the rest takes {estimate.duration(rest)}", always=rest > estimate.LONG)
 
     def image(self, picture: Picture, result: Result, seconds: float) -> None:
         for warning in result.warnings:

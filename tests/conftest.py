@@ -26,6 +26,42 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_I
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+# `pytest -m parity --backends mlx,cuda`: comparisons on the backends that are named
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--backends", metavar="A,B", help="of the comparisons marked parity: mlx, mlx:cpu, cuda, cpu")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "there" in metafunc.fixturenames:
+        named = metafunc.config.getoption("--backends") or "mlx"
+        metafunc.parametrize("backend", [name.strip() for name in named.split(",")], scope="module")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--backends"):
+        config.pluginmanager.register(Ran(), "parity-ran")
+
+
+class Ran:
+    """Fails a run for which backends were named and none of them was compared."""
+
+    def __init__(self) -> None:
+        self.compared = 0
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.compared += report.when == "call" and "parity" in report.keywords and not report.skipped
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if not self.compared and not hasattr(session.config, "workerinput"):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if not self.compared:
+            terminalreporter.write_line("no backend of --backends was compared: none of them is here", red=True)
+
+
 @pytest.fixture(scope="session")
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One folder for all workers of this run."""

@@ -1,4 +1,5 @@
-"""Writes the tables of docs/performance.md from what tools/bench_step.py, bench_unet.py and bench_around.py wrote.
+"""Writes the tables of docs/performance.md from what tools/bench_step.py, bench_unet.py, bench_around.py and
+bench_load.py wrote.
 
 Of the transformer, float32 comes from a run of its own, made on a quiet machine, since its ratio is near 1; bfloat16
 from the whole run.
@@ -39,6 +40,22 @@ def main() -> None:
     write("performance.md", "machine", "\n".join(machines))
     _unets()
     _around()
+    _loading()
+
+
+def _loading() -> None:
+    """How fast weights are loaded, against reading the file and against a copy in memory."""
+    result = json.loads((DOCS / "results" / "load-cpu.json").read_text())
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    load = f"load average {result['load_average']:.1f} before and {result['load_average_after']:.1f} after"
+    machine = f"{result['cores']} cores; {versions}; medians of {result['runs']} runs of each in turn; {load}"
+    rows = []
+    for row in result["rows"]:
+        rates = [f"{row['bytes'] / 1e9 / row['processor'][arm]:.2f}" for arm in ("load", "file", "memcpy")]
+        size, wall = f"{row['bytes'] / 1e9:.2f} GB {row['dtype']}", row["wall"]["load"] / row["wall"]["file"]
+        rows.append([row["backend"], size, *rates, f"{wall:.2f}"])
+    heads = ["backend", "weights", "loaded, GB per processor second", "file alone", "memcpy", "time against file alone"]
+    write("performance.md", "load", f"- `docs/results/load-cpu.json`: {machine}\n\n{table(heads, rows)}")
 
 
 def _around() -> None:

@@ -11,7 +11,10 @@ import torch
 from qwenimg.backends.torch.ops import DTYPES, Linear
 from qwenimg.backends.torch.ops.cpu import laid_out
 from qwenimg.backends.torch.ops.quantised import QuantisedLinear
-from qwenimg.common.weights.plan import Entry, LoadPlan, not_finite, read, read_branch, read_codes
+from qwenimg.common.weights.affine import Coded
+from qwenimg.common.weights.arrays import ahead
+from qwenimg.common.weights.finite import read_finite
+from qwenimg.common.weights.plan import Entry, LoadPlan, read_branch, read_codes
 from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.storage import Packed
 
@@ -36,11 +39,11 @@ def empty(build: Callable[[], Model], precision: Precision | None = None, role: 
 
 def fill(model: torch.nn.Module, plan: LoadPlan, device: torch.device) -> None:
     """Reads every tensor of `plan` into the parameter of its name. Nothing may be missing from the model."""
-    for name, entry in plan.entries.items():
-        if isinstance(entry.storage, Packed):
-            _pack(model, name, entry, device)
+    for entry, found in ahead(plan.entries.values(), _fetched):
+        if isinstance(found, Coded):
+            _pack(model, entry.name, entry, found, device)
         else:
-            _put(model, name, laid_out(tensor(entry, device)))
+            _put(model, entry.name, laid_out(tensor(entry, device, found)))
     branch(model, plan, device)
 
 
@@ -73,6 +76,10 @@ def drop(model: torch.nn.Module, names: Iterable[str]) -> None:
             _put(model, name, getattr(owner, leaf).to("meta"))
 
 
+def _fetched(entry: Entry) -> Coded | np.ndarray:
+    return read_codes(entry) if isinstance(entry.storage, Packed) else read_finite(entry)
+
+
 def widen(model: torch.nn.Module, path: str) -> None:
     """Makes the module at `path` compute in float64, with the weights that it has: the reference of all comparisons."""
     top = model.get_submodule(path)
@@ -96,19 +103,16 @@ def _decoded(layer: QuantisedLinear) -> Linear:
     return made
 
 
-def tensor(entry: Entry, device: torch.device) -> torch.Tensor:
-    """One tensor of a checkpoint in the dtype of its storage, finite. Raises ModelError."""
-    stored, dtype = torch.from_numpy(read(entry)), DTYPES[entry.storage.dtype]
+def tensor(entry: Entry, device: torch.device, values: np.ndarray | None = None) -> torch.Tensor:
+    """One tensor of a checkpoint in the dtype of its storage, finite. `values`: what `read_finite` gave for it, where
+    it is read already. Raises ModelError."""
+    stored = torch.from_numpy(read_finite(entry) if values is None else values)
     if entry.dtype == "bfloat16":
         stored = stored.view(torch.bfloat16)
-    made = stored.to(device).to(dtype)  # in this order, so that the smaller dtype travels
-    extremes = torch.stack(torch.aminmax(made))  # NaN where there is one; unlike isfinite it takes no memory
-    if not bool(torch.isfinite(extremes).all()):
-        raise not_finite(entry, int((~torch.isfinite(stored)).sum()), float(stored.abs().max()), dtype)
-    return made
+    return stored.to(device).to(DTYPES[entry.storage.dtype])  # in this order, so that the smaller dtype travels
 
 
-def _pack(model: torch.nn.Module, name: str, entry: Entry, device: torch.device) -> None:
+def _pack(model: torch.nn.Module, name: str, entry: Entry, found: Coded, device: torch.device) -> None:
     """Puts the codes of `entry` into its layer, which becomes one of codes the first time."""
     layer, leaf = _owner(model, name)
     assert isinstance(entry.storage, Packed) and leaf == "weight", name
@@ -117,7 +121,7 @@ def _pack(model: torch.nn.Module, name: str, entry: Entry, device: torch.device)
         layer = QuantisedLinear(layer, entry.storage.code, DTYPES[entry.storage.dtype])
         parent, own = _owner(model, name.rpartition(".")[0])
         setattr(parent, own, layer)
-    codes, *rest = (torch.from_numpy(part).to(device) for part in read_codes(entry).arrays)
+    codes, *rest = (torch.from_numpy(part).to(device) for part in found.arrays)
     layer.put(codes.view(torch.int32), *rest)
 
 

@@ -16,8 +16,7 @@ from typing import Literal
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean, shown_path
 
-# A copy of this size stays in the cache; larger reads were slower (5.4 GB/s at 1 MiB, 3.9 GB/s at 8 MiB).
-CHUNK = 1 << 20
+CHUNK = 1 << 26  # bytes of one read, which no signal ends
 
 
 def bad(path: Path | str, what: str) -> ModelError:
@@ -43,13 +42,12 @@ class OpenFile:
         done = 0
         while done < len(view):
             try:
-                piece = os.pread(self.stream.fileno(), min(CHUNK, len(view) - done), begin + done)
+                count = os.preadv(self.stream.fileno(), [view[done : done + CHUNK]], begin + done)
             except OSError as error:
                 raise bad(self.path, f"cannot be read: {error.strerror}") from None
-            if not piece:
+            if not count:
                 raise bad(self.path, f"ended at byte {begin + done}: it was cut short while it was being read")
-            view[done : done + len(piece)] = piece
-            done += len(piece)
+            done += count
 
     def read(self, begin: int, count: int) -> bytes:
         """`count` bytes at `begin`. Raises ModelError when there are fewer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
@@ -16,7 +16,7 @@ from qwenimg.common.measure import parity
 from qwenimg.common.measure.blocks import parts, shapes_sum
 from qwenimg.common.measure.judged import figures, returned
 from qwenimg.common.measure.passport import Figure, Passport, Recorded
-from qwenimg.common.measure.record import side, values
+from qwenimg.common.measure.record import operations, side, values
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.runtime.traced import leaves
@@ -73,13 +73,23 @@ def blocks(passport: Passport, opened: Opened, precision: Precision, engine: Eng
         block = part.block(recorded.block, recorded.path) if part else None
         if part is None or block is None:
             raise ModelError(f"the passport's block {clean(recorded.name, 80)} is not in the model: record it again")
-        made = leaves(_called(components[recorded.component], recorded, block))
+        with operations(engine) as seen:
+            made = leaves(_called(components[recorded.component], recorded, block))
         if len(made) != len(recorded.results):
             raise _unfit(recorded)
         dtype, before = part.dtype(block, recorded.path, returned(recorded)), own[i] if i < len(own) else ()
         judged = figures(part, recorded, made)
         judged = tuple(_compared(now, then, dtype) for now, then in zip_longest(judged, before))
+        if recorded.operations and (why := _others(seen, recorded.operations)):
+            judged = (replace(judged[0], failures=(*judged[0].failures, why)), *judged[1:])
         yield Judged(name=recorded.name, dtype=dtype, figures=judged, recorded=before)
+
+
+def _others(seen: Mapping[str, int], recorded: Mapping[str, int]) -> str:
+    """What of the operations and their dtypes is not as it was recorded: a float32 place that was lost, say."""
+    names = sorted(name for name in {*seen, *recorded} if seen.get(name, 0) != recorded.get(name, 0))
+    found = (f"{seen.get(name, 0)} of {clean(name, 40)}, recorded {recorded.get(name, 0)}" for name in names[:2])
+    return f"operations: {'; '.join(found)}" if names else ""
 
 
 def _compared(now: Figure, then: Figure | None, dtype: str) -> Figure:
@@ -125,6 +135,7 @@ class Drawn:
 def picture(passport: Passport, pipe: Pipeline) -> Drawn:
     """Draws it with `pipe`. The noise and its levels must be the same bits; in float32 the picture nearly so."""
     recorded = passport.picture
+    assert recorded is not None
     result = pipe(**recorded.asked)
     failures = []
     if result.recipe["noise_sha256"] != recorded.noise:

@@ -41,6 +41,7 @@ class Recorded:
     name: str  # of the call, with the component's name
     arguments: tuple[Given, ...]
     results: tuple[Kept, ...]
+    operations: dict[str, int] = field(default_factory=dict)  # how many of each, by name and dtype of the result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +93,6 @@ class Passport:
     model: Model
     precision: str  # the policy's name
     places: dict[str, str]  # what each component and FP32 place is in
-    picture: Picture
+    picture: Picture | None  # None of a trace of another program's
     blocks: tuple[Recorded, ...]
     sides: tuple[Side, ...] = field(default=())  # the first one recorded it

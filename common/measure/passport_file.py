@@ -72,20 +72,13 @@ def write(path: Path, passport: Passport, *, overwrite: bool) -> int:
 
 def encoded(passport: Passport) -> bytes:
     arrays = _Arrays()
-    picture = passport.picture
     document = {
         "version": passport.version,
         "created": passport.created,
         "model": asdict(passport.model),
         "precision": passport.precision,
         "places": passport.places,
-        "picture": {
-            "asked": picture.asked,
-            "sigmas": list(picture.sigmas),
-            "noise": picture.noise,
-            "latents": arrays.name(picture.latents, "F32"),
-            "pixels": arrays.name(picture.pixels, "U8"),
-        },
+        "picture": None if passport.picture is None else _drawn(passport.picture, arrays),
         "blocks": [_block(block, arrays) for block in passport.blocks],
         "sides": [_written(side) for side in passport.sides],
     }
@@ -99,6 +92,16 @@ def encoded(passport: Passport) -> bytes:
     header = json.dumps({"__metadata__": metadata, **table}).encode()
     header += b" " * (-len(header) % 8)
     return len(header).to_bytes(8, "little") + header + body
+
+
+def _drawn(picture: Picture, arrays: _Arrays) -> dict[str, Any]:
+    return {
+        "asked": picture.asked,
+        "sigmas": list(picture.sigmas),
+        "noise": picture.noise,
+        "latents": arrays.name(picture.latents, "F32"),
+        "pixels": arrays.name(picture.pixels, "U8"),
+    }
 
 
 def _written(side: Side) -> dict[str, Any]:
@@ -124,6 +127,7 @@ def _block(block: Recorded, arrays: _Arrays) -> dict[str, Any]:
         "name": block.name,
         "arguments": [_given(argument, arrays) for argument in block.arguments],
         "results": [_kept(result, arrays) for result in block.results],
+        "operations": block.operations,
     }
 
 
@@ -213,7 +217,6 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def _passport(document: Any, arrays: Arrays) -> Passport:
-    picture = document["picture"]
     if len(document["blocks"]) > MAX_BLOCKS:
         raise ValueError(f"{len(document['blocks'])} blocks")
     return Passport(
@@ -222,15 +225,19 @@ def _passport(document: Any, arrays: Arrays) -> Passport:
         model=Model(**{key: _known(value, str | dict) for key, value in document["model"].items()}),
         precision=_text(document["precision"]),
         places={_text(key): _text(value) for key, value in document["places"].items()},
-        picture=Picture(
-            asked=_known(picture["asked"], dict),
-            sigmas=tuple(float(sigma) for sigma in picture["sigmas"]),
-            noise=_text(picture["noise"]),
-            latents=arrays[picture["latents"]],
-            pixels=arrays[picture["pixels"]],
-        ),
+        picture=None if document["picture"] is None else _picture(document["picture"], arrays),
         blocks=tuple(_recorded(block, arrays) for block in document["blocks"]),
         sides=tuple(_side(side) for side in document["sides"]),
+    )
+
+
+def _picture(picture: Any, arrays: Arrays) -> Picture:
+    return Picture(
+        asked=_known(picture["asked"], dict),
+        sigmas=tuple(float(sigma) for sigma in picture["sigmas"]),
+        noise=_text(picture["noise"]),
+        latents=arrays[picture["latents"]],
+        pixels=arrays[picture["pixels"]],
     )
 
 
@@ -247,7 +254,12 @@ def _text(value: Any) -> str:
 def _recorded(block: Any, arrays: Arrays) -> Recorded:
     names = {key: _text(block[key]) for key in ("component", "block", "path", "name")}
     arguments = tuple(_read_given(argument, arrays) for argument in block["arguments"])
-    return Recorded(**names, arguments=arguments, results=tuple(_read_kept(one, arrays) for one in block["results"]))
+    return Recorded(
+        **names,
+        arguments=arguments,
+        results=tuple(_read_kept(one, arrays) for one in block["results"]),
+        operations={_text(name): _known(count, int) for name, count in block["operations"].items()},
+    )
 
 
 def _read_given(given: Any, arrays: Arrays) -> Given:

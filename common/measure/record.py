@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -17,11 +18,12 @@ from qwenimg.common.base.version import __version__
 from qwenimg.common.families.registry import Opened
 from qwenimg.common.measure.blocks import Part, network, parts, shapes_sum
 from qwenimg.common.measure.judged import figures
+from qwenimg.common.measure.parity import dtype_name
 from qwenimg.common.measure.passport import Given, Kept, Model, Passport, Picture, Recorded, Side
 from qwenimg.common.measure.sample import TINY, Drawn, drawn_like, projected, rounded_otherwise
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result, Step
-from qwenimg.common.runtime.engine import Engine
+from qwenimg.common.runtime.engine import Array, Engine
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.traced import Call, Tree, Values, leaves, mapped
 from qwenimg.common.weights.fingerprint import fingerprint
@@ -169,12 +171,19 @@ class Recorder:
     """Makes of each call what a passport keeps of it."""
 
     def __init__(
-        self, found: Mapping[str, Part], whole: Mapping[str, bool], engine: Engine, exact: Engine | None, notify: Notify
+        self,
+        found: Mapping[str, Part],
+        whole: Mapping[str, bool],
+        engine: Engine | None,
+        exact: Engine | None,
+        notify: Notify,
     ):
-        """whole: of each component, whether inputs and results are kept whole."""
+        """whole: of each component, whether inputs and results are kept whole. engine: what computes each block again,
+        alone; None keeps the results of the calls, which are another program's."""
         self.parts, self.whole, self.notify = found, whole, notify
         self.exact = {} if exact is None else {name: part.open(exact, exact=True) for name, part in found.items()}
-        self.again = {name: part.open(engine) for name, part in found.items() if not whole[name]}
+        self.engine = engine
+        self.again = {} if engine is None else {name: part.open(engine) for name, part in found.items()}
 
     def blocks(self, calls: Iterable[tuple[str, str, Call]]) -> list[Recorded]:
         made = []
@@ -189,9 +198,11 @@ class Recorder:
         arguments: tuple[Given, ...] = call.arguments
         if not self.whole[component]:
             arguments = tuple(_sampled(call, name))
-        given, results = [values(argument) for argument in arguments], call.results
-        if component in self.again:
-            results = self.again[component].call(call.path, call.block, given)
+        given = [values(argument) for argument in arguments]
+        results, seen = call.results, Counter[str]()
+        if self.engine is not None:
+            with operations(self.engine) as seen:
+                results = self.again[component].call(call.path, call.block, given)
         exact = self._exact(component, call, given, zlib.crc32(name.encode()))
         kept = [self._kept(component, f"{name} {i}", made, exact[i]) for i, made in enumerate(leaves(results))]
         return Recorded(
@@ -201,6 +212,7 @@ class Recorder:
             name=name,
             arguments=arguments,
             results=tuple(kept),
+            operations=dict(seen),
         )
 
     def _exact(self, component: str, call: Call, given: list[Tree], seed: int) -> list[Exact]:
@@ -233,6 +245,18 @@ def _gain(exact: NDArray[Any], changed: NDArray[Any], given: Tree, moved: Tree) 
         change, update = change - (moved.array - given.array), exact - given.array
     length = float(np.linalg.norm(update))
     return max(1.0, float(np.linalg.norm(change)) / (TINY * length)) if length and np.isfinite(length) else 1.0
+
+
+@contextmanager
+def operations(engine: Engine) -> Iterator[Counter[str]]:
+    """How many operations of each name and dtype of the result run meanwhile."""
+    found: Counter[str] = Counter()
+
+    def look(name: str, path: str, result: Array) -> None:
+        found[f"{name} {dtype_name(result)}"] += 1
+
+    with engine.observe(look):
+        yield found
 
 
 def seed_of(name: str) -> int:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from qwenimg.common.weights.bits import widened
+from collections.abc import Callable
+from math import inf, isfinite
+from typing import TYPE_CHECKING
+
+from qwenimg.common.weights.arrays import largest_bits, value
+from qwenimg.common.weights.bits import finite
 from qwenimg.common.weights.plan import Entry, LoadPlan, not_finite, read, read_codes
 from qwenimg.common.weights.storage import Packed
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # What rounds to infinity, from this size on: halfway from the largest number to the next power of two.
 _BEYOND = {"float16": 65520.0, "bfloat16": 2.0**128 - 2.0**119}
@@ -16,15 +24,21 @@ def check_values(plan: LoadPlan) -> None:
         if isinstance(entry.storage, Packed):
             read_codes(entry)
         else:
-            _check(entry)
+            read_finite(entry)
 
 
-def _check(entry: Entry) -> None:
-    import numpy as np
+def read_finite(entry: Entry) -> np.ndarray:
+    """`read`, with every value finite in the dtype that it will be kept in. Raises ModelError."""
+    values = read(entry)
+    check_largest(entry, largest_bits(values), lambda: int((~finite(values)).sum()))
+    return values
 
-    values = widened(read(entry))
-    largest = float(max(-values.min(initial=0), values.max(initial=0)))  # NaN where there is one
-    if not np.isfinite(largest):
-        raise not_finite(entry, int(np.count_nonzero(~np.isfinite(values))), 0.0, entry.storage.dtype)
-    if largest >= _BEYOND.get(entry.storage.dtype, float("inf")):
+
+def check_largest(entry: Entry, bits: int, count: Callable[[], int]) -> None:
+    """Raises ModelError where the largest value of `entry`, of these bits (`largest_bits`), is not finite, `count`
+    saying how many are not, or is infinite in the dtype that it will be kept in."""
+    largest = value(bits, entry.dtype)
+    if not isfinite(largest):
+        raise not_finite(entry, count(), 0.0, entry.storage.dtype)
+    if largest >= _BEYOND.get(entry.storage.dtype, inf):
         raise not_finite(entry, 0, largest, entry.storage.dtype)

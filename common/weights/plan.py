@@ -18,6 +18,7 @@ from qwenimg.common.base.safe_files import OpenFile, bad
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
 from qwenimg.common.weights.affine import Affine, Coded, Kept, encode
+from qwenimg.common.weights.arrays import empty
 from qwenimg.common.weights.bits import finite, widened
 from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.residency import ALWAYS, Residency
@@ -281,10 +282,8 @@ def closed_on_failure() -> Iterator[Callable[[LoadPlan], LoadPlan]]:
 def raw(piece: Piece) -> np.ndarray:
     """What the file has: numbers where numpy has their dtype, the bits of bfloat16 as uint16, else bytes. Raises
     ModelError if the file changed or ended early."""
-    import numpy as np
-
     known = NUMPY.get(piece.dtype)
-    array = np.empty(piece.shape if known else piece.end - piece.begin, known or "u1")
+    array = empty(piece.shape if known else (piece.end - piece.begin,), known or "u1")
     if array.size:
         piece.file.fill(array.reshape(-1).data.cast("B"), piece.begin)
     piece.file.check_unchanged()

@@ -1054,7 +1054,7 @@ def test_the_first_step_corrects_what_was_said(
     expected = Estimate(memory=10**9, seconds=said, step=said / 4)
     monkeypatch.setattr(FakePipeline, "estimate", lambda self, prompt, **asked: expected)
     lines = cli("x", "-s", "1-2").err.splitlines()
-    found = [i for i, line in enumerate(lines) if "as the first step went" in line]
+    found = [i for i, line in enumerate(lines) if "as this step went" in line]
     assert [lines[i].rsplit("takes ", 1)[1] for i in found] == ([told] if told else [])
     assert all(lines[i - 1].startswith("step 1/") for i in found)
 

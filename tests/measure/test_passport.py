@@ -95,8 +95,8 @@ def test_weights_in_codes(tmp_path: Path) -> None:
 
 def test_both_in_one_process_and_the_figures_of_both_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "both.safetensors"
-    ran = cli("parity", "run", "--backends", "mlx:cpu,cpu", "-o", str(path), *QUICK)
-    assert ran.code == 0 and b"the whole picture" in ran.out
+    ran = cli("parity", "run", "-o", str(path), *QUICK)
+    assert ran.code == 0 and b"the whole picture" in ran.out and "comparing mlx, cpu" in ran.err
     sides = passport_file.read(path).sides
     assert [side.backend for side in sides] == ["mlx", "cpu"]
     assert len(sides[0].figures) == len(sides[1].figures) > 50
@@ -240,6 +240,9 @@ def test_a_report_of_two_precisions_on_two_backends(shapes: Path, tmp_path: Path
         assert np.abs(colours - colour).sum(1).min() < 24
     assert picture.width > 800 and picture.height > 900
     cli("parity", "report", str(shapes), "-o", str(page)).refused(2, "exists already")
+    assert cli("parity", "report", str(tmp_path / "bf16.safetensors")).paths == [
+        tmp_path / f"bf16.{e}" for e in ("html", "png")
+    ]
 
 
 def test_a_report_of_two_models(shapes: Path, tiny: Path, tmp_path: Path) -> None:
@@ -266,7 +269,7 @@ def hostile(change: Callable[[dict[str, Any]], object], folder: Path) -> Path:
 
 def block(**fields: Any) -> dict[str, Any]:
     known = {"component": "vae", "block": "end", "path": "quant_conv", "name": "vae.quant_conv"}
-    return known | {"arguments": [], "results": []} | fields
+    return known | {"arguments": [], "results": [], "operations": {}} | fields
 
 
 DRAWN = {"dtype": "float32", "shape": [4, 4], "seed": 1, "axis": -1, "rms": 1.0, "channels": []}
@@ -326,12 +329,18 @@ def test_a_block_that_is_not_there_and_arguments_that_do_not_fit(tiny: Path, tin
 
 def test_without_float64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine without torch."""
-    monkeypatch.setattr(backends, "installed", lambda name: name == "mlx")
+    monkeypatch.setattr(backends, "installed", lambda name: name.startswith("mlx"))
+    cli("parity", "run").refused(2, "needs float64")
     path = tmp_path / "a.safetensors"
     ran = cli("parity", "record", "--backend", "mlx", "--sampled", "-o", str(path), *QUICK)
     assert ran.code == 0 and "float64 is not recorded" in ran.err
     cli("parity", "check", str(path), "--backend", "mlx").refused(5, "without float64")
     cli("parity", "run", "--backends", "mlx,mlx", *QUICK).refused(2, "needs float64")
+
+
+def test_one_backend_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "available", lambda: {"mlx": f"{backends.MISSING}none", "cpu": "here"})
+    cli("parity", "run").refused(2, "this machine has cpu")
 
 
 def test_usage(tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""One tensor of a weight file as a safetensors file of its own, for what reads such files straight into its memory."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from qwenimg.common.weights.arrays import largest_bits
+from qwenimg.common.weights.plan import NUMPY, Piece
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NAME = "tensor"
+_PIECE = 1 << 20  # bytes that are read and looked at while they are in the cache
+
+
+class TensorFile:
+    """What Python calls a file: `read`, `readinto`, `seek`, `tell`.
+
+    An exception here would end the process, for it would be raised in a thread that is not Python's: what goes wrong is
+    kept, and `check` raises it."""
+
+    closed = False
+
+    def __init__(self, piece: Piece):
+        self._piece = piece
+        size = piece.end - piece.begin
+        header = {NAME: {"dtype": piece.dtype, "shape": list(piece.shape), "data_offsets": [0, size]}}
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        self._head = len(text).to_bytes(8, "little") + text
+        self._size = len(self._head) + size
+        self._at = 0
+        self._error: Exception | None = None
+        self.largest = 0  # bits of the largest absolute value that was read
+
+    def check(self) -> None:
+        """Raises ModelError if the file changed or ended early."""
+        if self._error is not None:
+            raise self._error
+        self._piece.file.check_unchanged()
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = (0, self._at, self._size)[whence] + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, count: int = -1) -> bytes:
+        """Of the header alone."""
+        end = len(self._head) if count < 0 else self._at + count
+        found = self._head[self._at : end]
+        self._at += len(found)
+        return found
+
+    def readinto(self, buffer: memoryview) -> int:
+        view = memoryview(buffer).cast("B")
+        if self._at < len(self._head):
+            found = self.read(len(view))
+            view[: len(found)] = found
+            return len(found)
+        self._kept(lambda: self._fill(view))
+        self._at += len(view)
+        return len(view)
+
+    def _fill(self, view: memoryview) -> None:
+        import numpy as np
+
+        begin = self._piece.begin + self._at - len(self._head)
+        for done in range(0, len(view), _PIECE):
+            part = view[done : done + _PIECE]
+            self._piece.file.fill(part, begin + done)
+            values = np.frombuffer(part, NUMPY[self._piece.dtype])
+            self.largest = max(self.largest, largest_bits(values))
+
+    def _kept(self, act: Callable[[], None]) -> None:
+        if self._error is None:
+            try:
+                act()
+            except Exception as error:
+                self._error = error

@@ -1,0 +1,163 @@
+"""Planted faults: each wrong in one backend's own code, or in what both share, and what of a passport notices it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qwenimg
+from qwenimg import backends
+from qwenimg.common.families import registry
+from qwenimg.common.families.family import Choices
+from qwenimg.common.families.registry import Opened
+from qwenimg.common.hub.resolve import resolve
+from qwenimg.common.measure import check, record
+from qwenimg.common.measure.passport import Passport
+from qwenimg.common.pipeline.pipeline import Pipeline
+
+ASKED = {"prompt": "a large blue star", "width": 48, "height": 64, "steps": 2, "seed": 0, "guidance": 3.0}
+
+
+class Backend:
+    """One backend's modules, by what they are called in both."""
+
+    def __init__(self, name: str):
+        self.name, package = name, "mlx" if name == "mlx" else "torch"
+        self.torch = package == "torch"
+        self.calls = "forward" if self.torch else "__call__"
+        self.lib: Any = importlib.import_module("torch" if self.torch else "mlx.core")
+        self.ops, self.load, self.images, self.quantised = (
+            importlib.import_module(f"qwenimg.backends.{package}.{module}")
+            for module in ("ops", "load", "ops.images", "ops.quantised")
+        )
+        self.package = package
+
+    def network(self, name: str) -> Any:
+        return importlib.import_module(f"qwenimg.backends.{self.package}.networks.{name}")
+
+    def axes(self) -> tuple[int, int, int]:
+        """Channels, rows and columns of an image."""
+        return (1, 2, 3) if self.torch else (3, 1, 2)
+
+    def join(self, parts: list[Any], axis: int) -> Any:
+        return self.lib.cat(parts, axis) if self.torch else self.lib.concatenate(parts, axis)
+
+    def halves(self, x: Any, axis: int = -1) -> list[Any]:
+        """The two halves of an axis, exchanged."""
+        a, b = x.chunk(2, axis) if self.torch else self.lib.split(x, 2, axis)
+        return [b, a]
+
+    def cast(self, x: Any, dtype: str) -> Any:
+        kind = getattr(self.lib, dtype)
+        return x.to(kind) if self.torch else x.astype(kind)
+
+    def rounded(self, x: Any, dtype: str = "bfloat16") -> Any:
+        """Through that dtype and back."""
+        before = x.dtype
+        made = self.cast(x, dtype)
+        return made.to(before) if self.torch else made.astype(before)
+
+
+class Patch:
+    """A place to plant a fault, taken back at the end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, backend: Backend):
+        self.monkeypatch, self.backend = monkeypatch, backend
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        self.monkeypatch.setattr(owner, name, value)
+
+    def around(self, owner: Any, name: str, change: Callable[..., Any]) -> None:
+        """Makes `owner.name` change(the original, its arguments)."""
+        original = getattr(owner, name)
+        self.set(owner, name, lambda *arguments, **options: change(original, *arguments, **options))
+
+    def layer(self, kind: str, change: Callable[[Any, Any, Any], Any], owner: Any = None) -> None:
+        """Makes every layer of that class return change(layer, x, its own result)."""
+        cls, calls = getattr(owner or self.backend.ops, kind), self.backend.calls
+        original = getattr(cls, calls)
+        self.set(cls, calls, lambda layer, x, *more: change(layer, x, original(layer, x, *more)))
+
+    def loaded(self, change: Callable[[Any, Any], Any]) -> None:
+        """Makes every tensor that is read change(entry, tensor)."""
+        self.around(self.backend.load, "tensor", lambda read, entry, *more: change(entry, read(entry, *more)))
+
+
+Plant = Callable[[Patch], None]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A fault, and what it is looked for in: the precision of the passport, and whether its picture is drawn."""
+
+    plant: Plant
+    what: str
+    precision: str = "fp32"
+    quantize: str = ""
+    picture: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.plant.__name__
+
+
+class Judge:
+    """Holds a model with a fault against passports of it without: recorded once each, on torch."""
+
+    def __init__(self, folder: Path | str, prepare: Callable[[Pipeline], None] = lambda pipe: None):
+        self.folder, self.prepare = str(folder), prepare
+        self._passports: dict[tuple[str, str], Passport] = {}
+
+    def opened(self, quantize: str) -> Opened:
+        return registry.open_model(resolve(self.folder).folder, Choices(quantize=quantize or None))
+
+    def pipe(self, backend: str, mutant: Mutant) -> Pipeline:
+        pipe = qwenimg.load(self.folder, backend, mutant.precision, quantize=mutant.quantize or None)
+        self.prepare(pipe)
+        return pipe
+
+    def passport(self, mutant: Mutant) -> Passport:
+        key = (mutant.precision, mutant.quantize)
+        if key not in self._passports:
+            pipe = self.pipe("cpu", mutant)
+            opened = self.opened(mutant.quantize)
+            self._passports[key] = record.record(
+                pipe, opened, ASKED, exact=pipe.engine, quantize=mutant.quantize, notify=lambda text: None
+            )
+        return self._passports[key]
+
+    def caught(self, backend: str, mutant: Mutant, *, planted: bool = True) -> str:
+        """By what: a block's name and why, or the picture; "" where nothing notices."""
+        passport = self.passport(mutant)
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            if planted:
+                mutant.plant(Patch(monkeypatch, side(backend)))
+            try:
+                return self._caught(backend, mutant, passport)
+            except (qwenimg.QwenimgError, ArithmeticError) as error:
+                return f"an error: {error}"
+
+    def _caught(self, backend: str, mutant: Mutant, passport: Passport) -> str:
+        pipe = self.pipe(backend, mutant)
+        try:
+            if mutant.picture:
+                drawn = check.picture(passport, pipe)
+                return f"the picture: {'; '.join(drawn.failures)}" if drawn.failures else ""
+            for judged in check.blocks(passport, self.opened(mutant.quantize), pipe.precision, pipe.engine):
+                if judged.failures:
+                    return f"{judged.name}: {judged.failures[0]}"
+            return ""
+        finally:
+            pipe.close()
+
+
+@cache
+def side(name: str) -> Backend:
+    backends.load(name)
+    return Backend(name)
