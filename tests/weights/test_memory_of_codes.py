@@ -16,12 +16,12 @@ from wide_checkpoint import write
 from qwenimg.common.networks import qwen_dit
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 
-LAYERS = 2.0  # of the largest kind in float32: one is read, widened and coded in parts beside those that are done
+LAYERS = 3.0  # of the largest kind in float32: one is read and coded in parts, the next two are read ahead in 16 bit
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the largest resident size is read from /proc")
-def test_no_more_than_the_codes_and_two_layers(tmp_path: Path) -> None:
+def test_no_more_than_the_codes_and_a_few_layers(tmp_path: Path) -> None:
     manifest = qwen_dit.manifest(QwenDiTConfig(num_layers=measure_codes.LAYERS))
     path = write(tmp_path / "wide.safetensors", manifest)
     for backend in BACKENDS:
