@@ -169,14 +169,8 @@ def _located(flags: Flags, wanted: list[Picture]) -> tuple[Flags, list[Picture]]
     from qwenimg.common.hub.model_folders import read_folders
 
     folders = read_folders(flags.models_dir)
-    found: dict[str, Any] = {
-        name: folders.locate(given, "model") for name in ("model", "refiner") if (given := getattr(flags, name))
-    }
-    found |= {part: Path(folders.locate(str(getattr(flags, part)), part)) for part in _given(flags)}
-    changed = [
-        replace(one, asked=one.asked | {"lora": folders.lora(one.said("lora"))}) if one.said("lora") else one
-        for one in wanted
-    ]
+    found = folders.options({name: getattr(flags, name) for name in ("model", "refiner", *PARTS)})
+    changed = [replace(one, asked=one.asked | folders.options({"lora": one.said("lora")})) for one in wanted]
     return replace(flags, **found), changed
 
 

@@ -15,7 +15,7 @@ COMMANDS = {
     "devices": "which backends run here, and on what",
     "doctor": "what float32 and 16 bit are on this device, and what --preset auto chooses",
     "parity": "whether backends or machines compute the same, block by block",
-    "bench": "what a picture takes on a machine that is not here, on paper",
+    "bench": "what a picture takes here, or on paper on a machine that is not here",
     "precision": "draw under each precision policy here, and say which to take",
     "presets": "the presets of precision and memory to choose from",
     "plan": "what a picture takes of memory and time, and what makes it fit",

@@ -46,15 +46,18 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, **given: A
     from qwenimg.backends.paper import on_paper
     from qwenimg.cli import config, environment
     from qwenimg.common.base.amounts import parse_bytes
+    from qwenimg.common.hub.model_folders import read_folders
     from qwenimg.common.pipeline import fit
 
     _check(ctx, what, given)
     config.settle(ctx, given)
     environment.check(ctx, given)
     parts.taken(given)
+    given["model"] = what or given["model"]
+    given |= read_folders(given["models_dir"]).options(given)
     amount = None if memory is None else parse_bytes(memory, "--memory")
     engine = on_paper(given["backend"], amount)
-    with closing(_opened(what or given["model"], engine, given)) as pipe:
+    with closing(_opened(given["model"], engine, given)) as pipe:
         request, counted = _request(pipe, given), given["prompt"] is not None
         found = fit.needs(pipe.model, request, counted)
         others = [*fit.weights(pipe.model, request, counted)]

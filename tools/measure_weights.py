@@ -9,57 +9,35 @@ they are, and by each policy.
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
-from math import prod
 from pathlib import Path
 
 import numpy as np
 from doc_tables import table, write
 
 import qwenimg
-from qwenimg.common.base.safe_files import open_regular
 from qwenimg.common.families import registry
 from qwenimg.common.networks import qwen_dit, qwen_vl
-from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
 from qwenimg.common.shapes import builtin, selftest
 from qwenimg.common.shapes.gate import selftest_prompts
-from qwenimg.common.weights import quantise
+from qwenimg.common.weights import on_paper, quantise
 from qwenimg.common.weights.bits import widened
-from qwenimg.common.weights.plan import Entry, LoadPlan, Piece, Source, read
+from qwenimg.common.weights.plan import read
 from qwenimg.common.weights.residency import ALWAYS
-from qwenimg.common.weights.storage import Dense
 
 POLICIES = ("8", "6", "4")
-
-
-def published(network: Network, config: object) -> LoadPlan:
-    """A plan of the published model in bfloat16, of no file."""
-    uses = network.uses(network.manifest(config))
-    with contextlib.closing(open_regular(Path(__file__))) as nothing:
-        entries = {
-            name: Entry(
-                name=name,
-                shape=use.shape,
-                source=Source((Piece(name, nothing, "BF16", use.shape, 0, 2 * prod(use.shape)),)),
-                storage=Dense("bfloat16"),
-                residency=use.residency,
-            )
-            for name, use in uses.items()
-        }
-    return LoadPlan(component=network.name, entries=entries, files=())
 
 
 def sizes(policy: str | None) -> list[str]:
     """GB of the transformer's weights that stay in memory, of all of them, and of the text encoder's."""
     found: list[str] = []
     for network, config in ((qwen_dit.NETWORK, QwenDiTConfig()), (qwen_vl.NETWORK, QwenVLConfig())):
-        plan = published(network, config)
+        plan = on_paper.plan(network.name, network.uses(network.manifest(config)))
         if policy is not None and network.blocks is not None:
             plan = quantise.quantised(plan, quantise.parse(policy)[network.role], network.blocks)
         counts = [plan.when(ALWAYS).nbytes, plan.nbytes] if network.role == "transformer" else [plan.nbytes]
@@ -67,8 +45,10 @@ def sizes(policy: str | None) -> list[str]:
     return found
 
 
-def drawn(policy: str | None, transformer: Path | None = None) -> tuple[list[np.ndarray], int]:
-    pipe = qwenimg.load("shapes", "cpu", "fp32", quantize=policy, transformer=transformer)
+def drawn(
+    policy: str | None, transformer: Path | None = None, text_encoder: Path | None = None
+) -> tuple[list[np.ndarray], int]:
+    pipe = qwenimg.load("shapes", "cpu", "fp32", quantize=policy, transformer=transformer, text_encoder=text_encoder)
     made, right = [], 0
     for event in selftest.draw(pipe, selftest_prompts()):
         if isinstance(event, selftest.Answer):

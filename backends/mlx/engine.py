@@ -129,6 +129,9 @@ class MLXEngine:
     def product_seconds(self, side: int, dtype: str) -> float:
         return ops.product_seconds(side, ops.DTYPES[dtype])
 
+    def linear_seconds(self, rows: int, inner: int, columns: int, dtype: str) -> float:
+        return ops.linear_seconds(rows, inner, columns, ops.DTYPES[dtype])
+
     def operate(self, operation: str, dtype: str, arrays: Sequence[NumpyArray]) -> NumpyArray:
         return ops.operate(operation, ops.DTYPES[dtype], arrays)
 

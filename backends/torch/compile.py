@@ -7,11 +7,11 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import AbstractContextManager, nullcontext
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._triton import has_triton_package
 
 from qwenimg.backends.torch import ops
 from qwenimg.common.runtime import observers
@@ -27,7 +27,7 @@ def units(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 def missing(on_gpu: bool) -> str:
     """What is missing of what torch's compiler calls."""
-    if on_gpu and find_spec("triton") is None:
+    if on_gpu and not has_triton_package():
         return "needs the package triton on an NVIDIA GPU"
     if not any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++", "cl")):
         return "needs a C++ compiler on this machine (g++ or clang++)"

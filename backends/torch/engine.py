@@ -145,6 +145,10 @@ class TorchEngine:
     def product_seconds(self, side: int, dtype: str) -> float:
         return ops.product_seconds(side, ops.DTYPES[dtype], self._device)
 
+    def linear_seconds(self, rows: int, inner: int, columns: int, dtype: str) -> float:
+        with torch.inference_mode():
+            return ops.linear_seconds(rows, inner, columns, ops.DTYPES[dtype], self._device)
+
     def operate(self, operation: str, dtype: str, arrays: Sequence[NumpyArray]) -> NumpyArray:
         with torch.inference_mode():
             return ops.operate(operation, ops.DTYPES[dtype], arrays, self._device)

@@ -122,8 +122,7 @@ def _file(path: Path, prediction: Prediction | None) -> Description:
             if family.describe_file and (found := family.describe_file(headers[0], prediction)):
                 return found
         tensors = _tensors(headers)
-    layouts = [layout for family in registry.FAMILIES for layout in family.layouts]
-    layout = next((text for key, text in layouts if any(key in name for name in tensors)), "unknown")
+    layout = registry.layout(tensors) or "unknown"
     lines = [f"layout: {layout}", summary("file", tensors), f"first tensors: {listed(tensors)}"]
     if headers[0].format == "GGUF":
         lines[0:2] = [f"layout: GGUF, {layout}", *_gguf(headers[0])]

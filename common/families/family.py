@@ -73,8 +73,8 @@ class Family:
     components: tuple[tuple[str, ...], ...]  # folders with weights: of each group one at least, the denoiser's first
     precision: Kind
     choices: frozenset[str] = frozenset()  # of `Choices`, those that it takes
-    open: Callable[[Path, Choices], Checkpoint]  # a folder in diffusers layout, or a file where it has `single_file`
-    single_file: bool = False
+    open: Callable[[Path, Choices], Checkpoint]  # a folder in diffusers layout, or a file that it reads
+    reads_file: Callable[[Header], bool] | None = None  # whether one file with this header is a model of the family's
     # What is said of one file with this header, with the user's word on its prediction; None where it is not of these
     describe_file: Callable[[Header, Prediction | None], Description | None] | None = None
     layouts: tuple[tuple[str, str], ...] = ()  # other files of its parts: a key that only they have, and what they are

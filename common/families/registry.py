@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.base.safe_files import is_file
+from qwenimg.common.base.safe_files import bad, is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.catalog import KnownModel
+from qwenimg.common.families.describe_lora import is_lora
+from qwenimg.common.families.description import listed
 from qwenimg.common.families.family import Choices, Family
 from qwenimg.common.families.qwen_image.family import FAMILY as QWEN_IMAGE
 from qwenimg.common.families.stable_diffusion.family import FAMILY as STABLE_DIFFUSION
 from qwenimg.common.pipeline.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.weights import precision, quantise
+from qwenimg.common.weights import gguf, precision, quantise
+from qwenimg.common.weights.headers import read_header
+from qwenimg.common.weights.stored import Header
 
 FAMILIES: tuple[Family, ...] = (QWEN_IMAGE, STABLE_DIFFUSION)
 
@@ -48,7 +52,7 @@ def open_model(path: Path, choices: Choices | None = None) -> Opened:
     choices = choices or Choices()
     if choices.quantize is not None:
         quantise.parse(choices.quantize)  # before files are opened
-    family = _of_file() if is_file(path) else of_folder(path)
+    family = of_file(path) if is_file(path) else of_folder(path)
     for choice in choices.made():
         if choice not in family.choices:
             able = " and ".join(other.title for other in FAMILIES if choice in other.choices)
@@ -87,7 +91,7 @@ def of_folder(folder: Path) -> Family:
     if not is_file(index):
         raise ModelError(
             f"{clean(folder)}: no model_index.json here; expected a folder in diffusers layout, of "
-            f"{titles(lambda family: True)}, or a file of {titles(lambda family: family.single_file)}"
+            f"{titles(lambda family: True)}, or a file of {titles(lambda family: family.reads_file is not None)}"
         )
     name = str(read_json(index).get("_class_name"))
     for family in FAMILIES:
@@ -100,8 +104,36 @@ def of_folder(folder: Path) -> Family:
     raise ModelError(f"{clean(index)}: pipeline {clean(name, 60)!r} is not supported; known are {known}")
 
 
-def _of_file() -> Family:
-    return next(family for family in FAMILIES if family.single_file)
+def of_file(path: Path) -> Family:
+    """The family that reads one file, by its header. Raises ModelError that says what another file is."""
+    header = read_header(path)
+    header.file.close()
+    for family in FAMILIES:
+        if family.reads_file and family.reads_file(header):
+            return family
+    raise bad(path, _what_else(header))
+
+
+def _what_else(header: Header) -> str:
+    """Of a file that is no model, what it is."""
+    able = titles(lambda family: family.reads_file is not None)
+    said = header.metadata.get(gguf.ARCHITECTURE, "") if header.format == "GGUF" else ""
+    if said not in gguf.UNSPECIFIC:
+        beside = "a part of another model goes beside -m, with --transformer or --text-encoder"
+        return f"is a GGUF file of '{clean(said, 40)}', not of a {able} model: {beside}"
+    if is_lora(header):
+        return "is a LoRA and no model: give it with --lora"
+    part = layout(header.tensors)
+    if part:
+        return f"is no whole model but {part}; give the model with -m and this file beside it"
+    return f"is no {able} checkpoint in one file; it begins with {listed(header.tensors)}"
+
+
+def layout(tensors: Iterable[str]) -> str | None:
+    """What a file with tensors of these names is, where it is a part of a family's model."""
+    names = list(tensors)
+    found = (text for family in FAMILIES for key, text in family.layouts if any(key in name for name in names))
+    return next(found, None)
 
 
 def titles(chosen: Callable[[Family], bool]) -> str:

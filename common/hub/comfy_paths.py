@@ -32,14 +32,15 @@ class _Line(NamedTuple):
 def read_paths(file: Path) -> dict[str, list[Path]]:
     """{name of a kind, as ComfyUI calls it: folders}, of every group. Raises ModelError that names the line."""
     found: dict[str, list[Path]] = {}
-    for group in _groups(file, _lines(file)):
+    groups = list(_groups(file, _lines(file)))
+    if sum(len(values) for group in groups for values in group.values()) > MAX_PATHS:
+        raise bad(file, f"names more than {MAX_PATHS} folders")
+    for group in groups:
         base = Path(_expanded(group.pop("base_path", [""])[0]))
         for key, values in group.items():
             if key != "is_default":
                 folders = [file.parent / base / _expanded(value) for value in values if value]
                 found.setdefault(key, []).extend(Path(os.path.normpath(folder)) for folder in folders)
-    if sum(map(len, found.values())) > MAX_PATHS:
-        raise bad(file, f"names more than {MAX_PATHS} folders")
     return found
 
 

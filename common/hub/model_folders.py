@@ -10,12 +10,14 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.hf_cache import find_cached
 from qwenimg.common.base.safe_files import absolute, is_file, is_folder, kind
 from qwenimg.common.base.text import clean, shown_path
 from qwenimg.common.families import catalog
+from qwenimg.common.families.family import PARTS
 from qwenimg.common.hub import comfy_paths
 from qwenimg.common.pipeline import lora_text
 
@@ -51,6 +53,18 @@ class ModelFolders:
             places = ", ".join(shown_path(path, 60) for path in self.given[:3])
             raise ModelError(f"{clean(name, 100)}: no such file, nor a {KINDS[kind_][0]} of --models-dir {places}")
         return name
+
+    def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Of the options `given` those that name a model, a part or LoRAs, with the paths of what is found. Raises
+        ModelError and UsageError."""
+        said = {name: value for name, value in given.items() if value}
+        found: dict[str, Any] = {
+            name: self.locate(said[name], "model") for name in ("model", "refiner") if name in said
+        }
+        found |= {part: Path(self.locate(str(said[part]), part)) for part in PARTS if part in said}
+        if (loras := said.get("lora")) is not None:
+            found["lora"] = self.lora(loras) if isinstance(loras, str) else tuple(map(self.lora, loras))
+        return found
 
     def lora(self, text: str) -> str:
         """A request's `lora` with the paths of what is found."""

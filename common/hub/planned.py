@@ -7,7 +7,7 @@ from pathlib import Path
 
 from qwenimg.common.families import registry
 from qwenimg.common.families.family import Choices
-from qwenimg.common.hub.resolve import resolve
+from qwenimg.common.hub.resolve import resolve, with_parts_found
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.runtime.paper import OnPaper
 from qwenimg.common.runtime.runtime import Runtime
@@ -27,7 +27,8 @@ def planned(
 ) -> Pipeline:
     """Headers and configurations are read and checked, and nothing else. Raises QwenimgError."""
     presets.check(preset)
-    resolved = resolve(model, offline=offline)
+    choices = with_parts_found(choices)
+    resolved = resolve(model, offline=offline, without=choices.elsewhere)
     with ExitStack() as stack:
         opened = registry.open_model(resolved.folder, choices)
         stack.callback(opened.checkpoint.close)

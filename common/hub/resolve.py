@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import ModelError
@@ -26,7 +27,7 @@ from qwenimg.common.base.safe_files import absolute, bad, kind
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog
 from qwenimg.common.families.catalog import KnownModel
-from qwenimg.common.families.family import PARTS
+from qwenimg.common.families.family import PARTS, Choices
 from qwenimg.common.families.repository import has_weights, lacks
 from qwenimg.common.shapes import builtin
 from qwenimg.common.weights.files import PICKLES
@@ -102,6 +103,12 @@ def find_part(given: str | Path) -> Path:
         shown, where = clean(name, 100), clean(cache_folder(), 60)
         raise ModelError(f"{shown}: no such file, and not in the cache {where}; get it by: qwenimg pull {shown}")
     return found or path
+
+
+def with_parts_found(choices: Choices) -> Choices:
+    """`choices` with what `find_part` finds of each. Raises ModelError."""
+    found: dict[str, Any] = {part: find_part(path) for part in PARTS if (path := choices.part(part)) is not None}
+    return replace(choices, **found)
 
 
 def _by_name(given: str, is_default: bool, offline: bool, without: frozenset[str]) -> Resolved:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.hf_cache import REPO
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog
@@ -48,7 +49,7 @@ FILES = {
     "qwen_image_2512_bf16": "qwen-image-2512",
 }
 _SUFFIX = re.compile(r"\.(safetensors|ckpt|pt|pth|bin|gguf|sft)$", re.IGNORECASE)
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_HUB_ID = re.compile(REPO)
 _TAG = re.compile(r"<(?:lora|lyco|lycoris|hypernet)\s*:[^<>]{0,200}>", re.IGNORECASE)
 
 

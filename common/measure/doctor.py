@@ -6,7 +6,6 @@ import os
 import platform
 import shutil
 from dataclasses import asdict, dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,10 @@ from qwenimg.common.measure.exactness import LIMITS, Measured, measure
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.runtime.memory import free_ram
-from qwenimg.common.weights import presets
+from qwenimg.common.weights import on_paper, presets
 from qwenimg.common.weights.precision import Kind, Precision, short
 from qwenimg.common.weights.presets import Choice
 from qwenimg.common.weights.residency import ALWAYS
-from qwenimg.common.weights.storage import BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,14 +111,12 @@ def _choice(kind: Kind, engine: Engine, weights: Any, free: int) -> Choice:
 def _published(family: Family, engine: Engine, free: int) -> Auto:
     """For the denoiser of the size that is published under the family's name."""
     network = family.networks[0]
-    uses = network.uses(network.manifest(network.config()))
+    plan = on_paper.plan(network.role, network.uses(network.manifest(network.config())))
 
     def weights(policy: Precision) -> int:
-        kept = ((name, use) for name, use in uses.items() if use.residency is ALWAYS)
-        return sum(prod(use.shape) * BYTES[policy.weight_dtype(network.role, name)] for name, use in kept)
+        return plan.stored(policy).when(ALWAYS).nbytes
 
-    billions = sum(prod(use.shape) for use in uses.values()) / 1e9
-    name = f"{family.title} of {billions:.1f} billion parameters"
+    name = f"{family.title} of {plan.parameters / 1e9:.1f} billion parameters"
     return Auto(model=name, choice=_choice(family.precision, engine, weights, free))
 
 

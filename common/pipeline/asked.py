@@ -19,6 +19,7 @@ class Asked(TypedDict, total=False):
     height: int | None
     steps: int | None
     guidance: float | None
+    cfg_end: float | None
     guidance_rescale: float | None
     sampler: str | None
     schedule: str | None

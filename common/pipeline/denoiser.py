@@ -46,12 +46,16 @@ class Denoiser:
         guidance: Guidance,
         *,
         branches: int,
+        alone: Callable[[Array, float], Array] | None = None,
+        guided_above: float = -1.0,
         blend: Blend | None = None,
     ):
         """passes: calls of the model with x and sigma, each giving one branch or a batch of them; together `branches`,
-        the prompt's first. denoised: the picture from x, sigma and a prediction."""
+        the prompt's first. alone: the call for the prompt's branch, which is all at a noise level not above
+        `guided_above`. denoised: the picture from x, sigma and a prediction."""
         self.runtime, self.title, self.passes, self.denoised = runtime, title, passes, denoised
         self.guidance, self.branches, self.blend = guidance, branches, blend
+        self.alone, self.guided_above = alone, guided_above
         self.calls: deque[tuple[Array, float]] = deque(maxlen=CALLS)
 
     def __call__(self, x: Array, sigma: float) -> Array:
@@ -70,13 +74,18 @@ class Denoiser:
 
     def explain(self, step: int) -> NumericsError:
         """Runs the calls of the last step again with probes: component, block and operation of what is not finite."""
-        again = (partial(call, x, sigma) for x, sigma in self.calls for call in self.passes)
+        again = (partial(call, x, sigma) for x, sigma in self.calls for call in self._passes(sigma))
         return self.runtime.explain(self.title, step, again)
 
     def _predictions(self, x: Array, sigma: float) -> list[Array]:
         self.calls.append((x, sigma))
-        found = [call(x, sigma) for call in self.passes]
-        return self.runtime.engine.split(found[0]) if len(found) < self.branches else found
+        passes = self._passes(sigma)
+        found = [call(x, sigma) for call in passes]
+        whole = passes is self.passes and len(found) < self.branches
+        return self.runtime.engine.split(found[0]) if whole else found
+
+    def _passes(self, sigma: float) -> Sequence[Callable[[Array, float], Array]]:
+        return self.passes if self.alone is None or sigma > self.guided_above else [self.alone]
 
     def _shown(self, x: Array, sigma: float) -> Array:
         return x if self.blend is None else self.blend.shown(x, sigma)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import ceil
 from typing import TypeAlias
 
 from qwenimg.common.base.errors import UsageError
@@ -44,6 +45,11 @@ class SamplingPlan:
     def sigmas(self) -> tuple[float, ...]:
         first, *others = (segment.schedule.sigmas for segment in self.segments)
         return first + tuple(sigma for sigmas in others for sigma in sigmas[1:])
+
+    def guided_above(self, share: float) -> float:
+        """The noise level above which guidance applies, where that is for the first `share` of the steps: step i of n
+        is guided while i / n is below it. Negative: always."""
+        return -1.0 if share == 1 else self.sigmas[ceil(share * self.steps)]
 
     def asked(self) -> tuple[float, ...]:
         """The noise levels at which the model will be asked, each once, in order: the coefficients of samplers that are

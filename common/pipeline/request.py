@@ -95,6 +95,10 @@ class Request:
         flags=("--cfg", "--cfg-scale"), aliases=("true-cfg-scale",), least=0, most=MAX_GUIDANCE, config=True,
         recorded="always",
     ))  # fmt: skip
+    cfg_end: float = option(1.0, Option(
+        help="{bounds}, the share of the steps that have guidance; after it one pass", section="Picture", metavar="X",
+        least=0, most=1, open="least", config=True, recorded="changed", needs="guidance",
+    ))  # fmt: skip
     guidance_rescale: float = option(0.0, Option(
         help="{bounds}, against pictures that guidance overexposes", section="Picture", metavar="X", least=0, most=1,
         recorded="changed", needs="guidance", families=_STABLE_DIFFUSION,

@@ -175,6 +175,10 @@ class Engine(Protocol):
         """Of one product of two matrices side x side."""
         ...
 
+    def linear_seconds(self, rows: int, inner: int, columns: int, dtype: str) -> float:
+        """Of one linear layer [columns inner] of [rows inner], as the networks compute it."""
+        ...
+
     def operate(self, operation: str, dtype: str, arrays: Sequence[NumpyArray]) -> NumpyArray:
         """The result of one operation of the networks on `arrays` in `dtype`, for `measure.exactness`: `matmul` of
         [L, in] with [out, in], `conv2d` 3x3 of [B, C, h, w] with [O, C, 3, 3], `attention` of q, k, v [B, L, H, D]."""

@@ -70,16 +70,20 @@ class Runtime:
                 self.engine.compile(opened, self.compiles)
             return opened
 
-    def readapt(self, opened: Any, before: Component, now: Component, title: str) -> None:
+    def readapt(self, opened: Any, before: Component, now: Component, title: str, free: Callable[[], None]) -> None:
         """Reads again what of the `opened` component other LoRAs change: the weights with others in them `now`, and the
-        branches of those that have others beside them."""
+        branches of those that have others beside them. Calls `free` where it fails, with some weights of before."""
         pairs = [(name, entry, now.plan.entries[name]) for name, entry in before.plan.entries.items()]
         names = [name for name, was, new in pairs if was.fused != new.fused]
         branches = [name for name, was, new in pairs if was.fused == new.fused and was.branch != new.branch]
         if names or branches:
             self.notify("stage", f"changing {counted(len(names + branches), 'weight')} of the {title} by LoRA")
-            with self.clock.timed(f"load {title}"):
-                self.engine.refill(opened, self.plan(now), names, branches)
+            try:
+                with self.clock.timed(f"load {title}"):
+                    self.engine.refill(opened, self.plan(now), names, branches)
+            except BaseException:
+                free()
+                raise
 
     def plan(self, component: Component) -> LoadPlan:
         """Of its weights, as they are kept in memory."""

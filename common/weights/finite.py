@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING
 
 from qwenimg.common.weights.arrays import largest_bits, value
 from qwenimg.common.weights.bits import finite
-from qwenimg.common.weights.plan import Entry, LoadPlan, not_finite, read, read_codes
+from qwenimg.common.weights.plan import TOO_LARGE, Entry, LoadPlan, not_finite, read, read_codes
 from qwenimg.common.weights.storage import Packed
 
 if TYPE_CHECKING:
     import numpy as np
-
-# What rounds to infinity, from this size on: halfway from the largest number to the next power of two.
-_BEYOND = {"float16": 65520.0, "bfloat16": 2.0**128 - 2.0**119}
 
 
 def check_values(plan: LoadPlan) -> None:
@@ -40,5 +37,5 @@ def check_largest(entry: Entry, bits: int, count: Callable[[], int]) -> None:
     largest = value(bits, entry.dtype)
     if not isfinite(largest):
         raise not_finite(entry, count(), 0.0, entry.storage.dtype)
-    if largest >= _BEYOND.get(entry.storage.dtype, inf):
+    if largest >= TOO_LARGE.get(entry.storage.dtype, inf):
         raise not_finite(entry, 0, largest, entry.storage.dtype)

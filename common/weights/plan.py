@@ -22,7 +22,7 @@ from qwenimg.common.weights.arrays import empty
 from qwenimg.common.weights.bits import finite, widened
 from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.residency import ALWAYS, Residency
-from qwenimg.common.weights.storage import BYTES, Packed, Storage
+from qwenimg.common.weights.storage import BYTES, Codes, Packed, Storage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,6 +33,9 @@ NUMPY = {
     "F8_E4M3": "u1", "F8_E5M2": "u1", "F8_E8M0": "u1",
 }  # fmt: skip
 """What numpy reads a tensor of a file as: numbers, or their bits."""
+
+TOO_LARGE = {"float16": 65520.0, "bfloat16": 2.0**128 - 2.0**119}
+"""The size from which on a dtype rounds to infinity: halfway from its largest number to the next power of two."""
 
 # What is done to a tensor as it is stored, beside dropping dimensions of 1: rows and columns exchanged; or of a causal
 # convolution over time [O I T kh kw] the last tap [O I kh kw], all that one frame uses: those before it are zero.
@@ -352,7 +355,22 @@ def read_codes(entry: Entry) -> Coded:
     count = sum(int(np.count_nonzero(~finite(part))) for part in checked)
     if count:
         raise not_finite(entry, count, 0.0, "")
+    largest = _largest(made, code) if entry.storage.dtype == "float16" else 0.0
+    if largest >= TOO_LARGE["float16"]:
+        raise not_finite(entry, 0, largest, entry.storage.dtype)
     return made
+
+
+def _largest(made: Coded, code: Codes) -> float:
+    """The largest size that its codes decode to. They are decoded only where a group's ends do not settle it."""
+    import numpy as np
+
+    if isinstance(code, Affine):
+        scales, biases = (widened(part) for part in made.arrays[1:])
+        bound = float(np.maximum(np.abs(biases), np.abs(biases + (2**code.bits - 1) * scales)).max(initial=0))
+        if bound < TOO_LARGE["float16"]:
+            return bound
+    return float(np.abs(code.values(made.arrays)).max(initial=0))
 
 
 def not_finite(entry: Entry, count: int, largest: float, dtype: object) -> ModelError:

@@ -65,8 +65,8 @@ def choose(
     """The policy for a kind of denoiser on `device`: that of `preset`, or of `precision` where that names one.
 
     `auto` and overrides (`auto,vae=bf16`) go on from the preset's. weights: the bytes of the largest part of the model
-    that is in memory at once under a policy; free: bytes on the device. Raises UsageError."""
-    check(preset)
+    that is in memory at once under a policy; free: bytes on the device. Raises UsageError for the policy."""
+    assert preset in NAMES, preset
     base, *overrides = precision.split(",")
     if base.strip().lower() != AUTO:
         return Choice(preset="" if preset == AUTO else preset, precision=precision)

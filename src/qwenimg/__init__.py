@@ -137,17 +137,16 @@ def _choices(
     prediction: Literal["eps", "v"] | None, quantize: str | None, given: dict[str, str | Path | None]
 ) -> Choices:
     """With the folders and files that are `given`. Raises UsageError."""
+    import os
     from pathlib import Path
 
     from qwenimg.common.base import arguments
-    from qwenimg.common.families.family import PARTS, Choices
-    from qwenimg.common.hub.resolve import find_part
+    from qwenimg.common.families.family import Choices
+    from qwenimg.common.hub.resolve import with_parts_found
 
     arguments.check_paths(**given)
-    found: dict[str, Any] = {
-        name: find_part(path) if name in PARTS else Path(path).expanduser() for name, path in given.items() if path
-    }
-    return Choices(prediction=prediction, quantize=quantize, **found)
+    paths: dict[str, Any] = {name: Path(os.path.expanduser(path)) for name, path in given.items() if path}  # noqa: PTH111
+    return with_parts_found(Choices(prediction=prediction, quantize=quantize, **paths))
 
 
 def _opened(

@@ -350,3 +350,27 @@ def test_the_small_files_are_what_a_published_folder_has() -> None:
     assert catalog.find_piece("Qwen-Image-Files") is piece
     have = set(piece.files) - {"tokenizer/tokenizer.json"}  # the published one has vocab.json and merges.txt
     assert set(repository.required(have.__contains__)) <= have
+
+
+@pytest.mark.parametrize("given", ["~nobody/x", "no/such.safetensors", "a\0b", "x" * 5000, "\udcff"])
+def test_a_path_of_nothing_is_one_line(tiny_folder: Path, given: str) -> None:
+    for part in PARTS:
+        with pytest.raises(ModelError) as caught:
+            qwenimg.load(tiny_folder, "cpu", **{part: given})
+        assert str(caught.value).isprintable() and len(str(caught.value)) <= 300
+
+
+def test_the_small_files_are_pulled_without_weights(fake, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from fake_hub import REPO
+
+    from qwenimg.common.families import catalog, repository
+    from qwenimg.common.hub.pull import pull
+
+    monkeypatch.setattr(catalog, "QWEN_IMAGE_FILES", replace(catalog.QWEN_IMAGE_FILES, repo=REPO))
+    folder = pull("qwen-image-files", echo=print, progress=lambda *told: None)
+    here = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert here == set(catalog.QWEN_IMAGE_FILES.files) & fake.files.keys() and "vae/config.json" in here
+    assert repository.lacks(folder, frozenset(PARTS)) is None and repository.lacks(folder) is not None
+    assert not repository.has_weights(folder)

@@ -101,13 +101,14 @@ def test_a_text_encoder_is_told(tmp_path: Path) -> None:
     assert "in memory: 1.2 kB as codes, 512 bytes decoded to 16 bit" in said
 
 
-@pytest.mark.parametrize("kind", ["sd1", "sdxl"])
-def test_a_unet_alone_as_comfyuis_converter_writes_it(both, kind: str, tmp_path: Path) -> None:
-    """Convolutions as rows of 256 with their true shapes beside them, in codes too; ldm names without a prefix."""
+@pytest.mark.parametrize(("kind", "names"), [("sd1", "ldm"), ("sd1", "diffusers"), ("sdxl", "ldm")])
+def test_a_unet_alone_as_comfyuis_converter_writes_it(both, kind: str, names: str, tmp_path: Path) -> None:
+    """Convolutions as rows of 256 with their true shapes beside them, in codes too; names without a prefix."""
     folder, file = both[kind]
-    start = "model.diffusion_model."
+    start = "model.diffusion_model." if names == "ldm" else ""
+    source = file if names == "ldm" else folder / "unet" / "diffusion_pytorch_model.safetensors"
     made, shapes = {}, {}
-    for name, tensor in load_file(file).items():
+    for name, tensor in load_file(source).items():
         if name.startswith(start):
             values = tensor.float().numpy()
             if values.ndim == 4 and values.size % 256 == 0:
@@ -121,7 +122,7 @@ def test_a_unet_alone_as_comfyuis_converter_writes_it(both, kind: str, tmp_path:
     drawn = qwenimg.load(folder, "cpu", "fp32", **given)("a red circle", **ASKED).pixels.astype(float)
     print(f"{kind}: from float32 {np.abs(drawn - plain).mean():.2f} of 255")
     assert 0 < np.abs(drawn - plain).mean() < 3
-    with pytest.raises(ModelError, match="lacks text_encoder"):
+    with pytest.raises(ModelError, match="lacks text_encoder" if names == "ldm" else "no Stable Diffusion checkpoint"):
         registry.open_model(tmp_path / "unet.gguf")
 
 

@@ -407,3 +407,8 @@ def test_long_lists_are_cut_and_counted() -> None:
     line = ", ".join(f"Field {i}: {'v' * 300}" for i in range(150))
     lines = read(parameters=f"x\nSteps: 1, Seed: 1, Size: 8x8, RNG: CPU, {line}").messages()
     assert len(lines) == 1 and "and 130 more" in lines[0] and len(lines[0]) < 1_500
+
+
+@pytest.mark.parametrize("name", ["a/b--c", "a--b/c", "a/b..c", "a../b", "-a/b", "a/b/c", "a/"])
+def test_what_the_hub_calls_no_name_is_none_here(name: str) -> None:
+    assert known_model(name) is None and known_model("owner/name-1.5_x") == "owner/name-1.5_x"

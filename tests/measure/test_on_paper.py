@@ -173,4 +173,3 @@ def test_the_command() -> None:
     cli("bench", "no-such-model", "--on-paper", "h100").refused(5, "no-such-model")
     cli("bench", "--on-paper", "h100", "-W", "99999").refused(2, "99999")
     cli("bench", "--on-paper", "h100", "--precision", "fp7").refused(2, "fp7")
-    cli("bench").refused(2, "--on-paper")

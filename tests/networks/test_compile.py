@@ -219,7 +219,8 @@ def test_a_missing_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
     ran.refused(3, "--compile on needs a C++ compiler")
 
 
-def test_the_command() -> None:
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     cli("x", "--compile", "fast").refused(2, "--compile", "'auto', 'on', 'off'")
     ran = cli("a red circle", "-m", "shapes", "--backend", "cpu", "--steps", "1", "--size", "64x64", "-o", "x.png")
     assert ran.code == 0 and "compile" not in ran.err

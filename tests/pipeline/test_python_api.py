@@ -125,7 +125,7 @@ def test_what_cannot_be_saved_is_one_line(result: Result, tmp_path: Path, name: 
     ids=lambda value: type(value).__name__,
 )
 def test_load_takes_no_value_of_another_kind(value: Any) -> None:
-    for name in ("model", "backend", "precision", "refiner", "vae", "tokenizer"):
+    for name in ("model", "backend", "precision", "refiner", "transformer", "text_encoder", "vae", "tokenizer"):
         given = {"model": "shapes"} | {name: value}
         with pytest.raises(UsageError, match=f"{name} is .*expected a text") as caught:
             qwenimg.load(**given)

@@ -45,7 +45,7 @@ AT_IMPORT = {
     "contextmanager": "a decorator",
     "cache": "a decorator",
     "wraps": "a decorator",
-    "_fused": "a decorator of backends/mlx/ops/functions.py, which compiles when first called",
+    "fused": "a decorator of backends/mlx/ops/functions.py, which compiles when first called",
     "ops.computes": "a decorator of backends/torch/ops/cpu.py",
     "call_options.described": "a decorator, which describes a function",
     "torch.inference_mode": "a decorator",

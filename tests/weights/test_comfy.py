@@ -207,10 +207,10 @@ def test_metadata_that_is_not_what_it_should_be(tmp_path: Path, text: str, words
     made, _, _ = newer(table=True)
     path = tmp_path / "a.safetensors"
     safetensors.torch.save_file(made, path, {comfy.METADATA: text})
-    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     with pytest.raises(ModelError) as caught:
         plan(path, "transformer", dict(SHAPES))
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     shown = str(caught.value)
     print(f"{seconds:.2f} s, {more:.0f} MB: {shown}")
@@ -246,7 +246,7 @@ def test_a_damaged_header_is_one_line_or_another_file(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     safetensors.torch.save_file(made, path)
     whole = path.read_bytes()
-    chance, refused, start = np.random.default_rng(5), 0, time.perf_counter()
+    chance, refused, start = np.random.default_rng(5), 0, time.process_time()
     for _ in range(800):
         data = bytearray(whole)
         for _ in range(chance.integers(1, 4)):
@@ -257,7 +257,7 @@ def test_a_damaged_header_is_one_line_or_another_file(tmp_path: Path) -> None:
         except ModelError as error:
             refused += 1
             assert str(error).isprintable() and len(str(error)) <= 300
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     print(f"{refused} of 800 refused, {seconds / 800 * 1e3:.1f} ms each")
     assert refused > 400 and seconds < 60
 

@@ -1,5 +1,6 @@
 """Weights kept in codes: read from files, made while loading, the same on both backends, and what may not be coded."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,34 @@ def test_a_scale_that_is_not_finite_is_named(tmp_path: Path, file: tuple[Path, d
     plan = quantise.keep(keys.plan(tmp_path / "z.safetensors", "transformer", MANIFEST), frozenset())
     with pytest.raises(ModelError, match=r"tensor a\.weight has 1 non-finite"):
         read_codes(plan.entries["a.weight"])
+    plan.close()
+
+
+@pytest.mark.parametrize("stored", ["values", "codes"])
+def test_codes_of_more_than_float16_holds_are_named(tmp_path: Path, stored: str) -> None:
+    """As dense weights are: 70000 in a layer of codes is no number in float16, and is one in bfloat16. A group's ends
+    may be beyond without a code that is there."""
+    rng, code = np.random.default_rng(3), Affine(8, 32)
+    values = {name: rng.standard_normal((6, 96)).astype(np.float32) for name in ("a.weight", "b.weight")}
+    values["a.weight"][1, 2] = -70000.0
+    tensors = dict(values)
+    if stored == "codes":
+        for name, made in ((name, encode(value, code)) for name, value in values.items()):
+            layer = name.removesuffix(".weight")
+            tensors |= {name: made.codes, f"{layer}.scales": made.scales, f"{layer}.biases": made.biases}
+        tensors["b.scales"] = np.full((6, 3), 500, tensors["b.scales"].dtype)
+        tensors["b.weight"] = tensors["b.weight"] & 0x3F3F3F3F  # at most 63 of 255, hence 31500 and the bias
+    save_file(tensors, tmp_path / "large.safetensors")
+    plan = keys.plan(tmp_path / "large.safetensors", "transformer", dict.fromkeys(values, (6, 96)))
+    entries = {
+        (name, dtype): replace(plan.entries[name], storage=Packed(code, dtype))
+        for name in values
+        for dtype in ("float16", "bfloat16")
+    }
+    for key in (("a.weight", "bfloat16"), ("b.weight", "float16"), ("b.weight", "bfloat16")):
+        read_codes(entries[key])
+    with pytest.raises(ModelError, match=r"a\.weight reaches 7e\+04, too large for float16; use --precision bf16"):
+        read_codes(entries["a.weight", "float16"])
     plan.close()
 
 

@@ -6,7 +6,7 @@ and not the sum. What depends on neither step nor latent is made once per run, t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -92,11 +92,11 @@ class QwenImage:
             line.add("text", "the text encoder", {"text encoder": weights}, 0)
         self._add_steps(line, self.branches(len(texts), size), size + max(seen), timesteps)
         self.vae.add_decoding(line, shape)
-        one = sum(memory.step_operations(self.config, size + text) for text in seen)
+        first, *others = (memory.step_operations(self.config, size + text) for text in seen)
         return Needs(
             stages=line.stages,
             loaded=sum(loaded.values()),
-            steps=plan.evaluations * one,
+            steps=plan.evaluations * (first + request.cfg_end * sum(others)),
             decoding=estimate.decoder_operations(self.checkpoint["vae"].plan, *shape),
         )
 
@@ -130,11 +130,8 @@ class QwenImage:
         if not before["transformer"].plan.when(ONCE).same_deltas(now["transformer"].plan):
             self._modulations.clear()
         if self._transformer is not None:
-            try:
-                self.runtime.readapt(self._transformer, before["transformer"], now["transformer"], "transformer")
-            except BaseException:  # some of its weights are of before
-                self.free_transformer()
-                raise
+            parts = before["transformer"], now["transformer"]
+            self.runtime.readapt(self._transformer, *parts, "transformer", self.free_transformer)
 
     @contextmanager
     def prepare(self, request: Request, plan: SamplingPlan, shape: tuple[int, int]) -> Iterator[QwenRun]:
@@ -303,6 +300,8 @@ class QwenRun:
         batches = [texts[i : i + together] for i in range(0, len(texts), together)]
         self.conditions = [self.transformer.condition(batch, [grid]) for batch in batches]
         self.branches = len(texts)
+        self.guided_above = plan.guided_above(request.cfg_end)
+        self.alone = self._alone(texts[:1]) if request.guided and request.cfg_end < 1 else None
         self.shapes = {
             "text": ", ".join(str(list(text.shape)) for text in texts),
             "tokens": f"{grid[1]} x {grid[2]} = {tokens}",
@@ -316,8 +315,16 @@ class QwenRun:
             lambda x, sigma, velocity: x - sigma * velocity,
             Guidance(scale=self.request.guidance, keep_norm=True),
             branches=self.branches,
+            alone=self.alone,
+            guided_above=self.guided_above,
             blend=inpaint.blend(initial, segment.schedule, self.array),
         )
+
+    def _alone(self, text: Sequence[Array]) -> Callable[[Array, float], Array]:
+        """The call of the model for the prompt's branch."""
+        together = len(self.conditions) < self.branches
+        condition = self.transformer.condition(text, [self.grid]) if together else self.conditions[0]
+        return partial(self._predict, condition)
 
     def _predict(self, condition: Any, x: Array, sigma: float) -> Array:
         return self.transformer.predict(x, condition, self.modulation, self.rows[sigma])
@@ -332,5 +339,5 @@ class QwenRun:
 
     def close(self) -> None:
         """Frees what the run holds on the device, before the VAE decodes."""
-        self.conditions, self.modulation = [], None
+        self.conditions, self.modulation, self.alone = [], None, None
         del self.transformer  # which may be freed for the VAE

@@ -14,6 +14,7 @@ from qwenimg.common.families.stable_diffusion import lora_names
 from qwenimg.common.families.stable_diffusion.checkpoint import PIPELINES, facts
 from qwenimg.common.families.stable_diffusion.describe_file import describe_file
 from qwenimg.common.families.stable_diffusion.model import StableDiffusion
+from qwenimg.common.families.stable_diffusion.single_file import reads
 from qwenimg.common.families.stable_diffusion.small_files import small_files
 from qwenimg.common.networks import clip, kl_vae, unet
 from qwenimg.common.pipeline.request import Defaults
@@ -72,7 +73,7 @@ FAMILY = Family(
     precision=UNET,
     choices=frozenset({"prediction", "tokenizer", "transformer", "vae"}),
     open=checkpoints.open_checkpoint,
-    single_file=True,
+    reads_file=reads,
     describe_file=describe_file,
     layouts=(("down_blocks.", "a UNet or VAE, diffusers' names (--unet, --vae)"),),
     model=StableDiffusion,

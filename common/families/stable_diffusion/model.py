@@ -83,11 +83,7 @@ class Expert:
         before, self.checkpoint = self.checkpoint["unet"], self.checkpoint.with_deltas(deltas)
         self.texts.renew(self.checkpoint.texts)
         if self._unet is not None:
-            try:
-                self.runtime.readapt(self._unet, before, self.checkpoint["unet"], "unet")
-            except BaseException:  # some of its weights are of before
-                self.free()
-                raise
+            self.runtime.readapt(self._unet, before, self.checkpoint["unet"], "unet", self.free)
 
     def unet(self, more: int = 0) -> UNet:
         """The UNet, once it is known that its weights and `more` bytes of a step fit."""
@@ -181,7 +177,9 @@ class StableDiffusion:
         for expert in experts:
             expert.add_steps(line, branches, shape)
         self.vae.add_decoding(line, shape)
-        one = branches * estimate.unet_operations(unet.plan, len(unet.config.block_out_channels), *shape)
+        one = (1 + request.guided * request.cfg_end) * estimate.unet_operations(
+            unet.plan, len(unet.config.block_out_channels), *shape
+        )
         return Needs(
             stages=line.stages,
             loaded=sum(loaded.values()),
@@ -210,7 +208,7 @@ class StableDiffusion:
 
     @contextmanager
     def prepare(self, request: Request, plan: SamplingPlan, shape: tuple[int, int]) -> Iterator[DiffusionRun]:
-        run = DiffusionRun(self, request, shape)
+        run = DiffusionRun(self, request, plan, shape)
         try:
             yield run
         finally:
@@ -271,8 +269,9 @@ class StableDiffusion:
 class DiffusionRun:
     """One request: the picture is c_skip x + c_out UNet(c_in x, time), guidance taken on the prediction."""
 
-    def __init__(self, model: StableDiffusion, request: Request, shape: tuple[int, int]):
+    def __init__(self, model: StableDiffusion, request: Request, plan: SamplingPlan, shape: tuple[int, int]):
         self.model, self.request, self.shape = model, request, shape
+        self.guided_above = plan.guided_above(request.cfg_end)
         self.conditioning = {expert: expert.conditioning(request) for expert in model.experts()}
         self.shapes = {"text": str(list(self.conditioning[model.base].texts.shape))}
 
@@ -284,10 +283,11 @@ class DiffusionRun:
         extra = [self.array(part) for part in self._extra(initial)] if expert.facts.sees_mask else []
         unet = expert.unet(expert.step_bytes(len(conditioning.texts), *self.shape))
         condition = unet.condition(conditioning.texts, conditioning.added)
+        alone = self._alone(unet, conditioning)
         engine = self.model.engine
         scalings = partial(discrete.scalings, scheduler.prediction_type)
 
-        def predict(x: Array, sigma: float) -> Array:
+        def predict(condition: Any, x: Array, sigma: float) -> Array:
             scaled = scalings(sigma)[0] * x
             shown = engine.join([scaled, *extra]) if extra else scaled
             return unet.predict(shown, _sinusoids(config, [time(sigma)], config.time_channels), condition)
@@ -299,12 +299,21 @@ class DiffusionRun:
         return Denoiser(
             self.model.runtime,
             "unet",
-            [predict],
+            [partial(predict, condition)],
             denoised,
             Guidance(scale=self.request.guidance, rescale=self.request.guidance_rescale),
             branches=len(conditioning.texts),
+            alone=None if alone is None else partial(predict, alone),
+            guided_above=self.guided_above,
             blend=inpaint.blend(initial, segment.schedule, self.array),
         )
+
+    def _alone(self, unet: UNet, conditioning: Conditioning) -> Any:
+        """What the UNet makes of the prompt alone, where guidance ends before the steps do."""
+        if not self.request.guided or self.request.cfg_end == 1:
+            return None
+        added = None if conditioning.added is None else conditioning.added[:1]
+        return unet.condition(conditioning.texts[:1], added)
 
     def _extra(self, initial: Initial) -> list[Latents]:
         """Mask and masked picture; where none is given all is to be made, of an empty (gray) picture's latents."""

@@ -30,6 +30,7 @@ from qwenimg.common.networks import clip, kl_vae, unet
 from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.weights import gguf
 from qwenimg.common.weights.headers import read_header
 from qwenimg.common.weights.keys import check_architecture, plan_places
 from qwenimg.common.weights.plan import LoadPlan, Uses, as_stored
@@ -97,6 +98,12 @@ class SingleFile:
 def is_single_file(tensors: Mapping[str, Stored]) -> bool:
     """Whether a file with these tensors has a UNet or a VAE under ldm names."""
     return _prefixes(tensors) != (None, None)
+
+
+def reads(header: Header) -> bool:
+    """Whether a file with this header is one of these, as far as it says: in GGUF it may be said of another model."""
+    said = header.metadata.get(gguf.ARCHITECTURE, "") if header.format == "GGUF" else ""
+    return (said in _ARCHITECTURES or said in gguf.UNSPECIFIC) and is_single_file(header.tensors)
 
 
 def detect(header: Header, prediction: Prediction | None = None) -> Detected:

@@ -1,0 +1,54 @@
+"""One file given as a model: the family that reads it, and what is said of a file that none reads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli_runner import cli
+from safetensors.numpy import save_file
+
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.families import registry
+
+# the name of a tensor -> what is said of its file
+OTHERS = {
+    "model.diffusion_model.transformer_blocks.0.attn.to_q.weight": ("Qwen-Image transformer", "--transformer"),
+    "transformer_blocks.0.img_mod.1.weight": ("Qwen-Image transformer, diffusers' names", "--transformer"),
+    "decoder.up_blocks.0.resnets.0.norm1.gamma": ("Qwen-Image VAE", "--vae"),
+    "down_blocks.0.resnets.0.norm1.weight": ("UNet or VAE, diffusers' names", "--unet"),
+    "transformer_blocks.0.attn.to_q.lora_A.weight": ("is a LoRA", "--lora"),
+    "some.other.weight": ("no Stable Diffusion checkpoint in one file", "some.other.weight"),
+}
+
+
+def write(path: Path, *names: str) -> Path:
+    save_file({name: np.zeros((2, 3), np.float32) for name in names}, path)
+    return path
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_no_family_reads_is_named(tmp_path: Path, name: str) -> None:
+    file = write(tmp_path / "x.safetensors", name)
+    with pytest.raises(ModelError) as caught:
+        registry.of_file(file)
+    print(caught.value)
+    assert all(word in str(caught.value) for word in ("x.safetensors", *OTHERS[name])) and len(str(caught.value)) < 281
+    cli("a ring", "-m", str(file), "--backend", "cpu").refused(5, OTHERS[name][0])
+
+
+def test_each_family_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In their order, and not the first with single files alone."""
+    diffusion = next(family for family in registry.FAMILIES if family.reads_file)
+    file = write(tmp_path / "x.safetensors", "model.diffusion_model.input_blocks.0.0.weight")
+    assert registry.of_file(file) is diffusion
+    asked = list[str]()
+
+    def reads(answer: bool, name: str):
+        return lambda header: bool(asked.append(name)) or answer
+
+    first, second = (replace(diffusion, name=name, reads_file=reads(name == "b", name)) for name in ("a", "b"))
+    monkeypatch.setattr(registry, "FAMILIES", (first, second, diffusion))
+    assert registry.of_file(file) is second and asked == ["a", "b"]
