@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 NAMES = ("auto", "mlx", "cuda", "cpu")
 PLACED = ("mlx:cpu", "mlx:gpu")  # for comparisons: MLX on that device, for as long as no other is loaded
 MISSING = "not available: "  # what `available` says starts with it where a backend is not
+# The peer's arm of `qwenimg bench --against diffusers`, as a process of its own runs it.
+PEER = "import sys; from qwenimg.backends.torch.peer import main; main(sys.argv[1])"
 _PACKAGES = {"mlx": "mlx", "cuda": "torch", "cpu": "torch"}
 # Bytes of address space and of data that each takes to load: with less it ends the process itself.
 _ROOM = {"mlx": (320 << 20, 120 << 20), "torch": (700 << 20, 300 << 20)}

@@ -31,18 +31,28 @@ _FEW = 2  # steps of the shorter run
 @click.option("--precision", default="auto", metavar="POLICY", help="As of generate. On paper default that of a GPU.")
 @click.option("--compile", type=click.Choice(("off", "on")), default="off", metavar="off|on", help="Default off.")
 @click.option("--rounds", type=click.IntRange(1, 100), default=3, metavar="N", help="Default 3; medians are shown.")
+@click.option("--against", type=click.Choice(("diffusers", "mflux")), metavar="PEER", help="Time diffusers as well.")
+@click.option("--job", type=click.Path(), hidden=True, help="One arm of --against.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def bench(model: str | None, on_paper: str | None, as_json: bool, **given: Any) -> None:
+def bench(
+    model: str | None, on_paper: str | None, as_json: bool, against: str | None, job: str | None, **given: Any
+) -> None:
     """Measures what a picture of MODEL (a name, folder or file) takes here, stage by stage.
 
     The steady step is the slope between two numbers of steps, so that what comes once is not in it. With --on-paper
     nothing is run: kernels are counted for the program as it is, compiled, and the limit that no program passes, and
     given their time on one of h100, h200, a100, 4090, 5090, m1-max, m2-ultra, m3-ultra, m4-max, m5-max. Known names
-    need no files for that.
+    need no files for that. --against diffusers runs its pipeline on the same files, noise, prompt and dtype, each arm
+    in a process of its own; where the latents differ, the ratio is INVALID.
     """
     from qwenimg.cli import streams
 
-    text = _on_paper(model, on_paper, as_json, **given) if on_paper else _measured(model, as_json, **given)
+    if job is not None:
+        text = _arm(job)
+    elif against is not None:
+        text = _against(model, against, as_json, **given)
+    else:
+        text = _on_paper(model, on_paper, as_json, **given) if on_paper else _measured(model, as_json, **given)
     streams.put(text.encode() + b"\n")
 
 
@@ -91,6 +101,79 @@ def _with_share(made: Any, pipe: Any, subject: Subject, ask: Any) -> Any:
     kernels = count(*subject.denoiser, pipe.precision, case)
     share, rate = share_of_products(pipe.engine, kernels, calls, made.stages["steady step"])
     return replace(made, share=share, rate=rate)
+
+
+_OURS = "import sys; from qwenimg.cli.main import run; sys.exit(run(['bench', '--job', sys.argv[1]]))"
+
+
+def _against(model: str | None, peer: str, as_json: bool, **given: Any) -> str:
+    """Both arms, each in a process of its own."""
+    from importlib.util import find_spec
+
+    from qwenimg import backends
+    from qwenimg.common.hub.resolve import resolve
+    from qwenimg.common.measure import bench as measuring
+    from qwenimg.common.measure import peers
+    from qwenimg.common.weights.precision import parse
+
+    if peer == "mflux":
+        raise BackendMissing("--against mflux: its arm is not built; --against diffusers is")
+    if find_spec("diffusers") is None:
+        raise BackendMissing("--against diffusers: diffusers is not installed; pip install diffusers transformers")
+    resolved = resolve(model)
+    with ExitStack() as stack:
+        subject = _subject(model, stack)
+    if subject.denoiser[0] != "qwen_dit" or not resolved.folder.is_dir():
+        raise UsageError("--against diffusers is built for Qwen-Image folders; bench without it takes every model")
+    engine, usual, many = backends.load(given["backend"]), subject.defaults, given["steps"] or 6
+    dtype = parse(given["precision"], on_gpu=engine.on_gpu, kind=subject.kind).compute_dtype("transformer")
+    width, height = (16 * -(-side // 16) for side in (given["width"] or usual.width, given["height"] or usual.height))
+    guidance = usual.guidance if given["guidance"] is None else given["guidance"]
+    ask = measuring.Ask(width=width, height=height, guidance=guidance, few=_FEW, many=many, rounds=given["rounds"])
+    job = peers.Job(
+        folder=str(resolved.folder),
+        backend=engine.name,
+        device="cuda" if engine.name == "cuda" else "cpu",
+        policy=given["precision"],
+        compile=given["compile"],
+        dtype=dtype,
+        negative_prompt=usual.negative_prompt,
+        prompt=ask.prompt,
+        guidance=guidance,
+        few=ask.few,
+        many=many,
+        rounds=ask.rounds,
+    )
+    shape = (1, subject.vae[1].z_dim, height // subject.scale, width // subject.scale)
+    made = peers.compare(job, ["-c", _OURS], ["-c", backends.PEER], shape, ask.seed)
+    return json.dumps(made.as_json()) if as_json else "\n".join(peers.shown(made, ask))
+
+
+def _arm(file: str) -> str:
+    """Ours, for `peers.compare`."""
+    begun = time.perf_counter()
+    from dataclasses import asdict
+    from pathlib import Path
+
+    import qwenimg
+    from qwenimg import backends
+    from qwenimg.common.measure import bench as measuring
+    from qwenimg.common.measure import peers
+
+    job = peers.read(Path(file))
+    backends.load(job.backend)
+    imported = time.perf_counter() - begun
+    with ExitStack() as stack:
+
+        def opened() -> Any:
+            pipe = qwenimg.load(job.folder, job.backend, job.policy)
+            stack.callback(pipe.close)
+            pipe.compile(job.compile)
+            return pipe
+
+        made, last, _ = measuring.measure(opened, job.ask(), imported, begun)
+    job.keep(last.latents)
+    return json.dumps(asdict(made))
 
 
 def _on_paper(model: str | None, machine_name: str, as_json: bool, **given: Any) -> str:

@@ -29,6 +29,7 @@ KEYS: Mapping[str, tuple[type, ...]] = {
     "preset": (str,),
     "precision": (str,),
     "fallback": (bool,),
+    "cache_prompts": (bool,),
     **{name: SAID[name].types for name in SAID if SAID[name].config},
     "output": (str,),
     "offline": (bool,),

@@ -55,6 +55,7 @@ class Flags:
     preset: str | None
     precision: str | None
     fallback: bool
+    cache_prompts: bool
     offline: bool
     latents: Path | None
     output: str | None
@@ -298,6 +299,7 @@ def _open(flags: Flags, replay: Replay | None, report: Report) -> Pipeline:
         prediction=prediction,
         quantize=quantize,
         fallback=flags.fallback,
+        cache_prompts=flags.cache_prompts,
         notify=report.notify,
     )
 

@@ -139,6 +139,9 @@ def _of_pictures(command: _F) -> _F:
     help="The preset's, or fp32, bf16, fp16, fp16-upcast; with parts: bf16,vae=bf16.",
 )
 @parts.options
+@click.option(
+    "--cache-prompts", is_flag=True, help="Keep encoded prompts on the disk: later runs load no text encoder."
+)
 @click.option("--fallback", is_flag=True, help="Go on in a larger dtype where a value overflows.")
 @click.option(
     "-q",

@@ -39,7 +39,7 @@ _OWN: dict[str, tuple[str, ...]] = {
     "Picture": (),
     "Picture to start from": (),
     "Model": (
-        "model", "backend", "compile", "preset", "precision", "fallback", "quantize", "offline",
+        "model", "backend", "compile", "preset", "precision", "fallback", "quantize", "cache_prompts", "offline",
         "transformer", "text_encoder", "vae", "models_dir", "refiner", "tokenizer", "prediction",
         "lightning", "lora_side", "lora_fuse",
     ),

@@ -27,7 +27,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _PATH = click.Path(path_type=Path, readable=False)
 _BACKENDS = (*NAMES, *PLACED)
 PROMPT, STEPS = "a large blue star", 4
-SMALL, USUAL = "64x64", "256x256"  # of the picture: for a model of few parameters, and for others
+SMALL, USUAL = "64x64", "128x128"  # of the picture: for a model of few parameters, and for others
 FEW = 2**25  # parameters
 
 

@@ -21,10 +21,12 @@ import frameworks  # noqa: F401
 import mutants_qwen
 import mutants_sd
 from doc_tables import table, write
+from lora_cases import write_lora
 from mutant import Judge, Mutant
 from tiny_sd import write_tiny_sd
 
 from qwenimg.common.base.text import clean
+from qwenimg.common.hub.resolve import resolve
 
 BACKENDS = ("cpu", "mlx")
 SHOWN = 90  # characters of what caught a fault
@@ -50,11 +52,14 @@ FAMILIES: Mapping[str, Model] = {
 def rows(name: str, folder: Path) -> tuple[list[list[str]], list[str]]:
     """Of a family: the table, and what was not caught, or is seen where no fault is."""
     make, prepare, mutants = FAMILIES[name]
-    judge, made, missed = Judge(make(folder), prepare), [], []
+    place = make(folder)
+    kind = "sdxl" if name == "sd" else name
+    lora = write_lora(resolve(place).folder, kind, folder / f"lora-{name}.safetensors")
+    judge, made, missed = Judge(place, prepare, lora), [], []
     for backend in BACKENDS:
-        for kind in {(m.precision, m.quantize, m.picture): m for m in mutants}.values():
-            if clear := judge.caught(backend, kind, planted=False):
-                missed.append(f"{name} on {backend} without a fault, {kind.precision} {kind.quantize}: {clear}")
+        for plain in {(m.precision, m.quantize, m.picture, m.lora): m for m in mutants}.values():
+            if clear := judge.caught(backend, plain, planted=False):
+                missed.append(f"{name} on {backend} without a fault, {plain.precision} {plain.quantize}: {clear}")
     for mutant in mutants:
         found = [judge.caught(backend, mutant) for backend in BACKENDS]
         missed += [f"{name} {mutant.name} on {b}" for b, text in zip(BACKENDS, found, strict=True) if not text]

@@ -13,6 +13,9 @@ from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 from statistics import median
+from typing import Any
+
+import numpy as np
 
 from qwenimg.common.base.amounts import counted, size_text
 from qwenimg.common.base.text import aligned
@@ -37,6 +40,7 @@ class Ask:
     rounds: int  # times that both are run after the first picture
     prompt: str = PROMPT
     seed: int = 0
+    noise: str = ""  # a file of it, in the place of the seed's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +97,9 @@ def measure(
 def drawn(pipe: Pipeline, ask: Ask, steps: int) -> tuple[Result, list[float]]:
     """A picture, and the seconds of each of its steps."""
     seconds = []
-    for event in pipe.stream(
-        ask.prompt, width=ask.width, height=ask.height, guidance=ask.guidance, steps=steps, seed=ask.seed
-    ):
+    size: dict[str, Any] = {"width": ask.width, "height": ask.height}
+    start: dict[str, Any] = {"latents": np.load(ask.noise)} if ask.noise else {"seed": ask.seed}
+    for event in pipe.stream(ask.prompt, guidance=ask.guidance, steps=steps, **size, **start):
         if isinstance(event, Step):
             seconds.append(event.seconds)
         else:

@@ -6,6 +6,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
 from typing import Any
@@ -30,7 +31,7 @@ from qwenimg.common.weights.fingerprint import fingerprint
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.precision import Precision
 
-LARGE = 2**25  # parameters of a component whose blocks' inputs and results are not kept whole
+LARGE = 2**25  # parameters of a component: of such a model blocks' inputs and results are not kept whole
 Notify = Callable[[str], None]
 Exact = tuple["NDArray[np.float64] | None", float]
 
@@ -38,8 +39,9 @@ Exact = tuple["NDArray[np.float64] | None", float]
 class Trace:
     """The last call of each block that came before `last` steps were done, the first where a step has several."""
 
-    def __init__(self, opened: Opened, last: int):
-        self.opened, self.last, self.done = opened, last, 0
+    def __init__(self, opened: Opened, last: int, whole: Mapping[str, bool]):
+        """whole: of each component, whether arguments are kept as they are, or what they are to be drawn like."""
+        self.opened, self.last, self.whole, self.done = opened, last, whole, 0
         self.calls: dict[str, tuple[int, str, Call]] = {}
 
     def of(self, component: str) -> Look:
@@ -64,6 +66,9 @@ class Look:
 
     def take(self, call: Call) -> None:
         name = self._name(call.path, call.block)
+        if not self.trace.whole[self.component]:
+            stands: Any = tuple(_sampled(call, name))  # not of a backend: what is to be drawn in place of its arrays
+            call = replace(call, arguments=stands, results=None)
         self.trace.calls[name] = (self.trace.done, self.component, call)
 
     def _name(self, path: str, block: Block) -> str:
@@ -111,15 +116,15 @@ def record(
 
     exact: an engine that computes in float64. sampled: inputs are drawn and results projected for small models too.
     Raises QwenimgError as a picture does."""
-    trace = Trace(opened, int(asked["steps"]) // 2)
+    found = parts(opened.checkpoint, pipe.precision)
+    small = all(part.plan.parameters < LARGE for part in found.values())
+    whole = dict.fromkeys(found, small and not sampled)
+    trace = Trace(opened, int(asked["steps"]) // 2, whole)
     notify(f"drawing a picture on {pipe.device}")
     with watched(pipe.runtime, trace):
         result = _drawn(pipe, asked, trace)
         again = {**asked, "steps": 2, "strength": 0.5, "image": result.pixels}
         pipe(**again)  # for the VAE's encoder
-    found, whole = parts(opened.checkpoint, pipe.precision), {}
-    for name, part in found.items():
-        whole[name] = not sampled and part.plan.parameters < LARGE
     recorder = Recorder(found, whole, pipe.engine, exact, notify)
     blocks = recorder.blocks(trace.found())
     return Passport(
@@ -196,14 +201,12 @@ class Recorder:
 
     def _recorded(self, component: str, name: str, call: Call) -> Recorded:
         arguments: tuple[Given, ...] = call.arguments
-        if not self.whole[component]:
-            arguments = tuple(_sampled(call, name))
         given = [values(argument) for argument in arguments]
         results, seen = call.results, Counter[str]()
         if self.engine is not None:
             with operations(self.engine) as seen:
                 results = self.again[component].call(call.path, call.block, given)
-        exact = self._exact(component, call, given, zlib.crc32(name.encode()))
+        exact = self._exact(component, call, given, len(leaves(results)))
         kept = [self._kept(component, f"{name} {i}", made, exact[i]) for i, made in enumerate(leaves(results))]
         return Recorded(
             component=component,
@@ -215,10 +218,11 @@ class Recorder:
             operations=dict(seen),
         )
 
-    def _exact(self, component: str, call: Call, given: list[Tree], seed: int) -> list[Exact]:
+    def _exact(self, component: str, call: Call, given: list[Tree], results: int) -> list[Exact]:
         """Of each result, what float64 gives, and the gain."""
         if component not in self.exact:
-            return [(None, 1.0)] * len(leaves(call.results))
+            return [(None, 1.0)] * results
+        seed = seed_of(f"{component}.{call.block.called(call.path)}")
         blocks = self.exact[component]
         exact = leaves(blocks.call(call.path, call.block, given))
         moved = [mapped(argument, lambda array: rounded_otherwise(array, seed)) for argument in given]

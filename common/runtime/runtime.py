@@ -13,6 +13,7 @@ from qwenimg.common.base.errors import DoesNotFit, NumericsError
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.runtime.engine import Array, Engine
 from qwenimg.common.runtime.probe import NotFinite, Overflow, first_non_finite
+from qwenimg.common.runtime.text_store import TextStore
 from qwenimg.common.weights.finite import check_values
 from qwenimg.common.weights.ladder import advice
 from qwenimg.common.weights.plan import LoadPlan
@@ -51,11 +52,16 @@ class Runtime:
         self.choice = choice or Choice(preset="", precision=precision.name)
         self.clock = Clock()
         self.compiles: bool | None = None  # whether the denoiser is when it is opened; None is the engine's usual
+        self.prompts: TextStore | None = None  # encoded ones that are kept on the disk
         self._stored: WeakKeyDictionary[LoadPlan, LoadPlan] = WeakKeyDictionary()
 
     def under(self, precision: Precision) -> Runtime:
         """The same engine with another precision; it reports nothing."""
         return Runtime(self.engine, precision, lambda kind, text: None, self.choice)
+
+    def keep_prompts(self) -> None:
+        """Keeps encoded prompts on the disk, and takes those that are there."""
+        self.prompts = TextStore(self)
 
     # Loading
 

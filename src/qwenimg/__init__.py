@@ -85,21 +85,21 @@ def load(
     prediction: Literal["eps", "v"] | None = None,
     quantize: str | None = None,
     fallback: bool = False,
+    cache_prompts: bool = False,
     notify: Callable[[str, str], None] | None = None,
 ) -> Pipeline:
     """Opens a model on a backend; weights are read when they are first needed.
 
-    model: a folder in diffusers layout, a known name, or a hub id that is in the local cache; None is qwen-image if
-    it was pulled or has its parts elsewhere, else the built-in model, with a notice. backend: auto, mlx, cuda or cpu.
+    model: a folder in diffusers layout, a known name, or a hub id that is in the local cache; None is qwen-image if it
+    was pulled or has its parts elsewhere, else the built-in model, with a notice. backend: auto, mlx, cuda or cpu.
     precision: see `syntax` in `qwenimg.common.weights.precision`; `auto` is that of the preset: quality, balanced,
     fast, memory, or auto, chosen from device, memory and model. quantize: weights in 8, 6 or 4 bits, or by part:
-    text=8,transformer=4. fallback: where a value overflows, goes on in the next dtype, which holds it. notify(kind,
-    text) gets stages, warnings and notices.
-    transformer (or UNet), text_encoder, vae: folder or file of that part's weights, in the place of the model's.
-    For Stable Diffusion: refiner, of SDXL, ends each picture; tokenizer, CLIP's folder where the model is one file and
-    none is found; prediction, "eps" or "v" of a file.
-    Everything about the files is checked before a framework is imported. Raises QwenimgError.
-    """
+    text=8,transformer=4. fallback: where a value overflows, goes on in the next dtype, which holds it. cache_prompts:
+    keeps encoded prompts on the disk for later runs. notify(kind, text) gets stages, warnings and notices. transformer
+    (or UNet), text_encoder, vae: folder or file of that part's weights, in the place of the model's. For Stable
+    Diffusion: refiner, of SDXL, ends each picture; tokenizer, CLIP's folder where the model is one file and none is
+    found; prediction, "eps" or "v" of a file.
+    Everything about the files is checked before a framework is imported. Raises QwenimgError."""
     from contextlib import ExitStack
 
     from qwenimg.common.base import arguments
@@ -118,7 +118,7 @@ def load(
         notify = notify or _ignore
         if model is None and resolved.known is catalog.BUILT_IN:
             notify("notice", builtin.notice(opened.checkpoint.parameters))
-        runtime, error = _runtime(opened, backend, precision, preset, notify)
+        runtime, error = _runtime(opened, backend, precision, preset, notify, keep_prompts=cache_prompts)
         pipeline = Pipeline(
             opened.family.model(runtime, opened.checkpoint, refining),
             name=resolved.name,
@@ -130,7 +130,7 @@ def load(
             checkpoint=opened.checkpoint,
         )
         stack.pop_all()  # from here on the pipeline closes them
-        return pipeline
+    return pipeline
 
 
 def _choices(
@@ -170,7 +170,13 @@ def _opened(
 
 
 def _runtime(
-    opened: Opened, backend: str, precision: str, preset: str, notify: Callable[[str, str], None]
+    opened: Opened,
+    backend: str,
+    precision: str,
+    preset: str,
+    notify: Callable[[str, str], None],
+    *,
+    keep_prompts: bool = False,
 ) -> tuple[Runtime, float]:
     """The backend with the policy that preset and precision give this model there, and the error of a float32 product.
 
@@ -191,7 +197,10 @@ def _runtime(
     _check_fp32(error, policy.name, engine.device)
     if choice.reason:
         notify("stage", f"--preset {choice.preset}: {policy.name}, since {choice.reason}")
-    return Runtime(engine, policy, notify, choice), error
+    runtime = Runtime(engine, policy, notify, choice)
+    if keep_prompts:
+        runtime.keep_prompts()
+    return runtime, error
 
 
 def _ignore(kind: str, text: str) -> None:

@@ -23,8 +23,12 @@ FOLDERS = ("backends", "common", "cli")
 # The most that a core install may bring; each must be imported somewhere.
 AGREED = {"click", "huggingface_hub", "numpy", "pillow", "platformdirs", "safetensors", "tokenizers", "tqdm"}
 MODULES = {"pillow": "PIL"}  # where the module has another name
-OPTIONAL = {"certifi": "certificates for a Python without any; huggingface_hub brings it along"}
+OPTIONAL = {
+    "certifi": "certificates for a Python without any; huggingface_hub brings it along",
+    "diffusers": "the peer of `qwenimg bench --against diffusers`, in a process of its own",
+}
 FRAMEWORKS = {"mlx", "torch"}
+PEER = "diffusers"
 
 
 def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
@@ -147,8 +151,12 @@ def requirement(text: str) -> str:
 def imports(*folders: str) -> set[str]:
     """The top-level packages that the files of these folders import, wherever in them."""
     texts = [path.read_text(encoding="utf-8") for path in sources(*folders)]
-    found = {name for text in texts for _, node in rules.within(rules.ast.parse(text)) for name in rules.imported(node)}
+    found = {name for text in texts for name in _imported(text)}
     return found - sys.stdlib_module_names - {"qwenimg", "__future__", ""}
+
+
+def _imported(text: str) -> set[str]:
+    return {name for _, node in rules.within(rules.ast.parse(text)) for name in rules.imported(node)}
 
 
 def test_every_core_dependency_is_used_and_every_import_declared():
@@ -167,9 +175,12 @@ def test_frameworks_and_references_are_extras():
     assert {"diffusers", "transformers"} <= extras["dev"]
     assert not extras["dev"] & FRAMEWORKS
     assert not core & (FRAMEWORKS | extras["dev"])
-    assert imports("backends/torch") - core == {"torch", "PIL"}  # pillow's name; training draws its curve
+    assert imports("backends/torch") - core - {PEER} == {"torch", "PIL"}  # pillow's name; training draws its curve
     assert imports("backends/mlx") - core == {"mlx"}
-    assert not imports("src", "common", "cli", "backends") & {"diffusers", "transformers"}
+    package = ("src", "common", "cli", "backends")
+    assert "transformers" not in imports(*package)
+    named = [rules.name_of(p) for p in sources(*package) if PEER in _imported(p.read_text(encoding="utf-8"))]
+    assert sorted(named) == ["backends/torch/peer.py", "cli/bench.py"], "the peer is a process of its own"
 
 
 def test_the_tests_use_a_torch_that_is_pinned():

@@ -11,7 +11,7 @@ import pytest
 from cli_runner import cli
 
 from qwenimg import Step
-from qwenimg.common.measure import bench
+from qwenimg.common.measure import bench, peers
 from qwenimg.common.measure.bench import STAGES, Ask
 from qwenimg.common.runtime.kernels import Kernel
 
@@ -70,3 +70,38 @@ def test_the_table_and_refusals() -> None:
     assert all(any(line.startswith(stage) for line in ran.out.decode().splitlines()) for stage in STAGES)
     cli("bench", "shapes", "--steps", "2").refused(2, "--steps 2", "give more")
     cli("bench", "no-such-model").refused(5, "no-such-model")
+
+
+def measured(step: float) -> bench.Measured:
+    return bench.Measured(
+        arm="x",
+        device="CPU",
+        precision="fp32",
+        stages=dict.fromkeys(STAGES, step),
+        processor_step=step,
+        peak=None,
+        versions={},
+        load_average=0.0,
+    )
+
+
+@pytest.mark.parametrize(("difference", "ratio"), [(1e-6, 0.5), (0.2, "INVALID"), (float("nan"), "INVALID")])
+def test_a_result_that_differs_has_no_ratio(difference: float, ratio: float | str) -> None:
+    made = peers.Compared(ours=measured(1.0), peer=measured(2.0), difference=difference, limit=1e-3)
+    assert made.ratio == ratio and made.as_json()["ratio"] == ratio
+    assert peers.shown(made, ASK)[-1].endswith(f"{ratio:.2f}" if isinstance(ratio, float) else ratio)
+
+
+@pytest.mark.slow
+def test_against_diffusers() -> None:
+    """The built-in model, which diffusers opens too: the same latents from the same noise."""
+    small = ("-W", "64", "-H", "64", "--steps", "3", "--rounds", "1")
+    ran = cli("bench", "shapes", "--against", "diffusers", "--backend", "cpu", *small, "--json")
+    made = json.loads(ran.out)
+    print(made["difference"], made["ratio"])
+    assert ran.code == 0 and made["difference"] < 1e-5 and [arm["arm"] for arm in made["arms"]][1] == "diffusers"
+
+
+def test_what_is_not_built_says_so() -> None:
+    cli("bench", "shapes", "--against", "mflux").refused(3, "mflux", "not built")
+    cli("bench", "shapes", "--against", "comfy").refused(2, "comfy")

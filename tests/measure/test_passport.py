@@ -6,6 +6,7 @@ import html.parser
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +21,14 @@ from PIL import Image
 from refusals import refused, safetensors_bytes, tensor
 
 from qwenimg import backends
+from qwenimg.common.families import registry
 from qwenimg.common.measure import passport_file, report
+from qwenimg.common.measure.blocks import parts
 from qwenimg.common.measure.passport import Figure, Kept, Passport
+from qwenimg.common.measure.record import Look, Trace
 from qwenimg.common.measure.sample import PROJECTIONS, Drawn, drawn_like, projected
 from qwenimg.common.runtime.traced import Values, leaves
+from qwenimg.common.weights.precision import FP32
 
 QUICK = ("--steps", "1", "--size", "32x32")
 
@@ -382,6 +387,19 @@ def test_what_is_drawn_has_the_outliers_of_what_it_stands_for() -> None:
     image = drawn_like(Values("float32", np.moveaxis(hot[..., None], 2, 1)), 3, 1)
     assert image is not None and [channel for channel, _, _ in image.channels] == [7]
     assert drawn_like(Values("int64", np.ones((9, 9), np.int64)), 3) is None
+
+
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+def test_a_trace_costs_nothing_where_nobody_looks(backend: str, tiny_folder: Path) -> None:
+    """The forwards know nothing of it: only the modules of a component that is watched are others."""
+    engine = backends.load(backend)
+    part = parts(registry.open_model(tiny_folder).checkpoint, FP32)["transformer"]
+    plain, watched = (engine.open(part.component.network, part.component.config, part.plan, FP32) for _ in range(2))
+    engine.watch(watched, part.network.traced, Look(Trace(registry.open_model(tiny_folder), 1, {}), "transformer"))
+    own = sys.modules[type(plain).__module__].TransformerBlock
+    assert type(plain.model.transformer_blocks[0]) is own
+    assert type(watched.model.transformer_blocks[0]) is not own and isinstance(watched.model.transformer_blocks[0], own)
+    assert "traced" not in Path(sys.modules[own.__module__].__file__ or "").read_text()
 
 
 def test_float64_is_kept_beside_the_result(shapes: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,12 +16,14 @@ import torch
 from dtype_record import Call, recorded
 from parity_bench import NO_HEAD, Bench, whole_runs
 from parity_blocks import BLOCKS
-from parity_cases import DIT, MLX, TORCH, Twin
+from parity_cases import DIT, MLX, TORCH, Files, Twin
 
 from qwenimg.common.measure import parity
 from qwenimg.common.measure.parity import judge
-from qwenimg.common.weights import precision
+from qwenimg.common.networks import qwen_dit, qwen_vl
+from qwenimg.common.weights import precision, quantise
 from qwenimg.common.weights.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, MMDIT, Precision
+from qwenimg.common.weights.storage import Packed
 
 F, B, H = "float32", "bfloat16", "float16"
 ALL_BF16 = replace(BF16, name="bf16,vae=bf16", vae="bfloat16")
@@ -121,6 +124,42 @@ def test_layers_that_compute_in_their_own_way(bench: Bench, twin: Twin, name: st
     assert len(layers) == 12 * DIT.num_layers and len(attended) == DIT.num_layers
     assert [c for c in products if not right(twin, c, want[0])] == []
     assert [c for c in attended if not right(twin, c, want[1])] == []
+
+
+class Coded(Files):
+    """The same with all weights of blocks kept in 4, 6 and 8 bits."""
+
+    def __init__(self, folder: Path, stored: str):
+        super().__init__(folder, stored)
+        for part, role, blocks in (
+            ("transformer", "transformer", qwen_dit.NETWORK.blocks),
+            ("text", "text", qwen_vl.NETWORK.blocks),
+        ):
+            assert blocks is not None
+            self.plans[part] = quantise.quantised(self.plans[part], quantise.POLICIES["4"][role], blocks)
+
+
+class CodedBench(Bench):
+    make_files = Coded
+
+
+@pytest.fixture(scope="module")
+def coded(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return CodedBench(tmp_path_factory.mktemp("codes"))
+
+
+@pytest.mark.parametrize("policy", [BF16, BF16_PLAIN], ids=lambda policy: policy.name)
+def test_layers_of_codes_compute_in_the_dtypes_of_the_policy(coded: Bench, twin: Twin, policy: Precision) -> None:
+    codes = sum(isinstance(e.storage, Packed) for plan in coded.files(B).plans.values() for e in plan.entries.values())
+    found = record(coded, twin, policy)
+    print(f"{twin.name} {policy.name}: {codes} layers of codes, {sum(map(len, found.values()))} calls")
+    assert codes > 40 and faults(twin, policy, found) == []
+
+
+def test_a_float32_place_that_codes_lose_is_caught(coded: Bench, twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "ONCE", None)  # the modulation's
+    found = faults(twin, BF16, record(coded, twin, BF16, fresh=True))
+    assert any("img_mod.1 product result: bfloat16, expected float32" in fault for fault in found), found[:2]
 
 
 def test_every_weight_was_in_a_call(bench: Bench, twin: Twin) -> None:

@@ -160,7 +160,7 @@ def test_an_option_is_whole(one: Option) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "asked", "family", "there", "told"),
+    ("name", "asked", "family", "has", "told"),
     [
         ("negative_prompt", "x", "", "", "the negative prompt has no effect at guidance 1"),
         ("negative_prompt", "x", "", "guidance", None),
@@ -180,8 +180,8 @@ def test_an_option_is_whole(one: Option) -> None:
         ("steps", 3, "qwen-image", "", None),
     ],
 )
-def test_what_has_no_effect_is_told(name: str, asked: Any, family: str, there: str, told: str | None) -> None:
-    found = no_effect(OPTIONS[name], asked, family, frozenset(filter(None, [there])), 1.0)
+def test_what_has_no_effect_is_told(name: str, asked: Any, family: str, has: str, told: str | None) -> None:
+    found = no_effect(OPTIONS[name], asked, family, frozenset(filter(None, [has])), 1.0)
     assert (found is None) if told is None else (found or "").endswith(told)
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.numpy import load_file
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 Arrays = dict[str, np.ndarray]
 RANK, ALPHA = 4, 1.0

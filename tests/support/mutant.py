@@ -101,6 +101,7 @@ class Mutant:
     precision: str = "fp32"
     quantize: str = ""
     picture: bool = False
+    lora: bool = False  # whether the picture has one
 
     @property
     def name(self) -> str:
@@ -110,9 +111,11 @@ class Mutant:
 class Judge:
     """Holds a model with a fault against passports of it without: recorded once each, on torch."""
 
-    def __init__(self, folder: Path | str, prepare: Callable[[Pipeline], None] = lambda pipe: None):
-        self.folder, self.prepare = str(folder), prepare
-        self._passports: dict[tuple[str, str], Passport] = {}
+    def __init__(
+        self, folder: Path | str, prepare: Callable[[Pipeline], None] = lambda pipe: None, lora: Path | None = None
+    ):
+        self.folder, self.prepare, self.lora = str(folder), prepare, lora
+        self._passports: dict[tuple[str, str, bool], Passport] = {}
 
     def opened(self, quantize: str) -> Opened:
         return registry.open_model(resolve(self.folder).folder, Choices(quantize=quantize or None))
@@ -123,12 +126,13 @@ class Judge:
         return pipe
 
     def passport(self, mutant: Mutant) -> Passport:
-        key = (mutant.precision, mutant.quantize)
+        key = (mutant.precision, mutant.quantize, mutant.lora)
         if key not in self._passports:
             pipe = self.pipe("cpu", mutant)
             opened = self.opened(mutant.quantize)
+            asked = ASKED | {"lora": str(self.lora)} if mutant.lora else ASKED
             self._passports[key] = record.record(
-                pipe, opened, ASKED, exact=pipe.engine, quantize=mutant.quantize, notify=lambda text: None
+                pipe, opened, asked, exact=pipe.engine, quantize=mutant.quantize, notify=lambda text: None
             )
         return self._passports[key]
 

@@ -12,6 +12,7 @@ from qwenimg.common.pipeline import plan
 from qwenimg.common.prompts import qwen
 from qwenimg.common.runtime.vae import VAEHalves
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
+from qwenimg.common.weights import lora
 from qwenimg.common.weights.precision import Precision
 from qwenimg.common.weights.residency import ONCE
 
@@ -242,6 +243,10 @@ def branches_swapped(patch: Patch) -> None:
     patch.around(patch.backend.ops, "guide", lambda guide, c, u, scale: guide(u, c, scale))
 
 
+def lora_without_alpha(patch: Patch) -> None:
+    patch.set(lora, "scale_of", lambda file, module, rank: 1.0)
+
+
 def vae_scale(patch: Patch) -> None:
     patch.around(VAEHalves, "decode", lambda decode, halves, z: decode(halves, 1.1 * z))
 
@@ -288,6 +293,7 @@ MUTANTS = (
     Mutant(wrong_text_mask, "the mask of the other prompt", picture=True),
     Mutant(guidance_without_norm, "guidance without the norm", picture=True),
     Mutant(branches_swapped, "the branches of guidance exchanged", picture=True),
+    Mutant(lora_without_alpha, "a LoRA without its alpha", picture=True, lora=True),
     Mutant(vae_scale, "the VAE's scale 10 % off", picture=True),
 )
 

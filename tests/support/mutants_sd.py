@@ -12,6 +12,7 @@ from mutants_qwen import (
     accumulated_in_half,
     attention_scale,
     kernel_turned,
+    lora_without_alpha,
     no_place,
     no_residual,
     padded_on_the_other_side,
@@ -284,6 +285,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(time_off_by_one, "times off by one of 1000", picture=True),
     Mutant(betas_linear, "another beta schedule", picture=True),
     Mutant(branches_swapped, "the branches of guidance exchanged", picture=True),
+    Mutant(lora_without_alpha, "a LoRA without its alpha", picture=True, lora=True),
     Mutant(vae_scale, "the VAE's scale 10 % off", picture=True),
 )
 

@@ -23,7 +23,7 @@ from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment, flow_plan
 from qwenimg.common.pipeline.request import MULTIPLE, Request
 from qwenimg.common.prompts import qwen
-from qwenimg.common.runtime import estimate
+from qwenimg.common.runtime import estimate, text_store
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array, Modulation, TextEncoder, Transformer
 from qwenimg.common.runtime.estimate import Needs
@@ -87,7 +87,7 @@ class QwenImage:
         line = Timeline(room=free + sum(loaded.values()), freed=frozenset(self._weights), kept=dict(loaded))
         if request.image is not None:
             self.vae.add_encoding(line, shape)
-        if not all(text in self.texts for text in texts):
+        if not all(text in self.texts or self._is_kept(text) for text in texts):
             weights = self.runtime.weight_bytes(self.checkpoint["text_encoder"])
             line.add("text", "the text encoder", {"text encoder": weights}, 0)
         self._add_steps(line, self.branches(len(texts), size), size + max(seen), timesteps)
@@ -155,15 +155,35 @@ class QwenImage:
         return [self.engine.array(self.texts[prompt]) for prompt in prompts]
 
     def _encode_missing(self, needed: Sequence[str]) -> None:
-        missing = self.texts.to_encode(needed, self._text_bytes)
+        missing = [text for text in self.texts.to_encode(needed, self._text_bytes) if not self._taken(text)]
         if not missing:
             return
         encoder = self._text_encoder()
         with self.runtime.clock.timed("encode"):
             for prompt in missing:
                 self.texts[prompt] = self._encode(encoder, qwen.prompt_ids(self.tokenizer, prompt).ids)
+                if self.runtime.prompts is not None:
+                    self.runtime.prompts.put(self._key(prompt), [self.texts[prompt]])
         del encoder
         self.engine.release()
+
+    def _taken(self, prompt: str) -> bool:
+        """Whether the states of `prompt` were on the disk, and are in memory now."""
+        if self.runtime.prompts is None:
+            return False
+        shape = (1, self._seen(prompt), self.config.joint_attention_dim)
+        found = self.runtime.prompts.get(self._key(prompt), [shape])
+        if found is not None:
+            self.texts[prompt] = found[0]
+        return found is not None
+
+    def _is_kept(self, prompt: str) -> bool:
+        return self.runtime.prompts is not None and self.runtime.prompts.has(self._key(prompt))
+
+    def _key(self, prompt: str) -> str | None:
+        plan = self.runtime.plan(self.checkpoint["text_encoder"])
+        ids = list(qwen.prompt_ids(self.tokenizer, prompt).ids)
+        return text_store.key(self.runtime, [plan], [ids, qwen.DROPPED, TEXT_TOKENS])
 
     def _text_bytes(self, prompt: str) -> int:
         tokens = min(len(qwen.prompt_ids(self.tokenizer, prompt).ids) - qwen.DROPPED, TEXT_TOKENS)

@@ -13,6 +13,7 @@ from qwenimg.common.networks import clip
 from qwenimg.common.prompts import weighted
 from qwenimg.common.prompts.clip import CLIPTokenizer
 from qwenimg.common.prompts.weighted import Chunk
+from qwenimg.common.runtime import text_store
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.runtime.engine import ClipEncoder
 from qwenimg.common.runtime.runtime import Runtime
@@ -51,7 +52,9 @@ class ClipTexts:
 
     def has(self, prompts: Sequence[str], clip_skip: int) -> bool:
         """Whether all of `prompts` are encoded."""
-        return all((prompt, clip_skip) in self.kept for prompt in [*prompts, ""])
+        store = self.runtime.prompts
+        needed = [(prompt, clip_skip) for prompt in [*prompts, ""]]
+        return all(one in self.kept or (store is not None and store.has(self._key(*one))) for one in needed)
 
     def announce(self, prompts: Sequence[str], clip_skip: int) -> None:
         """Encodes as many of `prompts` as the cache holds now, the rest in its turn."""
@@ -83,7 +86,7 @@ class ClipTexts:
     def _encode(self, prompts: Sequence[str], clip_skip: int) -> None:
         """Encodes `prompts` and the empty prompt, whose chunk fills up the shorter ones."""
         needed = [(prompt, clip_skip) for prompt in dict.fromkeys([*prompts, ""])]
-        missing = self.kept.to_encode(needed, lambda key: self._bytes(key[0]))
+        missing = [key for key in self.kept.to_encode(needed, lambda key: self._bytes(key[0])) if not self._taken(*key)]
         if not missing:
             return
         chunks = [weighted.prompt_chunks(self.tokenizers, prompt) for prompt, _ in missing]
@@ -92,7 +95,28 @@ class ClipTexts:
             for i, component in enumerate(self.encoders.values())
         ]
         for i, key in enumerate(missing):
-            self.kept[key] = Encoded(tuple(part[i][0] for part in parts), parts[-1][i][1])
+            made = self.kept[key] = Encoded(tuple(part[i][0] for part in parts), parts[-1][i][1])
+            if self.runtime.prompts is not None:
+                self.runtime.prompts.put(self._key(*key), [*made.states, made.pooled])
+
+    def _taken(self, prompt: str, clip_skip: int) -> bool:
+        """Whether the states of `prompt` were on the disk, and are in memory now."""
+        if self.runtime.prompts is None:
+            return False
+        configs = [component.config for component in self.encoders.values()]
+        count = len(weighted.prompt_chunks(self.tokenizers, prompt)[0])
+        shapes = [(count, weighted.LENGTH, config.hidden_size) for config in configs]
+        pooled = (configs[-1].projection_dim or configs[-1].hidden_size,)
+        found = self.runtime.prompts.get(self._key(prompt, clip_skip), [*shapes, pooled])
+        if found is not None:
+            self.kept[prompt, clip_skip] = Encoded(tuple(found[:-1]), found[-1])
+        return found is not None
+
+    def _key(self, prompt: str, clip_skip: int) -> str | None:
+        """Of the prompt's tokens with their weights, and the layers that are left out."""
+        chunks = weighted.prompt_chunks(self.tokenizers, prompt)
+        plans = [self.runtime.plan(component) for component in self.encoders.values()]
+        return text_store.key(self.runtime, plans, [repr(chunks), self.sdxl, clip_skip])
 
     def _bytes(self, prompt: str) -> int:
         return 4 * self.width * weighted.LENGTH * len(weighted.prompt_chunks(self.tokenizers, prompt)[0])

@@ -1,0 +1,116 @@
+"""The peer's arm of `qwenimg bench --against diffusers`, a process of its own: diffusers' pipeline on the same folder,
+noise, prompt, steps and dtype, timed as ours is."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from qwenimg.backends.torch import ops
+from qwenimg.common.numbers.packing import pack, unpack
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    """The job's arm as `measure.bench.Measured` has it; its final latents are written to `latents`."""
+    begun = time.perf_counter()
+    import diffusers
+
+    imported = time.perf_counter() - begun
+    diffusers.utils.logging.set_verbosity_error()
+    dtype = getattr(torch, job["dtype"])
+    placed = {"local_files_only": True} | ({"device_map": "cuda"} if job["device"] == "cuda" else {})
+    vae = diffusers.AutoencoderKLQwenImage.from_pretrained(job["folder"], subfolder="vae", torch_dtype=torch.float32)
+    pipe = diffusers.QwenImagePipeline.from_pretrained(job["folder"], vae=vae, torch_dtype=dtype, **placed)
+    pipe.set_progress_bar_config(disable=True)
+    loaded = time.perf_counter() - begun - imported
+    text = _encoded(pipe, job)
+    noise = np.load(job["noise"])
+    first, _ = _steps(pipe, job, noise, text, job["few"])
+    decoding = _decoding(pipe, noise)
+    total = time.perf_counter() - begun
+    slopes, processor = [], []
+    for _ in range(job["rounds"]):
+        taken = {}
+        for steps in (job["few"], job["many"]):
+            used = time.process_time()
+            seconds, final = _steps(pipe, job, noise, text, steps)
+            taken[steps] = sum(seconds), time.process_time() - used
+        more = job["many"] - job["few"]
+        slopes.append((taken[job["many"]][0] - taken[job["few"]][0]) / more)
+        processor.append((taken[job["many"]][1] - taken[job["few"]][1]) / more)
+    np.save(job["latents"], final)
+    stages = {"import": imported, "load": loaded, "text": text["seconds"], "first step": first[0]}
+    stages |= {"steady step": median(slopes), "decode": decoding, "total": total}
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "diffusers": diffusers.__version__}
+    return {
+        "arm": "diffusers",
+        "device": job["device"],
+        "precision": job["dtype"],
+        "stages": stages,
+        "processor_step": median(processor),
+        "peak": torch.cuda.max_memory_allocated() if job["device"] == "cuda" else None,
+        "versions": versions,
+        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
+    }
+
+
+def _encoded(pipe: Any, job: dict[str, Any]) -> dict[str, Any]:
+    """The states of both prompts, made once, and the seconds that they took."""
+    start = time.perf_counter()
+    made: dict[str, torch.Tensor] = {}
+    for name, prompt in (("", job["prompt"]), ("negative_", job["negative_prompt"])):
+        if name and job["guidance"] <= 1:
+            continue
+        with torch.inference_mode():
+            states, mask = pipe.encode_prompt(prompt=prompt)
+        made |= {f"{name}prompt_embeds": states, f"{name}prompt_embeds_mask": mask}
+    return {"states": made, "seconds": time.perf_counter() - start}
+
+
+def _steps(
+    pipe: Any, job: dict[str, Any], noise: np.ndarray, text: dict[str, Any], steps: int
+) -> tuple[list[float], np.ndarray]:
+    """Seconds of each step, and the final latents [1, C, h, w]."""
+    ended: list[float] = []
+
+    def at_end(pipe: Any, index: int, timestep: Any, kept: dict[str, Any]) -> dict[str, Any]:
+        if job["device"] == "cuda":
+            torch.cuda.synchronize()
+        ended.append(time.perf_counter())
+        return kept
+
+    start = time.perf_counter()
+    device, dtype = torch.device(job["device"]), getattr(torch, job["dtype"])
+    latents = ops.stream(ops.table(pack(noise), dtype, device), dtype)
+    final = pipe(
+        **text["states"],
+        true_cfg_scale=job["guidance"],
+        width=noise.shape[3] * 8,
+        height=noise.shape[2] * 8,
+        num_inference_steps=steps,
+        latents=latents,
+        output_type="latent",
+        callback_on_step_end=at_end,
+    ).images
+    seconds = [b - a for a, b in zip([start, *ended[:-1]], ended, strict=True)]
+    return seconds, unpack(ops.numpy(final), *noise.shape[2:])
+
+
+def _decoding(pipe: Any, latents: np.ndarray) -> float:
+    z = ops.table(latents, torch.float32, pipe.vae.device)[:, :, None]
+    start = time.perf_counter()
+    with torch.inference_mode():
+        ops.numpy(pipe.vae.decode(z, return_dict=False)[0])
+    return time.perf_counter() - start
+
+
+def main(file: str) -> None:
+    print(json.dumps(run(json.loads(Path(file).read_text(encoding="utf-8")))))

@@ -1,0 +1,139 @@
+"""Encoded prompts kept on the disk between runs, so that a text encoder is not loaded for what it has encoded before.
+
+A file for each prompt, named by a hash of all that its states depend on. What is found there is checked and never
+trusted: a file that is not right is said in a line, ignored, and written again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qwenimg.common.base.atomic_files import make_folder, write_atomic
+from qwenimg.common.base.errors import ModelError, QwenimgError
+from qwenimg.common.base.safe_files import bad
+from qwenimg.common.base.text import clean
+from qwenimg.common.weights.fingerprint import fingerprint
+from qwenimg.common.weights.safetensors import read_header
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from qwenimg.common.base.shape import Shape
+    from qwenimg.common.runtime.runtime import Runtime
+    from qwenimg.common.weights.plan import LoadPlan
+
+BUDGET = 2**30  # bytes of all files; a prompt of 512 tokens of Qwen-Image takes 7.3 MB
+_FORMAT = 1
+_SUFFIX = ".safetensors"
+
+
+def folder() -> Path:
+    """Where they are: in XDG_CACHE_HOME, else in ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qwenimg" / "prompts"
+
+
+def key(runtime: Runtime, plans: Iterable[LoadPlan], asked: object) -> str | None:
+    """A hash of the weights (their fingerprint), how they are kept and computed, the backend, and `asked`: the tokens
+    and what is taken of their states. None where LoRAs change a weight: those are not kept."""
+    parts: list[object] = [_FORMAT, runtime.engine.name, runtime.precision.name, asked]
+    for plan in plans:
+        if any(entry.deltas for entry in plan.entries.values()):
+            return None
+        kept = hashlib.sha256("".join(f"{n}{e.storage}" for n, e in plan.entries.items()).encode()).hexdigest()
+        parts.append([fingerprint(plan.files), kept])
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+class TextStore:
+    """The files in a folder, together of at most `budget` bytes: the ones that were used longest ago go first."""
+
+    def __init__(self, runtime: Runtime, place: Path | None = None, budget: int = BUDGET):
+        self.runtime, self.budget = runtime, budget
+        self.place = folder() if place is None else place
+
+    def has(self, name: str | None) -> bool:
+        return name is not None and self._path(name).is_file()
+
+    def get(self, name: str | None, shapes: Sequence[Shape]) -> list[np.ndarray] | None:
+        """The arrays that were put under `name`, float32, where a right file of these shapes is there."""
+        if name is None or not os.path.lexists(path := self._path(name)):
+            return None
+        try:
+            found = _read(path, shapes)
+        except ModelError as error:
+            self.runtime.notify("warning", f"{clean(error, 220)}; it is ignored")
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return found
+
+    def put(self, name: str | None, arrays: Sequence[np.ndarray]) -> None:
+        """Keeps `arrays`, float32. What cannot be written is said, and nothing else."""
+        data = _written(arrays)
+        if name is None or len(data) > self.budget:
+            return
+        try:
+            make_folder(self.place, parents=True)
+            self._make_room(len(data))
+            write_atomic(self._path(name), data, overwrite=True)
+        except (QwenimgError, OSError) as error:
+            self.runtime.notify("warning", f"--cache-prompts: {clean(error, 220)}")
+
+    def _path(self, name: str) -> Path:
+        return self.place / f"{name}{_SUFFIX}"
+
+    def _make_room(self, size: int) -> None:
+        files = [(path, path.lstat()) for path in self.place.glob(f"*{_SUFFIX}")]
+        files.sort(key=lambda pair: pair[1].st_mtime)
+        left = sum(status.st_size for _, status in files) + size
+        for path, status in files:
+            if left <= self.budget:
+                break
+            with contextlib.suppress(OSError):
+                path.unlink()
+                left -= status.st_size
+
+
+def _written(arrays: Sequence[np.ndarray]) -> bytes:
+    data = b"".join(array.astype("<f4").tobytes() for array in arrays)
+    header: dict[str, object] = {"__metadata__": {"sha256": hashlib.sha256(data).hexdigest()}}
+    at = 0
+    for i, array in enumerate(arrays):
+        header[str(i)] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [at, at + 4 * array.size]}
+        at += 4 * array.size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def _read(path: Path, shapes: Sequence[Shape]) -> list[np.ndarray]:
+    """Raises ModelError for anything that `_written` would not have written."""
+    import numpy as np
+
+    header = read_header(path)
+    try:
+        found = [header.tensors.get(str(i)) for i in range(len(shapes))]
+        if len(header.tensors) != len(shapes) or [(one.dtype, one.shape) for one in found if one] != [
+            ("F32", tuple(shape)) for shape in shapes
+        ]:
+            raise bad(path, "does not hold the states of this prompt")
+        start, size = min(one.begin for one in found if one), 4 * sum(prod(shape) for shape in shapes)
+        data = header.file.read(start, size)
+    finally:
+        header.file.close()
+    if hashlib.sha256(data).hexdigest() != header.metadata.get("sha256"):
+        raise bad(path, "is damaged")
+    flat, made, at = np.frombuffer(bytearray(data), "<f4"), list[np.ndarray](), 0
+    if not np.isfinite(flat).all():
+        raise bad(path, "holds values that are not finite")
+    for shape in shapes:
+        made.append(flat[at : at + prod(shape)].reshape(shape))
+        at += prod(shape)
+    return made
