@@ -115,10 +115,9 @@ def load(
     resolved = resolve(None if model is None else str(model), offline=offline, without=choices.elsewhere)
     with ExitStack() as stack:
         opened, refining, entries = _opened(stack, resolved, choices, refiner, offline=offline)
-        notify = notify or _ignore
         if model is None and resolved.known is catalog.BUILT_IN:
-            notify("notice", builtin.notice(opened.checkpoint.parameters))
-        runtime, error = _runtime(opened, backend, precision, preset, notify, keep_prompts=cache_prompts)
+            (notify or _ignore)("notice", builtin.notice(opened.checkpoint.parameters))
+        runtime, error = _runtime(opened, backend, precision, preset, notify or _ignore, keep_prompts=cache_prompts)
         pipeline = Pipeline(
             opened.family.model(runtime, opened.checkpoint, refining),
             name=resolved.name,
