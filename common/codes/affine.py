@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 WIDTHS = (2, 3, 4, 5, 6, 8)  # bits
 GROUPS = (32, 64, 128)
-ROWS = 1 << 22  # values that are coded at once
+ROWS = 1 << 20  # values that are coded at once
 
 
 class Affine(NamedTuple):
@@ -114,14 +114,15 @@ def of_widths(width: int, words: int, groups: int) -> Affine | None:
 
 
 def encode(values: np.ndarray, code: Affine) -> Coded:
-    """Values [out in] in float32, by each group's least and largest, as MLX's `quantize` chooses them."""
+    """Values [out in] as `plan.read` gives them, by each group's least and largest, in float32: the codes that MLX's
+    `quantize` chooses."""
     import numpy as np
 
     rows, width = values.shape
     parts = []
     step = max(1, ROWS // max(1, width))
     for start in range(0, rows, step):
-        parts.append(_encode(np.ascontiguousarray(values[start : start + step], np.float32), code))
+        parts.append(_encode(widened(np.ascontiguousarray(values[start : start + step])), code))
     return _narrow(Coded(*(np.concatenate(each) for each in zip(*parts, strict=True))))
 
 
@@ -188,20 +189,15 @@ def unpack(words: np.ndarray, bits: int) -> np.ndarray:
     raw = np.ascontiguousarray(words).view(np.uint8)
     if bits == 8:
         return raw
-    mask = np.uint8(2**bits - 1)
-    if 8 % bits == 0:
-        codes = np.empty((*raw.shape, 8 // bits), np.uint8)
-        for i in range(8 // bits):
-            codes[..., i] = raw >> np.uint8(i * bits) & mask
-        return codes.reshape(*raw.shape[:-1], -1)
     count, size = unit(bits)
-    units = raw.reshape(*raw.shape[:-1], -1, size)
-    whole = np.zeros(units.shape[:-1], np.uint64)
-    for i in range(size):
-        whole |= units[..., i].astype(np.uint64) << np.uint64(8 * i)
-    codes = np.empty((*whole.shape, count), np.uint8)
-    for i in range(count):
-        codes[..., i] = whole >> np.uint64(i * bits) & np.uint64(mask)
+    units, mask = raw.reshape(*raw.shape[:-1], -1, size), np.uint8(2**bits - 1)
+    codes = np.empty((*units.shape[:-1], count), np.uint8)
+    for i in range(count):  # each is in one byte or in two
+        byte, shift = divmod(i * bits, 8)
+        code = units[..., byte] >> np.uint8(shift)
+        if shift + bits > 8:
+            code |= units[..., byte + 1] << np.uint8(8 - shift)
+        codes[..., i] = code & mask
     return codes.reshape(*raw.shape[:-1], -1)
 
 

@@ -6,23 +6,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from qwenimg.common.base.amounts import counted
+from qwenimg.common.base.amounts import counted, size_text
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import is_file, is_folder
-from qwenimg.common.base.shape import Manifest, Shape
+from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import registry, repository
 from qwenimg.common.families.components import read_config
 from qwenimg.common.families.describe_lora import describe_lora, is_lora
 from qwenimg.common.families.description import Description, in_memory, listed, summary, weights_summary
 from qwenimg.common.families.family import Prediction
+from qwenimg.common.families.registry import Opened
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header, Stored
-from qwenimg.common.weights import keys
+from qwenimg.common.precision import precision
+from qwenimg.common.weights import keys, quantise
 from qwenimg.common.weights.lora import ADAPTER
+from qwenimg.common.weights.plan import Source
 
 
 def describe(path: Path, prediction: Prediction | None = None) -> Description:
@@ -52,20 +55,34 @@ def _folder(folder: Path) -> Description:
         whole.lines.extend(part.lines)
         whole.faults.extend(part.faults)
     if not whole.faults:
-        whole.faults.extend(_other_faults(folder))
+        _open(folder, whole)
     return whole
 
 
-def _other_faults(folder: Path) -> list[str]:
-    """What only shows when everything is opened together: components that do not fit, tokenizer, scheduler."""
+def _open(folder: Path, whole: Description) -> None:
+    """Adds what only shows when everything is opened together: what it takes in memory; components that do not fit,
+    tokenizer, scheduler."""
     try:
         opened = registry.open_model(folder)
         opened.checkpoint.close()
         opened.family.check(opened.checkpoint)
         opened.checkpoint.read_tokenizers()
     except ModelError as error:
-        return [str(error)]
-    return []
+        whole.faults.append(str(error))
+    else:
+        whole.lines.append(_resident(opened))
+
+
+def _resident(opened: Opened) -> str:
+    """What its files take, and the least of its weights that has to be in memory at once: those of its largest part in
+    16 bit, and with -q, where that takes less."""
+    checkpoint = opened.checkpoint
+    policy = precision.parse("bf16", on_gpu=False, kind=opened.family.precision)
+    plain = checkpoint.largest(policy)
+    fewer = {bits: checkpoint.quantised(bits).largest(policy) for bits in quantise.POLICIES}
+    ways = [f"with -q {bits} {size_text(size)}" for bits, size in fewer.items() if size < plain]
+    held = ", ".join([size_text(plain), *ways])
+    return f"weights: {size_text(checkpoint.file_bytes)} in files; in memory at once {held}"
 
 
 def _component(folder: Path) -> Description:
@@ -77,8 +94,7 @@ def _component(folder: Path) -> Description:
     part = Description(lines=[weights_summary(folder.name, named.values())])
     if unused:
         part.lines.append(f"{folder.name}: known and not needed: {counted(unused, 'tensor')}")
-    shapes = {name: source.shape for name, source in named.items()}
-    for kind, names in _differences(shapes, manifest):
+    for kind, names in _differences(named, manifest):
         part.faults.append(f"{folder.name}: {len(names)} {kind}: {listed(names)}")
     return part
 
@@ -144,12 +160,12 @@ def _tensors(headers: Iterable[Header]) -> dict[str, Stored]:
     return {name: stored for header in headers for name, stored in header.tensors.items()}
 
 
-def _differences(found: Mapping[str, Shape], expected: Mapping[str, Shape]) -> list[tuple[str, list[str]]]:
+def _differences(found: Mapping[str, Source], expected: Manifest) -> list[tuple[str, list[str]]]:
     common = found.keys() & expected.keys()
     kinds = (
         ("missing", sorted(expected.keys() - found.keys())),
         ("extra", sorted(found.keys() - expected.keys())),
-        ("of another shape", sorted(name for name in common if tuple(found[name]) != expected[name])),
+        ("of another shape", sorted(name for name in common if not keys.has_shape(found[name], expected[name]))),
     )
     return [(kind, names) for kind, names in kinds if names]
 

@@ -16,6 +16,7 @@ from typing import Any, Unpack, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import (
     DoesNotFit,
     NumericsError,
@@ -43,6 +44,7 @@ from qwenimg.common.request.option import no_effect, recorded
 from qwenimg.common.request.recipe import FORMAT, Recipe
 from qwenimg.common.request.request import OPTIONS, Defaults, Request
 from qwenimg.common.runtime import compiling
+from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array
 from qwenimg.common.runtime.probe import Overflow
 
@@ -69,10 +71,11 @@ class Pipeline:
         tf32: bool = False,
         fallback: bool = False,
         options: Mapping[str, Any] | None = None,
+        checkpoint: Checkpoint | None = None,
     ):
         """family: the name of the model's. fallback: goes on under the next policy where a value overflows. options:
-        what it was opened with, for recipes."""
-        self.options = dict(options or {})
+        what it was opened with, for recipes. checkpoint: its weights, for the headline."""
+        self.options, self._checkpoint = dict(options or {}), checkpoint
         self.model, self.model_name, self.family, self.defaults = model, name, family, defaults
         self.runtime, self.engine = model.runtime, model.runtime.engine
         self.notify = self.runtime.notify
@@ -168,8 +171,12 @@ class Pipeline:
             self.fallback.calling(lambda: self.model.announce(prompts, clip_skip), [])
 
     def headline(self) -> str:
-        """One line: backend, device, precision map and model."""
-        return f"{self.backend} on {self.device} · {self.precision.summary()} · {self.model_name}"
+        """One line: backend, device, precision map, model, and what its weights take in memory at once and in files."""
+        line = f"{self.backend} on {self.device} · {self.precision.summary()} · {self.model_name}"
+        if self._checkpoint is None:
+            return line
+        held, stored = self._checkpoint.largest(self.precision), self._checkpoint.file_bytes
+        return f"{line}, weights {size_text(held)} at once of {size_text(stored)}"
 
     def compile(self, mode: str = "auto", seconds: float = 0.0) -> str:
         """Decides whether the denoiser is compiled when it is next loaded: `on`, `off`, or by what that would save of a

@@ -87,6 +87,12 @@ class Checkpoint:
 
         return replace(self, components={name: kept(part) for name, part in self.components.items()})
 
+    @property
+    def file_bytes(self) -> int:
+        """Of the files with its weights."""
+        files = {file.path: file.size for part in self.components.values() for file in part.plan.files}
+        return sum(files.values())
+
     def largest(self, precision: Precision) -> int:
         """Bytes of the weights of its largest component under a policy: the least that has to be in memory at once."""
         return max(part.stored(precision).when(ALWAYS).nbytes for part in self.components.values())

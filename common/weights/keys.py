@@ -210,15 +210,16 @@ def _check_names(where: Path, component: str, named: Named, manifest: Manifest) 
         raise bad(where, f"{' and '.join(faults)}: not a {component} that this configuration describes")
 
 
+def has_shape(source: Source, shape: Shape) -> bool:
+    """Codes are of a matrix, also where it is stored as a kernel of one point."""
+    return source.shape == shape or bool(source.code and prod(shape[2:]) == 1 and source.shape == shape[:2])
+
+
 def _check_shapes(named: Named, manifest: Manifest) -> None:
     def expected(name: str) -> Shape:
         return manifest[name][::-1] if named[name].decode == "transposed" else manifest[name]
 
-    def same(source: Source, shape: Shape) -> bool:
-        """Codes are of a matrix, also where it is stored as a kernel of one point."""
-        return source.shape == shape or bool(source.code and prod(shape[2:]) == 1 and source.shape == shape[:2])
-
-    wrong = [name for name, source in named.items() if not same(source, expected(name))]
+    wrong = [name for name, source in named.items() if not has_shape(source, expected(name))]
     if wrong:
         piece = named[wrong[0]].first
         shapes = f"{list(named[wrong[0]].shape)}, expected {list(expected(wrong[0]))}"

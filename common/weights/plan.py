@@ -18,7 +18,7 @@ from qwenimg.common.base.safe_files import OpenFile, bad
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
 from qwenimg.common.codes.affine import Affine, Coded, Kept, encode
-from qwenimg.common.codes.bits import widened
+from qwenimg.common.codes.bits import finite, widened
 from qwenimg.common.formats.stored import DTYPES, TOO_LARGE, Piece, raw
 from qwenimg.common.precision.precision import BYTES, Precision
 from qwenimg.common.precision.residency import ALWAYS, Residency
@@ -317,10 +317,10 @@ def read_codes(entry: Entry) -> Coded:
     elif not isinstance(code, Affine):
         raise bad(source.first.file.path, f"is in {code.mode}, into which no LoRA can be fused; convert the original")
     else:
-        values = widened(read(entry))
+        values = read(entry)
         checked = [values]
         made = encode(values, code)
-    count = sum(int(np.count_nonzero(~np.isfinite(part))) for part in checked)
+    count = sum(int(np.count_nonzero(~finite(part))) for part in checked)
     if count:
         raise not_finite(entry, count, 0.0, "")
     largest = _largest(made, code) if entry.storage.dtype == "float16" else 0.0

@@ -117,11 +117,11 @@ def load(
     resolved = resolve(None if model is None else str(model), offline=offline, without=choices.elsewhere)
     with ExitStack() as stack:
         opened, refining, entries = _opened(stack, resolved, choices, refiner, offline=offline)
-        notify = notify or _ignore
         if model is None and resolved.known is catalog.BUILT_IN:
-            notify("notice", builtin.notice(opened.checkpoint.parameters))
+            (notify or _ignore)("notice", builtin.notice(opened.checkpoint.parameters))
+        limit = amounts.parse_max(max_memory)
         runtime, error = _runtime(
-            opened, backend, precision, preset, amounts.parse_max(max_memory), notify, keep_prompts=cache_prompts
+            opened, backend, precision, preset, limit, notify or _ignore, keep_prompts=cache_prompts
         )
         pipeline = Pipeline(
             opened.family.model(runtime, opened.checkpoint, refining),
@@ -131,6 +131,7 @@ def load(
             tf32=error > MAX_FP32_ERROR,
             fallback=fallback,
             options=entries,
+            checkpoint=opened.checkpoint,
         )
         stack.pop_all()  # from here on the pipeline closes them
     return pipeline

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -23,6 +24,7 @@ from safetensors import torch as torch_files
 from safetensors.numpy import save_file
 
 import qwenimg
+from qwenimg.common.base.amounts import size_text
 from qwenimg.common.conversion import convert as module
 from qwenimg.common.conversion import parts
 from qwenimg.common.families import registry
@@ -116,6 +118,21 @@ def test_what_is_written_is_what_mlx_and_mlx_lm_mean(model: Path, tmp_path: Path
         ]
         assert all(said[layer] is False for layer in kept if layer not in found)
     assert "img_in" in kept or part == "text_encoder"
+
+
+def test_info_says_what_codes_take(model: Path, tmp_path: Path) -> None:
+    """Values and not words of codes are counted; by the plan's bytes; what -q would take of the source."""
+    assert cli("convert", str(model), str(tmp_path / "q"), "-q", "4").code == 0
+    made, plain = (cli("info", str(folder)) for folder in (tmp_path / "q", model))
+    counts = [re.findall(r"(\S+) M parameters", one.out.decode()) for one in (made, plain)]
+    assert made.code == plain.code == 0 and b"fault" not in made.out and counts[0] == counts[1] and len(counts[0]) == 3
+    files = sum(path.stat().st_size for path in (tmp_path / "q").rglob("*.safetensors"))
+    last = made.out.decode().splitlines()[-1]
+    held = last.rpartition(" ")[0].rpartition("at once ")[2]
+    assert f"{size_text(files)} in files" in last
+    pipe = qwenimg.load(tmp_path / "q", "cpu", "bf16")
+    assert pipe.headline().endswith(f"q, weights {held} MB at once of {size_text(files)}")
+    assert b", with -q 8 " in cli("info", "shapes").out
 
 
 def test_without_options_every_tensor_is_the_same(model: Path, tmp_path: Path) -> None:

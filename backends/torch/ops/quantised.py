@@ -68,16 +68,17 @@ def _block_float(codes: Tensor, scales: Tensor, code: BlockFloat) -> Tensor:
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
-    """int32 [rows words] -> codes [rows in], uint8 or int32."""
+    """int32 [rows words] -> codes [rows in], uint8."""
     raw = words.contiguous().view(torch.uint8)
     if bits == 8:
         return raw
-    mask = 2**bits - 1
-    if 8 % bits == 0:
-        return torch.stack([raw >> at & mask for at in range(0, 8, bits)], dim=-1).flatten(1)
     count, size = unit(bits)
-    units = raw.view(raw.shape[0], -1, size).to(torch.int64)
-    whole = units[..., 0]
-    for i in range(1, size):
-        whole = whole | units[..., i] << 8 * i
-    return torch.stack([whole >> at & mask for at in range(0, count * bits, bits)], dim=-1).flatten(1).to(torch.int32)
+    units, mask = raw.view(raw.shape[0], -1, size), 2**bits - 1
+    codes = torch.empty((*units.shape[:-1], count), dtype=torch.uint8, device=raw.device)
+    for i in range(count):  # each is in one byte or in two
+        byte, shift = divmod(i * bits, 8)
+        code = units[..., byte] >> shift
+        if shift + bits > 8:
+            code |= units[..., byte + 1] << 8 - shift
+        torch.bitwise_and(code, mask, out=codes[..., i])
+    return codes.flatten(1)

@@ -1,0 +1,182 @@
+"""What weights in codes take while a full-width transformer is loaded, and what one of its layers takes to compute.
+
+    python tools/measure_codes.py      # writes the tables of docs/weights.md again; some minutes, 2.2 GB of disk
+
+Memory: three blocks of the published width in bfloat16, loaded with `-q 4` in a process of its own; the largest
+resident size while loading, over that before, against the bytes of the plan. Time: one layer of 3072 to 12288, in codes
+and as it is, in one process on a CPU; the arms take turns, and a figure is the median of the processor time of ROUNDS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
+
+import numpy as np
+from doc_tables import table, write
+from wide_checkpoint import write as write_wide
+
+from qwenimg import backends
+from qwenimg.common.codes.affine import BITS4, BITS6, BITS8, Affine, encode
+from qwenimg.common.networks import qwen_dit
+from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.precision.precision import BF16
+from qwenimg.common.precision.residency import ALWAYS
+from qwenimg.common.weights import keys, quantise
+
+BACKENDS = ("cpu", "mlx")
+LAYERS, POLICY = 3, "4"
+WIDTH, INNER, TOKENS, ROUNDS = 3072, 12288, (256, 1088), 5
+LARGEST = INNER * WIDTH * 4  # bytes of the largest layer that stays, in float32
+
+
+def load(path: Path, backend: str) -> dict[str, int]:
+    """Loads the transformer in `path`; bytes by the plan, and resident: before, after, and at most."""
+    config = QwenDiTConfig(num_layers=LAYERS)
+    plan = keys.plan(path, "transformer", qwen_dit.manifest(config), uses=qwen_dit.uses)
+    assert qwen_dit.NETWORK.blocks is not None
+    plan = quantise.quantised(plan, quantise.parse(POLICY)["transformer"], qwen_dit.NETWORK.blocks)
+    plan = plan.stored(BF16, "transformer")
+    engine = backends.load(backend)
+    engine.check_fp32()
+    before = _resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the largest size so far
+    opened = engine.open("qwen_dit", config, plan, BF16)
+    found = {
+        "plan": plan.when(ALWAYS).nbytes,
+        "before": before,
+        "after": _resident("VmRSS"),
+        "most": _resident("VmHWM"),
+    }
+    assert opened is not None
+    return found
+
+
+def _resident(name: str) -> int:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    return int(line.split()[1]) * 1024
+
+
+def memory() -> list[list[str]]:
+    rows = []
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
+        path = write_wide(Path(folder) / "wide.safetensors", qwen_dit.manifest(QwenDiTConfig(num_layers=LAYERS)))
+        for backend in BACKENDS:
+            asked = [sys.executable, __file__, "--load", str(path), backend]
+            done = subprocess.run(asked, check=True, capture_output=True, text=True)
+            found = json.loads(done.stdout.splitlines()[-1])
+            over = found["most"] - found["before"] - found["plan"]
+            figures = [found["plan"], found["after"] - found["before"], found["most"] - found["before"]]
+            rows.append([f"`{backend}`", *(f"{n / 1e9:.2f} GB" for n in figures), f"{over / LARGEST:.1f}"])
+            print(rows[-1], flush=True)
+    return rows
+
+
+def arms(backend: str, dtype: str) -> dict[str, Callable[[Any], object]]:
+    """A layer by what it is kept in, as a function of its input."""
+    weight = np.random.default_rng(0).standard_normal((INNER, WIDTH)).astype(np.float32) * WIDTH**-0.5
+    found: dict[str, Callable[[Any], object]] = {}
+    for name, code in (("dense", None), ("8 bits", BITS8), ("6 bits", BITS6), ("4 bits", BITS4)):
+        found[name] = (_torch if backend == "cpu" else _mlx)(weight, code, dtype)
+    return found
+
+
+def _torch(weight: np.ndarray, code: Affine | None, dtype: str) -> Callable[[Any], object]:
+    import torch
+
+    from qwenimg.backends.torch.ops import DTYPES, Linear
+    from qwenimg.backends.torch.ops.quantised import QuantisedLinear
+
+    layer = Linear(WIDTH, INNER, bias=False)
+    if code is None:
+        layer.weight = torch.nn.Parameter(torch.from_numpy(weight).to(DTYPES[dtype]))
+    else:
+        layer = QuantisedLinear(layer, code, DTYPES[dtype])
+        codes, *rest = map(torch.from_numpy, encode(weight, code).arrays)
+        layer.put(codes.view(torch.int32), *rest)
+
+    def run(x: np.ndarray) -> object:
+        with torch.inference_mode():
+            return layer(torch.from_numpy(x).to(DTYPES[dtype]))
+
+    return run
+
+
+def _mlx(weight: np.ndarray, code: Affine | None, dtype: str) -> Callable[[Any], object]:
+    import mlx.core as mx
+
+    from qwenimg.backends.mlx.ops import DTYPES, Linear
+    from qwenimg.backends.mlx.ops.quantised import QuantisedLinear
+
+    layer = Linear(WIDTH, INNER, bias=False)
+    if code is None:
+        layer.weight = mx.array(weight).astype(DTYPES[dtype])
+    else:
+        layer = QuantisedLinear(layer, code, DTYPES[dtype])
+        layer.put(*map(mx.array, encode(weight, code).arrays))
+
+    def run(x: np.ndarray) -> object:
+        made = layer(mx.array(x).astype(DTYPES[dtype]))
+        mx.eval(made)
+        return made
+
+    return run
+
+
+def times(backend: str, dtype: str) -> list[list[str]]:
+    layers, rows = arms(backend, dtype), []
+    for tokens in TOKENS:
+        x = np.random.default_rng(1).standard_normal((tokens, WIDTH)).astype(np.float32)
+        seconds: dict[str, list[float]] = {name: [] for name in layers}
+        for turn in range(ROUNDS + 1):
+            for name, run in layers.items():
+                begun = time.process_time()
+                run(x)
+                if turn:  # the first warms up
+                    seconds[name].append(time.process_time() - begun)
+        middle = {name: median(every) for name, every in seconds.items()}
+        ratios = [f"{middle[name] / middle['dense']:.2f}" for name in layers if name != "dense"]
+        rows.append([f"`{backend}`", dtype, f"{tokens:,}", *ratios])
+        print(rows[-1], {name: round(value, 3) for name, value in middle.items()}, flush=True)
+    return rows
+
+
+def _torch_blas() -> None:
+    """MLX's wheel for Linux multiplies with a reference BLAS; torch's, loaded first, is used instead, as in tests."""
+    import ctypes
+
+    import torch
+
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    if library.exists():
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--load", nargs=2, metavar=("FILE", "BACKEND"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.load:
+        print(json.dumps(load(Path(given.load[0]), given.load[1])))
+        return
+    heads = ["backend", "weights, by the plan", "resident after", "at most while loading", "layers over the plan"]
+    write("weights.md", "loading", table(heads, memory()))
+    _torch_blas()
+    timed = (("cpu", "float32"), ("cpu", "bfloat16"), ("mlx", "float32"))  # MLX's bfloat16 on a CPU takes minutes
+    rows = [row for backend, dtype in timed for row in times(backend, dtype)]
+    write("weights.md", "layers", table(["backend", "computes in", "tokens", "8 bits", "6 bits", "4 bits"], rows))
+
+
+if __name__ == "__main__":
+    main()
