@@ -10,7 +10,7 @@ from pathlib import Path
 
 from qwenimg.common.request.request import Request
 
-FILE = Path(__file__).resolve().parent.parent / "common" / "pipeline" / "asked.py"
+FILE = Path(__file__).resolve().parent.parent / "common" / "request" / "asked.py"
 HEAD = '''\
 """The keywords of a call of a pipeline, for type checkers and editors.
 
