@@ -48,7 +48,7 @@ def convert(
     import os
 
     from qwenimg.common.conversion.convert import Asked, convert
-    from qwenimg.common.families.family import PARTS, components_of
+    from qwenimg.common.families.choices import PARTS, components_of
     from qwenimg.common.hub.resolve import find_part, resolve
 
     given = {name: find_part(path) if name in PARTS else path for name, path in places.items() if path is not None}

@@ -275,7 +275,7 @@ def _read_pictures(flags: Flags, report: Report) -> tuple[Any, Any]:
 
 
 def _open(flags: Flags, replay: Replay | None, report: Report) -> Pipeline:
-    from qwenimg.common.families.family import components_of
+    from qwenimg.common.families.choices import components_of
 
     model, refiner, precision, prediction = flags.model, flags.refiner, flags.precision, flags.prediction
     quantize, used = flags.quantize, {} if replay is None else replay.used

@@ -248,7 +248,7 @@ def _opened(model: str | None, backend: str, precision: str, quantize: str | Non
     """The built-in model where none is named."""
     import qwenimg
     from qwenimg.common.families import registry
-    from qwenimg.common.families.family import Choices
+    from qwenimg.common.families.choices import Choices
     from qwenimg.common.hub.resolve import resolve
     from qwenimg.common.shapes.builtin import NAME
 

@@ -81,7 +81,7 @@ def _check(ctx: click.Context, what: str | None, given: dict[str, Any]) -> None:
 
 def _opened(model: str | None, engine: OnPaper, given: dict[str, Any]) -> Pipeline:
     from qwenimg.common.base.amounts import parse_max
-    from qwenimg.common.families.family import Choices
+    from qwenimg.common.families.choices import Choices
     from qwenimg.common.hub.planned import planned
 
     choices = Choices(**{one.name: given[one.name] for one in fields(Choices) if one.name in given})

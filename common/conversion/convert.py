@@ -27,7 +27,7 @@ from qwenimg.common.base.safe_files import absolute
 from qwenimg.common.base.text import clean, shown_path
 from qwenimg.common.conversion.parts import Part, as_json, parts, small_files
 from qwenimg.common.families import registry
-from qwenimg.common.families.family import PARTS, Choices, Prediction
+from qwenimg.common.families.choices import PARTS, Choices, Prediction
 from qwenimg.common.families.registry import Opened
 from qwenimg.common.formats.safetensors import read_header
 from qwenimg.common.request.loras import Loras

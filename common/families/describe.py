@@ -13,10 +13,10 @@ from qwenimg.common.base.safe_files import is_file, is_folder
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import registry, repository
+from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.components import read_config
 from qwenimg.common.families.describe_lora import describe_lora, is_lora
 from qwenimg.common.families.description import Description, in_memory, listed, summary, weights_summary
-from qwenimg.common.families.family import Prediction
 from qwenimg.common.families.registry import Opened
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.files import find_files

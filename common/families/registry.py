@@ -11,9 +11,10 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.catalog import KnownModel
+from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.describe_lora import is_lora
 from qwenimg.common.families.description import listed
-from qwenimg.common.families.family import Choices, Family
+from qwenimg.common.families.family import Family
 from qwenimg.common.families.qwen_image.family import FAMILY as QWEN_IMAGE
 from qwenimg.common.families.stable_diffusion.family import FAMILY as STABLE_DIFFUSION
 from qwenimg.common.formats import gguf
@@ -121,8 +122,8 @@ def _what_else(header: Header) -> str:
     able = titles(lambda family: family.reads_file is not None)
     said = header.metadata.get(gguf.ARCHITECTURE, "") if header.format == "GGUF" else ""
     if said not in gguf.UNSPECIFIC:
-        beside = "a part of another model goes beside -m, with --transformer or --text-encoder"
-        return f"is a GGUF file of '{clean(said, 40)}', not of a {able} model: {beside}"
+        beside = "a part goes beside -m, with --transformer, --unet or --text-encoder"
+        return f"is a GGUF file of '{clean(said, 40)}' and no whole {able} model: {beside}"
     if is_lora(header):
         return "is a LoRA and no model: give it with --lora"
     part = layout(header.tensors)

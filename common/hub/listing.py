@@ -11,7 +11,7 @@ from qwenimg.common.base import hf_cache
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import catalog, registry, repository
 from qwenimg.common.families.catalog import KnownModel, Piece
-from qwenimg.common.families.family import PARTS
+from qwenimg.common.families.choices import PARTS
 from qwenimg.common.families.stable_diffusion.find_tokenizer import is_tokenizer
 from qwenimg.common.hub import resolve
 from qwenimg.common.shapes import builtin

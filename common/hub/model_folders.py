@@ -17,7 +17,7 @@ from qwenimg.common.base.hf_cache import find_cached
 from qwenimg.common.base.safe_files import absolute, is_file, is_folder, kind
 from qwenimg.common.base.text import clean, shown_path
 from qwenimg.common.families import catalog
-from qwenimg.common.families.family import PARTS
+from qwenimg.common.families.choices import PARTS
 from qwenimg.common.hub import comfy_paths
 from qwenimg.common.request import lora_text
 

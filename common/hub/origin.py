@@ -8,7 +8,7 @@ from typing import Any
 from qwenimg.common.base.hf_cache import cached_name
 from qwenimg.common.base.safe_files import absolute
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.family import PARTS, Choices
+from qwenimg.common.families.choices import PARTS, Choices
 from qwenimg.common.families.registry import Opened
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.hub.resolve import Resolved, from_path

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from qwenimg.common.families import registry
-from qwenimg.common.families.family import Choices
+from qwenimg.common.families.choices import Choices
 from qwenimg.common.hub.resolve import resolve, with_parts_found
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.precision import precision as policies

@@ -27,7 +27,7 @@ from qwenimg.common.base.safe_files import absolute, bad, kind
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog
 from qwenimg.common.families.catalog import KnownModel
-from qwenimg.common.families.family import PARTS, Choices
+from qwenimg.common.families.choices import PARTS, Choices
 from qwenimg.common.families.repository import has_weights, lacks
 from qwenimg.common.formats.files import PICKLES
 from qwenimg.common.shapes import builtin

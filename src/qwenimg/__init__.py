@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         UnknownOption,
         UsageError,
     )
-    from qwenimg.common.families.family import Choices
+    from qwenimg.common.families.choices import Choices
     from qwenimg.common.families.registry import Opened
     from qwenimg.common.hub.resolve import Resolved
     from qwenimg.common.pipeline.pipeline import Pipeline
@@ -99,12 +99,11 @@ def load(
     overflows, goes on in the next dtype. cache_prompts: keeps encoded prompts on the disk for later runs.
     notify(kind, text) gets stages, warnings and notices. transformer (or UNet), text_encoder, vae: folder or file of
     that part's weights, in the place of the model's. For Stable Diffusion: refiner, of SDXL; tokenizer, CLIP's folder
-    for one file; prediction, "eps" or "v" of a file.
-    Everything about the files is checked before a framework is imported. Raises QwenimgError.
-    """
+    for one file; prediction, "eps" or "v" of a file. All files are checked before a framework is imported. Raises
+    QwenimgError."""
     from contextlib import ExitStack
 
-    from qwenimg.common.base import amounts, arguments
+    from qwenimg.common.base import arguments
     from qwenimg.common.families import catalog
     from qwenimg.common.hub.resolve import resolve
     from qwenimg.common.pipeline.pipeline import Pipeline
@@ -117,12 +116,10 @@ def load(
     resolved = resolve(None if model is None else str(model), offline=offline, without=choices.elsewhere)
     with ExitStack() as stack:
         opened, refining, entries = _opened(stack, resolved, choices, refiner, offline=offline)
+        told = notify or _ignore
         if model is None and resolved.known is catalog.BUILT_IN:
-            (notify or _ignore)("notice", builtin.notice(opened.checkpoint.parameters))
-        limit = amounts.parse_max(max_memory)
-        runtime, error = _runtime(
-            opened, backend, precision, preset, limit, notify or _ignore, keep_prompts=cache_prompts
-        )
+            told("notice", builtin.notice(opened.checkpoint.parameters))
+        runtime, error = _runtime(opened, backend, precision, preset, max_memory, told, keep_prompts=cache_prompts)
         pipeline = Pipeline(
             opened.family.model(runtime, opened.checkpoint, refining),
             name=resolved.name,
@@ -145,7 +142,7 @@ def _choices(
     from pathlib import Path
 
     from qwenimg.common.base import arguments
-    from qwenimg.common.families.family import Choices
+    from qwenimg.common.families.choices import Choices
     from qwenimg.common.hub.resolve import with_parts_found
 
     arguments.check_paths(**given)
@@ -178,7 +175,7 @@ def _runtime(
     backend: str,
     precision: str,
     preset: str,
-    max_memory: int | None,
+    max_memory: str | int | None,
     notify: Callable[[str, str], None],
     *,
     keep_prompts: bool = False,
@@ -187,11 +184,13 @@ def _runtime(
 
     Tells what `auto` chose, and why."""
     from qwenimg import backends
+    from qwenimg.common.base import amounts
     from qwenimg.common.precision import precision as policies
     from qwenimg.common.precision import presets
     from qwenimg.common.runtime.runtime import Runtime
 
     presets.check(preset)
+    limit = amounts.parse_max(max_memory)
     kind = opened.family.precision
     policies.parse(precision, on_gpu=False, kind=kind)  # before a framework is imported
     engine = backends.load(backend)
@@ -202,7 +201,7 @@ def _runtime(
     _check_fp32(error, policy.name, engine.device)
     if choice.reason:
         notify("stage", f"--preset {choice.preset}: {policy.name}, since {choice.reason}")
-    runtime = Runtime(engine, policy, notify, choice, max_memory)
+    runtime = Runtime(engine, policy, notify, choice, limit)
     if keep_prompts:
         runtime.keep_prompts()
     return runtime, error

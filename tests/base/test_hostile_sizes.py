@@ -29,8 +29,8 @@ from qwenimg.common.base.errors import QwenimgError
 from qwenimg.common.jobs import prompt_file
 from qwenimg.common.pictures import input as input_image
 from qwenimg.common.prompts import vocabulary as tokenizer_files
-from qwenimg.common.weights import files as component_files
-from qwenimg.common.weights import safetensors as safetensors_header
+from qwenimg.common.formats import files as component_files
+from qwenimg.common.formats import safetensors as safetensors_header
 from PIL import Image
 
 def peak():

@@ -28,7 +28,7 @@ from qwenimg.common.base.amounts import size_text
 from qwenimg.common.conversion import convert as module
 from qwenimg.common.conversion import parts
 from qwenimg.common.families import registry
-from qwenimg.common.families.family import Choices
+from qwenimg.common.families.choices import Choices
 from qwenimg.common.weights.plan import read_codes
 from qwenimg.common.weights.storage import Packed
 

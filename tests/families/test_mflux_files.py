@@ -19,7 +19,7 @@ import qwenimg
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.codes.affine import Affine
 from qwenimg.common.families import registry
-from qwenimg.common.families.family import Choices
+from qwenimg.common.families.choices import Choices
 from qwenimg.common.weights.storage import Packed
 
 # Of one block, as its loader lists them: the names of a folder in diffusers layout, and those that it saves.

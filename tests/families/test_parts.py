@@ -21,8 +21,8 @@ import qwenimg
 from qwenimg.cli import config
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.families import registry
+from qwenimg.common.families.choices import PARTS, Choices
 from qwenimg.common.families.describe import describe
-from qwenimg.common.families.family import PARTS, Choices
 from qwenimg.common.families.qwen_image import layouts
 from qwenimg.common.networks import qwen_dit, qwen_vae
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig

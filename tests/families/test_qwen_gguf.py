@@ -20,7 +20,7 @@ from qwenimg.backends.torch import load as torch_load
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.codes.gguf_blocks import KEPT
 from qwenimg.common.families import registry
-from qwenimg.common.families.family import Choices
+from qwenimg.common.families.choices import Choices
 from qwenimg.common.formats.gguf_types import named
 from qwenimg.common.networks import qwen_vl
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig

@@ -17,7 +17,7 @@ import qwenimg
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.families import registry
-from qwenimg.common.families.family import Choices
+from qwenimg.common.families.choices import Choices
 from qwenimg.common.formats import headers
 
 BACKENDS = ("cpu", "mlx")

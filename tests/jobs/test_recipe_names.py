@@ -15,7 +15,7 @@ from qwenimg.common.base import hf_cache
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import open_regular
 from qwenimg.common.families import catalog, registry
-from qwenimg.common.families.family import Choices
+from qwenimg.common.families.choices import Choices
 from qwenimg.common.formats.fingerprint import HEAD, PIECE, fingerprint
 from qwenimg.common.hub import resolve
 from qwenimg.common.hub.origin import origin

@@ -192,7 +192,7 @@ def test_a_run_makes_them_once(tiny_folder: Path, backend: str, monkeypatch: pyt
         monkeypatch.setattr(qwen_conditioning, name, counting(calls, name, original))
     pipe = qwenimg.load(tiny_folder, backend=backend, precision="fp32")
     twin = TORCH() if backend == "cpu" else MLX()
-    monkeypatch.setattr(twin.load, "read", counting(calls, "modulation weights", twin.load.read, modulation_weight))
+    monkeypatch.setattr(twin.load, "tensor", counting(calls, "modulation weights", twin.load.tensor, modulation_weight))
     for seed in (1, 2):
         pipe("a red circle", steps=3, width=32, height=48, seed=seed)
     weights = sum(qwen_dit.timestep_only(name) for name in pipe.model.checkpoint["transformer"].plan.entries)
@@ -206,7 +206,7 @@ def test_a_run_makes_them_once(tiny_folder: Path, backend: str, monkeypatch: pyt
     }
 
 
-def modulation_weight(entry: Entry) -> bool:
+def modulation_weight(entry: Entry, *_: object) -> bool:
     return qwen_dit.timestep_only(entry.name)
 
 

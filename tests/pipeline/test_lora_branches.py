@@ -16,7 +16,7 @@ import qwenimg
 from qwenimg import UsageError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.families import registry
-from qwenimg.common.families.family import Choices
+from qwenimg.common.families.choices import Choices
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.request import lora_text
 from qwenimg.common.request.loras import Loras

@@ -14,7 +14,7 @@ import pytest
 import qwenimg
 from qwenimg import backends
 from qwenimg.common.families import registry
-from qwenimg.common.families.family import Choices
+from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.registry import Opened
 from qwenimg.common.hub.resolve import resolve
 from qwenimg.common.parity import check, record

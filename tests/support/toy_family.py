@@ -22,8 +22,9 @@ from safetensors.numpy import save_file
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families import registry
+from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.components import open_component, read_config
-from qwenimg.common.families.family import Choices, Family
+from qwenimg.common.families.family import Family
 from qwenimg.common.memory.estimate import Needs
 from qwenimg.common.memory.stages import Stage
 from qwenimg.common.networks import params

@@ -221,7 +221,7 @@ def test_a_lora_is_fused_before_its_weights_are_coded(tmp_path: Path) -> None:
 def test_what_is_coded_and_what_is_not(backend: str) -> None:
     """Blocks by the policy, first and last block and modulation in 8 bits, all else as it was."""
     from qwenimg.common.families import registry
-    from qwenimg.common.families.family import Choices
+    from qwenimg.common.families.choices import Choices
 
     opened = registry.open_model(MODEL, Choices(quantize="4"))
     entries = opened.checkpoint["transformer"].plan.entries

@@ -9,8 +9,8 @@ from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import clean
+from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.components import open_component, read_config
-from qwenimg.common.families.family import Choices
 from qwenimg.common.families.qwen_image.layouts import RENAMES
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig

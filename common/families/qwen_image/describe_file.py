@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError
+from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.description import Description, listed, summary, weights_summary
-from qwenimg.common.families.family import Prediction
 from qwenimg.common.families.qwen_image.layouts import RENAMES
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from qwenimg.common.families.family import PARTS, Family
+from qwenimg.common.families.choices import PARTS
+from qwenimg.common.families.family import Family
 from qwenimg.common.families.qwen_image import lora_names
 from qwenimg.common.families.qwen_image.checkpoint import REFUSED, open_folder
 from qwenimg.common.families.qwen_image.describe_file import describe_file

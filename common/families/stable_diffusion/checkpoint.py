@@ -11,8 +11,8 @@ from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import is_file, is_folder
 from qwenimg.common.base.text import clean
+from qwenimg.common.families.choices import Choices, Prediction
 from qwenimg.common.families.components import component, open_component, read_config
-from qwenimg.common.families.family import Choices, Prediction
 from qwenimg.common.families.stable_diffusion import single_file
 from qwenimg.common.families.stable_diffusion.find_tokenizer import find_clip_tokenizer
 from qwenimg.common.families.stable_diffusion.single_file import SingleFile

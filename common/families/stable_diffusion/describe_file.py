@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError
+from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.description import Description, in_memory, summary
-from qwenimg.common.families.family import Prediction
 from qwenimg.common.families.stable_diffusion import single_file
 from qwenimg.common.formats.stored import Header
 
