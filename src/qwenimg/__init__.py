@@ -98,9 +98,8 @@ def load(
     text=8,transformer=4. max_memory: bytes or `12GB`; blocks that do not fit are streamed. fallback: where a value
     overflows, goes on in the next dtype. cache_prompts: keeps encoded prompts on the disk for later runs.
     notify(kind, text) gets stages, warnings and notices. transformer (or UNet), text_encoder, vae: folder or file of
-    that part's weights, in the place of the model's. For Stable Diffusion: refiner, of SDXL; tokenizer, CLIP's folder
-    for one file; prediction, "eps" or "v" of a file. All files are checked before a framework is imported. Raises
-    QwenimgError."""
+    that part's weights, in the place of the model's. For Stable Diffusion: refiner, of SDXL; tokenizer and prediction
+    ("eps", "v") of one file. All files are checked before a framework is imported. Raises QwenimgError."""
     from contextlib import ExitStack
 
     from qwenimg.common.base import arguments
@@ -116,10 +115,9 @@ def load(
     resolved = resolve(None if model is None else str(model), offline=offline, without=choices.elsewhere)
     with ExitStack() as stack:
         opened, refining, entries = _opened(stack, resolved, choices, refiner, offline=offline)
-        told = notify or _ignore
-        if model is None and resolved.known is catalog.BUILT_IN:
-            told("notice", builtin.notice(opened.checkpoint.parameters))
-        runtime, error = _runtime(opened, backend, precision, preset, max_memory, told, keep_prompts=cache_prompts)
+        if notify and model is None and resolved.known is catalog.BUILT_IN:
+            notify("notice", builtin.notice(opened.checkpoint.parameters))
+        runtime, error = _runtime(opened, backend, precision, preset, max_memory, notify, keep_prompts=cache_prompts)
         pipeline = Pipeline(
             opened.family.model(runtime, opened.checkpoint, refining),
             name=resolved.name,
@@ -176,7 +174,7 @@ def _runtime(
     precision: str,
     preset: str,
     max_memory: str | int | None,
-    notify: Callable[[str, str], None],
+    notify: Callable[[str, str], None] | None,
     *,
     keep_prompts: bool = False,
 ) -> tuple[Runtime, float]:
@@ -189,6 +187,7 @@ def _runtime(
     from qwenimg.common.precision import presets
     from qwenimg.common.runtime.runtime import Runtime
 
+    notify = notify or _ignore
     presets.check(preset)
     limit = amounts.parse_max(max_memory)
     kind = opened.family.precision
