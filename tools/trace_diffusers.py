@@ -51,7 +51,7 @@ def one(module: Any, given: dict[str, Any], made: Any) -> tuple[Given, Any]:
 def joint_block(module: Any, given: dict[str, Any], made: Any) -> tuple[Given, Any]:
     temb, rope = given["temb"], given["image_rotary_emb"]
     mods = (module.img_mod(temb), module.txt_mod(temb))
-    tables = tuple((table.real.contiguous(), table.imag.contiguous()) for table in rope)
+    tables = tuple(torch.view_as_real(table)[:, None].contiguous() for table in rope)
     return (given["hidden_states"], given["encoder_hidden_states"], mods, tables, None, None), (made[1], made[0])
 
 

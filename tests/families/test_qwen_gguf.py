@@ -231,5 +231,5 @@ def test_another_architecture_is_refused_by_its_name(
 
 
 def test_a_transformer_alone_is_no_model(lossy: dict[str, Path]) -> None:
-    with pytest.raises(ModelError, match=r"'qwen_image', not of a Stable Diffusion model.*--transformer"):
+    with pytest.raises(ModelError, match=r"'qwen_image' and no whole Stable Diffusion model.*--transformer"):
         registry.open_model(lossy["transformer"])

@@ -256,8 +256,8 @@ def test_non_finite_step_names_block_and_operation(
     linear = transformer.model.transformer_blocks[1].img_mlp.net[2]
     original = type(linear).__call__
 
-    def spoiled(self, x):
-        y = original(self, x)
+    def spoiled(self, x, *into):
+        y = original(self, x, *into)
         return y * bad if self is linear else y
 
     monkeypatch.setattr(type(linear), "__call__", spoiled)
