@@ -24,6 +24,7 @@ from qwenimg.common.request.request import OPTIONS
 if TYPE_CHECKING:
     from qwenimg import Pipeline, Result, Step
     from qwenimg.common.memory.estimate import Estimate
+    from qwenimg.common.runtime.compiling import Decision
 
 
 class Report:
@@ -61,11 +62,11 @@ class Report:
         for line in held:
             streams.say(line)
 
-    def compiled(self, mode: str, line: str) -> None:
+    def compiled(self, mode: str, decision: Decision) -> None:
         """What was decided; where nothing is compiled and nobody asked, only with the timing."""
-        self._compiles = mode == "on" or "auto: on" in line
-        if mode != "auto" or self._compiles or "timing" in self.debug:
-            self._line(line, always="timing" in self.debug)
+        self._compiles = decision.on
+        if mode != "auto" or decision.on or "timing" in self.debug:
+            self._line(decision.line, always="timing" in self.debug)
 
     def give_up(self) -> None:
         """Tells what still waits for a headline that will not come, and takes the bar away."""

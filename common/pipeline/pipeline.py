@@ -45,6 +45,7 @@ from qwenimg.common.request.recipe import FORMAT, Recipe
 from qwenimg.common.request.request import OPTIONS, Defaults, Request
 from qwenimg.common.runtime import compiling
 from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.runtime.compiling import Decision
 from qwenimg.common.runtime.engine import Array
 from qwenimg.common.runtime.probe import Overflow
 
@@ -178,13 +179,13 @@ class Pipeline:
         held, stored = self._checkpoint.largest(self.precision), self._checkpoint.file_bytes
         return f"{line}, weights {size_text(held)} at once of {size_text(stored)}"
 
-    def compile(self, mode: str = "auto", seconds: float = 0.0) -> str:
+    def compile(self, mode: str = "auto", seconds: float = 0.0) -> Decision:
         """Decides whether the denoiser is compiled when it is next loaded: `on`, `off`, or by what that would save of a
-        run whose steps take about so many `seconds`. Says what was decided, in one line. Raises UsageError."""
+        run whose steps take about so many `seconds`. Raises UsageError."""
         compiling.check(mode)
         decision = compiling.decide(mode, self.engine.compiler(), seconds)
         self.runtime.compiles = decision.on
-        return decision.line
+        return decision
 
     def free_transformer(self) -> None:
         """Frees the transformer, some two thirds of all memory; the next picture loads it again."""

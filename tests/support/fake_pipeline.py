@@ -14,6 +14,7 @@ from qwenimg.common.memory.estimate import Estimate
 from qwenimg.common.precision import precision as policies
 from qwenimg.common.request.recipe import Recipe
 from qwenimg.common.request.request import Defaults
+from qwenimg.common.runtime.compiling import Decision
 
 Notify = Callable[[str, str], None]
 
@@ -43,8 +44,8 @@ class FakePipeline:
     def headline(self) -> str:
         return f"{self.backend} on {self.device} · {self.precision.summary()} · {self.model_name}"
 
-    def compile(self, mode: str = "auto", seconds: float = 0.0) -> str:
-        return f"--compile {mode}"
+    def compile(self, mode: str = "auto", seconds: float = 0.0) -> Decision:
+        return Decision(on=mode == "on", line=f"--compile {mode}")
 
     def check(self, prompt: str, **asked: Any) -> None:
         pass
