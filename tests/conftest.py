@@ -16,6 +16,10 @@ from pathlib import Path
 
 import filelock
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("any load", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # both on the clock
+settings.load_profile("any load")
 
 pytest_plugins = ["cli_runner", "hub_cases"]  # fixtures of several rooms
 

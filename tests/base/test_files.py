@@ -384,7 +384,7 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     pattern=st.lists(PIECES, max_size=6).map("".join) | st.text(max_size=20) | st.none(),
     prompt=ANY_TEXT,
@@ -562,7 +562,7 @@ def test_more_than_a_gibibyte_is_refused_before_it_is_read(tmp_path: Path) -> No
     assert time.process_time() - begin < 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_mutants_of_npy(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     raw = bytearray(npy(LATENTS[:1, :2]))

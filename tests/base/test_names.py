@@ -46,7 +46,7 @@ def test_slug(text: str, expected: str) -> None:
     assert slug(text) == unicodedata.normalize("NFC", expected)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(text=ANY_TEXT | st.sampled_from(sorted(RESERVED)), limit=st.integers(12, 90))
 def test_slug_is_always_a_safe_name(text: str, limit: int) -> None:
     name = slug(text, limit)

@@ -209,7 +209,7 @@ def test_prompts_that_are_no_text_or_too_long(library: Library) -> None:
     cli("a" * 1_000_000).refused(2, "1000000")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.text(st.characters(codec=None), max_size=60), st.sampled_from([["-p"], ["--"], []]))
 def test_any_text_makes_a_picture_or_one_line(text: str, before: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -226,7 +226,7 @@ def test_any_text_makes_a_picture_or_one_line(text: str, before: list[str]) -> N
         assert ran.code in (0, 5) and not before  # a command, or a FILE of `info` that is not there
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.sampled_from(["-p", "x", "info", "--", "--json", "-s", "1", "-N", "-q", "--from", "-o", "--quiet", ""]))
 )

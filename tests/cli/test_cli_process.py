@@ -283,7 +283,7 @@ def test_a_terminal_gets_a_bar_and_no_png(tmp_path: Path) -> None:
         while piece := _read(ours):
             shown += piece
         os.close(ours)
-        assert process.wait(30) == code and text in shown.decode(), shown
+        assert process.wait(HANGS) == code and text in shown.decode(), shown
         assert b"\x89PNG" not in shown
         if code == 0:
             assert "s/step" in shown.decode() or "step/s" in shown.decode()

@@ -338,7 +338,7 @@ def check_never_laxer(path, raw):
         assert {name: list(t.shape) for name, t in header.tensors.items()} == {n: t["shape"] for n, t in there.items()}
 
 
-PROPERTY = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+PROPERTY = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 @PROPERTY

@@ -339,13 +339,12 @@ def test_a_long_download_may_be_cut_often(fake, monkeypatch):
 
 @pytest.mark.parametrize("fault", [("stall", 0.5), "drip"])
 def test_silent_and_slow_connections_are_given_up(fault, fake, monkeypatch):
-    monkeypatch.setattr(http, "TIMEOUT", 0.3)
+    monkeypatch.setattr(http, "TIMEOUT", 1.0)
+    monkeypatch.setattr(http, "RETRIES", 99)  # a busy machine may be late, too
     fake.faults[FIRST] = [fault]
-    start = time.monotonic()
     folder, lines, _ = pulled()
     check_complete(folder, fake.files)
-    assert any("nothing for 0.3 s" in line or "too slow" in line for line in lines)
-    print(f"{time.monotonic() - start:.1f} s")
+    assert any("nothing for 1 s" in line or "too slow" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -609,7 +608,7 @@ def test_two_processes_at_once_fetch_each_byte_once(fake, cache, tmp_path):
         second = subprocess.Popen([*COMMAND, REPO], env=environment(cache), stderr=err2, stdout=subprocess.PIPE)
         wait_for(lambda: "another process is pulling" in (tmp_path / "err2").read_text())
         fake.released.set()  # the stalled answer ends, cut
-        out1, out2 = first.communicate(timeout=300)[0], second.communicate(timeout=30)[0]
+        out1, out2 = first.communicate(timeout=300)[0], second.communicate(timeout=300)[0]
     told = (tmp_path / "err1").read_text(), (tmp_path / "err2").read_text()
     assert (first.returncode, second.returncode) == (0, 0), told
     assert out1 == out2 and "cut at" in told[0] and "complete in the cache already" in told[1]

@@ -166,7 +166,7 @@ def test_too_long_texts_are_one_line() -> None:
     assert len(read(parameters=("Steps: 1, a: b, c: d\n" * 4_000) + fields).fields["prompt"]) < 100_000
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(text=st.text(max_size=60) | st.lists(st.sampled_from(
     ["Steps: 1", ", ", "Seed: 2", "Size: 8x8", "\n", "Negative prompt:", '"', "[", "}", "\\", "Model: /etc/x",
     "CFG scale: ", "7"]

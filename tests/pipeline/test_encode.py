@@ -50,7 +50,7 @@ def test_the_recipe_comes_back(tmp_path: Path, suffix: str, prompt: str) -> None
     assert picture_format(path) == kind and Image.open(path).format == kind
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(prompt=st.text(alphabet=st.characters(exclude_categories=[])), suffix=st.sampled_from(OTHERS))
 def test_any_prompt_comes_back(tmp_path_factory: pytest.TempPathFactory, prompt: str, suffix: str) -> None:
     path = tmp_path_factory.getbasetemp() / f"any{suffix}"
@@ -207,7 +207,7 @@ def test_broken_files_are_one_line(tmp_path: Path, data: bytes) -> None:
     refused(read_texts, placed(tmp_path / "x", data))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.data())
 def test_a_changed_byte_gives_the_recipe_or_one_line(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

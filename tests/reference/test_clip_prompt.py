@@ -89,7 +89,7 @@ def test_brackets(prompt: str) -> None:
     assert [weight for _, weight in found] == pytest.approx([weight for _, weight in merged], rel=1e-12)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.text(alphabet="ab ()[]\\:1.-", max_size=40))
 def test_no_text_fails(prompt: str) -> None:
     parts = parse(prompt)

@@ -299,7 +299,7 @@ def test_text_rope_equals_transformers(length, head_dim, theta):
 # Tiles
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.integers(1, 700), st.integers(1, 300), st.integers(0, 90))
 def test_tiles_partition(size, tile, halo):
     kept = []

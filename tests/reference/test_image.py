@@ -136,7 +136,6 @@ def test_what_png_text_cannot_hold_is_escaped(tmp_path: Path) -> None:
     assert ("tEXt", b"a\0nul \\x00 end") in chunks(png)
 
 
-@settings(deadline=None)
 @given(st.text(alphabet=st.characters(exclude_categories=[]), max_size=40))
 def test_any_text_can_be_written_and_read(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     path = tmp_path_factory.getbasetemp() / "any.png"
@@ -206,7 +205,7 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
             read_text(tmp_path / name)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_mutants_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     itxt = (b"iTXt", b"k\0\x01\0en\0k\0" + zlib.compress("猫".encode()))

@@ -78,7 +78,7 @@ def test_equals_diffusers_bit_for_bit(name):
     assert worst == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(steps=st.integers(2, 300), tokens=st.integers(1, 40_000), name=st.sampled_from(list(CONFIGS)))
 def test_equals_diffusers_everywhere(steps, tokens, name):
     assert largest_difference(CONFIGS[name], steps, tokens) == 0
@@ -117,7 +117,7 @@ def test_one_step_with_a_terminal_starts_at_pure_noise():
     assert FlowMatchConfig(**QWEN).timestep(1.0) == 1000.0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     steps=st.integers(1, 1000),
     tokens=st.integers(1, 1024 * 1024),

@@ -65,7 +65,7 @@ def test_times_are_exact_on_the_trained_levels():
     assert levels.timestep(1e-9) == 0 and levels.timestep(1e9) == 999
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.floats(0, 999))
 def test_times_and_levels_are_inverse(time):
     levels = config().levels

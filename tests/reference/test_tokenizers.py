@@ -163,7 +163,7 @@ def test_links_and_no_length_limit(reference: Any, folders: dict[str, Path], tmp
     assert_same_ids(tmp_path, reference)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text(st.one_of(st.characters(codec="utf-8"), st.sampled_from(" \n\ta1'<|>\u0301")), max_size=60))
 def test_any_text(tokenizer: ours.QwenTokenizer, reference: Any, text: str) -> None:
     assert tokenizer.encode(text) == reference(text)["input_ids"]

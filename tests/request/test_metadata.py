@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 from recipe_cases import PIXELS, RECIPE, recipe, saved
@@ -101,7 +101,6 @@ def test_round_trip_is_exact(tmp_path: Path, prompt: str) -> None:
     assert recipe_from_png(saved(tmp_path / "x.png", png_text(told))) == told
 
 
-@settings(deadline=None)
 @given(prompt=st.text(alphabet=st.characters(exclude_categories=[])), guidance=st.floats(0, 100))
 def test_any_prompt_round_trips(tmp_path_factory: pytest.TempPathFactory, prompt: str, guidance: float) -> None:
     told = recipe(prompt=prompt, guidance=guidance)
@@ -227,7 +226,6 @@ def test_printable() -> None:
     )
 
 
-@settings(deadline=None)
 @given(st.text(alphabet=st.characters(exclude_categories=[])))
 def test_printable_has_no_control_character(text: str) -> None:
     shown = printable(text)
