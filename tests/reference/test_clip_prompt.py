@@ -98,15 +98,16 @@ def test_no_text_fails(prompt: str) -> None:
         assert parts == ([(prompt, 1.0)] if prompt else [])
 
 
-@pytest.mark.parametrize("pattern", ["(", "[", ")", "([", "(]", "()", "(a:1.2)", ":", ":1", "\\", "(a:" + "1" * 50])
-def test_long_prompts_take_no_time(pattern: str) -> None:
-    prompt = (pattern * 100_000)[:100_000]
+@pytest.mark.parametrize(
+    "pattern", ["(", "[", ")", "([", "(]", "()", "(a:1.2)", ":", ":1", "\\", "(a:" + "1" * 50, None]
+)
+def test_long_prompts_take_no_time(pattern: str | None) -> None:
+    prompt = (pattern * 30_000)[:30_000] + "]" * 10 if pattern else "(" * 15_000 + "]" * 15_000
     start = time.process_time()
-    parse(prompt + "]" * 10)
-    parse("(" * 50_000 + "]" * 50_000)
+    parse(prompt)
     seconds = time.process_time() - start
     print(f"{pattern!r}: {seconds:.2f} s")
-    assert seconds < 3  # measured 0.3
+    assert seconds < 1  # measured 0.1
 
 
 def test_without_weights_it_is_the_reference(folder: Path, tokenizer: CLIPTokenizer) -> None:

@@ -1,23 +1,23 @@
-"""Stable Diffusion as a user runs it: real processes on tiny models, pictures in and out, and what is refused."""
+"""Stable Diffusion as a user runs it: tiny models, pictures in and out, and what is refused."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_runner import cli
+from cli_runner import Ran, cli
 from PIL import Image
-from processes import listing, pixels, qwenimg
+from processes import listing, pixels
 
 BACKENDS = ("cpu", "mlx")
 SUMMER = np.random.default_rng(0).integers(0, 256, (48, 72, 3), np.uint8)
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A folder with a picture and a mask of it."""
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a picture and a mask of it, in which the command runs."""
+    monkeypatch.chdir(tmp_path)
     Image.fromarray(SUMMER).save(tmp_path / "summer.png")
     mask = np.zeros((48, 72), np.uint8)
     mask[:24] = 255
@@ -25,30 +25,30 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def drawn(*args: object) -> Ran:
+    ran = cli(*map(str, args))
+    assert ran.code == 0, ran
+    return ran
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_picture_is_made_anew_and_again_from_its_recipe(folders, place: Path, backend: str) -> None:
     given = ("-i", "summer.png", "--mask", "mask.png", "--backend", backend, "-m", folders["sd15"])
     asked = ("--strength", 0.7, "--sampler", "dpmpp_2m_sde", "--schedule", "karras", "--steps", 4, "-s", "1-2")
-    code, out, err = qwenimg("a red circle", *given, *asked, "-o", "{seed}.png", "--json", cwd=place)
-    assert code == 0, err
-    events = [json.loads(line) for line in out.splitlines()]
+    events = drawn("a red circle", *given, *asked, "-o", "{seed}.png", "--json").events
     steps = [event for event in events if event["event"] == "step"]
     recipe = next(event["recipe"] for event in events if event["event"] == "image")
     assert {event["total"] for event in steps} == {2} and len(steps) == 4  # 0.7 of 4 steps is 2, for two pictures
     assert (recipe["sampler"], recipe["schedule"], recipe["strength"]) == ("dpmpp_2m_sde", "karras", 0.7)
     assert (recipe["width"], recipe["height"]) == (72, 48)
 
-    code, _, err = qwenimg("--from", "2.png", *given, "-o", "again.png", cwd=place)
-    assert code == 0, err
+    drawn("--from", "2.png", *given, "-o", "again.png")
     assert np.array_equal(pixels(place / "again.png"), pixels(place / "2.png"))
     assert not np.array_equal(pixels(place / "1.png"), pixels(place / "2.png"))
 
 
 def test_one_side_keeps_the_proportions_of_the_picture(folders, place: Path) -> None:
-    code, _, err = qwenimg(
-        "a circle", "-i", "summer.png", "-m", folders["sd15"], "-W", 36, "--steps", 2, "-o", "a.png", cwd=place
-    )
-    assert code == 0, err
+    drawn("a circle", "-i", "summer.png", "-m", folders["sd15"], "-W", 36, "--steps", 2, "-o", "a.png")
     assert pixels(place / "a.png").shape == (24, 36, 3)
 
 
@@ -62,8 +62,7 @@ def test_base_refiner_vae_and_clip_skip(folders, place: Path) -> None:
         "half": ("--precision", "fp16"),
     }
     for name, options in runs.items():
-        code, _, err = qwenimg(*asked, *options, "-o", f"{name}.png", cwd=place)
-        assert code == 0, err
+        drawn(*asked, *options, "-o", f"{name}.png")
     made = {name: pixels(place / f"{name}.png") for name in runs}
     for name in ("refined", "skipped", "other"):
         assert not np.array_equal(made[name], made["plain"]), name
@@ -76,9 +75,8 @@ def test_info_tells_what_it_is(folders, place: Path) -> None:
         "inpaint": ("inpainting (9 channels)",),
         "refiner": ("SDXL refiner",),
     }.items():
-        code, out, err = qwenimg("info", folders[name], cwd=place)
-        assert code == 0 and not err, err
-        assert all(word in out for word in words), out
+        told = drawn("info", folders[name])
+        assert not told.err and all(word in told.out.decode() for word in words), told
 
 
 REFUSED = {
@@ -94,9 +92,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused_in_one_line(folders, place: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_refused_in_one_line(folders, place: Path, name: str) -> None:
     Image.fromarray(np.zeros((2, 3), np.uint8)).save(place / "small.png")
-    monkeypatch.chdir(place)
     options, expected, word = REFUSED[name]
     before = listing(place)
     filled = [str(option).format(refiner=folders["refiner"]) for option in options]

@@ -44,7 +44,8 @@ from qwenimg.common.training.config import TrainConfig, parse_sizes
 
 CPU = torch.device("cpu")
 PICTURE = 2  # of 255: float32 in another order of operations
-VAE_FALL, TEXT_FALL, DIT_FALL = 0.4, 0.75, 0.75  # of the first loss after 200 steps; measured 0.27, 0.73 and 0.70
+STEPS = 60
+VAE_FALL, TEXT_FALL, DIT_FALL = 0.7, 0.9, 0.9  # of the first loss after as many steps; measured 0.57, 0.77 and 0.81
 
 
 def run(config: TrainConfig) -> list[str]:
@@ -60,13 +61,13 @@ def losses(folder: Path, stage: str) -> list[float]:
 
 @pytest.fixture(scope="module")
 def trained(few_measured: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All stages, 200 steps each, with a figure logged for every tenth."""
+    """All stages, with a figure logged for every third step."""
     folder = tmp_path_factory.mktemp("trained") / "model"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "LOG_EVERY", 10)
-        run(options("vae", folder))
-        run(options("text", folder, batch=16))
-        run(options("dit", folder, batch=8))
+        patch.setattr(train, "LOG_EVERY", 3)
+        run(options("vae", folder, steps=STEPS))
+        run(options("text", folder, steps=STEPS, batch=16))
+        run(options("dit", folder, steps=STEPS, batch=8))
     return folder
 
 
@@ -105,7 +106,7 @@ def test_loss_falls(trained: Path):
 def test_log_and_curve(trained: Path):
     table = (trained / "training" / "dit.csv").read_text().splitlines()
     assert table[0] == ",".join(train_state.COLUMNS)
-    assert [row.split(",")[0] for row in table[1:]] == [str(step) for step in range(10, 201, 10)]
+    assert [row.split(",")[0] for row in table[1:]] == [str(step) for step in range(3, STEPS + 1, 3)]
     with Image.open(trained / "training" / "dit.png") as picture:
         assert picture.size == (640, 400)
         assert len(picture.convert("RGB").getcolors(10**6) or []) > 3
@@ -170,8 +171,8 @@ def test_a_word_is_one_token_and_any_text_is_spelled(tmp_path: Path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[3])
-import torch
+sys.path.insert(0, sys.argv[1])
+import torch, torch._dynamo  # the latter is what a first step imports, once here for all stages
 torch.set_num_threads(1)
 from training_runs import options
 from qwenimg.backends.torch.training import loop as train
@@ -181,19 +182,32 @@ train.LOG_EVERY = 1
 def tell(text):
     if f" 8/12 " in text:
         os.kill(os.getpid(), signal.SIGKILL)
-stage, out = sys.argv[1], Path(sys.argv[2])
-train.train(options(stage, out, steps=12, save_every=5, precision="fp32"), tell, device="cpu")
+for stage in sys.argv[3:]:
+    if not os.fork():
+        train.train(options(stage, Path(sys.argv[2], stage), steps=12, save_every=5), tell, device="cpu")
+        os._exit(0)
+    print(stage, -os.waitstatus_to_exitcode(os.wait()[1]))
 """
+STAGES = ("vae", "text", "dit")
 
 
-@pytest.mark.parametrize("stage", ["vae", "text", "dit"])
-def test_killed_and_resumed_equals_unbroken(trained: Path, tmp_path: Path, stage: str):
-    broken, whole = tmp_path / "broken", tmp_path / "whole"
-    for out in (broken, whole) if stage == "dit" else ():
-        copied(trained, out)
-    arguments = [sys.executable, "-c", KILLED, stage, str(broken), str(Path(__file__).parents[1] / "support")]
-    ended = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
+@pytest.fixture(scope="module")
+def killed(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for each stage, whose run was killed in its eighth step of twelve."""
+    folder = tmp_path_factory.mktemp("killed")
+    copied(trained, folder / "dit")
+    support = Path(__file__).parents[1] / "support"
+    command = [sys.executable, "-c", KILLED, support, folder, *STAGES]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.stdout.split() == [word for stage in STAGES for word in (stage, str(int(signal.SIGKILL)))], ended
+    return folder
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_killed_and_resumed_equals_unbroken(trained: Path, killed: Path, tmp_path: Path, stage: str):
+    broken, whole = killed / stage, tmp_path / "whole"
+    if stage == "dit":
+        copied(trained, whole)
     config = options(stage, broken, steps=12, save_every=5)
     resumed = run(replace(config, resume=True))
     assert any(f"{stage}: steps 5 to 12" in line for line in resumed)
@@ -340,7 +354,7 @@ def gradients(config: TrainConfig) -> tuple[float, dict[str, torch.Tensor]]:
     return loss, {name: p.grad for name, p in made.parameters.items() if p.grad is not None}
 
 
-@pytest.mark.parametrize("stage", ["vae", "text", "dit"])
+@pytest.mark.parametrize("stage", STAGES)
 def test_accumulation_and_checkpointing_change_no_gradient(with_parts: Path, stage: str):
     config = options(stage, with_parts, batch=6, seed=4)
     loss, expected = gradients(config)
