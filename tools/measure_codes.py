@@ -38,7 +38,7 @@ from qwenimg.common.weights import keys, quantise
 BACKENDS = ("cpu", "mlx")
 LAYERS, POLICY = 3, "4"
 WIDTH, INNER, TOKENS, ROUNDS = 3072, 12288, (256, 1088), 5
-LARGEST = INNER * WIDTH * 4  # bytes of the largest layer that stays, in float32
+LARGEST = INNER * WIDTH * 2  # bytes of the largest layer that stays, in bfloat16
 
 
 def load(path: Path, backend: str) -> dict[str, int]:
@@ -103,7 +103,7 @@ def _torch(weight: np.ndarray, code: Affine | None, dtype: str) -> Callable[[Any
         layer.weight = torch.nn.Parameter(torch.from_numpy(weight).to(DTYPES[dtype]))
     else:
         layer = QuantisedLinear(layer, code, DTYPES[dtype])
-        codes, *rest = map(torch.from_numpy, encode(weight, code).arrays)
+        codes, *rest = map(torch.from_numpy, encode([weight], weight.shape, code).arrays)
         layer.put(codes.view(torch.int32), *rest)
 
     def run(x: np.ndarray) -> object:
@@ -124,7 +124,7 @@ def _mlx(weight: np.ndarray, code: Affine | None, dtype: str) -> Callable[[Any],
         layer.weight = mx.array(weight).astype(DTYPES[dtype])
     else:
         layer = QuantisedLinear(layer, code, DTYPES[dtype])
-        layer.put(*map(mx.array, encode(weight, code).arrays))
+        layer.put(*map(mx.array, encode([weight], weight.shape, code).arrays))
 
     def run(x: np.ndarray) -> object:
         made = layer(mx.array(x).astype(DTYPES[dtype]))

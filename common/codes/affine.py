@@ -8,11 +8,12 @@ of the scales.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.codes.bits import widened
+from qwenimg.common.formats.arrays import empty
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 WIDTHS = (2, 3, 4, 5, 6, 8)  # bits
 GROUPS = (32, 64, 128)
-ROWS = 1 << 20  # values that are coded at once
+VALUES = 1 << 18  # that are coded at once
 
 
 class Affine(NamedTuple):
@@ -113,17 +114,26 @@ def of_widths(width: int, words: int, groups: int) -> Affine | None:
     return made if made.bits in WIDTHS and made.group in GROUPS else None
 
 
-def encode(values: np.ndarray, code: Affine) -> Coded:
-    """Values [out in] as `plan.read` gives them, by each group's least and largest, in float32: the codes that MLX's
-    `quantize` chooses."""
+def encode(parts: Iterable[np.ndarray], shape: Shape, code: Affine) -> Coded:
+    """Of a weight of `shape`, its rows in `parts` as `plan.rows` gives them, by each group's least and largest, in
+    float32: the codes that MLX's `quantize` chooses."""
     import numpy as np
 
-    rows, width = values.shape
-    parts = []
-    step = max(1, ROWS // max(1, width))
-    for start in range(0, rows, step):
-        parts.append(_encode(widened(np.ascontiguousarray(values[start : start + step])), code))
-    return _narrow(Coded(*(np.concatenate(each) for each in zip(*parts, strict=True))))
+    height, width = shape
+    groups = (height, width // code.group)
+    made = Coded(
+        empty((height, width * code.bits // 32), "<u4"), np.empty(groups, np.float32), np.empty(groups, np.float32)
+    )
+    at = 0
+    for part in parts:
+        step = max(1, VALUES // max(1, width))
+        for start in range(0, len(part), step):
+            values = widened(np.ascontiguousarray(part[start : start + step]))
+            for whole, own in zip(made.arrays, _encode(values, code).arrays, strict=True):
+                whole[at : at + len(values)] = own
+            at += len(values)
+    assert at == height
+    return _narrow(made)
 
 
 def _encode(values: np.ndarray, code: Affine) -> Coded:

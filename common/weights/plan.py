@@ -19,13 +19,15 @@ from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
 from qwenimg.common.codes.affine import Affine, Coded, Kept, encode
 from qwenimg.common.codes.bits import finite, widened
-from qwenimg.common.formats.stored import DTYPES, TOO_LARGE, Piece, raw
+from qwenimg.common.formats.stored import DTYPES, NUMPY, TOO_LARGE, Piece, raw
 from qwenimg.common.precision.precision import BYTES, Precision
 from qwenimg.common.precision.residency import ALWAYS, Residency
 from qwenimg.common.weights.storage import Codes, Packed, Storage
 
 if TYPE_CHECKING:
     import numpy as np
+
+PART = 1 << 20  # values of a tensor that is read in parts
 
 # What is done to a tensor as it is stored, beside dropping dimensions of 1: rows and columns exchanged; or of a causal
 # convolution over time [O I T kh kw] the last tap [O I kh kw], all that one frame uses: those before it are zero.
@@ -280,6 +282,23 @@ def read(entry: Entry) -> np.ndarray:
     return fused(widened(array), entry.fused) if entry.fused else array
 
 
+def parts(entry: Entry) -> Iterator[np.ndarray]:
+    """`read`, a few rows at a time: what is used as it is stored is never in memory as a whole. Raises ModelError."""
+    import numpy as np
+
+    source = entry.source
+    if source.code is not None or source.decode is not None or entry.fused:
+        yield read(entry)
+        return
+    piece, (height, *row) = source.first, entry.shape or (1,)
+    step = max(1, PART // max(1, prod(row)))
+    size = prod(row) * np.dtype(NUMPY[piece.dtype]).itemsize
+    for start in range(0, height, step):
+        end = min(height, start + step)
+        begin = piece.begin + start * size
+        yield raw(piece._replace(shape=(end - start, *row), begin=begin, end=begin + (end - start) * size))
+
+
 def fused(weight: np.ndarray, deltas: tuple[Delta, ...]) -> np.ndarray:
     """`weight`, float32, with all of `deltas`, each made for the weight as it was. Strength 0 changes no bit."""
     total = weight
@@ -296,37 +315,46 @@ def read_branch(entry: Entry) -> tuple[np.ndarray, np.ndarray] | None:
     there is nothing. Raises ModelError."""
     import numpy as np
 
-    parts = [delta.factors() for delta in entry.branch if delta.strength]
-    if not parts:
+    factors = [delta.factors() for delta in entry.branch if delta.strength]
+    if not factors:
         return None
-    downs, ups = zip(*parts, strict=True)
+    downs, ups = zip(*factors, strict=True)
     return np.concatenate(downs), np.concatenate(ups, axis=1)
 
 
 def read_codes(entry: Entry) -> Coded:
     """The codes of an `entry` that is kept packed: the file's own where it has them so, else made of its values. Raises
     ModelError as `raw` does, and where a scale or value is not finite."""
-    import numpy as np
-
     assert isinstance(entry.storage, Packed)
     code, source = entry.storage.code, entry.source
     own = source.kept
     if source.code and own and own.code == code and not entry.fused:
         made = source.code.coded([raw(piece) for piece in source.pieces], entry.shape)
-        checked = made.arrays[1:] if isinstance(code, Affine) else [code.values(made.arrays)]
-    elif not isinstance(code, Affine):
-        raise bad(source.first.file.path, f"is in {code.mode}, into which no LoRA can be fused; convert the original")
+        count = sum(map(_not_finite, made.arrays[1:] if isinstance(code, Affine) else [code.values(made.arrays)]))
+        if count:
+            raise not_finite(entry, count, 0.0, "")
+    elif isinstance(code, Affine):
+        made = encode(_finite_parts(entry), entry.shape, code)
     else:
-        values = read(entry)
-        checked = [values]
-        made = encode(values, code)
-    count = sum(int(np.count_nonzero(~finite(part))) for part in checked)
-    if count:
-        raise not_finite(entry, count, 0.0, "")
+        raise bad(source.first.file.path, f"is in {code.mode}, into which no LoRA can be fused; convert the original")
     largest = _largest(made, code) if entry.storage.dtype == "float16" else 0.0
     if largest >= TOO_LARGE["float16"]:
         raise not_finite(entry, 0, largest, entry.storage.dtype)
     return made
+
+
+def _finite_parts(entry: Entry) -> Iterator[np.ndarray]:
+    """`parts`. Raises ModelError where a value is not finite."""
+    found = parts(entry)
+    for part in found:
+        if count := _not_finite(part):
+            raise not_finite(entry, count + sum(map(_not_finite, found)), 0.0, "")
+        yield part
+
+
+def _not_finite(array: np.ndarray) -> int:
+    """How many of its numbers are not finite."""
+    return int((~finite(array)).sum())
 
 
 def _largest(made: Coded, code: Codes) -> float:

@@ -23,8 +23,8 @@ from qwenimg.common.base.shape import Shape
 from qwenimg.common.codes.affine import Affine, exact16
 from qwenimg.common.codes.bits import finite, narrowed, widened
 from qwenimg.common.formats.safetensors import read_header
-from qwenimg.common.formats.stored import NUMPY, Header
-from qwenimg.common.weights.plan import Entry, not_finite, read, read_codes
+from qwenimg.common.formats.stored import Header
+from qwenimg.common.weights.plan import Entry, not_finite, parts, read_codes
 from qwenimg.common.weights.storage import Packed
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 HASH = "sha256"  # the metadata's name of the data's hash
 _NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-_VALUES = 1 << 22  # of a plain tensor, read and written at once
 
 Progress = Callable[[int], None]
 """Gets the number of bytes that were written since the last call."""
@@ -172,29 +171,13 @@ def _made(weight: Weight) -> Iterator[_Made]:
 def _values(entry: Entry) -> Iterator[np.ndarray]:
     """In the dtype of its storage, rounded once. Raises ModelError for what is not finite then."""
     dtype = entry.storage.dtype
-    for array in _read(entry):
+    for array in parts(entry):
         made = array if entry.dtype == dtype else narrowed(widened(array), dtype)
         wrong = int((~finite(made)).sum())
         if wrong:
             own = finite(array)
             raise not_finite(entry, int((~own).sum()), float(abs(widened(array[own])).max(initial=0)), dtype)
         yield made
-
-
-def _read(entry: Entry) -> Iterator[np.ndarray]:
-    """Of a tensor that is taken as it is stored, a part at a time: the largest are tables of embeddings."""
-    import numpy as np
-
-    source = entry.source
-    if source.code is not None or source.decode is not None or entry.fused:
-        yield read(entry)
-        return
-    piece, one = source.first, np.dtype(NUMPY[source.first.dtype])
-    for begin in range(piece.begin, piece.end, _VALUES * one.itemsize):
-        array = np.empty(min(_VALUES, (piece.end - begin) // one.itemsize), one)
-        piece.file.fill(array.data.cast("B"), begin)
-        yield array
-    piece.file.check_unchanged()
 
 
 # Bytes

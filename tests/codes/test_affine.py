@@ -50,7 +50,7 @@ def test_codes_are_those_that_mlx_chooses(code):
     given = weights(9, 2 * 128, seed=code.bits)
     given[8] *= 1e-6  # scales that float16 does not hold
     codes, scales, biases = (np.array(x) for x in mx.quantize(mx.array(given), group_size=code.group, bits=code.bits))
-    made = encode(given, code)
+    made = encode([given], given.shape, code)
     assert np.array_equal(made.codes, codes)
     assert made.scales.dtype == made.biases.dtype == np.float32
     assert np.array_equal(made.scales, scales) and np.array_equal(made.biases, biases)
@@ -59,14 +59,14 @@ def test_codes_are_those_that_mlx_chooses(code):
 @pytest.mark.parametrize("code", CASES, ids=named)
 def test_scales_are_float16_where_they_fit(code):
     given = weights(5, 256, seed=3)
-    made = encode(given, code)
+    made = encode([given], given.shape, code)
     assert made.scales.dtype == made.biases.dtype == np.float16
     steps = np.abs(made.scales.astype(np.float32))[..., None]
     error = np.abs(code.values(made) - given).reshape(*made.scales.shape, -1)
     print(f"{named(code)}: largest error {(error / steps).max():.2f} steps")
     # Half a step, and one at the end that the code of the other end pushes out; then float16's rounding of the group's
     assert np.all(error <= 1.5 * steps + 2**-10 * np.abs(given).reshape(error.shape).max(-1, keepdims=True))
-    assert encode(given * 1e5, code).scales.dtype == np.float32
+    assert encode([given * 1e5], given.shape, code).scales.dtype == np.float32
 
 
 @pytest.mark.parametrize("bits", WIDTHS)
@@ -80,9 +80,10 @@ def test_packing_is_one_string_of_bits(bits):
 
 def test_many_rows_are_coded_in_parts(monkeypatch):
     given, code = weights(11, 64), Affine(4, 32)
-    whole = encode(given, code)
-    monkeypatch.setattr("qwenimg.common.codes.affine.ROWS", 3 * 64)
-    assert all(np.array_equal(a, b) for a, b in zip(whole, encode(given, code), strict=True))
+    whole = encode([given], given.shape, code)
+    monkeypatch.setattr("qwenimg.common.codes.affine.VALUES", 3 * 64)
+    apart = encode([given[:5], given[5:]], given.shape, code)
+    assert all(np.array_equal(a, b) for a, b in zip(whole, apart, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from qwenimg.backends.torch.ops import quantised as on_torch
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.codes.affine import GROUPS, WIDTHS, Affine, encode
 from qwenimg.common.weights import keys, quantise
-from qwenimg.common.weights.plan import read, read_codes
+from qwenimg.common.weights.plan import parts, read, read_codes
 from qwenimg.common.weights.storage import Dense, Packed
 
 CASES = [Affine(bits, group) for bits in WIDTHS for group in GROUPS]
@@ -28,7 +28,7 @@ BACKENDS = ["cpu", "mlx"]
 @pytest.mark.parametrize("code", CASES, ids=lambda code: f"{code.bits} bits, {code.group}")
 def test_both_backends_decode_the_same_bits(code: Affine) -> None:
     values = np.random.default_rng(code.bits).standard_normal((5, 3 * 128)).astype(np.float32)
-    kept = encode(values, code)
+    kept = encode([values], values.shape, code)
     expected = code.values(kept)
     words, scales, biases = map(torch.from_numpy, kept.arrays)
     assert np.array_equal(on_torch.decode(words.view(torch.int32), scales, biases, code).numpy(), expected)
@@ -39,7 +39,7 @@ def test_both_backends_decode_the_same_bits(code: Affine) -> None:
 def file(tmp_path: Path) -> tuple[Path, dict[str, np.ndarray]]:
     """A layer of 5 bits by 32 and one that is dense, with the scales in float16."""
     rng = np.random.default_rng(0)
-    kept = encode(rng.standard_normal((6, 96)).astype(np.float32), Affine(5, 32))
+    kept = encode([rng.standard_normal((6, 96)).astype(np.float32)], (6, 96), Affine(5, 32))
     tensors = {
         "a.weight": kept.codes, "a.scales": kept.scales, "a.biases": kept.biases,
         "a.bias": rng.standard_normal(6).astype(np.float32),
@@ -111,6 +111,25 @@ def test_a_scale_that_is_not_finite_is_named(tmp_path: Path, file: tuple[Path, d
     plan.close()
 
 
+def test_values_are_coded_a_few_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same codes, and every value that is not finite is counted, in whichever rows it is."""
+    monkeypatch.setattr("qwenimg.common.weights.plan.PART", 4 * 96)
+    good = np.random.default_rng(2).standard_normal((11, 96)).astype(np.float32)
+    bad = good.copy()
+    bad[(3, 4, 10), 5] = np.nan, np.inf, np.nan
+    save_file({"good.weight": good, "bad.weight": bad}, tmp_path / "rows.safetensors")
+    plan = keys.plan(tmp_path / "rows.safetensors", "transformer", {"good.weight": (11, 96), "bad.weight": (11, 96)})
+    good_entry, bad_entry = (
+        replace(plan.entries[f"{name}.weight"], storage=Packed(Affine(4, 32), "float32")) for name in ("good", "bad")
+    )
+    assert [len(part) for part in parts(good_entry)] == [4, 4, 3]
+    made, whole = read_codes(good_entry), encode([good], good.shape, Affine(4, 32))
+    assert all(np.array_equal(a, b) for a, b in zip(made.arrays, whole.arrays, strict=True))
+    with pytest.raises(ModelError, match=r"bad\.weight has 3 non-finite"):
+        read_codes(bad_entry)
+    plan.close()
+
+
 @pytest.mark.parametrize("stored", ["values", "codes"])
 def test_codes_of_more_than_float16_holds_are_named(tmp_path: Path, stored: str) -> None:
     """As dense weights are: 70000 in a layer of codes is no number in float16, and is one in bfloat16. A group's ends
@@ -120,7 +139,7 @@ def test_codes_of_more_than_float16_holds_are_named(tmp_path: Path, stored: str)
     values["a.weight"][1, 2] = -70000.0
     tensors = dict(values)
     if stored == "codes":
-        for name, made in ((name, encode(value, code)) for name, value in values.items()):
+        for name, made in ((name, encode([value], value.shape, code)) for name, value in values.items()):
             layer = name.removesuffix(".weight")
             tensors |= {name: made.codes, f"{layer}.scales": made.scales, f"{layer}.biases": made.biases}
         tensors["b.scales"] = np.full((6, 3), 500, tensors["b.scales"].dtype)
@@ -261,7 +280,7 @@ def test_a_file_of_codes_is_the_same_as_codes_made_while_loading(tmp_path: Path,
     tensors = {}
     for name, value in dense.items():
         if name.startswith("transformer_blocks.") and value.ndim == 2:
-            kept = encode(value, Affine(8, 64))
+            kept = encode([value], value.shape, Affine(8, 64))
             layer = name.removesuffix(".weight")
             tensors |= {name: kept.codes, f"{layer}.scales": kept.scales, f"{layer}.biases": kept.biases}
         else:
