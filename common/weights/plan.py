@@ -84,6 +84,7 @@ class Source(NamedTuple):
     pieces: tuple[Piece, ...]
     code: Code | None = None
     decode: Decode | None = None
+    channels_last: bool = False  # the file has the channels of a kernel's input behind its points
 
     @property
     def first(self) -> Piece:
@@ -102,7 +103,15 @@ class Source(NamedTuple):
     @property
     def shape(self) -> Shape:
         """Of the values, before `decode`."""
+        if self.channels_last:
+            rows, *points, channels = self.first.shape
+            return (rows, channels, *points)
         return self.code.shape(self.pieces) if self.code else self.first.shape
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its values are the bytes of one tensor, in their order."""
+        return self.code is None and self.decode is None and not self.channels_last
 
 
 class Use(NamedTuple):
@@ -272,6 +281,8 @@ def read(entry: Entry) -> np.ndarray:
         array = source.code.values(arrays).reshape(source.shape)
     else:
         (array,) = arrays
+    if source.channels_last:
+        array = np.moveaxis(array, -1, 1)
     if source.decode == "last_tap":
         array = array[:, :, -1]
     if source.decode == "transposed":

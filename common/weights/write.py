@@ -186,7 +186,7 @@ def _read(entry: Entry) -> Iterator[np.ndarray]:
     import numpy as np
 
     source = entry.source
-    if source.code is not None or source.decode is not None or entry.fused:
+    if not source.is_plain or entry.fused:
         yield read(entry)
         return
     piece, one = source.first, np.dtype(NUMPY[source.first.dtype])
