@@ -24,11 +24,11 @@ from random_sd import write_random_sd
 from tiny_tokenizer import write_tiny_tokenizer
 from wide_checkpoint import write as write_weights
 
+from qwenimg.common.families.qwen_image.small_files import INDEX, SCHEDULER
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
-from qwenimg.common.shapes.folder import INDEX, SCHEDULER
 
 DIT = QwenDiTConfig(num_layers=6, num_attention_heads=8, joint_attention_dim=1024)
 TEXT = QwenVLConfig(

@@ -79,8 +79,7 @@ def drop(model: mlx.nn.Module, names: Iterable[str]) -> None:
 def tensor(entry: Entry) -> mx.array:
     """One tensor of a checkpoint in the dtype of its storage, finite; convolutions [O I h w] -> [O h w I]. Raises
     ModelError."""
-    source = entry.source
-    plain = source.code is None and source.decode is None and not entry.fused and 0 not in entry.shape
+    plain = entry.source.is_plain and not entry.fused and 0 not in entry.shape
     stored = _straight(entry) if plain else _by_numpy(entry)
     if len(entry.shape) == 4:
         stored = stored.transpose(0, 2, 3, 1)

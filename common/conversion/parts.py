@@ -132,7 +132,7 @@ def small_files(opened: Opened, prediction: str | None) -> dict[str, bytes]:
     source, checkpoint = opened.checkpoint.source, opened.checkpoint
     made: dict[str, Any] = {}
     found: dict[str, bytes] = {}
-    if is_file(source):
+    if not is_file(source / "model_index.json"):
         assert opened.family.small_files is not None
         made = opened.family.small_files(checkpoint)
         for name, tokenizer in checkpoint.tokenizers.items():

@@ -67,11 +67,13 @@ def open_component(
     title: str,
     rename: Callable[[Manifest], keys.Rename] | None = None,
     *,
+    channels_last: str = "",
     whole: bool = False,
 ) -> Component:
     """`network` with the weights in the folder or file `path`; `title` stands in messages. `rename` gives, of a
-    manifest, other programs' names of its tensors; without it they are the network's. `whole`: with all of its tensors
-    as they are stored. Raises ModelError."""
+    manifest, other programs' names of its tensors; without it they are the network's. `channels_last`: see
+    `keys.plan`. `whole`: with all of its tensors as they are stored. What no forward uses may be missing. Raises
+    ModelError."""
     manifest = network.manifest(config)
     names = rename(manifest) if rename else network.rename
 
@@ -79,5 +81,14 @@ def open_component(
         return plans.whole(stored, network.uses(stored))
 
     uses = every if whole else network.uses
-    plan = keys.plan(path, title, manifest, uses=uses, rename=names, architectures=network.architectures)
+    plan = keys.plan(
+        path,
+        title,
+        manifest,
+        uses=uses,
+        rename=names,
+        architectures=network.architectures,
+        channels_last=channels_last,
+        optional=frozenset(manifest.keys() - network.uses(manifest).keys()),
+    )
     return component(network, config, plan, whole=whole)

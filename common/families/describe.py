@@ -29,12 +29,17 @@ from qwenimg.common.weights.plan import Source
 
 
 def describe(path: Path, prediction: Prediction | None = None) -> Description:
-    """Of a folder in diffusers layout, one component's folder, or one safetensors file; `prediction` overrides what a
+    """Of a model's folder, one component's folder, or one safetensors file; `prediction` overrides what a
     Stable Diffusion file seems to predict. Raises ModelError where nothing can be said at all."""
     if is_folder(path) and is_file(path / "model_index.json"):
         return _folder(path)
     if is_folder(path) and is_file(path / "config.json"):
         return _component(path)
+    if is_folder(path) and (foreign := registry.foreign_folder(path)) is not None:
+        family, layout = foreign
+        whole = Description(lines=[f"layout: {layout}", f"pipeline: {family.described(path)}"])
+        _open(path, whole, parts=True)
+        return whole
     return _file(path, prediction)
 
 
@@ -59,12 +64,14 @@ def _folder(folder: Path) -> Description:
     return whole
 
 
-def _open(folder: Path, whole: Description) -> None:
-    """Adds what only shows when everything is opened together: what it takes in memory; components that do not fit,
-    tokenizer, scheduler."""
+def _open(folder: Path, whole: Description, *, parts: bool = False) -> None:
+    """Adds what only shows when everything is opened together: its `parts` where they have no configuration; what it
+    takes in memory; components that do not fit, tokenizer, scheduler."""
     try:
         opened = registry.open_model(folder)
         opened.checkpoint.close()
+        for name, part in opened.checkpoint.components.items() if parts else ():
+            whole.lines.append(weights_summary(name, [entry.source for entry in part.plan.entries.values()]))
         opened.family.check(opened.checkpoint)
         opened.checkpoint.read_tokenizers()
     except ModelError as error:

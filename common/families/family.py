@@ -35,14 +35,16 @@ class Family:
     components: tuple[tuple[str, ...], ...]  # folders with weights: of each group one at least, the denoiser's first
     precision: Kind
     choices: frozenset[str] = frozenset()  # of `Choices`, those that it takes
-    open: Callable[[Path, Choices], Checkpoint]  # a folder in diffusers layout, or a file that it reads
+    open: Callable[[Path, Choices], Checkpoint]  # a folder in diffusers layout, or what it reads besides
+    # Of a folder in another layout that `open` reads as well, what it is and by what; None of others
+    reads_folder: Callable[[Path], str | None] | None = None
     reads_file: Callable[[Header], bool] | None = None  # whether one file with this header is a model of the family's
     # What is said of one file with this header, with the user's word on its prediction; None where it is not of these
     describe_file: Callable[[Header, Prediction | None], Description | None] | None = None
     layouts: tuple[tuple[str, str], ...] = ()  # other files of its parts: a key that only they have, and what they are
     model: Callable[[Runtime, Checkpoint, Checkpoint | None], DiffusionModel]  # with its refiner
     lora_names: Callable[[Checkpoint], Names] = lambda checkpoint: ()  # of the layers that LoRAs may change
-    small_files: Callable[[Checkpoint], dict[str, object]] | None = None  # of a folder for a file: JSON by path
+    small_files: Callable[[Checkpoint], dict[str, object]] | None = None  # JSON by path, of one without it
     defaults: Callable[[Checkpoint], Defaults]
     check: Callable[[Checkpoint], None] = _check_nothing  # what only the model would find: tokenizer, scheduler
     described: Callable[[Path], str]  # what a folder is for

@@ -89,9 +89,11 @@ def open_refiner(base: Opened, path: Path) -> Checkpoint:
 
 
 def of_folder(folder: Path) -> Family:
-    """The family of a folder in diffusers layout, by its model_index.json. Raises ModelError."""
+    """The family of a folder, by its model_index.json or by the names of its weights. Raises ModelError."""
     index = folder / "model_index.json"
     if not is_file(index):
+        if (foreign := foreign_folder(folder)) is not None:
+            return foreign[0]
         raise ModelError(
             f"{clean(folder)}: no model_index.json here; expected a folder in diffusers layout, of "
             f"{titles(lambda family: True)}, or a file of {titles(lambda family: family.reads_file is not None)}"
@@ -105,6 +107,14 @@ def of_folder(folder: Path) -> Family:
                 raise ModelError(f"{clean(folder)}: {reason}")
     known = "; ".join(f"{family.title}: {', '.join(sorted(family.pipelines))}" for family in FAMILIES)
     raise ModelError(f"{clean(index)}: pipeline {clean(name, 60)!r} is not supported; known are {known}")
+
+
+def foreign_folder(folder: Path) -> tuple[Family, str] | None:
+    """The family of a folder in another program's layout, and what it is; None of any other. Raises ModelError."""
+    for family in FAMILIES:
+        if family.reads_folder and (found := family.reads_folder(folder)) is not None:
+            return family, found
+    return None
 
 
 def of_file(path: Path) -> Family:

@@ -2,6 +2,7 @@
 
 A folder in diffusers or transformers layout holds `<stem>.safetensors`, or shards named like
 `<stem>-00001-of-00004.safetensors` with `<stem>.safetensors.index.json`. A variant (fp16) adds its name.
+mflux calls its shards 0.safetensors, 1.safetensors, ...; its older versions wrote no index.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ SHARD = re.compile(rf"({_STEM}(?:\.\w+)?)-(?P<number>\d{{1,9}})-of-\d{{1,9}}\.sa
 SHARD_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}\.safetensors")
 _STORED = re.compile(r"[0-9a-f]{64}")
 PICKLES = (".bin", ".ckpt", ".pt", ".pth")
+
+NUMBERED = re.compile(r"(?P<number>\d{1,3})\.safetensors", re.ASCII)  # the shards of mflux
 
 MAX_INDEX = 8 << 20  # bytes
 MAX_KEYS = 100_000
@@ -66,7 +69,20 @@ def find_files(folder: Path) -> Found:
             return _found(folder / candidates[0])
     if any(_is_stale(folder / name, names) for name in names if PLAIN.fullmatch(name)):
         return Found(files=tuple(folder / name for name in _all_shards(names)))
+    if numbered := _numbered(folder, names):
+        return Found(files=numbered)
     raise bad(folder, _why_nothing(names))
+
+
+def _numbered(folder: Path, names: list[str]) -> tuple[Path, ...]:
+    """Shards that are counted from 0, without an index. Raises ModelError where one between them is missing."""
+    numbers = sorted(int(match["number"]) for name in names if (match := NUMBERED.fullmatch(name)))
+    files = [f"{number}.safetensors" for number in range(len(numbers))]
+    absent = next((file for file in files if file not in names), None)
+    if absent is not None or len(files) > MAX_SHARDS:
+        what = f"but not {absent}: download that file" if absent else f"of which {MAX_SHARDS} are read"
+        raise bad(folder, f"holds {len(files)} numbered shards {what}")
+    return tuple(folder / file for file in files)
 
 
 def _is_stale(path: Path, names: list[str]) -> bool:

@@ -46,12 +46,15 @@ def plan(
     uses: Callable[[Manifest], Uses] = as_stored,
     rename: Rename | None = None,
     architectures: frozenset[str] = frozenset(),
+    channels_last: str = "",
+    optional: frozenset[str] = frozenset(),
 ) -> LoadPlan:
     """Check the headers of `folder` (or of one file) against `manifest` {parameter: stored shape}.
 
     `uses(manifest)` is what is loaded, and as what; the rest of the manifest is checked only. `rename` maps a name in
     the file to the manifest's, or to None when it is known and of no use. `architectures` are what a GGUF file may say
-    that it is; it may also say nothing.
+    that it is; it may also say nothing. `channels_last` stands in names of files only whose convolutions have the
+    channels of their input last. A parameter that is `optional` may be missing.
     Raises ModelError on the first kind of disagreement, naming file and tensor.
     """
     found = find_files(folder)
@@ -62,11 +65,11 @@ def plan(
             stack.callback(headers[-1].file.close)
             check_architecture(headers[-1], architectures, component)
         check_index(found, headers)
-        named, unused = named_weights(headers, rename, manifest)
+        named, unused = named_weights(headers, rename, manifest, channels_last)
         if not named:
             raise bad(found.source, "holds no tensors")
         _check_dtypes(named)
-        _check_names(found.source, component, named, manifest)
+        _check_names(found.source, component, named, manifest, optional)
         made = _planned(component, named, manifest, uses(manifest), headers, unused)
         stack.pop_all()
         return made
@@ -122,16 +125,18 @@ def check_architecture(header: Header, architectures: frozenset[str], component:
         raise bad(header.file.path, f"is a GGUF file of '{clean(name, 40)}', not of a {component}: {hint}")
 
 
-def _pieces(headers: Iterable[Header], expected: Callable[[str], Shape | None]) -> Pieces:
-    """Every tensor by its name in the files, which must not repeat. In GGUF a dimension of 1 may be missing or too
-    many, so that the tensor has the `expected` shape where it differs in them only."""
+def _pieces(headers: Iterable[Header], expected: Callable[[str], Shape | None], flat: bool = False) -> Pieces:
+    """Every tensor by its name in the files, which must not repeat. In GGUF, and of what has one dimension in files
+    that are `flat`, a dimension of 1 may be missing or too many, so that the tensor has the `expected` shape where it
+    differs in them only."""
     found: Pieces = {}
     for header in headers:
         for key, tensor in header.tensors.items():
             if key in found:
                 raise bad(header.file.path, _same(key, key))
             found[key] = Piece(key, header.file, *tensor)
-            shape = expected(key) if header.format == "GGUF" else None
+            loose = header.format == "GGUF" or (flat and len(tensor.shape) == 1)
+            shape = expected(key) if loose else None
             if shape is not None and _without_ones(shape) == _without_ones(tensor.shape):
                 found[key] = found[key]._replace(shape=shape)
     return found
@@ -141,8 +146,11 @@ def _without_ones(shape: Shape) -> Shape:
     return tuple(size for size in shape if size != 1)
 
 
-def named_weights(headers: Sequence[Header], rename: Rename | None, manifest: Manifest) -> tuple[Named, frozenset[str]]:
-    """Every weight under its manifest name, and the tensors that are known and of no use."""
+def named_weights(
+    headers: Sequence[Header], rename: Rename | None, manifest: Manifest, channels_last: str = ""
+) -> tuple[Named, frozenset[str]]:
+    """Every weight under its manifest name, and the tensors that are known and of no use. `channels_last`: see
+    `plan`."""
 
     def name_of(key: str) -> str | None:
         return rename(key) if rename else key
@@ -153,14 +161,15 @@ def named_weights(headers: Sequence[Header], rename: Rename | None, manifest: Ma
         return manifest.get(name_of(key) or "")
 
     notes = {key: text for header in headers for key, text in header.metadata.items()}
-    found = grouped(_pieces(headers, expected), expected, notes)
+    moved = bool(channels_last) and any(channels_last in key for header in headers for key in header.tensors)
+    found = grouped(_pieces(headers, expected, moved), expected, notes)
     for key, source in found.sources.items():
         name = name_of(key)
         if name is None:
             continue
         if name in named:
             raise bad(source.first.file.path, _same(key, named[name].first.key))
-        named[name] = source
+        named[name] = source._replace(channels_last=moved and source.code is None and len(source.shape) > 2)
     return named, found.unused
 
 
@@ -201,8 +210,8 @@ def _check_dtypes(named: Named) -> None:
             raise bad(piece.file.path, f"tensor {first([piece.key])} is {piece.dtype}, which is not read")
 
 
-def _check_names(where: Path, component: str, named: Named, manifest: Manifest) -> None:
-    missing = [name for name in manifest if name not in named]
+def _check_names(where: Path, component: str, named: Named, manifest: Manifest, optional: frozenset[str]) -> None:
+    missing = [name for name in manifest if name not in named and name not in optional]
     extra = [source.first.key for name, source in named.items() if name not in manifest]
     faults = [f"lacks tensor {first(missing)}"] if missing else []
     faults += [f"holds unknown tensor {first(extra)}"] if extra else []

@@ -86,6 +86,7 @@ class Source(NamedTuple):
     pieces: tuple[Piece, ...]
     code: Code | None = None
     decode: Decode | None = None
+    channels_last: bool = False  # the file has the channels of a kernel's input behind its points
 
     @property
     def first(self) -> Piece:
@@ -104,7 +105,15 @@ class Source(NamedTuple):
     @property
     def shape(self) -> Shape:
         """Of the values, before `decode`."""
+        if self.channels_last:
+            rows, *points, channels = self.first.shape
+            return (rows, channels, *points)
         return self.code.shape(self.pieces) if self.code else self.first.shape
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its values are the bytes of one tensor, in their order."""
+        return self.code is None and self.decode is None and not self.channels_last
 
 
 class Use(NamedTuple):
@@ -274,6 +283,8 @@ def read(entry: Entry) -> np.ndarray:
         array = source.code.values(arrays).reshape(source.shape)
     else:
         (array,) = arrays
+    if source.channels_last:
+        array = np.moveaxis(array, -1, 1)
     if source.decode == "last_tap":
         array = array[:, :, -1]
     if source.decode == "transposed":
@@ -287,7 +298,7 @@ def parts(entry: Entry) -> Iterator[np.ndarray]:
     import numpy as np
 
     source = entry.source
-    if source.code is not None or source.decode is not None or entry.fused:
+    if not source.is_plain or entry.fused:
         yield read(entry)
         return
     piece, (height, *row) = source.first, entry.shape or (1,)

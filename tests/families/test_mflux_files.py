@@ -1,4 +1,4 @@
-"""Transformer and text encoder as mflux saves them: its names, its shards, codes in every width; and stale indexes."""
+"""A model as mflux saves it: its names, shards and order of axes, codes in every width; and stale indexes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ import numpy as np
 import pytest
 from cli_runner import cli
 from family_cases import BACKENDS
-from random_model import DIT, TEXT, write_random_model
+from random_model import DIT, TEXT, VAE, write_random_model
+from sparse_files import sparse
 
 import qwenimg
-from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.codes.affine import Affine
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.qwen_image.describe_file import NETWORKS
 from qwenimg.common.weights.storage import Packed
 
 # Of one block, as its loader lists them: the names of a folder in diffusers layout, and those that it saves.
@@ -32,7 +34,10 @@ img_mlp.net.0.proj img_ff.mlp_in, img_mlp.net.2 img_ff.mlp_out, txt_mlp.net.0.pr
 txt_mlp.net.2 txt_ff.mlp_out
 """
 LAYERS = dict(pair.split() for pair in BLOCK.replace("\n", " ").split(","))
-ASK: dict[str, Any] = {"seed": 3, "width": 48, "height": 32, "steps": 2, "guidance": 2.0}
+# Of the VAE: the down blocks of a folder, which are counted through, and the parts of a layer.
+DOWN = [f"{block}.{part}" for block in range(4) for part in ("resnets.0", "resnets.1", "downsamplers.0")]
+LOST = "encoder.down_blocks.5.time_conv."  # of which mflux's network has none
+ASK: dict[str, Any] = {"seed": 3, "width": 32, "height": 32, "steps": 2, "guidance": 2.0}
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +47,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         DIT, attention_head_dim=64, num_attention_heads=2, joint_attention_dim=128, axes_dims_rope=(16, 24, 24)
     )
     text = replace(TEXT, hidden_size=128, num_attention_heads=8, intermediate_size=192)
-    write_random_model(folder, dit=dit, text=text, dtype="bfloat16")
+    write_random_model(folder, dit=dit, text=text, vae=replace(VAE, num_res_blocks=2), dtype="bfloat16")
     return folder
 
 
 def theirs(name: str, part: str) -> str:
+    if part == "vae":
+        return theirs_of_vae(name)
     if part == "text_encoder":
         return f"encoder.{name.removeprefix('model.')}"
     if not name.startswith("transformer_blocks."):
@@ -56,20 +63,41 @@ def theirs(name: str, part: str) -> str:
     return f"transformer_blocks.{number}.{LAYERS[layer]}.{leaf}"
 
 
-def save(model: Path, out: Path, bits: int) -> None:
-    """Both parts with every matrix quantised by MLX in groups of 64, in two shards and an index, as mflux does."""
-    for part in ("transformer", "text_encoder"):
+def theirs_of_vae(name: str) -> str:
+    *owner, leaf = name.split(".")
+    if owner[:2] == ["encoder", "down_blocks"]:
+        owner[2:3] = DOWN[int(owner[2])].split(".")
+    if owner[:2] == ["decoder", "up_blocks"]:
+        owner[1:3] = [f"up_block{owner[2]}"]
+    if owner[-2:] == ["resample", "1"]:
+        owner[-2:] = ["resample_conv"]
+    elif leaf != "gamma" and owner[-1] not in ("to_qkv", "proj"):
+        owner[-1:] = ["skip_conv" if owner[-1] == "conv_shortcut" else owner[-1], "conv3d"]
+    return ".".join([*owner, "weight" if leaf == "gamma" else leaf])
+
+
+def save(model: Path, out: Path, bits: int | None) -> None:
+    """All parts, their matrices quantised by MLX in groups of 64, kernels with their channels last and gains of one
+    dimension, in two shards and an index, as mflux does."""
+    for part in ("transformer", "text_encoder", "vae"):
         (path,) = (model / part).glob("*.safetensors")
         made = {}
         for name, value in mx.load(str(path)).items():
             layer = theirs(name, part).removesuffix(".weight")
-            if value.ndim == 2 and value.shape[1] % 64 == 0:
+            if name.startswith(LOST):
+                continue
+            if name.endswith(".gamma"):
+                made[f"{layer}.weight"] = value.flatten()
+            elif value.ndim > 2:
+                made[f"{layer}.weight"] = mx.contiguous(mx.moveaxis(value, 1, -1))
+            elif bits and value.ndim == 2 and value.shape[1] % 64 == 0:
                 made[f"{layer}.weight"], made[f"{layer}.scales"], made[f"{layer}.biases"] = mx.quantize(
                     value, group_size=64, bits=bits
                 )
             else:
                 made[theirs(name, part)] = value
-        about, names = {"quantization_level": str(bits), "mflux_version": "0.11.1"}, list(made)
+        about = {"quantization_level": str(bits), "mflux_version": "0.11.1"}
+        names = list(made)
         (out / part).mkdir(parents=True)
         for i in range(2):
             mx.save_safetensors(str(out / part / f"{i}.safetensors"), {n: made[n] for n in names[i::2]}, about)
@@ -90,15 +118,91 @@ def test_every_width_is_read_and_stays(model: Path, tmp_path: Path, bits: int) -
     opened.checkpoint.close()
 
 
+SMALL = ("transformer/config.json", "text_encoder/config.json", "vae/config.json", "tokenizer")
+
+
+def saved(model: Path, out: Path, bits: int | None, *names: str) -> Path:
+    """The whole folder, with `names` beside it, of the model's sizes: it says none itself, and has the published."""
+    save(model, out, bits)
+    for name in names or SMALL:
+        copy = shutil.copytree if (model / name).is_dir() else shutil.copy
+        copy(model / name, out / name)
+    return out
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_picture_is_that_of_the_same_codes_under_our_names(model: Path, tmp_path: Path, backend: str) -> None:
-    """`convert` writes them under diffusers' names; the picture is the same, bit for bit."""
-    save(model, tmp_path / "x", 4)
-    given = {part: tmp_path / "x" / part for part in ("transformer", "text_encoder")}
-    first = qwenimg.load(model, backend, "bf16", **given)("a red circle", **ASK).pixels  # type: ignore[arg-type]
-    options = [str(x) for part, path in given.items() for x in (f"--{part.replace('_', '-')}", path)]
-    assert cli("convert", str(model), str(tmp_path / "o"), *options).code == 0
-    assert np.array_equal(qwenimg.load(tmp_path / "o", backend, "bf16")("a red circle", **ASK).pixels, first)
+def test_a_saved_folder_draws_what_the_folder_of_diffusers_draws(model: Path, tmp_path: Path, backend: str) -> None:
+    """Not in codes: the same bits, also of the VAE's encoder, whose first kernel has the same shape in either order of
+    axes. In codes: those of the folder that `convert` makes of it under diffusers' names."""
+    folder = saved(model, tmp_path / "plain", None)
+    start = np.random.default_rng(1).integers(0, 256, (32, 32, 3), np.uint8)
+    first, second = (
+        qwenimg.load(path, backend, "fp32")("a red circle", image=start, strength=0.6, **ASK)
+        for path in (model, folder)
+    )
+    assert np.array_equal(first.latents, second.latents) and np.array_equal(first.pixels, second.pixels)
+    assert second.pixels.std() > 10 and second.recipe["model"] == "plain"
+    coded = saved(model, tmp_path / "coded", 4)
+    assert cli("convert", str(coded), str(tmp_path / "o"), "--quiet").code == 0
+    same = [qwenimg.load(path, backend, "fp32")("a red circle", **ASK).latents for path in (coded, tmp_path / "o")]
+    assert np.array_equal(*same)
+
+
+def test_the_vae_alone_and_shards_without_an_index(model: Path, tmp_path: Path) -> None:
+    save(model, tmp_path, None)
+    (tmp_path / "vae" / "model.safetensors.index.json").unlink()  # as older versions saved
+    first = qwenimg.load(model, "cpu", "fp32")("a red circle", **ASK).pixels
+    given = qwenimg.load(model, "cpu", "fp32", vae=tmp_path / "vae")("a red circle", **ASK).pixels
+    assert np.array_equal(first, given)
+    (tmp_path / "vae" / "0.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"1 numbered shards but not 0\.safetensors"):
+        qwenimg.load(model, "cpu", vae=tmp_path / "vae")
+
+
+def test_the_tokenizer_is_the_folders_or_the_caches_or_given(model: Path, tmp_path: Path, cache: Path) -> None:
+    folder = saved(model, tmp_path / "x", 8, *SMALL[:3])
+    with pytest.raises(ModelError, match=r"no tokenizer/.*qwenimg pull qwen-image-files \(4.7 MB\)"):
+        qwenimg.load(folder, "cpu")
+    assert cli("info", str(folder)).code == 5
+    given = qwenimg.load(folder, "cpu", tokenizer=model / "tokenizer")
+    assert given("a red circle", **ASK).recipe["tokenizer"] == "m"
+    place = cache / "models--Qwen--Qwen-Image" / "snapshots" / ("0" * 40)
+    place.mkdir(parents=True)
+    shutil.copytree(model / "tokenizer", place / "tokenizer")
+    opened = registry.open_model(folder).checkpoint
+    opened.close()
+    assert opened.tokenizers["text_encoder"].path == place / "tokenizer"
+    with pytest.raises(UsageError, match="--tokenizer is for a model that has none"):
+        qwenimg.load(model, "cpu", tokenizer=model / "tokenizer")
+
+
+def test_info_of_the_published_size(model: Path, tmp_path: Path) -> None:
+    """Headers of the published model in 4 bits, the modulation of images in 8, without any configuration."""
+    for part, network in NETWORKS.items():
+        manifest = network.manifest(network.config())
+        entries: dict[str, tuple[str, tuple[int, ...], int]] = {}
+        for name, shape in manifest.items():
+            layer = theirs(f"model.{name}" if part == "text_encoder" else name, part).removesuffix(".weight")
+            bits = 8 if "img_mod" in name else 4
+            if name.startswith(LOST):
+                continue
+            if len(shape) == 2 and part != "vae":
+                entries[f"{layer}.weight"] = ("U32", (shape[0], shape[1] * bits // 32), 4)
+                entries |= {f"{layer}.{k}": ("BF16", (shape[0], shape[1] // 64), 2) for k in ("scales", "biases")}
+            elif name.endswith(".gamma"):
+                entries[f"{layer}.weight"] = ("BF16", shape[:1], 2)
+            else:
+                kernel = (shape[0], *shape[2:], shape[1]) if len(shape) > 2 else shape
+                entries[f"{layer}.weight" if len(shape) > 2 else theirs(name, part)] = ("BF16", kernel, 2)
+        (tmp_path / part).mkdir()
+        sparse(tmp_path / part / "0.safetensors", entries, {"mflux_version": "0.11.1", "quantization_level": "4"})
+    shutil.copytree(model / "tokenizer", tmp_path / "tokenizer")
+    said = cli("info", str(tmp_path))
+    lines = said.out.decode().splitlines()
+    print(*lines, sep="\n")
+    assert lines[0].startswith("layout: folder of mflux (its names, as transformer_blocks.0.")
+    assert lines[0].endswith("mflux 0.11.1, level 4") and said.code == 0, said
+    assert "60 in 8 bits by groups of 64" in "".join(lines) and "20,430.4 M parameters" in "".join(lines)
 
 
 def test_a_stale_index(model: Path, tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import shutil
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from cli_runner import cli
 from comfy_files import LAYOUTS, comfy
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from sparse_files import sparse
 from tiny_ldm import behind
 from tiny_model import VAE, tiny_vae
 
@@ -197,20 +196,6 @@ def test_info_of_a_published_size_names_codes_and_faults(tmp_path: Path) -> None
     entries[f"{prefix}{layer}.scale_weight"] = ("F32", (5,), 4)
     (fault,) = describe(sparse(tmp_path / "c.safetensors", entries)).faults
     assert "scale_weight' is F32 [5]" in fault
-
-
-def sparse(path: Path, entries: dict[str, tuple[str, tuple[int, ...], int]]) -> Path:
-    """A safetensors file of these dtypes, shapes and bytes of a value; its data is a hole."""
-    at, header = 0, {}
-    for name, (dtype, shape, size) in entries.items():
-        end = at + math.prod(shape) * size
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, end]}
-        at = end
-    raw = json.dumps(header).encode()
-    with path.open("wb") as file:
-        file.write(len(raw).to_bytes(8, "little") + raw)
-        file.truncate(8 + len(raw) + at)
-    return path
 
 
 @pytest.mark.parametrize("layout", ["older", "newer"])

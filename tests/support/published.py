@@ -10,11 +10,11 @@ from pathlib import Path
 from tiny_tokenizer import write_tiny_tokenizer
 
 from qwenimg.common.base.shape import Manifest
+from qwenimg.common.families.qwen_image.small_files import INDEX, SCHEDULER
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
-from qwenimg.common.shapes.folder import INDEX, SCHEDULER
 
 
 def write_published(folder: Path) -> Path:

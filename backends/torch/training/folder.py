@@ -22,6 +22,7 @@ from qwenimg.common.base.errors import ModelError, NumericsError
 from qwenimg.common.base.safe_files import bad, open_regular
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.components import open_component, read_config
+from qwenimg.common.families.qwen_image.small_files import INDEX
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.safetensors import read_header
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
@@ -30,7 +31,7 @@ from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
 from qwenimg.common.shapes import tokenizer
 from qwenimg.common.shapes import words as shapes_words
-from qwenimg.common.shapes.folder import INDEX, SHAPES_SCHEDULER
+from qwenimg.common.shapes.folder import SHAPES_SCHEDULER
 from qwenimg.common.training.config import ModelSize
 from qwenimg.common.training.files import STEM, TEXT_STEM
 from qwenimg.common.weights.plan import LoadPlan

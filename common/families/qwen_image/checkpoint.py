@@ -1,17 +1,22 @@
-"""A Qwen-Image folder in diffusers layout: its configurations and load plans, all checked before a weight is read."""
+"""A Qwen-Image folder in diffusers layout, or as mflux saves it: its configurations and load plans, all checked
+before a weight is read."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from qwenimg.common.base.config import parse, read_json
-from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.components import open_component, read_config
-from qwenimg.common.families.qwen_image.layouts import RENAMES
+from qwenimg.common.families.qwen_image import mflux
+from qwenimg.common.families.qwen_image.layouts import CHANNELS_LAST, RENAMES
+from qwenimg.common.families.qwen_image.small_files import SCHEDULER
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
@@ -22,13 +27,13 @@ from qwenimg.common.runtime.checkpoint import Checkpoint, TokenizerFiles
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
 from qwenimg.common.weights.plan import closed_on_failure
 
-SCHEDULER = "FlowMatchEulerDiscreteScheduler"
 # The start of a class's name, and why it is not supported.
 REFUSED = {
     "QwenImage21": "is a Qwen-Image-2.1 model, another architecture, which this version does not support",
     "QwenImageLayered": "is a Qwen-Image-Layered model, which makes layers of an image: not supported yet",
     "QwenImageEdit": "is a Qwen-Image-Edit model, which edits images: this version makes images from text only",
 }
+_NETWORKS = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen_vl.NETWORK, "vae": qwen_vae.NETWORK}
 _SCHEDULER_IGNORED = frozenset({"steps_offset", "max_sigma"})
 
 
@@ -37,30 +42,42 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
     has elsewhere are read from there. What comes without a configuration takes that of `folder`. Raises ModelError.
     """
     choices = choices or Choices()
-    networks = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen_vl.NETWORK, "vae": qwen_vae.NETWORK}
-    places = {name: choices.part(name) or folder / name for name in networks}
-    configs = {
-        name: read_config(network, places[name] if is_file(places[name] / "config.json") else folder / name, REFUSED)
-        for name, network in networks.items()
-    }
+    whole = is_file(folder / "model_index.json")
+    if whole and choices.tokenizer is not None:
+        raise UsageError(f"--tokenizer is for a model that has none; {clean(folder, 80)} has its own")
+    places = {name: choices.part(name) or folder / name for name in _NETWORKS}
+    configs = {name: _config(name, [places[name], folder / name], published=not whole) for name in _NETWORKS}
     _check_fit(folder, configs["transformer"], configs["text_encoder"], configs["vae"])
     vocabulary: int = configs["text_encoder"].vocab_size
-    scheduler = read_scheduler(folder / "scheduler" / "scheduler_config.json")
+    scheduler = folder / "scheduler" / "scheduler_config.json"
+    tokenizer = folder / "tokenizer" if whole else mflux.tokenizer(folder, choices.tokenizer)
     components = {}
     with closed_on_failure() as keep:
-        for name, network in networks.items():
+        for name, network in _NETWORKS.items():
             components[name] = open_component(
-                network, places[name], configs[name], name, RENAMES[name], whole=choices.whole
+                network,
+                places[name],
+                configs[name],
+                name,
+                RENAMES[name],
+                channels_last=CHANNELS_LAST.get(name, ""),
+                whole=choices.whole,
             )
             keep(components[name].plan)
     return Checkpoint(
         source=folder,
         components=components,
-        tokenizers={
-            "text_encoder": TokenizerFiles(path=folder / "tokenizer", read=partial(_read_tokenizer, vocabulary))
-        },
-        scheduler=scheduler,
+        tokenizers={"text_encoder": TokenizerFiles(path=tokenizer, read=partial(_read_tokenizer, vocabulary))},
+        scheduler=_scheduler(read_json(scheduler) if whole else SCHEDULER, scheduler),
     )
+
+
+def _config(name: str, folders: list[Path], *, published: bool) -> Any:
+    """Of the first of `folders` that has one, else of the last, or where it is so the published. Raises ModelError."""
+    found = next((folder for folder in folders if is_file(folder / "config.json")), None)
+    if found is None and published:
+        return _NETWORKS[name].config()
+    return read_config(_NETWORKS[name], found or folders[-1], REFUSED)
 
 
 def _read_tokenizer(vocabulary: int, folder: Path) -> QwenTokenizer:
@@ -69,12 +86,12 @@ def _read_tokenizer(vocabulary: int, folder: Path) -> QwenTokenizer:
     return found
 
 
-def read_scheduler(path: Path) -> FlowMatchConfig:
+def _scheduler(data: Mapping[str, object], path: Path) -> FlowMatchConfig:
     """Raises ModelError."""
-    data = read_json(path)
-    name = data.get("_class_name", SCHEDULER)
-    if name != SCHEDULER:
-        raise ModelError(f"{clean(path)}: is of class {clean(name, 60)!r}; expected {SCHEDULER!r}")
+    expected = SCHEDULER["_class_name"]
+    name = data.get("_class_name", expected)
+    if name != expected:
+        raise ModelError(f"{clean(path)}: is of class {clean(name, 60)!r}; expected {expected!r}")
     return parse(FlowMatchConfig, data, source=path, ignored=_SCHEDULER_IGNORED)
 
 

@@ -58,8 +58,8 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
 
 def _layout(part: str, sign: str, key: str) -> str:
     """What the part is called in the file, by the name `key` that it has there for `sign`."""
-    names = "Wan's names, as ComfyUI has it"
-    if key.endswith(sign):
+    names = "Wan's names, as ComfyUI has it" if part == "vae" and ".conv3d." not in key else "mflux's names"
+    if key.endswith(sign) and not key.startswith("encoder.layers."):
         prefix = key.removesuffix(sign)
         names = "transformers' names" if part == "text_encoder" else "diffusers' names"
         names += f" behind {prefix}" if prefix else ""

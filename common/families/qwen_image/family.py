@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from qwenimg.common.families.choices import PARTS
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.qwen_image import lora_names
+from qwenimg.common.families.qwen_image import lora_names, mflux
 from qwenimg.common.families.qwen_image.checkpoint import REFUSED, open_folder
 from qwenimg.common.families.qwen_image.describe_file import describe_file
 from qwenimg.common.families.qwen_image.model import QwenImage
+from qwenimg.common.families.qwen_image.small_files import small_files
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.precision.precision import MMDIT
 from qwenimg.common.request.request import Defaults
@@ -36,16 +37,21 @@ FAMILY = Family(
     denoiser="transformer",
     components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=MMDIT,
-    choices=frozenset(PARTS),
+    choices=frozenset({*PARTS, "tokenizer"}),
     open=open_folder,
+    reads_folder=mflux.layout,
     describe_file=describe_file,
     model=_model,
     lora_names=lora_names.names,
+    small_files=small_files,
     defaults=_defaults,
     described=lambda folder: "Qwen-Image, text to image",
     layouts=(
         ("model.diffusion_model.transformer_blocks.", "Qwen-Image transformer, ComfyUI's names (--transformer)"),
         ("transformer_blocks.0.img_mod.1.weight", "Qwen-Image transformer, diffusers' names (--transformer)"),
+        ("transformer_blocks.0.img_mod_linear.weight", "Qwen-Image transformer, mflux's names (--transformer)"),
+        ("decoder.mid_block.resnets.0.conv1.conv3d.weight", "Qwen-Image VAE, mflux's names (--vae)"),
+        ("encoder.layers.0.self_attn.k_proj.bias", "Qwen2.5-VL, mflux's names (--text-encoder)"),
         ("decoder.up_blocks.0.resnets.0.norm1.gamma", "Qwen-Image VAE, diffusers' names (--vae)"),
         ("decoder.middle.0.residual.0.gamma", "Qwen-Image VAE, Wan's names, as ComfyUI has it (--vae)"),
         ("blk.0.attn_q.weight", "Qwen2.5-VL, llama.cpp's names (--text-encoder)"),

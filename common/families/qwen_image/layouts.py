@@ -1,9 +1,9 @@
 """What other programs call the tensors of Qwen-Image's parts: strings only.
 
-mflux has names of its own for some layers of the transformer, and puts the text encoder behind `encoder.`. ComfyUI has
-the transformer under a prefix, and the VAE in the names of Wan, whose video VAE it is. Every such name follows from one
-of the manifest, so that what is missing and what is unknown both show. No name means two things: a file may have
-either, and is told by nothing else.
+mflux has names of its own for some layers of the transformer and of the VAE, whose kernels have their channels last,
+and puts the text encoder behind `encoder.`. ComfyUI has the transformer under a prefix, and the VAE in the names of
+Wan, whose video VAE it is. Every such name follows from one of the manifest, so that what is missing and what is
+unknown both show. No name means two things: a file may have either, and is told by nothing else.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ _MFLUX = (
     ("_mlp.net.2.", "_ff.mlp_out."),
 )
 _MFLUX_TEXT = "encoder."
+CHANNELS_LAST = {"vae": ".conv3d."}
+"""Of a part what stands in names that only mflux's files have, which keep the channels of a kernel last."""
 
 _ENDS = {
     "conv_in": "conv1",
@@ -41,6 +43,7 @@ _RESIDUAL = {
     "conv_shortcut": "shortcut",
 }
 _UP = re.compile(r"up_blocks\.(?P<block>\d+)\.(?:resnets\.(?P<layer>\d+)|upsamplers\.0)\.(?P<rest>.+)")
+_DOWN = re.compile(r"encoder\.down_blocks\.(?P<index>\d+)")
 
 
 def transformer(manifest: Manifest) -> Rename:
@@ -62,6 +65,7 @@ def vae(manifest: Manifest) -> Rename:
         name.startswith("decoder.up_blocks.0.resnets.") and name.endswith(".conv1.weight") for name in manifest
     )
     names = {_wan(name, layers): name for name in manifest}
+    names |= {_mflux_vae(name, manifest, layers): name for name in manifest}
 
     def rename(key: str) -> str:
         plain = _behind(VAE, key)
@@ -81,6 +85,21 @@ def _mflux(name: str) -> str:
     for ours, theirs in _MFLUX:
         name = name.replace(ours, theirs)
     return name
+
+
+def _mflux_vae(name: str, manifest: Manifest, layers: int) -> str:
+    """mflux's name of a tensor of the VAE; `layers`: resnets in each of the decoder's blocks."""
+    owner, _, leaf = name.rpartition(".")
+    owner = owner.replace("conv_shortcut", "skip_conv").replace("resample.1", "resample_conv")
+    owner = owner.replace("decoder.up_blocks.", "decoder.up_block")
+    if found := _DOWN.match(owner):
+        block, layer = divmod(int(found["index"]), layers)
+        inner = "downsamplers.0" if layer == layers - 1 else f"resnets.{layer}"
+        owner = f"encoder.down_blocks.{block}.{inner}{owner[found.end() :]}"
+    if leaf == "gamma":
+        return f"{owner}.weight"
+    kernel = manifest[f"{name.rpartition('.')[0]}.weight"]
+    return f"{owner}.conv3d.{leaf}" if len(kernel) == 5 else f"{owner}.{leaf}"
 
 
 def _wan(name: str, layers: int) -> str:

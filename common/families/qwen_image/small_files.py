@@ -1,0 +1,37 @@
+"""What every Qwen-Image folder in diffusers layout has alike beside weights and tokenizer."""
+
+from __future__ import annotations
+
+from qwenimg.common.networks import qwen_dit, qwen_vae
+from qwenimg.common.runtime.checkpoint import Checkpoint
+
+SCHEDULER: dict[str, object] = {
+    "_class_name": "FlowMatchEulerDiscreteScheduler",
+    "base_image_seq_len": 256,
+    "base_shift": 0.5,
+    "invert_sigmas": False,
+    "max_image_seq_len": 8192,
+    "max_shift": 0.9,
+    "num_train_timesteps": 1000,
+    "shift": 1.0,
+    "shift_terminal": 0.02,
+    "stochastic_sampling": False,
+    "time_shift_type": "exponential",
+    "use_beta_sigmas": False,
+    "use_dynamic_shifting": True,
+    "use_exponential_sigmas": False,
+    "use_karras_sigmas": False,
+}
+INDEX: dict[str, object] = {
+    "_class_name": "QwenImagePipeline",
+    "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
+    "text_encoder": ["transformers", "Qwen2_5_VLForConditionalGeneration"],
+    "tokenizer": ["transformers", "Qwen2Tokenizer"],
+    "transformer": ["diffusers", qwen_dit.CLASS_NAME],
+    "vae": ["diffusers", qwen_vae.CLASS_NAME],
+}
+
+
+def small_files(checkpoint: Checkpoint) -> dict[str, object]:
+    """JSON by its path, for the folder `checkpoint.source`, which has none of it."""
+    return {"model_index.json": INDEX, "scheduler/scheduler_config.json": SCHEDULER}
