@@ -17,7 +17,7 @@ from qwenimg.common.base.errors import UsageError
 
 if TYPE_CHECKING:
     from qwenimg import Pipeline
-    from qwenimg.common.memory.estimate import Needs
+    from qwenimg.common.memory.needs import Needs
     from qwenimg.common.pipeline.fit import Way
     from qwenimg.common.request.request import Request
     from qwenimg.common.runtime.paper import OnPaper
@@ -131,9 +131,7 @@ def _request(pipe: Pipeline, given: dict[str, Any]) -> Request:
 def _as_json(
     pipe: Pipeline, request: Request, free: int, found: Needs, others: Sequence[Way], seconds: float | None
 ) -> str:
-    from qwenimg.common.pipeline import fit
-
-    ways = [{"options": w.options, "peak_bytes": w.needs.largest.peak, "fits": fit.fits(w.needs, free)} for w in others]
+    ways = [{"options": w.options, "peak_bytes": w.needs.largest.peak, "fits": w.needs.fits(free)} for w in others]
     about = {
         "model": pipe.model_name,
         "backend": pipe.backend,
@@ -141,7 +139,7 @@ def _as_json(
         "precision": pipe.precision.name,
         "size": [request.width, request.height],
         "memory_bytes": free,
-        "fits": fit.fits(found, free),
+        "fits": found.fits(free),
         "peak_bytes": found.largest.peak,
         "stages": [stage.as_json() for stage in found.stages],
         "ways": ways,
@@ -154,10 +152,8 @@ def _as_json(
 def _text(
     pipe: Pipeline, request: Request, free: int, found: Needs, others: Sequence[Way], seconds: float | None
 ) -> str:
-    from qwenimg.common.base.amounts import counted, size_text
+    from qwenimg.common.base.amounts import counted, duration, size_text
     from qwenimg.common.base.text import aligned
-    from qwenimg.common.memory.estimate import duration
-    from qwenimg.common.pipeline import fit
 
     steps = pipe.model.plan(request).steps
     lines = [f"{pipe.headline()} · {request.width}x{request.height}, {counted(steps, 'step')}", ""]
@@ -167,7 +163,7 @@ def _text(
     lines += [*aligned(rows), ""]
     verdicts: list[tuple[str, ...]] = [(f"of {size_text(free)}", "peak", "")]
     for name, needs in [("as it is", found), *((way.options, way.needs) for way in others)]:
-        verdict = "fits" if fit.fits(needs, free) else "does not fit"
+        verdict = "fits" if needs.fits(free) else "does not fit"
         verdicts.append((name, size_text(needs.largest.peak), verdict))
     lines += [*aligned(verdicts), ""]
     took = "the rate of this device is not known" if seconds is None else duration(seconds)

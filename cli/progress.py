@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from qwenimg.cli import failures, streams
-from qwenimg.common.base.amounts import counted
+from qwenimg.common.base.amounts import counted, duration
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.pictures import Picture
@@ -57,7 +57,7 @@ class Report:
         self._expected = expected
         self._line(f"{text} · {estimate.summary(most, seconds)}")
         if seconds > estimate.LONG:
-            takes = f"this takes {estimate.duration(seconds)} on this device"
+            takes = f"this takes {duration(seconds)} on this device"
             self.notify("warning", f"{takes}; fewer pixels, steps or pictures take less")
         for line in held:
             streams.say(line)
@@ -122,7 +122,7 @@ class Report:
         if expected:
             rest, telling = estimate.left(expected, step.seconds)
             if telling:
-                self._line(f"as this step went, the rest takes {estimate.duration(rest)}", always=rest > estimate.LONG)
+                self._line(f"as this step went, the rest takes {duration(rest)}", always=rest > estimate.LONG)
 
     def image(self, picture: Picture, result: Result, seconds: float) -> None:
         for warning in result.warnings:

@@ -39,3 +39,10 @@ def parse_max(text: str | int | None) -> int | None:
     if text is not None and (isinstance(text, bool) or not isinstance(text, int) or text < 1):
         raise UsageError(f"max_memory is {clean(text, 40)}; give a number of bytes, or an amount such as '12GB'")
     return text
+
+
+def duration(seconds: float) -> str:
+    """`roughly 20 s`: in one unit and to one digit, or two below 20, since no more is known."""
+    unit, length = next(((u, n) for u, n in (("days", 86400), ("h", 3600), ("min", 60)) if seconds >= 2 * n), ("s", 1))
+    amount = max(1.0, seconds / length)
+    return f"roughly {float(f'{amount:.2g}' if amount < 20 else f'{amount:.1g}'):.0f} {unit}"

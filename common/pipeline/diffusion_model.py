@@ -9,7 +9,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.memory.estimate import Needs
+from qwenimg.common.memory.needs import Needs
 from qwenimg.common.pipeline.denoiser import Denoiser
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment

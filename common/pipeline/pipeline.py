@@ -9,7 +9,6 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
-from statistics import median
 from threading import Lock
 from typing import Any, Unpack, cast
 
@@ -18,7 +17,6 @@ from numpy.typing import NDArray
 
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import (
-    DoesNotFit,
     NumericsError,
     PipelineBusy,
     QwenimgError,
@@ -26,13 +24,14 @@ from qwenimg.common.base.errors import (
     out_of_memory,
 )
 from qwenimg.common.base.version import __version__
-from qwenimg.common.memory.estimate import Estimate, Needs
+from qwenimg.common.memory.estimate import Estimate
 from qwenimg.common.numbers import noise, sizes
 from qwenimg.common.numbers.noise import TorchCPUGenerator
 from qwenimg.common.pictures import pixels as image
-from qwenimg.common.pipeline import fit, start
+from qwenimg.common.pipeline import start
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel, PreparedRun
 from qwenimg.common.pipeline.fallback import Fallback
+from qwenimg.common.pipeline.fit import Fit
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment
 from qwenimg.common.pipeline.result import Result, Step
@@ -49,9 +48,6 @@ from qwenimg.common.runtime.compiling import Decision
 from qwenimg.common.runtime.engine import Array
 from qwenimg.common.runtime.probe import Overflow
 
-# Of the matrices that the rate is measured with: a GPU's fill it, and a CPU's are those of small networks, soon done.
-GPU_SIDE, CPU_SIDE, WARM_SIDE = 4096, 512, 256
-RATE_SECONDS = 0.1  # that are measured
 Shape = tuple[int, int]
 
 
@@ -86,8 +82,7 @@ class Pipeline:
         self.loras = Loras(model.lora_names)
         self._adapted: Key | None = ()  # the LoRAs that the model has now; None where a change of them failed
         self._running, self._closed = Lock(), False
-        self._rates: dict[str, float] = {}
-        self._planned: tuple[Request, Needs] | None = None  # of the last picture
+        self._fit = Fit(model)
 
     def __repr__(self) -> str:
         return f"<Pipeline {'closed · ' if self._closed else ''}{self.headline()}>"
@@ -154,13 +149,7 @@ class Pipeline:
     @call_options.described
     def estimate(self, prompt: str, **asked: Unpack[Asked]) -> Estimate:
         """Memory and time that the picture would take. Raises as `check` does, and DoesNotFit; loads no weight."""
-        request = self.check(prompt, **asked)
-        needs, rate = self._check_fits(request), self._seconds_of_operation()
-        return Estimate(
-            memory=needs.largest.peak,
-            seconds=(needs.steps + needs.decoding) * rate,
-            step=needs.steps * rate / self.model.plan(request).steps,
-        )
+        return self._fit.estimate(self.check(prompt, **asked))
 
     def prepare(self, prompts: Sequence[str], clip_skip: int = 0, lora: str = "", lora_mode: str = "auto") -> None:
         """Announces `prompts`, so that the text encoder is loaded once for all that fit into memory, and before the
@@ -220,30 +209,6 @@ class Pipeline:
         with self._alone():
             yield from self._generate(request, warnings)
 
-    # Beforehand
-
-    def _check_fits(self, request: Request) -> Needs:
-        """Raises DoesNotFit before anything is loaded."""
-        needs = fit.needs(self.model, request)
-        self._planned = (request, needs)
-        self.engine.expect(needs.largest.peak)
-        if not fit.fits(needs, self.runtime.room(needs.loaded)):
-            raise fit.refusal(self.model, request, needs)
-        return needs
-
-    def _seconds_of_operation(self) -> float:
-        """At the rate of a product in the transformer's dtype, the middle one of some: other programs slow the run down
-        too. The first product of a process is much slower than the next."""
-        dtype = self.precision.compute_dtype("transformer")
-        if dtype not in self._rates:
-            side = GPU_SIDE if self.engine.on_gpu else CPU_SIDE
-            self.engine.product_seconds(WARM_SIDE, dtype)
-            found: list[float] = []
-            while sum(found) < RATE_SECONDS:
-                found.append(self.engine.product_seconds(side, dtype))
-            self._rates[dtype] = median(found) / (2 * side**3)
-        return self._rates[dtype]
-
     # The run
 
     def _generate(self, request: Request, warnings: list[str]) -> Iterator[Step | Result]:
@@ -276,14 +241,12 @@ class Pipeline:
                 raise
             traceback.clear_frames(error.__traceback__)  # which hold arrays
             self.model.free_transformer()
-            if self._planned is None:
-                raise DoesNotFit("memory ran out; close other programs") from None
-            raise fit.ran_out(self.model, *self._planned) from None
+            raise self._fit.ran_out() from None
 
     def _run(self, request: Request, warnings: list[str]) -> Iterator[Step | Result]:
         model = self.model
         plan, shape = model.plan(request), start.latent_shape(model, request)
-        self._check_fits(request)
+        self._fit.check(request)
         self._adapt(request.lora, request.lora_mode)
         model.check_weights()
         stream = TorchCPUGenerator(request.seed)

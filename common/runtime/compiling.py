@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from qwenimg.common.base.amounts import duration
 from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.memory.estimate import duration
 
 MODES = ("auto", "on", "off")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 from qwenimg.common.base.amounts import counted, size_text
 from qwenimg.common.base.errors import DoesNotFit, NumericsError
+from qwenimg.common.memory.needs import Needs
 from qwenimg.common.precision.ladder import advice
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.presets import Choice
@@ -76,6 +77,10 @@ class Runtime:
         """Bytes that a run may take, where `loaded` are taken already."""
         room = self.engine.free_memory() + loaded
         return room if self.max_memory is None else min(room, self.max_memory)
+
+    def needs(self, loaded: Mapping[str, int], freed: Collection[str]) -> Needs:
+        """Those of a picture, whose stages are still to be added."""
+        return Needs(room=self.room(sum(loaded.values())), loaded=loaded, freed=freed)
 
     def fitted(self, component: Component, room: int) -> Component:
         """`component` with as few of its blocks streamed as leave its weights `room` bytes, where this run streams."""

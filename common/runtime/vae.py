@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.memory import memory
-from qwenimg.common.memory.stages import Timeline
+from qwenimg.common.memory import memory, operations
+from qwenimg.common.memory.needs import Needs
 from qwenimg.common.precision.precision import BYTES
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.runtime.engine import VAE
@@ -64,21 +64,24 @@ class VAEHalves:
 
     # Beforehand
 
-    def add_encoding(self, line: Timeline, shape: tuple[int, int]) -> None:
+    def add_encoding(self, needs: Needs, shape: tuple[int, int]) -> None:
         """Adds the stage in which a picture of latents of `shape` is encoded."""
         height, width = (side * self.config.scale for side in shape)
         weights = {"vae encoder": self.runtime.weight_bytes(self._parts["encoder"])}
         activations = self._encoding(height, width)
-        line.add("encode", f"encoding a picture of {width}x{height}", weights, activations, stays=True)
+        needs.add("encode", f"encoding a picture of {width}x{height}", weights, activations, stays=True)
 
-    def add_decoding(self, line: Timeline, shape: tuple[int, int]) -> None:
+    def add_decoding(self, needs: Needs, shape: tuple[int, int]) -> None:
         """Adds the stage in which latents of `shape` are decoded: whole, or in tiles where that does not fit."""
         height, width = (side * self.config.scale for side in shape)
         weights = {"vae decoder": self.runtime.weight_bytes(self._parts["decoder"])}
-        line.make_room(weights, self._least(shape))
-        tile = self._tile(shape, line.left(weights))
+        needs.make_room(weights, self._least(shape))
+        tile = self._tile(shape, needs.left(weights))
         about = self._about(tile)
-        line.add("decode", f"decoding a picture of {width}x{height}", weights, self._decoding(shape, tile), about=about)
+        needs.add(
+            "decode", f"decoding a picture of {width}x{height}", weights, self._decoding(shape, tile), about=about
+        )
+        needs.decoding = operations.decoder(self.component.plan, *shape)
 
     def _decoding(self, shape: tuple[int, int], tile: int | None) -> int:
         """Bytes of activations."""

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 import qwenimg
+from qwenimg.common.base.amounts import duration
 from qwenimg.common.base.errors import DoesNotFit
 from qwenimg.common.base.safe_files import OpenFile
-from qwenimg.common.memory import estimate, limits, memory
+from qwenimg.common.memory import estimate, limits, memory, operations
 from qwenimg.common.networks import kl_vae, unet
 from qwenimg.common.pictures import pixels as image
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment
@@ -155,9 +156,9 @@ def entries(shapes: Any) -> Any:
 def test_operations_of_the_published_stable_diffusion() -> None:
     """Of 512x512: known to take some 0.8 10^12 for a prediction of the UNet, and 2.5 10^12 for decoding."""
     config = unet.UNetConfig(cross_attention_dim=768)
-    one = estimate.unet_operations(entries(unet.manifest(config)), 4, 64, 64)
+    one = operations.unet(entries(unet.manifest(config)), 4, 64, 64)
     widths = kl_vae.KLVAEConfig(block_out_channels=(128, 256, 512, 512), layers_per_block=2)
-    decoding = estimate.decoder_operations(entries(kl_vae.manifest(widths)), 64, 64)
+    decoding = operations.decoder(entries(kl_vae.manifest(widths)), 64, 64)
     print(f"unet {one:.2e}, decoder {decoding:.2e}")
     assert 0.6e12 < one < 1.0e12 and 2.2e12 < decoding < 3.0e12
 
@@ -180,7 +181,7 @@ def test_the_picture_in_8_bit_takes_what_is_predicted() -> None:
     [(0.01, "1 s"), (15.6, "16 s"), (119, "100 s"), (130, "2 min"), (7000, "100 min"), (7300, "2 h"), (1e6, "12 days")],
 )
 def test_durations(seconds: float, told: str) -> None:
-    assert estimate.duration(seconds) == f"roughly {told}"
+    assert duration(seconds) == f"roughly {told}"
 
 
 @pytest.mark.parametrize(
@@ -218,7 +219,7 @@ def test_the_rate_is_that_of_the_middle_product_after_a_first_one(
     taken = iter([9.0, 0.01, 0.03, 0.02, 0.01, 0.05])
     monkeypatch.setattr(pipe.engine, "product_seconds", lambda side, dtype: next(taken))
     pipe.estimate("a ring", width=512, height=512, steps=8)
-    assert not list(taken) and list(pipe._rates.values()) == [pytest.approx(0.02 / (2 * 512**3))]
+    assert not list(taken) and list(pipe._fit._rates.values()) == [pytest.approx(0.02 / (2 * 512**3))]
 
 
 def test_sizes() -> None:

@@ -19,7 +19,7 @@ from qwenimg.common.base.amounts import parse_bytes
 from qwenimg.common.base.errors import DoesNotFit, UsageError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.measure.machines import of_device
-from qwenimg.common.memory.stages import Timeline
+from qwenimg.common.memory.needs import Needs
 
 STAGES = ["text", "modulation", "denoise", "decode"]
 
@@ -150,11 +150,11 @@ def test_the_machine_of_a_device() -> None:
 
 
 def test_what_stays_and_what_makes_room() -> None:
-    line = Timeline(room=100, freed=frozenset({"unet"}), kept={"vae encoder": 5})
-    line.add("text", "", {"text encoder": 60}, 10)
-    line.add("denoise", "", {"unet": 50}, 20, stays=True)
-    line.add("decode", "", {"vae decoder": 10}, 30, stays=True)  # beside the UNet: 5 + 50 + 10 + 30
-    line.add("text", "", {"text encoder": 60}, 10)  # not beside it
-    line.add("denoise", "", {"unet": 50}, 60, stays=True)  # not at all
-    assert [(s.weights, s.activations) for s in line.stages] == [(65, 10), (55, 20), (65, 30), (75, 10), (65, 60)]
-    assert line.stages[-1].peak > line.room
+    needs = Needs(room=100, loaded={"vae encoder": 5}, freed=("unet",))
+    needs.add("text", "", {"text encoder": 60}, 10)
+    needs.add("denoise", "", {"unet": 50}, 20, stays=True)
+    needs.add("decode", "", {"vae decoder": 10}, 30, stays=True)  # beside the UNet: 5 + 50 + 10 + 30
+    needs.add("text", "", {"text encoder": 60}, 10)  # not beside it
+    needs.add("denoise", "", {"unet": 50}, 60, stays=True)  # not at all
+    assert [(s.weights, s.activations) for s in needs.stages] == [(65, 10), (55, 20), (65, 30), (75, 10), (65, 60)]
+    assert needs.stages[-1].peak > needs.room

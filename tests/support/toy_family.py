@@ -25,8 +25,7 @@ from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.components import open_component, read_config
 from qwenimg.common.families.family import Family
-from qwenimg.common.memory.estimate import Needs
-from qwenimg.common.memory.stages import Stage
+from qwenimg.common.memory.needs import Needs, Stage
 from qwenimg.common.networks import params
 from qwenimg.common.networks.network import Network
 from qwenimg.common.pipeline import inpaint
@@ -90,9 +89,10 @@ class ToyModel:
     def needs(self, request: Request, plan: SamplingPlan, shape: tuple[int, int], counted: bool = True) -> Needs:
         step = 4 * shape[0] * shape[1] * self.component.config.width
         weights = self.runtime.weight_bytes(self.component)
-        stage = Stage(name="denoise", title="a step of the toy", weights=weights, activations=step)
-        loaded = weights if self._network else 0
-        return Needs(stages=[stage], loaded=loaded, steps=plan.evaluations * step, decoding=0)
+        needs = self.runtime.needs({"toy": weights} if self._network else {}, freed=())
+        needs.stages.append(Stage(name="denoise", title="a step of the toy", weights=weights, activations=step))
+        needs.steps = plan.evaluations * step
+        return needs
 
     def variant(self, precision: Precision, quantize: str | None, max_memory: int | None) -> ToyModel:
         checkpoint = self.checkpoint if quantize is None else self.checkpoint.quantised(quantize)

@@ -15,10 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.families.qwen_image import few_steps, lora_names, memory
-from qwenimg.common.memory import estimate
-from qwenimg.common.memory.estimate import Needs
 from qwenimg.common.memory.memory import scores
-from qwenimg.common.memory.stages import Timeline
+from qwenimg.common.memory.needs import Needs
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.numbers import packing, sizes
 from qwenimg.common.pipeline import inpaint
@@ -84,36 +82,31 @@ class QwenImage:
         size = shape[0] * shape[1] // self.config.patch_size**2
         texts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
         seen = [self._seen(text) if counted else TEXT_TOKENS for text in texts]
-        loaded = self._loaded()
-        room = self.runtime.room(sum(loaded.values()))
-        line = Timeline(room=room, freed=frozenset({"transformer"}), kept=dict(loaded))
+        needs = self.runtime.needs(self._loaded(), freed=("transformer",))
         if request.image is not None:
-            self.vae.add_encoding(line, shape)
+            self.vae.add_encoding(needs, shape)
         if not all(text in self.texts or self._is_kept(text) for text in texts):
-            encoder = self.runtime.fitted(self.checkpoint["text_encoder"], room - sum(self.vae.loaded.values()))
-            line.add("text", "the text encoder", {"text encoder": self.runtime.weight_bytes(encoder)}, 0)
-        self._add_steps(line, self.branches(len(texts), size), size + max(seen), timesteps)
-        self.vae.add_decoding(line, shape)
+            room = needs.room - sum(self.vae.loaded.values())
+            encoder = self.runtime.fitted(self.checkpoint["text_encoder"], room)
+            needs.add("text", "the text encoder", {"text encoder": self.runtime.weight_bytes(encoder)}, 0)
+        self._add_steps(needs, self.branches(len(texts), size), size + max(seen), timesteps)
+        self.vae.add_decoding(needs, shape)
         first, *others = (memory.step_operations(self.config, size + text) for text in seen)
-        return Needs(
-            stages=line.stages,
-            loaded=sum(loaded.values()),
-            steps=plan.evaluations * (first + request.cfg_end * sum(others)),
-            decoding=estimate.decoder_operations(self.checkpoint["vae"].plan, *shape),
-        )
+        needs.steps = plan.evaluations * (first + request.cfg_end * sum(others))
+        return needs
 
-    def _add_steps(self, line: Timeline, branches: int, tokens: int, timesteps: tuple[float, ...]) -> None:
+    def _add_steps(self, needs: Needs, branches: int, tokens: int, timesteps: tuple[float, ...]) -> None:
         """Adds the stages of the transformer; `tokens`: image and text of the longest branch."""
         title = "the transformer" if self._transformer is None else "a step of this size"
         more = self.run_bytes(branches, tokens, timesteps)
-        beside = sum(size for name, size in line.kept.items() if name != "transformer")
-        weights = {"transformer": self.runtime.weight_bytes(self._fitting(line.room - beside, more))}
-        line.kept.pop("transformer", None)
+        beside = sum(size for name, size in needs.kept.items() if name != "transformer")
+        weights = {"transformer": self.runtime.weight_bytes(self._fitting(needs.room - beside, more))}
+        needs.kept.pop("transformer", None)
         if timesteps not in self._modulations:
             rows = self._modulation_rows(timesteps)
-            line.add("modulation", title, weights, rows + self._block_bytes(), stays=True)
-            line.kept["modulation"] = rows
-        line.add("denoise", title, weights, self._step_bytes(branches, tokens), stays=True)
+            needs.add("modulation", title, weights, rows + self._block_bytes(), stays=True)
+            needs.kept["modulation"] = rows
+        needs.add("denoise", title, weights, self._step_bytes(branches, tokens), stays=True)
 
     def _loaded(self) -> dict[str, int]:
         """Bytes of the weights that are in memory, by the names that stages have for them."""

@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
 from qwenimg.common.families.stable_diffusion import few_steps, lora_names, memory
 from qwenimg.common.families.stable_diffusion.texts import ClipTexts
-from qwenimg.common.memory import estimate
-from qwenimg.common.memory.estimate import Needs
+from qwenimg.common.memory import operations
 from qwenimg.common.memory.memory import scores
-from qwenimg.common.memory.stages import Timeline
+from qwenimg.common.memory.needs import Needs
 from qwenimg.common.networks import clip
 from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.numbers import timesteps
@@ -110,18 +109,18 @@ class Expert:
         """Bytes of the UNet's weights, by the name that stages have for it."""
         return {self.name: self.runtime.weight_bytes(self.checkpoint["unet"])}
 
-    def add_texts(self, line: Timeline, request: Request) -> None:
+    def add_texts(self, needs: Needs, request: Request) -> None:
         """Adds the stage in which its texts are encoded, unless they are."""
         prompts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
         if not self.texts.has(prompts, request.clip_skip):
             largest = max(self.runtime.weight_bytes(part) for part in self.checkpoint.texts.values())
-            line.add("text", "the text encoder", {"text encoder": largest}, 0)
+            needs.add("text", "the text encoder", {"text encoder": largest}, 0)
 
-    def add_steps(self, line: Timeline, branches: int, shape: tuple[int, int]) -> None:
+    def add_steps(self, needs: Needs, branches: int, shape: tuple[int, int]) -> None:
         """Adds the stage of its UNet."""
         title = "a step of this size" if self.loaded else f"the {self.name}"
         stage = "refine" if self.facts.refiner else "denoise"
-        line.add(stage, title, self.weights, self.step_bytes(branches, *shape), stays=True)
+        needs.add(stage, title, self.weights, self.step_bytes(branches, *shape), stays=True)
 
     def step_bytes(self, branches: int, height: int, width: int) -> int:
         config = self.unet_config
@@ -165,25 +164,17 @@ class StableDiffusion:
 
     def needs(self, request: Request, plan: SamplingPlan, shape: tuple[int, int], counted: bool = True) -> Needs:
         branches, unet, experts = 1 + request.guided, self.checkpoint["unet"], self.experts()
-        loaded = self._loaded()
-        room = self.runtime.room(sum(loaded.values()))
-        line = Timeline(room=room, freed=frozenset(e.name for e in experts), kept=dict(loaded))
+        needs = self.runtime.needs(self._loaded(), freed=[expert.name for expert in experts])
         if request.image is not None or self.sees_mask:
-            self.vae.add_encoding(line, shape)
+            self.vae.add_encoding(needs, shape)
         for expert in experts:
-            expert.add_texts(line, request)
+            expert.add_texts(needs, request)
         for expert in experts:
-            expert.add_steps(line, branches, shape)
-        self.vae.add_decoding(line, shape)
-        one = (1 + request.guided * request.cfg_end) * estimate.unet_operations(
-            unet.plan, len(unet.config.block_out_channels), *shape
-        )
-        return Needs(
-            stages=line.stages,
-            loaded=sum(loaded.values()),
-            steps=plan.evaluations * one,
-            decoding=estimate.decoder_operations(self.checkpoint["vae"].plan, *shape),
-        )
+            expert.add_steps(needs, branches, shape)
+        self.vae.add_decoding(needs, shape)
+        one = operations.unet(unet.plan, len(unet.config.block_out_channels), *shape)
+        needs.steps = plan.evaluations * (1 + request.guided * request.cfg_end) * one
+        return needs
 
     def _loaded(self) -> dict[str, int]:
         """Bytes of the weights that are in memory, by the names that stages have for them."""

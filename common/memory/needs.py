@@ -6,7 +6,7 @@ which models load and free their components.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 
@@ -34,14 +34,29 @@ class Stage:
 
 
 @dataclass(kw_only=True)
-class Timeline:
-    """Stages in their order, on `room` bytes. `kept`: what is in memory, by component; of it, `freed` names the
-    components that make room for others."""
+class Needs:
+    """What a picture takes, its stages in their order on `room` bytes.
+
+    `loaded`: bytes by component of what is in memory already; `freed`: the components that make room for others;
+    `steps` and `decoding`: multiplications and additions."""
 
     room: int
-    freed: frozenset[str]
-    kept: dict[str, int] = field(default_factory=dict)
+    loaded: Mapping[str, int]
+    freed: Collection[str]
     stages: list[Stage] = field(default_factory=list)
+    steps: float = 0.0
+    decoding: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.kept = dict(self.loaded)  # bytes by component of what is in memory behind the last stage
+
+    @property
+    def largest(self) -> Stage:
+        return max(self.stages, key=lambda stage: stage.peak)
+
+    def fits(self, room: int) -> bool:
+        """In so many bytes, those of what is loaded already among them."""
+        return self.largest.peak <= room
 
     def add(
         self,
