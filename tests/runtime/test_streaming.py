@@ -60,7 +60,11 @@ def limited(pipe: Pipeline) -> list[int]:
 
     def watched(network: str, config: Any, plan: Any, precision: Any) -> Any:
         counts.append(len(streaming.streamed_blocks(plan)))
-        return open_(network, config, plan, precision)
+        opened = open_(network, config, plan, precision)
+        if pipe.backend == "cpu":
+            there = {name for name, value in opened.model.named_parameters() if not value.is_meta}
+            assert there == plan.when(ALWAYS).entries.keys(), "only what stays is read while it is opened"
+        return opened
 
     pipe.runtime.max_memory = 2**40
     pipe.runtime.fitted = fit
