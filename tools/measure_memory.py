@@ -1,10 +1,11 @@
 """Peak memory of whole runs on this CPU against `qwenimg plan`, both backends, three families with random weights.
 
-    python tools/measure_memory.py                 # all runs; writes the table of docs/memory.md again
-    python tools/measure_memory.py qwen-cpu-512    # only runs whose name begins so; prints and writes nothing
+    python tools/measure_memory.py                 # all runs
+    python tools/measure_memory.py qwen-cpu-512    # only runs whose name begins so
 
 Each run draws in a process of its own, which has drawn a small picture with the built-in model before, so that the
-framework is there and idle. Measured is the highest resident memory above that, of the run and of each stage.
+framework is there and idle. Measured is the highest resident memory above that, of the run and of each stage. The
+figures go to docs/results/memory.json, in place of those of the same run, and from there into docs/memory.md.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from doc_tables import table, write
+from doc_tables import DOCS, table, write
 from random_sd import write_random_sd
 from tiny_tokenizer import write_tiny_tokenizer
 from wide_checkpoint import write as write_weights
@@ -39,33 +40,45 @@ VAE = QwenVAEConfig(base_dim=48)
 PROMPT = "a red circle and a small blue square on a white background"
 
 
+# Of more layers, so that two of them are little of it.
+DEEP = replace(DIT, num_layers=24)
+RESULTS = DOCS / "results" / "memory.json"
+
+
 @dataclass(frozen=True)
 class Run:
     model: str
     backend: str
     options: str
-    steps: int = 2
 
     @property
     def name(self) -> str:
-        return f"{self.model}-{self.backend}-{'-'.join(self.options.replace('--', '').split()[1:])}"
+        words = (word.lstrip("-") for word in self.options.split()[1:])
+        return "-".join([self.model, self.backend, *words])
 
 
 RUNS = (
     Run("qwen", "cpu", "--size 512x512 --precision fp32"),
-    Run("qwen", "cpu", "--size 1024x768 --precision bf16"),
     Run("qwen", "cpu", "--size 512x512 --precision fp32 -q 8"),
-    Run("qwen", "cpu", "--size 768x768 --precision bf16 -q 4 --preset memory"),
+    Run("qwen", "cpu", "--size 512x512 --precision fp32 --preset memory"),
+    Run("qwen", "cpu", "--size 512x384 --precision bf16 --guidance 1"),
     Run("qwen", "mlx", "--size 256x256 --precision fp32"),
-    Run("qwen", "mlx", "--size 512x384 --precision bf16 -q 8"),
+    Run("qwen", "mlx", "--size 256x256 --precision fp32 -q 4"),
     Run("sd15", "cpu", "--size 512x512 --precision fp32"),
-    Run("sd15", "cpu", "--size 768x512 --precision fp32 --guidance 1"),
+    Run("sd15", "cpu", "--size 512x512 --precision fp32 --guidance 1"),
     Run("sd15", "cpu", "--size 768x768 --precision fp32 --preset memory"),
     Run("sd15", "mlx", "--size 256x256 --precision fp32"),
-    Run("sdxl", "cpu", "--size 768x768 --precision fp32"),
+    Run("sdxl", "cpu", "--size 512x512 --precision fp32"),
     Run("sdxl", "cpu", "--size 512x512 --precision bf16"),
-    Run("sdxl", "cpu", "--size 1024x1024 --precision fp32 --preset memory"),
-    Run("sdxl", "mlx", "--size 256x256 --precision fp16"),
+    Run("sdxl", "cpu", "--size 512x512 --precision fp32 -q 8"),
+    Run("sdxl", "mlx", "--size 256x256 --precision fp32"),
+    # 30 % of the denoiser
+    Run("deep", "cpu", "--size 256x256 --precision fp32 --max-memory 725MB"),
+    Run("deep", "mlx", "--size 256x256 --precision fp32 --max-memory 725MB"),
+    Run("sd15", "cpu", "--size 256x256 --precision fp32 --max-memory 258MB"),
+    Run("sd15", "mlx", "--size 128x128 --precision fp32 --max-memory 258MB"),
+    Run("sdxl", "cpu", "--size 256x256 --precision fp32 --max-memory 770MB"),
+    Run("sdxl", "mlx", "--size 256x256 --precision fp32 --max-memory 770MB"),
 )
 
 ONE = """
@@ -108,15 +121,15 @@ print(json.dumps({"idle": idle, "stages": {name: peak - idle for name, peak in p
 """
 
 
-def write_qwen(folder: Path, dtype: str = "BF16") -> None:
+def write_qwen(folder: Path, dit: QwenDiTConfig, dtype: str = "BF16") -> None:
     """Of published proportions, narrower and of fewer layers; model_index.json is written last."""
     heading = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl"}
     keys = {f"model.{key}": shape for key, shape in qwen_vl.manifest(TEXT).items()}
     for name, config, manifest, stem in (
         (
             "transformer",
-            {"_class_name": qwen_dit.CLASS_NAME} | vars(DIT),
-            qwen_dit.manifest(DIT),
+            {"_class_name": qwen_dit.CLASS_NAME} | vars(dit),
+            qwen_dit.manifest(dit),
             "diffusion_pytorch_model",
         ),
         ("vae", {"_class_name": qwen_vae.CLASS_NAME} | vars(VAE), qwen_vae.manifest(VAE), "diffusion_pytorch_model"),
@@ -133,8 +146,8 @@ def write_qwen(folder: Path, dtype: str = "BF16") -> None:
 def made(folder: Path, model: str) -> Path:
     path = folder / model
     if not (path / "model_index.json").exists():
-        if model == "qwen":
-            write_qwen(path)
+        if model in ("qwen", "deep"):
+            write_qwen(path, DIT if model == "qwen" else DEEP)
         else:
             write_random_sd(path, "sdxl" if model == "sdxl" else "sd15")
     return path
@@ -154,7 +167,7 @@ def environment() -> dict[str, str]:
 
 def planned(path: Path, run: Run) -> dict[str, Any]:
     script = "import sys; from qwenimg.cli.main import run; sys.exit(run(sys.argv[1:]))"
-    options = [*run.options.split(), "--backend", run.backend, "--steps", str(run.steps), "-p", PROMPT, "--json"]
+    options = [*run.options.split(), "--backend", run.backend, "--steps", "2", "-p", PROMPT, "--json"]
     done = subprocess.run(
         [sys.executable, "-c", script, "plan", str(path), *options], capture_output=True, text=True, check=True
     )
@@ -166,7 +179,7 @@ def measured(path: Path, run: Run) -> dict[str, Any]:
     words = run.options.split()
     given = dict(zip(words[::2], words[1::2], strict=True))
     width, height = map(int, given.pop("--size").split("x"))
-    draw: dict[str, Any] = {"prompt": PROMPT, "width": width, "height": height, "steps": run.steps}
+    draw: dict[str, Any] = {"prompt": PROMPT, "width": width, "height": height, "steps": 2}
     if "--guidance" in given:
         draw["guidance"] = float(given.pop("--guidance"))
     load = {"model": str(path)} | {
@@ -182,32 +195,36 @@ def measured(path: Path, run: Run) -> dict[str, Any]:
     return found
 
 
-def compared(path: Path, run: Run, *, stages: bool = False) -> tuple[int, int]:
-    """Predicted and measured peak, in bytes; printed, with what is known of each stage."""
+def compared(path: Path, run: Run) -> dict[str, Any]:
+    """Predicted and measured bytes, at the peak and of each stage."""
     plan, found = planned(path, run), measured(path, run)
-    predicted, peak = plan["peak_bytes"], max(found["stages"].values())
-    print(f"{run.name}: predicted {predicted / 1e6:.0f} MB, measured {peak / 1e6:.0f}, ratio {predicted / peak:.2f}")
-    if stages:
-        print(
-            "  planned ",
-            {s["name"]: (round(s["weights_bytes"] / 1e6), round(s["activation_bytes"] / 1e6)) for s in plan["stages"]},
-        )
-        print("  measured", {name: round(count / 1e6) for name, count in found["stages"].items()}, flush=True)
-    return predicted, peak
+    peak = max(found["stages"].values())
+    print(f"{run.name}: predicted {plan['peak_bytes']:,}, measured {peak:,}, ratio {plan['peak_bytes'] / peak:.2f}")
+    stages = {s["name"]: [s["weights_bytes"], s["activation_bytes"]] for s in plan["stages"]}
+    print("  planned ", {name: [round(count / 1e6) for count in counts] for name, counts in stages.items()})
+    print("  measured", {name: round(count / 1e6) for name, count in found["stages"].items()}, flush=True)
+    return {"predicted": plan["peak_bytes"], "measured": peak, "planned": stages, "stages": found["stages"]}
+
+
+def page(results: dict[str, Any]) -> str:
+    rows = []
+    for run in RUNS:
+        if (found := results.get(run.name)) is not None:
+            predicted, peak = found["predicted"], found["measured"]
+            figures = (f"{predicted / 1e6:.0f}", f"{peak / 1e6:.0f}", f"{predicted / peak:.2f}")
+            rows.append((run.model, run.backend, f"`{run.options}`", *figures))
+    return table(("model", "backend", "options", "predicted, MB", "measured, MB", "ratio"), rows)
 
 
 def main(chosen: Sequence[str]) -> None:
-    rows = []
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         for run in RUNS:
-            if chosen and not run.name.startswith(tuple(chosen)):
-                continue
-            predicted, peak = compared(made(Path(folder), run.model), run, stages=True)
-            figures = (f"{predicted / 1e6:.0f}", f"{peak / 1e6:.0f}", f"{predicted / peak:.2f}")
-            rows.append((run.model, run.backend, f"`{run.options}`", *figures))
-    if not chosen:
-        heads = ("model", "backend", "options", "predicted, MB", "measured, MB", "ratio")
-        write("memory.md", "measured", table(heads, rows))
+            if not chosen or run.name.startswith(tuple(chosen)):
+                results[run.name] = compared(made(Path(folder), run.model), run)
+                known = {run.name: results[run.name] for run in RUNS if run.name in results}
+                RESULTS.write_text(json.dumps(known, indent=1) + "\n")
+                write("memory.md", "measured", page(known))
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def main() -> None:
         engine = backends.load(asked.backend)
         precision = parse(asked.precision, on_gpu=False)
         plan = keys.plan(path, "transformer", stored, uses=qwen_dit.uses).stored(precision)
-        streamed = streaming.fitting(plan, qwen_dit.NETWORK.stack, 0)
+        streamed = streaming.fitting(plan, qwen_dit.NETWORK.streamable, 0)
         arms = {"resident": Arm(engine, config, plan, precision), "streamed": Arm(engine, config, streamed, precision)}
         assert len(streaming.streamed_blocks(streamed)) == asked.layers
         for i in range(asked.rounds + 1):

@@ -51,7 +51,7 @@ class MLXEngine:
         module = import_module(f"qwenimg.backends.mlx.networks.{network}")
         opened = module.Component(config, plan, precision)
         if streaming.streamed_blocks(plan):
-            opened.streamed = stream.Stream(opened.model, plan, streaming.stack(plan))
+            opened.streamed = stream.Stream(opened.model, plan)
         return opened
 
     def compiler(self) -> Compiler:

@@ -59,7 +59,7 @@ class TorchEngine:
         module = import_module(f"qwenimg.backends.torch.networks.{network}")
         opened = module.Component(config, plan, precision, self._device)
         if streaming.streamed_blocks(plan):
-            opened.streamed = stream.Stream(opened.model, plan, streaming.stack(plan), self._device)
+            opened.streamed = stream.Stream(opened.model, plan, self._device)
         return opened
 
     def compiler(self) -> Compiler:

@@ -49,7 +49,7 @@ def put(model: torch.nn.Module, entry: Entry, tensors: Sequence[torch.Tensor]) -
     if isinstance(entry.storage, Packed):
         _pack(model, entry, tensors)
     else:
-        _put(model, entry.name, laid_out(tensors[0]))
+        _put(model, entry.name, laid_out(tensors[0], tensors[0].device.type))
 
 
 def branch(model: torch.nn.Module, plan: LoadPlan, device: torch.device) -> None:

@@ -2,78 +2,81 @@
 and take them away after it.
 
 On a CPU they are read from the file by a thread, ahead. A GPU gets them from the host's memory, pinned, on a stream of
-its own, into two sets of buffers: one computes, the other is filled. What is read for the first time is checked as
-every weight is.
+its own, into two buffers: one computes, the other is filled. What is read for the first time is checked as every weight
+is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
 
 from qwenimg.backends.torch import load
+from qwenimg.backends.torch.ops.cpu import laid_out
 from qwenimg.common.codes.affine import Coded
-from qwenimg.common.runtime.read_ahead import ReadAhead, cycle
+from qwenimg.common.runtime.read_ahead import Order, ReadAhead
 from qwenimg.common.weights import streaming
 from qwenimg.common.weights.plan import LoadPlan
 
 Tensors = list[torch.Tensor]
 CPU = "cpu"
+ALIGNED = 256  # bytes, as torch's allocator has it: kernels read wide words
 
 
 class Stream:
-    """The blocks of `stack`, a list of modules of `model`, whose entries `plan` streams."""
+    """The blocks of `model` that `plan` streams."""
 
-    def __init__(self, model: torch.nn.Module, plan: LoadPlan, stack: str, device: torch.device):
-        self.model, self.device = model, device
+    def __init__(self, model: torch.nn.Module, plan: LoadPlan, device: torch.device):
+        self.model, self.device, self.order = model, device, Order()
         self.renew(plan)
-        layers: Any = model.get_submodule(stack)
-        for number in self.blocks:
-            layers[number].register_forward_pre_hook(partial(self._enter, number))
-            layers[number].register_forward_hook(partial(self._leave, number), always_call=True)
+        for path in self.blocks:
+            module = model.get_submodule(path)
+            module.register_forward_pre_hook(partial(self._enter, path))
+            module.register_forward_hook(partial(self._leave, path), always_call=True)
 
     def renew(self, plan: LoadPlan) -> None:
         """Takes the entries of another plan of the same parameters, whose values may be others."""
         self.blocks = streaming.streamed_blocks(plan)
         self.branches = streaming.branches(plan)
-        self.after = cycle(self.blocks)
         self.source = _Files(self.blocks) if self.device.type == CPU else _Host(self.blocks, self.device)
 
-    def _enter(self, number: int, *_: object) -> None:
-        for entry, tensors in zip(self.blocks[number], self.source.take(number), strict=True):
+    def _enter(self, path: str, *_: object) -> None:
+        following = self.order.next(path)
+        for entry, tensors in zip(self.blocks[path], self.source.take(path), strict=True):
             load.put(self.model, entry, tensors)
-        if number in self.branches:
-            load.branch(self.model, self.branches[number], self.device)
-        self.source.start(self.after[number])
+        if path in self.branches:
+            load.branch(self.model, self.branches[path], self.device)
+        if following is not None:
+            self.source.start(following)
 
-    def _leave(self, number: int, *_: object) -> None:
-        load.drop(self.model, [entry.name for entry in self.blocks[number]])
+    def _leave(self, path: str, *_: object) -> None:
+        load.drop(self.model, [entry.name for entry in self.blocks[path]])
 
 
 class _Files:
     """Blocks from their files, for a CPU."""
 
     def __init__(self, blocks: streaming.Blocks):
-        self.blocks, self._checked = blocks, set[int]()
+        self.blocks, self._checked = blocks, set[str]()
         self._ahead: ReadAhead[list[Coded | np.ndarray[Any, Any]]] = ReadAhead(
-            lambda number: [load.fetched_again(entry) for entry in blocks[number]]
+            lambda path: [load.fetched_again(entry) for entry in blocks[path]]
         )
 
-    def take(self, number: int) -> list[Tensors]:
+    def take(self, path: str) -> list[Tensors]:
         here = torch.device(CPU)
-        if number not in self._checked:
-            self._checked.add(number)
-            return [load.kept(entry, load.fetched(entry), here) for entry in self.blocks[number]]
-        found = self._ahead.take(number)
-        return [load.kept(entry, found.pop(0), here) for entry in self.blocks[number]]
+        if path not in self._checked:
+            self._checked.add(path)
+            return [load.kept(entry, load.fetched(entry), here) for entry in self.blocks[path]]
+        found = self._ahead.take(path)
+        return [load.kept(entry, found.pop(0), here) for entry in self.blocks[path]]
 
-    def start(self, number: int) -> None:
-        if number in self._checked:
-            self._ahead.start(number)
+    def start(self, path: str) -> None:
+        if path in self._checked:
+            self._ahead.start(path)
 
 
 class _Host:
@@ -81,41 +84,55 @@ class _Host:
 
     def __init__(self, blocks: streaming.Blocks, device: torch.device):
         self.blocks, self.device = blocks, device
-        self._host: dict[int, list[Tensors]] = {}
-        self._buffers: list[list[Tensors]] = []
-        self._filled, self._turn = -1, 0
+        self._host: dict[str, tuple[torch.Tensor, list[Tensors]]] = {}  # a block's bytes, and the tensors that they are
+        self._buffers: list[torch.Tensor] = []
+        self._filled, self._turn = "", 0
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def take(self, number: int) -> list[Tensors]:
-        if number not in self._host:
-            here = torch.device(CPU)
-            read = (load.kept(entry, load.fetched(entry), here) for entry in self.blocks[number])
-            self._host[number] = [self._pinned(tensors) for tensors in read]
-        if self._filled != number:
-            self.start(number)
+    def take(self, path: str) -> list[Tensors]:
+        if path not in self._host:
+            self._host[path] = self._read(path)
+        if self._filled != path:
+            self.start(path)
         if self._side is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._side)
-        return self._buffers[self._turn]
+        buffer = self._buffers[self._turn]
+        return [[_at(buffer, _begin(t), t) for t in tensors] for tensors in self._host[path][1]]
 
-    def start(self, number: int) -> None:
-        """Begins to fill the other set of buffers, once what computed with it is done."""
-        if number not in self._host:
+    def start(self, path: str) -> None:
+        """Begins to fill the other buffer, once what computed with it is done."""
+        if path not in self._host:
             return
-        host = self._host[number]
+        block, _ = self._host[path]
         if not self._buffers:
-            self._buffers = [[[torch.empty_like(t, device=self.device) for t in one] for one in host] for _ in range(2)]
-        self._filled, self._turn = number, 1 - self._turn
+            size = max(sum(e.nbytes + 3 * ALIGNED for e in entries) for entries in self.blocks.values())
+            self._buffers = [torch.empty(size, dtype=torch.uint8, device=self.device) for _ in range(2)]
+        self._filled, self._turn = path, 1 - self._turn
+        buffer = self._buffers[self._turn][: len(block)]
         if self._side is None:
-            self._copy(host)
+            buffer.copy_(block)
             return
         self._side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._side):
-            self._copy(host)
+            buffer.copy_(block, non_blocking=True)
 
-    def _copy(self, host: list[Tensors]) -> None:
-        for into, tensors in zip(self._buffers[self._turn], host, strict=True):
-            for there, here in zip(into, tensors, strict=True):
-                there.copy_(here, non_blocking=True)
+    def _read(self, path: str) -> tuple[torch.Tensor, list[Tensors]]:
+        """A block in one piece of memory, its tensors in the order that the device wants them in."""
+        here = torch.device(CPU)
+        read = [load.kept(entry, load.fetched(entry), here) for entry in self.blocks[path]]
+        laid = [[laid_out(tensor, self.device.type) for tensor in tensors] for tensors in read]
+        ends = list(accumulate(-(-t.nbytes // ALIGNED) * ALIGNED for tensors in laid for t in tensors))
+        block = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=self._side is not None)
+        begins = iter([0, *ends])
+        return block, [[_at(block, next(begins), t).copy_(t) for t in tensors] for tensors in laid]
 
-    def _pinned(self, tensors: Sequence[torch.Tensor]) -> Tensors:
-        return [tensor if self._side is None else tensor.pin_memory() for tensor in tensors]
+
+def _at(memory: torch.Tensor, begin: int, like: torch.Tensor) -> torch.Tensor:
+    """The bytes of `memory` from `begin` on, as a tensor like another one."""
+    flat = memory[begin : begin + like.nbytes].view(like.dtype)
+    return flat.as_strided(like.size(), like.stride())
+
+
+def _begin(tensor: torch.Tensor) -> int:
+    """In bytes, in the memory that it is a part of."""
+    return int(tensor.storage_offset()) * tensor.itemsize

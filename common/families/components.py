@@ -56,7 +56,12 @@ def component(network: Network, config: Any, plan: LoadPlan, *, whole: bool = Fa
     """`whole`: it is to be written again, so that tables stay in codes too."""
     kept = quantise.keep(plan, frozenset() if whole else network.tables)
     return Component(
-        network=network.name, role=network.role, config=config, plan=kept, blocks=network.blocks, stack=network.stack
+        network=network.name,
+        role=network.role,
+        config=config,
+        plan=kept,
+        blocks=network.blocks,
+        streamable=network.streamable,
     )
 
 

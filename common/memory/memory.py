@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
 from qwenimg.common.memory import limits
+from qwenimg.common.memory.workspace import Workspace
 
 MAX_VALUES = 2**31  # of one array; beyond, kernels that count in 32 bits fail
 
@@ -49,20 +51,27 @@ def ram_peak() -> int | None:
     return None if found is None else int(found.split()[1]) * 1024
 
 
-def decode_peak(config: VAEConfig, height: int, width: int, itemsize: int, buffers: float) -> int:
-    """Bytes that decoding latents of height x width takes at its peak, weights aside.
-
-    buffers: how many images of the widest level are in memory at once (`Workspace.decode_buffers`).
-    """
-    return int(buffers * _largest(config, height, width) * itemsize)
+def decode_peak(config: VAEConfig, height: int, width: int, itemsize: int, workspace: Workspace) -> int:
+    """Bytes that decoding latents of height x width takes at its peak, weights aside: in its widest convolution."""
+    convolutions = _convolutions(config, height, width)
+    return int(max(workspace.conv_inputs * i + workspace.conv_outputs * o for i, o in convolutions) * itemsize)
 
 
-def _largest(config: VAEConfig, height: int, width: int) -> int:
-    """Values of the largest array in the decoder."""
-    sizes: list[int] = []
-    for level, (inputs, outputs, upsampled) in enumerate(config.up_blocks):
-        sizes.append(height * width * 4**level * max(inputs, outputs) * (4 if upsampled else 1))
-    return max(sizes)
+def encode_peak(width: int, pixels: int, itemsize: int, workspace: Workspace) -> int:
+    """Bytes that encoding so many pixels takes at its peak, weights aside: in a first level of `width` channels."""
+    return int((workspace.conv_inputs + workspace.conv_outputs) * width * pixels * itemsize)
+
+
+def _convolutions(config: VAEConfig, height: int, width: int) -> Iterator[tuple[int, int]]:
+    """Values of the images that the decoder's convolutions take and make."""
+    blocks = config.up_blocks
+    for level, (inputs, outputs, upsampled) in enumerate(blocks):
+        pixels = height * width * 4**level
+        yield pixels * inputs, pixels * outputs
+        yield pixels * outputs, pixels * outputs
+        if upsampled:
+            following, _, _ = blocks[level + 1]
+            yield 4 * pixels * outputs, 4 * pixels * following
 
 
 def scores(heads: int, branches: int, tokens: int, most: int) -> int:
@@ -72,7 +81,7 @@ def scores(heads: int, branches: int, tokens: int, most: int) -> int:
 
 
 def decode_bytes(
-    config: VAEConfig, height: int, width: int, itemsize: int, buffers: float, most: int, tile: int | None
+    config: VAEConfig, height: int, width: int, itemsize: int, workspace: Workspace, tile: int | None
 ) -> int:
     """Bytes that decoding latents of height x width takes at its peak, weights aside: whole, or in tiles of `tile`.
 
@@ -80,25 +89,27 @@ def decode_bytes(
     tile and the picture twice. The picture is then made 8 bit in copies of four floats a value."""
     picture = height * width * config.scale**2 * 3
     if tile is None:
-        return max(decode_peak(config, height, width, itemsize, buffers), picture * 18)
+        return max(decode_peak(config, height, width, itemsize, workspace), picture * 18)
     trunk = height * width * config.up_blocks[0][0] * itemsize
     rows, columns = config.longest_tile(height, tile), config.longest_tile(width, tile)
-    up = trunk + decode_peak(config, rows, columns, itemsize, buffers) + 2 * picture * itemsize
-    return max(6 * trunk + scores(1, 1, height * width, most), up, picture * 18)
+    up = trunk + decode_peak(config, rows, columns, itemsize, workspace) + 2 * picture * itemsize
+    return max(6 * trunk + scores(1, 1, height * width, workspace.score_bytes), up, picture * 18)
 
 
-def decode_least(config: VAEConfig, height: int, width: int, itemsize: int, buffers: float, most: int) -> int:
+def decode_least(config: VAEConfig, height: int, width: int, itemsize: int, workspace: Workspace) -> int:
     """The fewest bytes that decoding latents of height x width takes, weights aside: whole, or in the smallest
     tiles."""
-    return min(decode_bytes(config, height, width, itemsize, buffers, most, tile) for tile in (None, config.least_tile))
+    return min(decode_bytes(config, height, width, itemsize, workspace, tile) for tile in (None, config.least_tile))
 
 
-def decode_tile(config: VAEConfig, height: int, width: int, itemsize: int, free: int, buffers: float) -> int | None:
+def decode_tile(
+    config: VAEConfig, height: int, width: int, itemsize: int, free: int, workspace: Workspace
+) -> int | None:
     """The largest tile side, in latents, whose predicted peak is within half of `free`; None if no tile is needed."""
 
     def fits(height: int, width: int) -> bool:
-        small = _largest(config, height, width) < MAX_VALUES
-        return small and decode_peak(config, height, width, itemsize, buffers) <= free // 2
+        small = max(map(max, _convolutions(config, height, width))) < MAX_VALUES
+        return small and decode_peak(config, height, width, itemsize, workspace) <= free // 2
 
     if fits(height, width):
         return None

@@ -8,4 +8,5 @@ from dataclasses import dataclass
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
     score_bytes: int  # most bytes of attention's scores, and what is made of them, at once; 0: a kernel holds none
-    decode_buffers: float  # images of the VAE decoder's widest level that are in memory at its peak
+    conv_inputs: float  # of a convolution in a VAE, how often what it takes is in memory at its peak,
+    conv_outputs: float  # and what it makes

@@ -167,6 +167,7 @@ NETWORK = Network(
     manifest=manifest,
     fields=text_fields,
     blocks=re.compile(r"encoder\.layers\.\d+\..*\.weight"),
+    streamable=re.compile(r"(encoder\.layers\.\d+)\."),
     tables=frozenset({"embeddings.token_embedding.weight", "embeddings.position_embedding.weight"}),
     rename=rename,
     traced=(

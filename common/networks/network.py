@@ -36,7 +36,7 @@ class Network:
     blocks: re.Pattern[str] | None = (
         None  # weights of its blocks that may be kept in codes; a group: the block's number
     )
-    stack: str = ""  # the path of the list of equal blocks that may be streamed, one after the other
+    streamable: re.Pattern[str] | None = None  # weights that may be streamed; a group: the module whose call needs them
     tables: frozenset[str] = frozenset()  # matrices that are looked up and not multiplied
     traced: tuple[Block, ...] = ()  # what of it is compared between backends
     architectures: frozenset[str] = frozenset()  # what a GGUF file of it says that it is

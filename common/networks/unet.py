@@ -295,6 +295,8 @@ NETWORK = Network(
     fields=unet_fields,
     ignored=IGNORED_CONFIG,
     blocks=re.compile(r".*\.attentions\.\d+\..*\.weight"),
+    # what makes keys and values of the text is not needed by the block's own call
+    streamable=re.compile(r"(.*\.(?:resnets|transformer_blocks|downsamplers|upsamplers)\.\d+)\.(?!attn2\.to_[kv]\.)"),
     traced=(
         Block(name="resnet", paths=re.compile(r".*\.resnets\.\d+"), image=True, streams=1, depth=1),
         Block(name="attention", paths=re.compile(r".*\.attentions\.\d+"), image=True, streams=1),

@@ -25,8 +25,7 @@ class Component:
     config: Any  # that module's configuration
     plan: LoadPlan
     blocks: re.Pattern[str] | None = None  # weights of its blocks, which may be kept in codes
-
-    stack: str = ""  # the path of its list of equal blocks, which may be streamed
+    streamable: re.Pattern[str] | None = None  # weights that may be streamed; a group: the module whose call needs them
 
     def stored(self, precision: Precision) -> LoadPlan:
         """Of its weights, as they are kept in memory under a policy."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
@@ -10,24 +10,31 @@ T = TypeVar("T")
 
 
 class ReadAhead(Generic[T]):
-    """`read` is called in the thread, with one number at a time."""
+    """`read` is called in the thread, with one path at a time."""
 
-    def __init__(self, read: Callable[[int], T]):
+    def __init__(self, read: Callable[[str], T]):
         self._read = read
         self._thread = ThreadPoolExecutor(1, "read-ahead")
-        self._next: tuple[int, Future[T]] | None = None
+        self._next: tuple[str, Future[T]] | None = None
 
-    def start(self, number: int) -> None:
+    def start(self, path: str) -> None:
         """Begins to read it."""
-        self._next = (number, self._thread.submit(self._read, number))
+        self._next = (path, self._thread.submit(self._read, path))
 
-    def take(self, number: int) -> T:
+    def take(self, path: str) -> T:
         """It, once it is read. Raises what reading raised."""
         found, self._next = self._next, None
-        return found[1].result() if found is not None and found[0] == number else self._read(number)
+        return found[1].result() if found is not None and found[0] == path else self._read(path)
 
 
-def cycle(numbers: Iterable[int]) -> dict[int, int]:
-    """Of each number the next larger one, and of the last the first."""
-    order = sorted(numbers)
-    return dict(zip(order, [*order[1:], *order[:1]], strict=True))
+class Order:
+    """In which blocks are called, learned from the pass before."""
+
+    def __init__(self) -> None:
+        self._after: dict[str, str] = {}
+        self._last = ""
+
+    def next(self, path: str) -> str | None:
+        """Notes that `path` is called, and says what was called after it the last time."""
+        self._after[self._last], self._last = path, path
+        return self._after.get(path)

@@ -86,8 +86,17 @@ class Runtime:
         """`component` with as few of its blocks streamed as leave its weights `room` bytes, where this run streams."""
         if not self.streams:
             return component
-        plan = streaming.fitting(self.plan(component), component.stack, room)
+        plan = streaming.fitting(self.plan(component), component.streamable, room)
+        if plan is self.plan(component):
+            return component
         return replace(component, plan=streaming.as_in(component.plan, plan))
+
+    def fitting(self, component: Component, opened: Component | None, room: int, more: int) -> Component:
+        """`component` as it is `opened`, or where that is not or does not fit, as it is to be opened for `room` bytes,
+        `more` of them for a run."""
+        if opened is not None and (not self.streams or self.weight_bytes(opened) + more <= room):
+            return opened
+        return self.fitted(component, room - more)
 
     def keep_prompts(self) -> None:
         """Keeps encoded prompts on the disk, and takes those that are there."""
@@ -107,9 +116,13 @@ class Runtime:
                 self.engine.compile(opened, self.compiles and not count)  # whose blocks are not always there
             return opened
 
-    def readapt(self, opened: Any, before: Component, now: Component, title: str, free: Callable[[], None]) -> None:
+    def readapt(
+        self, opened: Any, before: Component, now: Component, title: str, free: Callable[[], None]
+    ) -> Component:
         """Reads again what of the `opened` component other LoRAs change: the weights with others in them `now`, and the
-        branches of those that have others beside them. Calls `free` where it fails, with some weights of before."""
+        branches of those that have others beside them. Gives it as it then is, with the blocks streamed that were
+        `before`. Calls `free` where it fails, with some weights of before."""
+        now = replace(now, plan=streaming.as_in(now.plan, before.plan))
         pairs = [(name, entry, now.plan.entries[name]) for name, entry in before.plan.entries.items()]
         names = [name for name, was, new in pairs if was.fused != new.fused]
         branches = [name for name, was, new in pairs if was.fused == new.fused and was.branch != new.branch]
@@ -121,6 +134,7 @@ class Runtime:
             except BaseException:
                 free()
                 raise
+        return now
 
     def plan(self, component: Component) -> LoadPlan:
         """Of its weights, as they are kept in memory."""

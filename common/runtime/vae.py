@@ -85,23 +85,21 @@ class VAEHalves:
 
     def _decoding(self, shape: tuple[int, int], tile: int | None) -> int:
         """Bytes of activations."""
-        buffers, most = self.engine.workspace.decode_buffers, self.engine.workspace.score_bytes
-        return memory.decode_bytes(self.config, *shape, self.itemsize, buffers, most, tile)
+        return memory.decode_bytes(self.config, *shape, self.itemsize, self.engine.workspace, tile)
 
     def _least(self, shape: tuple[int, int]) -> int:
-        buffers, most = self.engine.workspace.decode_buffers, self.engine.workspace.score_bytes
-        return memory.decode_least(self.config, *shape, self.itemsize, buffers, most)
+        return memory.decode_least(self.config, *shape, self.itemsize, self.engine.workspace)
 
     def _tile(self, shape: tuple[int, int], free: int) -> int | None:
         """Latents a side of a tile with so many bytes free, None for the whole."""
-        tile = memory.decode_tile(self.config, *shape, self.itemsize, free, self.engine.workspace.decode_buffers)
+        tile = memory.decode_tile(self.config, *shape, self.itemsize, free, self.engine.workspace)
         return min(tile or TILE, TILE) if self.runtime.choice.tiled and max(shape) > TILE else tile
 
     def _about(self, tile: int | None) -> str:
         return "" if tile is None else f"in tiles of {tile * self.config.scale} pixels"
 
     def _encoding(self, height: int, width: int) -> int:
-        return int(self.engine.workspace.decode_buffers * self.width * height * width * self.itemsize)
+        return memory.encode_peak(self.width, height * width, self.itemsize, self.engine.workspace)
 
     # The run
 

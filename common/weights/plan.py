@@ -137,6 +137,7 @@ class Entry:
     storage: Storage
     deltas: tuple[Delta, ...] = ()  # what is added to it
     residency: Residency = ALWAYS
+    block: str = ""  # where it is streamed, the path of the module that it is there for
     table: bool = False  # it is looked up and not multiplied
 
     @property

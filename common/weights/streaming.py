@@ -1,93 +1,108 @@
 """Which blocks of a network stay in memory and which are read anew in every pass, for a plan that has to fit.
 
-Two blocks more than those that stay are there at once: one computes, the next one is being read. What is streamed is
-spread evenly, so that each block is read while as many others as possible compute.
+A block is a module that is called once in a pass: a transformer block, a residual block of a UNet. Two blocks more than
+those that stay are there at once: one computes, the next one is being read. What is streamed is spread evenly, so that
+each block is read while as many others as possible compute.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import replace
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from qwenimg.common.precision.residency import ALWAYS, STREAMED
 from qwenimg.common.weights.plan import Entry, LoadPlan
 from qwenimg.common.weights.storage import Packed
 
-Blocks = dict[int, list[Entry]]
+Blocks = dict[str, list[Entry]]
+"""Entries by the path of their block."""
+
+SMALL = 16  # a block is not streamed where the largest one is so many times its size: it would spare next to nothing
 
 
-def blocks(plan: LoadPlan, stack: str) -> Blocks:
-    """The entries of each block of `stack` that are there as long as it computes, by its number."""
+def blocks(plan: LoadPlan, streamable: re.Pattern[str] | None) -> Blocks:
+    """The entries of each block that are there as long as it computes. `streamable`: `Network.streamable`."""
     found: Blocks = {}
     for name, entry in plan.entries.items():
-        start, _, rest = name.partition(".")
-        number = rest.partition(".")[0]
-        if stack and start == stack and number.isdigit() and entry.residency in (ALWAYS, STREAMED):
-            found.setdefault(int(number), []).append(entry)
+        match = streamable.match(name) if streamable else None
+        if match and entry.residency in (ALWAYS, STREAMED):
+            found.setdefault(match[1], []).append(entry)
     return found
 
 
 def streamed_blocks(plan: LoadPlan) -> Blocks:
-    """The entries that are streamed, by the number of their block."""
+    """The entries that are streamed."""
     found: Blocks = {}
-    for name, entry in plan.entries.items():
+    for entry in plan.entries.values():
         if entry.residency is STREAMED:
-            found.setdefault(int(name.split(".")[1]), []).append(entry)
+            found.setdefault(entry.block, []).append(entry)
     return found
 
 
-def branches(plan: LoadPlan) -> dict[int, LoadPlan]:
+def branches(plan: LoadPlan) -> dict[str, LoadPlan]:
     """Of the streamed blocks that have something beside their weights, those weights."""
-    found = {number: {e.name for e in block if e.is_beside} for number, block in streamed_blocks(plan).items()}
-    return {number: plan.only(names.__contains__) for number, names in found.items() if names}
-
-
-def stack(plan: LoadPlan) -> str:
-    """The path of the list of blocks of which some are streamed."""
-    return next(name for name, entry in plan.entries.items() if entry.residency is STREAMED).partition(".")[0]
+    found = {path: {e.name for e in block if e.is_beside} for path, block in streamed_blocks(plan).items()}
+    return {path: plan.only(names.__contains__) for path, names in found.items() if names}
 
 
 def held(plan: LoadPlan) -> int:
-    """Bytes of weights in memory at once: what always is, and of the streamed blocks the largest, in use, and as it is
-    read."""
+    """Bytes of weights in memory at once: what always is, and of the streamed blocks one in use and one being read."""
     always = sum(entry.nbytes for entry in plan.entries.values() if entry.residency is ALWAYS)
-    return always + max((_twice(block) for block in streamed_blocks(plan).values()), default=0)
+    return always + _two([_Size.of(block) for block in streamed_blocks(plan).values()])
 
 
-def fitting(plan: LoadPlan, stack: str, budget: int) -> LoadPlan:
-    """`plan` with as few blocks of `stack` streamed as leave at most `budget` bytes in memory; where none do, as many
-    as can be."""
-    if held(plan) <= budget:
+def fitting(plan: LoadPlan, streamable: re.Pattern[str] | None, budget: int) -> LoadPlan:
+    """`plan` with as few of its blocks streamed as leave at most `budget` bytes in memory; where none do, with those
+    that leave the fewest."""
+    whole = held(plan)
+    found = _streamable(blocks(plan, streamable))
+    if whole <= budget or len(found) < 3:  # two are in memory anyhow
         return plan
-    chosen = _streamable(blocks(plan, stack))
-    if len(chosen) < 3:  # two are in memory anyhow
-        return plan
-    size = sum(entry.nbytes for entry in next(iter(chosen.values())))
-    least = held(plan) + _twice(next(iter(chosen.values())))
-    count = min(len(chosen), max(3, -(-(least - budget) // size)))
-    return _marked(plan, _spread(sorted(chosen), count), chosen)
+    sizes = {path: _Size.of(block) for path, block in found.items()}
+
+    def left(chosen: Iterable[str]) -> int:
+        return whole + _two([sizes[path] for path in chosen]) - sum(sizes[path].kept for path in chosen)
+
+    order = sorted(found, key=_natural)
+    choices = [_spread(order, count) for count in range(3, len(order) + 1)]
+    chosen = next((choice for choice in choices if left(choice) <= budget), min(choices, key=left))
+    return _marked(plan, {path: found[path] for path in chosen}) if left(chosen) < whole else plan
 
 
 def as_in(plan: LoadPlan, other: LoadPlan) -> LoadPlan:
     """`plan` with those entries streamed that `other`, of the same parameters, streams."""
-    if not streamed_blocks(other):
-        return plan
-    entries = {n: replace(e, residency=other.entries[n].residency) for n, e in plan.entries.items()}
-    return replace(plan, entries=entries)
+    found = streamed_blocks(other)
+    return _marked(plan, {path: [plan.entries[e.name] for e in block] for path, block in found.items()})
+
+
+@dataclass(frozen=True)
+class _Size:
+    """Bytes of a block as it is kept, and as it is while it is read."""
+
+    kept: int
+    read: int
+
+    @staticmethod
+    def of(block: Iterable[Entry]) -> _Size:
+        entries = list(block)
+        kept = sum(entry.nbytes for entry in entries)
+        return _Size(kept, max(kept, sum(p.end - p.begin for e in entries for p in e.source.pieces)))
+
+
+def _two(sizes: list[_Size]) -> int:
+    """Bytes of the largest block in use beside the largest that is read."""
+    return max((size.kept for size in sizes), default=0) + max((size.read for size in sizes), default=0)
 
 
 def _streamable(found: Blocks) -> Blocks:
-    """The blocks that are kept as most of them are, and whose weights can be read again as they are kept."""
-    kinds = Counter(_kind(block) for block in found.values())
-    usual = kinds.most_common(1)[0][0] if kinds else ()
+    """The blocks that are worth it, and whose weights can be read again as they are kept."""
+    largest = max((_Size.of(block).kept for block in found.values()), default=0)
     return {
-        number: block for number, block in found.items() if _kind(block) == usual and all(_readable(e) for e in block)
+        path: block
+        for path, block in found.items()
+        if _Size.of(block).kept * SMALL > largest and all(_readable(entry) for entry in block)
     }
-
-
-def _kind(block: Iterable[Entry]) -> tuple[object, ...]:
-    return tuple(sorted((e.name.split(".", 2)[2], e.shape, str(e.storage)) for e in block))
 
 
 def _readable(entry: Entry) -> bool:
@@ -98,18 +113,21 @@ def _readable(entry: Entry) -> bool:
     return kept is not None and kept.code == entry.storage.code and not entry.fused
 
 
-def _spread(numbers: list[int], count: int) -> set[int]:
-    """`count` of `numbers`, evenly."""
-    total = len(numbers)
-    return {n for i, n in enumerate(numbers) if (i + 1) * count // total > i * count // total}
+def _natural(path: str) -> tuple[tuple[str, int], ...]:
+    """An order in which 10 comes after 9; that of a pass, but for what a UNet has between its residual blocks."""
+    return tuple((name, int(digits or 0)) for name, digits in re.findall(r"([^\d.]+)\.?(\d*)", path))
 
 
-def _marked(plan: LoadPlan, numbers: set[int], found: Blocks) -> LoadPlan:
-    names = {entry.name for number in numbers for entry in found[number]}
-    entries = {n: replace(e, residency=STREAMED) if n in names else e for n, e in plan.entries.items()}
-    return replace(plan, entries=entries)
+def _spread(paths: list[str], count: int) -> list[str]:
+    """`count` of `paths`, evenly."""
+    total = len(paths)
+    return [path for i, path in enumerate(paths) if (i + 1) * count // total > i * count // total]
 
 
-def _twice(block: Iterable[Entry]) -> int:
-    """Bytes of a block as it is kept and as it lies in the file."""
-    return sum(e.nbytes + sum(piece.end - piece.begin for piece in e.source.pieces) for e in block)
+def _marked(plan: LoadPlan, streamed: Mapping[str, Iterable[Entry]]) -> LoadPlan:
+    changed = {
+        entry.name: replace(entry, residency=STREAMED, block=path)
+        for path, block in streamed.items()
+        for entry in block
+    }
+    return replace(plan, entries={name: changed.get(name, entry) for name, entry in plan.entries.items()})

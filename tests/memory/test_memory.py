@@ -17,6 +17,7 @@ from parity_cases import MLX, TORCH, Twin
 from wide_checkpoint import write
 
 import qwenimg
+from qwenimg.backends.workspaces import TORCH as TORCH_WORKSPACE
 from qwenimg.common.base.errors import DoesNotFit
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.memory import memory
@@ -154,11 +155,11 @@ def test_decode_peak_is_predicted(tmp_path: Path, backend: str) -> None:
     base, height, width = WIDTHS[backend]
     config = QwenVAEConfig(base_dim=base, num_res_blocks=1)
     path = write(tmp_path / "vae.safetensors", qwen_vae.manifest(config), "F32")
-    buffers = twin_of(backend).engine.workspace.decode_buffers
-    predicted = memory.decode_peak(config, height, width, 4, buffers)
-    assert memory.decode_tile(config, height, width, 4, 2 * predicted, buffers) is None
+    workspace = twin_of(backend).engine.workspace
+    predicted = memory.decode_peak(config, height, width, 4, workspace)
+    assert memory.decode_tile(config, height, width, 4, 2 * predicted, workspace) is None
     free = int(1.5 * predicted)
-    tile = memory.decode_tile(config, height, width, 4, free, buffers)
+    tile = memory.decode_tile(config, height, width, 4, free, workspace)
     assert tile is not None and len(tiles(height, tile, qwen_vae.halo(config))) > 1
     whole, tiled = measured(DECODE, backend, path, base, height, width, json.dumps([None, tile]))
     mib = [round(value / 2**20) for value in (predicted, whole, free, tiled)]
@@ -173,16 +174,18 @@ def test_a_tile_is_as_large_as_fits() -> None:
     config = QwenVAEConfig()
     for side in (128, 166, 256):
         for free in (2**31, 2**32, 6 * 10**9):
-            tile = memory.decode_tile(config, side, side - 7, 4, free, 3.5)
+            tile = memory.decode_tile(config, side, side - 7, 4, free, TORCH_WORKSPACE)
             margin = 2 * qwen_vae.halo(config)
             if tile is None:
-                assert memory.decode_peak(config, side, side - 7, 4, 3.5) <= free // 2
+                assert memory.decode_peak(config, side, side - 7, 4, TORCH_WORKSPACE) <= free // 2
                 continue
             assert 16 <= tile <= side
-            assert tile == 16 or memory.decode_peak(config, tile + margin, tile + margin, 4, 3.5) <= free // 2
+            assert (
+                tile == 16 or memory.decode_peak(config, tile + margin, tile + margin, 4, TORCH_WORKSPACE) <= free // 2
+            )
             larger = tile * 4 // 3 + 2 + margin
-            assert tile == side or memory.decode_peak(config, larger, larger, 4, 3.5) > free // 2
-    assert memory.decode_tile(config, 128, 128, 4, 10**6, 3.5) == 16
+            assert tile == side or memory.decode_peak(config, larger, larger, 4, TORCH_WORKSPACE) > free // 2
+    assert memory.decode_tile(config, 128, 128, 4, 10**6, TORCH_WORKSPACE) == 16
 
 
 SMALL_VAE = QwenVAEConfig(base_dim=4)

@@ -55,9 +55,9 @@ def test_the_number_comes_back_after_an_error() -> None:
 def test_kernels_of_convolutions_lie_as_they_are_taken(monkeypatch: pytest.MonkeyPatch, native: bool) -> None:
     monkeypatch.setattr(cpu, "multiplies", lambda dtype, device: native)
     kernel = torch.arange(2 * 3 * 3 * 3.0).reshape(2, 3, 3, 3)
-    half = laid_out(kernel.bfloat16())
+    half = laid_out(kernel.bfloat16(), "cpu")
     assert half.is_contiguous(memory_format=torch.channels_last) == native
     assert torch.equal(half.float(), kernel)
-    assert laid_out(kernel) is kernel
+    assert laid_out(kernel, "cpu") is kernel
     matrix = kernel.bfloat16().flatten(1)
-    assert laid_out(matrix) is matrix
+    assert laid_out(matrix, "cpu") is matrix

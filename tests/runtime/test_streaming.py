@@ -15,7 +15,7 @@ import qwenimg
 from qwenimg import DoesNotFit, Pipeline, UsageError, backends
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.precision.residency import ALWAYS, STREAMED
-from qwenimg.common.runtime.read_ahead import ReadAhead, cycle
+from qwenimg.common.runtime.read_ahead import Order, ReadAhead
 from qwenimg.common.weights import streaming
 
 ASKED: dict[str, Any] = {"width": 48, "height": 32, "steps": 2, "guidance": 3.0, "seed": 5}
@@ -38,24 +38,33 @@ def drawn(pipe: Pipeline, **more: Any) -> bytes:
     return made.latents.tobytes() + made.pixels.tobytes()
 
 
-def least(pipe: Pipeline) -> int:
-    """Room in which some of the blocks stay and some are streamed."""
-    component = pipe.model.checkpoint["transformer"]
-    blocks = streaming.blocks(pipe.runtime.plan(component), component.stack)
-    return 4 * sum(entry.nbytes for entry in blocks[0])
+def denoiser(pipe: Pipeline) -> Any:
+    return next(part for part in pipe.model.checkpoint.components.values() if part.role == "transformer")
+
+
+def opened(pipe: Pipeline) -> Any:
+    return pipe.model._transformer if hasattr(pipe.model, "_transformer") else pipe.model.base._unet
 
 
 def limited(pipe: Pipeline) -> list[int]:
-    """Lets the transformer have little room, whatever a step takes, and tells how many blocks each loading streams."""
+    """Lets the denoiser have room for about half of its blocks and the text encoder none, whatever a step takes, and
+    tells how many blocks each loading streams."""
     counts: list[int] = []
-    opened, fitted = pipe.engine.open, pipe.runtime.fitted
+    open_, fitted, component = pipe.engine.open, pipe.runtime.fitted, denoiser(pipe)
+    plan = pipe.runtime.plan(component)
+    blocks = streaming.blocks(plan, component.streamable)
+    room = streaming.held(plan) - sum(e.nbytes for block in blocks.values() for e in block) // 2
 
-    def fit(component: Any, room: int) -> Any:
-        return fitted(component, least(pipe) if component.role == "transformer" else 0)
+    def fit(component: Any, _: int) -> Any:
+        return fitted(component, room if component.role == "transformer" else 0)
 
     def watched(network: str, config: Any, plan: Any, precision: Any) -> Any:
         counts.append(len(streaming.streamed_blocks(plan)))
-        return opened(network, config, plan, precision)
+        opened = open_(network, config, plan, precision)
+        if pipe.backend == "cpu":
+            there = {name for name, value in opened.model.named_parameters() if not value.is_meta}
+            assert there == plan.when(ALWAYS).entries.keys(), "only what stays is read while it is opened"
+        return opened
 
     pipe.runtime.max_memory = 2**40
     pipe.runtime.fitted = fit
@@ -78,18 +87,42 @@ def test_streamed_is_resident_bit_for_bit(folder: Path, backend: str, precision:
     resident.close()
 
 
-def test_on_a_device_of_its_own_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By way of the host's memory into two sets of buffers."""
+@pytest.mark.parametrize("kind", ["sd15", "sdxl"])
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+def test_a_unet_is_streamed_bit_for_bit(folders: dict[str, Path], backend: str, kind: str) -> None:
+    """Residual and transformer blocks of all levels, of unequal sizes; and of what encodes the text the layers."""
+    resident = qwenimg.load(folders[kind], backend=backend, precision="bf16")
+    streamed = qwenimg.load(folders[kind], backend=backend, precision="bf16")
+    counts = limited(streamed)
+    for seed in (5, 6):
+        assert drawn(streamed, seed=seed) == drawn(resident, seed=seed)
+    print(f"{backend} {kind}: blocks streamed {counts}")
+    paths = opened(streamed).streamed.blocks
+    assert counts[-2] == len(paths) >= 6 and {path.split(".")[-2] for path in paths} >= {
+        "resnets",
+        "transformer_blocks",
+    }
+    assert len({sum(e.nbytes for e in block) for block in paths.values()}) > 2
+    streamed.close()
+    resident.close()
+
+
+@pytest.mark.parametrize(("kind", "index"), [("qwen", 1), ("sd15", 1)])
+def test_on_a_device_of_its_own_memory(
+    folder: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, kind: str, index: int
+) -> None:
+    """By way of the host's memory into two buffers."""
+    path = folder if kind == "qwen" else folders[kind]
     with pretending():
         monkeypatch.setattr(backends, "load", lambda name: pretend_engine())
-        resident = qwenimg.load(folder, backend="cpu", precision="fp32")
-        streamed = qwenimg.load(folder, backend="cpu", precision="fp32")
+        resident = qwenimg.load(path, backend="cpu", precision="fp32")
+        streamed = qwenimg.load(path, backend="cpu", precision="fp32")
         counts = limited(streamed)
         assert streamed.engine.device == "a pretend accelerator"
-        assert drawn(streamed) == drawn(resident) and counts[1] >= 3
-        source = streamed.model._transformer.streamed.source
-        devices = {t.device.type for buffers in source._buffers for one in buffers for t in one}
-        assert devices == {"pretend"} and len(source._buffers) == 2 and len(source._host) == counts[1]
+        assert drawn(streamed) == drawn(resident) and counts[index] >= 3
+        source = opened(streamed).streamed.source
+        devices = {buffer.device.type for buffer in source._buffers}
+        assert devices == {"pretend"} and len(source._buffers) == 2 and len(source._host) == counts[index]
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
@@ -107,14 +140,14 @@ def test_only_the_file_is_read_again(folder: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(OpenFile, "fill", watched)
     drawn(pipe)
-    entries = streaming.streamed_blocks(pipe.model._transformer.plan)
+    entries = streaming.streamed_blocks(opened(pipe).plan)
     per_pass = sum(len(block) for block in entries.values())
     passes = ASKED["steps"] * 2
     print(f"{backend}: {len(threads)} tensors for {passes} passes over {counts[1]} blocks, {per_pass} tensors")
     assert {name.split("_")[0] for name in threads} == {"read-ahead"}
     assert abs(len(threads) - passes * per_pass) <= per_pass // counts[1]  # and the one that is read ahead at the end
     if backend == "cpu":
-        model = pipe.model._transformer.model
+        model = opened(pipe).model
         there = {name for name, value in model.named_parameters() if not value.is_meta}
         assert not there & {entry.name for block in entries.values() for entry in block}
     pipe.close()
@@ -163,37 +196,62 @@ def test_the_real_budget(folder: Path) -> None:
 
 def test_what_is_streamed(folder: Path) -> None:
     pipe = qwenimg.load(folder, backend="cpu", precision="fp32")
-    component = pipe.model.checkpoint["transformer"]
-    plan, stack = pipe.runtime.plan(component), component.stack
-    block = sum(entry.nbytes for entry in streaming.blocks(plan, stack)[0])
+    component = denoiser(pipe)
+    plan, streamable = pipe.runtime.plan(component), component.streamable
+    block = sum(entry.nbytes for entry in streaming.blocks(plan, streamable)["transformer_blocks.0"])
     whole = streaming.held(plan)
     assert whole == plan.when(ALWAYS).nbytes
     for count in range(3, LAYERS + 1):
-        # a block as it lies in the file takes half of what it takes in float32
-        budget = whole - count * block + block * 3 // 2
-        found = streaming.fitting(plan, stack, budget)
-        numbers = sorted(streaming.streamed_blocks(found))
+        budget = whole - (count - 2) * block
+        found = streaming.fitting(plan, streamable, budget)
+        numbers = sorted(int(path.rpartition(".")[2]) for path in streaming.streamed_blocks(found))
         gaps = {b - a for a, b in pairwise(numbers)}
         assert len(numbers) == count and streaming.held(found) <= budget and max(gaps) - min(gaps) <= 1
-        assert streaming.held(streaming.fitting(plan, stack, budget - 1)) < budget or count == LAYERS
-    assert streaming.fitting(plan, stack, whole) is plan
-    assert len(streaming.streamed_blocks(streaming.fitting(plan, stack, 0))) == LAYERS
-    assert {e.residency for e in found.entries.values() if e.name.startswith(stack)} >= {STREAMED}
+        assert streaming.held(streaming.fitting(plan, streamable, budget - 1)) < budget or count == LAYERS
+    assert streaming.fitting(plan, streamable, whole) is plan
+    assert len(streaming.streamed_blocks(streaming.fitting(plan, streamable, 0))) == LAYERS
+    assert {e.residency for e in found.entries.values() if e.name.startswith("transformer_blocks")} >= {STREAMED}
+    pipe.close()
+
+
+def test_what_of_a_unet_is_streamed(folders: dict[str, Path]) -> None:
+    """Never more in memory than asked where that can be, and never more than the whole."""
+    pipe = qwenimg.load(folders["sdxl"], backend="cpu", precision="fp32")
+    component = denoiser(pipe)
+    plan, streamable = pipe.runtime.plan(component), component.streamable
+    whole, least = streaming.held(plan), streaming.held(streaming.fitting(plan, streamable, 0))
+    counts = []
+    for share in range(11):
+        budget = least + (whole - least) * share // 10
+        found = streaming.fitting(plan, streamable, budget)
+        counts.append(len(streaming.streamed_blocks(found)))
+        assert least <= streaming.held(found) <= budget
+    kept = {name for name, e in streaming.fitting(plan, streamable, 0).entries.items() if e.residency is ALWAYS}
+    print(f"{least} to {whole} bytes: streamed {counts}; kept {len(kept)} of {len(plan.entries)} weights")
+    assert counts[-1] == 0 and counts == sorted(counts, reverse=True)
+    assert kept >= {name for name in plan.entries if "attn2.to_k" in name or "time" in name.split(".")[0]}
     pipe.close()
 
 
 def test_read_ahead() -> None:
-    def read(number: int) -> int:
-        if number == 7:
+    def read(path: str) -> str:
+        if path == "gone":
             raise OSError("gone")
-        return 10 * number
+        return path.upper()
 
     ahead = ReadAhead(read)
-    ahead.start(3)
-    assert ahead.take(3) == 30 and ahead.take(4) == 40
-    ahead.start(5)
-    assert ahead.take(6) == 60
-    ahead.start(7)
+    ahead.start("a")
+    assert ahead.take("a") == "A" and ahead.take("b") == "B"
+    ahead.start("c")
+    assert ahead.take("d") == "D"
+    ahead.start("gone")
     with pytest.raises(OSError, match="gone"):
-        ahead.take(7)
-    assert cycle([4, 1, 9]) == {1: 4, 4: 9, 9: 1} and cycle([]) == {}
+        ahead.take("gone")
+
+
+def test_order_is_that_of_the_pass_before() -> None:
+    order = Order()
+    assert [order.next(path) for path in "abc"] == [None, None, None]
+    assert [order.next(path) for path in "abc"] == ["b", "c", "a"]
+    assert [order.next(path) for path in "acb"] == ["b", "a", "c"]
+    assert [order.next(path) for path in "acb"] == ["c", "b", "a"]

@@ -16,6 +16,7 @@ from mlx.core import array as Array
 from qwenimg.backends.mlx import load, ops
 from qwenimg.common.networks.clip import CLIPConfig, eos_position
 from qwenimg.common.precision.precision import Precision
+from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.weights.plan import LoadPlan
 
 # Layers
@@ -127,7 +128,7 @@ class Component:
         self.config = config
         stream = ops.DTYPES[precision.residual_dtype("text")]
         self.model = load.empty(lambda: CLIPTextEncoder(config, stream), precision, "text")
-        load.fill(self.model, plan)
+        load.fill(self.model, plan.when(ALWAYS))
 
     @ops.computes
     def encode(self, ids: Sequence[Sequence[int]], skipped: int, normed: bool) -> tuple[Array, Array]:

@@ -20,6 +20,7 @@ from qwenimg.backends.mlx import load, ops
 from qwenimg.backends.mlx.ops import images
 from qwenimg.common.networks.unet import LAYER_NORM_EPS, MLP_RATIO, TRANSFORMER_NORM_EPS, Level, UNetConfig
 from qwenimg.common.precision.precision import Precision
+from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.engine import NumpyArray
 from qwenimg.common.weights.plan import LoadPlan
 
@@ -271,7 +272,7 @@ class Component:
         stream = ops.DTYPES[precision.residual_dtype("transformer")]
         self.dtype = ops.DTYPES[precision.compute_dtype("transformer")]
         self.model = load.empty(lambda: UNet(config, stream), precision, "transformer")
-        load.fill(self.model, plan)
+        load.fill(self.model, plan.when(ALWAYS))
 
     @ops.computes
     def condition(self, texts: NumpyArray, addition: NumpyArray | None) -> Condition:

@@ -14,6 +14,7 @@ from torch import Tensor
 from qwenimg.backends.torch import load, ops
 from qwenimg.common.networks.clip import CLIPConfig, eos_position
 from qwenimg.common.precision.precision import Precision
+from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.weights.plan import LoadPlan
 
 # Layers
@@ -126,7 +127,7 @@ class Component:
         self.device = device
         stream = ops.DTYPES[precision.residual_dtype("text")]
         self.model = load.empty(lambda: CLIPTextEncoder(config, stream), precision, "text")
-        load.fill(self.model, plan, device)
+        load.fill(self.model, plan.when(ALWAYS), device)
 
     @ops.computes
     def encode(self, ids: Sequence[Sequence[int]], skipped: int, normed: bool) -> tuple[Tensor, Tensor]:

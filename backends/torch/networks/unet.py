@@ -18,6 +18,7 @@ from qwenimg.backends.torch import load, ops
 from qwenimg.backends.torch.ops import images
 from qwenimg.common.networks.unet import LAYER_NORM_EPS, MLP_RATIO, TRANSFORMER_NORM_EPS, Level, UNetConfig
 from qwenimg.common.precision.precision import Precision
+from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.engine import NumpyArray
 from qwenimg.common.weights.plan import LoadPlan
 
@@ -272,7 +273,7 @@ class Component:
         stream = ops.DTYPES[precision.residual_dtype("transformer")]
         self.dtype = ops.DTYPES[precision.compute_dtype("transformer")]
         self.model = load.empty(lambda: UNet(config, stream), precision, "transformer")
-        load.fill(self.model, plan, device)
+        load.fill(self.model, plan.when(ALWAYS), device)
 
     @ops.computes
     def condition(self, texts: NumpyArray, addition: NumpyArray | None) -> Condition:

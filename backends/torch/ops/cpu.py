@@ -73,12 +73,12 @@ def _multiplies(dtype: torch.dtype, device: str) -> bool:
     return known._is_mkldnn_bf16_supported() if dtype == torch.bfloat16 else known._is_mkldnn_fp16_supported()
 
 
-def laid_out(weight: Tensor) -> Tensor:
-    """A weight in the order in memory that the device's instructions for its dtype take.
+def laid_out(weight: Tensor, device: str) -> Tensor:
+    """A weight in the order in memory that the instructions of a kind of device for its dtype take.
 
     Convolutions in 16 bit take channels last; of weights in another order they make a copy at every call.
     """
     sixteen = weight.dtype in (torch.bfloat16, torch.float16)
-    if weight.ndim == 4 and sixteen and multiplies(weight.dtype, weight.device.type):
+    if weight.ndim == 4 and sixteen and multiplies(weight.dtype, device):
         return weight.contiguous(memory_format=torch.channels_last)
     return weight

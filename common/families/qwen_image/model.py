@@ -117,11 +117,8 @@ class QwenImage:
 
     def _fitting(self, room: int, more: int) -> Component:
         """The transformer as it is loaded, or as it is to be for `room` bytes, `more` of them for a run."""
-        if self._transformer is not None and (
-            not self.runtime.streams or self.runtime.weight_bytes(self._open) + more <= room
-        ):
-            return self._open
-        return self.runtime.fitted(self.checkpoint["transformer"], room - more)
+        opened = None if self._transformer is None else self._open
+        return self.runtime.fitting(self.checkpoint["transformer"], opened, room, more)
 
     def _seen(self, text: str) -> int:
         """Tokens of a prompt that the transformer sees."""
@@ -143,12 +140,9 @@ class QwenImage:
             return
         if not before["transformer"].plan.when(ONCE).same_deltas(now["transformer"].plan):
             self._modulations.clear()
-        if self._open is not before["transformer"]:  # of which some is streamed
-            self.free_transformer()
         if self._transformer is not None:
-            self._open = now["transformer"]
-            parts = before["transformer"], now["transformer"]
-            self.runtime.readapt(self._transformer, *parts, "transformer", self.free_transformer)
+            parts = self._open, now["transformer"]
+            self._open = self.runtime.readapt(self._transformer, *parts, "transformer", self.free_transformer)
 
     @contextmanager
     def prepare(self, request: Request, plan: SamplingPlan, shape: tuple[int, int]) -> Iterator[QwenRun]:

@@ -30,7 +30,7 @@ from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment, Solver
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.request.request import Request
-from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.runtime.engine import Array, Engine, UNet
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.vae import VAEHalves
@@ -58,6 +58,7 @@ class Expert:
         self.unet_config: UNetConfig = checkpoint["unet"].config
         self.texts = ClipTexts(checkpoint, runtime, make_room)
         self._unet: UNet | None = None
+        self._open = checkpoint["unet"]  # as it was loaded
         self._checked = False  # its weights
 
     def conditioning(self, request: Request) -> Conditioning:
@@ -79,20 +80,26 @@ class Expert:
 
     def adapt(self, deltas: Deltas) -> None:
         """Of what is loaded, the weights that change are read again."""
-        before, self.checkpoint = self.checkpoint["unet"], self.checkpoint.with_deltas(deltas)
+        self.checkpoint = self.checkpoint.with_deltas(deltas)
         self.texts.renew(self.checkpoint.texts)
         if self._unet is not None:
-            self.runtime.readapt(self._unet, before, self.checkpoint["unet"], "unet", self.free)
+            self._open = self.runtime.readapt(self._unet, self._open, self.checkpoint["unet"], "unet", self.free)
 
     def unet(self, more: int = 0) -> UNet:
         """The UNet, once it is known that its weights and `more` bytes of a step fit."""
-        if self._unet is not None:
+        whole = self.runtime.weight_bytes(self.checkpoint["unet"])
+        room = self.make_room(0 if self.loaded else whole + more) + sum(self.held.values())
+        component = self._fitting(room, more)
+        if self._unet is not None and component is self._open:
             self.runtime.check_fit("a step of this size", more)
             return self._unet
-        component = self.checkpoint["unet"]
-        self.make_room(self.runtime.weight_bytes(component) + more)
-        self._unet = self.runtime.open(component, self.name, more)
+        self.free()
+        self._unet, self._open = self.runtime.open(component, self.name, more), component
         return self._unet
+
+    def _fitting(self, room: int, more: int) -> Component:
+        """The UNet as it is loaded, or as it is to be for `room` bytes, `more` of them for a step."""
+        return self.runtime.fitting(self.checkpoint["unet"], self._open if self.loaded else None, room, more)
 
     @property
     def name(self) -> str:
@@ -105,22 +112,27 @@ class Expert:
         self._checked = True
 
     @property
-    def weights(self) -> dict[str, int]:
-        """Bytes of the UNet's weights, by the name that stages have for it."""
-        return {self.name: self.runtime.weight_bytes(self.checkpoint["unet"])}
+    def held(self) -> dict[str, int]:
+        """Bytes of the UNet's weights where it is loaded, by the name that stages have for it."""
+        return {self.name: self.runtime.weight_bytes(self._open)} if self.loaded else {}
 
     def add_texts(self, needs: Needs, request: Request) -> None:
         """Adds the stage in which its texts are encoded, unless they are."""
         prompts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
         if not self.texts.has(prompts, request.clip_skip):
-            largest = max(self.runtime.weight_bytes(part) for part in self.checkpoint.texts.values())
-            needs.add("text", "the text encoder", {"text encoder": largest}, 0)
+            whole = max(self.runtime.weight_bytes(part) for part in self.checkpoint.texts.values())
+            needs.make_room({"text encoder": whole}, 0)
+            parts = [self.runtime.fitted(part, needs.left({})) for part in self.checkpoint.texts.values()]
+            needs.add("text", "the text encoder", {"text encoder": max(map(self.runtime.weight_bytes, parts))}, 0)
 
     def add_steps(self, needs: Needs, branches: int, shape: tuple[int, int]) -> None:
         """Adds the stage of its UNet."""
         title = "a step of this size" if self.loaded else f"the {self.name}"
         stage = "refine" if self.facts.refiner else "denoise"
-        needs.add(stage, title, self.weights, self.step_bytes(branches, *shape), stays=True)
+        more = self.step_bytes(branches, *shape)
+        needs.make_room({self.name: self.runtime.weight_bytes(self.checkpoint["unet"])}, more)
+        component = self._fitting(needs.left({self.name: 0}), more)
+        needs.add(stage, title, {self.name: self.runtime.weight_bytes(component)}, more, stays=True)
 
     def step_bytes(self, branches: int, height: int, width: int) -> int:
         config = self.unet_config
@@ -180,7 +192,7 @@ class StableDiffusion:
         """Bytes of the weights that are in memory, by the names that stages have for them."""
         found = self.vae.loaded
         for expert in self.experts():
-            found |= expert.weights if expert.loaded else {}
+            found |= expert.held
         return found
 
     def _free(self) -> int:

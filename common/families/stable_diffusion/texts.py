@@ -126,8 +126,8 @@ class ClipTexts:
     ) -> list[tuple[Float32, Float32]]:
         """States and pooled vector of each of `prompts`, given in chunks, by one text encoder."""
         skipped, normed = clip.used_states(component.config, self.sdxl, clip_skip)
-        self.make_room(self.runtime.weight_bytes(component))
-        encoder: ClipEncoder = self.runtime.open(component, "text encoder")
+        free = self.make_room(self.runtime.weight_bytes(component))
+        encoder: ClipEncoder = self.runtime.open(self.runtime.fitted(component, free), "text encoder")
         with self.runtime.clock.timed("encode"):
             found = [self._encoded(encoder, chunks, skipped, normed) for chunks in prompts]
         del encoder
