@@ -88,12 +88,17 @@ def trainer(name: str = "auto") -> Train:
     return partial(train, device="cuda" if name == "cuda" or (name == "auto" and has_cuda()) else "cpu")
 
 
-def counter() -> Counts:
-    """What counts the kernels of a network without running them. Raises BackendMissing without torch, whose dispatcher
-    is asked."""
-    if not installed("cpu"):
-        raise BackendMissing(f"counting kernels needs torch; {_INSTALL.format('torch')}")
-    _check_room("torch")
+def counter(apple: bool = False) -> Counts:
+    """What counts the kernels of a network without running them: those of MLX by its graph, for Apple's chips, or those
+    that torch's dispatcher hands out. Raises BackendMissing where the framework is not installed."""
+    package = "mlx" if apple else "torch"
+    if not installed("mlx" if apple else "cpu"):
+        raise BackendMissing(f"counting kernels needs {package}; {_INSTALL.format(package)}")
+    _check_room(package)
+    if apple:
+        from qwenimg.backends.mlx import kernels as on_mlx
+
+        return on_mlx.kernels
     from qwenimg.backends.torch.kernels import kernels
 
     return kernels

@@ -188,7 +188,7 @@ def _on_paper(model: str | None, machine_name: str, as_json: bool, **given: Any)
         subject = _subject(model, stack, published_alone=True)
         usual = subject.defaults
         made = paper.on_paper(
-            backends.counter(),
+            backends.counter(found.is_apple),
             subject,
             found,
             parse(given["precision"], on_gpu=True, kind=subject.kind),

@@ -1,4 +1,5 @@
-"""Writes the table of docs/performance.md that compares kernels on paper: diffusers' transformer, ours, ours compiled.
+"""Writes the tables of docs/performance.md that compare kernels on paper: of diffusers, ours, ours compiled, and
+ours on MLX.
 
 python tools/write_on_paper.py                       # into docs/results/on-paper.json and the page
 python tools/write_on_paper.py --out FILE            # only into FILE, as a state to compare with
@@ -11,21 +12,24 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 from doc_tables import DOCS, table, write
 
+from qwenimg.backends.mlx.kernels import kernels as on_mlx
 from qwenimg.backends.torch.kernels import Counter, kernels
 from qwenimg.common.measure import on_paper
-from qwenimg.common.measure.machines import MACHINES
-from qwenimg.common.measure.published import QWEN_TEXT, published
+from qwenimg.common.measure.machines import MACHINES, Machine
+from qwenimg.common.measure.published import CLIP_TEXT, QWEN_TEXT, published
 from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.precision.precision import BF16, UNET, bases
 from qwenimg.common.runtime.kernels import Case, Kernel
 
-MACHINE = MACHINES["h100"]
+MACHINE, APPLE = MACHINES["h100"], MACHINES["m4-max"]
+SIDES, BRANCHES = (512, 1024, 1328), (1, 2)
 RESULTS, BEFORE = DOCS / "results" / "on-paper.json", DOCS / "results" / "on-paper-before.json"
 LAYERS = 60
 
@@ -97,28 +101,35 @@ def rows() -> list[dict[str, Any]]:
     made = []
     dit = published("qwen-image")
     assert dit is not None
-    for side in (512, 1024, 1328):
-        for branches in (1, 2):
-            case = Case(height=side // 8, width=side // 8, text=QWEN_TEXT, branches=branches)
-            arms = {"diffusers": diffusers_dit(case), "ours": kernels(*dit.denoiser, BF16, case)}
-            made += row("Qwen-Image, bf16", f"{side}x{side} x {branches}", arms, LAYERS)
-    for name in ("sd15", "sdxl"):
+    for side, branches in product(SIDES, BRANCHES):
+        case = Case(height=side // 8, width=side // 8, text=QWEN_TEXT, branches=branches)
+        size = f"{side}x{side} x {branches}"
+        arms = {"diffusers": diffusers_dit(case), "ours": kernels(*dit.denoiser, BF16, case)}
+        made += row("Qwen-Image, bf16", size, arms, LAYERS)
+        streams = (case.height * case.width // 4 + case.text) * dit.denoiser[1].dim * branches
+        made += row("Qwen-Image, bf16", size, {"mlx": on_mlx(*dit.denoiser, BF16, case)}, LAYERS, APPLE, streams)
+    policy = bases(UNET)["fp16-plain"]
+    for name, side, branches in product(("sd15", "sdxl"), SIDES, BRANCHES):
         unet = published(name)
         assert unet is not None
-        side = unet.defaults.width
-        case, _ = unet.step(side, side, True)
-        policy = bases(UNET)["fp16-plain"]
+        case = Case(height=side // 8, width=side // 8, text=CLIP_TEXT, branches=branches)
+        size = f"{side}x{side} x {branches}"
         arms = {"diffusers": diffusers_unet(unet.denoiser[1], case), "ours": kernels(*unet.denoiser, policy, case)}
-        made += row(f"{name}, fp16-plain", f"{side}x{side} x 2", arms, 1)
+        made += row(f"{name}, fp16-plain", size, arms, 1)
+        made += row(f"{name}, fp16-plain", size, {"mlx": on_mlx(*unet.denoiser, policy, case)}, 1, APPLE)
     return made
 
 
-def row(model: str, size: str, arms: dict[str, list[Kernel]], blocks: int) -> list[dict[str, Any]]:
+def row(
+    model: str, size: str, arms: dict[str, list[Kernel]], blocks: int, machine: Machine = MACHINE, streams: int = 0
+) -> list[dict[str, Any]]:
+    """streams: of one block, the numbers in what it reads and writes."""
     made = []
     for arm, counted in arms.items():
-        stage = on_paper.stage("step", counted, MACHINE, 1)
+        stage = on_paper.stage("step", counted, machine, 1)
         print(model, size, arm, f"{stage.eager.seconds * 1e3:.1f} ms", flush=True)
-        made.append({"model": model, "size": size, "arm": arm, "blocks": blocks, **asdict(stage)})
+        named = {"model": model, "size": size, "arm": arm, "machine": machine.name, "blocks": blocks}
+        made.append({**named, "streams": streams, **asdict(stage)})
     return made
 
 
@@ -130,6 +141,19 @@ def cells(one: dict[str, Any], form: str) -> list[str]:
         f"{part['kernels']:,}",
         f"{part['seconds'] * 1e3:.1f} ms",
     ]
+
+
+def apple_page(now: list[dict[str, Any]]) -> str:
+    """Ours on MLX: what of it is compiled is chains."""
+    lines = []
+    for one in now:
+        for form, name in (("eager", "without compiled chains"), ("compiled", "as it runs")):
+            nbytes = one[form]["memory_bound_bytes"] / one["blocks"]
+            each = f"{nbytes / one['streams']:.0f}" if one["streams"] else ""
+            lines.append([one["model"], one["size"], name, *cells(one, form), each])
+        lines.append([one["model"], one["size"], "limit", "", "", "", f"{one['limit'] * 1e3:.0f} ms", ""])
+    heads = ["model", "size x branches", "MODEL of", "memory-bound kernels", "their bytes", "kernels", "one forward"]
+    return table([*heads, "bytes per number of a block's streams"], lines)
 
 
 def page(now: list[dict[str, Any]], before: list[dict[str, Any]]) -> str:
@@ -155,7 +179,8 @@ def main() -> None:
     (options.out or RESULTS).write_text(json.dumps(made, indent=1) + "\n")
     if options.out is None:
         before = json.loads(BEFORE.read_text()) if BEFORE.exists() else []
-        write("performance.md", "paper", page(made, before))
+        write("performance.md", "paper", page([one for one in made if one["arm"] != "mlx"], before))
+        write("performance.md", "paper-apple", apple_page([one for one in made if one["arm"] == "mlx"]))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, wraps
@@ -18,6 +18,9 @@ from mlx.core import array as Array
 
 # Of a context: what was asked for; None is what the device suggests.
 _asked: ContextVar[bool | None] = ContextVar("fusing", default=None)
+# What is called in the place of a chain that would be compiled, for counting kernels.
+Counting = Callable[[Callable[..., Array], Sequence[Array]], Array]
+_counting: ContextVar[Counting | None] = ContextVar("counting", default=None)
 
 
 def on_gpu() -> bool:
@@ -34,6 +37,16 @@ def fusing(asked: bool | None) -> Iterator[None]:
         _asked.reset(token)
 
 
+@contextmanager
+def counting(chain: Counting | None) -> Iterator[None]:
+    """Within it `chain` is called where a chain would be compiled; None: nothing is in its place."""
+    token = _counting.set(chain)
+    try:
+        yield
+    finally:
+        _counting.reset(token)
+
+
 def fused(function: Callable[..., Array]) -> Callable[..., Array]:
     """`function` as one kernel where that is wanted. Shapes are those of each call."""
     compiled = cache(lambda: mx.compile(function))
@@ -42,6 +55,8 @@ def fused(function: Callable[..., Array]) -> Callable[..., Array]:
     def call(*arguments: Array) -> Array:
         asked = _asked.get()
         wanted = on_gpu() and "MLX_DISABLE_COMPILE" not in os.environ if asked is None else asked
+        if wanted and (counted := _counting.get()) is not None:
+            return counted(function, arguments)
         return compiled()(*arguments) if wanted else function(*arguments)
 
     return call

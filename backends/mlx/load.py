@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import mlx.core as mx
@@ -62,6 +62,13 @@ def branch(model: mlx.nn.Module, plan: LoadPlan) -> None:
             continue
         found = read_branch(entry)
         layer.branch = () if found is None else tuple(mx.array(part).astype(layer.dtype) for part in found)
+
+
+def blank(model: mlx.nn.Module, dtypes: Mapping[str, str], make: Callable[[Sequence[int], mx.Dtype], mx.array]) -> None:
+    """Gives the parameters of `dtypes` theirs, of no value, as `make` makes them: for counting what a forward would
+    do."""
+    for name, dtype in dtypes.items():
+        _put(model, name, make(_owner(model, name)[0][name.rpartition(".")[2]].shape, DTYPES[dtype]))
 
 
 def drop(model: mlx.nn.Module, names: Iterable[str]) -> None:

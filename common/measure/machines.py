@@ -29,6 +29,11 @@ class Machine:
     source: str
 
     @property
+    def is_apple(self) -> bool:
+        """Whether it has kernels of its own, and not torch's."""
+        return self.title.startswith("Apple")
+
+    @property
     def bandwidth(self) -> float:
         """Bytes a second."""
         return self.gigabytes * 1e9

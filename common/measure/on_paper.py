@@ -6,6 +6,7 @@ may lose to shapes that do not suit it. Three rows:
 
 eager     every kernel by itself, as the program runs it
 compiled  memory-bound kernels of a compiled unit fused where a compiler fuses them; a unit is a transformer block
+          on cards, and a chain of elementwise operations on Apple's chips
 limit     the operations at the machine's highest rate, or the weights read once: no program is faster in this dtype
 """
 
@@ -54,6 +55,14 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PerBlock:
+    """Memory-bound kernels of one of a transformer's equal blocks, and their bytes per number of its streams."""
+
+    kernels: float
+    nbytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class OnPaper:
     model: str
     machine: Machine
@@ -64,6 +73,7 @@ class OnPaper:
     branches: int
     step: Stage
     decoding: Stage
+    blocks: dict[str, PerBlock]  # eager and compiled; nothing where the blocks differ
 
     def picture(self, of: Callable[[Stage], float]) -> float:
         """Seconds of all steps and of decoding."""
@@ -94,6 +104,7 @@ def on_paper(
     case, calls = subject.step(width, height, guided)
     step = count(*subject.denoiser, precision, case)
     decoding = count(*subject.vae, precision, subject.decoding(width, height))
+    made = stage("step", step, machine, calls)
     return OnPaper(
         model=subject.name,
         machine=machine,
@@ -102,9 +113,22 @@ def on_paper(
         height=height,
         steps=steps,
         branches=case.branches,
-        step=stage("step", step, machine, calls),
+        step=made,
         decoding=stage("decoding", decoding, machine, 1),
+        blocks=_blocks(made, *subject.blocks(case)),
     )
+
+
+def _blocks(step: Stage, count: int, numbers: int) -> dict[str, PerBlock]:
+    """`count` blocks, each with streams of so many `numbers`. What a step does around its blocks counts as theirs."""
+    rows = {"eager": step.eager, "compiled": step.compiled} if count else {}
+    return {
+        name: PerBlock(
+            kernels=row.memory_bound_kernels / step.calls / count,
+            nbytes=row.memory_bound_bytes / step.calls / count / numbers,
+        )
+        for name, row in rows.items()
+    }
 
 
 def stage(name: str, kernels: Sequence[Kernel], machine: Machine, calls: int) -> Stage:
@@ -171,10 +195,16 @@ def lines(made: OnPaper) -> list[str]:
             ("limit", lambda stage: stage.limit),
         )
     ]
+    blocks = [
+        f"a block, {name}: {each.kernels:.0f} memory-bound kernels, {each.nbytes:.0f} bytes per number of its streams"
+        for name, each in made.blocks.items()
+    ]
+    kernels = "those of the graph on Apple's chips" if machine.is_apple else "those that the dispatcher hands out"
     return [
         f"{LABEL}, not a measurement: {made.model} in {made.precision}, {made.width}x{made.height}, on {machine.title}",
-        f"a step is {batch} of guidance; rates: {_rates(machine)}",
+        f"a step is {batch} of guidance; kernels: {kernels}; rates: {_rates(machine)}",
         *aligned(rows),
+        *blocks,
         f"a picture of {made.steps} steps, without text encoder and loading: {', '.join(whole)}",
         f"{LABEL}: no host, no gaps between kernels; rates: {machine.source}",
     ]

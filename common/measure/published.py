@@ -50,6 +50,14 @@ class Subject:
         case = Case(height=rows, width=columns, text=text, branches=branches if together else 1)
         return case, 1 if together else branches
 
+    def blocks(self, case: Case) -> tuple[int, int]:
+        """How many equal blocks the denoiser has, and the numbers in their streams; nothing where they differ."""
+        if not self._is_dit:
+            return 0, 0
+        config = self.denoiser[1]
+        tokens = case.height * case.width // config.patch_size**2 + case.text
+        return config.num_layers, case.branches * tokens * config.dim
+
     def decoding(self, width: int, height: int) -> Case:
         return Case(height=height // self.scale, width=width // self.scale)
 

@@ -82,7 +82,7 @@ def _inlined(kernels: Sequence[Kernel]) -> list[Kernel]:
     sources: dict[int, tuple[Span, ...]] = {}
     left = []
     for kernel in kernels:
-        reads = tuple(span for read in kernel.reads for span in sources.get(read.buffer, (read,)))
+        reads = tuple(dict.fromkeys(span for read in kernel.reads for span in sources.get(read.buffer, (read,))))
         kernel = replace(kernel, reads=reads)
         buffers = {span.buffer for span in kernel.writes}
         users = [user for buffer in buffers for user in readers.get(buffer, ())]

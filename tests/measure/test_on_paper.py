@@ -11,32 +11,17 @@ import numpy as np
 import pytest
 import torch
 from cli_runner import cli
+from paper_cases import NETWORKS
 from torch.profiler import ProfilerActivity, profile
 
 from qwenimg.backends.torch.kernels import CALLS, PRODUCTS, kernels
 from qwenimg.common.measure import on_paper
 from qwenimg.common.measure.machines import LAUNCH, MACHINES, PASSES
 from qwenimg.common.measure.published import published
-from qwenimg.common.networks.kl_vae import KLVAEConfig
-from qwenimg.common.networks.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.qwen_vae import QwenVAEConfig
-from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.precision.precision import BF16, FP32, UNET, bases
 from qwenimg.common.runtime.kernels import Case, Kernel, Kind, Span, fused
 from qwenimg.common.weights.plan import LoadPlan
 
-DIT = QwenDiTConfig(
-    num_layers=2, num_attention_heads=3, attention_head_dim=32, joint_attention_dim=72, axes_dims_rope=(8, 12, 12)
-)
-SMALL_UNET = UNetConfig(
-    block_out_channels=(32, 64, 64, 64), attention_head_dim=(4, 4, 4, 4), cross_attention_dim=24, norm_num_groups=8
-)
-NETWORKS: dict[str, tuple[Any, Case]] = {
-    "qwen_dit": (DIT, Case(height=10, width=14, text=5, branches=2)),
-    "unet": (SMALL_UNET, Case(height=9, width=8, text=7, branches=2)),
-    "qwen_vae": (QwenVAEConfig(base_dim=12, num_res_blocks=1), Case(height=5, width=6)),
-    "kl_vae": (KLVAEConfig(block_out_channels=(32, 64), norm_num_groups=8), Case(height=5, width=6)),
-}
 COMPARED = {"native_layer_norm", "native_group_norm", "addmm", "mm", "bmm", "convolution", "gelu", "silu", "cat"} | {
     "addcmul", "scaled_dot_product_attention", "rms_norm",
 }  # fmt: skip

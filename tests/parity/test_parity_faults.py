@@ -65,12 +65,12 @@ def no_qk_norm(patch: pytest.MonkeyPatch, twin: Twin) -> None:
 
 
 def no_rope(patch: pytest.MonkeyPatch, twin: Twin) -> None:
-    patch.setattr(twin.nn, "rotate_pairs", lambda x, turns: x)
+    patch.setattr(twin.nn, "rotate_pairs", lambda x, turns, dtype: x)
 
 
 def rope_halves(patch: pytest.MonkeyPatch, twin: Twin) -> None:
     halves = twin.nn.rotate_halves
-    patch.setattr(twin.nn, "rotate_pairs", lambda x, turns: halves(x, turns[:, 0, :, 0], turns[:, 0, :, 1]))
+    patch.setattr(twin.nn, "rotate_pairs", lambda x, turns, dtype: halves(x, turns[:, 0, :, 0], turns[:, 0, :, 1]))
 
 
 def scale_without_one(patch: pytest.MonkeyPatch, twin: Twin) -> None:
@@ -102,7 +102,7 @@ def not_causal(patch: pytest.MonkeyPatch, twin: Twin) -> None:
 
 def text_rope_pairs(patch: pytest.MonkeyPatch, twin: Twin) -> None:
     pairs, turns = twin.nn.rotate_pairs, twin.nn.turns
-    patch.setattr(twin.nn, "rotate_halves", lambda x, cos, sin: pairs(x, turns(cos, sin)))
+    patch.setattr(twin.nn, "rotate_halves", lambda x, cos, sin: pairs(x, turns(cos, sin), x.dtype))
 
 
 def no_mask(patch: pytest.MonkeyPatch, twin: Twin) -> None:

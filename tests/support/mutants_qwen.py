@@ -42,11 +42,14 @@ def no_qk_norm(patch: Patch) -> None:
 
 
 def no_rope(patch: Patch) -> None:
-    patch.set(patch.backend.ops, "rotate_pairs", lambda x, cos, sin: x)
+    patch.set(patch.backend.ops, "rotate_pairs", lambda x, turns, dtype: x)
 
 
 def rope_of_halves(patch: Patch) -> None:
-    patch.set(patch.backend.ops, "rotate_pairs", patch.backend.ops.rotate_halves)
+    halves = patch.backend.ops.rotate_halves
+    patch.set(
+        patch.backend.ops, "rotate_pairs", lambda x, turns, dtype: halves(x, turns[:, 0, :, 0], turns[:, 0, :, 1])
+    )
 
 
 def scale_without_one(patch: Patch) -> None:
@@ -94,7 +97,8 @@ def text_not_causal(patch: Patch) -> None:
 
 
 def text_rope_of_pairs(patch: Patch) -> None:
-    patch.set(patch.backend.ops, "rotate_halves", patch.backend.ops.rotate_pairs)
+    pairs, turns = patch.backend.ops.rotate_pairs, patch.backend.ops.turns
+    patch.set(patch.backend.ops, "rotate_halves", lambda x, cos, sin: pairs(x, turns(cos, sin), x.dtype))
 
 
 def keys_not_shared(patch: Patch) -> None:

@@ -98,13 +98,12 @@ class JointAttention(mlx.nn.Module):
     def __call__(self, img: Array, txt: Array, rope: Rope, mask: Array | None) -> Pair:
         """img [B L C], txt [B S C] -> the same shapes. Text comes first in the joint sequence."""
         img_turns, txt_turns = rope
-        img_q = ops.rotate_pairs(self.norm_q(self.heads(self.to_q(img))), img_turns)
-        img_k = ops.rotate_pairs(self.norm_k(self.heads(self.to_k(img))), img_turns)
-        txt_q = ops.rotate_pairs(self.norm_added_q(self.heads(self.add_q_proj(txt))), txt_turns)
-        txt_k = ops.rotate_pairs(self.norm_added_k(self.heads(self.add_k_proj(txt))), txt_turns)
-        v = self.heads(ops.joined_linears(self.add_v_proj, txt, self.to_v, img))
+        v = self.attend.values(self.heads(ops.joined_linears(self.add_v_proj, txt, self.to_v, img)))
+        img_q = ops.rotate_pairs(self.norm_q(self.heads(self.to_q(img))), img_turns, v.dtype)
+        img_k = ops.rotate_pairs(self.norm_k(self.heads(self.to_k(img))), img_turns, v.dtype)
+        txt_q = ops.rotate_pairs(self.norm_added_q(self.heads(self.add_q_proj(txt))), txt_turns, v.dtype)
+        txt_k = ops.rotate_pairs(self.norm_added_k(self.heads(self.add_k_proj(txt))), txt_turns, v.dtype)
 
-        v = self.attend.values(v)
         q, k = ops.joined(txt_q, img_q, v.dtype), ops.joined(txt_k, img_k, v.dtype)
         out = self.attend.result(ops.attention(q, k, v, mask))
 

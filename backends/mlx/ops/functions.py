@@ -85,13 +85,22 @@ def turns(cos: Array, sin: Array) -> Array:
     return mx.stack((cos, sin), axis=-1)[:, None]
 
 
-@fused
-def rotate_pairs(x: Array, turns: Array) -> Array:
-    """RoPE on adjacent pairs: x [B L H D]; float32 in and out."""
-    pairs = x.reshape(*x.shape[:-1], -1, 2)
-    even, odd = pairs[..., 0], pairs[..., 1]
-    cos, sin = turns[..., 0], turns[..., 1]
-    return mx.stack((even * cos - odd * sin, even * sin + odd * cos), axis=-1).reshape(x.shape)
+def rotate_pairs(x: Array, turns: Array, dtype: mx.Dtype) -> Array:
+    """RoPE on adjacent pairs: x [B L H D]; computed in float32, given in `dtype`."""
+    return _rotated(dtype)(x, turns)
+
+
+@cache
+def _rotated(dtype: mx.Dtype) -> Callable[..., Array]:
+    @fused
+    def rotated(x: Array, turns: Array) -> Array:
+        """A pair (a, b) turns into (a cos - b sin, b cos + a sin), by the pair and the pair read backwards: one kernel,
+        where two halves would have to be joined by another."""
+        pairs = x.reshape(*x.shape[:-1], -1, 2)
+        cos, sin = turns[..., :1], turns[..., 1:] * mx.array([-1.0, 1.0])
+        return (pairs * cos + pairs[..., ::-1] * sin).astype(dtype).reshape(x.shape)
+
+    return rotated
 
 
 def rotate_halves(x: Array, cos: Array, sin: Array) -> Array:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import mlx.core as mx
 import mlx.nn
 from mlx.core import array as Array
 
+from qwenimg.backends.mlx.compile import fused
 from qwenimg.backends.mlx.ops.functions import DTYPES, at_least_float32, gelu, on_gpu
 from qwenimg.common.precision.precision import Compute
 from qwenimg.common.runtime.observers import seen
@@ -125,7 +126,13 @@ class Conv2d(mlx.nn.Module):
             return seen("conv2d", self.path, _scaled(self.compute, convolve, x, self))
         dtype = _conv_dtype(self.weight)
         y = mx.conv2d(x.astype(dtype), self.weight.astype(dtype), stride=self.stride, padding=self.padding)
-        return seen("conv2d", self.path, (y + self.bias.astype(dtype)).astype(self.dtype))
+        return seen("conv2d", self.path, _biased(self.dtype)(y, self.bias))
+
+
+@cache
+def _biased(dtype: mx.Dtype) -> Callable[..., Array]:
+    """y + bias in y's dtype, given in `dtype`."""
+    return fused(lambda y, bias: (y + bias.astype(y.dtype)).astype(dtype))
 
 
 class ChannelNorm(mlx.nn.Module):
@@ -176,11 +183,19 @@ class GroupNorm(mlx.nn.Module):
         """The same over each group of channels and all pixels of [B h w C], in float32; the weight's dtype out, or
         float32."""
         B, h, w, C = x.shape
-        grouped = at_least_float32(x).reshape(B, h * w, self.groups, -1).swapaxes(1, 2)
-        normed = mx.fast.layer_norm(grouped.reshape(B, self.groups, -1), None, None, self.eps)
-        normed = normed.reshape(grouped.shape).swapaxes(1, 2).reshape(B, h, w, C)
-        weight, bias = self.weight.astype(normed.dtype), self.bias.astype(normed.dtype)
-        return seen("group_norm", self.path, _normed(normed * weight + bias, self))
+        grouped = x.reshape(B, h * w, self.groups, -1).swapaxes(1, 2)
+        normed = mx.fast.layer_norm(at_least_float32(grouped.reshape(B, self.groups, -1)), None, None, self.eps)
+        by_group = (self.groups, C // self.groups)
+        weight, bias = self.weight.reshape(by_group), self.bias.reshape(by_group)
+        out = self.weight.dtype if self.compute is None else normed.dtype
+        y = _by_channel(out)(normed.reshape(grouped.shape).swapaxes(1, 2), weight, bias)
+        return seen("group_norm", self.path, y.reshape(B, h, w, C))
+
+
+@cache
+def _by_channel(dtype: mx.Dtype) -> Callable[..., Array]:
+    """x weight + bias, in x's dtype up to the end."""
+    return fused(lambda x, weight, bias: (x * weight.astype(x.dtype) + bias.astype(x.dtype)).astype(dtype))
 
 
 def _conv_dtype(weight: Array) -> mx.Dtype:
@@ -189,6 +204,6 @@ def _conv_dtype(weight: Array) -> mx.Dtype:
     return mx.float32 if on_gpu() and weight.itemsize == 2 and weight.shape[1] == 3 else weight.dtype
 
 
-def _normed(y: Array, norm: LayerNorm | GroupNorm) -> Array:
+def _normed(y: Array, norm: LayerNorm) -> Array:
     """In the dtype of what comes next: the weight's, or float32 where products are computed in that."""
     return y.astype(norm.weight.dtype) if norm.compute is None else at_least_float32(y)

@@ -81,8 +81,9 @@ def turns(cos: Tensor, sin: Tensor) -> Tensor:
     return torch.stack((cos, sin), dim=-1)[:, None]
 
 
-def rotate_pairs(x: Tensor, turns: Tensor) -> Tensor:
-    """RoPE on adjacent pairs: x [B L H D]; float32 in and out.
+def rotate_pairs(x: Tensor, turns: Tensor, dtype: torch.dtype) -> Tensor:
+    """RoPE on adjacent pairs: x [B L H D]; float32 in and out. The cast to `dtype` would be a pass of its own here:
+    it is left to `joined`, which copies anyway.
 
     A pair (a, b) turns into (a cos - b sin, a sin + b cos): the product of two complex numbers, in one pass. A compiler
     knows real numbers only.
