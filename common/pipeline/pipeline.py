@@ -30,7 +30,7 @@ from qwenimg.common.numbers.noise import TorchCPUGenerator
 from qwenimg.common.pictures import pixels as image
 from qwenimg.common.pipeline import start
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel, PreparedRun
-from qwenimg.common.pipeline.fallback import Fallback
+from qwenimg.common.pipeline.fallback import CAUSES, Fallback
 from qwenimg.common.pipeline.fit import Fit
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment
@@ -46,7 +46,6 @@ from qwenimg.common.runtime import compiling
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.compiling import Decision
 from qwenimg.common.runtime.engine import Array
-from qwenimg.common.runtime.probe import Overflow
 
 Shape = tuple[int, int]
 
@@ -155,10 +154,14 @@ class Pipeline:
         """Announces `prompts`, so that the text encoder is loaded once for all that fit into memory, and before the
         transformer. The rest is encoded in its turn, again as much as fits. `lora`, `lora_mode`: those of the first
         picture."""
-        with self._alone(), self._in_memory():
+
+        def announced() -> None:
             self._adapt(lora, lora_mode)
             self.model.check_weights()
-            self.fallback.calling(lambda: self.model.announce(prompts, clip_skip), [])
+            self.model.announce(prompts, clip_skip)
+
+        with self._alone(), self._in_memory():
+            self.fallback.calling(announced, [])
 
     def headline(self) -> str:
         """One line: backend, device, precision map, model, and what its weights take in memory at once and in files."""
@@ -227,7 +230,7 @@ class Pipeline:
             try:
                 yield from self._run(request, warnings)
                 return
-            except Overflow as error:
+            except CAUSES as error:
                 climb = self.fallback.after(error)
             self.fallback.climb(climb, warnings)
 

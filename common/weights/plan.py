@@ -135,6 +135,7 @@ class Entry:
     shape: Shape
     source: Source
     storage: Storage
+    role: str = ""  # the part of the model whose precision `storage` has: text, transformer or vae
     deltas: tuple[Delta, ...] = ()  # what is added to it
     residency: Residency = ALWAYS
     table: bool = False  # it is looked up and not multiplied
@@ -181,10 +182,11 @@ class LoadPlan:
     def stored(self, precision: Precision, role: str | None = None) -> LoadPlan:
         """The plan with every parameter in the dtype that `precision` says of its `role`: text, transformer or vae,
         by default the one that the component's name says. Codes stay codes, and are computed in it."""
+        part = role or self.component
 
         def kept(entry: Entry) -> Entry:
-            dtype = precision.weight_dtype(role or self.component, entry.name, entry.residency)
-            return replace(entry, storage=entry.storage.computing(dtype))
+            dtype = precision.weight_dtype(part, entry.name, entry.residency)
+            return replace(entry, storage=entry.storage.computing(dtype), role=part)
 
         return replace(self, entries={n: kept(entry) for n, entry in self.entries.items()}, precision=precision)
 
@@ -382,7 +384,18 @@ def _largest(made: Coded, code: Codes) -> float:
 
 def not_finite(entry: Entry, count: int, largest: float, dtype: object) -> ModelError:
     """Why `entry`, with `count` values that are not finite as it is stored, is not finite in `dtype`."""
-    where = f"{clean(entry.source.first.file.path)}: tensor {clean(entry.source.first.key)}"
     if count:
+        where = f"{clean(entry.source.first.file.path)}: tensor {clean(entry.source.first.key)}"
         return ModelError(f"{where} has {count} non-finite values; the file is damaged, fetch it again")
-    return ModelError(f"{where} reaches {largest:.3g}, too large for {dtype}; use --precision bf16 or fp32")
+    return TooLarge(entry, f"reaches {largest:.3g}, too large for {dtype}")
+
+
+class TooLarge(ModelError):
+    """A weight, `entry`, beyond the dtype that it is to be kept in. What holds it is said by its part alone."""
+
+    def __init__(self, entry: Entry, what: str):
+        path, key = entry.source.first.file.path, clean(entry.source.first.key)
+        cure = "--fp32-vae, or --vae-precision bf16" if entry.role == "vae" else "--precision bf16 or fp32"
+        super().__init__(f"{clean(path)}: tensor {key} {what}; use {cure}")
+        self.what = f"{clean(path.name)}: tensor {key} {what}"  # for a recipe, which has no paths
+        self.part, self.entry = entry.role, entry
