@@ -70,8 +70,8 @@ class Pipeline:
         checkpoint: Checkpoint | None = None,
     ):
         """family: the name of the model's. fallback: goes on under the next policy where a value overflows. options:
-        what it was opened with, for recipes. checkpoint: its weights, for the headline."""
-        self.options, self._checkpoint = dict(options or {}), checkpoint
+        what it was opened with, for recipes. checkpoint: its weights, without LoRAs."""
+        self.options, self.checkpoint = dict(options or {}), checkpoint
         self.model, self.model_name, self.family, self.defaults = model, name, family, defaults
         self.runtime, self.engine = model.runtime, model.runtime.engine
         self.notify = self.runtime.notify
@@ -166,9 +166,9 @@ class Pipeline:
     def headline(self) -> str:
         """One line: backend, device, precision map, model, and what its weights take in memory at once and in files."""
         line = f"{self.backend} on {self.device} · {self.precision.summary()} · {self.model_name}"
-        if self._checkpoint is None:
+        if self.checkpoint is None:
             return line
-        held, stored = self._checkpoint.largest(self.precision), self._checkpoint.file_bytes
+        held, stored = self.checkpoint.largest(self.precision), self.checkpoint.file_bytes
         return f"{line}, weights {size_text(held)} at once of {size_text(stored)}"
 
     def compile(self, mode: str = "auto", seconds: float = 0.0) -> Decision:
