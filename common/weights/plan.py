@@ -13,15 +13,14 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import OpenFile, bad
 from qwenimg.common.base.shape import Manifest, Shape
-from qwenimg.common.base.text import clean
 from qwenimg.common.codes.affine import Affine, Coded, Kept, encode
 from qwenimg.common.codes.bits import finite, widened
 from qwenimg.common.formats.stored import DTYPES, NUMPY, TOO_LARGE, Piece, raw
 from qwenimg.common.precision.precision import BYTES, Precision
 from qwenimg.common.precision.residency import ALWAYS, Residency
+from qwenimg.common.weights.not_finite import not_finite
 from qwenimg.common.weights.storage import Codes, Packed, Storage
 
 if TYPE_CHECKING:
@@ -380,22 +379,3 @@ def _largest(made: Coded, code: Codes) -> float:
         if bound < TOO_LARGE["float16"]:
             return bound
     return float(np.abs(code.values(made.arrays)).max(initial=0))
-
-
-def not_finite(entry: Entry, count: int, largest: float, dtype: object) -> ModelError:
-    """Why `entry`, with `count` values that are not finite as it is stored, is not finite in `dtype`."""
-    if count:
-        where = f"{clean(entry.source.first.file.path)}: tensor {clean(entry.source.first.key)}"
-        return ModelError(f"{where} has {count} non-finite values; the file is damaged, fetch it again")
-    return TooLarge(entry, f"reaches {largest:.3g}, too large for {dtype}")
-
-
-class TooLarge(ModelError):
-    """A weight, `entry`, beyond the dtype that it is to be kept in. What holds it is said by its part alone."""
-
-    def __init__(self, entry: Entry, what: str):
-        path, key = entry.source.first.file.path, clean(entry.source.first.key)
-        cure = "--fp32-vae, or --vae-precision bf16" if entry.role == "vae" else "--precision bf16 or fp32"
-        super().__init__(f"{clean(path)}: tensor {key} {what}; use {cure}")
-        self.what = f"{clean(path.name)}: tensor {key} {what}"  # for a recipe, which has no paths
-        self.part, self.entry = entry.role, entry
