@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -18,7 +17,6 @@ from qwenimg.common.jobs.fields import ALL, SAID
 from qwenimg.common.runtime.compiling import MODES
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_FILE = click.Path(path_type=Path, readable=False)  # what cannot be read is reported later, with its exit code
 _SETTINGS = {
     "auto_envvar_prefix": "QWENIMG",
     "token_normalize_func": options.known_name,
@@ -82,12 +80,7 @@ def _not_built(command: _F) -> _F:
 def _of_pictures(command: _F) -> _F:
     """The options that every picture has, each from what is known of it."""
     for one in reversed(ALL.values()):
-        kind = options.TEXTS if one.joined else _FILE if one.kind is None else str if one.several else one.kind
-        text = one.said(one.help)
-        spelled = sorted((f"--{one.dashed}", *one.flags), key=lambda flag: flag.startswith("--"))
-        shown: dict[str, Any] = {"metavar": one.metavar, "help": f"{text[0].upper()}{text[1:]}."}
-        declare = click.option(one.name, *spelled, type=kind, multiple=bool(one.joined), **shown)
-        command = declare(command)
+        command = options.of_picture(one)(command)
     return command
 
 
@@ -100,7 +93,7 @@ def _of_pictures(command: _F) -> _F:
 @click.option(
     "--from",
     "replay",
-    type=_FILE,
+    type=options.FILE,
     metavar="IMAGE",
     envvar="QWENIMG_FROM",
     allow_from_autoenv=False,
@@ -112,16 +105,14 @@ def _of_pictures(command: _F) -> _F:
 @click.option("--lora-side", is_flag=True, help="--lora-mode side.")
 @click.option("--lora-fuse", is_flag=True, help="--lora-mode fuse.")
 @click.option(
-    "--models-dir", type=_FILE, multiple=True, metavar="DIR", help="Also find files by name in DIR, such as ComfyUI's."
+    "--models-dir",
+    type=options.FILE,
+    multiple=True,
+    metavar="DIR",
+    help="Also find files by name in DIR, such as ComfyUI's.",
 )
 @click.option("--refiner", metavar="MODEL", help="An SDXL refiner that ends each picture.")
-@click.option(
-    "--transformer", "--unet", type=_FILE, metavar="FILE", help="Weights in the place of -m's transformer or UNet."
-)
-@click.option("--text-encoder", type=_FILE, metavar="FILE", help="Those of Qwen-Image's text encoder.")
-@click.option("--vae", type=_FILE, metavar="FILE", help="Those of the VAE.")
-@click.option("--tokenizer", type=_FILE, metavar="FOLDER", help="CLIP's, for a Stable Diffusion file; else found.")
-@click.option("--prediction", type=click.Choice(("eps", "v")), metavar="eps|v", help="What the UNet predicts.")
+@options.of_weights
 @click.option("--backend", type=click.Choice(NAMES), default="auto", metavar="|".join(NAMES), help="Default auto.")
 @click.option(
     "--compile",
@@ -143,14 +134,6 @@ def _of_pictures(command: _F) -> _F:
     "--cache-prompts", is_flag=True, help="Keep encoded prompts on the disk: later runs load no text encoder."
 )
 @click.option("--fallback", is_flag=True, help="Go on in a larger dtype where a value overflows.")
-@click.option(
-    "-q",
-    "--quantize",
-    "--quantise",
-    "--quantization",
-    metavar="8|6|4",
-    help="Keep weights in so many bits; by part: text=8,transformer=4.",
-)
 @click.option("--max-memory", metavar="AMOUNT", help="Stay below, as 12GB: blocks that do not fit are streamed.")
 @click.option("--offline", is_flag=True, help="Use no network.")
 # Output
@@ -161,7 +144,7 @@ def _of_pictures(command: _F) -> _F:
     help="Name.png, .jpg or .webp, with {seed} {index} {prompt} {date}; folder/, or -.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace files that exist.")
-@click.option("--save-latents", type=_FILE, metavar="FILE", help="Also write the latents that are decoded.")
+@click.option("--save-latents", type=options.FILE, metavar="FILE", help="Also write the latents that are decoded.")
 @click.option("--no-metadata", is_flag=True, help="Write no recipe into the picture.")
 @click.option("--json", is_flag=True, help="Print events, a JSON object a line, instead of paths.")
 @click.option("--quiet", is_flag=True, help="Print warnings and errors only, besides paths.")

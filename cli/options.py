@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
 import click
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.fields import ALL
+from qwenimg.common.request.option import Option
 
+_F = TypeVar("_F", bound=Callable[..., Any])
 DEBUG = ("timing", "shapes")
+FILE = click.Path(path_type=Path, readable=False)  # what cannot be read is reported later, with its exit code
 
 
 class _Texts(click.types.StringParamType):
@@ -18,6 +25,41 @@ class _Texts(click.types.StringParamType):
 
 
 TEXTS = _Texts()
+
+
+def of_picture(one: Option) -> Callable[[_F], _F]:
+    """The option of the command line for an option of pictures."""
+    kind = TEXTS if one.joined else FILE if one.kind is None else str if one.several else one.kind
+    text = one.said(one.help)
+    spelled = sorted((f"--{one.dashed}", *one.flags), key=lambda flag: flag.startswith("--"))
+    shown: dict[str, Any] = {"metavar": one.metavar, "help": f"{text[0].upper()}{text[1:]}."}
+    return click.option(one.name, *spelled, type=kind, multiple=bool(one.joined), **shown)
+
+
+WEIGHTS = ("transformer", "text_encoder", "vae", "tokenizer", "prediction", "quantize")
+"""Options that say of which weights a model is made, as `qwenimg.load` calls them."""
+
+
+def of_weights(command: _F) -> _F:
+    """Declares them."""
+    part = "Weights in the place of the transformer or UNet."
+    clip = "CLIP's, for a Stable Diffusion file; else found."
+    bits = "Keep weights in so many bits; by part: text=8,transformer=4."
+    for declare in reversed(
+        (
+            click.option("--transformer", "--unet", type=FILE, metavar="FILE", help=part),
+            click.option("--text-encoder", type=FILE, metavar="FILE", help="Those of Qwen-Image's text encoder."),
+            click.option("--vae", type=FILE, metavar="FILE", help="Those of the VAE."),
+            click.option("--tokenizer", type=FILE, metavar="FOLDER", help=clip),
+            click.option(
+                "--prediction", type=click.Choice(("eps", "v")), metavar="eps|v", help="What the UNet predicts."
+            ),
+            click.option("-q", "--quantize", "--quantise", "--quantization", metavar="8|6|4", help=bits),
+        )
+    ):
+        command = declare(command)
+    return command
+
 
 # Names that other tools use, where every tool that knows the name means the same; they are not in the help.
 ALIASES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from qwenimg.backends import NAMES, PLACED
-from qwenimg.cli import streams
+from qwenimg.cli import options, streams
 from qwenimg.cli.help import HELP_NAMES
 from qwenimg.common.base.errors import NumericsError, UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.jobs.fields import ALL
 
 if TYPE_CHECKING:
     from qwenimg import Pipeline
-    from qwenimg.common.families.registry import Opened
     from qwenimg.common.parity.passport import Passport
     from qwenimg.common.runtime.engine import Engine
 
@@ -40,12 +40,17 @@ def parity() -> None:
     """
 
 
+def _opening(command: _F) -> _F:
+    """The options that say of which weights the model is made."""
+    return options.of_weights(options.of_picture(ALL["lora"])(command))
+
+
 def _asking(command: _F) -> _F:
     """The options of a recording."""
+    command = options.of_picture(ALL["lora_mode"])(command)
     for option in reversed(
         (
             click.option("--precision", default="fp32", metavar="POLICY", help="As for a picture. Default fp32."),
-            click.option("-q", "--quantize", metavar="BITS", help="Weights in 8, 6 or 4 bits, as for a picture."),
             click.option("--prompt", default=PROMPT, metavar="TEXT", help=f"Default {PROMPT!r}."),
             click.option("--size", metavar="WxH", help=f"Default {SMALL} for a small model, else {USUAL}."),
             click.option("--steps", type=click.IntRange(1, 1000), default=STEPS, help=f"Default {STEPS}."),
@@ -62,6 +67,7 @@ def _asking(command: _F) -> _F:
 @click.option("-o", "--output", type=_PATH, required=True, metavar="PASSPORT", help="The file; .safetensors.")
 @click.option("--overwrite", is_flag=True, help="Replace it if it exists.")
 @click.option("--backend", type=click.Choice(_BACKENDS), default="auto", metavar="NAME", help="Default auto.")
+@_opening
 @_asking
 def record(model: str | None, output: Path, overwrite: bool, backend: str, **asked: Any) -> int:
     """Write a passport: what every block of MODEL computes here, and what float64 gives for the same."""
@@ -69,7 +75,7 @@ def record(model: str | None, output: Path, overwrite: bool, backend: str, **ask
     from qwenimg.common.parity import passport_file, summary
 
     atomic_files.check_output(_named(output), overwrite=overwrite)
-    with _opened(model, backend, asked["precision"], asked["quantize"]) as session:
+    with _opened(model, backend, asked["precision"], asked) as session:
         passport = session.record(asked)
         size = passport_file.write(output, passport, overwrite=overwrite)
     streams.say(summary.headline(passport))
@@ -87,6 +93,7 @@ def record(model: str | None, output: Path, overwrite: bool, backend: str, **ask
 @click.option("-o", "--output", type=_PATH, metavar="PASSPORT", help="Write it with this backend's figures, to report.")
 @click.option("--overwrite", is_flag=True, help="Replace that file if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@_opening
 def check(
     passport: Path,
     model: str | None,
@@ -95,19 +102,26 @@ def check(
     output: Path | None,
     overwrite: bool,
     as_json: bool,
+    **given: Any,
 ) -> int:
-    """Compute again what PASSPORT recorded, judge every block, and name the first that falls short."""
+    """Compute again what PASSPORT recorded, judge every block, and name the first that falls short.
+
+    Parts and LoRAs that were recorded are to be given again; what the Hugging Face cache has is found."""
     from qwenimg.common.base import atomic_files
-    from qwenimg.common.hub.resolve import named
+    from qwenimg.common.families.choices import components_of
+    from qwenimg.common.hub.resolve import named, named_part
     from qwenimg.common.parity import passport_file
+    from qwenimg.common.parity.given import completed
 
     if output is not None:
         atomic_files.check_output(_named(output), overwrite=overwrite)
     found = passport_file.read(passport)
     passport_file.needs_exact(passport, found)
-    given = model if model is not None else named(found.model.name)
-    with _opened(given, backend, found.precision, found.model.quantize or None) as session:
-        checked = session.check(found, picture=not only_blocks)
+    given = completed(found.model, given | {"lora": _lora(given)}, named_part)
+    if model is None:
+        model = named(found.model.name, without=components_of(found.model.parts))
+    with _opened(model, backend, found.precision, given) as session:
+        checked = session.check(found, given["lora"], picture=not only_blocks)
     if output is not None:
         passport_file.write(output, checked.passport, overwrite=overwrite)
     return _told([checked], as_json)
@@ -121,6 +135,7 @@ def check(
 @click.option("-o", "--output", type=_PATH, metavar="PASSPORT", help="Keep the passport, with the figures of all.")
 @click.option("--overwrite", is_flag=True, help="Replace it if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@_opening
 @_asking
 def run(
     model: str | None, backends: str | None, output: Path | None, overwrite: bool, as_json: bool, **asked: Any
@@ -135,12 +150,12 @@ def run(
     names = _here() if backends is None else _several(backends)
     if output is not None:
         atomic_files.check_output(_named(output), overwrite=overwrite)
-    with _opened(model, names[0], asked["precision"], asked["quantize"]) as session:
+    with _opened(model, names[0], asked["precision"], asked) as session:
         passport = session.record(asked)
     done = []
     for name in names[1:]:
-        with _opened(model, name, passport.precision, asked["quantize"]) as session:
-            done.append(session.check(passport, picture=True))
+        with _opened(model, name, passport.precision, asked) as session:
+            done.append(session.check(passport, _lora(asked), picture=True))
         passport = done[-1].passport
     if output is not None:
         passport_file.write(output, passport, overwrite=overwrite)
@@ -201,7 +216,6 @@ class Session:
     """A model opened on a backend."""
 
     pipe: Pipeline
-    opened: Opened
 
     def record(self, asked: dict[str, Any]) -> Passport:
         from qwenimg import backends
@@ -217,51 +231,45 @@ class Session:
             streams.say(
                 "qwenimg: warning: torch is not installed, so float64 is not recorded and nothing can be judged"
             )
-        size = asked["size"] or (SMALL if self.opened.checkpoint.parameters < FEW else USUAL)
+        assert pipe.checkpoint is not None
+        size = asked["size"] or (SMALL if pipe.checkpoint.parameters < FEW else USUAL)
         width, height = parse_size(size)
         request = {"prompt": asked["prompt"], "width": width, "height": height}
         request |= {"steps": asked["steps"], "seed": asked["seed"]}
         if self.pipe.defaults.negative_prompt:
             request["negative_prompt"] = self.pipe.defaults.negative_prompt
         request["guidance"] = self.pipe.defaults.guidance
-        bits = asked["quantize"] or ""
-        sampled = bool(asked["sampled"])
-        return recording.record(
-            pipe, self.opened, request, exact=exact, quantize=bits, sampled=sampled, notify=_quietly
-        )
+        if lora := _lora(asked):
+            request |= {"lora": lora, "lora_mode": asked["lora_mode"] or "auto"}
+        return recording.record(pipe, request, exact=exact, sampled=bool(asked["sampled"]), notify=_quietly)
 
-    def check(self, passport: Passport, *, picture: bool) -> Checked:
+    def check(self, passport: Passport, lora: str, *, picture: bool) -> Checked:
         from qwenimg.common.parity import check as checking
 
-        changed = checking.check_model(passport, self.opened, self.pipe.model_name)
+        changed = checking.check_model(passport, self.pipe, lora)
         for name in changed:
             streams.say(f"qwenimg: warning: the files of the {clean(name, 30)} are not those that were recorded")
         engine = self.pipe.engine
-        judged = list(checking.blocks(passport, self.opened, self.pipe.precision, engine))
-        drawn = checking.picture(passport, self.pipe) if picture and passport.picture else None
+        judged = list(checking.blocks(passport, self.pipe, lora))
+        drawn = checking.picture(passport, self.pipe, lora) if picture and passport.picture else None
         stamped = checking.stamped(passport, engine, self.pipe.tf32, judged)
         return Checked(stamped, engine, judged, drawn, changed)
 
 
 @contextmanager
-def _opened(model: str | None, backend: str, precision: str, quantize: str | None) -> Iterator[Session]:
-    """The built-in model where none is named."""
+def _opened(model: str | None, backend: str, precision: str, given: dict[str, Any]) -> Iterator[Session]:
+    """With the weights that `given` says; the built-in model where none is named."""
     import qwenimg
-    from qwenimg.common.families import registry
-    from qwenimg.common.families.choices import Choices
-    from qwenimg.common.hub.resolve import resolve
     from qwenimg.common.shapes.builtin import NAME
 
-    name = model or NAME
-    opened = registry.open_model(resolve(name).folder, Choices(quantize=quantize))
-    try:
-        pipe = qwenimg.load(name, backend, precision, quantize=quantize)
-        try:
-            yield Session(pipe, opened)
-        finally:
-            pipe.close()
-    finally:
-        opened.checkpoint.close()
+    weights = {name: given[name] for name in options.WEIGHTS}
+    with closing(qwenimg.load(model or NAME, backend, precision, **weights)) as pipe:
+        yield Session(pipe)
+
+
+def _lora(given: dict[str, Any]) -> str:
+    """As a request has it."""
+    return str(ALL["lora"].converted(given["lora"])) if given["lora"] else ""
 
 
 def _quietly(text: str) -> None:

@@ -25,8 +25,6 @@ from tiny_sd import write_tiny_sd
 
 import qwenimg
 from qwenimg import backends
-from qwenimg.common.families import registry
-from qwenimg.common.hub.resolve import resolve
 from qwenimg.common.parity import check, constants, record
 from qwenimg.common.parity.parity import GROWTH, STORED
 from qwenimg.common.parity.passport import Figure
@@ -77,24 +75,23 @@ def measured(folder: Path) -> Iterator[tuple[str, str, float]]:
 
 
 def of_model(place: str, policy: str) -> Iterator[tuple[str, str, float]]:
-    opened = registry.open_model(resolve(place).folder)
-    pipe = qwenimg.load(place, "cpu", policy)
-    exact = backends.load("cpu")
-    passport = record.record(pipe, opened, ASKED, exact=exact, notify=lambda text: None)
-    theirs = list(check.blocks(passport, opened, pipe.precision, backends.load("mlx")))
-    parts = check.parts(opened.checkpoint, pipe.precision)
+    pipe, other = (qwenimg.load(place, backend, policy) for backend in ("cpu", "mlx"))
+    passport = record.record(pipe, ASKED, exact=pipe.engine, notify=lambda text: None)
+    theirs = list(check.blocks(passport, other))
+    assert pipe.checkpoint is not None
+    parts = check.parts(pipe.checkpoint, pipe.precision)
     for recorded, judged in zip(passport.blocks, theirs, strict=True):
         part = parts[recorded.component]
         block = part.block(recorded.block, recorded.path)
         assert block is not None
         updates = part.updates(block, recorded.path)
-        for kept, ours, other in zip(recorded.results, judged.recorded, judged.figures, strict=True):
+        for kept, *both in zip(recorded.results, judged.recorded, judged.figures, strict=True):
             of = kept.gain * updates**0.5
             kind = f"{part.component.network}.{recorded.block}"
             known = constants.limit(kind, judged.dtype) * of
-            yield kind, judged.dtype, max(own(figure, known) for figure in (ours, other)) / of
+            yield kind, judged.dtype, max(own(figure, known) for figure in both) / of
     pipe.close()
-    opened.checkpoint.close()
+    other.close()
 
 
 def own(figure: Figure, known: float) -> float:

@@ -110,7 +110,9 @@ def widen(model: torch.nn.Module, path: str) -> None:
             module.compute = None
         elif hasattr(module, "stream"):
             module.stream = torch.float64
-    model.get_submodule(path).double()
+    for module in model.get_submodule(path).double().modules():
+        if isinstance(module, Linear) and module.branch is not None:
+            module.branch = module.branch[0].double(), module.branch[1].double()
 
 
 def _decoded(layer: QuantisedLinear) -> Linear:
@@ -118,6 +120,7 @@ def _decoded(layer: QuantisedLinear) -> Linear:
     weight = layer.weight
     made = Linear(weight.shape[1], weight.shape[0], bias=layer.bias is not None, device="meta")
     made.path = layer.path
+    made.branch = layer.branch
     made.weight, made.bias = torch.nn.Parameter(weight, requires_grad=False), layer.bias
     return made
 

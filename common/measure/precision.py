@@ -29,6 +29,7 @@ from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.runtime.runtime import Runtime
+from qwenimg.common.weights.not_finite import TooLarge
 
 FLOAT16_MAX = 65504.0
 NEAR = 40.0  # dB of a picture to the reference's from which on they are taken for the same: 1 % of the range
@@ -130,7 +131,7 @@ class Measuring:
         self.engine.peak_memory()
         try:
             result, seconds, fault = *self._steps(asked, seen), ""
-        except (DoesNotFit, NumericsError) as error:
+        except (DoesNotFit, NumericsError, TooLarge) as error:
             result, seconds, fault = None, None, str(error)
         return _Drawn(
             run=Run(

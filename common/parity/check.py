@@ -11,15 +11,13 @@ import numpy as np
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.registry import Opened
 from qwenimg.common.formats.fingerprint import fingerprint
-from qwenimg.common.parity import parity
+from qwenimg.common.parity import given, parity
 from qwenimg.common.parity.blocks import parts, shapes_sum
 from qwenimg.common.parity.judged import figures, returned
 from qwenimg.common.parity.passport import Figure, Passport, Recorded
-from qwenimg.common.parity.record import operations, side, values
+from qwenimg.common.parity.record import operations, side, values, with_loras
 from qwenimg.common.pipeline.pipeline import Pipeline
-from qwenimg.common.precision.precision import Precision
 from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.runtime.traced import leaves
 
@@ -45,27 +43,32 @@ class Judged:
         return {"name": self.name, "dtype": self.dtype, "ok": not self.failures, "results": rows}
 
 
-def check_model(passport: Passport, opened: Opened, name: str) -> list[str]:
-    """Raises ModelError for another model than the recorded one; the components whose files are others, though they
-    hold the same parameters."""
-    components, recorded = opened.checkpoint.components, passport.model
+def check_model(passport: Passport, pipe: Pipeline, lora: str = "") -> list[str]:
+    """Raises ModelError for another model, part or LoRA than the recorded one; the components whose files are others,
+    though they hold the same parameters."""
+    assert pipe.checkpoint is not None
+    components, recorded = pipe.checkpoint.components, passport.model
     changed = [
         part
         for part, sum_ in recorded.shapes.items()
         if part not in components or shapes_sum(components[part].plan) != sum_
     ]
-    if changed or opened.family.name != recorded.family:
+    if changed or pipe.family != recorded.family:
+        which = f": its {clean(changed[0], 30)} has other parameters" if changed else ""
         raise ModelError(
-            f"the passport is of {clean(recorded.name, 60)} ({clean(recorded.family, 30)}), and {clean(name, 60)} is "
-            f"another model{': its ' + clean(changed[0], 30) + ' has other parameters' if changed else ''}"
+            f"the passport is of {clean(recorded.name, 60)} ({clean(recorded.family, 30)}), and "
+            f"{clean(pipe.model_name, 60)} is another model{which}"
         )
     prints = {part: fingerprint(components[part].plan.files) for part in recorded.fingerprints if part in components}
-    return [part for part, found in prints.items() if found != recorded.fingerprints[part]]
+    others = [part for part, found in prints.items() if found != recorded.fingerprints[part]]
+    given.check_files(recorded, others, pipe.loras, lora)
+    return others
 
 
-def blocks(passport: Passport, opened: Opened, precision: Precision, engine: Engine) -> Iterator[Judged]:
-    """Each recorded block, in order, on `engine`. Raises ModelError where the passport does not fit the model."""
-    found = parts(opened.checkpoint, precision)
+def blocks(passport: Passport, pipe: Pipeline, lora: str = "") -> Iterator[Judged]:
+    """Each recorded block, in order, on the engine of `pipe`, with `lora` as the recorded picture had it. Raises
+    ModelError where the passport does not fit the model."""
+    found, engine = parts(with_loras(pipe, _asked(passport, lora)), pipe.precision), pipe.engine
     components = {name: part.open(engine) for name, part in found.items()}
     own = passport.sides[0].figures if passport.sides else ()
     for i, recorded in enumerate(passport.blocks):
@@ -83,6 +86,12 @@ def blocks(passport: Passport, opened: Opened, precision: Precision, engine: Eng
         if recorded.operations and (why := _others(seen, recorded.operations)):
             judged = (replace(judged[0], failures=(*judged[0].failures, why)), *judged[1:])
         yield Judged(name=recorded.name, dtype=dtype, figures=judged, recorded=before)
+
+
+def _asked(passport: Passport, lora: str) -> dict[str, Any]:
+    """What the recorded picture asked for, `lora` being how its LoRAs are called here."""
+    recorded = passport.picture
+    return {"lora": lora} | ({} if recorded is None else recorded.asked)
 
 
 def _others(seen: Mapping[str, int], recorded: Mapping[str, int]) -> str:
@@ -132,15 +141,16 @@ class Drawn:
     failures: tuple[str, ...]
 
 
-def picture(passport: Passport, pipe: Pipeline) -> Drawn:
-    """Draws it with `pipe`. The noise and its levels must be the same bits; in float32 the picture nearly so."""
+def picture(passport: Passport, pipe: Pipeline, lora: str = "") -> Drawn:
+    """Draws it with `pipe` and `lora`. Noise and noise levels must be the same bits; in float32 the picture nearly."""
     recorded = passport.picture
     assert recorded is not None
-    result = pipe(**recorded.asked)
+    asked = _asked(passport, lora)
+    result = pipe(**asked)
     failures = []
     if result.recipe["noise_sha256"] != recorded.noise:
         failures.append("the initial noise is another one")
-    if pipe.model.plan(pipe.check(**recorded.asked)).sigmas != recorded.sigmas:
+    if pipe.model.plan(pipe.check(**asked)).sigmas != recorded.sigmas:
         failures.append("the noise levels are others")
     if result.latents.shape != recorded.latents.shape or result.pixels.shape != recorded.pixels.shape:
         return Drawn(latents=float("nan"), pixels=255, failures=(*failures, "it has another size"))

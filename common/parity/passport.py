@@ -73,6 +73,10 @@ class Model:
     quantize: str
     fingerprints: dict[str, str]  # of each component, of its files
     shapes: dict[str, str]  # of each component, of the names and shapes of its parameters
+    parts: dict[str, str] = field(default_factory=dict)  # the names of those that were given beside the model
+    prediction: str = ""
+    lora: str = ""  # names with strengths, as a recipe has them
+    lora_fingerprints: list[str] = field(default_factory=list)  # of their files
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,8 @@ DEPTH, VALUES = 24, 2_000_000  # of the JSON
 NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "U8": "u1"}
 STORED = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "bool": "U8"}
 
+_GIVEN = ("parts", "prediction", "lora", "lora_fingerprints")  # of a model: written where there are some
+
 # Writing
 
 
@@ -75,7 +77,7 @@ def encoded(passport: Passport) -> bytes:
     document = {
         "version": passport.version,
         "created": passport.created,
-        "model": asdict(passport.model),
+        "model": {key: value for key, value in asdict(passport.model).items() if value or key not in _GIVEN},
         "precision": passport.precision,
         "places": passport.places,
         "picture": None if passport.picture is None else _drawn(passport.picture, arrays),
@@ -222,7 +224,7 @@ def _passport(document: Any, arrays: Arrays) -> Passport:
     return Passport(
         version=_text(document["version"]),
         created=_text(document["created"]),
-        model=Model(**{key: _known(value, str | dict) for key, value in document["model"].items()}),
+        model=Model(**{key: _names(value) for key, value in document["model"].items()}),
         precision=_text(document["precision"]),
         places={_text(key): _text(value) for key, value in document["places"].items()},
         picture=None if document["picture"] is None else _picture(document["picture"], arrays),
@@ -245,6 +247,13 @@ def _known(value: Any, kind: Any) -> Any:
     if not isinstance(value, kind):
         raise TypeError(f"{clean(value, 30)} is of another kind")
     return value
+
+
+def _names(value: Any) -> Any:
+    """A text, a list of texts, or texts by texts."""
+    if isinstance(value, dict):
+        return {_text(key): _text(one) for key, one in value.items()}
+    return [_text(one) for one in value] if isinstance(value, list) else _text(value)
 
 
 def _text(value: Any) -> str:

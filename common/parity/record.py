@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from qwenimg.common.base.block import Block
 from qwenimg.common.base.version import __version__
-from qwenimg.common.families.registry import Opened
+from qwenimg.common.families.choices import PARTS
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.parity.blocks import Part, network, parts, shapes_sum
 from qwenimg.common.parity.judged import figures
@@ -26,6 +26,7 @@ from qwenimg.common.parity.sample import TINY, Drawn, drawn_like, projected, rou
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result, Step
 from qwenimg.common.precision.precision import Precision
+from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array, Engine
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.traced import Call, Tree, Values, leaves, mapped
@@ -39,9 +40,9 @@ Exact = tuple["NDArray[np.float64] | None", float]
 class Trace:
     """The last call of each block that came before `last` steps were done, the first where a step has several."""
 
-    def __init__(self, opened: Opened, last: int, whole: Mapping[str, bool]):
+    def __init__(self, checkpoint: Checkpoint, last: int, whole: Mapping[str, bool]):
         """whole: of each component, whether arguments are kept as they are, or what they are to be drawn like."""
-        self.opened, self.last, self.whole, self.done = opened, last, whole, 0
+        self.checkpoint, self.last, self.whole, self.done = checkpoint, last, whole, 0
         self.calls: dict[str, tuple[int, str, Call]] = {}
 
     def of(self, component: str) -> Look:
@@ -57,7 +58,7 @@ class Look:
 
     def __init__(self, trace: Trace, component: str):
         self.trace, self.component = trace, component
-        role = trace.opened.checkpoint[component].role
+        role = trace.checkpoint[component].role
         self.until = trace.last if role == "transformer" else 2**31
 
     def wants(self, path: str, block: Block) -> bool:
@@ -86,7 +87,7 @@ class Watched:
 
     def open(self, name: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:
         opened = self._engine.open(name, config, plan, precision)
-        blocks = network(self._trace.opened.checkpoint[plan.component]).traced
+        blocks = network(self._trace.checkpoint[plan.component]).traced
         self._engine.watch(opened, blocks, self._trace.of(plan.component))
         return opened
 
@@ -103,23 +104,17 @@ def watched(runtime: Runtime, trace: Trace) -> Iterator[None]:
 
 
 def record(
-    pipe: Pipeline,
-    opened: Opened,
-    asked: Mapping[str, Any],
-    *,
-    exact: Engine | None,
-    quantize: str = "",
-    sampled: bool = False,
-    notify: Notify,
+    pipe: Pipeline, asked: Mapping[str, Any], *, exact: Engine | None, sampled: bool = False, notify: Notify
 ) -> Passport:
-    """Draws what `asked` says, `prompt` included, with `pipe`, which has nothing loaded yet.
+    """Draws what `asked` says, `prompt` and LoRAs included, with `pipe`, which has nothing loaded yet.
 
     exact: an engine that computes in float64. sampled: inputs are drawn and results projected for small models too.
     Raises QwenimgError as a picture does."""
-    found = parts(opened.checkpoint, pipe.precision)
+    checkpoint = with_loras(pipe, asked)
+    found = parts(checkpoint, pipe.precision)
     small = all(part.plan.parameters < LARGE for part in found.values())
     whole = dict.fromkeys(found, small and not sampled)
-    trace = Trace(opened, int(asked["steps"]) // 2, whole)
+    trace = Trace(checkpoint, int(asked["steps"]) // 2, whole)
     notify(f"drawing a picture on {pipe.device}")
     with watched(pipe.runtime, trace):
         result = _drawn(pipe, asked, trace)
@@ -130,7 +125,7 @@ def record(
     return Passport(
         version=__version__,
         created=datetime.now(UTC).replace(microsecond=0).isoformat(),
-        model=model(pipe, opened, quantize),
+        model=model(pipe, asked),
         precision=pipe.precision.name,
         places=dict(result.recipe["precision"]),
         picture=_picture(pipe, asked, result),
@@ -149,7 +144,7 @@ def _drawn(pipe: Pipeline, asked: Mapping[str, Any], trace: Trace) -> Result:
 
 def _picture(pipe: Pipeline, asked: Mapping[str, Any], result: Result) -> Picture:
     return Picture(
-        asked=dict(asked),
+        asked={name: value for name, value in asked.items() if name != "lora"},  # which may have paths
         sigmas=pipe.model.plan(pipe.check(**asked)).sigmas,
         noise=result.recipe["noise_sha256"],
         latents=result.latents,
@@ -157,14 +152,25 @@ def _picture(pipe: Pipeline, asked: Mapping[str, Any], result: Result) -> Pictur
     )
 
 
-def model(pipe: Pipeline, opened: Opened, quantize: str) -> Model:
-    components = opened.checkpoint.components.items()
+def with_loras(pipe: Pipeline, asked: Mapping[str, Any]) -> Checkpoint:
+    """The weights of `pipe` with the LoRAs that `asked` has."""
+    assert pipe.checkpoint is not None
+    return pipe.checkpoint.with_deltas(pipe.loras.deltas(asked.get("lora", ""), asked.get("lora_mode", "auto")))
+
+
+def model(pipe: Pipeline, asked: Mapping[str, Any]) -> Model:
+    assert pipe.checkpoint is not None
+    components, options = pipe.checkpoint.components.items(), pipe.options
+    loras: dict[str, Any] = pipe.loras.recorded(asked.get("lora", ""))
     return Model(
         name=pipe.model_name,
-        family=opened.family.name,
-        quantize=quantize,
+        family=pipe.family,
+        quantize=options.get("quantize", ""),
         fingerprints={name: fingerprint(component.plan.files) for name, component in components},
         shapes={name: shapes_sum(component.plan) for name, component in components},
+        parts={part: options[part] for part in PARTS if part in options},
+        prediction=options.get("prediction", ""),
+        **loras,
     )
 
 

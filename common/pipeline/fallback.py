@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel
-from qwenimg.common.precision.ladder import higher
+from qwenimg.common.precision.ladder import higher, holding
 from qwenimg.common.precision.precision import parse
 from qwenimg.common.runtime.probe import Overflow
+from qwenimg.common.weights.not_finite import TooLarge
 
 T = TypeVar("T")
+Cause: TypeAlias = "Overflow | TooLarge"
+CAUSES = (Overflow, TooLarge)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +35,18 @@ class Fallback:
     def __init__(self, model: DiffusionModel, *, wanted: bool, tf32: bool):
         self.model, self.wanted, self.tf32 = model, wanted, tf32
 
-    def after(self, error: Overflow) -> Climb:
+    def after(self, error: Cause) -> Climb:
         """What to go on with. Raises `error` where there is nothing, or nothing is wanted."""
-        above = higher(self.model.runtime.precision, error.part, error.operation) if self.wanted else None
+        above = self._above(error) if self.wanted else None
         if above is None or (self.tf32 and above.startswith("fp32")):
             raise error
         return Climb(part=error.part, policy=above, line=f"{error.what}; --fallback goes on with --precision {above}")
+
+    def _above(self, error: Cause) -> str | None:
+        precision = self.model.runtime.precision
+        if isinstance(error, Overflow):
+            return higher(precision, error.part, error.operation)
+        return holding(precision, error.part, error.entry.name, error.entry.residency)
 
     def climb(self, climb: Climb, warnings: list[str]) -> None:
         """Takes the policy, for this picture and those that follow, and tells so."""
@@ -55,6 +64,6 @@ class Fallback:
         while True:
             try:
                 return call()
-            except Overflow as error:
+            except CAUSES as error:
                 climb = self.after(error)
             self.climb(climb, warnings)  # here, where the error no longer keeps what it failed on

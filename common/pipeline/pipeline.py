@@ -30,7 +30,7 @@ from qwenimg.common.numbers.noise import TorchCPUGenerator
 from qwenimg.common.pictures import pixels as image
 from qwenimg.common.pipeline import start
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel, PreparedRun
-from qwenimg.common.pipeline.fallback import Fallback
+from qwenimg.common.pipeline.fallback import CAUSES, Fallback
 from qwenimg.common.pipeline.fit import Fit
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment
@@ -46,7 +46,6 @@ from qwenimg.common.runtime import compiling
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.compiling import Decision
 from qwenimg.common.runtime.engine import Array
-from qwenimg.common.runtime.probe import Overflow
 
 Shape = tuple[int, int]
 
@@ -71,8 +70,8 @@ class Pipeline:
         checkpoint: Checkpoint | None = None,
     ):
         """family: the name of the model's. fallback: goes on under the next policy where a value overflows. options:
-        what it was opened with, for recipes. checkpoint: its weights, for the headline."""
-        self.options, self._checkpoint = dict(options or {}), checkpoint
+        what it was opened with, for recipes. checkpoint: its weights, without LoRAs."""
+        self.options, self.checkpoint = dict(options or {}), checkpoint
         self.model, self.model_name, self.family, self.defaults = model, name, family, defaults
         self.runtime, self.engine = model.runtime, model.runtime.engine
         self.notify = self.runtime.notify
@@ -155,17 +154,21 @@ class Pipeline:
         """Announces `prompts`, so that the text encoder is loaded once for all that fit into memory, and before the
         transformer. The rest is encoded in its turn, again as much as fits. `lora`, `lora_mode`: those of the first
         picture."""
-        with self._alone(), self._in_memory():
+
+        def announced() -> None:
             self._adapt(lora, lora_mode)
             self.model.check_weights()
-            self.fallback.calling(lambda: self.model.announce(prompts, clip_skip), [])
+            self.model.announce(prompts, clip_skip)
+
+        with self._alone(), self._in_memory():
+            self.fallback.calling(announced, [])
 
     def headline(self) -> str:
         """One line: backend, device, precision map, model, and what its weights take in memory at once and in files."""
         line = f"{self.backend} on {self.device} · {self.precision.summary()} · {self.model_name}"
-        if self._checkpoint is None:
+        if self.checkpoint is None:
             return line
-        held, stored = self._checkpoint.largest(self.precision), self._checkpoint.file_bytes
+        held, stored = self.checkpoint.largest(self.precision), self.checkpoint.file_bytes
         return f"{line}, weights {size_text(held)} at once of {size_text(stored)}"
 
     def compile(self, mode: str = "auto", seconds: float = 0.0) -> Decision:
@@ -227,7 +230,7 @@ class Pipeline:
             try:
                 yield from self._run(request, warnings)
                 return
-            except Overflow as error:
+            except CAUSES as error:
                 climb = self.fallback.after(error)
             self.fallback.climb(climb, warnings)
 

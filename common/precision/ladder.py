@@ -6,7 +6,8 @@ that cures.
 
 from __future__ import annotations
 
-from qwenimg.common.precision.precision import DENOISERS, DTYPES, Kind, Precision, dtype_named, short
+from qwenimg.common.precision.precision import DENOISERS, DTYPES, Kind, Precision, dtype_named, parse, short
+from qwenimg.common.precision.residency import Residency
 
 PARTS = ("text", "transformer", "vae")  # roles of components
 _STREAMS = ("add", "gated")  # operations whose result is a residual stream
@@ -29,6 +30,19 @@ def higher(precision: Precision, part: str, operation: str = "") -> str | None:
         return None
     kept = [override for override in overrides if override.partition("=")[0] not in names]
     return ",".join([base, *kept, f"{names[0]}={short(dtype)}"])
+
+
+def holding(precision: Precision, part: str, key: str, residency: Residency) -> str | None:
+    """The text of the first policy above `precision` that keeps the parameter `key` of `part` in another dtype; None
+    where there is none."""
+    dtype = precision.weight_dtype(part, key, residency)
+    above = higher(precision, part)
+    while above is not None:
+        policy = parse(above, on_gpu=False, kind=precision.kind)
+        if policy.weight_dtype(part, key, residency) != dtype:
+            return above
+        above = higher(policy, part)
+    return None
 
 
 def _base_above(base: str, kind: Kind, operation: str) -> str | None:

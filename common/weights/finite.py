@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from qwenimg.common.codes.bits import finite
 from qwenimg.common.formats.arrays import largest_bits, value
 from qwenimg.common.formats.stored import TOO_LARGE
-from qwenimg.common.weights.plan import Entry, LoadPlan, not_finite, read, read_codes
+from qwenimg.common.weights.not_finite import not_finite
+from qwenimg.common.weights.plan import Entry, LoadPlan, read, read_codes
 from qwenimg.common.weights.storage import Packed
 
 if TYPE_CHECKING:

@@ -13,15 +13,14 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import OpenFile, bad
 from qwenimg.common.base.shape import Manifest, Shape
-from qwenimg.common.base.text import clean
 from qwenimg.common.codes.affine import Affine, Coded, Kept, encode
 from qwenimg.common.codes.bits import finite, widened
 from qwenimg.common.formats.stored import DTYPES, NUMPY, TOO_LARGE, Piece, raw
 from qwenimg.common.precision.precision import BYTES, Precision
 from qwenimg.common.precision.residency import ALWAYS, Residency
+from qwenimg.common.weights.not_finite import not_finite
 from qwenimg.common.weights.storage import Codes, Packed, Storage
 
 if TYPE_CHECKING:
@@ -135,6 +134,7 @@ class Entry:
     shape: Shape
     source: Source
     storage: Storage
+    role: str = ""  # the part of the model whose precision `storage` has: text, transformer or vae
     deltas: tuple[Delta, ...] = ()  # what is added to it
     residency: Residency = ALWAYS
     block: str = ""  # where it is streamed, the path of the module that it is there for
@@ -182,10 +182,11 @@ class LoadPlan:
     def stored(self, precision: Precision, role: str | None = None) -> LoadPlan:
         """The plan with every parameter in the dtype that `precision` says of its `role`: text, transformer or vae,
         by default the one that the component's name says. Codes stay codes, and are computed in it."""
+        part = role or self.component
 
         def kept(entry: Entry) -> Entry:
-            dtype = precision.weight_dtype(role or self.component, entry.name, entry.residency)
-            return replace(entry, storage=entry.storage.computing(dtype))
+            dtype = precision.weight_dtype(part, entry.name, entry.residency)
+            return replace(entry, storage=entry.storage.computing(dtype), role=part)
 
         return replace(self, entries={n: kept(entry) for n, entry in self.entries.items()}, precision=precision)
 
@@ -379,11 +380,3 @@ def _largest(made: Coded, code: Codes) -> float:
         if bound < TOO_LARGE["float16"]:
             return bound
     return float(np.abs(code.values(made.arrays)).max(initial=0))
-
-
-def not_finite(entry: Entry, count: int, largest: float, dtype: object) -> ModelError:
-    """Why `entry`, with `count` values that are not finite as it is stored, is not finite in `dtype`."""
-    where = f"{clean(entry.source.first.file.path)}: tensor {clean(entry.source.first.key)}"
-    if count:
-        return ModelError(f"{where} has {count} non-finite values; the file is damaged, fetch it again")
-    return ModelError(f"{where} reaches {largest:.3g}, too large for {dtype}; use --precision bf16 or fp32")

@@ -24,7 +24,8 @@ from qwenimg.common.codes.affine import Affine, exact16
 from qwenimg.common.codes.bits import finite, narrowed, widened
 from qwenimg.common.formats.safetensors import read_header
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.weights.plan import Entry, not_finite, parts, read_codes
+from qwenimg.common.weights.not_finite import not_finite
+from qwenimg.common.weights.plan import Entry, parts, read_codes
 from qwenimg.common.weights.storage import Packed
 
 if TYPE_CHECKING:

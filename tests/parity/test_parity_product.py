@@ -15,8 +15,6 @@ import pytest
 import qwenimg
 from qwenimg import backends
 from qwenimg.common.base.errors import BackendMissing
-from qwenimg.common.families import registry
-from qwenimg.common.hub.resolve import resolve
 from qwenimg.common.parity import check, record
 from qwenimg.common.parity.passport import Passport
 from qwenimg.common.parity.summary import lines
@@ -48,9 +46,8 @@ def places(tiny_folder: Path, folders: dict[str, Path]) -> dict[str, str]:
 
 @cache
 def recorded(place: str, policy: str) -> Passport:
-    opened = registry.open_model(resolve(place).folder)
     pipe = qwenimg.load(place, "cpu", policy)
-    return record.record(pipe, opened, ASKED, exact=pipe.engine, notify=lambda text: None)
+    return record.record(pipe, ASKED, exact=pipe.engine, notify=lambda text: None)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -58,8 +55,7 @@ def recorded(place: str, policy: str) -> Passport:
 def test_model(there: str, places: dict[str, str], model: str, policy: str) -> None:
     passport = recorded(places[model], policy)
     pipe = qwenimg.load(places[model], there, policy)
-    opened = registry.open_model(resolve(places[model]).folder)
-    judged = list(check.blocks(passport, opened, pipe.precision, pipe.engine))
+    judged = list(check.blocks(passport, pipe))
     drawn = check.picture(passport, pipe)
     print(model, policy, pipe.device, *lines(judged, drawn), sep="\n")
     assert [one.name for one in judged if one.failures] == [] and drawn.failures == ()

@@ -10,26 +10,30 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import safetensors.numpy
 import safetensors.torch
 from cli_runner import Ran, cli
+from lora_cases import write_lora
 from PIL import Image
 from refusals import refused, safetensors_bytes, tensor
 
+import qwenimg
 from qwenimg import backends
 from qwenimg.common.families import registry
 from qwenimg.common.parity import passport_file, report
 from qwenimg.common.parity.blocks import parts
+from qwenimg.common.parity.check import blocks as check_blocks
 from qwenimg.common.parity.passport import Figure, Kept, Passport
 from qwenimg.common.parity.record import Look, Trace
 from qwenimg.common.parity.sample import PROJECTIONS, Drawn, drawn_like, projected
 from qwenimg.common.precision.precision import FP32
 from qwenimg.common.runtime.traced import Values, leaves
 
+LAYERS_OF_LORA = {"whole", "img_in", "norm_out", "proj_out", "transformer_blocks"}
 QUICK = ("--steps", "1", "--size", "32x32")
 
 
@@ -98,6 +102,66 @@ def test_weights_in_codes(tmp_path: Path) -> None:
     assert ran.code == 0 and passport_file.read(path).model.quantize == "4"
 
 
+# Parts and LoRAs
+
+
+class Given(NamedTuple):
+    """A passport that was recorded with a LoRA and another VAE, and what it was recorded with."""
+
+    passport: Path
+    options: dict[str, str]
+
+    def check(self, *more: str, **others: str) -> Ran:
+        """With the same but for `others`; "" is left out."""
+        said = [word for name, text in (self.options | others).items() if text for word in (f"--{name}", text)]
+        return cli("parity", "check", str(self.passport), *said, *more)
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Given:
+    folder = tmp_path_factory.mktemp("given")
+    scaled(tiny_folder / "vae", folder / "other", "decoder.conv_in.weight", 1.1)
+    lora = write_lora(tiny_folder, "qwen", folder / "style.safetensors")
+    write_lora(tiny_folder, "qwen", folder / "another.safetensors", seed=1)
+    options = {"lora": f"{lora}:0.7", "vae": str(folder / "other")}
+    said = [word for name, text in options.items() for word in (f"--{name}", text)]
+    return Given(record(folder, "given", str(tiny_folder), *said, "--backend", "cpu", "--precision", "bf16"), options)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+def test_a_lora_and_another_vae(given: Given, tiny_folder: Path, backend: str) -> None:
+    """Without the LoRA only the blocks that it is in fall short."""
+    model = passport_file.read(given.passport).model
+    assert model.lora == "style.safetensors:0.7" and model.parts == {"vae": "other"}
+    assert bytes(tiny_folder) not in given.passport.read_bytes() and b"given0" not in given.passport.read_bytes()
+    assert given.check(str(tiny_folder), "--backend", backend).code == 0
+    pipe = qwenimg.load(tiny_folder, backend, "bf16", vae=given.options["vae"])
+    judged = check_blocks(passport_file.read(given.passport), pipe)
+    short = [one.name for one in judged if one.failures]
+    print(short)
+    assert short and {name.rpartition("transformer.")[2].partition(".")[0] for name in short} <= LAYERS_OF_LORA
+    pipe.close()
+
+
+@pytest.mark.parametrize(
+    ("more", "others", "code", "words"),
+    [
+        ((), {"lora": ""}, 2, "was recorded with --lora style.safetensors:0.7; give the same"),
+        ((), {"vae": ""}, 2, "was recorded with --vae other; give the same"),
+        (("--transformer", "x.safetensors"), {}, 2, "was recorded without --transformer; leave it out"),
+        (("-q", "8"), {}, 2, "was recorded without -q; leave it out"),
+        ((), {"lora": "{folder}/style.safetensors:0.5"}, 5, "another file or strength than was recorded"),
+        ((), {"lora": "{folder}/another.safetensors:0.7"}, 5, "another file or strength than was recorded"),
+        ((), {"vae": "{tiny}/vae"}, 5, "--vae: these weights are not those of other"),
+    ],
+)
+def test_another_lora_or_part(
+    given: Given, tiny_folder: Path, more: tuple[str, ...], others: dict[str, str], code: int, words: str
+) -> None:
+    places = {name: text.format(folder=given.passport.parent, tiny=tiny_folder) for name, text in others.items()}
+    given.check(str(tiny_folder), *more, **places).refused(code, words)
+
+
 def test_both_in_one_process_and_the_figures_of_both_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "both.safetensors"
     ran = cli("parity", "run", "-o", str(path), *QUICK)
@@ -119,9 +183,9 @@ def test_a_check_adds_its_figures_once(shapes: Path, tmp_path: Path) -> None:
 
 
 def scaled(folder: Path, copy: Path, key: str, factor: float) -> Path:
-    """A copy of the model with one tensor of the transformer off by `factor`."""
+    """A copy of the folder with one tensor off by `factor`."""
     shutil.copytree(folder, copy)
-    for file in (copy / "transformer").glob("*.safetensors"):
+    for file in copy.rglob("*.safetensors"):
         tensors = safetensors.torch.load_file(file)
         if key in tensors:
             safetensors.torch.save_file(tensors | {key: factor * tensors[key]}, file, {"format": "pt"})
@@ -393,9 +457,10 @@ def test_what_is_drawn_has_the_outliers_of_what_it_stands_for() -> None:
 def test_a_trace_costs_nothing_where_nobody_looks(backend: str, tiny_folder: Path) -> None:
     """The forwards know nothing of it: only the modules of a component that is watched are others."""
     engine = backends.load(backend)
-    part = parts(registry.open_model(tiny_folder).checkpoint, FP32)["transformer"]
+    checkpoint = registry.open_model(tiny_folder).checkpoint
+    part = parts(checkpoint, FP32)["transformer"]
     plain, watched = (engine.open(part.component.network, part.component.config, part.plan, FP32) for _ in range(2))
-    engine.watch(watched, part.network.traced, Look(Trace(registry.open_model(tiny_folder), 1, {}), "transformer"))
+    engine.watch(watched, part.network.traced, Look(Trace(checkpoint, 1, {}), "transformer"))
     own = sys.modules[type(plain).__module__].TransformerBlock
     assert type(plain.model.transformer_blocks[0]) is own
     assert type(watched.model.transformer_blocks[0]) is not own and isinstance(watched.model.transformer_blocks[0], own)

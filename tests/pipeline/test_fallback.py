@@ -15,8 +15,9 @@ import qwenimg
 from qwenimg.cli import config
 from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.pipeline.result import Result
-from qwenimg.common.precision.ladder import higher
+from qwenimg.common.precision.ladder import higher, holding
 from qwenimg.common.precision.precision import MMDIT, UNET, parse
+from qwenimg.common.precision.residency import ALWAYS, ONCE
 
 BACKENDS = ("cpu", "mlx")
 ASKED: dict[str, Any] = {"width": 52, "height": 36, "steps": 2, "guidance": 3.0, "seed": 7}
@@ -29,6 +30,9 @@ CLIMBS: dict[str, tuple[str, list[str], int]] = {
     "edge": ("bf16,vae=bf16", ["fp32,vae=bf16"], 2),
     "qwen-text": ("fp16-plain", ["fp16-plain,text=bf16"], 2),
     "qwen-vae": ("fp32,vae=fp16", ["fp32,vae=bf16"], 2),
+    "modulation-weight": ("fp16-plain", ["fp16"], 2),
+    "qwen-vae-weight": ("fp32,vae=fp16", ["fp32,vae=bf16"], 2),
+    "clip-weight": ("fp16,attention=fp32", ["fp16,attention=fp32,text=bf16"], 2),
     "unet-stream": ("fp16-plain", ["fp16"], 2),
     "unet-product": ("fp16,vae=bf16", ["bf16,vae=bf16"], 2),
     "clip": ("fp16,attention=fp32", ["fp16,attention=fp32,text=bf16"], 2),
@@ -54,6 +58,7 @@ def test_it_climbs_and_the_recipe_makes_the_same(overflowing: models.Maker, name
     assert isinstance(made, Result) and np.isfinite(made.latents).all()
     assert len(events) == steps  # those of a step that fails are not reported; those before the VAE are done once
     assert [line.rpartition(" ")[2] for line in said] == policies == [line.rpartition(" ")[2] for line in made.warnings]
+    assert str(folder) not in str(dict(made.recipe))
     recipe = made.recipe["precision"]
     assert recipe["name"] == policies[-1] == pipe.precision.name and recipe["fallback"] == "; ".join(said)
     alone = qwenimg.load(folder, backend, recipe["name"])("a ring", **ASKED)
@@ -143,3 +148,26 @@ def test_the_next_policy(kind, begun: str, part: str, operation: str, above: str
     assert higher(parse(begun, on_gpu=True, kind=kind), part, operation) == above
     if above is not None:
         assert parse(above, on_gpu=True, kind=kind).name == above
+
+
+@pytest.mark.parametrize(
+    ("kind", "begun", "part", "key", "above"),
+    [
+        (MMDIT, "fp16-plain", "transformer", "transformer_blocks.1.attn.to_q.weight", "bf16"),
+        (MMDIT, "fp16-plain", "transformer", "proj_out.weight", "fp16"),
+        (MMDIT, "fp16-upcast", "transformer", "transformer_blocks.1.attn.to_q.weight", "fp32"),
+        (MMDIT, "bf16", "transformer", "proj_out.weight", None),
+        (UNET, "fp16-plain", "transformer", "conv_in.weight", "bf16"),
+        (UNET, "fp16,text=fp16", "text", "a.weight", "fp16,text=bf16"),
+        (UNET, "fp16,vae=fp16", "vae", "decoder.conv_in.weight", "fp16,vae=bf16"),
+        (UNET, "fp32", "vae", "decoder.conv_in.weight", None),
+    ],
+)
+def test_the_policy_that_holds_a_weight(kind, begun: str, part: str, key: str, above: str | None) -> None:
+    assert holding(parse(begun, on_gpu=True, kind=kind), part, key, ALWAYS) == above
+
+
+def test_the_policy_that_holds_a_weight_of_the_modulation() -> None:
+    assert (
+        holding(parse("fp16-plain", on_gpu=True), "transformer", "transformer_blocks.1.img_mod.1.bias", ONCE) == "fp16"
+    )

@@ -13,10 +13,6 @@ import pytest
 
 import qwenimg
 from qwenimg import backends
-from qwenimg.common.families import registry
-from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.registry import Opened
-from qwenimg.common.hub.resolve import resolve
 from qwenimg.common.parity import check, record
 from qwenimg.common.parity.passport import Passport
 from qwenimg.common.pipeline.pipeline import Pipeline
@@ -117,9 +113,6 @@ class Judge:
         self.folder, self.prepare, self.lora = str(folder), prepare, lora
         self._passports: dict[tuple[str, str, bool], Passport] = {}
 
-    def opened(self, quantize: str) -> Opened:
-        return registry.open_model(resolve(self.folder).folder, Choices(quantize=quantize or None))
-
     def pipe(self, backend: str, mutant: Mutant) -> Pipeline:
         pipe = qwenimg.load(self.folder, backend, mutant.precision, quantize=mutant.quantize or None)
         self.prepare(pipe)
@@ -129,12 +122,12 @@ class Judge:
         key = (mutant.precision, mutant.quantize, mutant.lora)
         if key not in self._passports:
             pipe = self.pipe("cpu", mutant)
-            opened = self.opened(mutant.quantize)
-            asked = ASKED | {"lora": str(self.lora)} if mutant.lora else ASKED
-            self._passports[key] = record.record(
-                pipe, opened, asked, exact=pipe.engine, quantize=mutant.quantize, notify=lambda text: None
-            )
+            asked = ASKED | {"lora": self._lora(mutant)}
+            self._passports[key] = record.record(pipe, asked, exact=pipe.engine, notify=lambda text: None)
         return self._passports[key]
+
+    def _lora(self, mutant: Mutant) -> str:
+        return str(self.lora) if mutant.lora else ""
 
     def caught(self, backend: str, mutant: Mutant, *, planted: bool = True) -> str:
         """By what: a block's name and why, or the picture; "" where nothing notices."""
@@ -151,9 +144,9 @@ class Judge:
         pipe = self.pipe(backend, mutant)
         try:
             if mutant.picture:
-                drawn = check.picture(passport, pipe)
+                drawn = check.picture(passport, pipe, self._lora(mutant))
                 return f"the picture: {'; '.join(drawn.failures)}" if drawn.failures else ""
-            for judged in check.blocks(passport, self.opened(mutant.quantize), pipe.precision, pipe.engine):
+            for judged in check.blocks(passport, pipe, self._lora(mutant)):
                 if judged.failures:
                     return f"{judged.name}: {judged.failures[0]}"
             return ""

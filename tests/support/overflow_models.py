@@ -85,6 +85,15 @@ def qwen_vae(weights: Weights) -> None:
     weights["decoder.up_blocks.0.upsamplers.0.resample.1.weight"] *= 1e5
 
 
+def beyond_float16(end: str) -> Change:
+    """One weight of 7e4 in the tensor whose name ends so."""
+
+    def change(weights: Weights) -> None:
+        next(weights[key] for key in weights if key.endswith(end)).view(-1)[1] = 7e4
+
+    return change
+
+
 def nan(key: str) -> Change:
     def change(weights: Weights) -> None:
         weights[key].view(-1)[1] = torch.nan
@@ -133,6 +142,9 @@ CASES: dict[str, tuple[str, str, Change]] = {
     "beyond": ("qwen", "transformer", beyond_float32),
     "qwen-text": ("qwen", "text_encoder", states_of_qwen_vl),
     "qwen-vae": ("qwen", "vae", qwen_vae),
+    "modulation-weight": ("qwen", "transformer", beyond_float16("transformer_blocks.1.img_mod.1.bias")),
+    "qwen-vae-weight": ("qwen", "vae", beyond_float16("decoder.conv_out.bias")),
+    "clip-weight": ("sd15", "text_encoder", beyond_float16("layers.0.mlp.fc2.bias")),
     "unet-stream": ("sd15", "unet", unet_stream),
     "unet-product": ("sd15", "unet", unet_product),
     "clip": ("sd15", "text_encoder", states_of_clip),

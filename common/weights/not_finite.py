@@ -1,0 +1,30 @@
+"""What is said of a weight that is not finite, as it is stored or in the dtype that it is to be kept in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.text import clean
+
+if TYPE_CHECKING:
+    from qwenimg.common.weights.plan import Entry
+
+
+def not_finite(entry: Entry, count: int, largest: float, dtype: object) -> ModelError:
+    """Why `entry`, with `count` values that are not finite as it is stored, is not finite in `dtype`."""
+    if count:
+        where = f"{clean(entry.source.first.file.path)}: tensor {clean(entry.source.first.key)}"
+        return ModelError(f"{where} has {count} non-finite values; the file is damaged, fetch it again")
+    return TooLarge(entry, f"reaches {largest:.3g}, too large for {dtype}")
+
+
+class TooLarge(ModelError):
+    """A weight, `entry`, beyond the dtype that it is to be kept in. What holds it is said by its part alone."""
+
+    def __init__(self, entry: Entry, what: str):
+        path, key = entry.source.first.file.path, clean(entry.source.first.key)
+        cure = "--fp32-vae, or --vae-precision bf16" if entry.role == "vae" else "--precision bf16 or fp32"
+        super().__init__(f"{clean(path)}: tensor {key} {what}; use {cure}")
+        self.what = f"{clean(path.name)}: tensor {key} {what}"  # for a recipe, which has no paths
+        self.part, self.entry = entry.role, entry
