@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qwenimg.backends import NAMES
+from qwenimg.cli import options
 
 if TYPE_CHECKING:
+    from qwenimg.common.families.choices import Choices
     from qwenimg.common.measure.precision import Report
 
 _FILE = click.Path(path_type=Path, readable=False)
@@ -27,6 +29,7 @@ STEPS = 5  # the first and the last are looked at, those between are timed
 @click.option("--size", metavar="WxH", help="Default the model's, on a CPU half of it a side.")
 @click.option("--steps", type=click.IntRange(3, 1000), default=STEPS, metavar="N", help=f"Default {STEPS}.")
 @click.option("-s", "--seed", type=click.IntRange(0, 2**64 - 1), default=0, metavar="N", help="Default 0.")
+@options.of_weights
 @click.option("--json", "as_json", type=_FILE, metavar="FILE", help="Write all figures.")
 @click.option("--plot", type=_FILE, metavar="FILE", help="Write the charts as a PNG.")
 @click.option("--html", "as_html", type=_FILE, metavar="FILE", help="Write a page with tables and charts.")
@@ -43,15 +46,18 @@ def precision(
     plot: Path | None,
     as_html: Path | None,
     overwrite: bool,
+    **weights: Any,
 ) -> int:
     """Draws one picture under each precision policy on this machine, and says which to take.
 
     MODEL is a name, folder or file; without one the built-in model. For each policy: seconds a step, memory, and how
-    far latents and picture are from float32 (from float64 on torch's CPU, for a model of up to 100 million
-    parameters). For each block: its largest activation, how much float16 has left for it, and the error of each policy.
+    far latents and picture are from float32 (from float64 on torch's CPU, for a model whose weights take at most 1 GiB
+    in it). For each block: its largest activation, how much float16 has left for it, and the error of each policy.
     """
     from qwenimg.cli import streams
     from qwenimg.common.base import atomic_files
+    from qwenimg.common.families.choices import Choices
+    from qwenimg.common.hub.resolve import with_parts_found
     from qwenimg.common.measure import charts, precision_page
     from qwenimg.common.numbers.sizes import parse_size
 
@@ -59,7 +65,8 @@ def precision(
         if path is not None:
             atomic_files.check_output(path, overwrite=overwrite)
     picture = {"prompt": prompt, "steps": steps, "seed": seed}
-    report = _measured(model, backend, policies, None if size is None else parse_size(size), picture)
+    choices = with_parts_found(Choices(**weights))
+    report = _measured(model, choices, backend, policies, None if size is None else parse_size(size), picture)
     streams.put("\n".join(precision_page.lines(report)).encode() + b"\n")
     if as_json is not None:
         data = json.dumps(report.as_json(), indent=1, allow_nan=False).encode() + b"\n"
@@ -72,17 +79,23 @@ def precision(
 
 
 def _measured(
-    model: str, backend: str, policies: str | None, size: tuple[int, int] | None, picture: dict[str, Any]
+    model: str,
+    choices: Choices,
+    backend: str,
+    policies: str | None,
+    size: tuple[int, int] | None,
+    picture: dict[str, Any],
 ) -> Report:
     from qwenimg import backends
     from qwenimg.cli import streams
+    from qwenimg.common.base.amounts import size_text
     from qwenimg.common.families import registry
     from qwenimg.common.hub.resolve import resolve
-    from qwenimg.common.measure.precision import SMALL, Asked, Measuring, chosen, measure
+    from qwenimg.common.measure.precision import EXACT_BYTES, Asked, Measuring, chosen, measure
 
     with ExitStack() as stack:
-        resolved = resolve(model)
-        opened = registry.open_model(resolved.folder)
+        resolved = resolve(model, without=choices.elsewhere)
+        opened = registry.open_model(resolved.folder, choices)
         stack.callback(opened.checkpoint.close)
         names = chosen(policies, opened.family.precision)
         opened.checkpoint.read_tokenizers()
@@ -92,7 +105,11 @@ def _measured(
         width, height = size or device.size()
         asked = Asked(width=width, height=height, **picture)
         device.pipe.check(**asdict(asked))
-        exact = None
-        if opened.checkpoint.parameters <= SMALL and backends.installed("cpu"):
+        exact, wide = None, 8 * opened.checkpoint.parameters
+        if wide > EXACT_BYTES:
+            streams.say(f"compared with float32, not float64, which takes {size_text(wide)} for the weights alone")
+        elif backends.installed("cpu"):
             exact = Measuring(opened, backends.load("cpu"), resolved.name, defaults)
+        else:
+            streams.say("compared with float32, not float64, which is torch's and not installed")
         return measure(device, exact, asked, names, lambda text: streams.say(f"drawing in {text}"))

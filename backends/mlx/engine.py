@@ -91,8 +91,9 @@ class MLXEngine:
     def largest(self, array: Array) -> float:
         return float(mx.max(mx.abs(array)).item())
 
-    def sampled(self, array: Array, most: int) -> NumpyArray:
-        flat = array.reshape(-1)
+    def sampled(self, array: Array, most: int, image: bool) -> NumpyArray:
+        last = array[-1]
+        flat = (last.transpose(2, 0, 1) if image else last).reshape(-1)
         return self.numpy(flat[:: -(-len(flat) // most)])
 
     def guide(self, conditional: Array, unconditional: Array, scale: float) -> Array:

@@ -104,8 +104,8 @@ class TorchEngine:
         low, high = torch.aminmax(array)
         return float(torch.maximum(-low, high))
 
-    def sampled(self, array: Tensor, most: int) -> NumpyArray:
-        flat = array.reshape(-1)
+    def sampled(self, array: Tensor, most: int, image: bool) -> NumpyArray:
+        flat = array[-1].reshape(-1)
         return ops.numpy(flat[:: -(-len(flat) // most)])
 
     def guide(self, conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:

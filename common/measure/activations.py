@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ class Block:
     largest: float = 0.0
     at: str = ""  # where it was largest: `attn.to_out.0, linear`
     values: NDArray[Any] | None = None  # of its last result in the first step, at most MOST
-    error: float | None = None  # relative L2 of those, against another policy's
+    errors: Mapping[str, float] = field(default_factory=dict)  # relative L2 of those, by the policy it is against
 
     @property
     def key(self) -> tuple[str, str]:
@@ -52,6 +53,12 @@ class Blocks:
             for component in checkpoint.components.values()
             for name in component.plan.entries
         }
+        # Of a network with kernels, all arrays with four axes are images.
+        self._pictures = {
+            PARTS[component.role]
+            for component in checkpoint.components.values()
+            if any(len(entry.shape) == 4 for entry in component.plan.entries.values())
+        }
         self._blocks: dict[tuple[str, str], Block] = {}
         self._closed: set[tuple[str, str]] = set()  # whose sample is taken
         self._key = ("", "")
@@ -67,7 +74,8 @@ class Blocks:
             inside = path.removeprefix(before.name).lstrip(".")
             before = replace(before, largest=size, at=f"{inside}, {operation}" if inside else operation)
         if self._key not in self._closed:
-            before = replace(before, values=self.engine.sampled(result, MOST))
+            image = before.part in self._pictures and len(result.shape) == 4
+            before = replace(before, values=self.engine.sampled(result, MOST, image))
         self._blocks[self._key] = before
 
     def end_of_first(self) -> None:

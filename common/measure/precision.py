@@ -35,7 +35,7 @@ FLOAT16_MAX = 65504.0
 NEAR = 40.0  # dB of a picture to the reference's from which on they are taken for the same: 1 % of the range
 AS_FAST = 1.2  # times the fastest's seconds: within this, a few steps do not tell two policies apart
 MAX_FP32_ERROR = 1e-5  # of a product
-SMALL = 100 * 10**6  # parameters, up to which float64 on a CPU is the reference
+EXACT_BYTES = 1 << 30  # of the weights in float64, up to which that on a CPU is the reference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,8 @@ class Report:
     versions: Mapping[str, str]
     asked: Asked
     reference: str  # of latents and pictures: `fp64 on CPU ...`
-    compared: str  # the policy that blocks are compared with
+    shown: str  # the policy whose largest activations are shown
+    compared: Mapping[str, str]  # the policies that blocks are compared with, best first, and the device of each
     runs: list[Run]
     recommended: str
     why: str
@@ -87,8 +88,8 @@ class Report:
 
     @property
     def blocks(self) -> list[Block]:
-        """Of the policy that blocks are compared with."""
-        return next((run.blocks for run in self.runs if run.policy == self.compared), [])
+        """Of the policy whose largest activations are shown."""
+        return next((run.blocks for run in self.runs if run.policy == self.shown), [])
 
     def as_json(self) -> dict[str, Any]:
         made = asdict(self)
@@ -189,7 +190,8 @@ def measure(
         drawn.append(device.draw(known[name], asked))
     on_device = [one.run for one in drawn if one.run.policy != "fp64"]
     reference = next((one for one in drawn if one.result is not None), None)
-    compared = next((run for run in on_device if not run.fault), on_device[0])
+    shown = next((run for run in on_device if not run.fault), on_device[0])
+    compared = [one.run for one in drawn if one.run.policy == "fp64" and not one.run.fault] + [shown]
     runs = [_compared(one, reference, compared) for one in drawn if one.run.policy != "fp64"]
     auto = presets.choose(
         presets.AUTO,
@@ -207,7 +209,8 @@ def measure(
         versions=device.engine.versions(),
         asked=asked,
         reference="" if reference is None else f"{reference.run.policy} on {reference.run.where}",
-        compared=compared.policy,
+        shown=shown.policy,
+        compared={run.policy: run.where for run in compared},
         runs=runs,
         recommended=recommended,
         why=why,
@@ -215,10 +218,13 @@ def measure(
     )
 
 
-def _compared(one: _Drawn, reference: _Drawn | None, compared: Run) -> Run:
+def _compared(one: _Drawn, reference: _Drawn | None, compared: Sequence[Run]) -> Run:
     """Its run with its errors."""
-    against = {block.key: block for block in compared.blocks}
-    blocks = [replace(block, error=block.distance(against.get(block.key))) for block in one.run.blocks]
+    against = [(run.policy, {block.key: block for block in run.blocks}) for run in compared]
+    blocks = []
+    for block in one.run.blocks:
+        found = {policy: block.distance(others.get(block.key)) for policy, others in against}
+        blocks.append(replace(block, errors={policy: error for policy, error in found.items() if error is not None}))
     if one.result is None or reference is None or reference.result is None:
         return replace(one.run, blocks=blocks)
     made, best = one.result, reference.result

@@ -24,7 +24,8 @@ td:first-child, th:first-child, td.text, th.text { text-align: left } tr { borde
 def lines(report: Report) -> list[str]:
     """Of the blocks those that are nearest to float16's end."""
     blocks = sorted(report.blocks, key=lambda block: -_order(block))
-    head, rows = _block_rows(report, blocks[:SHOWN])
+    against = next(iter(report.compared))
+    head, rows = _block_rows(report, blocks[:SHOWN], against)
     left = len(blocks) - SHOWN
     return [
         _about(report),
@@ -32,7 +33,7 @@ def lines(report: Report) -> list[str]:
         *aligned([_POLICY_HEAD, *policy_rows(report)]),
         *(f"{run.policy}: {run.fault}" for run in report.runs if run.fault),
         "",
-        f"largest |activation|, headroom to float16's {FLOAT16_MAX:.0f}, errors against {report.compared}:",
+        f"largest |activation|, headroom to float16's {FLOAT16_MAX:.0f}, errors against {_where(report, against)}:",
         *aligned([head, *rows]),
         *([f"and {left} blocks with more headroom (--json, --html)"] if left > 0 else []),
         "",
@@ -64,9 +65,10 @@ def beyond(report: Report) -> list[str]:
 
 def charts(report: Report) -> list[Chart]:
     """The largest activations, and the errors of the policies."""
-    blocks, made = report.blocks, [run for run in report.runs if any(block.error for block in run.blocks)]
+    blocks, against = report.blocks, next(iter(report.compared))
+    made = [run for run in report.runs if any(block.errors.get(against) for block in run.blocks)]
     places = [block.name for block in blocks]
-    by_key = [{block.key: block.error for block in run.blocks} for run in made]
+    by_key = [{block.key: block.errors.get(against) for block in run.blocks} for run in made]
     errors = [
         Series(name=run.policy, values=[found.get(block.key) for block in blocks])
         for run, found in zip(made, by_key, strict=True)
@@ -77,15 +79,14 @@ def charts(report: Report) -> list[Chart]:
     ]
     limit = (FLOAT16_MAX, "float16 ends")
     return [
-        Chart(title=f"Largest |activation| in {report.compared}", places=places, series=sizes, limit=limit),
-        Chart(title=f"Relative error against {report.compared}, first step", places=places, series=errors),
+        Chart(title=f"Largest |activation| in {report.shown}", places=places, series=sizes, limit=limit),
+        Chart(title=f"Relative error against {_where(report, against)}, first step", places=places, series=errors),
     ]
 
 
 def page(report: Report) -> str:
     """One HTML file with everything in it: no script, no font and no picture from elsewhere."""
     title = html.escape(f"Precision of {clean(report.model, 80)}")
-    head, rows = _block_rows(report, report.blocks)
     told = "".join(f"<p>{html.escape(line)}</p>" for line in conclusions(report))
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
     return "\n".join(
@@ -98,10 +99,13 @@ def page(report: Report) -> str:
             _table(_POLICY_HEAD, policy_rows(report)),
             *(f"<p>{html.escape(f'{run.policy}: {run.fault}')}</p>" for run in report.runs if run.fault),
             *(f"<h2>{html.escape(chart.title)}</h2>{svg(chart)}" for chart in charts(report)),
-            "<h2>Blocks</h2>",
+            *(
+                f"<h2>Blocks against {html.escape(_where(report, against))}</h2>"
+                + _table(*_block_rows(report, report.blocks, against))
+                for against in report.compared
+            ),
             f"<p>Headroom: how many times larger the largest activation may be until float16, which ends at "
             f"{FLOAT16_MAX:.0f}, does not hold it. Errors are of the block's last result in the first step.</p>",
-            _table(head, rows),
             "</html>",
             "",
         ]
@@ -134,23 +138,36 @@ def _policy_row(run: Run) -> Row:
     return run.policy, seconds, size_text(run.weights), peak, latents, picture
 
 
-def _block_rows(report: Report, blocks: Sequence[Block]) -> tuple[Row, list[Row]]:
-    others = [run for run in report.runs if run.policy != report.compared]
+def _where(report: Report, policy: str) -> str:
+    """`fp64 on CPU (torch, 2 threads)`."""
+    return f"{policy} on {report.compared[policy]}"
+
+
+def _block_rows(report: Report, blocks: Sequence[Block], against: str) -> tuple[Row, list[Row]]:
+    """With the errors of the policies against the one that is called so."""
+    others = [run for run in report.runs if run.policy != against]
     found = [{block.key: block for block in run.blocks} for run in others]
     rows = []
     for block in blocks:
-        errors = (_error(by_key.get(block.key)) for by_key in found)
-        headroom = f"{FLOAT16_MAX / block.largest:,.1f}x" if 0 < block.largest < math.inf else "-"
-        rows.append((f"{block.part} {block.name}", _size(block.largest), headroom, *errors))
+        errors = (_error(by_key.get(block.key), against) for by_key in found)
+        rows.append((f"{block.part} {block.name}", _size(block.largest), _headroom(block.largest), *errors))
     return ("block", "largest", "headroom", *(run.policy for run in others)), rows
 
 
-def _error(block: Block | None) -> str:
+def _headroom(largest: float) -> str:
+    if not 0 < largest < math.inf:
+        return "-"
+    factor = FLOAT16_MAX / largest
+    return f"{factor:,.1f}x" if factor >= 1 else f"{factor:.1e}x"
+
+
+def _error(block: Block | None, against: str) -> str:
     if block is None:
         return "-"
-    if block.error is None:
+    error = block.errors.get(against)
+    if error is None:
         return "-" if math.isfinite(block.largest) else "overflow"
-    return f"{block.error:.1e}"
+    return f"{error:.1e}"
 
 
 def _size(value: float) -> str:
@@ -173,5 +190,5 @@ def _table(head: Row, rows: Sequence[Row]) -> str:
 
 def _cell(text: str) -> str:
     """A factor below 1 is headroom that there is not."""
-    wrong = text == "overflow" or (text.endswith("x") and text.startswith("0."))
+    wrong = text == "overflow" or (text.endswith("x") and "e-" in text)
     return f"<td class='beyond'>{html.escape(text)}</td>" if wrong else f"<td>{html.escape(text)}</td>"

@@ -130,8 +130,9 @@ class Engine(Protocol):
         """Of the sizes of all values; infinite or NaN where one is. Evaluates."""
         ...
 
-    def sampled(self, array: Array, most: int) -> NumpyArray:
-        """At most so many values, at even distances in the device's own order, as `numpy` gives them."""
+    def sampled(self, array: Array, most: int, image: bool) -> NumpyArray:
+        """At most so many values of the last of a batch, at even distances, as `numpy` gives them; of an `image` in the
+        order [C h w], whatever the device's own is."""
         ...
 
     def guide(self, conditional: Array, unconditional: Array, scale: float) -> Array:

@@ -174,7 +174,7 @@ def test_no_work_at_import():
         for name in ("_refused(", "_not_built(", "_of_pictures(", "parts.", "options.")
     }
     declares |= {("cli/parity.py", name): reason for name in ("_asking(", "_opening(", "parity.command(")}
-    declares[("cli/plan.py", "_options_of_generate(")] = reason
+    declares |= {("cli/plan.py", "_options_of_generate("): reason, ("cli/precision.py", "options."): reason}
     assert broken(rules.work_at_import, PACKAGE, declares) == []
 
 

@@ -18,8 +18,9 @@ from cli_runner import Ran, cli
 from parity_cases import MLX, TORCH, Twin
 from PIL import Image
 
+from qwenimg import backends
 from qwenimg.common.families import registry
-from qwenimg.common.measure import charts
+from qwenimg.common.measure import charts, precision
 from qwenimg.common.measure.activations import Block, Blocks, block_of
 from qwenimg.common.measure.charts import Chart, Dot, Line, Series
 from qwenimg.common.measure.precision import Run, recommend
@@ -48,7 +49,8 @@ def test_a_model_with_streams_of_fifty_million(overflowing: models.Maker, tmp_pa
     """Plain float16 ends where the fixture says; `fp16` and the others draw, in the order of their roundings."""
     ran, report = measured(overflowing("streams"), backend, tmp_path)
     runs = runs_of(report)
-    assert report["reference"].startswith("fp64 on CPU") and report["compared"] == "fp32"
+    assert report["reference"].startswith("fp64 on CPU") and report["shown"] == "fp32"
+    assert list(report["compared"]) == ["fp64", "fp32"] and report["compared"]["fp64"].startswith("CPU (torch")
     assert runs.keys() == {"fp32", "bf16", "bf16-plain", "fp16", "fp16-upcast", "fp16-plain"}
     assert "transformer_blocks.1, operation gated, float16" in runs["fp16-plain"]["fault"]
     assert runs["fp16-plain"]["psnr"] is None and "overflow" in ran.out.decode()
@@ -56,8 +58,11 @@ def test_a_model_with_streams_of_fifty_million(overflowing: models.Maker, tmp_pa
     assert errors["fp32"] < 1e-5 < errors["fp16"] < errors["bf16"] < errors["bf16-plain"] < 0.5
     largest = {block["name"]: block["largest"] for block in runs["fp32"]["blocks"] if block["part"] == "denoiser"}
     assert 2e7 < largest["transformer_blocks.1"] < 2e8 and largest["transformer_blocks.0"] < 1e6
-    blocks = {block["name"]: block["error"] for block in runs["bf16"]["blocks"]}
-    assert 1e-3 < blocks["transformer_blocks.2"] < 0.2
+    blocks = {block["name"]: block["errors"] for block in runs["bf16"]["blocks"]}
+    assert all(1e-3 < blocks["transformer_blocks.2"][against] < 0.2 for against in ("fp64", "fp32"))
+    exact = {(block["part"], block["name"]): block["errors"]["fp64"] for block in runs["fp32"]["blocks"]}
+    print(f"float32 against float64, block by block: {min(exact.values()):.1e} to {max(exact.values()):.1e}")
+    assert len(exact) > 20 and 1e-9 < max(exact.values()) < 1e-4, "of every block, in one layout on both backends"
     text = ran.out.decode()
     assert "float16 does not hold the denoiser" in text and "--preset auto chooses" in text
     assert re.search(r"recommended here: --precision (?!fp16-plain)[\w-]+, since", text)
@@ -75,6 +80,19 @@ def test_a_stable_diffusion_model_and_chosen_policies(folders: dict[str, Path], 
     assert parts == {"text encoder", "denoiser", "VAE"}
     names = [block["name"] for block in runs["fp32"]["blocks"] if block["part"] == "denoiser"]
     assert names.index("down_blocks.0") < names.index("mid_block.resnets.0") < names.index("up_blocks.0")
+
+
+@pytest.mark.parametrize("why", ["not installed", "for the weights alone"])
+def test_without_float64(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    if why == "not installed":
+        monkeypatch.setattr(backends, "installed", lambda name: name != "cpu")
+    else:
+        monkeypatch.setattr(precision, "EXACT_BYTES", 1000)
+    ran, report = measured(tiny_folder, "mlx", tmp_path, "--policies", "fp32")
+    (line,) = [line for line in ran.err.splitlines() if "float64" in line]
+    assert line.startswith("compared with float32, not float64") and why in line
+    assert report["reference"] == "fp32 on CPU (mlx)" and report["compared"] == {"fp32": "CPU (mlx)"}
+    assert {*report["runs"][0]["blocks"][0]["errors"].values()} == {0.0}
 
 
 # What it writes
@@ -101,7 +119,10 @@ def test_the_page_holds_all_that_it_shows(overflowing: models.Maker, tmp_path: P
     sources.feed(page)
     assert sources.found == [] and "&lt;script&gt;" in page and "url(" not in page and "@import" not in page
     drawings = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
-    assert len(drawings) == 2
+    assert (
+        len(drawings) == 2
+        and page.count("<h2>Blocks against fp64 on CPU") == page.count("<h2>Blocks against fp32") == 1
+    )
     for drawing in drawings:
         assert len(list(ElementTree.fromstring(drawing).iter())) > 30
     assert "does not hold the denoiser" in page and "class='beyond'>overflow" in page
@@ -140,11 +161,11 @@ def test_blocks_by_hand(twin, tiny_folder: Path) -> None:
     checkpoint = registry.open_model(tiny_folder).checkpoint
     seen = Blocks(side.engine, checkpoint)
     first, second = "transformer_blocks.0.attn.to_q", "transformer_blocks.1.attn.to_q"
-    given = {first: [1.0, -7.0, 2.0], second: [3.0, 4.0, 5.0]}
+    given = {first: [1.0, -7.0, 2.0], second: [3.0, 4.0, 5.0]}  # of the last of a batch
     seen("linear", "no.such.layer", side.array(np.full(3, 9.0), "float32"))  # of no part
     for path, values in given.items():
-        seen("linear", path, side.array(np.array(values), "float32"))
-    seen("gated", "", side.array(np.array([0.0, -6.0, 8.0]), "float32"))  # of the block before it
+        seen("linear", path, side.array(np.array([[0.0, 0.0, 0.0], values]), "float32"))
+    seen("gated", "", side.array(np.array([[0.0, -6.0, 8.0]]), "float32"))  # of the block before it
     seen.end_of_first()
     seen("linear", first, side.array(np.array([0.0, np.inf, 8.0]), "float32"))
     seen("linear", first, side.array(np.array([1e9, 1e9, 1e9]), "float32"))
