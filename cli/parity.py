@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from qwenimg.backends import NAMES, PLACED
-from qwenimg.cli import streams
+from qwenimg.cli import places, streams
 from qwenimg.cli.help import HELP_NAMES
 from qwenimg.common.base.errors import NumericsError, UsageError
 from qwenimg.common.base.text import clean
@@ -63,6 +63,7 @@ def _asking(command: _F) -> _F:
 @click.option("--overwrite", is_flag=True, help="Replace it if it exists.")
 @click.option("--backend", type=click.Choice(_BACKENDS), default="auto", metavar="NAME", help="Default auto.")
 @_asking
+@places.found
 def record(model: str | None, output: Path, overwrite: bool, backend: str, **asked: Any) -> int:
     """Write a passport: what every block of MODEL computes here, and what float64 gives for the same."""
     from qwenimg.common.base import atomic_files
@@ -87,6 +88,7 @@ def record(model: str | None, output: Path, overwrite: bool, backend: str, **ask
 @click.option("-o", "--output", type=_PATH, metavar="PASSPORT", help="Write it with this backend's figures, to report.")
 @click.option("--overwrite", is_flag=True, help="Replace that file if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@places.found
 def check(
     passport: Path,
     model: str | None,
@@ -122,6 +124,7 @@ def check(
 @click.option("--overwrite", is_flag=True, help="Replace it if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @_asking
+@places.found
 def run(
     model: str | None, backends: str | None, output: Path | None, overwrite: bool, as_json: bool, **asked: Any
 ) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qwenimg.backends import NAMES
+from qwenimg.cli import places
 
 if TYPE_CHECKING:
     from qwenimg.common.measure.precision import Report
@@ -31,6 +32,7 @@ STEPS = 5  # the first and the last are looked at, those between are timed
 @click.option("--plot", type=_FILE, metavar="FILE", help="Write the charts as a PNG.")
 @click.option("--html", "as_html", type=_FILE, metavar="FILE", help="Write a page with tables and charts.")
 @click.option("--overwrite", is_flag=True, help="Replace files that exist.")
+@places.found
 def precision(
     model: str,
     backend: str,
