@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qwenimg.backends import NAMES
+from qwenimg.cli import places
 from qwenimg.common.base.errors import BackendMissing, UsageError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ _FEW = 2  # steps of the shorter run
 @click.option("--against", type=click.Choice(("diffusers", "mflux")), metavar="PEER", help="Time diffusers as well.")
 @click.option("--job", type=click.Path(), hidden=True, help="One arm of --against.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@places.found
 def bench(
     model: str | None, on_paper: str | None, as_json: bool, against: str | None, job: str | None, **given: Any
 ) -> None:

@@ -121,14 +121,18 @@ def settle(ctx: click.Context, given: dict[str, Any]) -> None:
         replayed = given["replay"] is not None and name in RECIPE
         unsaid = source[name] in (None, ParameterSource.DEFAULT)
         if unsaid and not replayed and not (sized and name in SIZES):
-            given[name] = _paths(name, value)
+            given[name] = _as_option(name, value)
 
 
-def _paths(name: str, value: Any) -> Any:
-    """A value as its option has it: some are paths, and one is several with a colon between them."""
+def _as_option(name: str, value: Any) -> Any:
     if name == "models_dir":
-        return tuple(map(Path, value.split(os.pathsep)))
+        return folders(value)
     return Path(value) if name in PARTS else value
+
+
+def folders(text: str) -> tuple[Path, ...]:
+    """Those of `models_dir`, with a colon between them."""
+    return tuple(map(Path, text.split(os.pathsep)))
 
 
 def _several(seed: str | None) -> bool:

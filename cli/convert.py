@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
-from qwenimg.cli import streams
+from qwenimg.cli import places, streams
 from qwenimg.cli.options import TEXTS
 from qwenimg.cli.pull import Bar
 from qwenimg.common.base.amounts import counted, size_text
@@ -23,14 +23,12 @@ _PATH = click.Path(path_type=Path, readable=False)  # what cannot be read is rep
     "--lora", type=TEXTS, multiple=True, metavar="FILE[:SCALE]", help="Added to the weights; may be repeated."
 )
 @click.option("--dtype", type=click.Choice(("bf16", "fp16", "fp32")), help="Of what is not in codes; else as it is.")
-@click.option("--transformer", "--unet", type=_PATH, metavar="FILE", help="Weights in the place of MODEL's.")
-@click.option("--text-encoder", type=_PATH, metavar="FILE", help="Weights in the place of MODEL's.")
-@click.option("--vae", type=_PATH, metavar="FILE", help="Weights in the place of MODEL's.")
-@click.option("--tokenizer", type=_PATH, metavar="FOLDER", help="CLIP's, for a Stable Diffusion file; else found.")
+@places.parts
 @click.option(
     "--prediction", type=click.Choice(("eps", "v")), help="What the UNet of a Stable Diffusion file predicts."
 )
 @click.option("--quiet", is_flag=True, help="Only errors on standard error.")
+@places.found
 def convert(
     model: str,
     out: Path,
@@ -39,7 +37,7 @@ def convert(
     dtype: str | None,
     prediction: Literal["eps", "v"] | None,
     quiet: bool,
-    **places: Path | None,
+    **given: Any,
 ) -> None:
     """Write MODEL, a folder, a file or a name, as the folder OUT: in fewer bits, with LoRAs in its weights, or as is.
 
@@ -51,9 +49,9 @@ def convert(
     from qwenimg.common.families.choices import PARTS, components_of
     from qwenimg.common.hub.resolve import find_part, resolve
 
-    given = {name: find_part(path) if name in PARTS else path for name, path in places.items() if path is not None}
-    asked = Asked(quantize=quantize, lora="; ".join(lora), dtype=dtype, prediction=prediction, **given)
-    found = resolve(model, without=components_of(part for part in PARTS if part in given))
+    files = {name: find_part(path) if name in PARTS else path for name, path in given.items() if path is not None}
+    asked = Asked(quantize=quantize, lora="; ".join(lora), dtype=dtype, prediction=prediction, **files)
+    found = resolve(model, without=components_of(part for part in PARTS if part in files))
     told = Told(quiet=quiet)
     try:
         convert(found.folder, out, asked, told)

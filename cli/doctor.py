@@ -8,12 +8,14 @@ from contextlib import ExitStack
 import click
 
 from qwenimg.backends import NAMES
+from qwenimg.cli import places
 
 
 @click.command("doctor")
 @click.argument("model", required=False)
 @click.option("--backend", type=click.Choice(NAMES), default="auto", metavar="|".join(NAMES), help="Default auto.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@places.found
 def doctor(model: str | None, backend: str, as_json: bool) -> int:
     """Measures this device, in seconds: a matrix product, a convolution and attention in each dtype against float64.
 

@@ -44,6 +44,7 @@ class Flags:
     refiner: str | None
     transformer: Path | None
     text_encoder: Path | None
+    text_encoder_2: Path | None
     vae: Path | None
     models_dir: tuple[Path, ...]
     tokenizer: Path | None
@@ -279,7 +280,7 @@ def _open(flags: Flags, replay: Replay | None, report: Report) -> Pipeline:
 
     model, refiner, precision, prediction = flags.model, flags.refiner, flags.precision, flags.prediction
     quantize, used = flags.quantize, {} if replay is None else replay.used
-    parts = {part: _part(part, flags, used) for part in PARTS}
+    parts: dict[str, Any] = {part: _part(part, flags, used) for part in PARTS}
     if replay is not None:
         without = components_of(part for part, path in parts.items() if path is not None)
         model = model or (None if replay.model is None else _named(replay.model, "-m", flags, without))

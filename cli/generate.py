@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from qwenimg.backends import NAMES
-from qwenimg.cli import options, parts, streams
+from qwenimg.cli import options, parts, places, streams
 from qwenimg.cli.help import HELP_NAMES, Sectioned, complete_prompt, show_version
 from qwenimg.cli.signals import Stop
 from qwenimg.common.base.errors import UsageError
@@ -104,15 +104,9 @@ def _of_pictures(command: _F) -> _F:
 @click.option("--lightning", type=int, metavar="N", help="--few-steps lightning:N, 4 or 8 steps for Qwen-Image.")
 @click.option("--lora-side", is_flag=True, help="--lora-mode side.")
 @click.option("--lora-fuse", is_flag=True, help="--lora-mode fuse.")
-@click.option(
-    "--models-dir",
-    type=options.FILE,
-    multiple=True,
-    metavar="DIR",
-    help="Also find files by name in DIR, such as ComfyUI's.",
-)
+@places.models_dir
 @click.option("--refiner", metavar="MODEL", help="An SDXL refiner that ends each picture.")
-@options.of_weights
+@places.weights
 @click.option("--backend", type=click.Choice(NAMES), default="auto", metavar="|".join(NAMES), help="Default auto.")
 @click.option(
     "--compile",
@@ -173,6 +167,7 @@ def generate(ctx: click.Context, /, **given: Any) -> int:
     config.settle(ctx, given)
     environment.check(ctx, given)
     parts.taken(given)
+    places.take_texts(given)
     if (steps := given.pop("lightning")) is not None:
         if given["few_steps"] is not None:
             raise UsageError("--lightning and --few-steps say the same; give one of them")

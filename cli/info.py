@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from qwenimg.cli import places
 from qwenimg.common.base.errors import ModelError
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ XMP = "XML:com.adobe.xmp"  # Pillow's name for it in a PNG
 @click.argument("file", type=click.Path(path_type=Path, readable=False))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--prediction", type=click.Choice(("eps", "v")), help="What a Stable Diffusion file's UNet predicts.")
+@places.found
 def info(file: Path, as_json: bool, prediction: Literal["eps", "v"] | None) -> None:
     """Prints the recipe in a picture, or what is in a model: a folder, a .safetensors file or a name (shapes)."""
     file = _found(file)

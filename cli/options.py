@@ -36,31 +36,6 @@ def of_picture(one: Option) -> Callable[[_F], _F]:
     return click.option(one.name, *spelled, type=kind, multiple=bool(one.joined), **shown)
 
 
-WEIGHTS = ("transformer", "text_encoder", "vae", "tokenizer", "prediction", "quantize")
-"""Options that say of which weights a model is made, as `qwenimg.load` calls them."""
-
-
-def of_weights(command: _F) -> _F:
-    """Declares them."""
-    part = "Weights in the place of the transformer or UNet."
-    clip = "CLIP's, for a Stable Diffusion file; else found."
-    bits = "Keep weights in so many bits; by part: text=8,transformer=4."
-    for declare in reversed(
-        (
-            click.option("--transformer", "--unet", type=FILE, metavar="FILE", help=part),
-            click.option("--text-encoder", type=FILE, metavar="FILE", help="Those of Qwen-Image's text encoder."),
-            click.option("--vae", type=FILE, metavar="FILE", help="Those of the VAE."),
-            click.option("--tokenizer", type=FILE, metavar="FOLDER", help=clip),
-            click.option(
-                "--prediction", type=click.Choice(("eps", "v")), metavar="eps|v", help="What the UNet predicts."
-            ),
-            click.option("-q", "--quantize", "--quantise", "--quantization", metavar="8|6|4", help=bits),
-        )
-    ):
-        command = declare(command)
-    return command
-
-
 # Names that other tools use, where every tool that knows the name means the same; they are not in the help.
 ALIASES = {
     "disable-metadata": "no-metadata",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from qwenimg.backends import NAMES, PLACED
-from qwenimg.cli import options, streams
+from qwenimg.cli import options, places, streams
 from qwenimg.cli.help import HELP_NAMES
 from qwenimg.common.base.errors import NumericsError, UsageError
 from qwenimg.common.base.text import clean
@@ -42,7 +42,7 @@ def parity() -> None:
 
 def _opening(command: _F) -> _F:
     """The options that say of which weights the model is made."""
-    return options.of_weights(options.of_picture(ALL["lora"])(command))
+    return places.weights(options.of_picture(ALL["lora"])(command))
 
 
 def _asking(command: _F) -> _F:
@@ -69,6 +69,7 @@ def _asking(command: _F) -> _F:
 @click.option("--backend", type=click.Choice(_BACKENDS), default="auto", metavar="NAME", help="Default auto.")
 @_opening
 @_asking
+@places.found
 def record(model: str | None, output: Path, overwrite: bool, backend: str, **asked: Any) -> int:
     """Write a passport: what every block of MODEL computes here, and what float64 gives for the same."""
     from qwenimg.common.base import atomic_files
@@ -94,6 +95,7 @@ def record(model: str | None, output: Path, overwrite: bool, backend: str, **ask
 @click.option("--overwrite", is_flag=True, help="Replace that file if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @_opening
+@places.found
 def check(
     passport: Path,
     model: str | None,
@@ -137,6 +139,7 @@ def check(
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @_opening
 @_asking
+@places.found
 def run(
     model: str | None, backends: str | None, output: Path | None, overwrite: bool, as_json: bool, **asked: Any
 ) -> int:
@@ -262,7 +265,7 @@ def _opened(model: str | None, backend: str, precision: str, given: dict[str, An
     import qwenimg
     from qwenimg.common.shapes.builtin import NAME
 
-    weights = {name: given[name] for name in options.WEIGHTS}
+    weights = {name: given[name] for name in places.WEIGHTS}
     with closing(qwenimg.load(model or NAME, backend, precision, **weights)) as pipe:
         yield Session(pipe)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from qwenimg.cli import parts, streams
+from qwenimg.cli import parts, places, streams
 from qwenimg.cli.generate import generate
 from qwenimg.common.base.errors import UsageError
 
@@ -53,6 +53,7 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, **given: A
     config.settle(ctx, given)
     environment.check(ctx, given)
     parts.taken(given)
+    places.take_texts(given)
     given["model"] = what or given["model"]
     given |= read_folders(given["models_dir"]).options(given)
     amount = None if memory is None else parse_bytes(memory, "--memory")

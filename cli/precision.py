@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qwenimg.backends import NAMES
-from qwenimg.cli import options
+from qwenimg.cli import places
 
 if TYPE_CHECKING:
     from qwenimg.common.families.choices import Choices
@@ -29,11 +29,12 @@ STEPS = 5  # the first and the last are looked at, those between are timed
 @click.option("--size", metavar="WxH", help="Default the model's, on a CPU half of it a side.")
 @click.option("--steps", type=click.IntRange(3, 1000), default=STEPS, metavar="N", help=f"Default {STEPS}.")
 @click.option("-s", "--seed", type=click.IntRange(0, 2**64 - 1), default=0, metavar="N", help="Default 0.")
-@options.of_weights
+@places.weights
 @click.option("--json", "as_json", type=_FILE, metavar="FILE", help="Write all figures.")
 @click.option("--plot", type=_FILE, metavar="FILE", help="Write the charts as a PNG.")
 @click.option("--html", "as_html", type=_FILE, metavar="FILE", help="Write a page with tables and charts.")
 @click.option("--overwrite", is_flag=True, help="Replace files that exist.")
+@places.found
 def precision(
     model: str,
     backend: str,

@@ -51,6 +51,7 @@ class Asked:
     prediction: Prediction | None = None
     transformer: Path | None = None
     text_encoder: Path | None = None
+    text_encoder_2: Path | None = None
     vae: Path | None = None
     tokenizer: Path | None = None
 

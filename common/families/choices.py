@@ -10,7 +10,7 @@ from typing import Literal
 Prediction = Literal["eps", "v"]
 
 
-PARTS = ("transformer", "text_encoder", "vae")
+PARTS = ("transformer", "text_encoder", "text_encoder_2", "vae")
 """The parts of a model whose weights may be another folder's or file's, as the options call them."""
 
 
@@ -25,7 +25,8 @@ class Choices:
 
     prediction: Prediction | None = None  # of the UNet
     transformer: Path | None = None  # the denoiser's weights in another folder or file
-    text_encoder: Path | None = None  # those of the text encoder
+    text_encoder: Path | None = None  # those of the text encoder, or of one of two
+    text_encoder_2: Path | None = None  # those of the other
     vae: Path | None = None
     tokenizer: Path | None = None  # the folder of that for a single file, which has none
     quantize: str | None = None  # how weights are kept in codes: `weights/quantise.py`
@@ -43,4 +44,5 @@ class Choices:
 
     def part(self, name: str) -> Path | None:
         """Of one of PARTS the folder or file that was chosen."""
-        return {"transformer": self.transformer, "text_encoder": self.text_encoder, "vae": self.vae}[name]
+        found: Path | None = getattr(self, name)
+        return found

@@ -16,7 +16,7 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.hf_cache import find_cached
 from qwenimg.common.base.safe_files import absolute, is_file, is_folder, kind
 from qwenimg.common.base.text import clean, shown_path
-from qwenimg.common.families import catalog
+from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.choices import PARTS
 from qwenimg.common.hub import comfy_paths
 from qwenimg.common.request import lora_text
@@ -25,6 +25,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "model": ("checkpoints", "diffusers"),
     "transformer": ("diffusion_models", "unet"),
     "text_encoder": ("text_encoders", "clip"),
+    "text_encoder_2": ("text_encoders", "clip"),
     "vae": ("vae",),
     "lora": ("loras",),
 }
@@ -49,7 +50,7 @@ class ModelFolders:
         found = next(self._candidates(name, kind_), None)
         if found is not None:
             return str(found)
-        if name.lower().endswith(SUFFIXES):
+        if name.lower().endswith(SUFFIXES) and catalog.find_piece(name) is None:  # else `pull` gets it
             places = ", ".join(shown_path(path, 60) for path in self.given[:3])
             raise ModelError(f"{clean(name, 100)}: no such file, nor a {KINDS[kind_][0]} of --models-dir {places}")
         return name
@@ -59,15 +60,23 @@ class ModelFolders:
         ModelError and UsageError."""
         said = {name: value for name, value in given.items() if value}
         found: dict[str, Any] = {
-            name: self.locate(said[name], "model") for name in ("model", "refiner") if name in said
+            name: self.locate(str(said[name]), "model") for name in ("model", "refiner") if name in said
         }
         found |= {part: Path(self.locate(str(said[part]), part)) for part in PARTS if part in said}
         if (loras := said.get("lora")) is not None:
             found["lora"] = self.lora(loras) if isinstance(loras, str) else tuple(map(self.lora, loras))
         return found
 
+    def of_any_kind(self, name: str) -> str:
+        """The same of a model, a part or a LoRA; `name` where it is nowhere."""
+        if not self.given or _is_elsewhere(name, "model"):
+            return name
+        return str(next((path for kind_ in KINDS for path in self._candidates(name, kind_)), name))
+
     def lora(self, text: str) -> str:
         """A request's `lora` with the paths of what is found."""
+        if not self.given:
+            return text
         asked = lora_text.parse(text)
         names = [self.locate(one.name, "lora") for one in asked]
         if any(";" in name for name in names) or names == [one.name for one in asked]:
@@ -130,7 +139,9 @@ def _is_model(path: Path, kind_: str) -> bool:
     try:
         if is_file(path):
             return path.name.lower().endswith(SUFFIXES)
-        return kind_ == "model" and is_folder(path) and is_file(path / "model_index.json")
+        if kind_ != "model" or not is_folder(path):
+            return False
+        return is_file(path / "model_index.json") or registry.foreign_folder(path) is not None
     except ModelError:
         return False
 

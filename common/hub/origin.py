@@ -29,7 +29,7 @@ def origin(resolved: Resolved, opened: Opened, choices: Choices) -> dict[str, An
         path = choices.part(part)
         if path is not None:
             found[part] = cached_name(absolute(path)) or from_path(str(path), path).name
-            prints[part] = _print(checkpoint, denoiser if part == "transformer" else part)
+            prints[part] = _print_at(checkpoint, path)
     return found | {"fingerprints": prints} if prints else found
 
 
@@ -39,6 +39,12 @@ def with_refiner(entries: dict[str, Any], resolved: Resolved, opened: Opened, re
     if resolved.from_path:
         prints = prints | {"refiner": _print(refiner, opened.family.denoiser)}
     return {**entries, "refiner": resolved.name} | ({"fingerprints": prints} if prints else {})
+
+
+def _print_at(checkpoint: Checkpoint, path: Path) -> str:
+    """Of the component that was read from the folder or file `path`."""
+    plans = (part.plan for part in checkpoint.components.values())
+    return next(fingerprint(plan.files) for plan in plans if path in (plan.files[0].path, plan.files[0].path.parent))
 
 
 def _print(checkpoint: Checkpoint, component: str) -> str:

@@ -32,6 +32,7 @@ from qwenimg.common.families.repository import has_weights, lacks
 from qwenimg.common.formats.files import PICKLES
 from qwenimg.common.shapes import builtin
 
+_QWEN_PARTS = frozenset({"transformer", "text_encoder", "vae"})
 _HUB_ID = re.compile(REPO)
 _FILES = (".safetensors", ".gguf", *PICKLES)  # a model in one file, readable or not
 
@@ -122,7 +123,7 @@ def _by_name(given: str, is_default: bool, offline: bool, without: frozenset[str
             return Resolved(folder=folder, name=name, known=known, revision=folder.name)
     if is_default and not without and builtin.present() and not any(map(has_weights, folders)):
         return _built_in()
-    if without.issuperset(PARTS) and repo == catalog.QWEN_IMAGE_FILES.repo:
+    if without.issuperset(_QWEN_PARTS) and repo == catalog.QWEN_IMAGE_FILES.repo:
         raise ModelError(_small_files_absent(name, offline))
     if not folders:
         raise ModelError(_absent(name, repo, known, offline))

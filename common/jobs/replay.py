@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from qwenimg.common.jobs.foreign import Foreign
     from qwenimg.common.request.recipe import Recipe
 
-PARTS = ("transformer", "text_encoder", "vae")
+PARTS = ("transformer", "text_encoder", "text_encoder_2", "vae")
 NAMES = ("model", "refiner", *PARTS)  # of what a recipe names and does not hold
 USED = ("image_sha256", "mask_sha256", "refiner", *PARTS, "prediction", "lora", "quantize")
 

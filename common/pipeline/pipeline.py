@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -68,10 +68,12 @@ class Pipeline:
         fallback: bool = False,
         options: Mapping[str, Any] | None = None,
         checkpoint: Checkpoint | None = None,
+        find_lora: Callable[[str], str] = str,
     ):
         """family: the name of the model's. fallback: goes on under the next policy where a value overflows. options:
-        what it was opened with, for recipes. checkpoint: its weights, without LoRAs."""
-        self.options, self.checkpoint = dict(options or {}), checkpoint
+        what it was opened with, for recipes. checkpoint: its weights, without LoRAs. find_lora: gives a request's
+        `lora` paths for names."""
+        self.options, self.checkpoint, self._find_lora = dict(options or {}), checkpoint, find_lora
         self.model, self.model_name, self.family, self.defaults = model, name, family, defaults
         self.runtime, self.engine = model.runtime, model.runtime.engine
         self.notify = self.runtime.notify
@@ -143,7 +145,8 @@ class Pipeline:
     def settled(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """What a call asks for with its `few_steps` worked out: steps, sampler, schedule, guidance and LoRA, where it
         does not say them itself. Raises UsageError."""
-        return few_steps.settled(asked, self.model.few_steps)
+        found = few_steps.settled(asked, self.model.few_steps)
+        return found | {"lora": self._find_lora(found["lora"])} if found.get("lora") else found
 
     @call_options.described
     def estimate(self, prompt: str, **asked: Unpack[Asked]) -> Estimate:

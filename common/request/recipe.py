@@ -60,6 +60,7 @@ class Recipe(TypedDict):
     refiner: NotRequired[str]  # its name, as `model`
     transformer: NotRequired[str]  # of the folder or file that its weights came from, where it was given
     text_encoder: NotRequired[str]
+    text_encoder_2: NotRequired[str]
     vae: NotRequired[str]
     fingerprints: NotRequired[dict[str, str]]  # of those that were given as a path, see `fingerprint`
     tokenizer: NotRequired[str]  # of a single file, where it was given: the folder's name
@@ -78,6 +79,7 @@ _TEXTS = (
     "refiner",
     "transformer",
     "text_encoder",
+    "text_encoder_2",
     "vae",
     "tokenizer",
     "prediction",
@@ -144,7 +146,7 @@ def png_text(recipe: Recipe) -> dict[str, str]:
     No path goes in by the names of models; `warnings` and the rest are stored as they are."""
     names: dict[str, str] = {
         key: model_label(str(recipe.get(key)))
-        for key in ("model", "refiner", "transformer", "text_encoder", "vae")
+        for key in ("model", "refiner", "transformer", "text_encoder", "text_encoder_2", "vae")
         if key in recipe
     }
     written = {**recipe, **names}

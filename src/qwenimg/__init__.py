@@ -12,7 +12,7 @@ from qwenimg.common.base.version import __version__
 
 TYPE_CHECKING = False  # typing's own takes longer to import than this file: `cli/main.py` says why that matters
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import ExitStack
     from pathlib import Path
     from typing import Any, Literal
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from qwenimg.common.families.choices import Choices
     from qwenimg.common.families.registry import Opened
+    from qwenimg.common.hub.model_folders import ModelFolders
     from qwenimg.common.hub.resolve import Resolved
     from qwenimg.common.pipeline.pipeline import Pipeline
     from qwenimg.common.pipeline.result import Result, Step
@@ -80,8 +81,10 @@ def load(
     refiner: str | Path | None = None,
     transformer: str | Path | None = None,
     text_encoder: str | Path | None = None,
+    text_encoder_2: str | Path | None = None,
     vae: str | Path | None = None,
     tokenizer: str | Path | None = None,
+    models_dir: str | Path | Sequence[str | Path] = (),
     prediction: Literal["eps", "v"] | None = None,
     quantize: str | None = None,
     max_memory: str | int | None = None,
@@ -91,30 +94,27 @@ def load(
 ) -> Pipeline:
     """Opens a model on a backend; weights are read when they are first needed.
 
-    model: a folder in diffusers layout, a known name, or a hub id that is in the local cache; None is qwen-image if it
-    was pulled or has its parts elsewhere, else the built-in model, with a notice. backend: auto, mlx, cuda or cpu.
-    precision: see `syntax` in `qwenimg.common.precision.precision`; `auto` is that of the preset: quality, balanced,
-    fast, memory, or auto, chosen from device, memory and model. quantize: weights in 8, 6 or 4 bits, or by part:
-    text=8,transformer=4. max_memory: bytes or `12GB`; blocks that do not fit are streamed. fallback: where a value
-    overflows, goes on in the next dtype. cache_prompts: keeps encoded prompts on the disk for later runs.
-    notify(kind, text) gets stages, warnings and notices. transformer (or UNet), text_encoder, vae: folder or file of
-    that part's weights, in the place of the model's. For Stable Diffusion: refiner, of SDXL; tokenizer and prediction
-    ("eps", "v") of one file. All files are checked before a framework is imported. Raises QwenimgError."""
+    model: a folder, a file, a known name, or a hub id that is in the cache; None is qwen-image if it was pulled or has
+    its parts elsewhere, else the built-in model, with a notice. backend: auto, mlx, cuda or cpu. precision: see
+    `syntax` in `qwenimg.common.precision.precision`; `auto` is the preset's: quality, balanced, fast, memory, or auto.
+    quantize: weights in 8, 6 or 4 bits, or text=8,transformer=4. max_memory: bytes or `12GB`; blocks that do not fit
+    are streamed. fallback: where a value overflows, goes on in the next dtype. cache_prompts: keeps encoded prompts on
+    the disk. notify(kind, text) gets stages, warnings and notices. transformer (or UNet), text_encoder, text_encoder_2,
+    vae: folder or file of that part's weights. models_dir: folders where models, parts and LoRAs have names. For Stable
+    Diffusion: refiner, of SDXL; tokenizer and prediction of one file. Raises QwenimgError."""
     from contextlib import ExitStack
 
     from qwenimg.common.base import arguments
     from qwenimg.common.families import catalog
-    from qwenimg.common.hub.resolve import resolve
     from qwenimg.common.pipeline.pipeline import Pipeline
     from qwenimg.common.shapes import builtin
 
-    arguments.check_paths(model=model, refiner=refiner)
     arguments.check_texts(backend=backend, precision=precision, preset=preset, quantize=quantize or "")
-    parts = {"transformer": transformer, "text_encoder": text_encoder, "vae": vae, "tokenizer": tokenizer}
-    choices = _choices(prediction, quantize, parts)
-    resolved = resolve(None if model is None else str(model), offline=offline, without=choices.elsewhere)
+    parts = {"transformer": transformer, "text_encoder": text_encoder, "text_encoder_2": text_encoder_2, "vae": vae}
+    folders, given = _found(models_dir, {**parts, "model": model, "refiner": refiner, "tokenizer": tokenizer})
+    resolved, choices = _resolved(given, prediction, quantize, offline=offline)
     with ExitStack() as stack:
-        opened, refining, entries = _opened(stack, resolved, choices, refiner, offline=offline)
+        opened, refining, entries = _opened(stack, resolved, choices, given["refiner"], offline=offline)
         if notify and model is None and resolved.known is catalog.BUILT_IN:
             notify("notice", builtin.notice(opened.checkpoint.parameters))
         runtime, error = _runtime(opened, backend, precision, preset, max_memory, notify, keep_prompts=cache_prompts)
@@ -127,25 +127,46 @@ def load(
             fallback=fallback,
             options=entries,
             checkpoint=opened.checkpoint,
+            find_lora=folders.lora,
         )
         stack.pop_all()  # from here on the pipeline closes them
     return pipeline
 
 
-def _choices(
-    prediction: Literal["eps", "v"] | None, quantize: str | None, given: dict[str, str | Path | None]
-) -> Choices:
-    """With the folders and files that are `given`. Raises UsageError."""
+def _found(
+    models_dir: str | Path | Sequence[str | Path], given: dict[str, str | Path | None]
+) -> tuple[ModelFolders, dict[str, str | Path | None]]:
+    """The folders, and what is `given` with the paths of what is found there by name. Raises UsageError and
+    ModelError."""
     import os
     from pathlib import Path
 
     from qwenimg.common.base import arguments
-    from qwenimg.common.families.choices import Choices
-    from qwenimg.common.hub.resolve import with_parts_found
+    from qwenimg.common.hub.model_folders import read_folders
 
+    several = [models_dir] if isinstance(models_dir, (str, os.PathLike)) else list(models_dir)
     arguments.check_paths(**given)
-    paths: dict[str, Any] = {name: Path(os.path.expanduser(path)) for name, path in given.items() if path}  # noqa: PTH111
-    return with_parts_found(Choices(prediction=prediction, quantize=quantize, **paths))
+    for folder in several:
+        arguments.check_paths(models_dir=folder)
+    folders = read_folders([Path(folder) for folder in several])
+    return folders, given | folders.options(given)
+
+
+def _resolved(
+    given: dict[str, str | Path | None], prediction: Literal["eps", "v"] | None, quantize: str | None, *, offline: bool
+) -> tuple[Resolved, Choices]:
+    """The model, and what was chosen. Raises UsageError and ModelError."""
+    import os
+    from pathlib import Path
+
+    from qwenimg.common.families.choices import PARTS, Choices
+    from qwenimg.common.hub.resolve import resolve, with_parts_found
+
+    said = {name: path for name in (*PARTS, "tokenizer") if (path := given[name])}
+    paths: dict[str, Any] = {name: Path(os.path.expanduser(path)) for name, path in said.items()}  # noqa: PTH111
+    choices = with_parts_found(Choices(prediction=prediction, quantize=quantize, **paths))
+    model = given["model"]
+    return resolve(None if model is None else str(model), offline=offline, without=choices.elsewhere), choices
 
 
 def _opened(

@@ -18,9 +18,9 @@ from tiny_model import VAE, tiny_vae
 
 import qwenimg
 from qwenimg.cli import config
-from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import registry
-from qwenimg.common.families.choices import PARTS, Choices
+from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.describe import describe
 from qwenimg.common.families.qwen_image import layouts
 from qwenimg.common.networks import qwen_dit, qwen_vae
@@ -29,6 +29,7 @@ from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.request.recipe import recipe_from_png
 
 BACKENDS = ("cpu", "mlx")
+PARTS = ("transformer", "text_encoder", "vae")
 ASKED = {"width": 48, "height": 32, "steps": 2, "seed": 4}
 
 
@@ -159,7 +160,7 @@ def test_a_file_that_is_not_that_part_is_refused(
 
 
 def test_a_part_of_another_kind_of_model(folders: dict[str, Path], tiny_folder: Path, files: dict[str, Path]) -> None:
-    with pytest.raises(UsageError, match="--text-encoder is for Qwen-Image"):
+    with pytest.raises(ModelError, match="holds no CLIP text encoder"):
         registry.open_model(folders["sd15"], Choices(text_encoder=files["text_encoder"]))
     with pytest.raises(ModelError, match=r"dit\.safetensors"):
         registry.open_model(folders["sd15"], Choices(transformer=files["transformer"]))
@@ -238,7 +239,8 @@ def test_parts_in_the_configuration_file_belong_to_its_model(
 
     def noted(model=None, *given, **options):
         asked.append({"model": model} | {part: options[part] for part in PARTS})
-        return load(model, *given, **{name: value for name, value in options.items() if name not in PARTS})
+        others = {name: value for name, value in options.items() if name not in (*PARTS, "text_encoder_2")}
+        return load(model, *given, **others)
 
     monkeypatch.setattr(qwenimg, "load", noted)
     file = tmp_path / "config.toml"

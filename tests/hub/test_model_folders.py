@@ -12,6 +12,7 @@ import pytest
 from cli_runner import cli
 from safetensors.torch import load_file, save_file
 
+import qwenimg
 from qwenimg.cli import config
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.hub import comfy_paths, model_folders
@@ -222,6 +223,34 @@ def test_a_picture_of_what_was_found_by_name(
         5, "w.safetensors: no such file, nor a"
     )
     cli("a red circle", "--models-dir", "nowhere", *small, "-o", "c.png").refused(2, "nowhere: no such folder")
+
+
+def test_every_command_that_opens_a_model_finds_it_by_name(
+    comfy: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`info` finds what is of any kind; folders of config.toml count as well; and so does Python."""
+    shutil.rmtree(comfy / "models/diffusers/tiny")
+    shutil.copytree(tiny_folder, comfy / "models/diffusers/tiny")
+    here = ("--models-dir", str(comfy))
+    for name, layout in (("tiny", b"diffusers folder"), ("qwen/a.safetensors", None)):
+        said = cli("info", name, *here)
+        assert (said.code == 0 and layout in said.out) if layout else "diffusion_models/qwen/a.safetensors" in said.err
+    cli("convert", "tiny", str(tmp_path / "o"), *here, "--vae", "w.safetensors").refused(5, "w.safetensors: no such")
+    cli("convert", "tiny", str(tmp_path / "o"), *here, "--lora", "w.safetensors").refused(5, "w.safetensors: no such")
+    assert cli("convert", "tiny", str(tmp_path / "o"), *here, "--quiet").code == 0
+    assert cli("bench", "tiny", *here, "--on-paper", "h100", "-W", "64", "-H", "64").code == 0
+    record = ("parity", "record", "-o", str(tmp_path / "p.safetensors"))
+    for command in (("precision",), ("bench",), ("doctor",), ("parity", "run", "--backends", "cpu,mlx"), record):
+        found = cli(*command, "a", *here)  # which is one byte
+        assert found.code == 5 and "checkpoints/a.safetensors" in found.err, found
+        cli(*command, "a", "--models-dir", "nowhere").refused(2, "nowhere: no such folder")
+    monkeypatch.setattr(config, "path", lambda: write(tmp_path / "config.toml", f'models_dir = "{comfy}"\n'))
+    assert cli("info", "tiny").code == 0
+    pipe = qwenimg.load("tiny", "cpu", models_dir=comfy)
+    assert pipe.model_name == "tiny"
+    assert pipe.settled({"lora": "style:0.5"})["lora"] == f"{comfy}/models/loras/style.safetensors:0.5"
+    with pytest.raises(UsageError, match="models_dir is 5; expected a text or a path"):
+        qwenimg.load("tiny", "cpu", models_dir=[5])
 
 
 def test_a_plan_of_what_is_found_by_name(comfy: Path, tiny_folder: Path) -> None:

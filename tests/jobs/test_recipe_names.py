@@ -82,7 +82,8 @@ def test_a_vae_is_named_without_its_path(given: str, cache: Path) -> None:
     Path("a").mkdir()
     Path("a/b").write_bytes(b"x" * 100)
     plan = SimpleNamespace(files=(open_regular(Path(given)),))
-    opened: Any = SimpleNamespace(checkpoint={"vae": SimpleNamespace(plan=plan)}, family=registry.STABLE_DIFFUSION)
+    checkpoint = SimpleNamespace(components={"vae": SimpleNamespace(plan=plan)})
+    opened: Any = SimpleNamespace(checkpoint=checkpoint, family=registry.STABLE_DIFFUSION)
     known = resolve.Resolved(folder=Path(), name="shapes-v1", known=catalog.BUILT_IN)
     labels = origin(known, opened, Choices(vae=Path(given)))
     assert labels["vae"] == "b" and set(labels["fingerprints"]) == {"vae"}

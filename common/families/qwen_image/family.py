@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from qwenimg.common.families.choices import PARTS
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.qwen_image import lora_names, mflux
 from qwenimg.common.families.qwen_image.checkpoint import REFUSED, open_folder
@@ -37,7 +36,7 @@ FAMILY = Family(
     denoiser="transformer",
     components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=MMDIT,
-    choices=frozenset({*PARTS, "tokenizer"}),
+    choices=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     open=open_folder,
     reads_folder=mflux.layout,
     describe_file=describe_file,

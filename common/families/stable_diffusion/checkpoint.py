@@ -16,6 +16,7 @@ from qwenimg.common.families.components import component, open_component, read_c
 from qwenimg.common.families.stable_diffusion import single_file
 from qwenimg.common.families.stable_diffusion.find_tokenizer import find_clip_tokenizer
 from qwenimg.common.families.stable_diffusion.single_file import SingleFile
+from qwenimg.common.families.stable_diffusion.text_files import open_text
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.networks import clip, kl_vae, unet
 from qwenimg.common.networks.clip import CLIPConfig
@@ -151,25 +152,44 @@ def open_file(path: Path, choices: Choices) -> Checkpoint:
 
 
 def with_parts(checkpoint: Checkpoint, choices: Choices) -> Checkpoint:
-    """`checkpoint` with the UNet and the VAE that `choices` has in other folders or files. Raises ModelError, and then
-    `checkpoint` is closed."""
-    for name, path, from_file in (("unet", choices.transformer, _unet_file), ("vae", choices.vae, _vae_file)):
+    """`checkpoint` with the parts that `choices` has in other folders or files. Raises ModelError and UsageError, and
+    then `checkpoint` is closed."""
+    texts: dict[str, Path] = {}
+    for path, opened in (
+        (choices.transformer, _open_unet),
+        (choices.text_encoder, open_text),
+        (choices.text_encoder_2, open_text),
+        (choices.vae, _open_vae),
+    ):
         if path is not None:
-            checkpoint = _with(checkpoint, name, path, from_file)
+            checkpoint, name = _with(checkpoint, path, opened)
+            if opened is open_text and name in texts:
+                checkpoint.close()
+                shown = " and ".join(clean(file.name, 60) for file in (texts[name], path))
+                raise UsageError(f"--text-encoder: {shown} are both the model's {name}; give one of them")
+            texts[name] = path
     return checkpoint
 
 
-def _with(
-    checkpoint: Checkpoint, name: str, path: Path, from_file: Callable[[Checkpoint, Path], Component]
-) -> Checkpoint:
-    network = {"unet": unet.NETWORK, "vae": kl_vae.NETWORK}[name]
+_Opened = tuple[str, Component]  # and which of the model's it is
+
+
+def _open_unet(checkpoint: Checkpoint, path: Path) -> _Opened:
+    if is_folder(path):
+        return "unet", open_component(unet.NETWORK, path, read_config(unet.NETWORK, path), "unet")
+    return "unet", _unet_file(checkpoint, path)
+
+
+def _open_vae(checkpoint: Checkpoint, path: Path) -> _Opened:
+    if is_folder(path):
+        return "vae", open_component(kl_vae.NETWORK, path, read_config(kl_vae.NETWORK, path), "vae")
+    return "vae", _vae_file(checkpoint, path)
+
+
+def _with(checkpoint: Checkpoint, path: Path, opened: Callable[[Checkpoint, Path], _Opened]) -> tuple[Checkpoint, str]:
     with ExitStack() as stack:
         stack.callback(checkpoint.close)
-        part = (
-            open_component(network, path, read_config(network, path), name)
-            if is_folder(path)
-            else from_file(checkpoint, path)
-        )
+        name, part = opened(checkpoint, path)
         stack.callback(part.plan.close)
         changed = replace(checkpoint, components={**checkpoint.components, name: part})
         check(changed, sdxl=facts(checkpoint).sdxl)
@@ -177,7 +197,7 @@ def _with(
         if used.isdisjoint(checkpoint[name].plan.files):  # not one file that the others are still read from
             checkpoint[name].plan.close()
         stack.pop_all()
-        return changed
+        return changed, name
 
 
 def _vae_file(checkpoint: Checkpoint, path: Path) -> Component:

@@ -6,12 +6,14 @@ from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.description import Description, in_memory, summary
-from qwenimg.common.families.stable_diffusion import single_file
+from qwenimg.common.families.stable_diffusion import single_file, text_files
 from qwenimg.common.formats.stored import Header
 
 
 def describe_file(header: Header, prediction: Prediction | None) -> Description | None:
     """Its type and the reasons for it, its models, and what does not fit; None for another file."""
+    if (text := text_files.described(header.tensors)) is not None:
+        return Description(lines=[f"layout: {text}", summary("file", header.tensors)])
     if not single_file.is_single_file(header.tensors):
         return None
     whole = Description(lines=["layout: Stable Diffusion, single file", summary("file", header.tensors)])

@@ -8,6 +8,7 @@ from pathlib import Path
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.families.choices import PARTS
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
 from qwenimg.common.families.stable_diffusion import lora_names
@@ -71,7 +72,7 @@ FAMILY = Family(
     denoiser="unet",
     components=(("unet",), ("text_encoder", "text_encoder_2"), ("vae",)),
     precision=UNET,
-    choices=frozenset({"prediction", "tokenizer", "transformer", "vae"}),
+    choices=frozenset({"prediction", "tokenizer", *PARTS}),
     open=checkpoints.open_checkpoint,
     reads_file=reads,
     describe_file=describe_file,

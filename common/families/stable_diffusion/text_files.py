@@ -1,0 +1,111 @@
+"""A CLIP text encoder in a folder or file of its own: which of a model's it is, and where its tensors are.
+
+SDXL has two, which differ in their width, so that this says which one a file is. Its names are transformers', or
+OpenCLIP's; either may stand behind a prefix that tells of a whole model. What shapes cannot say, the model says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.safe_files import bad, is_folder
+from qwenimg.common.base.text import clean
+from qwenimg.common.families.components import component, open_component, read_config
+from qwenimg.common.families.stable_diffusion import ldm_keys
+from qwenimg.common.formats.files import first
+from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.stored import Header, Stored
+from qwenimg.common.networks import clip
+from qwenimg.common.runtime.checkpoint import Checkpoint, Component
+from qwenimg.common.weights import keys
+from qwenimg.common.weights.plan import as_stored
+
+WIDTHS = {768: "CLIP-L (ViT-L/14)", 1024: "OpenCLIP-H", 1280: "CLIP-G (OpenCLIP bigG)"}
+_TOKENS = "text_model.embeddings.token_embedding.weight"  # in transformers' names
+_OPEN_TOKENS = "token_embedding.weight"  # in OpenCLIP's
+_NOT_NEEDED = ("logit_scale", "text_model.embeddings.position_ids", "text_projection.weight")
+_OPEN_NOT_NEEDED = ("logit_scale", "attn_mask", "text_projection")
+
+
+def find(tensors: Mapping[str, Stored]) -> tuple[str, bool, int] | None:
+    """Of a text encoder alone the prefix of its names, whether they are OpenCLIP's, and its width; None of another."""
+    for sign, open_clip in ((_TOKENS, False), (_OPEN_TOKENS, True)):
+        key = next((name for name in tensors if name == sign or name.endswith(f".{sign}")), None)
+        if key is not None and len(tensors[key].shape) == 2:
+            prefix = key.removesuffix(sign)
+            blocks = f"{prefix}{'transformer.resblocks.0.' if open_clip else 'text_model.encoder.layers.0.'}"
+            if any(name.startswith(blocks) for name in tensors):
+                return prefix, open_clip, tensors[key].shape[1]
+    return None
+
+
+def described(tensors: Mapping[str, Stored]) -> str | None:
+    """What a text encoder alone is, and by what; None of another file."""
+    found = find(tensors)
+    if found is None or any(not name.startswith(found[0]) for name in tensors):
+        return None
+    prefix, open_clip, width = found
+    names = "OpenCLIP's names" if open_clip else "transformers' names"
+    behind = f" behind {clean(prefix, 60)}" if prefix else ""
+    what = WIDTHS.get(width, "a CLIP text encoder")
+    return f"{what}, {names}{behind} (width {width}); draw with it by --text-encoder"
+
+
+def open_text(checkpoint: Checkpoint, path: Path) -> tuple[str, Component]:
+    """The text encoder in the folder or file `path`, and which of the model's it is. Raises ModelError."""
+    if is_folder(path):
+        config = read_config(clip.NETWORK, path)
+        name = _slot(checkpoint, config.hidden_size, path)
+        return name, open_component(clip.NETWORK, path, config, name)
+    header = read_header(path)
+    try:
+        found = find(header.tensors)
+        if found is None:
+            raise bad(path, "holds no CLIP text encoder: no text_model.encoder.layers or transformer.resblocks")
+        prefix, open_clip, width = found
+        name = _slot(checkpoint, width, path)
+        if open_clip:
+            return name, _open_clip(header, prefix, name, checkpoint[name].config)
+    except BaseException:
+        header.file.close()
+        raise
+    header.file.close()
+    config = checkpoint[name].config
+
+    def rename(key: str) -> str | None:
+        plain = key.removeprefix(prefix)
+        if plain in _NOT_NEEDED and not (config.projection_dim and plain.startswith("text_projection")):
+            return None
+        return clip.rename(plain) if key.startswith(prefix) else key
+
+    return name, open_component(clip.NETWORK, path, config, name, lambda manifest: rename)
+
+
+def _slot(checkpoint: Checkpoint, width: int, path: Path) -> str:
+    found = next((name for name, part in checkpoint.texts.items() if part.config.hidden_size == width), None)
+    if found is None:
+        own = " and ".join(str(part.config.hidden_size) for part in checkpoint.texts.values())
+        what = WIDTHS.get(width, f"a text encoder of width {width}")
+        raise ModelError(
+            f"{clean(path, 120)}: is {what}; {clean(checkpoint.source.name, 60)} takes width {own} ({width} found)"
+        )
+    return found
+
+
+def _open_clip(header: Header, prefix: str, name: str, config: clip.CLIPConfig) -> Component:
+    manifest = clip.manifest(config)
+    plan = keys.plan_places(header, name, ldm_keys.open_clip_places(manifest, prefix), manifest, as_stored(manifest))
+    spare = tuple(f"{prefix}transformer.resblocks.{layer}." for layer in _spare_layers(config))
+    needless = {f"{prefix}{name}" for name in _OPEN_NOT_NEEDED}
+    unknown = header.tensors.keys() - plan.known - needless
+    unknown = {name for name in unknown if not name.startswith(spare)}
+    if unknown:
+        raise bad(header.file.path, f"holds unknown tensor {first(sorted(unknown))}: not a {name} like the model's")
+    return component(clip.NETWORK, config, plan)
+
+
+def _spare_layers(config: clip.CLIPConfig) -> range:
+    """Of OpenCLIP-H those that Stable Diffusion 2 never uses."""
+    return range(config.num_hidden_layers, ldm_keys.CLIP_H_LAYERS + 1 if config.projection_dim is None else 0)
