@@ -113,6 +113,7 @@ def _against(model: str | None, peer: str, as_json: bool, **given: Any) -> str:
     from importlib.util import find_spec
 
     from qwenimg import backends
+    from qwenimg.common.base.config import read_json
     from qwenimg.common.hub.resolve import resolve
     from qwenimg.common.measure import bench as measuring
     from qwenimg.common.measure import peers
@@ -125,10 +126,13 @@ def _against(model: str | None, peer: str, as_json: bool, **given: Any) -> str:
     resolved = resolve(model)
     with ExitStack() as stack:
         subject = _subject(model, stack)
-    if subject.denoiser[0] != "qwen_dit" or not resolved.folder.is_dir():
-        raise UsageError("--against diffusers is built for Qwen-Image folders; bench without it takes every model")
+    index = resolved.folder / "model_index.json"
+    if not index.is_file() or read_json(index).get("_class_name") not in peers.PIPELINES:
+        raise UsageError(
+            f"--against diffusers takes folders of {', '.join(peers.PIPELINES)}; bench without it takes every model"
+        )
     engine, usual, many = backends.load(given["backend"]), subject.defaults, given["steps"] or 6
-    dtype = parse(given["precision"], on_gpu=engine.on_gpu, kind=subject.kind).compute_dtype("transformer")
+    precision = parse(given["precision"], on_gpu=engine.on_gpu, kind=subject.kind)
     width, height = (16 * -(-side // 16) for side in (given["width"] or usual.width, given["height"] or usual.height))
     guidance = usual.guidance if given["guidance"] is None else given["guidance"]
     ask = measuring.Ask(width=width, height=height, guidance=guidance, few=_FEW, many=many, rounds=given["rounds"])
@@ -138,7 +142,8 @@ def _against(model: str | None, peer: str, as_json: bool, **given: Any) -> str:
         device="cuda" if engine.name == "cuda" else "cpu",
         policy=given["precision"],
         compile=given["compile"],
-        dtype=dtype,
+        dtype=precision.compute_dtype("transformer"),
+        vae_dtype=precision.compute_dtype("vae"),
         negative_prompt=usual.negative_prompt,
         prompt=ask.prompt,
         guidance=guidance,
@@ -146,7 +151,7 @@ def _against(model: str | None, peer: str, as_json: bool, **given: Any) -> str:
         many=many,
         rounds=ask.rounds,
     )
-    shape = (1, subject.vae[1].z_dim, height // subject.scale, width // subject.scale)
+    shape = (1, subject.latent_channels, height // subject.scale, width // subject.scale)
     made = peers.compare(job, ["-c", _OURS], ["-c", backends.PEER], shape, ask.seed)
     return json.dumps(made.as_json()) if as_json else "\n".join(peers.shown(made, ask))
 

@@ -1,5 +1,5 @@
 """The peer's arm of `qwenimg bench --against diffusers`, a process of its own: diffusers' pipeline on the same folder,
-noise, prompt, steps and dtype, timed as ours is."""
+noise, prompt, steps and dtypes, timed as ours is."""
 
 from __future__ import annotations
 
@@ -25,11 +25,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
     imported = time.perf_counter() - begun
     diffusers.utils.logging.set_verbosity_error()
-    dtype = getattr(torch, job["dtype"])
-    placed = {"local_files_only": True} | ({"device_map": "cuda"} if job["device"] == "cuda" else {})
-    vae = diffusers.AutoencoderKLQwenImage.from_pretrained(job["folder"], subfolder="vae", torch_dtype=torch.float32)
-    pipe = diffusers.QwenImagePipeline.from_pretrained(job["folder"], vae=vae, torch_dtype=dtype, **placed)
-    pipe.set_progress_bar_config(disable=True)
+    pipe = _opened(diffusers, job)
     loaded = time.perf_counter() - begun - imported
     text = _encoded(pipe, job)
     noise = np.load(job["noise"])
@@ -62,17 +58,44 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _opened(diffusers: Any, job: dict[str, Any]) -> Any:
+    """The folder's own pipeline; the VAE in the dtype that ours has for it."""
+    index = json.loads((Path(job["folder"]) / "model_index.json").read_text(encoding="utf-8"))
+    placed = {"local_files_only": True} | ({"device_map": "cuda"} if job["device"] == "cuda" else {})
+    dtype, vae_dtype = (getattr(torch, job[name]) for name in ("dtype", "vae_dtype"))
+    cls = getattr(diffusers, index["vae"][1])
+    vae = cls.from_pretrained(job["folder"], subfolder="vae", torch_dtype=vae_dtype, local_files_only=True)
+    pipe = getattr(diffusers, index["_class_name"])
+    made = pipe.from_pretrained(job["folder"], vae=vae, torch_dtype=dtype, **placed)
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
 def _encoded(pipe: Any, job: dict[str, Any]) -> dict[str, Any]:
-    """The states of both prompts, made once, and the seconds that they took."""
+    """What the steps take of both prompts, made once, and the seconds that it took."""
     start = time.perf_counter()
-    made: dict[str, torch.Tensor] = {}
-    for name, prompt in (("", job["prompt"]), ("negative_", job["negative_prompt"])):
-        if name and job["guidance"] <= 1:
-            continue
-        with torch.inference_mode():
-            states, mask = pipe.encode_prompt(prompt=prompt)
-        made |= {f"{name}prompt_embeds": states, f"{name}prompt_embeds_mask": mask}
+    made: dict[str, Any] = {}
+    with torch.inference_mode():
+        if _is_qwen(pipe):
+            for name, prompt in (("", job["prompt"]), ("negative_", job["negative_prompt"])):
+                if not name or job["guidance"] > 1:
+                    states, mask = pipe.encode_prompt(prompt=prompt)
+                    made |= {f"{name}prompt_embeds": states, f"{name}prompt_embeds_mask": mask}
+        else:
+            found = pipe.encode_prompt(
+                prompt=job["prompt"],
+                negative_prompt=job["negative_prompt"] or None,
+                device=torch.device(job["device"]),
+                num_images_per_prompt=1,
+                do_classifier_free_guidance=job["guidance"] > 1,
+            )
+            names = ("prompt_embeds", "negative_prompt_embeds", "pooled_prompt_embeds", "negative_pooled_prompt_embeds")
+            made = {name: states for name, states in zip(names, found, strict=False) if states is not None}
     return {"states": made, "seconds": time.perf_counter() - start}
+
+
+def _is_qwen(pipe: Any) -> bool:
+    return type(pipe).__name__.startswith("QwenImage")
 
 
 def _steps(
@@ -89,23 +112,25 @@ def _steps(
 
     start = time.perf_counter()
     device, dtype = torch.device(job["device"]), getattr(torch, job["dtype"])
-    latents = ops.stream(ops.table(pack(noise), dtype, device), dtype)
+    packed = pack(noise) if _is_qwen(pipe) else noise
     final = pipe(
         **text["states"],
-        true_cfg_scale=job["guidance"],
+        **{"true_cfg_scale" if _is_qwen(pipe) else "guidance_scale": job["guidance"]},
         width=noise.shape[3] * 8,
         height=noise.shape[2] * 8,
         num_inference_steps=steps,
-        latents=latents,
+        latents=ops.stream(ops.table(packed, dtype, device), dtype),
         output_type="latent",
         callback_on_step_end=at_end,
     ).images
     seconds = [b - a for a, b in zip([start, *ended[:-1]], ended, strict=True)]
-    return seconds, unpack(ops.numpy(final), *noise.shape[2:])
+    made = ops.numpy(final)
+    return seconds, unpack(made, *noise.shape[2:]) if _is_qwen(pipe) else made
 
 
 def _decoding(pipe: Any, latents: np.ndarray) -> float:
-    z = ops.table(latents, torch.float32, pipe.vae.device)[:, :, None]
+    z = ops.stream(ops.table(latents, torch.float32, pipe.vae.device), pipe.vae.dtype)
+    z = z[:, :, None] if _is_qwen(pipe) else z
     start = time.perf_counter()
     with torch.inference_mode():
         ops.numpy(pipe.vae.decode(z, return_dict=False)[0])

@@ -20,6 +20,7 @@ from qwenimg.common.numbers import noise
 
 # Relative (L2) difference of the final latents up to which two arms made the same: of float32 roundings alone, and of
 # 16-bit ones, which guidance multiplies at every step.
+PIPELINES = ("QwenImagePipeline", "StableDiffusionPipeline", "StableDiffusionXLPipeline")  # of folders it is built for
 LIMITS = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.1}
 
 
@@ -32,7 +33,8 @@ class Job:
     device: str  # the peer's
     policy: str  # ours: what --precision says
     compile: str
-    dtype: str
+    dtype: str  # of the denoiser
+    vae_dtype: str
     prompt: str
     negative_prompt: str
     guidance: float
@@ -78,7 +80,10 @@ class Compared:
     @property
     def ratio(self) -> float | str:
         """Of the steady steps, ours to the peer's."""
-        return self.ours.stages["steady step"] / self.peer.stages["steady step"] if self.valid else "INVALID"
+        ours, peer = (arm.stages["steady step"] for arm in (self.ours, self.peer))
+        if not self.valid:
+            return "INVALID"
+        return ours / peer if min(ours, peer) > 0 else "too short to measure"
 
     def as_json(self) -> dict[str, Any]:
         arms = [asdict(self.ours), asdict(self.peer)]

@@ -39,6 +39,12 @@ class Subject:
         scale: int = self.vae[1].scale
         return scale
 
+    @property
+    def latent_channels(self) -> int:
+        config = self.vae[1]
+        channels: int = config.z_dim if self._is_dit else config.latent_channels
+        return channels
+
     def step(self, width: int, height: int, guided: bool) -> tuple[Case, int]:
         """What one step of a picture of so many pixels asks of the denoiser, and how many times: both branches of
         guidance go in one batch where the model runs them so on a GPU."""

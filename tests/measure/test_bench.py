@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,6 +93,11 @@ def test_a_result_that_differs_has_no_ratio(difference: float, ratio: float | st
     assert peers.shown(made, ASK)[-1].endswith(f"{ratio:.2f}" if isinstance(ratio, float) else ratio)
 
 
+def test_a_slope_that_is_noise_has_no_ratio() -> None:
+    made = peers.Compared(ours=measured(-0.1), peer=measured(2.0), difference=1e-6, limit=1e-3)
+    assert made.ratio == "too short to measure"
+
+
 @pytest.mark.slow
 def test_against_diffusers() -> None:
     """The built-in model, which diffusers opens too: the same latents from the same noise."""
@@ -100,6 +106,21 @@ def test_against_diffusers() -> None:
     made = json.loads(ran.out)
     print(made["difference"], made["ratio"])
     assert ran.code == 0 and made["difference"] < 1e-5 and [arm["arm"] for arm in made["arms"]][1] == "diffusers"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sd15", "sd21", "sdxl"])
+def test_against_diffusers_for_stable_diffusion(name: str, folders: dict[str, Path]) -> None:
+    """Each folder's own scheduler, both branches of guidance: the same latents from the same noise."""
+    small = ("-W", "64", "-H", "80", "--steps", "4", "--rounds", "1", "--guidance", "5", "--precision", "fp32")
+    ran = cli("bench", str(folders[name]), "--against", "diffusers", "--backend", "cpu", *small, "--json")
+    made = json.loads(ran.out)
+    print(name, made["difference"], made["ratio"])
+    assert ran.code == 0 and made["difference"] < 1e-5 and made["ratio"] != "INVALID"
+
+
+def test_only_text_to_image_folders_have_a_peer(folders: dict[str, Path]) -> None:
+    cli("bench", str(folders["inpaint"]), "--against", "diffusers").refused(2, "--against diffusers takes folders of")
 
 
 def test_what_is_not_built_says_so() -> None:
