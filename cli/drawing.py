@@ -56,6 +56,7 @@ class Flags:
     compile: str
     preset: str | None
     precision: str | None
+    step_cache_check: bool
     fallback: bool
     cache_prompts: bool
     offline: bool
@@ -194,6 +195,8 @@ def _check_files(flags: Flags, replay: Replay | None, wanted: Sequence[Picture])
 
     presets.check(flags.preset or "auto")
     registry.check_precision(flags.precision or "auto")
+    if flags.step_cache_check and not any(one.said("step_cache") or one.said("cached_calls") for one in wanted):
+        raise UsageError("--step-cache-check compares what --step-cache draws; give both")
     if flags.output == "-":
         if len(wanted) > 1:
             raise UsageError(f"-o -: standard output takes one picture, this run makes {len(wanted)}")
@@ -253,6 +256,7 @@ def _job(flags: Flags, replay: Replay | None, wanted: Sequence[Picture], report:
         replay=replay,
         overwrite=flags.overwrite,
         metadata=not flags.no_metadata,
+        check_cache=flags.step_cache_check,
         new_folder=makes_folder(flags.output),
         save_latents=flags.save_latents,
         put=streams.put,

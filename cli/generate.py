@@ -127,6 +127,7 @@ def _of_pictures(command: _F) -> _F:
 @click.option(
     "--cache-prompts", is_flag=True, help="Keep encoded prompts on the disk: later runs load no text encoder."
 )
+@click.option("--step-cache-check", is_flag=True, help="Also draw without --step-cache, and say how far that is.")
 @click.option("--fallback", is_flag=True, help="Go on in a larger dtype where a value overflows.")
 @click.option("--max-memory", metavar="AMOUNT", help="Stay below, as 12GB: blocks that do not fit are streamed.")
 @click.option("--offline", is_flag=True, help="Use no network.")

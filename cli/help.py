@@ -40,7 +40,7 @@ _OWN: dict[str, tuple[str, ...]] = {
     "Picture to start from": (),
     "Model": (
         "model", "backend", "compile", "preset", "precision", "fallback", "quantize", "max_memory", "cache_prompts",
-        "offline",
+        "offline", "step_cache_check",
         "transformer", "text_encoder", "vae", "models_dir", "refiner", "tokenizer", "prediction",
         "lightning", "lora_side", "lora_fuse",
     ),

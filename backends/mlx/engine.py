@@ -96,6 +96,9 @@ class MLXEngine:
         flat = (last.transpose(2, 0, 1) if image else last).reshape(-1)
         return self.numpy(flat[:: -(-len(flat) // most)])
 
+    def row_sizes(self, array: Array) -> NumpyArray:
+        return ops.numpy(mx.mean(mx.abs(ops.at_least_float32(array)), axis=-1))
+
     def guide(self, conditional: Array, unconditional: Array, scale: float) -> Array:
         return ops.guide(conditional, unconditional, scale)
 

@@ -108,6 +108,9 @@ class TorchEngine:
         flat = array[-1].reshape(-1)
         return ops.numpy(flat[:: -(-len(flat) // most)])
 
+    def row_sizes(self, array: Tensor) -> NumpyArray:
+        return ops.numpy(ops.at_least_float32(array).abs().mean(-1))
+
     def guide(self, conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:
         with torch.inference_mode():
             return ops.guide(conditional, unconditional, scale)

@@ -70,10 +70,11 @@ def fields(said: Fields) -> Fields:
 
 
 def merged(base: Fields, more: Fields) -> Fields:
-    """`more` over `base`, where an aspect takes the place of the sides, a side that of an aspect, and few steps that of
-    their number and of all that goes with it."""
+    """`more` over `base`, where an aspect takes the place of the sides, a side that of an aspect, few steps that of
+    their number and of all that goes with it, and a step cache that of the calls that another one chose."""
     replaced = {"width", "height"} if "aspect" in more else {"aspect"} if more.keys() & {"width", "height"} else set()
     replaced |= set(FEW) if more.get("few_steps") else set()
+    replaced |= {"cached_calls"} if "step_cache" in more else set()
     return {name: value for name, value in base.items() if name not in replaced} | more
 
 

@@ -5,6 +5,7 @@ What draws is imported when it is used: a wrong option is refused without it.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,6 +45,7 @@ class Job:
     replay: Replay | None = None  # what is made again
     overwrite: bool = False
     metadata: bool = True
+    check_cache: bool = False  # whether what a step cache changes is measured, by drawing whole too
     new_folder: bool = False  # whether the folder of a picture is made where it is missing
     save_latents: Path | None = None  # those of all pictures
     put: Callable[[bytes], object] | None = None  # takes a picture that has no path
@@ -146,6 +148,8 @@ def run(pipe: Pipeline, job: Job, wanted: Sequence[Picture], listener: Listener)
         try:
             result = _draw(pipe, job, picture, listener)
             drawn = True
+            if job.check_cache and "step_cache_effect" in result.recipe:
+                _check_cache(pipe, job, picture, listener, result)
             for line in differences(job.replay, picture, result.recipe):
                 listener.notify("warning", line)
             _write(job, picture, result)
@@ -174,6 +178,19 @@ def _draw(pipe: Pipeline, job: Job, picture: Picture, listener: Listener) -> Res
             return event
         listener.step(picture, event)
     raise AssertionError("the stream ended without a picture")
+
+
+def _check_cache(pipe: Pipeline, job: Job, picture: Picture, listener: Listener, result: Result) -> None:
+    """Draws `result` without its step cache too, and adds to its recipe how far it is from that."""
+    from qwenimg.common.pictures.pixels import psnr
+
+    listener.notify("stage", "step cache: drawing the whole run to compare")
+    whole = _draw(pipe, job, replace(picture, asked=picture.asked | {"step_cache": 0.0, "cached_calls": ""}), listener)
+    seconds, ratio = (one.timing["steps"] for one in (result, whole)), psnr(result.pixels, whole.pixels)
+    took = " of ".join(f"{one:.1f}" for one in seconds)
+    found = "the same pixels" if math.isinf(ratio) else f"PSNR {ratio:.1f} dB"
+    result.recipe["step_cache_effect"] += f"; against the whole run {found}, {took} s"
+    listener.notify("stage", f"step cache: {result.recipe['step_cache_effect']}")
 
 
 def _write(job: Job, picture: Picture, result: Result) -> None:

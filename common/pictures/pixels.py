@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,12 @@ def crop(pixels: Uint8, width: int, height: int) -> Uint8:
     """The top left `width` x `height` of [H, W, C]: what was rendered in excess goes, right and bottom."""
     assert 0 < height <= pixels.shape[0] and 0 < width <= pixels.shape[1], (pixels.shape, width, height)
     return np.ascontiguousarray(pixels[:height, :width])
+
+
+def psnr(a: Uint8, b: Uint8) -> float:
+    """Of two pictures, in dB; infinite for the same pixels."""
+    error = float(np.mean((a.astype(np.float64) - b) ** 2))
+    return 10 * math.log10(255**2 / error) if error else math.inf
 
 
 def blank_warning(pixels: Uint8) -> str | None:

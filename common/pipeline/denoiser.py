@@ -6,9 +6,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.pipeline.inpaint import Blend
+from qwenimg.common.pipeline.step_cache import Pass, StepCache
 from qwenimg.common.runtime.engine import Array, Engine
 from qwenimg.common.runtime.runtime import Runtime
 
@@ -55,7 +57,8 @@ class Denoiser:
         `guided_above`. denoised: the picture from x, sigma and a prediction."""
         self.runtime, self.title, self.passes, self.denoised = runtime, title, passes, denoised
         self.guidance, self.branches, self.blend = guidance, branches, blend
-        self.alone, self.guided_above = alone, guided_above
+        self.alone, self.guided_above = None if alone is None else [alone], guided_above
+        self.cache: StepCache | None = None  # of the run; every pass is then a `Pass`
         self.calls: deque[tuple[Array, float]] = deque(maxlen=CALLS)
 
     def __call__(self, x: Array, sigma: float) -> Array:
@@ -80,12 +83,15 @@ class Denoiser:
     def _predictions(self, x: Array, sigma: float) -> list[Array]:
         self.calls.append((x, sigma))
         passes = self._passes(sigma)
-        found = [call(x, sigma) for call in passes]
+        if self.cache is None:
+            found = [call(x, sigma) for call in passes]
+        else:
+            found = self.cache.predictions(cast(Sequence[Pass], passes), x, sigma)
         whole = passes is self.passes and len(found) < self.branches
         return self.runtime.engine.split(found[0]) if whole else found
 
     def _passes(self, sigma: float) -> Sequence[Callable[[Array, float], Array]]:
-        return self.passes if self.alone is None or sigma > self.guided_above else [self.alone]
+        return self.passes if self.alone is None or sigma > self.guided_above else self.alone
 
     def _shown(self, x: Array, sigma: float) -> Array:
         return x if self.blend is None else self.blend.shown(x, sigma)

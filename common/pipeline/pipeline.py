@@ -35,6 +35,7 @@ from qwenimg.common.pipeline.fit import Fit
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment
 from qwenimg.common.pipeline.result import Result, Step
+from qwenimg.common.pipeline.step_cache import StepCache
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.request import call_options, few_steps, lora_text
 from qwenimg.common.request.asked import Asked
@@ -46,6 +47,7 @@ from qwenimg.common.runtime import compiling
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.compiling import Decision
 from qwenimg.common.runtime.engine import Array
+from qwenimg.common.sampling import table
 
 Shape = tuple[int, int]
 
@@ -130,7 +132,9 @@ class Pipeline:
         if asked.get("mask") is not None:
             usual["strength"] = with_mask
         request = Request(**(usual | given), prompt=prompt)
-        self.model.plan(request)
+        sampler = self.model.plan(request).sampler
+        if request.caches and table.find(sampler).adaptive:
+            raise UsageError(f"step-cache: {sampler} chooses its steps by what calls of the model differ; give another")
         self.loras.deltas(request.lora, request.lora_mode)
         if math.prod(start.latent_shape(self.model, request)) * self.model.channels < noise.FEWEST:
             size = f"{request.width}x{request.height}"
@@ -257,16 +261,23 @@ class Pipeline:
         model.check_weights()
         stream = TorchCPUGenerator(request.seed)
         initial = start.draw(model, request, stream)
+        cache = (
+            StepCache(self.engine, request)
+            if request.caches and self.family in OPTIONS["step_cache"].families
+            else None
+        )
         with model.prepare(request, plan, shape) as run:
             x, done = run.array(start.first(plan, initial)), 0
             for segment in plan.segments:
-                for moved, sigma, seconds in self._walk(run, segment, x, initial, stream, done):
+                for moved, sigma, seconds in self._walk(run, segment, x, initial, stream, done, cache):
                     x, done = moved, done + 1
                     self.runtime.clock.add("steps", seconds)
                     yield Step(index=done, total=max(plan.steps, done), sigma=sigma, seconds=seconds)
             latents = start.last(run.latents(x), plan, initial)
             shapes = dict(run.shapes)
             del x
+            if cache is not None:
+                cache.free()
 
         decoded = self._decoded(request, latents, warnings)
         pixels = image.crop(image.to_uint8(decoded[0]), request.width, request.height)
@@ -277,7 +288,7 @@ class Pipeline:
         yield Result(
             pixels=pixels,
             latents=latents,
-            recipe=self._recipe(request, plan, initial.noise, warnings),
+            recipe=self._recipe(request, plan, initial.noise, warnings, cache),
             timing=dict(self.runtime.clock.seconds),
             shapes=shapes | {"latents": str(list(latents.shape)), "pixels": str(list(pixels.shape))},
             warnings=warnings,
@@ -300,10 +311,18 @@ class Pipeline:
         self._adapted = key
 
     def _walk(
-        self, run: PreparedRun, segment: Segment, x: Array, initial: Initial, stream: TorchCPUGenerator, done: int
+        self,
+        run: PreparedRun,
+        segment: Segment,
+        x: Array,
+        initial: Initial,
+        stream: TorchCPUGenerator,
+        done: int,
+        cache: StepCache | None,
     ) -> Iterator[tuple[Array, float, float]]:
         """x, the noise level that its step started from, and the seconds that it took, after each step of `segment`."""
         denoiser, sigmas = run.denoiser(segment, initial), segment.schedule.sigmas
+        denoiser.cache = cache
         steps = segment.solver(x, segment.schedule, denoiser, lambda: run.array(stream.normal(initial.noise.shape)))
         i = 0
         while True:
@@ -316,7 +335,10 @@ class Pipeline:
                 return
             if not self.engine.finite(x):
                 raise denoiser.explain(done + i + 1)
-            yield x, sigmas[min(i, len(sigmas) - 2)], time.perf_counter() - begun
+            seconds = time.perf_counter() - begun
+            if cache is not None:
+                cache.timed(seconds)
+            yield x, sigmas[min(i, len(sigmas) - 2)], seconds
             i += 1
 
     # Warnings and the recipe
@@ -331,7 +353,14 @@ class Pipeline:
         found = [warning, *(asked.warning for asked in lora_text.parse(request.lora))]
         return [line for line in found if line] + self.model.warnings(request)
 
-    def _recipe(self, request: Request, plan: SamplingPlan, initial: Latents, warnings: list[str]) -> Recipe:
+    def _recipe(
+        self,
+        request: Request,
+        plan: SamplingPlan,
+        initial: Latents,
+        warnings: list[str],
+        cache: StepCache | None,
+    ) -> Recipe:
         components = {name: self.precision.compute_dtype(name) for name in ("text", "transformer", "vae")}
         about = {
             "format": FORMAT,
@@ -350,6 +379,9 @@ class Pipeline:
         asked |= {"sampler": plan.sampler, "schedule": plan.schedule} | self.loras.recorded(request.lora)
         if not request.guided:  # it was not used
             asked["negative_prompt"] = ""
+        if cache is not None:
+            asked |= cache.recorded()
+            self.notify("stage", f"step cache: {asked['step_cache_effect']}")
         made: dict[str, Any] = {
             "sigmas_sha256": noise.sha256(np.asarray(plan.sigmas, np.float32)),
             "noise_sha256": noise.sha256(initial),

@@ -20,6 +20,8 @@ class Asked(TypedDict, total=False):
     steps: int | None
     guidance: float | None
     cfg_end: float | None
+    step_cache: float | None
+    cached_calls: str | None
     guidance_rescale: float | None
     sampler: str | None
     schedule: str | None

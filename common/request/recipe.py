@@ -66,6 +66,7 @@ class Recipe(TypedDict):
     tokenizer: NotRequired[str]  # of a single file, where it was given: the folder's name
     prediction: NotRequired[str]  # eps or v, where it was given
     quantize: NotRequired[str]  # how weights were kept in codes, where they were
+    step_cache_effect: NotRequired[str]  # calls of the model that were cached, seconds that this saved, PSNR
 
 
 # Beside the options of a request, which know their own bounds.
@@ -84,6 +85,7 @@ _TEXTS = (
     "tokenizer",
     "prediction",
     "quantize",
+    "step_cache_effect",
 )
 _TABLES = ("precision", "versions", "fingerprints")
 _HASHES = ("sigmas_sha256", "noise_sha256", "image_sha256", "mask_sha256")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.numbers import sizes
 from qwenimg.common.prompts.check import MAX_CHARACTERS, check_prompt
-from qwenimg.common.request import lora_text
+from qwenimg.common.request import cached_calls, lora_text
 from qwenimg.common.request.option import Option, option, options_of, required, whole
 from qwenimg.common.sampling.types import MAX_STEPS
 
@@ -27,6 +27,7 @@ MAX_SEED = 2**64 - 1
 MAX_GUIDANCE = 100
 MAX_CLIP_SKIP = 11
 _STABLE_DIFFUSION = ("stable-diffusion",)
+_SPLIT = ("qwen-image", "stable-diffusion")  # whose networks stop behind their first block where that is asked
 
 
 def _check_seed(seed: int) -> None:
@@ -98,6 +99,17 @@ class Request:
     cfg_end: float = option(1.0, Option(
         help="{bounds}, the share of the steps that have guidance; after it one pass", section="Picture", metavar="X",
         least=0, most=1, open="least", config=True, recorded="changed", needs="guidance",
+    ))  # fmt: skip
+    step_cache: float = option(0.0, Option(
+        help="{bounds}: calls of the model that differ by at most X keep what deeper blocks made; 0 is off",
+        section="Picture", metavar="X", least=0, most=1, config=True, recorded="changed", families=_SPLIT,
+        elsewhere="this model is always computed whole",
+    ))  # fmt: skip
+    cached_calls: str = option("", Option(
+        help="the calls that do, as 3-5,7, in place of a choice by --step-cache",
+        call="the calls that do, as 3-5,7, in place of a choice by step_cache", section="Picture", metavar="CALLS",
+        longest=8_000, checks=cached_calls.parse, recorded="changed", families=_SPLIT,
+        elsewhere="this model is always computed whole",
     ))  # fmt: skip
     guidance_rescale: float = option(0.0, Option(
         help="{bounds}, against pictures that guidance overexposes", section="Picture", metavar="X", least=0, most=1,
@@ -186,6 +198,11 @@ class Request:
             raise UsageError("a mask needs the image that it belongs to")
         if mask.dtype != np.uint8 or mask.shape != image.shape[:2]:
             raise UsageError(f"mask is {mask.dtype} {list(mask.shape)}; expected uint8 {list(image.shape[:2])}")
+
+    @property
+    def caches(self) -> bool:
+        """Whether calls of the model may take what one before made."""
+        return self.step_cache > 0 or bool(self.cached_calls)
 
     @property
     def guided(self) -> bool:

@@ -26,6 +26,8 @@ NumpyArray: TypeAlias = "np.ndarray[Any, Any]"
 Condition: TypeAlias = Any
 # Every shift, scale and gate of a whole schedule.
 Modulation: TypeAlias = Any
+# A call of a denoiser behind its first block, whose update `change` [B ...] says how much the rest's may differ.
+Begun: TypeAlias = Any
 # Called with the operation, the parameter path ("" for an operation without one) and its result.
 Observer: TypeAlias = Callable[[str, str, Array], None]
 
@@ -47,6 +49,15 @@ class Transformer(Protocol):
 
     def predict(self, latents: Array, condition: Condition, modulation: Modulation, step: int) -> Array:
         """The velocity [B, L, C] in float32 for packed latents [1 or B, L, C] at the schedule's `step`."""
+        ...
+
+    def begin(self, latents: Array, condition: Condition, modulation: Modulation, step: int) -> Begun:
+        """The same call as far as the first block."""
+        ...
+
+    def end(self, begun: Begun, kept: Array | None = None) -> tuple[Array, Array]:
+        """The rest of it: what `predict` gives, and what the other blocks made. `kept`: that of a call before, in whose
+        place they are not run."""
         ...
 
 
@@ -76,6 +87,15 @@ class UNet(Protocol):
 
     def predict(self, latents: Array, features: NumpyArray, condition: Condition) -> Array:
         """The prediction [B, C, h, w] in float32 for latents [1, C', h, w] and sinusoids of the time [1, C0]."""
+        ...
+
+    def begin(self, latents: Array, features: NumpyArray, condition: Condition) -> Begun:
+        """The same call as far as the first down block."""
+        ...
+
+    def end(self, begun: Begun, kept: Array | None = None) -> tuple[Array, Array]:
+        """The rest of it: what `predict` gives, and what goes into the last up block. `kept`: that of a call before, in
+        whose place what is deeper is not run."""
         ...
 
 
@@ -133,6 +153,10 @@ class Engine(Protocol):
     def sampled(self, array: Array, most: int, image: bool) -> NumpyArray:
         """At most so many values of the last of a batch, at even distances, as `numpy` gives them; of an `image` in the
         order [C h w], whatever the device's own is."""
+        ...
+
+    def row_sizes(self, array: Array) -> NumpyArray:
+        """The mean size of the values of each row, the last axis, in float32."""
         ...
 
     def guide(self, conditional: Array, unconditional: Array, scale: float) -> Array:

@@ -260,7 +260,7 @@ VALUES += [
     "1:1",
 ]
 # What a schema cannot say: a text that is none of a form.
-FREE = ("seed", "size", "aspect", "few_steps")
+FREE = ("seed", "size", "aspect", "few_steps", "cached_calls")
 
 
 def test_the_schema_takes_what_a_line_of_a_prompt_file_takes() -> None:
@@ -278,7 +278,8 @@ def test_the_schema_takes_what_a_line_of_a_prompt_file_takes() -> None:
     for line in ({}, {"prompt": "x", "sise": 3}, {"prompt": "x", "size": "8x8", "width": 8}):
         assert not valid(schema, line) and not taken(line)
     defaults = {name: value["default"] for name, value in schema["properties"].items() if "default" in value}
-    assert defaults == {"cfg_end": 1.0, "guidance_rescale": 0.0, "refine_at": 0.8, "clip_skip": 0, "num_images": 1}
+    ours = {"cfg_end": 1.0, "step_cache": 0.0, "guidance_rescale": 0.0, "refine_at": 0.8, "clip_skip": 0}
+    assert defaults == ours | {"num_images": 1}
     assert fields({"prompt": "x", "size": "8x16"}) == {"prompt": "x", "width": 8, "height": 16}
 
 

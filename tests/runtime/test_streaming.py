@@ -107,6 +107,18 @@ def test_a_unet_is_streamed_bit_for_bit(folders: dict[str, Path], backend: str, 
     resident.close()
 
 
+@pytest.mark.parametrize("kind", ["qwen", "sd15"])
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+def test_a_step_cache_streams_the_same_bits(folder: Path, folders: dict[str, Path], backend: str, kind: str) -> None:
+    """A call that reuses leaves blocks out, so that what is read ahead is not what is next."""
+    path = folder if kind == "qwen" else folders[kind]
+    resident, streamed = (qwenimg.load(path, backend=backend, precision="fp32") for _ in range(2))
+    limited(streamed)
+    asked: dict[str, Any] = {"steps": 4, "cached_calls": "2,4"}
+    assert drawn(streamed, **asked) == drawn(resident, **asked) != drawn(resident, steps=4)
+    assert len(opened(streamed).streamed.blocks) >= 3
+
+
 @pytest.mark.parametrize(("kind", "index"), [("qwen", 1), ("sd15", 1)])
 def test_on_a_device_of_its_own_memory(
     folder: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, kind: str, index: int

@@ -244,16 +244,31 @@ class UNet(mlx.nn.Module):
 
         context: of `self.context`; addition [B A]: pooled text and the sinusoids of the sizes, for SDXL.
         """
+        kept, temb = self.begin(latents, features, context, addition)
+        return self.end(self.deep(kept, temb, context), kept, temb, context)
+
+    def begin(
+        self, latents: Array, features: Array, context: list[Context], addition: Array | None
+    ) -> tuple[list[Array], Array]:
+        """What is kept for the up blocks of conv_in and the first down block, and the time's embedding [1 or B, T]."""
         temb = self.time_embedding(features)
         temb = ops.silu(temb if addition is None else ops.add(temb, self.add_embedding(addition)))
+        keys, _ = context[len(self.down_blocks)][0][0]  # in the dtype of most convolutions
+        x = ops.stream(self.conv_in(images.laid_out(latents, keys.dtype)), self.stream)
+        return [x, *self.down_blocks[0](x, temb, context[0])], temb
+
+    def deep(self, kept: list[Array], temb: Array, context: list[Context]) -> Array:
+        """What goes into the last up block. Takes what it joins from the end of `kept`."""
         count = len(self.down_blocks)
-        keys, _ = context[count][0][0]  # in the dtype of most convolutions
-        kept = [ops.stream(self.conv_in(images.laid_out(latents, keys.dtype)), self.stream)]
-        for block, pairs in zip(self.down_blocks, context[:count], strict=True):
+        for block, pairs in zip(list(self.down_blocks)[1:], context[1:count], strict=True):
             kept += block(kept[-1], temb, pairs)
         x = self.mid_block(kept[-1], temb, context[count])
-        for block, pairs in zip(self.up_blocks, context[count + 1 :], strict=True):
+        for block, pairs in zip(list(self.up_blocks)[:-1], context[count + 1 : -1], strict=True):
             x = block(x, kept, temb, pairs)
+        return x
+
+    def end(self, x: Array, kept: list[Array], temb: Array, context: list[Context]) -> Array:
+        x = self.up_blocks[-1](x, kept, temb, context[-1])
         return self.conv_out(ops.silu(self.conv_norm_out(x)))
 
 
@@ -267,8 +282,19 @@ class Condition:
     branches: int
 
 
+@dataclass(frozen=True)
+class Begun:
+    """A call behind the first down block, whose update `change` [B h w C] says how much what is deeper may differ."""
+
+    change: Array
+    kept: list[Array]
+    temb: Array
+    condition: Condition
+
+
 class Component:
     def __init__(self, config: UNetConfig, plan: LoadPlan, precision: Precision):
+        self.config = config
         stream = ops.DTYPES[precision.residual_dtype("transformer")]
         self.dtype = ops.DTYPES[precision.compute_dtype("transformer")]
         self.model = load.empty(lambda: UNet(config, stream), precision, "transformer")
@@ -286,3 +312,20 @@ class Component:
         x = images.from_bchw(ops.repeated(latents, condition.branches))
         made = self.model(x, ops.table(features, self.dtype), condition.context, condition.addition)
         return images.to_bchw(ops.at_least_float32(made))
+
+    @ops.computes
+    def begin(self, latents: Array, features: NumpyArray, condition: Condition) -> Begun:
+        x = images.from_bchw(ops.repeated(latents, condition.branches))
+        rows = ops.table(features, self.dtype)
+        kept, temb = self.model.begin(x, rows, condition.context, condition.addition)
+        last = len(self.config.down[0].resnets)
+        return Begun(images.to_bchw(kept[last] - kept[0]), kept, temb, condition)
+
+    @ops.computes
+    def end(self, begun: Begun, deep: Array | None = None) -> Pair:
+        """The prediction, and what went into the last up block, now or (`deep`) before."""
+        kept, context = list(begun.kept), begun.condition.context
+        if deep is None:
+            deep = self.model.deep(kept, begun.temb, context)
+        made = self.model.end(deep, kept[: len(self.config.up[-1].resnets)], begun.temb, context)
+        return images.to_bchw(ops.at_least_float32(made)), deep

@@ -15,6 +15,12 @@ def step_peak(config: QwenDiTConfig, branches: int, tokens: int) -> int:
     return branches * tokens * config.dim * 40
 
 
+def kept_bytes(config: QwenDiTConfig, branches: int, tokens: int) -> int:
+    """Bytes that a step cache keeps for so many branches of `tokens` image tokens: of each what the blocks behind the
+    first one made, of the prompt's what the first one made, then and now, in float32."""
+    return (branches + 3) * tokens * config.dim * 4
+
+
 def modulation_rows(config: QwenDiTConfig, plan: LoadPlan, steps: int) -> int:
     """Bytes of a schedule's modulation: twelve vectors for each block and step. `plan` is the transformer's, as it is
     kept in memory."""

@@ -6,9 +6,8 @@ and not the sum. What depends on neither step nor latent is made once per run, t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from qwenimg.common.pipeline import inpaint
 from qwenimg.common.pipeline.denoiser import Denoiser, Guidance
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment, flow_plan
+from qwenimg.common.pipeline.step_cache import Pass
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.residency import ONCE
 from qwenimg.common.prompts import qwen
@@ -89,16 +89,18 @@ class QwenImage:
             room = needs.room - sum(self.vae.loaded.values())
             encoder = self.runtime.fitted(self.checkpoint["text_encoder"], room)
             needs.add("text", "the text encoder", {"text encoder": self.runtime.weight_bytes(encoder)}, 0)
-        self._add_steps(needs, self.branches(len(texts), size), size + max(seen), timesteps)
+        kept = memory.kept_bytes(self.config, len(texts), size) if request.caches else 0
+        self._add_steps(needs, self.branches(len(texts), size), size + max(seen), timesteps, kept)
         self.vae.add_decoding(needs, shape)
         first, *others = (memory.step_operations(self.config, size + text) for text in seen)
         needs.steps = plan.evaluations * (first + request.cfg_end * sum(others))
         return needs
 
-    def _add_steps(self, needs: Needs, branches: int, tokens: int, timesteps: tuple[float, ...]) -> None:
-        """Adds the stages of the transformer; `tokens`: image and text of the longest branch."""
+    def _add_steps(self, needs: Needs, branches: int, tokens: int, timesteps: tuple[float, ...], kept: int) -> None:
+        """Adds the stages of the transformer; `tokens`: image and text of the longest branch; `kept`: bytes that a step
+        cache takes."""
         title = "the transformer" if self._transformer is None else "a step of this size"
-        more = self.run_bytes(branches, tokens, timesteps)
+        more = self.run_bytes(branches, tokens, timesteps) + kept
         beside = sum(size for name, size in needs.kept.items() if name != "transformer")
         weights = {"transformer": self.runtime.weight_bytes(self._fitting(needs.room - beside, more))}
         needs.kept.pop("transformer", None)
@@ -106,7 +108,7 @@ class QwenImage:
             rows = self._modulation_rows(timesteps)
             needs.add("modulation", title, weights, rows + self._block_bytes(), stays=True)
             needs.kept["modulation"] = rows
-        needs.add("denoise", title, weights, self._step_bytes(branches, tokens), stays=True)
+        needs.add("denoise", title, weights, self._step_bytes(branches, tokens) + kept, stays=True)
 
     def _loaded(self) -> dict[str, int]:
         """Bytes of the weights that are in memory, by the names that stages have for them."""
@@ -330,7 +332,8 @@ class QwenRun:
         prompts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
         texts, tokens = model.states(prompts), grid[1] * grid[2]
         together, longest = model.branches(len(texts), tokens), max(text.shape[1] for text in texts)
-        self.transformer = model.transformer(model.run_bytes(together, tokens + longest, timesteps))
+        kept = memory.kept_bytes(model.config, len(texts), tokens) if request.caches else 0
+        self.transformer = model.transformer(model.run_bytes(together, tokens + longest, timesteps) + kept)
         self.modulation = model.modulation(timesteps)
         batches = [texts[i : i + together] for i in range(0, len(texts), together)]
         self.conditions = [self.transformer.condition(batch, [grid]) for batch in batches]
@@ -346,7 +349,7 @@ class QwenRun:
         return Denoiser(
             self.model.runtime,
             "transformer",
-            [partial(self._predict, condition) for condition in self.conditions],
+            [self._pass(condition) for condition in self.conditions],
             lambda x, sigma, velocity: x - sigma * velocity,
             Guidance(scale=self.request.guidance, keep_norm=True),
             branches=self.branches,
@@ -355,14 +358,13 @@ class QwenRun:
             blend=inpaint.blend(initial, segment.schedule, self.array),
         )
 
-    def _alone(self, text: Sequence[Array]) -> Callable[[Array, float], Array]:
+    def _alone(self, text: Sequence[Array]) -> Pass:
         """The call of the model for the prompt's branch."""
         together = len(self.conditions) < self.branches
-        condition = self.transformer.condition(text, [self.grid]) if together else self.conditions[0]
-        return partial(self._predict, condition)
+        return self._pass(self.transformer.condition(text, [self.grid]) if together else self.conditions[0])
 
-    def _predict(self, condition: Any, x: Array, sigma: float) -> Array:
-        return self.transformer.predict(x, condition, self.modulation, self.rows[sigma])
+    def _pass(self, condition: Any) -> Pass:
+        return Pass(self.transformer, lambda x, sigma: (x, condition, self.modulation, self.rows[sigma]))
 
     def array(self, latents: Latents) -> Array:
         return self.model.engine.array(packing.pack(latents))

@@ -13,3 +13,10 @@ def step_peak(config: UNetConfig, branches: int, height: int, width: int) -> int
     Per pixel of the first level: what is kept for the up blocks, and a feed-forward's eight widths, in float32.
     """
     return branches * height * width * config.block_out_channels[0] * 4 * UNET_BUFFERS
+
+
+def kept_bytes(config: UNetConfig, branches: int, height: int, width: int) -> int:
+    """Bytes that a step cache keeps for so many branches: what goes into the last up block, and what the first down
+    block made, then and now, in float32."""
+    first, deeper = config.block_out_channels[0], config.block_out_channels[:2][-1]
+    return branches * height * width * (deeper + 2 * first) * 4

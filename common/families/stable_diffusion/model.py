@@ -28,6 +28,7 @@ from qwenimg.common.pipeline import inpaint
 from qwenimg.common.pipeline.denoiser import Denoiser, Guidance
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment, Solver
+from qwenimg.common.pipeline.step_cache import Pass
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
@@ -125,20 +126,21 @@ class Expert:
             parts = [self.runtime.fitted(part, needs.left({})) for part in self.checkpoint.texts.values()]
             needs.add("text", "the text encoder", {"text encoder": max(map(self.runtime.weight_bytes, parts))}, 0)
 
-    def add_steps(self, needs: Needs, branches: int, shape: tuple[int, int]) -> None:
+    def add_steps(self, needs: Needs, request: Request, shape: tuple[int, int]) -> None:
         """Adds the stage of its UNet."""
         title = "a step of this size" if self.loaded else f"the {self.name}"
         stage = "refine" if self.facts.refiner else "denoise"
-        more = self.step_bytes(branches, *shape)
+        more = self.step_bytes(request, *shape)
         needs.make_room({self.name: self.runtime.weight_bytes(self.checkpoint["unet"])}, more)
         component = self._fitting(needs.left({self.name: 0}), more)
         needs.add(stage, title, {self.name: self.runtime.weight_bytes(component)}, more, stays=True)
 
-    def step_bytes(self, branches: int, height: int, width: int) -> int:
-        config = self.unet_config
+    def step_bytes(self, request: Request, height: int, width: int) -> int:
+        config, branches = self.unet_config, 1 + request.guided
         most = self.runtime.engine.workspace.score_bytes
         held = scores(max(config.attention_head_dim), branches, height * width, most)
-        return memory.step_peak(config, branches, height, width) + held
+        kept = memory.kept_bytes(config, branches, height, width) if request.caches else 0
+        return memory.step_peak(config, branches, height, width) + held + kept
 
     @property
     def loaded(self) -> bool:
@@ -175,14 +177,14 @@ class StableDiffusion:
         return []
 
     def needs(self, request: Request, plan: SamplingPlan, shape: tuple[int, int], counted: bool = True) -> Needs:
-        branches, unet, experts = 1 + request.guided, self.checkpoint["unet"], self.experts()
+        unet, experts = self.checkpoint["unet"], self.experts()
         needs = self.runtime.needs(self._loaded(), freed=[expert.name for expert in experts])
         if request.image is not None or self.sees_mask:
             self.vae.add_encoding(needs, shape)
         for expert in experts:
             expert.add_texts(needs, request)
         for expert in experts:
-            expert.add_steps(needs, branches, shape)
+            expert.add_steps(needs, request, shape)
         self.vae.add_decoding(needs, shape)
         one = operations.unet(unet.plan, len(unet.config.block_out_channels), *shape)
         needs.steps = plan.evaluations * (1 + request.guided * request.cfg_end) * one
@@ -294,16 +296,16 @@ class DiffusionRun:
         time = discrete.clock(scheduler.levels, segment.schedule)
         # before the UNet is loaded, which would be freed for the VAE's encoder and yet be held here
         extra = [self.array(part) for part in self._extra(initial)] if expert.facts.sees_mask else []
-        unet = expert.unet(expert.step_bytes(len(conditioning.texts), *self.shape))
+        unet = expert.unet(expert.step_bytes(self.request, *self.shape))
         condition = unet.condition(conditioning.texts, conditioning.added)
         alone = self._alone(unet, conditioning)
         engine = self.model.engine
         scalings = partial(discrete.scalings, scheduler.prediction_type)
 
-        def predict(condition: Any, x: Array, sigma: float) -> Array:
+        def asked(condition: Any, x: Array, sigma: float) -> tuple[Any, ...]:
             scaled = scalings(sigma)[0] * x
             shown = engine.join([scaled, *extra]) if extra else scaled
-            return unet.predict(shown, _sinusoids(config, [time(sigma)], config.time_channels), condition)
+            return shown, _sinusoids(config, [time(sigma)], config.time_channels), condition
 
         def denoised(x: Array, sigma: float, prediction: Array) -> Array:
             _, c_skip, c_out = scalings(sigma)
@@ -312,11 +314,11 @@ class DiffusionRun:
         return Denoiser(
             self.model.runtime,
             "unet",
-            [partial(predict, condition)],
+            [Pass(unet, partial(asked, condition))],
             denoised,
             Guidance(scale=self.request.guidance, rescale=self.request.guidance_rescale),
             branches=len(conditioning.texts),
-            alone=None if alone is None else partial(predict, alone),
+            alone=None if alone is None else Pass(unet, partial(asked, alone)),
             guided_above=self.guided_above,
             blend=inpaint.blend(initial, segment.schedule, self.array),
         )
@@ -352,15 +354,15 @@ def _plan(checkpoint: Checkpoint, request: Request, engine: Engine, *, refined: 
     config = checkpoint.scheduler
     sampler = table.find(request.sampler or schedules.sampler_of(config))
     sdxl = checkpoints.facts(checkpoint).sdxl
-    grid = schedules.build(config, sampler.rule, request.schedule, request.steps, sdxl=sdxl)
+    schedule = schedules.build(config, sampler.rule, request.schedule, request.steps, sdxl=sdxl)
     if request.image is not None:
-        grid = schedules.part(grid, schedules.skipped(request.steps, request.strength))
-    parts = schedules.split(grid, request.refine_at, config.num_train_timesteps) if refined else (grid,)
+        schedule = schedules.part(schedule, schedules.skipped(request.steps, request.strength))
+    parts = schedules.split(schedule, request.refine_at, config.num_train_timesteps) if refined else (schedule,)
     solver = _solver(sampler, engine)
     segments = tuple(Segment(schedule=part, solver=solver, refines=i > 0) for i, part in enumerate(parts))
     whole = request.image is None or request.strength == 1
-    schedule = request.schedule or schedules.MODEL
-    return SamplingPlan(sampler=sampler.name, schedule=schedule, segments=segments, whole=whole)
+    name = request.schedule or schedules.MODEL
+    return SamplingPlan(sampler=sampler.name, schedule=name, segments=segments, whole=whole)
 
 
 def _solver(sampler: Sampler, engine: Engine) -> Solver:

@@ -1,0 +1,35 @@
+"""Which calls of the model take blocks from a call before, as `--cached-calls` and recipes have them: `3-5,7`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
+
+NONE = "none"
+
+
+def parse(text: str) -> frozenset[int]:
+    """Numbers from 1. Raises UsageError."""
+    if text == NONE:
+        return frozenset()
+    found = set[int]()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([1-9][0-9]{0,3})\s*(?:-\s*([1-9][0-9]{0,3})\s*)?", part)
+        if match is None or int(match[1]) > int(match[2] or match[1]):
+            raise UsageError(f"cached-calls is {clean(text, 60)!r}; expected numbers of calls, as 3-5,7, or {NONE}")
+        found |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return frozenset(found)
+
+
+def text(calls: Iterable[int]) -> str:
+    """The other way."""
+    ranges: list[list[int]] = []
+    for call in sorted(calls):
+        if ranges and ranges[-1][1] == call - 1:
+            ranges[-1][1] = call
+        else:
+            ranges.append([call, call])
+    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in ranges) or NONE
