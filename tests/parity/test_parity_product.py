@@ -1,5 +1,6 @@
-"""Every model under every policy, and every sampler, on the backends that are named: `pytest -m parity --backends
-mlx,cuda`. What is named and not here is skipped by name; where none of them ran, the run fails (`tests/conftest.py`).
+"""Every model under every policy, some with a LoRA and in codes, and every sampler, on the backends that are named:
+`pytest -m parity --backends mlx,cuda`. What is named and not here is skipped by name; where none of them ran, the run
+fails (`tests/conftest.py`).
 
 float64 and the pictures to compare with are torch's, on the CPU of this machine.
 """
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lora_cases import write_lora
 
 import qwenimg
-from qwenimg import backends
+from qwenimg import Pipeline, backends
 from qwenimg.common.base.errors import BackendMissing
+from qwenimg.common.hub.resolve import resolve
 from qwenimg.common.parity import check, record
 from qwenimg.common.parity.passport import Passport
 from qwenimg.common.parity.summary import lines
@@ -24,6 +27,7 @@ pytestmark = [pytest.mark.parity, pytest.mark.slow]
 
 ASKED = {"prompt": "a large blue star", "width": 64, "height": 48, "steps": 2, "seed": 0, "guidance": 3.0}
 MODELS = ("shapes", "qwen", "sd15", "sd21", "sdxl")
+LORAS = {"shapes": "qwen", "sdxl": "sdxl"}  # of each model the kind of its layers
 POLICIES = ("fp32", "bf16", "bf16-plain,vae=bf16", "fp16", "fp16-plain,vae=fp16", "fp16-upcast")
 
 
@@ -45,20 +49,35 @@ def places(tiny_folder: Path, folders: dict[str, Path]) -> dict[str, str]:
 
 
 @cache
-def recorded(place: str, policy: str) -> Passport:
-    pipe = qwenimg.load(place, "cpu", policy)
-    return record.record(pipe, ASKED, exact=pipe.engine, notify=lambda text: None)
+def recorded(place: str, policy: str, bits: str | None = None, lora: str = "", mode: str = "auto") -> Passport:
+    pipe = qwenimg.load(place, "cpu", policy, quantize=bits)
+    asked = ASKED | {"lora": lora, "lora_mode": mode}
+    return record.record(pipe, asked, exact=pipe.engine, notify=lambda text: None)
+
+
+def holds(passport: Passport, pipe: Pipeline, lora: str = "") -> None:
+    judged = list(check.blocks(passport, pipe, lora))
+    drawn = check.picture(passport, pipe, lora)
+    print(pipe.model_name, pipe.precision.name, pipe.device, *lines(judged, drawn), sep="\n")
+    assert [one.name for one in judged if one.failures] == [] and drawn.failures == ()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("model", MODELS)
 def test_model(there: str, places: dict[str, str], model: str, policy: str) -> None:
-    passport = recorded(places[model], policy)
-    pipe = qwenimg.load(places[model], there, policy)
-    judged = list(check.blocks(passport, pipe))
-    drawn = check.picture(passport, pipe)
-    print(model, policy, pipe.device, *lines(judged, drawn), sep="\n")
-    assert [one.name for one in judged if one.failures] == [] and drawn.failures == ()
+    holds(recorded(places[model], policy), qwenimg.load(places[model], there, policy))
+
+
+@pytest.mark.parametrize("bits", [None, "8", "4"])
+@pytest.mark.parametrize("mode", ["auto", "side"])
+@pytest.mark.parametrize("model", LORAS)
+def test_lora_and_codes(
+    there: str, places: dict[str, str], shared_folder: Path, model: str, mode: str, bits: str | None
+) -> None:
+    place, kind = places[model], LORAS[model]
+    lora = f"{write_lora(resolve(place).folder, kind, shared_folder / f'{model}.safetensors')}:0.7"
+    passport = recorded(place, "bf16", bits, lora, mode)
+    holds(passport, qwenimg.load(place, there, "bf16", quantize=bits), lora)
 
 
 @cache
