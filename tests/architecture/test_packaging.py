@@ -156,7 +156,7 @@ def imports(*folders: str) -> set[str]:
 
 
 def _imported(text: str) -> set[str]:
-    return {name for _, node in rules.within(rules.ast.parse(text)) for name in rules.imported(node)}
+    return {name for _, node in rules.within(text) for name in rules.imported(node)}
 
 
 def test_every_core_dependency_is_used_and_every_import_declared():

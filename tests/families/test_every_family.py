@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import json
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from crossed import crossed
 from family_cases import ASKED, BACKENDS, HOLE, KINDS, PICTURE, PROMPT, TASKS, Opener, opener, places, relative
 from PIL import Image
 from toy_family import add_toy, write_toy
@@ -27,8 +28,16 @@ from qwenimg.common.request.recipe import png_text, recipe_from_png
 
 LATENTS = 1e-4  # relative L2 of the final latents of both backends in float32; measured at most 4e-6
 PIXELS = 2  # of 255: a value on a rounding edge may go either way
+BRIEF = ASKED | {"steps": 2}
+
+
+def each(kinds: Iterable[str]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(("kind", "backend"), crossed(kinds, BACKENDS), indirect=True)
+
+
 # For what a run does around its network, one of each path: the others differ in the network alone.
-some_kinds = pytest.mark.parametrize("kind", ["qwen", "sd15", "sdxl+refiner", "toy"], indirect=True)
+PATHS = ("qwen", "sd15", "sdxl+refiner", "toy")
+one_of_each_family = pytest.mark.parametrize("kind", ["qwen", "sd15", "toy"], indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +76,25 @@ def load(kind: str, folder: Path, folders: dict[str, Path]) -> Opener:
     return opener(kind, folder, folders)
 
 
+@pytest.fixture(scope="module")
+def opened() -> dict[tuple[str, str], Pipeline]:
+    return {}
+
+
+@pytest.fixture
+def shared(opened: dict[tuple[str, str], Pipeline], kind: str, load: Opener) -> Callable[[str], Pipeline]:
+    """A backend's pipeline of the kind, for tests that change nothing in it."""
+
+    def found(backend: str) -> Pipeline:
+        if (kind, backend) not in opened:
+            opened[kind, backend] = load(backend)
+        return opened[kind, backend]
+
+    return found
+
+
 def bits(pipe: Pipeline, prompt: str = PROMPT, **more: Any) -> bytes:
-    made = pipe(prompt, **(ASKED | more))
+    made = pipe(prompt, **(BRIEF | more))
     return made.latents.tobytes() + made.pixels.tobytes()
 
 
@@ -80,8 +106,8 @@ def test_every_family_is_here() -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_both_backends_draw_the_same(load: Opener, kind: str, task: str) -> None:
-    made = [load(backend)(PROMPT, **ASKED, **TASKS[task]) for backend in BACKENDS]
+def test_both_backends_draw_the_same(shared: Callable[[str], Pipeline], kind: str, task: str) -> None:
+    made = [shared(backend)(PROMPT, **ASKED, **TASKS[task]) for backend in BACKENDS]
     error = relative(made[1].latents, made[0].latents)
     worst = np.abs(made[0].pixels.astype(int) - made[1].pixels).max()
     print(f"{kind} {task}: latents {error:.1e} (limit {LATENTS}), pixels {worst} (limit {PIXELS})")
@@ -91,17 +117,18 @@ def test_both_backends_draw_the_same(load: Opener, kind: str, task: str) -> None
         assert made[0].recipe[key] == made[1].recipe[key]
 
 
-@some_kinds
-def test_repeats_bit_for_bit(load: Opener, backend: str) -> None:
-    pipe = load(backend)
+@each(PATHS)
+def test_repeats_bit_for_bit(load: Opener, shared: Callable[[str], Pipeline], backend: str) -> None:
+    pipe = shared(backend)
     first = bits(pipe)
     assert first == bits(pipe) == bits(load(backend))
     assert first != bits(pipe, seed=8) and first != bits(pipe, "a blue square")
 
 
-def test_a_picture_to_start_from_and_a_mask(load: Opener, backend: str) -> None:
+@each(KINDS)
+def test_a_picture_to_start_from_and_a_mask(shared: Callable[[str], Pipeline], backend: str) -> None:
     """Strength is the share of the schedule that is run; outside the mask the picture's own latents stay."""
-    pipe = load(backend)
+    pipe = shared(backend)
     *steps, made = pipe.stream(PROMPT, **(ASKED | {"steps": 4}), image=PICTURE, strength=0.5)
     assert isinstance(made, Result) and made.recipe["strength"] == 0.5
     assert len(steps) == 2
@@ -113,23 +140,23 @@ def test_a_picture_to_start_from_and_a_mask(load: Opener, backend: str) -> None:
     assert not np.array_equal(first.latents, second.latents)
 
 
-@some_kinds
-def test_given_latents_replace_the_noise(load: Opener, backend: str) -> None:
-    pipe = load(backend)
-    seeded = pipe(PROMPT, **ASKED)
+@each(PATHS)
+def test_given_latents_replace_the_noise(shared: Callable[[str], Pipeline], backend: str) -> None:
+    pipe = shared(backend)
+    seeded = pipe(PROMPT, **BRIEF)
     given = noise.normal(seeded.latents.shape, seed=ASKED["seed"])
-    made = pipe(PROMPT, **(ASKED | {"seed": 1}), latents=given)
+    made = pipe(PROMPT, **(BRIEF | {"seed": 1}), latents=given)
     assert made.latents.tobytes() == seeded.latents.tobytes() and made.recipe["rng"] == "given"
     assert made.latents.dtype == np.float32
     with pytest.raises(UsageError, match=r"latents of shape .* do not fit"):
         pipe(PROMPT, **(ASKED | {"width": 128}), latents=given)
 
 
-@some_kinds
-def test_guidance_of_one_takes_no_negative_prompt(load: Opener) -> None:
+@pytest.mark.parametrize("kind", PATHS, indirect=True)
+def test_guidance_of_one_takes_no_negative_prompt(shared: Callable[[str], Pipeline]) -> None:
     """Nor is its text in the recipe; at another guidance it counts."""
-    pipe = load("cpu")
-    made = [pipe(PROMPT, **(ASKED | {"guidance": 1.0}), negative_prompt=text) for text in (None, "a green square")]
+    pipe = shared("cpu")
+    made = [pipe(PROMPT, **(BRIEF | {"guidance": 1.0}), negative_prompt=text) for text in (None, "a green square")]
     assert made[0].latents.tobytes() == made[1].latents.tobytes()
     assert made[1].recipe["negative_prompt"] == "" and "negative prompt has no effect" in made[1].warnings[0]
     assert bits(pipe, negative_prompt="a green square") != bits(pipe)
@@ -138,11 +165,11 @@ def test_guidance_of_one_takes_no_negative_prompt(load: Opener) -> None:
 # Recipes
 
 
-@some_kinds
+@each(PATHS)
 def test_the_recipe_in_the_file_makes_the_picture_again(
-    load: Opener, backend: str, folder: Path, tmp_path: Path
+    load: Opener, shared: Callable[[str], Pipeline], backend: str, folder: Path, tmp_path: Path
 ) -> None:
-    made = load(backend)("一个圆\nNegative prompt: no", **ASKED, negative_prompt="dull")
+    made = shared(backend)("一个圆\nNegative prompt: no", **BRIEF, negative_prompt="dull")
     path = made.save(tmp_path / "a.png")
     recipe = recipe_from_png(path)
     assert recipe == json.loads(png_text(made.recipe)["qwenimg"])
@@ -173,6 +200,7 @@ def test_options_of_another_family_are_refused_by_name(load: Opener, family: Fam
                 load("cpu", f"bf16,{other.precision.denoiser}=fp32")
 
 
+@one_of_each_family
 def test_every_policy_of_the_row_is_known(load: Opener, family: Family) -> None:
     for name in family.precision.bases:
         pipe = load("cpu", name)
@@ -180,7 +208,7 @@ def test_every_policy_of_the_row_is_known(load: Opener, family: Family) -> None:
         assert set(pipe.precision.places()) == set(family.precision.places)
 
 
-@some_kinds
+@each(PATHS)
 def test_what_does_not_fit_is_refused_before_a_weight_is_read(
     load: Opener, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,11 +235,11 @@ def stopped(*args: object, **kwargs: object) -> Any:
 
 
 def never_begun(pipe: Pipeline) -> None:
-    pipe.stream(PROMPT, **ASKED)
+    pipe.stream(PROMPT, **BRIEF)
 
 
 def closed(pipe: Pipeline) -> None:
-    events = pipe.stream(PROMPT, **ASKED)
+    events = pipe.stream(PROMPT, **BRIEF)
     next(events)
     events.close()
 
@@ -222,7 +250,7 @@ def dropped(pipe: Pipeline) -> None:
 
 
 def raised_in(pipe: Pipeline) -> None:
-    events = pipe.stream(PROMPT, **ASKED)
+    events = pipe.stream(PROMPT, **BRIEF)
     next(events)
     with pytest.raises(StoppedError):
         events.throw(StoppedError())
@@ -236,14 +264,14 @@ def refused(pipe: Pipeline) -> None:
 def decoder_failed(pipe: Pipeline) -> None:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(StoppedError):
         patch.setattr(pipe.model, "decode", stopped)
-        pipe(PROMPT, **ASKED)
+        pipe(PROMPT, **BRIEF)
 
 
 def device_failed(pipe: Pipeline) -> None:
     """While the run is prepared: nothing goes to the device."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(StoppedError):
         patch.setattr(pipe.engine, "array", stopped)
-        pipe("another prompt", **ASKED)
+        pipe("another prompt", **BRIEF)
 
 
 def not_finite(pipe: Pipeline) -> None:
@@ -251,17 +279,19 @@ def not_finite(pipe: Pipeline) -> None:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(NumericsError, match="step 1: non-finite"):
         pipe.prepare([PROMPT, pipe.defaults.negative_prompt])
         patch.setattr(pipe.engine, "finite", lambda array: False)
-        pipe(PROMPT, **ASKED)
+        pipe(PROMPT, **BRIEF)
 
 
 ENDS = (never_begun, closed, dropped, raised_in, refused, decoder_failed, device_failed, not_finite)
 
 
-@some_kinds
-def test_every_end_of_a_run_leaves_nothing_behind(load: Opener, backend: str) -> None:
-    """After each the next picture is bit for bit that of a fresh pipeline, its times are its own, and no run lives."""
+@each(PATHS)
+def test_every_end_of_a_run_leaves_nothing_behind(
+    load: Opener, shared: Callable[[str], Pipeline], backend: str
+) -> None:
+    """After each the next picture is bit for bit that of another pipeline, its times are its own, and no run lives."""
     pipe, runs = load(backend), []
-    wanted = bits(load(backend), "a star")
+    wanted = bits(shared(backend), "a star")
     prepare = pipe.model.prepare
 
     @contextmanager
@@ -283,7 +313,7 @@ def test_every_end_of_a_run_leaves_nothing_behind(load: Opener, backend: str) ->
 # Memory and files
 
 
-@some_kinds
+@each(PATHS)
 def test_what_is_freed_is_loaded_again(load: Opener, backend: str) -> None:
     pipe = load(backend)
     wanted = bits(pipe)
@@ -294,10 +324,10 @@ def test_what_is_freed_is_loaded_again(load: Opener, backend: str) -> None:
     assert bits(fresh) == wanted
 
 
-@some_kinds
+@each(PATHS)
 def test_closed_is_closed(load: Opener, backend: str) -> None:
     pipe = load(backend)
-    pipe(PROMPT, **ASKED)
+    pipe(PROMPT, **BRIEF)
     files = [file for part in pipe.model.checkpoint.components.values() for file in part.plan.files]
     assert files and not any(file.stream.closed for file in files)
     pipe.close()

@@ -18,7 +18,7 @@ from qwenimg.common.precision.precision import Kind, bases, parse
 QUICK = ("qwen", "sd15")  # one of each family
 KINDS = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in ("sd21", "sdxl", "inpaint", "sdxl+refiner"))]
 BASES = tuple(dict.fromkeys(name for family in registry.FAMILIES for name in family.precision.bases))
-CHOSEN = 3  # policies with overrides, drawn for each kind
+CHOSEN = 2  # policies with overrides, drawn for each kind
 SHORT = ASKED | {"steps": 2}
 PAGE = ROOT / "docs" / "precision.md"
 OVERRIDES = ("final_norm=off", "attention=fp32", "attention=fused", "matmul=fp32")

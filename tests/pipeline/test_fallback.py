@@ -9,6 +9,7 @@ import numpy as np
 import overflow_models as models
 import pytest
 from cli_runner import cli
+from crossed import crossed
 from PIL import Image
 
 import qwenimg
@@ -41,8 +42,7 @@ CLIMBS: dict[str, tuple[str, list[str], int]] = {
 }
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", CLIMBS)
+@pytest.mark.parametrize(("name", "backend"), crossed(CLIMBS, BACKENDS))
 def test_it_climbs_and_the_recipe_makes_the_same(overflowing: models.Maker, name: str, backend: str) -> None:
     begun, policies, steps = CLIMBS[name]
     folder, said = overflowing(name), list[str]()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_runner import Library, cli
+from crossed import crossed
 from family_cases import BACKENDS
 from lora_cases import LAYERS, write_lora
 from safetensors.numpy import save_file
@@ -51,7 +52,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, int]]:
     return seen
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("kind", "backend"), crossed(["qwen", "sdxl"], BACKENDS), indirect=["kind"])
 def test_beside_the_weights_is_in_them(
     kind: str, backend: str, folder: Path, tmp_path: Path, reads: list[tuple[Path, int]]
 ) -> None:

@@ -14,6 +14,7 @@ from PIL import Image
 import qwenimg
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.numbers import packing
+from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.sampling.table import SAMPLERS
 
 BACKENDS = ("cpu", "mlx")
@@ -37,32 +38,32 @@ def expected(folder: Path, class_name: str, **asked: Any) -> np.ndarray:
     return packing.unpack(final.float().numpy(), 6, 10)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.fixture(scope="module")
+def pipes(tiny_folder: Path) -> dict[str, Pipeline]:
+    return {backend: qwenimg.load(tiny_folder, backend=backend, precision="fp32") for backend in BACKENDS}
+
+
 @pytest.mark.parametrize("strength", [0.4, 1.0])
 @pytest.mark.parametrize("mask", [False, True])
-def test_equals_diffusers(tiny_folder: Path, backend: str, strength: float, mask: bool) -> None:
+def test_equals_diffusers(tiny_folder: Path, pipes: dict[str, Pipeline], strength: float, mask: bool) -> None:
     name = "QwenImageInpaintPipeline" if mask else "QwenImageImg2ImgPipeline"
     holes = {"mask_image": Image.fromarray(HOLE)} if mask else {}
     theirs = expected(tiny_folder, name, strength=strength, **holes)
-    pipe = qwenimg.load(tiny_folder, backend=backend, precision="fp32")
-    made = pipe(
-        PROMPT, negative_prompt=NEGATIVE, image=PICTURE, mask=HOLE if mask else None, strength=strength, steps=6,
-        guidance=4.0, seed=5,
-    )  # fmt: skip
-    error = np.linalg.norm(made.latents - theirs) / np.linalg.norm(theirs)
-    print(f"{backend} strength {strength} mask {mask}: {error:.2e}")
-    assert error <= LATENTS and made.pixels.shape == PICTURE.shape
+    for backend, pipe in pipes.items():
+        made = pipe(
+            PROMPT, negative_prompt=NEGATIVE, image=PICTURE, mask=HOLE if mask else None, strength=strength, steps=6,
+            guidance=4.0, seed=5,
+        )  # fmt: skip
+        error = np.linalg.norm(made.latents - theirs) / np.linalg.norm(theirs)
+        print(f"{backend} strength {strength} mask {mask}: {error:.2e}")
+        assert error <= LATENTS and made.pixels.shape == PICTURE.shape
 
 
 @pytest.mark.parametrize("sampler", [name for name, s in SAMPLERS.items() if s.flow])
-def test_every_sampler_with_a_form_for_flow(tiny_folder: Path, sampler: str) -> None:
+def test_every_sampler_with_a_form_for_flow(pipes: dict[str, Pipeline], sampler: str) -> None:
     """Both backends alike, all finite, and near the picture of many Euler steps where nothing is drawn."""
-    made = [
-        qwenimg.load(tiny_folder, backend=backend, precision="fp32")(
-            PROMPT, width=48, height=32, steps=6, guidance=2.0, seed=5, sampler=sampler
-        )
-        for backend in BACKENDS
-    ]
+    asked = {"width": 48, "height": 32, "steps": 5, "guidance": 2.0, "seed": 5, "sampler": sampler}
+    made = [pipes[backend](PROMPT, **asked) for backend in BACKENDS]
     error = np.linalg.norm(made[0].latents - made[1].latents) / np.linalg.norm(made[0].latents)
     print(f"{sampler}: {error:.2e}")
     assert error <= LATENTS
@@ -70,7 +71,6 @@ def test_every_sampler_with_a_form_for_flow(tiny_folder: Path, sampler: str) -> 
 
 
 @pytest.mark.parametrize("sampler", [name for name, s in SAMPLERS.items() if not s.flow])
-def test_samplers_without_one_are_refused(tiny_folder: Path, sampler: str) -> None:
-    pipe = qwenimg.load(tiny_folder, backend="cpu")
+def test_samplers_without_one_are_refused(pipes: dict[str, Pipeline], sampler: str) -> None:
     with pytest.raises(UsageError, match="flow models"):
-        pipe.check(PROMPT, sampler=sampler)
+        pipes["cpu"].check(PROMPT, sampler=sampler)

@@ -11,6 +11,7 @@ import lora_cases as cases
 import numpy as np
 import pytest
 from cli_runner import Library, cli
+from crossed import crossed
 from family_cases import BACKENDS
 from lora_cases import LAYERS, write_lora
 from safetensors.numpy import load_file, save_file
@@ -24,6 +25,7 @@ from qwenimg.common.request.recipe import png_text, recipe_from_png
 
 ASKED: dict[str, Any] = {"width": 52, "height": 36, "steps": 2, "guidance": 3.0, "seed": 7}
 KINDS = ("qwen", "sdxl")
+on_each_backend = pytest.mark.parametrize(("kind", "backend"), crossed(KINDS, BACKENDS), indirect=["kind"])
 
 
 @pytest.fixture(params=KINDS)
@@ -68,7 +70,7 @@ def counting(pipe: Pipeline) -> list[str]:
 # Drawing
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@on_each_backend
 def test_a_picture_is_that_of_the_model_with_the_lora_in_its_weights(
     kind: str, backend: str, folder: Path, tmp_path: Path
 ) -> None:
@@ -81,7 +83,7 @@ def test_a_picture_is_that_of_the_model_with_the_lora_in_its_weights(
     assert error < 1e-4 < effect / 100
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@on_each_backend
 def test_changing_loras_reads_only_their_weights_again_and_leaves_no_trace(
     kind: str, backend: str, folder: Path, tmp_path: Path
 ) -> None:
@@ -103,7 +105,7 @@ def test_changing_loras_reads_only_their_weights_again_and_leaves_no_trace(
     assert not np.array_equal(made[0].latents, made[3].latents)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@on_each_backend
 def test_a_lora_that_fails_while_it_is_read_leaves_a_model_that_draws(
     kind: str, backend: str, tmp_path: Path, folder: Path
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import overflow_models as models
 import pytest
+from crossed import crossed
 
 import qwenimg
 from qwenimg.cli.parts import FLAGS, VALUES
@@ -75,8 +76,7 @@ def cures(text: str, precision: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "backend"), crossed(CASES, BACKENDS))
 def test_what_overflows_is_named_with_the_option_that_cures_it(
     overflowing: models.Maker, name: str, backend: str
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crossed import crossed
 from pretend_device import pretend_engine, pretending
 from random_model import DIT, TEXT, write_random_model
 
@@ -72,8 +73,7 @@ def limited(pipe: Pipeline) -> list[int]:
     return counts
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.parametrize(("backend", "precision"), crossed(["cpu", "mlx"], ["fp32", "bf16"]))
 def test_streamed_is_resident_bit_for_bit(folder: Path, backend: str, precision: str) -> None:
     """Over several steps and pictures, so that blocks are read ahead and round the cycle."""
     resident = qwenimg.load(folder, backend=backend, precision=precision)

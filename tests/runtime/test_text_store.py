@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
+from crossed import crossed
 
 import qwenimg
 from qwenimg.common.runtime.runtime import Runtime
@@ -51,8 +52,7 @@ def draw(
         pipe.close()
 
 
-@pytest.mark.parametrize("backend", ["cpu", "mlx"])
-@pytest.mark.parametrize("kind", ["qwen", "sdxl"])
+@pytest.mark.parametrize(("kind", "backend"), crossed(["qwen", "sdxl"], ["cpu", "mlx"]))
 def test_the_second_run_has_the_same_bits_and_no_text_encoder(
     tiny_folder: Path, folders: dict[str, Path], place: Path, opened: list[str], backend: str, kind: str
 ) -> None:

@@ -45,8 +45,9 @@ def disturbed(pixels: np.ndarray, how: str, rng: np.random.Generator) -> np.ndar
     return pixels
 
 
+@pytest.mark.parametrize("share", [0.2, pytest.param(1.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("width", "height", "how", "count"),
+    ("width", "height", "how", "most"),
     [
         (128, 128, "none", 500),
         (128, 128, "noise", 100),
@@ -59,8 +60,9 @@ def disturbed(pixels: np.ndarray, how: str, rng: np.random.Generator) -> np.ndar
         (133, 251, "none", 60),
     ],
 )
-def test_true_pictures_pass(width: int, height: int, how: str, count: int):
-    rng = np.random.default_rng(count + height)
+def test_true_pictures_pass(width: int, height: int, how: str, most: int, share: float):
+    count = round(share * most)
+    rng = np.random.default_rng(most + height)
     scenes = [random_scene(rng, held_out=True) for _ in range(count)]
     pictures = [disturbed(picture(scene, width, height), how, rng) for scene in scenes]
     failed = [(s, v) for s, p in zip(scenes, pictures, strict=True) if not (v := check(p, s)).ok]
@@ -212,7 +214,7 @@ def test_swaps_fail(how: str):
     passed: Counter[str] = Counter()
     tried: Counter[str] = Counter()
     blind: Counter[str] = Counter()
-    for _ in range(160):
+    for _ in range(60):
         scene = random_scene(rng, held_out=True)
         pixels = disturbed(picture(scene, 128, 128), how, rng)
         for name, wrong in swaps(scene, rng):
@@ -222,7 +224,7 @@ def test_swaps_fail(how: str):
             blind[name] += getattr(verdict, name) is not False
     print(f"swapped, {how}: " + ", ".join(f"{name} {passed[name]}/{tried[name]} pass" for name in tried))
     assert set(tried) == {"color", "shape", "background", "size", "count", "position", "relation"}
-    assert min(tried.values()) > 30
+    assert min(tried.values()) > 10
     assert sum(passed.values()) == 0
     assert sum(blind.values()) == 0  # it is the swapped thing that is called wrong
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -83,7 +84,14 @@ def last(node: ast.AST) -> str:
     return dotted(node).rpartition(".")[2]
 
 
-def within(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
+@cache
+def parsed(source: str) -> ast.Module:
+    """Of a file that many rules look at: nobody changes it."""
+    return ast.parse(source)
+
+
+@cache
+def within(source: str) -> list[tuple[str, ast.AST]]:
     """Every node, with the qualified name of the function or class that it is in ("" at the top)."""
 
     def walk(node: ast.AST, scope: str) -> Iterator[tuple[str, ast.AST]]:
@@ -92,12 +100,12 @@ def within(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
         for child in ast.iter_child_nodes(node):
             yield from walk(child, inner)
 
-    return walk(tree, "")
+    return list(walk(parsed(source), ""))
 
 
 def found(source: str, broken: Callable[[ast.AST], bool]) -> list[str]:
     """`function: code` of every node of `source` that is `broken`."""
-    return [f"{scope}: {ast.unparse(node)}" for scope, node in within(ast.parse(source)) if broken(node)]
+    return [f"{scope}: {ast.unparse(node)}" for scope, node in within(source) if broken(node)]
 
 
 # Rule 4: casts
@@ -201,7 +209,7 @@ def _method(node: ast.Call) -> str:
 
 def work_at_import(source: str) -> list[str]:
     """What runs while the module is imported and is neither a definition nor a constant made by `AT_IMPORT`."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
     return [found for statement in tree.body for found in _at_import(statement, classes)]
 
@@ -255,7 +263,7 @@ def _is_type_checking(node: ast.AST) -> bool:
 
 def frameworks(source: str) -> list[str]:
     """Frameworks in code: in a name, or in text that is not documentation. Whole words, and parts of names."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     documentation = {
         id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)
     }
@@ -267,7 +275,7 @@ def frameworks(source: str) -> list[str]:
             return node.name
         return getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "arg", None) or ""
 
-    texts = [(scope, words(node)) for scope, node in within(tree)]
+    texts = [(scope, words(node)) for scope, node in within(source)]
     split = [
         (scope, text, set("".join(c if c.isalnum() else " " for c in text.lower()).split())) for scope, text in texts
     ]
@@ -312,5 +320,5 @@ def imported(node: ast.AST) -> set[str]:
 
 def function_lengths(source: str) -> dict[str, int]:
     """Lines of every function, by its qualified name."""
-    nodes = [(scope, n) for scope, n in within(ast.parse(source)) if isinstance(n, FUNCTIONS)]
+    nodes = [(scope, n) for scope, n in within(source) if isinstance(n, FUNCTIONS)]
     return {f"{scope}.{n.name}".lstrip("."): (n.end_lineno or n.lineno) - n.lineno + 1 for scope, n in nodes}
