@@ -48,8 +48,9 @@ class Affine(NamedTuple):
         codes, scales, biases = arrays
         made = unpack(codes, self.bits).astype(np.float32)
         grouped = made.reshape(*scales.shape, self.group)
-        grouped *= widened(scales)[..., None]
-        grouped += widened(biases)[..., None]
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused by its tensor's name
+            grouped *= widened(scales)[..., None]
+            grouped += widened(biases)[..., None]
         return made
 
     def kept(self, pieces: Sequence[Piece]) -> Kept:

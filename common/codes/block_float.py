@@ -53,7 +53,7 @@ class BlockFloat(NamedTuple):
         codes, scales = arrays
         values = np.array(E2M1, np.float32) if self.bits == 4 else table("F8_E4M3")
         made: np.ndarray = values[unpack(codes, self.bits)]
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             made.reshape(*scales.shape, self.group)[...] *= self._scales(scales)[..., None]
         return made
 

@@ -48,14 +48,18 @@ class Float8(NamedTuple):
 
 def multiplied(values: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
     """`values`, float32, times a scale as `Float8` has it, in place."""
+    import numpy as np
+
     if scale is None:
         return values
     numbers = widened(scale)
+    by, into = numbers.reshape(()) if numbers.size == 1 else numbers, values
     if numbers.ndim == 3:
-        by_block = values.reshape(*numbers.shape[:2], -1)
-        by_block *= numbers
-    else:
-        values *= numbers.reshape(-1, *[1] * (values.ndim - 1)) if numbers.size > 1 else numbers.reshape(())
+        by, into = numbers, values.reshape(*numbers.shape[:2], -1)
+    elif numbers.size > 1:
+        by = numbers.reshape(-1, *[1] * (values.ndim - 1))
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused by its tensor's name
+        into *= by
     return values
 
 

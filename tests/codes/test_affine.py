@@ -1,11 +1,15 @@
 """Affine codes against MLX's own packing and quantising: bit for bit, at every width, group and dtype of the scales."""
 
+import warnings
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from qwenimg.common.codes.affine import GROUPS, WIDTHS, Affine, encode, of_widths, pack, unpack
 from qwenimg.common.codes.bits import widened
+from qwenimg.common.codes.float8 import Float8
+from qwenimg.common.codes.int8 import Int8
 
 CASES = [Affine(bits, group) for bits in WIDTHS for group in GROUPS]
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
@@ -92,3 +96,17 @@ def test_many_rows_are_coded_in_parts(monkeypatch):
 def test_widths_that_no_code_has(widths):
     """7 bits, a width that does not divide, groups of 48 and of 16."""
     assert of_widths(*widths) is None
+
+
+@pytest.mark.parametrize("scale", [np.inf, np.nan, 3e38])
+def test_values_that_are_not_finite_are_told_by_no_warning(scale: float) -> None:
+    """Which would be lines beside the one that names the tensor."""
+    codes, one = np.array([[0, 1, 255, 129] * 8], np.uint8), np.array([[scale]], np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = [
+            Affine(8, 32).values((codes.view("<u4"), one, -one)),
+            Float8("F8_E4M3").values((codes, one)),
+            Int8().values((codes.view(np.int8), one)),
+        ]
+    assert not any(np.isfinite(values).all() for values in made)
