@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -18,7 +19,8 @@ from qwenimg.common.base import atomic_files
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.jobs.fields import Fields, fields, merged
+from qwenimg.common.jobs.fields import Fields, check, fields, merged, seeds
+from qwenimg.common.jobs.naming import output_path
 from qwenimg.common.jobs.pictures import Picture, makes_folder, pictures
 from qwenimg.common.jobs.prompt_file import read_prompts
 from qwenimg.common.jobs.replay import PARTS, Replay, check_model, read_replay
@@ -79,6 +81,7 @@ def draw(flags: Flags, stop: Stop, warnings: Iterable[str] = ()) -> int:
     report = Report(as_json=flags.json, quiet=flags.quiet, debug=parse_debug(flags.debug))
     for line in warnings:
         report.notify("warning", line)
+    _check_forms(flags)
     replay = None if flags.replay is None else read_replay(flags.replay)
     for line in () if replay is None else replay.messages:
         report.notify("warning", line)
@@ -154,6 +157,27 @@ class RunReport:
 # Before the model is opened
 
 
+def _check_forms(flags: Flags) -> None:
+    """Raises UsageError for a value of a wrong form, before any file is opened."""
+    from qwenimg.common.families.running import Running
+
+    Running(
+        precision=flags.precision or "auto",
+        preset=flags.preset or "auto",
+        quantize=flags.quantize,
+        max_memory=flags.max_memory,
+    )
+    said = fields(flags.said)
+    check(said)
+    seeds(said, 0)
+    if flags.output != "-":
+        output_path(flags.output, seed=0, index=1, prompt="", now=datetime.now(UTC), several=False, same_seeds=False)
+    if flags.latents is not None:
+        latents_.kind_of(flags.latents)
+    if flags.save_latents is not None and flags.save_latents.suffix.lower() not in latents_.SUFFIXES:
+        raise UsageError(f"--save-latents {clean(flags.save_latents, 120)}: let the name end in .npy or .safetensors")
+
+
 def _wanted(flags: Flags, replay: Replay | None, report: Report) -> tuple[list[Picture], list[int]]:
     """The pictures to make, and the exit codes of those that cannot be; those are reported. Raises QwenimgError."""
     prompt = _prompt(flags)
@@ -189,12 +213,7 @@ def _prompt(flags: Flags) -> str | None:
 
 
 def _check_files(flags: Flags, replay: Replay | None, wanted: Sequence[Picture]) -> None:
-    """What can be refused about files and precision without a model. Raises UsageError."""
-    from qwenimg.common.families import registry
-    from qwenimg.common.precision import presets
-
-    presets.check(flags.preset or "auto")
-    registry.check_precision(flags.precision or "auto")
+    """What can be refused about files without a model. Raises UsageError."""
     if flags.step_cache_check and not any(one.said("step_cache") or one.said("cached_calls") for one in wanted):
         raise UsageError("--step-cache-check compares what --step-cache draws; give both")
     if flags.output == "-":
@@ -210,10 +229,6 @@ def _check_files(flags: Flags, replay: Replay | None, wanted: Sequence[Picture])
         _check_same(flags, replay.used)
         check_model(replay, flags.model)
     if flags.save_latents is not None:
-        if flags.save_latents.suffix.lower() not in latents_.SUFFIXES:
-            raise UsageError(
-                f"--save-latents {clean(flags.save_latents, 120)}: let the name end in .npy or .safetensors"
-            )
         atomic_files.check_output(flags.save_latents, overwrite=flags.overwrite)
 
 

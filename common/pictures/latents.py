@@ -44,7 +44,7 @@ def write_latents(path: Path, array: npt.NDArray[Any], *, overwrite: bool) -> No
     import numpy as np
 
     assert array.ndim == 4, array.shape
-    kind = _latents_kind(path)
+    kind = kind_of(path)
     values = np.ascontiguousarray(array, dtype=np.float32)
     if not np.isfinite(values).all():
         raise NumericsError(f"{shown_path(path)}: not written, the latents have values that are not finite")
@@ -66,7 +66,7 @@ def read_latents(path: Path) -> Float32:
     1 GiB, or has values that are not finite in float32. Nothing is unpickled; sizes are checked before reading."""
     import numpy as np
 
-    array = _read_npy(path) if _latents_kind(path) == ".npy" else _read_safetensors(path)
+    array = _read_npy(path) if kind_of(path) == ".npy" else _read_safetensors(path)
     with np.errstate(over="ignore"):
         values = np.ascontiguousarray(array, dtype=np.float32)
     if not np.isfinite(values).all():
@@ -74,7 +74,8 @@ def read_latents(path: Path) -> Float32:
     return values
 
 
-def _latents_kind(path: Path) -> str:
+def kind_of(path: Path) -> str:
+    """Its suffix. Raises UsageError for one that is none of SUFFIXES."""
     kind = path.suffix.lower()
     if kind not in SUFFIXES:
         raise UsageError(f"{shown_path(path)}: latents are stored as .npy or .safetensors; choose such a name")

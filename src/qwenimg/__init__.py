@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from qwenimg.common.families.choices import Choices
     from qwenimg.common.families.registry import Opened
+    from qwenimg.common.families.running import Running
     from qwenimg.common.hub.model_folders import ModelFolders
     from qwenimg.common.hub.resolve import Resolved
     from qwenimg.common.pipeline.pipeline import Pipeline
@@ -87,6 +88,7 @@ def load(
     models_dir: str | Path | Sequence[str | Path] = (),
     prediction: Literal["eps", "v"] | None = None,
     quantize: str | None = None,
+    compile: str = "auto",
     max_memory: str | int | None = None,
     fallback: bool = False,
     cache_prompts: bool = False,
@@ -97,38 +99,59 @@ def load(
     model: a folder, a file, a known name, or a hub id that is in the cache; None is qwen-image if it was pulled or has
     its parts elsewhere, else the built-in model, with a notice. backend: auto, mlx, cuda or cpu. precision: see
     `syntax` in `qwenimg.common.precision.precision`; `auto` is the preset's: quality, balanced, fast, memory, or auto.
-    quantize: weights in 8, 6 or 4 bits, or text=8,transformer=4. max_memory: bytes or `12GB`; blocks that do not fit
-    are streamed. fallback: where a value overflows, goes on in the next dtype. cache_prompts: keeps encoded prompts on
-    the disk. notify(kind, text) gets stages, warnings and notices. transformer (or UNet), text_encoder, text_encoder_2,
-    vae: folder or file of that part's weights. models_dir: folders where models, parts and LoRAs have names. For Stable
-    Diffusion: refiner, of SDXL; tokenizer and prediction of one file. Raises QwenimgError."""
+    quantize: weights in 8, 6 or 4 bits, or text=8,transformer=4. compile: the denoiser, on or off; auto: where it costs
+    next to nothing. max_memory: bytes or `12GB`; blocks that do not fit are streamed. fallback: where a value
+    overflows, goes on in the next dtype. cache_prompts: keeps encoded prompts on the disk. notify(kind, text) gets
+    stages, warnings and notices. transformer (or UNet), text_encoder, text_encoder_2, vae: folder or file of that
+    part's weights. models_dir: folders where models, parts and LoRAs have names. For Stable Diffusion: refiner, of
+    SDXL; tokenizer and prediction of one file. Forms are checked before files. Raises QwenimgError."""
+    from qwenimg.common.families.running import Running
+
+    running = Running(
+        backend=backend, precision=precision, preset=preset, compile=compile, quantize=quantize, max_memory=max_memory,
+        fallback=fallback, cache_prompts=cache_prompts,
+    )  # fmt: skip
+    parts = {"transformer": transformer, "text_encoder": text_encoder, "text_encoder_2": text_encoder_2, "vae": vae}
+    folders, given = _found(models_dir, {**parts, "model": model, "refiner": refiner, "tokenizer": tokenizer})
+    resolved, choices = _resolved(given, prediction, quantize, offline=offline)
+    return _pipeline(resolved, choices, given, running, folders, notify or _ignore, offline=offline)
+
+
+def _pipeline(
+    resolved: Resolved,
+    choices: Choices,
+    given: dict[str, str | Path | None],
+    running: Running,
+    folders: ModelFolders,
+    notify: Callable[[str, str], None],
+    *,
+    offline: bool,
+) -> Pipeline:
+    """Opens files and backend, in this order."""
     from contextlib import ExitStack
 
-    from qwenimg.common.base import arguments
     from qwenimg.common.families import catalog
     from qwenimg.common.pipeline.pipeline import Pipeline
     from qwenimg.common.shapes import builtin
 
-    arguments.check_texts(backend=backend, precision=precision, preset=preset, quantize=quantize or "")
-    parts = {"transformer": transformer, "text_encoder": text_encoder, "text_encoder_2": text_encoder_2, "vae": vae}
-    folders, given = _found(models_dir, {**parts, "model": model, "refiner": refiner, "tokenizer": tokenizer})
-    resolved, choices = _resolved(given, prediction, quantize, offline=offline)
     with ExitStack() as stack:
         opened, refining, entries = _opened(stack, resolved, choices, given["refiner"], offline=offline)
-        if notify and model is None and resolved.known is catalog.BUILT_IN:
+        if given["model"] is None and resolved.known is catalog.BUILT_IN:
             notify("notice", builtin.notice(opened.checkpoint.parameters))
-        runtime, error = _runtime(opened, backend, precision, preset, max_memory, notify, keep_prompts=cache_prompts)
+        runtime, error = _runtime(opened, running, notify)
         pipeline = Pipeline(
             opened.family.model(runtime, opened.checkpoint, refining),
             name=resolved.name,
             family=opened.family.name,
             defaults=opened.defaults(resolved.known),
             tf32=error > MAX_FP32_ERROR,
-            fallback=fallback,
+            fallback=running.fallback,
             options=entries,
             checkpoint=opened.checkpoint,
             find_lora=folders.lora,
         )
+        if running.compile != "auto":
+            pipeline.compile(running.compile)
         stack.pop_all()  # from here on the pipeline closes them
     return pipeline
 
@@ -189,40 +212,27 @@ def _opened(
     return opened, refining, with_refiner(entries, second, opened, refining)
 
 
-def _runtime(
-    opened: Opened,
-    backend: str,
-    precision: str,
-    preset: str,
-    max_memory: str | int | None,
-    notify: Callable[[str, str], None] | None,
-    *,
-    keep_prompts: bool = False,
-) -> tuple[Runtime, float]:
+def _runtime(opened: Opened, running: Running, notify: Callable[[str, str], None]) -> tuple[Runtime, float]:
     """The backend with the policy that preset and precision give this model there, and the error of a float32 product.
 
     Tells what `auto` chose, and why."""
     from qwenimg import backends
-    from qwenimg.common.base import amounts
     from qwenimg.common.precision import precision as policies
     from qwenimg.common.precision import presets
     from qwenimg.common.runtime.runtime import Runtime
 
-    notify = notify or _ignore
-    presets.check(preset)
-    limit = amounts.parse_max(max_memory)
     kind = opened.family.precision
-    policies.parse(precision, on_gpu=False, kind=kind)  # before a framework is imported
-    engine = backends.load(backend)
+    policies.parse(running.precision, on_gpu=False, kind=kind)  # before a framework is imported
+    engine = backends.load(running.backend)
     error = engine.check_fp32()
     free = engine.free_memory()
-    choice = presets.choose(preset, precision, kind, engine.facts, opened.checkpoint.largest, free)
+    choice = presets.choose(running.preset, running.precision, kind, engine.facts, opened.checkpoint.largest, free)
     policy = policies.parse(choice.precision, on_gpu=engine.on_gpu, kind=kind)
     _check_fp32(error, policy.name, engine.device)
     if choice.reason:
         notify("stage", f"--preset {choice.preset}: {policy.name}, since {choice.reason}")
-    runtime = Runtime(engine, policy, notify, choice, limit)
-    if keep_prompts:
+    runtime = Runtime(engine, policy, notify, choice, running.limit)
+    if running.cache_prompts:
         runtime.keep_prompts()
     return runtime, error
 

@@ -968,7 +968,7 @@ def test_completion_scripts(shell: str) -> None:
     ("words", "offered"),
     [
         ("qwenimg in", {"info"}),
-        ("qwenimg --st", {"--steps", "--strength"}),
+        ("qwenimg --st", {"--steps", "--strength", "--step-cache", "--step-cache-check"}),
         ("qwenimg cat --backend ", {"auto", "mlx", "cuda", "cpu"}),
         ("qwenimg cat in", set()),
         ("qwenimg generate in", set()),

@@ -1,0 +1,70 @@
+"""A value of a wrong form is told before any file is opened: exit 2, where a missing file is 5."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import qwenimg
+from qwenimg import UsageError
+from qwenimg.cli.generate import generate
+from qwenimg.cli.main import run
+
+# Of each option one value that no model takes.
+WRONG = {
+    "max_memory": "lots", "quantize": "7", "precision": "fp33", "preset": "nice", "size": "big", "aspect": "wide",
+    "seed": "x", "steps": "0", "guidance": "-1", "sampler": "nope", "schedule": "nope", "cfg_end": "2",
+    "step_cache": "3", "cached_calls": "x", "guidance_rescale": "7", "strength": "9", "refine_at": "4",
+    "clip_skip": "99", "lora": "a:0.5:c:", "lora_mode": "no", "few_steps": "lcm:x", "num_images": "0", "width": "-3",
+    "height": "0", "prediction": "x", "backend": "x", "compile": "x", "debug": "x", "output": "a.gif",
+    "save_latents": "x.txt", "lightning": "x", "latents": "x.txt",
+}  # fmt: skip
+# Any text may be one of these: a prompt, or the name of a file, a folder or a model.
+NAMES = {"prompt", "prompt_file", "replay", "model", "models_dir", "refiner", "transformer", "text_encoder", "vae"}
+NAMES |= {"negative_prompt", "tokenizer", "image", "mask"}
+MISSING = (["--from", "missing.png"], ["x", "-i", "missing.png", "-m", "/missing"], ["--prompt-file", "missing.txt"])
+
+
+def test_every_option_with_a_value_is_here() -> None:
+    options = {one.name for one in generate.params if isinstance(one, click.Option) and not one.is_flag}
+    hidden = {one.name for one in generate.params if isinstance(one, click.Option) and one.hidden}
+    assert options - hidden == set(WRONG) | NAMES
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_form_is_told_before_a_file_is_opened(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for missing in MISSING:
+        code = run([*missing, f"--{name.replace('_', '-')}={WRONG[name]}"])
+        told = capfd.readouterr().err
+        assert code == 2 and "missing" not in told, told
+    print(told)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"max_memory": "lots"}, "--max-memory 'lots': give an amount"),
+        ({"max_memory": -1}, "max_memory is -1"),
+        ({"compile": "maybe"}, "--compile 'maybe' is not one of"),
+        ({"compile": True}, "compile is True; expected a text"),
+        ({"precision": "fp33"}, "fp33"),
+        ({"preset": "nice"}, "--preset 'nice'"),
+        ({"quantize": "7"}, "--quantize '7'"),
+    ],
+)
+def test_the_same_from_python(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        qwenimg.load("/missing", **given)
+
+
+@pytest.mark.parametrize(("mode", "compiles"), [("auto", None), ("on", True), ("off", False)])
+def test_compile_from_python(mode: str, compiles: bool | None) -> None:
+    with_mode = qwenimg.load("shapes", backend="mlx", compile=mode)
+    assert with_mode.runtime.compiles is compiles
+    with_mode.close()
