@@ -22,6 +22,7 @@ def presets(as_json: bool) -> None:
                 "name": name,
                 "purpose": preset.purpose,
                 "tiled": preset.tiled,
+                "bits": preset.bits,
                 "precision": {family.name: family.precision.presets[name] for family in registry.FAMILIES},
             }
             for name, preset in PRESETS.items()

@@ -42,8 +42,9 @@ def planned(
         choice = presets.choose(preset, precision, kind, engine.facts, opened.checkpoint.largest, engine.free)
         policy = policies.parse(choice.precision, on_gpu=engine.on_gpu, kind=kind)
         runtime = Runtime(engine, policy, lambda kind, text: None, choice, max_memory)  # type: ignore[arg-type]
+        checkpoint = opened.checkpoint if choices.quantize is not None else runtime.reduced(opened.checkpoint)
         pipeline = Pipeline(
-            opened.family.model(runtime, opened.checkpoint, refining),
+            opened.family.model(runtime, checkpoint, refining),
             name=resolved.name,
             family=opened.family.name,
             defaults=opened.defaults(resolved.known),

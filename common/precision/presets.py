@@ -21,16 +21,19 @@ SMALL = 10**9  # bytes in float32, below which 16 bit spares a CPU nothing
 @dataclass(frozen=True, kw_only=True)
 class Preset:
     purpose: str
-    tiled: bool = (
-        False  # whether the VAE decodes in tiles, whatever the memory, and blocks that do not fit are streamed
-    )
+    tiled: bool = False  # the VAE decodes in tiles, whatever the memory, and blocks that do not fit are streamed
+    bits: str = ""  # that weights are kept in where they would not fit otherwise
 
 
 PRESETS: Mapping[str, Preset] = {
     "quality": Preset(purpose="float32 everywhere: the fewest roundings, the most memory"),
     "balanced": Preset(purpose="16-bit products with float32 where it is worth most"),
     "fast": Preset(purpose="16 bit everywhere, as other programs run it"),
-    "memory": Preset(purpose="the least memory: 16-bit weights, decoding in tiles, blocks streamed", tiled=True),
+    "memory": Preset(
+        purpose="the least memory: 16-bit weights, 8-bit where those do not fit; tiles; blocks streamed",
+        tiled=True,
+        bits="8",
+    ),
 }
 NAMES = (*PRESETS, AUTO)
 _OWN = Preset(purpose="")
@@ -48,6 +51,10 @@ class Choice:
     @property
     def tiled(self) -> bool:
         return PRESETS.get(self.preset, _OWN).tiled
+
+    @property
+    def bits(self) -> str:
+        return PRESETS.get(self.preset, _OWN).bits
 
     def recorded(self) -> dict[str, str]:
         """For a recipe."""

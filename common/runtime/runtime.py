@@ -15,7 +15,7 @@ from qwenimg.common.memory.needs import Needs
 from qwenimg.common.precision.ladder import advice
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.presets import Choice
-from qwenimg.common.runtime.checkpoint import Component
+from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.runtime.engine import Array, Engine
 from qwenimg.common.runtime.probe import NotFinite, Overflow, first_non_finite
 from qwenimg.common.runtime.text_store import TextStore
@@ -24,6 +24,8 @@ from qwenimg.common.weights.finite import check_values
 from qwenimg.common.weights.plan import LoadPlan
 
 Notify = Callable[[str, str], None]
+
+WEIGHTS = 0.8  # of what is free: what a preset's choice of bits leaves is for a step
 
 
 class Clock:
@@ -77,6 +79,15 @@ class Runtime:
         """Bytes that a run may take, where `loaded` are taken already."""
         room = self.engine.free_memory() + loaded
         return room if self.max_memory is None else min(room, self.max_memory)
+
+    def reduced(self, checkpoint: Checkpoint) -> Checkpoint:
+        """`checkpoint` with its weights in the preset's bits, where they leave too little room as they are and enough
+        so. Where neither does, they stay as they are: blocks whose codes are made while loading are not streamed."""
+        room = int(WEIGHTS * self.room(0))
+        if not self.choice.bits or checkpoint.largest(self.precision) <= room:
+            return checkpoint
+        smaller = checkpoint.quantised(self.choice.bits)
+        return smaller if smaller.largest(self.precision) <= room else checkpoint
 
     def needs(self, loaded: Mapping[str, int], freed: Collection[str]) -> Needs:
         """Those of a picture, whose stages are still to be added."""

@@ -139,15 +139,18 @@ def _pipeline(
         if given["model"] is None and resolved.known is catalog.BUILT_IN:
             notify("notice", builtin.notice(opened.checkpoint.parameters))
         runtime, error = _runtime(opened, running, notify)
+        checkpoint = opened.checkpoint
+        if running.quantize is None:
+            checkpoint, entries = _reduced(runtime, checkpoint, entries)
         pipeline = Pipeline(
-            opened.family.model(runtime, opened.checkpoint, refining),
+            opened.family.model(runtime, checkpoint, refining),
             name=resolved.name,
             family=opened.family.name,
             defaults=opened.defaults(resolved.known),
             tf32=error > MAX_FP32_ERROR,
             fallback=running.fallback,
             options=entries,
-            checkpoint=opened.checkpoint,
+            checkpoint=checkpoint,
             find_lora=folders.lora,
         )
         if running.compile != "auto":
@@ -235,6 +238,20 @@ def _runtime(opened: Opened, running: Running, notify: Callable[[str, str], None
     if running.cache_prompts:
         runtime.keep_prompts()
     return runtime, error
+
+
+def _reduced(runtime: Runtime, checkpoint: Checkpoint, entries: dict[str, Any]) -> tuple[Checkpoint, dict[str, Any]]:
+    """The weights in the preset's bits where they do not fit as they are, which is told; and the recipe's entries."""
+    from qwenimg.common.base.amounts import size_text
+
+    smaller = runtime.reduced(checkpoint)
+    if smaller is checkpoint:
+        return checkpoint, entries
+    bits, sizes = runtime.choice.bits, [size_text(one.largest(runtime.precision)) for one in (checkpoint, smaller)]
+    room = size_text(runtime.room(0))
+    text = f"weights in {bits} bits, {sizes[1]} at once, since they would take {sizes[0]} and {room} are free"
+    runtime.notify("stage", f"--preset {runtime.choice.preset}: {text}")
+    return smaller, entries | {"quantize": bits}
 
 
 def _ignore(kind: str, text: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from cli_runner import cli
 
 import qwenimg
 from qwenimg.common.request.recipe import recipe_from_png
+from qwenimg.common.runtime.runtime import WEIGHTS
 
 SMALL = ("--size", "64x48", "--steps", "1", "-m", "shapes", "--backend", "cpu")
 
@@ -51,6 +54,27 @@ def test_memory_decodes_in_tiles(tiny_folder: Path) -> None:
     pipe = qwenimg.load(tiny_folder, "cpu", preset="memory", notify=lambda kind, text: told.append(text))
     pipe("x", width=544, height=64, steps=1)
     assert pipe.precision.name == "bf16" and any("in tiles of 512 pixels" in text for text in told)
+
+
+def _keep(told: list[tuple[str, str]], kind: str, text: str) -> None:
+    told.append((kind, text))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+def test_memory_keeps_weights_in_8_bits_where_16_do_not_fit(backend: str) -> None:
+    with closing(qwenimg.load("shapes", backend, preset="memory")) as pipe:
+        whole = pipe.checkpoint.largest(pipe.precision)
+        smaller = pipe.checkpoint.quantised("8").largest(pipe.precision)
+        assert smaller < whole and "quantize" not in pipe.options
+    for largest, bits in ((whole, None), (smaller, "8"), (smaller // 2, None)):  # of what fits
+        told: list[tuple[str, str]] = []
+        room = int(largest / WEIGHTS) + 2
+        tell = partial(_keep, told)
+        with closing(qwenimg.load("shapes", backend, preset="memory", max_memory=room, notify=tell)) as pipe:
+            assert pipe.options.get("quantize") == bits
+            assert any("weights in 8 bits" in text for _, text in told) == (bits is not None), told
+    with closing(qwenimg.load("shapes", backend, preset="memory", quantize="6", max_memory=room)) as pipe:
+        assert pipe.options["quantize"] == "6"
 
 
 @pytest.mark.parametrize(
