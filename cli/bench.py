@@ -120,7 +120,9 @@ def _against(model: str | None, peer: str, as_json: bool, **given: Any) -> str:
     from qwenimg.common.precision.precision import parse
 
     if peer == "mflux":
-        raise BackendMissing("--against mflux: its arm is not built; --against diffusers is")
+        raise BackendMissing(
+            "--against mflux: it is timed by `python tools/bench_mflux.py` of a clone; see docs/performance.md"
+        )
     if find_spec("diffusers") is None:
         raise BackendMissing("--against diffusers: diffusers is not installed; pip install diffusers transformers")
     resolved = resolve(model)

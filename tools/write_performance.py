@@ -39,6 +39,7 @@ def main() -> None:
     write("performance.md", "steps", table(heads, rows))
     write("performance.md", "machine", "\n".join(machines))
     _unets()
+    _mflux()
     _around()
     _loading()
 
@@ -56,6 +57,20 @@ def _loading() -> None:
         rows.append([row["backend"], size, *rates, f"{wall:.2f}"])
     heads = ["backend", "weights", "loaded, GB per processor second", "file alone", "memcpy", "time against file alone"]
     write("performance.md", "load", f"- `docs/results/load-cpu.json`: {machine}\n\n{table(heads, rows)}")
+
+
+def _mflux() -> None:
+    """A step of the transformer on MLX, against mflux."""
+    result = json.loads((DOCS / "results" / "mflux-cpu.json").read_text())
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    machine = f"{result['cores']} cores; {versions}; medians of {result['runs']} runs of each in turn"
+    rows = []
+    for row in result["rows"]:
+        low, high = row["ratios"]
+        ratio = row["ratio"] if isinstance(row["ratio"], str) else f"{row['ratio']:.2f} [{low:.2f}, {high:.2f}]"
+        rows.append([row["tokens"].replace("+", " + "), f"{row['guidance']:g}", ratio, f"{row['difference']:.1e}"])
+    text = table(["image + text tokens", "guidance", "processor time against mflux", "difference"], rows)
+    write("performance.md", "mflux", f"- `docs/results/mflux-cpu.json`: {machine}\n\n{text}")
 
 
 def _around() -> None:

@@ -38,10 +38,15 @@ def compile(model: torch.nn.Module, folder: Path, backend: str = "inductor") -> 
     """The blocks of `model` are compiled when they are first called. folder: where results are kept for later runs,
     unless the environment names another."""
     os.environ.setdefault(CACHE, str(folder))
-    for settled in (observers.observed, ops.multiplies):  # asked once, when a block is compiled
-        settled.__dict__["_dynamo_marked_constant"] = True
+    settle()
     for unit in units(model):
         unit.compile(fullgraph=True, dynamic=True, backend=backend)
+
+
+def settle() -> None:
+    """What is asked once, when something is compiled: whether it is observed, and what the processor multiplies."""
+    for settled in (observers.observed, ops.multiplies):
+        settled.__dict__["_dynamo_marked_constant"] = True
 
 
 def eager(compiled: bool) -> AbstractContextManager[Any]:

@@ -123,6 +123,6 @@ def test_only_text_to_image_folders_have_a_peer(folders: dict[str, Path]) -> Non
     cli("bench", str(folders["inpaint"]), "--against", "diffusers").refused(2, "--against diffusers takes folders of")
 
 
-def test_what_is_not_built_says_so() -> None:
-    cli("bench", "shapes", "--against", "mflux").refused(3, "mflux", "not built")
+def test_a_peer_that_is_a_tool_or_nothing_says_so() -> None:
+    cli("bench", "shapes", "--against", "mflux").refused(3, "mflux", "tools/bench_mflux.py")
     cli("bench", "shapes", "--against", "comfy").refused(2, "comfy")

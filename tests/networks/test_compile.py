@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch._dynamo
 from cli_runner import cli
+from paper_cases import NETWORKS
 
 from qwenimg.backends.torch import compile as compiling_torch
 from qwenimg.backends.torch import ops
@@ -124,6 +125,24 @@ def test_one_graph_for_all_blocks(network: str, policy: str, tmp_path: Path) -> 
     with compiling_torch.eager(True), observe(lambda operation, path, result: seen.append(operation)):
         run(*CASES[0])
     assert "attention" in seen and counted()[0] == graphs, "an observer sees the eager operations"
+
+
+@pytest.mark.parametrize("network", ["qwen_vae", "kl_vae"])
+def test_a_decoder_is_one_graph(network: str) -> None:
+    """What a decoder does behind its mid block, for images and tiles of every size: it is not compiled in a run, where
+    it would take longer than it saves, and nothing in it is in the way."""
+    decoder = component(network, NETWORKS[network][0], bases(MMDIT)["fp32"]).model.decoder
+    channels = decoder.conv_in.out_channels
+    torch._dynamo.utils.counters.clear()
+    compiling_torch.settle()
+    up = torch.compile(decoder.up, fullgraph=True, dynamic=True, backend="eager")
+    torch.manual_seed(1)
+    images = [torch.randn(1, channels, height, width) for height, width in ((5, 6), (7, 4), (8, 8), (9, 5))]
+    with torch.inference_mode():
+        worst = max(float((up(x) - decoder.up(x)).norm() / decoder.up(x).norm()) for x in images)
+    graphs, breaks = counted()
+    print(f"{network}: {graphs} graphs, {breaks} breaks, error {worst:.1e}")
+    assert breaks == 0 and 0 < graphs <= MOST and worst <= 2e-6
 
 
 def test_rope_in_real_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
