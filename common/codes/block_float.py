@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.codes.affine import Coded, Kept, unpack
-from qwenimg.common.codes.float8 import table
+from qwenimg.common.codes.eight_bits import table
 
 if TYPE_CHECKING:
     import numpy as np

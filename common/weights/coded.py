@@ -17,7 +17,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.codes import block_float
 from qwenimg.common.codes.affine import GROUPS, WIDTHS, Affine, of_widths
 from qwenimg.common.codes.block_float import BlockFloat
-from qwenimg.common.codes.float8 import Float8, format_of
+from qwenimg.common.codes.eight_bits import EightBits, format_of
 from qwenimg.common.codes.gguf_blocks import READERS, Blocks
 from qwenimg.common.formats.stored import DTYPES, Piece
 from qwenimg.common.weights import comfy
@@ -100,7 +100,7 @@ def _float8(left: Pieces) -> dict[str, Source]:
     made = {}
     for name, piece in list(left.items()):
         if format := format_of(piece.dtype):
-            made[name] = Source((left.pop(name),), Float8(format))
+            made[name] = Source((left.pop(name),), EightBits(format))
     return made
 
 

@@ -16,8 +16,7 @@ from typing import NamedTuple, NoReturn
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
-from qwenimg.common.codes.float8 import FORMATS, Float8, Format, format_of
-from qwenimg.common.codes.int8 import Int8
+from qwenimg.common.codes.eight_bits import FORMATS, EightBits, Format, format_of
 from qwenimg.common.formats.stored import DTYPES, Piece
 from qwenimg.common.weights.plan import Source
 
@@ -90,7 +89,7 @@ def scaled(
     return made, unused
 
 
-def _code(weight: Piece, scale: Piece | None, said: Descriptor | None, usual: Format | None) -> Float8 | Int8 | None:
+def _code(weight: Piece, scale: Piece | None, said: Descriptor | None, usual: Format | None) -> EightBits | None:
     """What the codes of a weight mean; None where it has none, or no scale and no descriptor. Raises ModelError."""
     if said is None and (weight.dtype not in _CODES or (scale is None and weight.dtype != "U8")):
         return None
@@ -101,7 +100,7 @@ def _code(weight: Piece, scale: Piece | None, said: Descriptor | None, usual: Fo
         if weight.dtype != "I8" or scale is None:
             _refuse(weight, f"is {weight.dtype}{'' if scale else ' without weight_scale'}; its descriptor says {_INT8}")
         _check_scale(weight, scale)
-        return Int8()
+        return EightBits("I8")
     format = format_of(weight.dtype) or (_FLOATS[said.format] if said else usual)
     if weight.dtype == "I8" or format is None:
         return None  # no descriptor says what they mean: the planner names the dtype
@@ -109,7 +108,7 @@ def _code(weight: Piece, scale: Piece | None, said: Descriptor | None, usual: Fo
         _refuse(weight, f"is {weight.dtype}; its descriptor says {said.format}")
     if scale is not None:
         _check_scale(weight, scale)
-    return Float8(format)
+    return EightBits(format)
 
 
 def _check_scale(weight: Piece, scale: Piece) -> None:

@@ -21,7 +21,7 @@ from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.base.text import clean
 from qwenimg.common.codes.bits import widened
-from qwenimg.common.codes.float8 import FORMATS, Float8, format_of
+from qwenimg.common.codes.eight_bits import FORMATS, EightBits, format_of
 from qwenimg.common.formats.stored import DTYPES, Piece, raw
 from qwenimg.common.weights.plan import Mode
 
@@ -133,7 +133,7 @@ class LowRank:
 def floats(piece: Piece) -> np.ndarray:
     """The values of a tensor in float32. Raises ModelError if the file changed or ended early."""
     array, format = raw(piece), format_of(piece.dtype)
-    return widened(array) if format is None else Float8(format).values([array])
+    return widened(array) if format is None else EightBits(format).values([array])
 
 
 def _flat(role: str, array: np.ndarray) -> np.ndarray:

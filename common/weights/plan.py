@@ -34,7 +34,7 @@ Decode = Literal["transposed", "last_tap"]
 
 
 class Code(Protocol):
-    """How the pieces of a weight that is kept in fewer bits mean its values: `float8`, `affine`, `gguf_blocks`."""
+    """How the pieces of a weight that is kept in fewer bits mean its values: `eight_bits`, `affine`, `gguf_blocks`."""
 
     def shape(self, pieces: Sequence[Piece]) -> Shape:
         """Of the values."""

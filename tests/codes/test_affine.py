@@ -8,8 +8,7 @@ import pytest
 
 from qwenimg.common.codes.affine import GROUPS, WIDTHS, Affine, encode, of_widths, pack, unpack
 from qwenimg.common.codes.bits import widened
-from qwenimg.common.codes.float8 import Float8
-from qwenimg.common.codes.int8 import Int8
+from qwenimg.common.codes.eight_bits import EightBits
 
 CASES = [Affine(bits, group) for bits in WIDTHS for group in GROUPS]
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
@@ -106,7 +105,7 @@ def test_values_that_are_not_finite_are_told_by_no_warning(scale: float) -> None
         warnings.simplefilter("error")
         made = [
             Affine(8, 32).values((codes.view("<u4"), one, -one)),
-            Float8("F8_E4M3").values((codes, one)),
-            Int8().values((codes.view(np.int8), one)),
+            EightBits("F8_E4M3").values((codes, one)),
+            EightBits("I8").values((codes.view(np.int8), one)),
         ]
     assert not any(np.isfinite(values).all() for values in made)

@@ -8,7 +8,7 @@ import torch
 
 from qwenimg.backends.mlx import load as mlx_load
 from qwenimg.backends.torch import load as torch_load
-from qwenimg.common.codes.float8 import Float8, table
+from qwenimg.common.codes.eight_bits import EightBits, table
 from qwenimg.common.formats.safetensors import read_header
 from qwenimg.common.weights.keys import Place, plan, plan_places
 from qwenimg.common.weights.plan import as_stored, read
@@ -16,10 +16,10 @@ from qwenimg.common.weights.plan import as_stored, read
 DTYPES = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 
 
-@pytest.mark.parametrize("format", DTYPES)
-def test_every_code_is_torchs(format):
+@pytest.mark.parametrize(("format", "dtype"), [*DTYPES.items(), ("I8", torch.int8)])
+def test_every_code_is_torchs(format, dtype):
     codes = torch.arange(256, dtype=torch.uint8)
-    expected = codes.view(DTYPES[format]).float().numpy()
+    expected = codes.view(dtype).float().numpy()
     assert np.array_equal(table(format), expected, equal_nan=True)
     numbers = ~np.isnan(expected)
     assert np.array_equal(np.signbit(table(format))[numbers], np.signbit(expected)[numbers]), "the zeros' signs"
@@ -28,7 +28,7 @@ def test_every_code_is_torchs(format):
 @pytest.mark.parametrize("scale", [np.float32(0.37), np.linspace(0.1, 3, 4, dtype=np.float32)[:, None]])
 def test_scales(scale):
     codes = np.random.default_rng(3).integers(0, 127, (4, 6), dtype=np.uint8)
-    made = Float8("F8_E4M3").values([codes, np.asarray(scale)])
+    made = EightBits("F8_E4M3").values([codes, np.asarray(scale)])
     assert made.dtype == np.float32
     assert np.array_equal(made, torch.from_numpy(codes).view(torch.float8_e4m3fn).float().numpy() * scale)
 

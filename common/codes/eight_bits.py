@@ -1,5 +1,5 @@
-"""Weights as 8-bit floating point numbers, each the code of a value; with a scale for all of them, for each row, or for
-each of the equal blocks of a row."""
+"""Weights as 8-bit codes, each of a value: floating point numbers or signed integers; with a scale for all of them, for
+each row, or for each of the equal blocks of a row."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from qwenimg.common.codes.affine import Coded
     from qwenimg.common.formats.stored import Piece
 
-Format = Literal["F8_E4M3", "F8_E5M2"]
-FORMATS: tuple[Format, ...] = ("F8_E4M3", "F8_E5M2")
+Format = Literal["F8_E4M3", "F8_E5M2", "I8"]
+FORMATS: tuple[Format, ...] = ("F8_E4M3", "F8_E5M2")  # of floating point numbers
 
 
 def format_of(dtype: str) -> Format | None:
@@ -25,7 +25,7 @@ def format_of(dtype: str) -> Format | None:
     return next((format for format in FORMATS if format == dtype), None)
 
 
-class Float8(NamedTuple):
+class EightBits(NamedTuple):
     """Codes; then, where there is a second piece, their scale: one number, one for each row [out] or [out 1], or one
     for each block [out blocks 1]."""
 
@@ -42,12 +42,12 @@ class Float8(NamedTuple):
 
     def values(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """float32(code) * float32(scale), in float32."""
-        decoded: np.ndarray = table(self.format)[arrays[0]]
+        decoded: np.ndarray = table(self.format)[arrays[0].view("uint8")]
         return multiplied(decoded, *arrays[1:])
 
 
 def multiplied(values: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
-    """`values`, float32, times a scale as `Float8` has it, in place."""
+    """`values`, float32, times a scale as `EightBits` has it, in place."""
     import numpy as np
 
     if scale is None:
@@ -68,6 +68,8 @@ def table(format: Format) -> np.ndarray:
     """What each of the 256 codes means, float32. E4M3 has no infinity: all but the two NaN are numbers."""
     import numpy as np
 
+    if format == "I8":
+        return np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float32)
     mantissa_bits, bias = (3, 7) if format == "F8_E4M3" else (2, 15)
     codes = np.arange(256)
     exponent = (codes >> mantissa_bits) & (2 ** (7 - mantissa_bits) - 1)
