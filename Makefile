@@ -14,7 +14,7 @@ endif
 
 # Each test process computes on one core.
 WORKERS ?= auto --maxprocesses=4
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --durations=15
 
 export PYTHONUTF8 := 1
 
