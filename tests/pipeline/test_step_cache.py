@@ -85,7 +85,7 @@ def test_a_list_is_followed(opened: Opened, backend: str) -> None:
     assert cached(pipe(PROMPT, **ASKED, cached_calls="2, 5-6,800")) == {2, 5, 6}
 
 
-BUILT_IN = {"width": 32, "height": 32, "steps": 4, "seed": 3, "step_cache": 0.2}
+BUILT_IN = {"width": 32, "height": 32, "steps": 4, "seed": 3, "step_cache": 0.6}
 
 
 def test_a_sampler_that_asks_twice_counts_calls(opened: Opened) -> None:
@@ -98,13 +98,13 @@ def test_a_sampler_that_asks_twice_counts_calls(opened: Opened) -> None:
 @pytest.mark.parametrize("kind", ["builtin", "sd15"])
 def test_every_sampler_reuses_in_the_same_calls_on_both_backends(opened: Opened, kind: str) -> None:
     flow, asked = kind == "builtin", BUILT_IN if kind == "builtin" else ASKED | {"step_cache": SHARES[kind]}
-    some = 0
+    some = list[str]()
     for name in [one.name for one in SAMPLERS.values() if (one.flow or not flow) and not one.adaptive]:
         made = [opened(kind, backend)(PROMPT, **asked, sampler=name) for backend in BACKENDS]
         print(f"{kind} {name}: {made[0].recipe['step_cache_effect'].split(',')[0]}: {made[0].recipe['cached_calls']}")
         assert cached(made[0]) == cached(made[1]) and 1 not in cached(made[0]), name
-        some += bool(cached(made[0]))
-    assert some > 5
+        some += [name] if cached(made[0]) else []
+    assert len(some) > 15  # else there was little to compare
 
 
 def test_a_sampler_that_chooses_its_steps_is_refused(opened: Opened) -> None:
