@@ -5,6 +5,7 @@ time is checked as every weight is.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import mlx.core as mx
@@ -17,33 +18,42 @@ from qwenimg.common.weights.plan import LoadPlan
 
 
 class Stream:
-    """The blocks of `model` that `plan` streams."""
+    """The blocks of `model` that `plan` streams. Holds the model no more than its blocks hold this: what is no longer
+    used is freed at once."""
 
     def __init__(self, model: mlx.nn.Module, plan: LoadPlan):
-        self.model, self.order = model, Order()
+        self._model, self.order = weakref.ref(model), Order()
         self.renew(plan)
         modules = dict(model.named_modules())
         for path in self.blocks:
             self._hook(modules[path], path)
 
+    @property
+    def model(self) -> mlx.nn.Module:
+        model = self._model()
+        assert model is not None
+        return model
+
     def renew(self, plan: LoadPlan) -> None:
         """Takes the entries of another plan of the same parameters, whose values may be others."""
-        self.blocks, self._checked = streaming.streamed_blocks(plan), set[str]()
-        self.branches = streaming.branches(plan)
-        self._ahead: ReadAhead[list[list[mx.array]]] = ReadAhead(self._read)
-
-    def _read(self, path: str) -> list[list[mx.array]]:
-        return [load.fetched_again(entry) for entry in self.blocks[path]]
+        blocks = self.blocks = streaming.streamed_blocks(plan)
+        self.branches, self._checked = streaming.branches(plan), set[str]()
+        self._ahead: ReadAhead[list[list[mx.array]]] = ReadAhead(
+            lambda path: [load.fetched_again(entry) for entry in blocks[path]]
+        )
 
     def _hook(self, block: mlx.nn.Module, path: str) -> None:
         """Gives `block` a class of its own, whose call streams: MLX has no hooks."""
         own: Any = type(block)
+        found = weakref.ref(self)
 
         def call(block: mlx.nn.Module, *arguments: Any) -> Any:
-            self._enter(path)
+            stream = found()
+            assert stream is not None
+            stream._enter(path)
             made = own.__call__(block, *arguments)
             mx.eval(made)
-            load.drop(self.model, [entry.name for entry in self.blocks[path]])
+            load.drop(stream.model, [entry.name for entry in stream.blocks[path]])
             return made
 
         block.__class__ = type(own.__name__, (own,), {"__call__": call})

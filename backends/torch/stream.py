@@ -8,6 +8,7 @@ is.
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -28,15 +29,22 @@ ALIGNED = 256  # bytes, as torch's allocator has it: kernels read wide words
 
 
 class Stream:
-    """The blocks of `model` that `plan` streams."""
+    """The blocks of `model` that `plan` streams. Belongs to the model by its hooks, and so does not hold it: what is no
+    longer used is freed at once."""
 
     def __init__(self, model: torch.nn.Module, plan: LoadPlan, device: torch.device):
-        self.model, self.device, self.order = model, device, Order()
+        self._model, self.device, self.order = weakref.ref(model), device, Order()
         self.renew(plan)
         for path in self.blocks:
             module = model.get_submodule(path)
             module.register_forward_pre_hook(partial(self._enter, path))
             module.register_forward_hook(partial(self._leave, path), always_call=True)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        model = self._model()
+        assert model is not None
+        return model
 
     def renew(self, plan: LoadPlan) -> None:
         """Takes the entries of another plan of the same parameters, whose values may be others."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -103,8 +105,13 @@ def test_a_unet_is_streamed_bit_for_bit(folders: dict[str, Path], backend: str, 
         "transformer_blocks",
     }
     assert len({sum(e.nbytes for e in block) for block in paths.values()}) > 2
-    streamed.close()
-    resident.close()
+    for pipe in (streamed, resident):
+        model = weakref.ref(opened(pipe).model)
+        gc.disable()
+        pipe.model.free_transformer()
+        gc.enable()
+        assert model() is None, "freed at once, not when cycles are collected"
+        pipe.close()
 
 
 @pytest.mark.parametrize("kind", ["qwen", "sd15"])

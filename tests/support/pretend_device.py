@@ -2,7 +2,8 @@
 
 A tensor here is a shell that says "pretend:0" around a CPU tensor. Every operation unwraps its shells, runs on the CPU
 and wraps what comes out. What a GPU would refuse is refused: tensors of two devices in one operation, but for a copy
-from one to the other and for numbers without a dimension. Kernels, speed and memory are not pretended.
+from one to the other and for numbers without a dimension. Kernels and speed are not pretended. What its tensors take is
+counted as an allocator counts it (`MEMORY`), without what kernels take inside an operation.
 
 `pretend_engine()` gives a torch engine on it. Importing this claims the slot for the process, which changes nothing for
 tensors that are elsewhere; what else the pretence needs holds inside `pretending` only.
@@ -10,6 +11,8 @@ tensors that are elsewhere; what else the pretence needs holds inside `pretendin
 
 from __future__ import annotations
 
+import weakref
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -35,6 +38,31 @@ class WrongDeviceError(RuntimeError):
     """What a real device would raise too, under the same base."""
 
 
+class Allocator:
+    """Bytes of the storages that some tensor of the device has."""
+
+    def __init__(self) -> None:
+        self.now = self.peak = 0
+        self._tensors: Counter[int] = Counter()  # of each storage, by its address
+
+    def add(self, shell: Shell) -> None:
+        storage = shell.inner.untyped_storage()
+        place, size = storage.data_ptr(), storage.nbytes()
+        if not self._tensors[place]:
+            self.now += size
+            self.peak = max(self.peak, self.now)
+        self._tensors[place] += 1
+        weakref.finalize(shell, self._drop, place, size)
+
+    def _drop(self, place: int, size: int) -> None:
+        self._tensors[place] -= 1
+        if not self._tensors[place]:
+            self.now -= size
+
+
+MEMORY = Allocator()
+
+
 class Shell(torch.Tensor):
     """`inner` is where the values are."""
 
@@ -51,7 +79,8 @@ class Shell(torch.Tensor):
         shell.inner = inner
         return shell
 
-    def __init__(self, inner: torch.Tensor) -> None: ...
+    def __init__(self, inner: torch.Tensor) -> None:
+        MEMORY.add(self)
 
     @classmethod
     def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
