@@ -1,7 +1,7 @@
 """What keeping weights in codes costs: size of the published model, difference of pictures, verdicts of the self-test.
 
     python tools/measure_weights.py          # writes the table of -q in docs/weights.md again
-    python tools/measure_weights.py gguf     # writes that of GGUF's types, of those that gguf itself encodes
+    python tools/measure_weights.py gguf     # writes that of GGUF's types
 
 The self-test's 40 prompts are drawn by the built-in model in float32 on torch, from the same noise: with its weights as
 they are, and by each policy.
@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import k_quants
 import numpy as np
 from doc_tables import table, write
 
@@ -84,8 +85,9 @@ def policies() -> None:
 
 
 def write_gguf(path: Path, type: str) -> float:
-    """The built-in model's transformer with its matrices in `type`, by gguf; returns their relative error, the root of
-    the mean square over layers."""
+    """The built-in model's transformer with its matrices in `type`; returns their relative error, the root of the mean
+    square over layers. Those of blocks of 256 are written as the values that gguf decodes of them: its rows of 128 are
+    half a block."""
     import gguf
 
     writer, kind = gguf.GGUFWriter(path, "qwen_image"), gguf.GGMLQuantizationType[type]
@@ -93,12 +95,17 @@ def write_gguf(path: Path, type: str) -> float:
     errors = []
     for name, entry in opened.checkpoint["transformer"].plan.entries.items():
         values = widened(read(entry))
-        own = kind if values.ndim == 2 and values.shape[1] % 32 == 0 else gguf.GGMLQuantizationType.F32
-        stored = gguf.quantize(values, own)
+        coded = values.ndim == 2 and values.shape[1] % 32 == 0
+        own = kind if coded and type not in k_quants.TYPES else gguf.GGMLQuantizationType.F32
+        if coded and own != kind:
+            decoded = gguf.dequantize(k_quants.encode(values.reshape(-1, 256), type), kind).reshape(values.shape)
+            stored = decoded
+        else:
+            stored = gguf.quantize(values, own)
+            decoded = gguf.dequantize(stored, own)
         writer.add_tensor(name, stored, raw_dtype=own)
-        if own == kind:
-            lost = gguf.dequantize(stored, kind) - values
-            errors.append(float(np.sum(lost**2) / np.sum(values**2)))
+        if coded:
+            errors.append(float(np.sum((decoded - values) ** 2) / np.sum(values**2)))
     opened.checkpoint.close()
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -110,7 +117,7 @@ def write_gguf(path: Path, type: str) -> float:
 def types() -> None:
     exact, right = drawn(None)
     rows = [["F32", "", "", "", f"{right} of {len(exact)}"]]
-    for type in ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0"):
+    for type in ("Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_1", "Q4_0", "Q3_K", "Q2_K"):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "transformer.gguf"
             error = write_gguf(path, type)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import k_quants
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -51,6 +52,18 @@ def test_every_bit_of_a_block_counts(type: str) -> None:
     made, expected = Blocks(type).values([blocks.reshape(-1)]), reference(blocks, type)
     assert not np.isfinite(expected).all()
     assert np.array_equal(made.reshape(expected.shape), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("type", k_quants.TYPES)
+def test_the_encoder_of_the_figures_means_what_the_reference_decodes(type: str) -> None:
+    """As near as so many bits allow, and decoded values encode to themselves."""
+    values = np.random.default_rng(4).standard_normal((64, 256)).astype(np.float32)
+    values[0], values[1] = 0, np.abs(values[1])
+    made = reference(k_quants.encode(values, type), type)
+    error = np.linalg.norm(made - values) / np.linalg.norm(values)
+    again = np.linalg.norm(reference(k_quants.encode(made, type), type) - made) / np.linalg.norm(made)
+    print(f"{type}: error {error:.4f}, of decoded values {again:.1e}")
+    assert error < 1.4 * 2.0 ** -k_quants.TYPES[type].bits and again < 1e-3 and not made[0].any()
 
 
 @pytest.mark.parametrize("type", ENCODED)
