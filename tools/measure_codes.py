@@ -96,13 +96,13 @@ def _torch(weight: np.ndarray, code: Affine | None, dtype: str) -> Callable[[Any
     import torch
 
     from qwenimg.backends.torch.ops import DTYPES, Linear
-    from qwenimg.backends.torch.ops.quantised import QuantisedLinear
+    from qwenimg.backends.torch.ops.quantised import Decoded, QuantisedLinear
 
     layer = Linear(WIDTH, INNER, bias=False)
     if code is None:
         layer.weight = torch.nn.Parameter(torch.from_numpy(weight).to(DTYPES[dtype]))
     else:
-        layer = QuantisedLinear(layer, code, DTYPES[dtype])
+        layer = QuantisedLinear(layer, code, DTYPES[dtype], Decoded())
         codes, *rest = map(torch.from_numpy, encode([weight], weight.shape, code).arrays)
         layer.put(codes.view(torch.int32), *rest)
 

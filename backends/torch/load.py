@@ -10,10 +10,11 @@ import torch
 
 from qwenimg.backends.torch.ops import DTYPES, Linear
 from qwenimg.backends.torch.ops.cpu import laid_out
-from qwenimg.backends.torch.ops.quantised import QuantisedLinear
+from qwenimg.backends.torch.ops.quantised import Decoded, QuantisedLinear
 from qwenimg.common.codes.affine import Coded
 from qwenimg.common.formats.arrays import ahead
 from qwenimg.common.precision.precision import Precision
+from qwenimg.common.precision.residency import ONCE
 from qwenimg.common.weights.finite import read_finite
 from qwenimg.common.weights.plan import Entry, LoadPlan, read, read_branch, read_codes
 from qwenimg.common.weights.storage import Packed
@@ -117,7 +118,7 @@ def widen(model: torch.nn.Module, path: str) -> None:
 
 def _decoded(layer: QuantisedLinear) -> Linear:
     """A linear layer of the same values."""
-    weight = layer.weight
+    weight = layer.weight.clone()
     made = Linear(weight.shape[1], weight.shape[0], bias=layer.bias is not None, device="meta")
     made.path = layer.path
     made.branch = layer.branch
@@ -140,7 +141,8 @@ def _pack(model: torch.nn.Module, entry: Entry, tensors: Sequence[torch.Tensor])
     assert isinstance(entry.storage, Packed) and leaf == "weight", entry.name
     if not isinstance(layer, QuantisedLinear):
         assert isinstance(layer, Linear), entry.name
-        layer = QuantisedLinear(layer, entry.storage.code, DTYPES[entry.storage.dtype])
+        shared = None if entry.residency is ONCE else vars(model).setdefault("decoded", Decoded())
+        layer = QuantisedLinear(layer, entry.storage.code, DTYPES[entry.storage.dtype], shared)
         parent, own = _owner(model, entry.name.rpartition(".")[0])
         setattr(parent, own, layer)
     layer.put(*tensors)

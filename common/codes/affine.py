@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 WIDTHS = (2, 3, 4, 5, 6, 8)  # bits
 GROUPS = (32, 64, 128)
 VALUES = 1 << 18  # that are coded at once
+# By bits, how often scale and bias are fitted to the codes by least squares and the codes chosen anew: Lloyd's way
+# (https://doi.org/10.1109/TIT.1982.1056489) for levels at equal distances. From 6 bits on it gains little. It begins at
+# codes of which one is zero, and ends near them: a search over many beginnings is nearer to Gaussian weights by another
+# 4 %, but a quarter worse where small weights meet large activations.
+REFITS = {2: 2, 3: 2, 4: 2, 5: 2}
 
 
 class Affine(NamedTuple):
@@ -116,8 +121,8 @@ def of_widths(width: int, words: int, groups: int) -> Affine | None:
 
 
 def encode(parts: Iterable[np.ndarray], shape: Shape, code: Affine) -> Coded:
-    """Of a weight of `shape`, its rows in `parts` as `plan.rows` gives them, by each group's least and largest, in
-    float32: the codes that MLX's `quantize` chooses."""
+    """Of a weight of `shape`, its rows in `parts` as `plan.parts` gives them, in float32: by each group's least and
+    largest, the codes that MLX's `quantize` chooses; in few bits (REFITS) nearer to the values."""
     import numpy as np
 
     height, width = shape
@@ -125,9 +130,8 @@ def encode(parts: Iterable[np.ndarray], shape: Shape, code: Affine) -> Coded:
     made = Coded(
         empty((height, width * code.bits // 32), "<u4"), np.empty(groups, np.float32), np.empty(groups, np.float32)
     )
-    at = 0
+    at, step = 0, max(1, VALUES // max(1, width))
     for part in parts:
-        step = max(1, VALUES // max(1, width))
         for start in range(0, len(part), step):
             values = widened(np.ascontiguousarray(part[start : start + step]))
             for whole, own in zip(made.arrays, _encode(values, code).arrays, strict=True):
@@ -141,9 +145,9 @@ def _encode(values: np.ndarray, code: Affine) -> Coded:
     """The scale has the sign that puts the group's value of largest size on a code, so that it is kept exactly."""
     import numpy as np
 
-    grouped = values.reshape(values.shape[0], -1, code.group)
+    grouped = values.reshape(-1, code.group).T.copy()  # [group n]: what all groups do alike is one pass
     most = np.float32(2**code.bits - 1)
-    low, high = grouped.min(-1), grouped.max(-1)
+    low, high = grouped.min(0), grouped.max(0)
     below = np.abs(low) > np.abs(high)
     scales = np.maximum((high - low) / most, np.float32(1e-7))
     scales = np.where(below, scales, -scales)
@@ -152,8 +156,52 @@ def _encode(values: np.ndarray, code: Affine) -> Coded:
     on = at != 0
     scales = np.where(on, edge / np.where(on, at, np.float32(1)), scales)
     biases = np.where(on, edge, np.float32(0))
-    codes = np.clip(np.rint((grouped - biases[..., None]) / scales[..., None]), 0, most)
-    return Coded(pack(codes.astype(np.uint8).reshape(values.shape), code.bits), scales, biases)
+    grouped -= biases
+    grouped /= scales
+    codes = _nearest(grouped, most)
+    for _ in range(REFITS.get(code.bits, 0)):
+        factor, offset = _fit(grouped, codes)
+        biases += scales * offset
+        scales *= factor
+        grouped -= offset
+        grouped /= factor
+        codes = _nearest(grouped, most)
+    words = pack(codes.astype(np.uint8).T.reshape(values.shape), code.bits)
+    shape = (len(values), -1)
+    return Coded(words, scales.reshape(shape), biases.reshape(shape))
+
+
+def _nearest(grouped: np.ndarray, most: np.float32) -> np.ndarray:
+    """The codes [group n] of values in units of their scale, from their bias."""
+    import numpy as np
+
+    codes: np.ndarray = np.rint(grouped)
+    np.maximum(codes, np.float32(0), out=codes)
+    np.minimum(codes, most, out=codes)
+    return codes
+
+
+def _fit(grouped: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The factor and offset [n] of least squares: grouped [group n] is about codes * factor + offset. Where all codes
+    are the same: 1 and 0."""
+    import numpy as np
+
+    count = np.float32(len(codes))
+    middle, mean = _sum(codes) / count, _sum(grouped) / count
+    spread = _sum(codes * codes) - count * middle * middle  # of whole numbers: exact
+    some = spread > 0
+    factor = (_sum(codes * grouped) - count * middle * mean) / np.where(some, spread, np.float32(1))
+    factor = np.where(some, factor, np.float32(1))
+    return factor, np.where(some, mean - factor * middle, np.float32(0))
+
+
+def _sum(grouped: np.ndarray) -> np.ndarray:
+    """Over the first axis, in an order that no library chooses: halves, the same bits everywhere."""
+    while len(grouped) > 1:
+        half = len(grouped) // 2
+        grouped = grouped[:half] + grouped[half:]
+    total: np.ndarray = grouped[0]
+    return total
 
 
 def _narrow(made: Coded) -> Coded:

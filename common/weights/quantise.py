@@ -1,7 +1,7 @@
 """Policies for keeping weights in codes: of which layers, in how many bits.
 
-Measured (docs/weights.md): the first and the last block and the modulation cost little in 8 bits and much in 4; what
-stands outside of the blocks stays as it is. The VAE and convolutions are never coded.
+Measured (docs/weights.md): the first and the last two blocks and the modulation cost little in 8 bits and much in 4;
+what stands outside of the blocks stays as it is. The VAE and convolutions are never coded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SYNTAX = "8, 6 or 4, or by part: text=8,transformer=4"
 
 @dataclass(frozen=True)
 class Policy:
-    """Codes of a denoiser's blocks, of its first and last one and of its modulation; or of a text encoder's layers."""
+    """Codes of a denoiser's blocks, of its first and last two and of its modulation; or of a text encoder's layers."""
 
     blocks: Affine
     rest: Affine = BITS8
@@ -67,8 +67,8 @@ def quantised(plan: LoadPlan, policy: Policy, blocks: re.Pattern[str]) -> LoadPl
     """`plan` with the matrices that `blocks` names, by the number of their block where it has a group, kept as `policy`
     says. What is kept in codes already stays so; rows that no group divides stay as they are."""
     numbers = {name: found for name in plan.entries if (found := blocks.fullmatch(name))}
-    order = [int(found[1]) for found in numbers.values() if found.re.groups]
-    ends = {min(order, default=-1), max(order, default=-1)}
+    order = sorted({int(found[1]) for found in numbers.values() if found.re.groups})
+    ends = {*order[:1], *order[-2:]}
 
     def chosen(entry: Entry) -> Kept | None:
         found = numbers.get(entry.name)

@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 import qwenimg
 from qwenimg import backends
 from qwenimg.backends.mlx.ops import quantised as on_mlx
+from qwenimg.backends.torch.ops import Linear
 from qwenimg.backends.torch.ops import quantised as on_torch
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.codes.affine import GROUPS, WIDTHS, Affine, encode
@@ -33,6 +34,26 @@ def test_both_backends_decode_the_same_bits(code: Affine) -> None:
     words, scales, biases = map(torch.from_numpy, kept.arrays)
     assert np.array_equal(on_torch.decode(words.view(torch.int32), scales, biases, code).numpy(), expected)
     assert np.array_equal(np.array(on_mlx.decode(*map(mx.array, kept.arrays), code=code)), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_layers_decode_to_the_same_memory(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few rows at a time, the last ones fewer; a smaller layer after a larger one, and the larger one again."""
+    monkeypatch.setattr(on_torch, "IN_CACHE", 4 * 128)
+    rng, shared = np.random.default_rng(1), on_torch.Decoded()
+    layers, expected = [], []
+    for code, (height, width) in ((Affine(4, 32), (11, 128)), (Affine(6, 64), (6, 64)), (Affine(8, 64), (9, 128))):
+        kept = encode([rng.standard_normal((height, width)).astype(np.float32)], (height, width), code)
+        layer = on_torch.QuantisedLinear(Linear(width, height, bias=False), code, dtype, shared)
+        words, *rest = map(torch.from_numpy, kept.arrays)
+        layer.put(words.view(torch.int32), *rest)
+        layers.append(layer)
+        expected.append(torch.from_numpy(code.values(kept.arrays)).to(dtype))
+    for i in (0, 1, 2, 0):
+        assert torch.equal(layers[i].weight, expected[i]) and layers[i].weight.dtype == dtype
+        assert shared.memory.numel() == 11 * 128
+        x = torch.from_numpy(rng.standard_normal((3, expected[i].shape[1])).astype(np.float32)).to(dtype)
+        assert torch.equal(layers[i](x), x @ expected[i].T)
 
 
 @pytest.fixture
@@ -240,15 +261,16 @@ def test_a_lora_is_fused_before_its_weights_are_coded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_is_coded_and_what_is_not(backend: str) -> None:
-    """Blocks by the policy, first and last block and modulation in 8 bits, all else as it was."""
+    """Blocks by the policy, the first and the last two and modulation in 8 bits, all else as it was."""
     from qwenimg.common.families import registry
     from qwenimg.common.families.choices import Choices
 
     opened = registry.open_model(MODEL, Choices(quantize="4"))
     entries = opened.checkpoint["transformer"].plan.entries
     bits = {name: e.storage.code.bits if isinstance(e.storage, Packed) else 0 for name, e in entries.items()}
-    assert bits["transformer_blocks.2.attn.to_q.weight"] == bits["transformer_blocks.3.img_mlp.net.2.weight"] == 4
-    assert bits["transformer_blocks.0.attn.to_q.weight"] == bits["transformer_blocks.5.txt_mlp.net.2.weight"] == 8
+    layers = ("attn.to_q", "txt_mlp.net.2")
+    by_block = [{bits[f"transformer_blocks.{block}.{layer}.weight"] for layer in layers} for block in range(6)]
+    assert by_block == [{8}, {4}, {4}, {4}, {8}, {8}]
     assert bits["transformer_blocks.2.img_mod.1.weight"] == 8
     outside = {name: kept for name, kept in bits.items() if not name.startswith("transformer_blocks.")}
     assert set(outside.values()) == {0} and "proj_out.weight" in outside

@@ -64,7 +64,7 @@ def joined_linears(first: Linear, x: Tensor, second: Linear, y: Tensor) -> Tenso
     away = torch.is_grad_enabled() or torch.compiler.is_compiling() or not multiplies(dtype, x.device.type)
     if away or not plain:
         return torch.cat((first(x), second(y)), dim=1)
-    both = x.new_empty((x.shape[0], S + y.shape[1], first.weight.shape[0]), dtype=dtype)
+    both = x.new_empty((x.shape[0], S + y.shape[1], first.out_features), dtype=dtype)
     first(x, both[:, :S])
     second(y, both[:, S:])
     return both

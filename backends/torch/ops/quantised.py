@@ -10,18 +10,37 @@ from qwenimg.common.codes.affine import Affine, unit
 from qwenimg.common.codes.block_float import E2M1, E8M0_BIAS, BlockFloat
 from qwenimg.common.weights.storage import Codes
 
+IN_CACHE = 1 << 18  # values that a CPU decodes at once
+
+
+class Decoded:
+    """Memory to which the layers of a model are decoded, one after the other. The system clears new memory, which takes
+    a CPU longer than the decoding."""
+
+    def __init__(self) -> None:
+        self.memory = torch.empty(0)
+
+    def of(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        size = shape[0] * shape[1]
+        if (self.memory.dtype, self.memory.device) != (dtype, device) or self.memory.numel() < size:
+            with torch.inference_mode(False):
+                self.memory = torch.empty(size, dtype=dtype, device=device)
+        return self.memory[:size].view(shape)
+
 
 class QuantisedLinear(Linear):
-    """In place of a `Linear`, and in all else like it: the same values, up to the rounding of its weight to codes."""
+    """In place of a `Linear`, and in all else like it: the same values, up to the rounding of its weight to codes. With
+    `decoded`, a weight is there until that of another layer of the model is asked for."""
 
     codes: Tensor
     scales: Tensor
     biases: Tensor | None
 
-    def __init__(self, linear: Linear, code: Codes, dtype: torch.dtype):
+    def __init__(self, linear: Linear, code: Codes, dtype: torch.dtype, decoded: Decoded | None = None):
         torch.nn.Module.__init__(self)
         self.path, self.compute = linear.path, linear.compute
-        self.code, self._dtype = code, dtype
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.code, self._dtype, self.decoded = code, dtype, decoded
         self.bias = linear.bias
 
     def put(self, codes: Tensor, scales: Tensor, biases: Tensor | None = None) -> None:
@@ -40,7 +59,14 @@ class QuantisedLinear(Linear):
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """[out in], made anew each time and rounded once."""
-        return decode(self.codes, self.scales, self.biases, self.code).to(self._dtype)
+        if self.decoded is None or torch.compiler.is_compiling():
+            return decode(self.codes, self.scales, self.biases, self.code).to(self._dtype)
+        made = self.decoded.of((self.out_features, self.in_features), self._dtype, self.codes.device)
+        rows = max(1, IN_CACHE // self.in_features) if made.device.type == "cpu" else self.out_features
+        parts = (self.codes, self.scales, *(() if self.biases is None else (self.biases,)))
+        for out, codes, scales, *biases in zip(made.split(rows), *(part.split(rows) for part in parts), strict=True):
+            out.copy_(decode(codes, scales, biases[0] if biases else None, self.code))
+        return made
 
 
 def decode(codes: Tensor, scales: Tensor, biases: Tensor | None, code: Codes) -> Tensor:
@@ -73,12 +99,12 @@ def unpack(words: Tensor, bits: int) -> Tensor:
     if bits == 8:
         return raw
     count, size = unit(bits)
+    dtype = {2: torch.int16, 4: torch.int32, 8: torch.int64}[count]  # a byte for each code of a unit
     units, mask = raw.view(raw.shape[0], -1, size), 2**bits - 1
-    codes = torch.empty((*units.shape[:-1], count), dtype=torch.uint8, device=raw.device)
-    for i in range(count):  # each is in one byte or in two
-        byte, shift = divmod(i * bits, 8)
-        code = units[..., byte] >> shift
-        if shift + bits > 8:
-            code |= units[..., byte + 1] << 8 - shift
-        torch.bitwise_and(code, mask, out=codes[..., i])
-    return codes.flatten(1)
+    packed = units[..., 0].to(dtype)
+    for i in range(1, size):
+        packed |= units[..., i].to(dtype) << 8 * i
+    codes = packed & mask
+    for i in range(1, count):
+        codes |= (packed & mask << i * bits) << i * (8 - bits)
+    return codes.view(torch.uint8)
