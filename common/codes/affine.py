@@ -166,7 +166,8 @@ def _encode(values: np.ndarray, code: Affine) -> Coded:
         grouped -= offset
         grouped /= factor
         codes = _nearest(grouped, most)
-    words = pack(codes.astype(np.uint8).T.reshape(values.shape), code.bits)
+    rows = np.ascontiguousarray(codes.T, np.uint8).reshape(values.shape)
+    words = pack(rows, code.bits)
     shape = (len(values), -1)
     return Coded(words, scales.reshape(shape), biases.reshape(shape))
 

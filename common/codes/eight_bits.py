@@ -13,7 +13,6 @@ from qwenimg.common.codes.bits import widened
 if TYPE_CHECKING:
     import numpy as np
 
-    from qwenimg.common.codes.affine import Coded
     from qwenimg.common.formats.stored import Piece
 
 Format = Literal["F8_E4M3", "F8_E5M2", "I8"]
@@ -33,12 +32,6 @@ class EightBits(NamedTuple):
 
     def shape(self, pieces: Sequence[Piece]) -> Shape:
         return pieces[0].shape
-
-    def kept(self, pieces: Sequence[Piece]) -> None:
-        """They are decoded."""
-
-    def coded(self, arrays: Sequence[np.ndarray], shape: Shape) -> Coded:
-        raise AssertionError("its codes are not affine")
 
     def values(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """float32(code) * float32(scale), in float32."""

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 from qwenimg.common.base.safe_files import OpenFile, bad
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.codes.affine import Affine, Coded, Kept, encode
 from qwenimg.common.codes.bits import finite, widened
+from qwenimg.common.codes.block_float import BlockFloat
+from qwenimg.common.codes.gguf_blocks import Blocks
 from qwenimg.common.formats.stored import DTYPES, NUMPY, TOO_LARGE, Piece, raw
 from qwenimg.common.precision.precision import BYTES, Precision
 from qwenimg.common.precision.residency import ALWAYS, Residency
@@ -34,7 +36,7 @@ Decode = Literal["transposed", "last_tap"]
 
 
 class Code(Protocol):
-    """How the pieces of a weight that is kept in fewer bits mean its values: `eight_bits`, `affine`, `gguf_blocks`."""
+    """How the pieces of a weight that is stored in fewer bits mean its values."""
 
     def shape(self, pieces: Sequence[Piece]) -> Shape:
         """Of the values."""
@@ -42,12 +44,9 @@ class Code(Protocol):
     def values(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """The values in float32, of `raw` of the pieces, in any shape."""
 
-    def kept(self, pieces: Sequence[Piece]) -> Kept | None:
-        """The affine code that means the same values; None where there is none."""
 
-    def coded(self, arrays: Sequence[np.ndarray], shape: Shape) -> Coded:
-        """`raw` of the pieces of a weight of this shape in that code."""
-
+Keeping: TypeAlias = Affine | BlockFloat | Blocks
+"""Codes that can stay codes in memory: as what `kept` says, by `coded`. All others are decoded while they are read."""
 
 Mode = Literal["auto", "fuse", "side"]
 """Of a LoRA: in the weight, or beside it as a branch; auto: beside a weight that is kept in codes, in every other."""
@@ -98,8 +97,8 @@ class Source(NamedTuple):
 
     @property
     def kept(self) -> Kept | None:
-        """The affine code in which its own codes can stay, where they can."""
-        return self.code.kept(self.pieces) if self.code and self.decode is None else None
+        """As what its own codes can stay in memory, where they can."""
+        return self.code.kept(self.pieces) if isinstance(self.code, Keeping) and self.decode is None else None
 
     @property
     def shape(self) -> Shape:
@@ -341,7 +340,7 @@ def read_codes(entry: Entry) -> Coded:
     assert isinstance(entry.storage, Packed)
     code, source = entry.storage.code, entry.source
     own = source.kept
-    if source.code and own and own.code == code and not entry.fused:
+    if isinstance(source.code, Keeping) and own and own.code == code and not entry.fused:
         made = source.code.coded([raw(piece) for piece in source.pieces], entry.shape)
         count = sum(map(_not_finite, made.arrays[1:] if isinstance(code, Affine) else [code.values(made.arrays)]))
         if count:

@@ -69,6 +69,14 @@ def fitted(group, code, scale, bias):
     return codes * scale + bias
 
 
+@pytest.mark.parametrize("code", CASES, ids=named)
+def test_one_group_is_coded_as_among_others(code):
+    given = weights(3, 2 * code.group, seed=4)
+    one, among = encode([given[2:, : code.group]], (1, code.group), code), encode([given], given.shape, code)
+    assert np.array_equal(one.codes[0], among.codes[2, : code.group * code.bits // 32])
+    assert one.scales[0, 0] == among.scales[2, 0] and one.biases[0, 0] == among.biases[2, 0]
+
+
 @pytest.mark.parametrize("code", [code for code in CASES if code.bits < 6], ids=named)
 def test_few_bits_are_fitted_by_least_squares(code):
     """As in float64, but for values halfway between two codes; and no group is further from its values than MLX's."""
