@@ -138,7 +138,8 @@ class Expert:
     def step_bytes(self, request: Request, height: int, width: int) -> int:
         config, branches = self.unet_config, 1 + request.guided
         most = self.runtime.engine.workspace.score_bytes
-        held = scores(max(config.attention_head_dim), branches, height * width, most)
+        attending = [(i, level.heads) for i, level in enumerate(config.down) if level.depth]
+        held = max((scores(heads, branches, height * width // 4**i, most) for i, heads in attending), default=0)
         kept = memory.kept_bytes(config, branches, height, width) if request.caches else 0
         return memory.step_peak(config, branches, height, width) + held + kept
 
