@@ -23,6 +23,7 @@ def presets(as_json: bool) -> None:
                 "purpose": preset.purpose,
                 "tiled": preset.tiled,
                 "bits": preset.bits,
+                "compiled": preset.compiled,
                 "precision": {family.name: family.precision.presets[name] for family in registry.FAMILIES},
             }
             for name, preset in PRESETS.items()

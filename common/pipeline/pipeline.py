@@ -179,10 +179,10 @@ class Pipeline:
         return f"{line}, weights {size_text(held)} at once of {size_text(stored)}"
 
     def compile(self, mode: str = "auto", seconds: float = 0.0) -> Decision:
-        """Decides whether the denoiser is compiled when it is next loaded: `on`, `off`, or by what that would save of a
-        run whose steps take about so many `seconds`. Raises UsageError."""
+        """Decides whether the denoiser is compiled when it is next loaded: `on`, `off`, or by the preset and by what
+        that would save of a run whose steps take about so many `seconds`. Raises UsageError."""
         compiling.check(mode)
-        decision = compiling.decide(mode, self.engine.compiler(), seconds)
+        decision = compiling.decide(mode, self.engine.compiler(), seconds, wanted=self.runtime.choice.compiled)
         self.runtime.compiles = decision.on
         return decision
 

@@ -23,12 +23,13 @@ class Preset:
     purpose: str
     tiled: bool = False  # the VAE decodes in tiles, whatever the memory, and blocks that do not fit are streamed
     bits: str = ""  # that weights are kept in where they would not fit otherwise
+    compiled: bool = False  # whether the denoiser is compiled where that saves anything, however long it takes
 
 
 PRESETS: Mapping[str, Preset] = {
     "quality": Preset(purpose="float32 everywhere: the fewest roundings, the most memory"),
     "balanced": Preset(purpose="16-bit products with float32 where it is worth most"),
-    "fast": Preset(purpose="16 bit everywhere, as other programs run it"),
+    "fast": Preset(purpose="16 bit everywhere, as other programs run it; compiled on a GPU", compiled=True),
     "memory": Preset(
         purpose="the least memory: 16-bit weights, 8-bit where those do not fit; tiles; blocks streamed",
         tiled=True,
@@ -55,6 +56,10 @@ class Choice:
     @property
     def bits(self) -> str:
         return PRESETS.get(self.preset, _OWN).bits
+
+    @property
+    def compiled(self) -> bool:
+        return PRESETS.get(self.preset, _OWN).compiled
 
     def recorded(self) -> dict[str, str]:
         """For a recipe."""

@@ -41,8 +41,9 @@ def check(mode: str) -> None:
         raise UsageError(f"--compile {clean(mode, 40)!r} is not one of {', '.join(MODES)}")
 
 
-def decide(mode: str, compiler: Compiler, seconds: float) -> Decision:
-    """For a run whose steps take about so many seconds as it is. Raises BackendMissing."""
+def decide(mode: str, compiler: Compiler, seconds: float, *, wanted: bool = False) -> Decision:
+    """For a run whose steps take about so many seconds as it is. `wanted`: a preset asks for it wherever it saves
+    anything. Raises BackendMissing."""
     if mode == "on" and compiler.missing:
         raise BackendMissing(f"--compile on {compiler.missing}; install it, or use --compile off")
     if mode != "auto":
@@ -51,6 +52,8 @@ def decide(mode: str, compiler: Compiler, seconds: float) -> Decision:
         return Decision(on=False, line=f"--compile auto: off, since it {compiler.missing}")
     if not compiler.share:
         return Decision(on=False, line=f"--compile auto: off, since {compiler.about}")
+    if wanted:
+        return Decision(on=True, line="--compile auto: on, as the preset has it")
     saved = compiler.share * seconds
     on = saved > compiler.seconds
     expected = f"it would save {duration(saved)} and take {duration(compiler.seconds)}, as far as {compiler.about}"

@@ -19,7 +19,9 @@ from qwenimg.backends.torch import ops
 from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.precision import presets
 from qwenimg.common.precision.precision import MMDIT, UNET, Precision, bases
+from qwenimg.common.precision.presets import Choice
 from qwenimg.common.runtime import compiling
 from qwenimg.common.runtime.compiling import Compiler
 from qwenimg.common.runtime.observers import observe
@@ -225,6 +227,16 @@ NEVER = Compiler(share=0.0, seconds=60, about="products are all")
 def test_the_decision(mode: str, compiler: Compiler, seconds: float, on: bool, said: str) -> None:
     made = compiling.decide(mode, compiler, seconds)
     assert made.on is on and said in made.line
+
+
+@pytest.mark.parametrize(
+    ("mode", "compiler", "on"),
+    [("auto", PAYS, True), ("auto", NEVER, False), ("off", PAYS, False), ("on", NEVER, True)],
+)
+def test_the_fast_preset_compiles_where_that_saves_anything(mode: str, compiler: Compiler, on: bool) -> None:
+    fast = {name: Choice(preset=name, precision="").compiled for name in presets.NAMES}
+    assert [name for name, compiled in fast.items() if compiled] == ["fast"]
+    assert compiling.decide(mode, compiler, 1, wanted=fast["fast"]).on is on
 
 
 def test_a_wrong_mode() -> None:
