@@ -54,7 +54,7 @@ picture: $(VENV)/.demo-ready
 	$(BIN)/python tools/grid.py docs/pictures/first.png $(GRID)
 
 test: lint
-	@echo 'The tests: about nine minutes on two idle cores.'
+	@echo 'The tests: about seven minutes on two idle cores.'
 	$(PYTEST) -m "not slow"
 
 # No reference library, no framework but one, no picture: rooms that compute are left to `make test`.
