@@ -16,9 +16,9 @@ from click.core import ParameterSource
 
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.families.choices import PARTS
 from qwenimg.common.jobs import fields
 from qwenimg.common.jobs.fields import SAID
-from qwenimg.common.jobs.replay import PARTS
 
 MAX_BYTES = 64 << 10
 # Seeds, prompts and files belong to one run.

@@ -19,11 +19,12 @@ from qwenimg.common.base import atomic_files
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.families.choices import PARTS
 from qwenimg.common.jobs.fields import Fields, check, fields, merged, seeds
 from qwenimg.common.jobs.naming import output_path
 from qwenimg.common.jobs.pictures import Picture, makes_folder, pictures
 from qwenimg.common.jobs.prompt_file import read_prompts
-from qwenimg.common.jobs.replay import PARTS, Replay, check_model, read_replay
+from qwenimg.common.jobs.replay import Replay, check_model, read_replay
 from qwenimg.common.jobs.run import Job, Outcome, completed, estimated, prepare, run
 from qwenimg.common.pictures import latents as latents_
 

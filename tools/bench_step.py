@@ -13,7 +13,6 @@ turns, in an order that is reversed each time. A row whose result is not correct
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import json
 import os
@@ -371,8 +370,8 @@ def main() -> None:
         torch.set_num_threads(options.threads)
     os.environ.setdefault("MLX_ENABLE_TF32", "0")
     if options.backend == "mlx" and sys.platform == "linux":
-        # MLX's Linux wheel carries a slow BLAS. It takes torch's if that is loaded first.
-        ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"), mode=ctypes.RTLD_GLOBAL)
+        import fast_blas  # noqa: F401
+
     head = header(options)
     if head["load_average"] > 0.5 * os.cpu_count():
         print(f"the machine is busy (load average {head['load_average']:.1f}): only ratios mean anything")

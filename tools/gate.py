@@ -32,6 +32,7 @@ from gate_draw import EXTRA, LOW_GUIDANCE, PLAIN, WITHOUT_RED, Artist, Drawn, Jo
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families import catalog
+from qwenimg.common.pictures import pixels
 from qwenimg.common.shapes import builtin, scenes
 from qwenimg.common.shapes import gate as shapes_gate
 from qwenimg.common.shapes.check import Verdict
@@ -238,8 +239,7 @@ def _levels(picture: np.ndarray[Any, Any]) -> Pixels:
 
 def psnr(a: Pixels, b: Pixels) -> float:
     """Of two pictures in 8 bits, in dB, at most `IDENTICAL`."""
-    error = float(np.mean((a.astype(np.float64) - b) ** 2))
-    return min(IDENTICAL, 10 * math.log10(255**2 / error)) if error else IDENTICAL
+    return min(IDENTICAL, pixels.psnr(a, b))
 
 
 # Pairs

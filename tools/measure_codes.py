@@ -152,17 +152,6 @@ def times(backend: str, dtype: str) -> list[list[str]]:
     return rows
 
 
-def _torch_blas() -> None:
-    """MLX's wheel for Linux multiplies with a reference BLAS; torch's, loaded first, is used instead, as in tests."""
-    import ctypes
-
-    import torch
-
-    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    if library.exists():
-        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--load", nargs=2, metavar=("FILE", "BACKEND"), help=argparse.SUPPRESS)
@@ -172,7 +161,8 @@ def main() -> None:
         return
     heads = ["backend", "weights, by the plan", "resident after", "at most while loading", "layers over the plan"]
     write("weights.md", "loading", table(heads, memory()))
-    _torch_blas()
+    import fast_blas  # noqa: F401
+
     timed = (("cpu", "float32"), ("cpu", "bfloat16"), ("mlx", "float32"))  # MLX's bfloat16 on a CPU takes minutes
     rows = [row for backend, dtype in timed for row in times(backend, dtype)]
     write("weights.md", "layers", table(["backend", "computes in", "tokens", "8 bits", "6 bits", "4 bits"], rows))

@@ -9,12 +9,15 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import cache, wraps
+from typing import TypeVar
 
 import mlx.core as mx
 from mlx.core import array as Array
+
+T = TypeVar("T")
 
 # Of a context: what was asked for; None is what the device suggests.
 _asked: ContextVar[bool | None] = ContextVar("fusing", default=None)
@@ -27,24 +30,23 @@ def on_gpu() -> bool:
     return mx.default_device().type == mx.DeviceType.gpu
 
 
-@contextmanager
-def fusing(asked: bool | None) -> Iterator[None]:
+def fusing(asked: bool | None) -> AbstractContextManager[None]:
     """Within it chains are compiled, are not, or (None) as the device suggests."""
-    token = _asked.set(asked)
-    try:
-        yield
-    finally:
-        _asked.reset(token)
+    return _within(_asked, asked)
+
+
+def counting(chain: Counting | None) -> AbstractContextManager[None]:
+    """Within it `chain` is called where a chain would be compiled; None: nothing is in its place."""
+    return _within(_counting, chain)
 
 
 @contextmanager
-def counting(chain: Counting | None) -> Iterator[None]:
-    """Within it `chain` is called where a chain would be compiled; None: nothing is in its place."""
-    token = _counting.set(chain)
+def _within(variable: ContextVar[T], value: T) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _counting.reset(token)
+        variable.reset(token)
 
 
 def fused(function: Callable[..., Array]) -> Callable[..., Array]:

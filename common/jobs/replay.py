@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
+from qwenimg.common.families.choices import PARTS
 from qwenimg.common.jobs.fields import Fields
 from qwenimg.common.jobs.pictures import Picture
 from qwenimg.common.request.request import OPTIONS
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from qwenimg.common.jobs.foreign import Foreign
     from qwenimg.common.request.recipe import Recipe
 
-PARTS = ("transformer", "text_encoder", "text_encoder_2", "vae")
 NAMES = ("model", "refiner", *PARTS)  # of what a recipe names and does not hold
 USED = ("image_sha256", "mask_sha256", "refiner", *PARTS, "prediction", "lora", "quantize")
 

@@ -20,6 +20,7 @@ from qwenimg.common.base.errors import DoesNotFit, NumericsError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.registry import Opened
 from qwenimg.common.measure.activations import Block, Blocks
+from qwenimg.common.pictures.pixels import decibels
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result
 from qwenimg.common.precision import presets
@@ -66,9 +67,7 @@ class Run:
     @property
     def psnr(self) -> float | None:
         """dB, infinite for the same pixels."""
-        if self.pixels_error is None:
-            return None
-        return 10 * math.log10(255**2 / self.pixels_error) if self.pixels_error else math.inf
+        return None if self.pixels_error is None else decibels(self.pixels_error)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,7 +60,11 @@ def crop(pixels: Uint8, width: int, height: int) -> Uint8:
 
 def psnr(a: Uint8, b: Uint8) -> float:
     """Of two pictures, in dB; infinite for the same pixels."""
-    error = float(np.mean((a.astype(np.float64) - b) ** 2))
+    return decibels(float(np.mean((a.astype(np.float64) - b) ** 2)))
+
+
+def decibels(error: float) -> float:
+    """The PSNR that a mean square error means, of 255 squared; infinite for none."""
     return 10 * math.log10(255**2 / error) if error else math.inf
 
 

@@ -182,7 +182,7 @@ class Pipeline:
         """Decides whether the denoiser is compiled when it is next loaded: `on`, `off`, or by the preset and by what
         that would save of a run whose steps take about so many `seconds`. Raises UsageError."""
         compiling.check(mode)
-        decision = compiling.decide(mode, self.engine.compiler(), seconds, wanted=self.runtime.choice.compiled)
+        decision = compiling.decide(mode, self.engine.compiler(), seconds, wanted=self.runtime.choice.wishes.compiled)
         self.runtime.compiles = decision.on
         return decision
 

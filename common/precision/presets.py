@@ -50,16 +50,9 @@ class Choice:
     fallback: str = ""  # why it is no longer the policy that was begun with
 
     @property
-    def tiled(self) -> bool:
-        return PRESETS.get(self.preset, _OWN).tiled
-
-    @property
-    def bits(self) -> str:
-        return PRESETS.get(self.preset, _OWN).bits
-
-    @property
-    def compiled(self) -> bool:
-        return PRESETS.get(self.preset, _OWN).compiled
+    def wishes(self) -> Preset:
+        """What the preset asks for beside a policy; `auto` asks for nothing."""
+        return PRESETS.get(self.preset, _OWN)
 
     def recorded(self) -> dict[str, str]:
         """For a recipe."""

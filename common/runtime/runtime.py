@@ -73,7 +73,7 @@ class Runtime:
 
     @property
     def streams(self) -> bool:
-        return self.max_memory is not None or self.choice.tiled
+        return self.max_memory is not None or self.choice.wishes.tiled
 
     def room(self, loaded: int) -> int:
         """Bytes that a run may take, where `loaded` are taken already."""
@@ -84,9 +84,9 @@ class Runtime:
         """`checkpoint` with its weights in the preset's bits, where they leave too little room as they are and enough
         so. Where neither does, they stay as they are: blocks whose codes are made while loading are not streamed."""
         room = int(WEIGHTS * self.room(0))
-        if not self.choice.bits or checkpoint.largest(self.precision) <= room:
+        if not self.choice.wishes.bits or checkpoint.largest(self.precision) <= room:
             return checkpoint
-        smaller = checkpoint.quantised(self.choice.bits)
+        smaller = checkpoint.quantised(self.choice.wishes.bits)
         return smaller if smaller.largest(self.precision) <= room else checkpoint
 
     def needs(self, loaded: Mapping[str, int], freed: Collection[str]) -> Needs:

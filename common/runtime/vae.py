@@ -93,7 +93,7 @@ class VAEHalves:
     def _tile(self, shape: tuple[int, int], free: int) -> int | None:
         """Latents a side of a tile with so many bytes free, None for the whole."""
         tile = memory.decode_tile(self.config, *shape, self.itemsize, free, self.engine.workspace)
-        return min(tile or TILE, TILE) if self.runtime.choice.tiled and max(shape) > TILE else tile
+        return min(tile or TILE, TILE) if self.runtime.choice.wishes.tiled and max(shape) > TILE else tile
 
     def _about(self, tile: int | None) -> str:
         return "" if tile is None else f"in tiles of {tile * self.config.scale} pixels"

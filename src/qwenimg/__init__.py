@@ -247,7 +247,10 @@ def _reduced(runtime: Runtime, checkpoint: Checkpoint, entries: dict[str, Any]) 
     smaller = runtime.reduced(checkpoint)
     if smaller is checkpoint:
         return checkpoint, entries
-    bits, sizes = runtime.choice.bits, [size_text(one.largest(runtime.precision)) for one in (checkpoint, smaller)]
+    bits, sizes = (
+        runtime.choice.wishes.bits,
+        [size_text(one.largest(runtime.precision)) for one in (checkpoint, smaller)],
+    )
     room = size_text(runtime.room(0))
     text = f"weights in {bits} bits, {sizes[1]} at once, since they would take {sizes[0]} and {room} are free"
     runtime.notify("stage", f"--preset {runtime.choice.preset}: {text}")

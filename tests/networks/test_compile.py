@@ -234,7 +234,7 @@ def test_the_decision(mode: str, compiler: Compiler, seconds: float, on: bool, s
     [("auto", PAYS, True), ("auto", NEVER, False), ("off", PAYS, False), ("on", NEVER, True)],
 )
 def test_the_fast_preset_compiles_where_that_saves_anything(mode: str, compiler: Compiler, on: bool) -> None:
-    fast = {name: Choice(preset=name, precision="").compiled for name in presets.NAMES}
+    fast = {name: Choice(preset=name, precision="").wishes.compiled for name in presets.NAMES}
     assert [name for name, compiled in fast.items() if compiled] == ["fast"]
     assert compiling.decide(mode, compiler, 1, wanted=fast["fast"]).on is on
 

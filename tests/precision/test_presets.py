@@ -73,7 +73,7 @@ def test_auto_on_a_list_of_chips(device: Device, best: str) -> None:
     assert qwen.precision == {"bf16": "bf16", "fp16": MMDIT.prefers[-1], "none": MMDIT.without_units}[best]
     assert sd.precision == {"bf16": "fp16", "fp16": "fp16", "none": UNET.without_units}[best]
     for choice, kind in ((qwen, MMDIT), (sd, UNET)):
-        assert device.name in choice.reason and choice.preset == "auto" and not choice.tiled
+        assert device.name in choice.reason and choice.preset == "auto" and not choice.wishes.tiled
         parse(choice.precision, on_gpu=False, kind=kind)
 
 
@@ -113,7 +113,7 @@ def test_precision_overrides_the_preset_and_goes_on_from_auto() -> None:
 def test_every_preset_is_a_policy_of_every_kind(name: str, kind: Kind) -> None:
     choice = choose(name, "auto", kind, devices.apple("Apple M1"), weights(1, kind), 1)
     assert parse(choice.precision, on_gpu=False, kind=kind).name == kind.presets[name]
-    assert choice.tiled == (name == "memory") and choice.reason == "" and choice.recorded() == {"preset": name}
+    assert choice.wishes.tiled == (name == "memory") and choice.reason == "" and choice.recorded() == {"preset": name}
 
 
 @pytest.mark.parametrize("name", ["", "Quality ", "best", "\x1b[31m", "fp32"])
