@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +11,9 @@ from qwenimg.cli import places, streams
 from qwenimg.cli.options import TEXTS
 from qwenimg.cli.pull import Bar
 from qwenimg.common.base.amounts import counted, size_text
+
+if TYPE_CHECKING:
+    from qwenimg.common.families.choices import Prediction
 
 _PATH = click.Path(path_type=Path, readable=False)  # what cannot be read is reported later, with its exit code
 
@@ -24,9 +27,7 @@ _PATH = click.Path(path_type=Path, readable=False)  # what cannot be read is rep
 )
 @click.option("--dtype", type=click.Choice(("bf16", "fp16", "fp32")), help="Of what is not in codes; else as it is.")
 @places.parts
-@click.option(
-    "--prediction", type=click.Choice(("eps", "v")), help="What the UNet of a Stable Diffusion file predicts."
-)
+@click.option("--prediction", type=places.PREDICTS, help="What the UNet of a Stable Diffusion file predicts.")
 @click.option("--quiet", is_flag=True, help="Only errors on standard error.")
 @places.found
 def convert(
@@ -35,7 +36,7 @@ def convert(
     quantize: str | None,
     lora: tuple[str, ...],
     dtype: str | None,
-    prediction: Literal["eps", "v"] | None,
+    prediction: Prediction | None,
     quiet: bool,
     **given: Any,
 ) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import qwenimg
 from qwenimg.cli import failures, streams
@@ -30,6 +30,7 @@ from qwenimg.common.pictures import latents as latents_
 
 if TYPE_CHECKING:
     from qwenimg import Pipeline, Step
+    from qwenimg.common.families.choices import Prediction
     from qwenimg.common.memory.estimate import Estimate
 
 
@@ -51,7 +52,7 @@ class Flags:
     vae: Path | None
     models_dir: tuple[Path, ...]
     tokenizer: Path | None
-    prediction: Literal["eps", "v"] | None
+    prediction: Prediction | None
     quantize: str | None
     max_memory: str | None
     model: str | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +13,7 @@ from qwenimg.cli import places
 from qwenimg.common.base.errors import ModelError
 
 if TYPE_CHECKING:
+    from qwenimg.common.families.choices import Prediction
     from qwenimg.common.jobs.foreign import Foreign
 
 MAX_TEXT = 2_000  # characters of one text that are printed
@@ -22,9 +23,9 @@ XMP = "XML:com.adobe.xmp"  # Pillow's name for it in a PNG
 @click.command("info")
 @click.argument("file", type=click.Path(path_type=Path, readable=False))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--prediction", type=click.Choice(("eps", "v")), help="What a Stable Diffusion file's UNet predicts.")
+@click.option("--prediction", type=places.PREDICTS, help="What a Stable Diffusion file's UNet predicts.")
 @places.found
-def info(file: Path, as_json: bool, prediction: Literal["eps", "v"] | None) -> None:
+def info(file: Path, as_json: bool, prediction: Prediction | None) -> None:
     """Prints the recipe in a picture, or what is in a model: a folder, a .safetensors file or a name (shapes)."""
     file = _found(file)
     if _is_picture(file):
@@ -43,7 +44,7 @@ def _found(file: Path) -> Path:
     return resolve.resolve(str(file)).folder
 
 
-def _show_model(path: Path, as_json: bool, prediction: Literal["eps", "v"] | None) -> None:
+def _show_model(path: Path, as_json: bool, prediction: Prediction | None) -> None:
     """What is there and what does not fit; ends with the exit code of a broken model where something does not."""
     from qwenimg.common.families.describe import describe
 

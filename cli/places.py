@@ -37,14 +37,15 @@ def parts(command: _F) -> _F:
 
 WEIGHTS = ("transformer", "text_encoder", "text_encoder_2", "vae", "tokenizer", "prediction", "quantize")
 """Options that say of which weights a model is made, as `qwenimg.load` calls them."""
+PREDICTS = click.Choice(("eps", "v", "x0"))  # as `families.choices.Prediction`
 
 
 def weights(command: _F) -> _F:
     """Declares them."""
     bits = "Keep weights in so many bits; by part: text=8,transformer=4."
     command = click.option("-q", "--quantize", "--quantise", "--quantization", metavar="8|6|4", help=bits)(command)
-    predicts = click.Choice(("eps", "v"))
-    return parts(click.option("--prediction", type=predicts, metavar="eps|v", help="What the UNet predicts.")(command))
+    predicts = click.option("--prediction", type=PREDICTS, metavar="eps|v|x0", help="What the UNet predicts.")
+    return parts(predicts(command))
 
 
 def take_texts(given: dict[str, Any]) -> None:

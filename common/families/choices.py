@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-Prediction = Literal["eps", "v"]
+Prediction = Literal["eps", "v", "x0"]
+"""What a UNet gives: the noise, the velocity, or the image."""
 
 
 PARTS = ("transformer", "text_encoder", "text_encoder_2", "vae")

@@ -27,6 +27,7 @@ class FewSteps:
     guidance: float = 1.0  # 1: one branch
     # Of numbers of steps the hub files of the LoRA, the best first; 0 is for any number. None: the model itself.
     loras: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    others: str = ""  # what draws in another number of steps
 
     def settings(self, steps: int) -> dict[str, Any]:
         """What a call asks for then, by the options' names."""
@@ -55,7 +56,8 @@ def settled(asked: Mapping[str, Any], known: Mapping[str, FewSteps]) -> dict[str
         raise UsageError(f"--few-steps {name}: is not known for this model; {here}")
     row = known[name]
     if steps is not None and steps not in row.steps:
-        raise UsageError(f"--few-steps {name}:{steps}: is made for {', '.join(map(str, sorted(row.steps)))} steps")
+        made_for = ", ".join(map(str, sorted(row.steps))) + (" step" if row.steps == (1,) else " steps")
+        raise UsageError(f"--few-steps {name}:{steps}: is made for {made_for}{row.others and '; ' + row.others}")
     made = row.settings(steps or row.steps[0])
     own = rest.pop("lora", "")
     own = "; ".join(own) if isinstance(own, (list, tuple)) else own

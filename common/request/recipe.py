@@ -64,7 +64,7 @@ class Recipe(TypedDict):
     vae: NotRequired[str]
     fingerprints: NotRequired[dict[str, str]]  # of those that were given as a path, see `fingerprint`
     tokenizer: NotRequired[str]  # of a single file, where it was given: the folder's name
-    prediction: NotRequired[str]  # eps or v, where it was given
+    prediction: NotRequired[str]  # eps, v or x0, where it was given
     quantize: NotRequired[str]  # how weights were kept in codes, where they were
     step_cache_effect: NotRequired[str]  # calls of the model that were cached, seconds that this saved, PSNR
 

@@ -140,7 +140,7 @@ class Request:
         recorded="changed",
     ))  # fmt: skip
     few_steps: str = option("", Option(
-        help="distilled: lightning, lcm, hyper, hyper-cfg, turbo, with LoRA, sampler, schedule, guidance",
+        help="distilled: lightning, lcm, hyper, hyper-cfg, hyper-unified, hyper-unet, turbo, all that goes with it",
         section="Model", metavar="NAME[:STEPS]", checks=_check_few_steps, config=True,
     ))  # fmt: skip
     latents: NDArray[np.float32] | None = option(None, Option(  # [1, C, H/8, W/8], standard normal

@@ -23,8 +23,10 @@ from qwenimg.common.sampling.types import MAX_STEPS, Schedule
 MODEL = "model"
 TRAILING = "trailing"
 LIGHTNING = "lightning"  # of flow models: see `flow_match.LIGHTNING_SHIFT`
-SCHEDULES = (MODEL, *SPREADS, "ays", TRAILING, LIGHTNING)
+HYPER = "hyper"
+SCHEDULES = (MODEL, *SPREADS, "ays", TRAILING, LIGHTNING, HYPER)
 _GAMMA = 0.3  # TCD's
+_HYPER_TIME = 800.0  # at which Hyper-SDXL's UNet of one step is asked (Y. Ren et al., "Hyper-SD", 2024)
 
 _SAMPLER_OF: Mapping[str, str] = MappingProxyType(
     {
@@ -93,6 +95,12 @@ def build(config: DiffusionConfig, rule: ScheduleRule, schedule: str, steps: int
     if schedule == TRAILING:
         own = replace(config, timestep_spacing=TRAILING)
         return _finished(own, rule, steps, *_own(own, rule, steps))
+    if schedule == HYPER:
+        if steps != 1 or config.num_train_timesteps <= _HYPER_TIME:
+            found = f"{counted(steps, 'step')} of {config.num_train_timesteps} trained times"
+            raise UsageError(f"--schedule hyper is one step from time {_HYPER_TIME:g}, found {found}; give --steps 1")
+        ends = [levels.sigma(_HYPER_TIME), _last_level(config, rule, steps, _HYPER_TIME)]
+        return _finished(config, rule, steps, ends, [_HYPER_TIME])
     if schedule == "ays":
         sigmas = ays(AYS_SDXL if sdxl else AYS_SD, steps)
     else:

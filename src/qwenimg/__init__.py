@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import ExitStack
     from pathlib import Path
-    from typing import Any, Literal
+    from typing import Any
 
     from qwenimg.common.base.errors import (
         BackendMissing,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         UnknownOption,
         UsageError,
     )
-    from qwenimg.common.families.choices import Choices
+    from qwenimg.common.families.choices import Choices, Prediction
     from qwenimg.common.families.registry import Opened
     from qwenimg.common.families.running import Running
     from qwenimg.common.hub.model_folders import ModelFolders
@@ -86,7 +86,7 @@ def load(
     vae: str | Path | None = None,
     tokenizer: str | Path | None = None,
     models_dir: str | Path | Sequence[str | Path] = (),
-    prediction: Literal["eps", "v"] | None = None,
+    prediction: Prediction | None = None,
     quantize: str | None = None,
     compile: str = "auto",
     max_memory: str | int | None = None,
@@ -179,7 +179,7 @@ def _found(
 
 
 def _resolved(
-    given: dict[str, str | Path | None], prediction: Literal["eps", "v"] | None, quantize: str | None, *, offline: bool
+    given: dict[str, str | Path | None], prediction: Prediction | None, quantize: str | None, *, offline: bool
 ) -> tuple[Resolved, Choices]:
     """The model, and what was chosen. Raises UsageError and ModelError."""
     import os

@@ -147,7 +147,7 @@ def test_version() -> None:
         (["x", "--mask", "y"], ["--mask", "-i"]),
         (["x", "--strength", "0.5"], ["--strength", "-i"]),
         (["x", "-i", "y", "--strength", "1.5"], ["strength", "0 to 1"]),
-        (["x", "--prediction", "w"], ["--prediction", "eps"]),
+        (["x", "--prediction", "w"], ["--prediction", "eps", "x0"]),
         (["-rf"], ["-r", "-p"]),
         (["x", "--steps"], ["--steps"]),
         (["x", "--steps", "four"], ["--steps", "four"]),

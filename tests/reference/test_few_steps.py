@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import diffusers
 import numpy as np
+import oracle_sd
 import pytest
 import torch
+from family_cases import BACKENDS
 from sampler_reference import SD
 from tiny_model import LIGHTNING, SCHEDULER
 
+import qwenimg
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families.qwen_image import few_steps as qwen
 from qwenimg.common.families.stable_diffusion import few_steps as sd
@@ -22,6 +26,7 @@ from qwenimg.common.sampling.flow_match import FlowMatchConfig
 from qwenimg.common.sampling.schedules import build
 from qwenimg.common.sampling.table import SAMPLERS
 
+LATENTS = 1e-4  # relative L2, float32; as in test_sd_pipeline.py
 FLOAT32 = 2e-5  # relative: diffusers multiplies a thousand factors in float32
 SDXL = {**SD, "steps_offset": 1, "timestep_spacing": "leading", "prediction_type": "epsilon"}
 SD15 = {**SDXL, "set_alpha_to_one": False}
@@ -32,7 +37,10 @@ CARDS: dict[str, tuple[str, dict[str, Any]]] = {
     "hyper": ("DDIMScheduler", {"timestep_spacing": "trailing"}),
     "hyper-cfg": ("DDIMScheduler", {"timestep_spacing": "trailing"}),
     "lcm": ("LCMScheduler", {}),
+    "hyper-unified": ("TCDScheduler", {}),
+    "hyper-unet": ("LCMScheduler", {}),
 }
+TIMES = {"hyper-unet": {"timesteps": [800]}}  # that a card gives in the place of a number of steps
 WAYS = [("sdxl", name) for name in sd.few_steps(2048, sdxl=True)] + [("sd15", n) for n in sd.few_steps(768, sdxl=False)]
 
 
@@ -40,7 +48,7 @@ def of_reference(name: str, config: dict[str, Any], steps: int) -> tuple[list[fl
     """Times, and the levels of those times."""
     class_name, changes = CARDS[name]
     scheduler = getattr(diffusers, class_name)(**(config | changes))
-    scheduler.set_timesteps(steps)
+    scheduler.set_timesteps(**TIMES.get(name, {"num_inference_steps": steps}))
     times = [float(time) for time in scheduler.timesteps]
     kept = scheduler.alphas_cumprod.double()
     return times, [float(torch.sqrt((1 - kept[int(time)]) / kept[int(time)])) for time in times]
@@ -61,6 +69,52 @@ def test_stable_diffusion(model: str, name: str) -> None:
         np.testing.assert_allclose(schedule.sigmas[:-1], sigmas, rtol=FLOAT32)
 
 
+# name -> what the card's scheduler and pipeline get besides, and what our model is told
+ONE_STEP: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "lightning": ({"prediction_type": "sample"}, {}, {"prediction": "x0"}),
+    "hyper-unet": ({}, {}, {}),
+    "hyper-unified": ({}, {"eta": 1.0}, {}),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ONE_STEP)
+def test_one_step_through_the_whole_pipeline(folders: dict[str, Path], backend: str, name: str) -> None:
+    """As the card of a UNet or LoRA of one step says, which random weights take the place of. eta is 1 there: of one
+    step it changes nothing."""
+    more, asked, told = ONE_STEP[name]
+    class_name, changes = CARDS[name]
+    reference = oracle_sd.pipeline(folders["sdxl"], "StableDiffusionXLPipeline")
+    own = reference.scheduler
+    pipe = qwenimg.load(folders["sdxl"], backend=backend, precision="fp32", **told)
+    made = {option: value for option, value in pipe.model.few_steps[name].settings(1).items() if option != "lora"}
+    try:
+        reference.scheduler = getattr(diffusers, class_name).from_config(own.config, **changes, **more)
+        steps = TIMES.get(name, {}) | {"num_inference_steps": 1}
+        expected = reference(
+            "a small dog", guidance_scale=0, output_type="latent", width=88, height=72, **steps, **asked,
+            generator=torch.Generator().manual_seed(5),
+        ).images.numpy()  # fmt: skip
+    finally:
+        reference.scheduler = own
+    found = pipe("a small dog", width=88, height=72, seed=5, **made).latents
+    error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+    print(f"{name} {backend}: {error:.1e}")
+    assert error < LATENTS
+
+
+def test_a_unet_that_predicts_the_image_has_no_loras(folders: dict[str, Path]) -> None:
+    pipe = qwenimg.load(folders["sdxl"], backend="cpu", precision="fp32", prediction="x0")
+    assert list(pipe.model.few_steps) == ["lightning"]
+    with pytest.raises(UsageError, match="made for 1 step"):
+        pipe.check("x", few_steps="lightning:4")
+    plain = qwenimg.load(folders["sdxl"], backend="cpu", precision="fp32")
+    with pytest.raises(UsageError, match=r"2, 4, 8 steps; one step is a UNet of its own, with --prediction x0"):
+        plain.check("x", few_steps="lightning:1")
+    with pytest.raises(UsageError, match=r"2, 4, 8 steps; hyper-unified takes 1 to 8"):
+        plain.check("x", few_steps="hyper:1")
+
+
 def test_published_numbers() -> None:
     parsed = parse_diffusion({"_class_name": "EulerDiscreteScheduler", **SDXL}, "x")
     four = build(parsed, SAMPLERS["euler"].rule, "trailing", 4)
@@ -72,6 +126,14 @@ def test_published_numbers() -> None:
     assert build(parsed, lcm, "", 4).timesteps == (999, 759, 499, 259)
     assert build(parsed, lcm, "", 8).timesteps == (999, 879, 759, 639, 499, 379, 259, 139)
     assert build(parsed, SAMPLERS["euler_ancestral"].rule, "trailing", 1).timesteps == (999,)
+    assert build(parsed, SAMPLERS["tcd"].rule, "", 1).timesteps == (999,)
+    one = build(parsed, lcm, "hyper", 1)
+    assert one.timesteps == (800,) and one.sigmas[-1] == 0
+    with pytest.raises(UsageError, match="one step from time 800, found 2 steps"):
+        build(parsed, lcm, "hyper", 2)
+    short = parse_diffusion({"_class_name": "EulerDiscreteScheduler", **SDXL, "num_train_timesteps": 800}, "x")
+    with pytest.raises(UsageError, match="800 trained times"):
+        build(short, lcm, "hyper", 1)
 
 
 @pytest.mark.parametrize("side", [256, 1024, 1328])

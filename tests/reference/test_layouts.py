@@ -186,6 +186,7 @@ def test_configurations_follow_from_shapes(made: Callable[[str], Made], kind: st
         ("sdxl", ("v_pred",), None, "v", "tensor v_pred"),
         ("sdxl", ("v_pred", "ztsnr"), None, "v", "zero terminal SNR"),
         ("sdxl", ("v_pred",), "eps", "eps", "as given"),
+        ("sdxl", (), "x0", "x0", "as given"),
         ("sdxl-refiner", (), None, "eps", "refiner is eps"),
     ],
 )
@@ -208,7 +209,7 @@ def test_type_and_prediction(
     assert not found.inpaint and not found.lacks
     assert told in "\n".join(found.reasons)
     fields = single_file.scheduler_fields(found)
-    assert fields["prediction_type"] == ("v_prediction" if prediction == "v" else "epsilon")
+    assert fields["prediction_type"] == {"eps": "epsilon", "v": "v_prediction", "x0": "sample"}[prediction]
     assert parse_diffusion(fields, "single file").rescale_betas_zero_snr == ("ztsnr" in extra)
 
 

@@ -90,7 +90,7 @@ def test_qwen_image_with_lightning(
         pipe.check("a dog", few_steps="lcm")
 
 
-@pytest.mark.parametrize("way", ["lightning:4", "lcm:4", "hyper:4", "hyper-cfg:8"])
+@pytest.mark.parametrize("way", ["lightning:4", "lcm:4", "hyper:4", "hyper-cfg:8", "hyper-unified:1"])
 def test_sdxl_with_a_lora(
     way: str, folders: dict[str, Path], tmp_path: Path, cache: Callable[[str, Path], None]
 ) -> None:
@@ -101,7 +101,7 @@ def test_sdxl_with_a_lora(
     recipe = pipe("a dog", few_steps=way, **SMALL).recipe
     found = {name: recipe[name] for name in ("steps", "sampler", "schedule", "guidance")}  # type: ignore[literal-required]
     print(way, found)
-    own = {"lcm:4": "model"}.get(way, "trailing")
+    own = {"lcm:4": "model", "hyper-unified:1": "model"}.get(way, "trailing")
     assert found["schedule"] == own and found["guidance"] == (5 if "cfg" in way else 1)
     assert way.endswith(f":{found['steps']}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from qwenimg.common.families.choices import Choices, Prediction
 from qwenimg.common.families.components import component, open_component, read_config
 from qwenimg.common.families.stable_diffusion import single_file
 from qwenimg.common.families.stable_diffusion.find_tokenizer import find_clip_tokenizer
-from qwenimg.common.families.stable_diffusion.single_file import SingleFile
+from qwenimg.common.families.stable_diffusion.single_file import PREDICTIONS, SingleFile
 from qwenimg.common.families.stable_diffusion.text_files import open_text
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.networks import clip, kl_vae, unet
@@ -36,7 +36,6 @@ PIPELINES = {
     "StableDiffusionXLImg2ImgPipeline": True,
     "StableDiffusionXLInpaintPipeline": True,
 }
-PREDICTIONS: Mapping[Prediction, str] = {"eps": "epsilon", "v": "v_prediction"}
 SIZES = {"base": 6, "refiner": 5}  # numbers beside the pooled text: sizes and crop; or sizes, crop and a score
 
 
@@ -234,7 +233,7 @@ def _ldm_file(path: Path) -> SingleFile | None:
 
 
 def with_prediction(checkpoint: Checkpoint, prediction: Prediction) -> Checkpoint:
-    """`checkpoint` whose UNet is taken to predict noise or velocity."""
+    """`checkpoint` whose UNet is taken to predict that."""
     return replace(checkpoint, scheduler=replace(checkpoint.scheduler, prediction_type=PREDICTIONS[prediction]))
 
 

@@ -165,7 +165,9 @@ class StableDiffusion:
         self.sees_mask = self.base.facts.sees_mask
         self.lora_names = lora_names.names(checkpoint)
         config: UNetConfig = checkpoint["unet"].config
-        self.few_steps = few_steps.few_steps(config.cross_attention_dim, sdxl=self.base.facts.sdxl)
+        self.few_steps = few_steps.few_steps(
+            config.cross_attention_dim, sdxl=self.base.facts.sdxl, predicts=checkpoint.scheduler.prediction_type
+        )
         self.vae = VAEHalves(runtime, checkpoint["vae"], self.vae_config.block_out_channels[0], self._make_room)
 
     def plan(self, request: Request) -> SamplingPlan:

@@ -9,11 +9,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
+from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.stable_diffusion import ldm_keys
 from qwenimg.common.families.stable_diffusion.ldm_configs import (
     FIRST,
@@ -36,13 +36,12 @@ from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.weights.keys import check_architecture, plan_places
 from qwenimg.common.weights.plan import LoadPlan, Uses, as_stored
 
-Prediction = Literal["eps", "v"]
-
 UNET = "model.diffusion_model."
 VAES = ("first_stage_model.", "vae.")
 VAE_SIGN = "decoder.mid.block_1.norm1.weight"
 _ARCHITECTURES = unet.NETWORK.architectures  # of a GGUF file
 _PART = "a part of another model goes beside -m, with --transformer or --text-encoder"
+PREDICTIONS: Mapping[Prediction, str] = {"eps": "epsilon", "v": "v_prediction", "x0": "sample"}
 _NOTE = "modelspec.prediction_type"  # of the Stability AI model metadata standard
 _NOTED: Mapping[str, Prediction] = {"epsilon": "eps", "eps": "eps", "v": "v", "v_prediction": "v"}
 _TEXT_LAYER = re.compile(r"(?:model\.transformer\.resblocks|transformer\.text_model\.encoder\.layers)\.(\d{1,3})\.")
@@ -181,7 +180,7 @@ def _kind(tensors: Mapping[str, Stored], prefix: str) -> tuple[str, str]:
 
 
 def _prediction(header: Header, kind: str, channels: int, given: Prediction | None) -> tuple[Prediction, str]:
-    """What the UNet predicts, noise (eps) or velocity (v), and why that is thought."""
+    """What the UNet predicts, noise (eps), velocity (v) or the image (x0), and why that is thought."""
     if given is not None:
         return given, "as given"
     if "v_pred" in header.tensors:
@@ -215,7 +214,7 @@ def scheduler_fields(found: Detected) -> dict[str, object]:
         "beta_schedule": "scaled_linear",
         "beta_start": 0.00085,
         "num_train_timesteps": 1000,
-        "prediction_type": "v_prediction" if found.prediction == "v" else "epsilon",
+        "prediction_type": PREDICTIONS[found.prediction],
         "steps_offset": 1,
     }
     if found.zero_snr:  # as its authors sample it: the last timestep must be among the steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.stable_diffusion import single_file
-from qwenimg.common.families.stable_diffusion.checkpoint import PREDICTIONS, facts
+from qwenimg.common.families.stable_diffusion.checkpoint import facts
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.runtime.checkpoint import Checkpoint
 
@@ -16,7 +16,7 @@ def small_files(checkpoint: Checkpoint) -> dict[str, object]:
     """JSON by its path, for the model in the file `checkpoint.source`; for tokenizers what is not their vocabulary."""
     header = read_header(checkpoint.source)
     header.file.close()
-    predicts = {name: key for key, name in PREDICTIONS.items()}[checkpoint.scheduler.prediction_type]
+    predicts = {name: key for key, name in single_file.PREDICTIONS.items()}[checkpoint.scheduler.prediction_type]
     found = single_file.detect(header, predicts)
     scheduler = single_file.scheduler_fields(found)
     files: dict[str, object] = {
