@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -232,14 +233,25 @@ def test_a_reader_that_leaves_does_not_end_the_run(tmp_path: Path, options: list
     assert sorted(p.name for p in tmp_path.iterdir()) == ["1.png", "2.png"]
 
 
-@pytest.mark.parametrize("options", [["--help"], ["x", "-o", "-"], ["completion", "zsh"], ["info", "a.png"]])
+def alike(*options: str) -> Any:
+    """A case that writes as another does."""
+    return pytest.param(list(options), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--help"], ["x", "-o", "-"], alike("completion", "zsh"), alike("info", "a.png")],
+)
 def test_a_reader_that_leaves_is_no_error(tmp_path: Path, options: list[str]) -> None:
     Image.new("RGB", (3, 4)).save(tmp_path / "a.png")
     ran = shell(tmp_path, 'run "$@" | true', *options)
     assert ran.returncode == 0 and "Traceback" not in ran.stderr and "Exception ignored" not in ran.stderr, ran.stderr
 
 
-@pytest.mark.parametrize("options", [["x", "-o", "a"], ["x", "--json"], ["x", "-o", "-"], ["--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "options",
+    [["x", "-o", "a"], ["x", "--json"], ["--help"], alike("x", "-o", "-"), alike("--version")],
+)
 def test_a_full_standard_output(tmp_path: Path, options: list[str]) -> None:
     ran = shell(tmp_path, 'run "$@" > /dev/full', *options)
     assert ran.returncode == 4 and "Traceback" not in ran.stderr and "Exception ignored" not in ran.stderr, ran.stderr

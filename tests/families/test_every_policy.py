@@ -9,14 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from crossed import crossed
 from family_cases import ASKED, BACKENDS, PROMPT, Opener, opener, places, relative
 from rules import ROOT
 
 from qwenimg.common.families import registry
 from qwenimg.common.precision.precision import Kind, bases, parse
 
-QUICK = ("qwen", "sd15")  # one of each family
-KINDS = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in ("sd21", "sdxl", "inpaint", "sdxl+refiner"))]
+# One of each family; that both backends compute alike under a policy is held in `parity/`, block by block.
+QUICK = crossed(("qwen", "sd15"), BACKENDS)
+LIKE_OTHERS = ("sd21", "sdxl", "inpaint", "sdxl+refiner")
 BASES = tuple(dict.fromkeys(name for family in registry.FAMILIES for name in family.precision.bases))
 CHOSEN = 2  # policies with overrides, drawn for each kind
 SHORT = ASKED | {"steps": 2}
@@ -31,16 +33,6 @@ def limits() -> dict[str, float]:
     (table,) = re.findall(r"<!-- begin limits -->\n(.*?)<!-- end limits -->", page, re.DOTALL)
     found = re.findall(r"^\| `([\w-]+)` \|.*\| ([\d.e+-]+) \|$", table, re.MULTILINE)
     return {name: float(limit) for name, limit in found}
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture
@@ -69,6 +61,10 @@ def test_the_page_has_every_policy() -> None:
     assert limits().keys() == set(BASES)
 
 
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [*QUICK, *(pytest.param(kind, b, marks=pytest.mark.slow) for kind in LIKE_OTHERS for b in BACKENDS)],
+)
 def test_every_policy(load: Opener, kind: str, backend: str) -> None:
     exact: Any = load(backend)(PROMPT, **SHORT)
     page, found = limits(), dict[str, float]()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from cli_runner import cli
 from comfy_files import LAYOUTS, comfy
+from crossed import crossed
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from sparse_files import sparse
@@ -98,24 +99,27 @@ def test_files_in_other_names_draw_what_the_folder_draws(
     assert str(files["vae"].parent).encode() not in made.png()
 
 
-@pytest.mark.parametrize(
-    ("part", "layout"), [*(("transformer", layout) for layout in LAYOUTS), ("text_encoder", "older")]
-)
-def test_eight_bits_draw_what_their_values_draw(files: dict[str, Path], part: str, layout: str, tmp_path: Path) -> None:
-    """The same bits as from a file of the values in float32, on both backends."""
+CODED = [*(("transformer", layout) for layout in LAYOUTS), ("text_encoder", "older")]
+
+
+@pytest.mark.parametrize(("case", "backend"), crossed(CODED, BACKENDS))
+def test_eight_bits_draw_what_their_values_draw(
+    files: dict[str, Path], case: tuple[str, str], backend: str, tmp_path: Path
+) -> None:
+    """The same bits as from a file of the values in float32."""
+    part, layout = case
     made = comfy(load_file(files[part]), layout, lambda name: ".norm" not in name)
     codes = sum(value.element_size() == 1 for value in made.tensors.values())
     assert codes > 20
     save_file(made.tensors, tmp_path / "codes.safetensors", made.notes)
     save_file(made.values, tmp_path / "values.safetensors")
-    for backend in BACKENDS:
-        pictures = []
-        for name in ("codes.safetensors", "values.safetensors"):
-            given = {other: files[other] for other in PARTS} | {part: tmp_path / name}
-            pictures.append(qwenimg.load(files["model"], backend, "fp32", **given)("a red circle", **ASKED))
-        print(f"{backend} {layout}: {codes} tensors of 8 bits, deviation {pictures[0].pixels.std():.0f}")
-        assert np.array_equal(pictures[0].latents, pictures[1].latents)
-        assert pictures[0].pixels.std() > 10
+    pictures = []
+    for name in ("codes.safetensors", "values.safetensors"):
+        given = {other: files[other] for other in PARTS} | {part: tmp_path / name}
+        pictures.append(qwenimg.load(files["model"], backend, "fp32", **given)("a red circle", **ASKED))
+    print(f"{backend} {layout}: {codes} tensors of 8 bits, deviation {pictures[0].pixels.std():.0f}")
+    assert np.array_equal(pictures[0].latents, pictures[1].latents)
+    assert pictures[0].pixels.std() > 10
 
 
 def test_a_folder_in_a_parts_place_has_its_own_configuration(tiny_folder: Path, files: dict[str, Path]) -> None:

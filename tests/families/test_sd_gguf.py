@@ -18,7 +18,7 @@ from qwenimg.common.families import registry
 from qwenimg.common.weights.plan import read, read_codes
 from qwenimg.common.weights.storage import Packed
 
-ASKED: dict[str, Any] = {"width": 72, "height": 40, "steps": 2, "seed": 4, "guidance": 3.0, "sampler": "euler"}
+ASKED: dict[str, Any] = {"width": 40, "height": 24, "steps": 1, "seed": 4, "guidance": 3.0, "sampler": "euler"}
 BACKENDS = ("cpu", "mlx")
 
 

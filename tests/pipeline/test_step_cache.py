@@ -52,7 +52,9 @@ def cached(made: qwenimg.Result) -> frozenset[int]:
     return cached_calls.parse(dict(made.recipe)["cached_calls"])
 
 
-@pytest.mark.parametrize("kind", SHARES)
+@pytest.mark.parametrize(
+    "kind", ["qwen", "sd15", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sd21", "sdxl"))]
+)
 def test_both_backends_reuse_in_the_same_calls(opened: Opened, kind: str) -> None:
     made = [opened(kind, backend)(PROMPT, **ASKED, step_cache=SHARES[kind]) for backend in BACKENDS]
     whole = opened(kind, "cpu")(PROMPT, **ASKED)

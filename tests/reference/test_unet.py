@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from crossed import crossed
 from refusals import refused
 from sd_models import MLX, PUBLISHED, TINY, TORCH, Given, reference, relative, sides, tiny_unet, unet_config, unet_plan
 
@@ -25,6 +26,7 @@ SD_BASES = bases(UNET)
 
 # Relative L2 to diffusers in double. Measured: float32 at most 1.3e-6, diffusers' own float32 9e-7, float64 2e-15.
 LIMITS = {"float32": 4e-6, "float64": 1e-13}
+QUICK = ("fp32", "bf16", "fp16-plain", "fp16-upcast")  # of the bases: the others differ in the 16-bit dtype alone
 SIZES = ((16, 24), (9, 13))  # the second halves to odd sides at every level
 COUNTS = {  # tensors, and millions of parameters, as published
     "SD 1.5": (686, 859.521),
@@ -81,8 +83,7 @@ def test_tiny_manifest(changes: dict) -> None:
 # Forwards
 
 
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize(("name", "size"), crossed(TINY, SIZES))
 def test_forward(tmp_path: Path, name: str, size: tuple[int, int]) -> None:
     theirs = tiny_unet(name)
     theirs.save_pretrained(tmp_path)
@@ -137,23 +138,25 @@ def test_one_time_serves_a_whole_batch(folder: Path, side) -> None:
     assert relative(side.numpy(side.predict(model, given)), twice) <= LIMITS["float32"]
 
 
-def test_both_backends_run_the_same_operations_in_the_same_dtypes(folder: Path) -> None:
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SD_BASES]
+)
+def test_both_backends_run_the_same_operations_in_the_same_dtypes(folder: Path, name: str) -> None:
     config, plan = unet_plan(folder)
-    given = Given(config, (8, 6))
-    for policy in SD_BASES.values():
-        traces = []
-        for side in sides().values():
-            model = side.unet(config, plan, policy)
-            traces.append(parity.trace(side.engine, lambda s=side, m=model: s.predict(m, given)))
-        assert traces[0] == traces[1]
-        wide = sum(operation.dtype == "float32" for operation in traces[0])
-        print(f"{policy.name}: {len(traces[0])} operations, {wide} with a float32 result")
-        assert len(traces[0]) > 200
-        assert traces[0][-1] == parity.Operation(
-            name="conv2d",
-            path="conv_out",
-            dtype="float32" if policy.final_norm else policy.transformer,
-        )
+    policy, given = SD_BASES[name], Given(config, (8, 6))
+    traces = []
+    for side in sides().values():
+        model = side.unet(config, plan, policy)
+        traces.append(parity.trace(side.engine, lambda s=side, m=model: s.predict(m, given)))
+    assert traces[0] == traces[1]
+    wide = sum(operation.dtype == "float32" for operation in traces[0])
+    print(f"{name}: {len(traces[0])} operations, {wide} with a float32 result")
+    assert len(traces[0]) > 200
+    assert traces[0][-1] == parity.Operation(
+        name="conv2d",
+        path="conv_out",
+        dtype="float32" if policy.final_norm else policy.transformer,
+    )
 
 
 # What is float32 in a 16-bit base: the operation and the path of its parameters, written out by hand.

@@ -85,6 +85,59 @@ class Patch:
         self.around(self.backend.load, "tensor", lambda read, entry, *more: change(entry, read(entry, *more)))
 
 
+class Probe(Patch):
+    """Changes nothing: notes in `reached` the faults to whose place a run comes, and there has something to change."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, backend: Backend):
+        super().__init__(monkeypatch, backend)
+        self.fault, self.places, self.reached = "", 0, set[str]()
+
+    def plant(self, mutant: Mutant) -> None:
+        self.fault, self.places = mutant.name, 0
+        mutant.plant(self)
+        assert self.places, f"{self.fault} changes nothing"
+
+    def _place(self, owner: Any, name: str, made: Callable[..., tuple[Any, bool]]) -> None:
+        """Puts in that place what `made` returns, and notes the fault where it says so."""
+        fault = self.fault
+
+        def noted(*arguments: Any, **options: Any) -> Any:
+            result, reached = made(*arguments, **options)
+            self.reached |= {fault} if reached else set()
+            return result
+
+        self.places += 1
+        self.monkeypatch.setattr(owner, name, noted)
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        original = getattr(owner, name)
+        assert value is not original, f"{self.fault}: {name} is that already"
+        if callable(original):
+            self._place(owner, name, lambda *arguments, **options: (original(*arguments, **options), True))
+        else:  # a constant: nothing calls it
+            self.places += 1
+            self.reached.add(self.fault)
+
+    def layer(self, kind: str, change: Callable[[Any, Any, Any], Any], owner: Any = None) -> None:
+        cls, calls = getattr(owner or self.backend.ops, kind), self.backend.calls
+        original = getattr(cls, calls)
+
+        def changed(layer: Any, x: Any, *more: Any) -> tuple[Any, bool]:
+            y = original(layer, x, *more)
+            return y, change(layer, x, y) is not y
+
+        self._place(cls, calls, changed)
+
+    def loaded(self, change: Callable[[Any, Any], Any]) -> None:
+        original = self.backend.load.tensor
+
+        def changed(entry: Any, *more: Any) -> tuple[Any, bool]:
+            tensor = original(entry, *more)
+            return tensor, change(entry, tensor) is not tensor
+
+        self._place(self.backend.load, "tensor", changed)
+
+
 Plant = Callable[[Patch], None]
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -218,10 +218,16 @@ def write_toy(folder: Path) -> Path:
     return folder
 
 
+@cache
+def translated() -> str:
+    """The network on MLX; ruff lays it out, in processes of its own."""
+    return twin.translate((HERE / "toy_networks" / "toy.py").read_text(encoding="utf-8"))
+
+
 def add_toy(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """The row, and the network where each backend looks for networks; that of MLX is written to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "toy.py").write_text(twin.translate((HERE / "toy_networks" / "toy.py").read_text(encoding="utf-8")))
+    (folder / "toy.py").write_text(translated())
     for backend, place in (("torch", HERE / "toy_networks"), ("mlx", folder)):
         package = importlib.import_module(f"qwenimg.backends.{backend}.networks")
         monkeypatch.setattr(package, "__path__", [*package.__path__, str(place)])
