@@ -35,10 +35,10 @@ def folder(framework: str, version: str) -> Path:
     return user_cache_path("qwenimg") / "compiled" / f"{framework}-{version}"
 
 
-def check(mode: str) -> None:
+def check(option: str, mode: str) -> None:
     """Raises UsageError."""
     if mode not in MODES:
-        raise UsageError(f"--compile {clean(mode, 40)!r} is not one of {', '.join(MODES)}")
+        raise UsageError(f"--{option} {clean(mode, 40)!r} is not one of {', '.join(MODES)}")
 
 
 def decide(mode: str, compiler: Compiler, seconds: float, *, wanted: bool = False) -> Decision:

@@ -241,7 +241,7 @@ def test_the_fast_preset_compiles_where_that_saves_anything(mode: str, compiler:
 
 def test_a_wrong_mode() -> None:
     with pytest.raises(UsageError, match="is not one of auto, on, off"):
-        compiling.check("fast")
+        compiling.check("compile", "fast")
 
 
 def test_a_missing_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
