@@ -176,7 +176,8 @@ class Pipeline:
         """Decides whether the denoiser is compiled when it is next loaded: `on`, `off`, or by the preset and by what
         that would save of a run whose steps take about so many `seconds`. Raises UsageError."""
         compiling.check("compile", mode)
-        decision = compiling.decide(mode, self.engine.compiler(), seconds, wanted=self.runtime.choice.wishes.compiled)
+        wanted, kinds = self.runtime.choice.wishes.compiled, compiling.kinds(self.checkpoint)
+        decision = compiling.decide(mode, self.engine.compiler(), seconds, kinds=kinds, wanted=wanted)
         self.runtime.compiles = decision.on
         return decision
 
