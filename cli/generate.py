@@ -116,6 +116,13 @@ def _of_pictures(command: _F) -> _F:
     help="Compile the denoiser; auto by what that saves.",
 )
 @click.option(
+    "--graphs",
+    type=click.Choice(MODES),
+    default="auto",
+    metavar="|".join(MODES),
+    help="Its calls as CUDA graphs; auto for small sizes.",
+)
+@click.option(
     "--preset", metavar="NAME", help="quality, balanced, fast, memory or auto; qwenimg presets. Default auto."
 )
 @click.option(

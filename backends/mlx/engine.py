@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any
@@ -63,6 +63,12 @@ class MLXEngine:
         if on:
             mx.enable_compile()
         opened.fuses = on
+
+    def no_graphs(self) -> str:
+        return "needs --backend cuda: MLX has none"
+
+    def record(self, opened: Any, tell: Callable[[str], None]) -> None:
+        raise AssertionError("MLX has no graphs to record")
 
     def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str], branches: Iterable[str]) -> None:
         there = plan.when(ALWAYS)

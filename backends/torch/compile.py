@@ -1,5 +1,6 @@
-"""Compiles a denoiser by torch's own compiler, from outside: each transformer block by itself, in place. Blocks of one
-kind share what is compiled; lengths of texts, sizes and branches are not fixed in it.
+"""Compiles a denoiser by torch's own compiler, from outside: each transformer block and each residual block of a UNet
+by itself, in place. Blocks of one kind, which have weights of the same shapes, share what is compiled; lengths of
+texts, sizes and branches are not fixed in it.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from torch.utils._triton import has_triton_package
 from qwenimg.backends.torch import ops
 from qwenimg.common.runtime import observers
 
-UNIT = "TransformerBlock"  # of every denoiser, the class of what repeats
+UNITS = ("TransformerBlock", "ResidualBlock")  # the classes of what repeats in denoisers
+KINDS = 64  # of one class, each with its variants: torch's own limit is 8, and a UNet's residual blocks are of 12
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def units(model: torch.nn.Module) -> list[torch.nn.Module]:
     """What is compiled, each by itself."""
-    return [module for module in model.modules() if type(module).__name__ == UNIT]
+    return [module for module in model.modules() if type(module).__name__ in UNITS]
 
 
 def missing(on_gpu: bool) -> str:
@@ -37,8 +39,11 @@ def missing(on_gpu: bool) -> str:
 def compile(model: torch.nn.Module, folder: Path, backend: str = "inductor") -> None:
     """The blocks of `model` are compiled when they are first called. folder: where results are kept for later runs,
     unless the environment names another."""
+    from torch._dynamo import config as dynamo  # 800 modules, which only a compiler needs
+
     os.environ.setdefault(CACHE, str(folder))
     settle()
+    dynamo.recompile_limit = max(KINDS, dynamo.recompile_limit)
     for unit in units(model):
         unit.compile(fullgraph=True, dynamic=True, backend=backend)
 

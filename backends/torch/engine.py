@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import compile, load, ops, stream
+from qwenimg.backends.torch import compile, graphs, load, ops, stream
 from qwenimg.backends.torch.blocks import Blocks
 from qwenimg.backends.torch.ops import crossing
 from qwenimg.backends.torch.ops.cpu import multiplies
@@ -51,6 +52,8 @@ class TorchEngine:
         self.device = torch.cuda.get_device_name() if self.on_gpu else f"CPU (torch, {threads})"
         self.facts = self._facts()
         self._compiles = False
+        self.graph: Callable[[], graphs.Graph] | None = graphs.CudaGraph if self.on_gpu else None
+        self._recorded: WeakSet[graphs.Recorded] = WeakSet()
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
 
@@ -76,7 +79,16 @@ class TorchEngine:
             compile.compile(opened.model, compiling.folder("torch", torch.__version__))
             self._compiles = True
 
+    def no_graphs(self) -> str:
+        return "" if self.graph else "needs --backend cuda: only an NVIDIA GPU has them"
+
+    def record(self, opened: Any, tell: Callable[[str], None]) -> None:
+        assert self.graph is not None
+        self._recorded.add(graphs.Recorded(opened.model, self.graph, tell))
+
     def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str], branches: Iterable[str]) -> None:
+        for recorded in self._recorded:
+            recorded.forget()
         there = plan.when(ALWAYS)
         load.fill(opened.model, there.only(frozenset(names).__contains__), self._device)
         load.branch(opened.model, there.only(frozenset(branches).__contains__), self._device)
@@ -126,11 +138,13 @@ class TorchEngine:
         return list(batch.split(1))
 
     def free_memory(self) -> int:
-        """Bytes free on the GPU, torch's own cache included; on the CPU what the system could still give."""
+        """Bytes free on the GPU, torch's own cache included, but for what graphs keep of it; on the CPU what the system
+        could still give."""
         if not self.on_gpu:
             return free_ram()
         free, _ = torch.cuda.mem_get_info()
-        return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        kept = sum(recorded.nbytes for recorded in self._recorded)
+        return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated() - kept
 
     def peak_memory(self) -> int | None:
         if not self.on_gpu:

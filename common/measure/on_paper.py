@@ -21,6 +21,7 @@ from qwenimg.common.base.text import aligned
 from qwenimg.common.measure.machines import LAUNCH, PASSES, Machine
 from qwenimg.common.measure.published import Subject
 from qwenimg.common.precision.precision import Precision
+from qwenimg.common.runtime import recording
 from qwenimg.common.runtime.kernels import Counts, Kernel, fused
 
 LABEL = "MODEL"
@@ -184,7 +185,7 @@ def lines(made: OnPaper) -> list[str]:
         ("", "", "kernels", "TFLOP", "memory-bound", "time: products", "attention", "memory-bound", "total")
     ]
     for part in (made.step, made.decoding):
-        for name, each in (("eager", part.eager), ("compiled", part.compiled)):
+        for name, each in _forms(part):
             rows.append((part.name, name, *_cells(each)))
         rows.append((part.name, "limit", "", "", "", "", "", "", _time(part.limit)))
     whole = [
@@ -205,9 +206,21 @@ def lines(made: OnPaper) -> list[str]:
         f"a step is {batch} of guidance; kernels: {kernels}; rates: {_rates(machine)}",
         *aligned(rows),
         *blocks,
+        *([] if machine.is_apple else [_launching(made.step)]),
         f"a picture of {made.steps} steps, without text encoder and loading: {', '.join(whole)}",
         f"{LABEL}: no host, no gaps between kernels; rates: {machine.source}",
     ]
+
+
+def _launching(step: Stage) -> str:
+    """What the host does for a step, as `--graphs auto` takes it."""
+    times = [f"{name} {_time(row.kernels * recording.LAUNCH)}" for name, row in _forms(step)]
+    each = f"{recording.LAUNCH * 1e6:.0f} us each"
+    return f"the host launches a step's kernels, {each}, in: {', '.join(times)}; with graphs it launches {step.calls}"
+
+
+def _forms(stage: Stage) -> tuple[tuple[str, Row], ...]:
+    return ("eager", stage.eager), ("compiled", stage.compiled)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from qwenimg.common.base.amounts import duration
 from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.runtime.checkpoint import Checkpoint
 
 MODES = ("auto", "on", "off")
+_BLOCK = re.compile(r"(.*\b(?:transformer_blocks|resnets)\.\d+)\.(.*)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +20,7 @@ class Compiler:
     """What compiling is on an engine. Both numbers are expected, not measured."""
 
     share: float  # of a step's seconds that it saves; 0 where it saves nothing
-    seconds: float  # that it takes
+    seconds: float  # that it takes for each kind of block
     about: str  # why, for a message
     missing: str = ""  # of what it needs
 
@@ -35,15 +38,25 @@ def folder(framework: str, version: str) -> Path:
     return user_cache_path("qwenimg") / "compiled" / f"{framework}-{version}"
 
 
-def check(mode: str) -> None:
+def check(option: str, mode: str) -> None:
     """Raises UsageError."""
     if mode not in MODES:
-        raise UsageError(f"--compile {clean(mode, 40)!r} is not one of {', '.join(MODES)}")
+        raise UsageError(f"--{option} {clean(mode, 40)!r} is not one of {', '.join(MODES)}")
 
 
-def decide(mode: str, compiler: Compiler, seconds: float, *, wanted: bool = False) -> Decision:
-    """For a run whose steps take about so many seconds as it is. `wanted`: a preset asks for it wherever it saves
-    anything. Raises BackendMissing."""
+def kinds(checkpoint: Checkpoint | None) -> int:
+    """How many kinds of blocks the denoiser has: a kind is all with weights of the same names and shapes."""
+    parts = [] if checkpoint is None else checkpoint.components.values()
+    blocks: dict[str, set[tuple[str, tuple[int, ...]]]] = {}
+    for name, entry in ((n, e) for part in parts if part.role == "transformer" for n, e in part.plan.entries.items()):
+        if found := _BLOCK.match(name):
+            blocks.setdefault(found[1], set()).add((found[2], entry.shape))
+    return len(set(map(frozenset, blocks.values())))
+
+
+def decide(mode: str, compiler: Compiler, seconds: float, *, kinds: int = 1, wanted: bool = False) -> Decision:
+    """For a run whose steps take about so many seconds as it is, by a denoiser with so many kinds of blocks. `wanted`:
+    a preset asks for it wherever it saves anything. Raises BackendMissing."""
     if mode == "on" and compiler.missing:
         raise BackendMissing(f"--compile on {compiler.missing}; install it, or use --compile off")
     if mode != "auto":
@@ -54,7 +67,7 @@ def decide(mode: str, compiler: Compiler, seconds: float, *, wanted: bool = Fals
         return Decision(on=False, line=f"--compile auto: off, since {compiler.about}")
     if wanted:
         return Decision(on=True, line="--compile auto: on, as the preset has it")
-    saved = compiler.share * seconds
-    on = saved > compiler.seconds
-    expected = f"it would save {duration(saved)} and take {duration(compiler.seconds)}, as far as {compiler.about}"
+    saved, taken = compiler.share * seconds, compiler.seconds * max(1, kinds)
+    on = saved > taken
+    expected = f"it would save {duration(saved)} and take {duration(taken)}, as far as {compiler.about}"
     return Decision(on=on, line=f"--compile auto: {'on' if on else 'off'}, since {expected}")

@@ -120,6 +120,15 @@ class Engine(Protocol):
         rounding."""
         ...
 
+    def no_graphs(self) -> str:
+        """Why calls are not recorded as CUDA graphs here; empty where they can be."""
+        ...
+
+    def record(self, opened: Any, tell: Callable[[str], None]) -> None:
+        """Records the next calls of `opened`, a denoiser that is always in memory, as CUDA graphs and replays them: the
+        same bits. Where that fails it tells so in one line, and the calls are as they were."""
+        ...
+
     def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str], branches: Iterable[str]) -> None:
         """Reads the parameters `names` of `opened` again, and of the parameters `branches` what is beside them only, by
         another `plan` of the same parameters, which it keeps for those that are not always there."""

@@ -18,7 +18,7 @@ class Span(NamedTuple):
     """A part of a buffer that a kernel reads or writes; what is broadcast counts once."""
 
     buffer: int
-    begin: int
+    begin: int  # below 0 where the same is read for a second time
     nbytes: int
 
 
@@ -37,6 +37,11 @@ class Kernel:
     @property
     def nbytes(self) -> int:
         return sum(span.nbytes for span in (*self.reads, *self.writes))
+
+    @property
+    def looks_twice(self) -> bool:
+        """As a group norm does: for its moments, and for its use."""
+        return any(span.begin < 0 for span in self.reads)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +93,7 @@ def _inlined(kernels: Sequence[Kernel]) -> list[Kernel]:
         users = [user for buffer in buffers for user in readers.get(buffer, ())]
         given = all(written.get(span.buffer) != kernel.region for span in reads)
         alike = all(user.kind == "memory" and user.region == kernel.region for user in users)
-        if kernel.kind == "memory" and users and given and alike:
+        if kernel.kind == "memory" and not kernel.looks_twice and users and given and alike:
             sources |= dict.fromkeys(buffers, reads)
         else:
             left.append(kernel)
@@ -126,6 +131,9 @@ def _merged(group: int, kernels: Sequence[Kernel], readers: dict[int, set[int]])
     reads, writes = list[Span](), list[Span]()
     for kernel in kernels:
         reads += [span for span in kernel.reads if span.buffer not in made]
+        if kernel.looks_twice and any(span.buffer in made for span in kernel.reads):
+            # what is made on the way is made anew each time, and what that reads is read twice too
+            reads += [span._replace(begin=-1 - span.begin) for span in reads]
         writes += [span for span in kernel.writes if readers.get(span.buffer, set()) != {group}]
         made |= {span.buffer for span in kernel.writes}
     last = kernels[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -121,6 +122,17 @@ def test_fusing_waits_for_products_and_regions() -> None:
     made = fused(table)
     assert [chr(span.buffer) for span in made[-1].reads] == ["x", "t"], "a table is made anew where it is read"
     assert len(made) == 2
+
+
+def test_a_norm_looks_twice() -> None:
+    """What is merged in front of a group norm is read for its moments and for its use, as an image alone is."""
+    twice = (Span(ord("b"), 0, 100), Span(ord("b"), -1, 100))
+    norm = replace(kernel("memory", "b", "n", launches=3), reads=twice)
+    chain = [kernel("product", "p", "a"), kernel("memory", "a", "b"), norm, kernel("memory", "n", "s")]
+    made = fused([*chain, kernel("product", "s", "t")])
+    assert [(one.kind, one.nbytes, one.launches) for one in made][1] == ("memory", 300, 3)
+    alone = fused([replace(norm, region=0), kernel("memory", "n", "s"), kernel("product", "s", "t")])
+    assert len(alone) == 2 and (alone[0].nbytes, alone[0].launches) == (300, 3)
 
 
 def test_times_are_the_larger_of_operations_and_bytes() -> None:
