@@ -1,10 +1,13 @@
 """What weights in codes take while a full-width transformer is loaded, and what one of its layers takes to compute.
 
-    python tools/measure_codes.py      # writes the tables of docs/weights.md again; some minutes, 2.2 GB of disk
+    python tools/measure_codes.py                # writes the tables of docs/weights.md again; 2.2 GB of disk
+    python tools/measure_codes.py --layers       # the times of layers alone
+    python tools/measure_codes.py --int4pack     # torch's own product by codes of 4 bits alone
 
 Memory: three blocks of the published width in bfloat16, loaded with `-q 4` in a process of its own; the largest
 resident size while loading, over that before, against the bytes of the plan. Time: one layer of 3072 to 12288, in codes
-and as it is, in one process on a CPU; the arms take turns, and a figure is the median of the processor time of ROUNDS.
+and as it is, in one process on one thread of a CPU; the arms take turns, and a figure is the median of the processor
+time of ROUNDS. torch's product is timed on PART of a layer's rows: of a whole one in float32 it takes minutes.
 """
 
 from __future__ import annotations
@@ -22,13 +25,14 @@ from statistics import median
 from typing import Any
 
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for one another use processor time too
 
 import numpy as np
 from doc_tables import table, write
 from wide_checkpoint import write as write_wide
 
 from qwenimg import backends
-from qwenimg.common.codes.affine import BITS4, BITS6, BITS8, Affine, encode
+from qwenimg.common.codes.affine import BITS4, BITS6, BITS8, Affine, encode, unpack
 from qwenimg.common.networks import qwen_dit
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.precision.precision import BF16
@@ -38,6 +42,7 @@ from qwenimg.common.weights import keys, quantise
 BACKENDS = ("cpu", "mlx")
 LAYERS, POLICY = 3, "4"
 WIDTH, INNER, TOKENS, ROUNDS = 3072, 12288, (256, 1088), 5
+PART = 256
 LARGEST = INNER * WIDTH * 2  # bytes of the largest layer that stays, in bfloat16
 
 
@@ -83,9 +88,14 @@ def memory() -> list[list[str]]:
     return rows
 
 
+def drawn(rows: int) -> np.ndarray:
+    """A layer's weight."""
+    return np.random.default_rng(0).standard_normal((rows, WIDTH)).astype(np.float32) * WIDTH**-0.5
+
+
 def arms(backend: str, dtype: str) -> dict[str, Callable[[Any], object]]:
     """A layer by what it is kept in, as a function of its input."""
-    weight = np.random.default_rng(0).standard_normal((INNER, WIDTH)).astype(np.float32) * WIDTH**-0.5
+    weight = drawn(INNER)
     found: dict[str, Callable[[Any], object]] = {}
     for name, code in (("dense", None), ("8 bits", BITS8), ("6 bits", BITS6), ("4 bits", BITS4)):
         found[name] = (_torch if backend == "cpu" else _mlx)(weight, code, dtype)
@@ -98,7 +108,7 @@ def _torch(weight: np.ndarray, code: Affine | None, dtype: str) -> Callable[[Any
     from qwenimg.backends.torch.ops import DTYPES, Linear
     from qwenimg.backends.torch.ops.quantised import Decoded, QuantisedLinear
 
-    layer = Linear(WIDTH, INNER, bias=False)
+    layer = Linear(WIDTH, len(weight), bias=False)
     if code is None:
         layer.weight = torch.nn.Parameter(torch.from_numpy(weight).to(DTYPES[dtype]))
     else:
@@ -134,38 +144,76 @@ def _mlx(weight: np.ndarray, code: Affine | None, dtype: str) -> Callable[[Any],
     return run
 
 
+def turns(layers: dict[str, Callable[[Any], object]], tokens: int) -> list[str]:
+    """The time of each layer but the first, as a multiple of the first one's."""
+    x = np.random.default_rng(1).standard_normal((tokens, WIDTH)).astype(np.float32)
+    seconds: dict[str, list[float]] = {name: [] for name in layers}
+    for turn in range(ROUNDS + 1):
+        for name, run in layers.items():
+            begun = time.process_time()
+            run(x)
+            if turn:  # the first warms up
+                seconds[name].append(time.process_time() - begun)
+    first, *others = (median(every) for every in seconds.values())
+    print({name: [round(value, 4) for value in every] for name, every in seconds.items()}, flush=True)
+    return [f"{value / first:.2f}" for value in others]
+
+
 def times(backend: str, dtype: str) -> list[list[str]]:
-    layers, rows = arms(backend, dtype), []
-    for tokens in TOKENS:
-        x = np.random.default_rng(1).standard_normal((tokens, WIDTH)).astype(np.float32)
-        seconds: dict[str, list[float]] = {name: [] for name in layers}
-        for turn in range(ROUNDS + 1):
-            for name, run in layers.items():
-                begun = time.process_time()
-                run(x)
-                if turn:  # the first warms up
-                    seconds[name].append(time.process_time() - begun)
-        middle = {name: median(every) for name, every in seconds.items()}
-        ratios = [f"{middle[name] / middle['dense']:.2f}" for name in layers if name != "dense"]
-        rows.append([f"`{backend}`", dtype, f"{tokens:,}", *ratios])
-        print(rows[-1], {name: round(value, 3) for name, value in middle.items()}, flush=True)
+    layers = arms(backend, dtype)
+    return [[f"`{backend}`", dtype, f"{tokens:,}", *turns(layers, tokens)] for tokens in TOKENS]
+
+
+def int4pack(dtype: str) -> list[list[str]]:
+    """torch's product by 4-bit codes: what it takes the weights for, and its time beside ours and a dense layer's."""
+    import torch
+
+    from qwenimg.backends.torch.ops import DTYPES
+
+    weight, kept = drawn(PART), DTYPES[dtype]
+    codes, *rest = encode([weight], weight.shape, BITS4).arrays
+    numbers = torch.from_numpy(unpack(codes, 4).astype(np.int32))
+    scales, biases = (torch.from_numpy(part.astype(np.float32)) for part in rest)
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers, 1)
+    ends = torch.stack([scales.T, (biases + 8 * scales).T], -1).contiguous().to(kept)  # (code - 8) scale + zero
+
+    def run(x: np.ndarray) -> torch.Tensor:
+        given = torch.from_numpy(x).to(kept)
+        return torch.ops.aten._weight_int4pack_mm_for_cpu(given, packed, BITS4.group, ends)
+
+    grouped = numbers.view(PART, -1, BITS4.group).to(torch.float32)
+    meant = (grouped * scales[..., None] + biases[..., None]).flatten(1)
+    found, rounded = run(np.eye(WIDTH, dtype=np.float32)).T.to(torch.float32), meant.to(kept).to(torch.float32)
+    errors = [f"{float((made - meant).norm() / meant.norm()):.4f}" for made in (found, rounded)]
+    row = [dtype, f"{float((found == rounded).to(torch.float32).mean()):.0%}", *errors]
+    layers = {"dense": _torch(weight, None, dtype), "4 bits": _torch(weight, BITS4, dtype), "int4pack": run}
+    rows = [[*row, f"{tokens:,}", *turns(layers, tokens)] for tokens in TOKENS]
+    print(*rows, sep="\n", flush=True)
     return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--load", nargs=2, metavar=("FILE", "BACKEND"), help=argparse.SUPPRESS)
+    parser.add_argument("--layers", action="store_true", help="only the times of layers")
+    parser.add_argument("--int4pack", action="store_true", help="only torch's own product by codes of 4 bits")
     given = parser.parse_args()
     if given.load:
         print(json.dumps(load(Path(given.load[0]), given.load[1])))
         return
-    heads = ["backend", "weights, by the plan", "resident after", "at most while loading", "layers over the plan"]
-    write("weights.md", "loading", table(heads, memory()))
+    if given.layers == given.int4pack:
+        heads = ["backend", "weights, by the plan", "resident after", "at most while loading", "layers over the plan"]
+        write("weights.md", "loading", table(heads, memory()))
     import fast_blas  # noqa: F401
 
-    timed = (("cpu", "float32"), ("cpu", "bfloat16"), ("mlx", "float32"))  # MLX's bfloat16 on a CPU takes minutes
-    rows = [row for backend, dtype in timed for row in times(backend, dtype)]
-    write("weights.md", "layers", table(["backend", "computes in", "tokens", "8 bits", "6 bits", "4 bits"], rows))
+    if given.int4pack or not given.layers:
+        heads = ["computes in", "values that are ours", "error", "of rounding alone", "tokens", "decoded", "torch's"]
+        rows = [row for dtype in ("float32", "bfloat16") for row in int4pack(dtype)]
+        write("weights.md", "int4pack", table(heads, rows))
+    if given.layers or not given.int4pack:
+        timed = (("cpu", "float32"), ("cpu", "bfloat16"), ("mlx", "float32"))  # MLX's bfloat16 on a CPU takes minutes
+        rows = [row for backend, dtype in timed for row in times(backend, dtype)]
+        write("weights.md", "layers", table(["backend", "computes in", "tokens", "8 bits", "6 bits", "4 bits"], rows))
 
 
 if __name__ == "__main__":

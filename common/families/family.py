@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,6 +38,7 @@ class Family:
     open: Callable[[Path, Choices], Checkpoint]  # a folder in diffusers layout, or what it reads besides
     # Of a folder in another layout that `open` reads as well, what it is and by what; None of others
     reads_folder: Callable[[Path], str | None] | None = None
+    reads_names: Callable[[Iterable[str]], bool] | None = None  # whether tensors of its denoiser have such names there
     reads_file: Callable[[Header], bool] | None = None  # whether one file with this header is a model of the family's
     # What is said of one file with this header, with the user's word on its prediction; None where it is not of these
     describe_file: Callable[[Header, Prediction | None], Description | None] | None = None

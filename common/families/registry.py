@@ -18,6 +18,7 @@ from qwenimg.common.families.family import Family
 from qwenimg.common.families.qwen_image.family import FAMILY as QWEN_IMAGE
 from qwenimg.common.families.stable_diffusion.family import FAMILY as STABLE_DIFFUSION
 from qwenimg.common.formats import gguf
+from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.precision import precision
@@ -115,6 +116,16 @@ def foreign_folder(folder: Path) -> tuple[Family, str] | None:
         if family.reads_folder and (found := family.reads_folder(folder)) is not None:
             return family, found
     return None
+
+
+def check_names(folder: Path) -> None:
+    """Of a component's `folder` in another program's layout, where it has an index of shards: whether a family reads
+    tensors of these names. Raises ModelError that says what it is not, before a shard is here."""
+    names = find_files(folder).weight_map
+    families = [family for family in FAMILIES if family.reads_names and family.denoiser == folder.name]
+    if families and not any(family.reads_names(names) for family in families if family.reads_names):
+        what = " or ".join(family.title for family in families)
+        raise ModelError(f"{clean(folder)}: no {what} as another program saves it; it begins with {listed(names)}")
 
 
 def of_file(path: Path) -> Family:

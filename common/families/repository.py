@@ -1,4 +1,7 @@
-"""What a model's repository must hold to be whole, and what is left out of a pull."""
+"""What a model's repository must hold to be whole, and what is left out of a pull.
+
+It is in diffusers layout, or in another program's that a family reads: parts with weights, and no configurations.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.safe_files import is_file
+from qwenimg.common.base.safe_files import is_file, is_folder
 from qwenimg.common.formats.files import STEMS, find_files
 
 if TYPE_CHECKING:
     from qwenimg.common.families.family import Family
 
 _ALWAYS = ("model_index.json", "scheduler/scheduler_config.json")
+_OF_OTHERS = ("model.safetensors.index.json", "model.safetensors", "0.safetensors")  # one shows that a part is there
 _BESIDE = re.compile(
     r"model_index\.json|scheduler/scheduler_config\.json"
     r"|tokenizer(_\d)?/((tokenizer|vocab|tokenizer_config|added_tokens|special_tokens_map)\.json|merges\.txt)"
@@ -47,6 +51,17 @@ def components(has: Callable[[str], bool]) -> list[str]:
     return found
 
 
+def in_other_layout(has: Callable[[str], bool]) -> Family | None:
+    """The family that may read it as another program saved it, by the folders of its parts."""
+    from qwenimg.common.families import registry
+
+    for family in registry.FAMILIES if not any(map(has, _ALWAYS)) else ():
+        groups = [[f"{part}/{name}" for part in group for name in _OF_OTHERS] for group in family.components]
+        if family.reads_folder and all(any(map(has, group)) for group in groups):
+            return family
+    return None
+
+
 def _family(has: Callable[[str], bool]) -> Family:
     """The first family that lacks no component, else the first whose denoiser is there: a listing has no class name."""
     from qwenimg.common.families import registry
@@ -60,6 +75,8 @@ def _family(has: Callable[[str], bool]) -> Family:
 
 def required(has: Callable[[str], bool]) -> list[str]:
     """The files of such a model that have one name only."""
+    if in_other_layout(has):
+        return []
     return [*_ALWAYS, *(f"{part}/config.json" for part in components(has))]
 
 
@@ -73,6 +90,8 @@ def lacks(folder: Path, without: frozenset[str] = frozenset()) -> str | None:
     parts = components(has)
     names = required(has)
     for tokens in (part.replace("text_encoder", "tokenizer") for part in parts if part.startswith("text_encoder")):
+        if in_other_layout(has) and not is_folder(folder / tokens):
+            continue  # it is found elsewhere
         names += [] if has(f"{tokens}/tokenizer.json") else [f"{tokens}/vocab.json", f"{tokens}/merges.txt"]
     for name in names:
         if not has(name):

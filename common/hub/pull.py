@@ -21,6 +21,7 @@ from pathlib import Path
 
 from qwenimg.common.base import amounts, cache_files, hf_cache
 from qwenimg.common.base.errors import DoesNotFit, ModelError, UsageError
+from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog, registry, repository
 from qwenimg.common.families.catalog import Piece
@@ -160,8 +161,15 @@ def _download(work: _Work, files: list[Wanted], progress: Progress) -> None:
             fetch(work.server, work.url(wanted), wanted, blob, commit=work.commit, echo=work.echo, progress=tell)
             done += wanted.size
         _link(work, wanted)
-        if wanted.path == "model_index.json":
-            registry.of_folder(work.snapshot)  # before the gigabytes
+        _check_kind(work, wanted.path)
+
+
+def _check_kind(work: _Work, path: str) -> None:
+    """Refuses another kind of model by the small file that shows it, before the gigabytes. Raises ModelError."""
+    if path == "model_index.json":
+        registry.of_folder(work.snapshot)
+    elif work.piece is None and path.endswith(".index.json") and not is_file(work.snapshot / "model_index.json"):
+        registry.check_names((work.snapshot / path).parent)
 
 
 def _drop_damaged(work: _Work, files: list[Wanted], progress: Progress) -> None:
@@ -223,6 +231,8 @@ def _finish(work: _Work) -> None:
     lack = repository.lacks(work.snapshot) if work.piece is None else None
     if lack:
         raise ModelError(f"{work.repo}: has no {lack}: not a whole model in diffusers layout")
+    if work.piece is None:
+        registry.of_folder(work.snapshot)  # one without model_index.json by the names of its weights
     refs = cache_files.make_folder(work.cache, work.storage / "refs")
     temp = refs / f".main.{os.getpid()}"
     with cache_files.create(temp) as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from cli_runner import cli
+from fake_hub import COMMIT, REPO
 from family_cases import BACKENDS
+from hub_cases import check_complete, pulled
+from huggingface_hub import constants
 from random_model import DIT, TEXT, VAE, write_random_model
 from sparse_files import sparse
 
@@ -22,6 +26,7 @@ from qwenimg.common.codes.affine import Affine
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.qwen_image.describe_file import NETWORKS
+from qwenimg.common.hub.pull import pull
 from qwenimg.common.weights.storage import Packed
 
 # Of one block, as its loader lists them: the names of a folder in diffusers layout, and those that it saves.
@@ -146,6 +151,61 @@ def test_a_saved_folder_draws_what_the_folder_of_diffusers_draws(model: Path, tm
     assert cli("convert", str(coded), str(tmp_path / "o"), "--quiet").code == 0
     same = [qwenimg.load(path, backend, "fp32")("a red circle", **ASK).latents for path in (coded, tmp_path / "o")]
     assert np.array_equal(*same)
+
+
+# From the hub
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_repository_by_its_hub_id(model: Path, tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pulled, its size told first, and drawn offline by its id: the pictures of the folder, bit for bit. What lacks a
+    shard is not whole."""
+    folder = saved(model, tmp_path / "coded", 4)
+    used = files_of(folder)
+    fake.files = used | {"README.md": b"# of mflux", "transformer/x.py": b"import os"}
+    place, lines, _ = pulled()
+    check_complete(place, used)
+    assert re.match(rf"{REPO} at commit {COMMIT[:12]}: {len(used)} files, [0-9.]+ MB", lines[0])
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    asked = len(fake.requests)
+    for backend in BACKENDS:
+        by_folder, by_id = (qwenimg.load(name, backend, "fp32")("a red circle", **ASK) for name in (folder, REPO))
+        assert np.array_equal(by_folder.latents, by_id.latents) and np.array_equal(by_folder.pixels, by_id.pixels)
+        assert by_id.recipe["model"] == REPO and by_id.pixels.std() > 10
+    assert "every hash is right" in pulled_again(verify=True)
+    (place / "transformer" / "1.safetensors").unlink()
+    with pytest.raises(ModelError, match=rf"it lacks transformer/1\.safetensors; `qwenimg pull {REPO}` resumes"):
+        qwenimg.load(REPO, "cpu")
+    assert len(fake.requests) == asked
+
+
+def pulled_again(**how: bool) -> str:
+    lines: list[str] = []
+    pull(REPO, echo=lines.append, progress=lambda *told: None, **how)
+    return "".join(lines)
+
+
+def test_another_model_of_mflux_is_refused_before_its_weights(model: Path, tmp_path: Path, fake: Any) -> None:
+    """By the names in its index; one without an index when it is here, and it is not taken for whole."""
+    used = files_of(saved(model, tmp_path / "coded", 4))
+    index = "transformer/model.safetensors.index.json"
+    fake.files = used | {index: b'{"weight_map": {"all_final_layer.2-1.linear.weight": "0.safetensors"}}'}
+    with pytest.raises(ModelError, match=r"no Qwen-Image as another program saves it; it begins with all_final_layer"):
+        pulled()
+    assert not fake.ranges("transformer/0.safetensors") and not fake.ranges("vae/0.safetensors")
+    (place,) = (path for path in (tmp_path / "hf").rglob("snapshots/*"))
+    assert not (place.parent.parent / "refs" / "main").exists()
+    one = tmp_path / "one.safetensors"
+    mx.save_safetensors(str(one), {"all_final_layer.weight": mx.zeros((2, 2))})
+    fake.files = {path: data for path, data in used.items() if not path.startswith("transformer/")}
+    fake.files |= {"transformer/0.safetensors": one.read_bytes()}
+    fake.commit = "f" * 40
+    with pytest.raises(ModelError, match=r"no model_index\.json here"):
+        pulled()
+    assert not (place.parent.parent / "refs" / "main").exists()
 
 
 def test_the_vae_alone_and_shards_without_an_index(model: Path, tmp_path: Path) -> None:

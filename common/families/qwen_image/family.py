@@ -39,6 +39,7 @@ FAMILY = Family(
     choices=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     open=open_folder,
     reads_folder=mflux.layout,
+    reads_names=mflux.are_names,
     describe_file=describe_file,
     model=_model,
     lora_names=lora_names.names,

@@ -5,6 +5,7 @@ mflux draws with the published configurations and scheduler alone, so that these
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from qwenimg.common.base.amounts import size_text
@@ -19,6 +20,11 @@ from qwenimg.common.formats.headers import read_header
 _BLOCK = "transformer_blocks.0."
 _SIGNS = (f"{_BLOCK}img_mod_linear.", f"{_BLOCK}attn.attn_to_out.", f"{_BLOCK}img_ff.")
 _NOTES = {"mflux_version": "mflux", "quantization_level": "level"}
+
+
+def are_names(keys: Iterable[str]) -> bool:
+    """Whether tensors of the transformer are called so by mflux."""
+    return any(key.startswith(_SIGNS) for key in keys)
 
 
 def layout(folder: Path) -> str | None:
