@@ -196,13 +196,11 @@ def synchronize(device: str) -> None:
 
 
 def alternate(arms: list[Arm], runs: int) -> dict[str, list[tuple[float, float]]]:
-    """Seconds by the clock and of all processors, for every run of every arm after one that is not counted.
+    """Seconds by the clock and of all processors, for every run of every arm; each has run once before.
 
     On a machine that does other work as well, the seconds of the processors are the steadier measure.
     """
     seconds: dict[str, list[tuple[float, float]]] = {arm.name: [] for arm in arms}
-    for arm in arms:
-        arm.step()
     for run in range(runs):
         for arm in arms if run % 2 == 0 else reversed(arms):
             start, used = time.perf_counter(), time.process_time()
@@ -227,11 +225,11 @@ def error_of(arm: Arm, reference: np.ndarray) -> float:
 
 
 def rows_of(arms: list[Arm], dtype: str, reference: np.ndarray, runs: int) -> list[dict[str, Any]]:
-    """The table of one dtype and size; the first arm is diffusers."""
+    """The table of one dtype and size; the first arm is the peer."""
     errors = {arm.name: error_of(arm, reference) for arm in arms}
-    allowed = FP32_TOLERANCE if dtype == "fp32" else BF16_TOLERANCE * errors["diffusers"]
+    allowed = FP32_TOLERANCE if dtype == "fp32" else BF16_TOLERANCE * errors[arms[0].name]
     seconds = alternate(arms, runs)
-    base, base_cpu = zip(*seconds["diffusers"], strict=True)
+    base, base_cpu = zip(*seconds[arms[0].name], strict=True)
     rows = []
     for arm in arms:
         mine, cpu = zip(*seconds[arm.name], strict=True)

@@ -1,5 +1,5 @@
-"""Writes the tables of docs/performance.md from what tools/bench_step.py, bench_unet.py, bench_around.py and
-bench_load.py wrote.
+"""Writes the tables of docs/performance.md from what tools/bench_step.py, bench_unet.py, bench_coders.py,
+bench_around.py and bench_load.py wrote.
 
 Of the transformer, float32 comes from a run of its own, made on a quiet machine, since its ratio is near 1; bfloat16
 from the whole run.
@@ -39,6 +39,7 @@ def main() -> None:
     write("performance.md", "steps", table(heads, rows))
     write("performance.md", "machine", "\n".join(machines))
     _unets()
+    _coders()
     _mflux()
     _around()
     _loading()
@@ -99,11 +100,30 @@ def _unets() -> None:
     write("performance.md", "unets", "\n".join(machines) + "\n\n" + table(heads, rows))
 
 
+def _coders() -> None:
+    """VAEs and text encoders, as processor time of one thread."""
+    result = json.loads((DOCS / "results" / "coders-cpu.json").read_text())
+    rows = []
+    for part in result["tables"]:
+        for row in part["rows"]:
+            ratio = row["ratio_of_processor_medians"]
+            shown = ratio if isinstance(ratio, str) else f"{ratio:.2f}"
+            runs, difference = str(part["runs"]), f"{row['relative_l2']:.1e}"
+            rows.append([part["what"], part["size"], part["dtype"], row["arm"], runs, shown, difference])
+    heads = ["what", "size", "dtype", "arm", "runs", "processor time", "difference from the peer's float32"]
+    machine = f"- `docs/results/coders-cpu.json`: {_place(result)}"
+    write("performance.md", "coders", f"{machine}\n\n{table(heads, rows)}")
+
+
 def _machine(result: dict[str, Any]) -> str:
+    load = f"load average {result['load_average']:.1f} before and {result['load_average_after']:.1f} after"
+    return f"{_place(result)}; {result['runs']} runs of each arm in turn; {load}"
+
+
+def _place(result: dict[str, Any]) -> str:
     place = f"{result['device']}, {result['cpu_capability']}, {result['threads']} of {result['cores']} cores"
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    load = f"load average {result['load_average']:.1f} before and {result['load_average_after']:.1f} after"
-    return f"{place}; {versions}; {result['runs']} runs of each arm in turn; {load}"
+    return f"{place}; {versions}"
 
 
 if __name__ == "__main__":

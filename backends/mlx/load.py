@@ -88,8 +88,14 @@ def tensor(entry: Entry) -> mx.array:
     ModelError."""
     plain = entry.source.is_plain and not entry.fused and 0 not in entry.shape
     stored = _straight(entry) if plain else _by_numpy(entry)
+    return _laid_out(entry, stored)
+
+
+def _laid_out(entry: Entry, stored: mx.array) -> mx.array:
+    """`stored` as it is kept, made at once, so that `stored` can go: MLX would make it in the forward, beside all that
+    was laid out before. Moved in its own dtype, which is the smaller one."""
     if len(entry.shape) == 4:
-        stored = stored.transpose(0, 2, 3, 1)
+        stored = mx.contiguous(stored.transpose(0, 2, 3, 1))
     made = mx.contiguous(stored.astype(DTYPES[entry.storage.dtype]))
     mx.eval(made)
     return made
@@ -121,9 +127,7 @@ def converted(entry: Entry, arrays: Sequence[mx.array]) -> list[mx.array]:
     """What is kept of `entry`, of what was fetched again."""
     if isinstance(entry.storage, Packed):
         return list(arrays)
-    stored = arrays[0].view(mx.bfloat16) if entry.dtype == "bfloat16" else arrays[0]
-    stored = stored.transpose(0, 2, 3, 1) if len(entry.shape) == 4 else stored
-    return [mx.contiguous(stored.astype(DTYPES[entry.storage.dtype]))]
+    return [_laid_out(entry, arrays[0].view(mx.bfloat16) if entry.dtype == "bfloat16" else arrays[0])]
 
 
 def _pack(model: mlx.nn.Module, entry: Entry, arrays: Sequence[mx.array]) -> None:
