@@ -103,7 +103,7 @@ class Recorded:
             tape = self._tapes[key] = Tape(self._make(), given)
             return tape.capture(eager)
         self._tapes[key] = tape
-        made, unseen = tape(given), tape.changed(given)
+        unseen, made = tape.changed(given), tape(given)
         if unseen:
             right = eager(*given)
             if not torch.equal(made, right):
@@ -145,9 +145,13 @@ class Tape:
         return self._made.clone()
 
     def changed(self, given: tuple[Any, ...]) -> bool:
-        """Whether `given` has an input for the first time that is not the one of the call before."""
-        now = [x for x in _leaves(given) if x is not None]
-        new = {i for i, (x, last) in enumerate(zip(now, self._last, strict=True)) if x is not last()} - self._moved
+        """Whether an input of `given` has another value than in the call before, for the first time; before `fill`.
+
+        Values are compared, and the device waited for, only where a tensor is not the one of the call before: the same
+        latents come as a new tensor with the other branch of guidance."""
+        now, held = ([x for x in _leaves(tree) if x is not None] for tree in (given, self.inputs))
+        left = [i for i, x in enumerate(now) if i not in self._moved and x is not self._last[i]()]
+        new = {i for i in left if not torch.equal(now[i], held[i])}
         self._last = [weakref.ref(x) for x in now]
         self._moved |= new
         return bool(new)
