@@ -1,6 +1,8 @@
 """The data of the built-in model: scenes of coloured shapes and their pictures. `words` has the prompts.
 
-- A scene holds its geometry, so a picture is a function of the scene alone; jitter is drawn with the scene.
+- A scene holds its geometry, so a picture is a function of the scene alone.
+- A prompt that names all there is to name has one picture. Where several are equally likely, each part of an edge is
+  drawn after one of them by a small model, and the whole is a lump.
 - A shape is a signed distance in units of its radius, made of + - * / sqrt, min and max only, which round the same
   everywhere; random choices are made of `Generator.random` alone. So the data are the same on every machine.
 
@@ -40,8 +42,16 @@ SHAPES = ("circle", "square", "triangle", "star", "diamond", "cross", "ring", "h
 BACKGROUNDS = ("white", "black", "gray", "blue", "green", "yellow", "pink")
 SIZES = {"small": 0.115, "medium": 0.165, "large": 0.24}
 """Radius by word, in units of the shorter side of the picture."""
-POSITIONS = {"center": (0.5, 0.5), "left": (0.28, 0.5), "right": (0.72, 0.5), "top": (0.5, 0.28), "bottom": (0.5, 0.72)}
-"""Centre by word, in units of width and height."""
+LOW, MIDDLE, HIGH = 0.25, 0.5, 0.75
+POSITIONS = {
+    "center": (MIDDLE, MIDDLE),
+    "left": (LOW, MIDDLE),
+    "right": (HIGH, MIDDLE),
+    "top": (MIDDLE, LOW),
+    "bottom": (MIDDLE, HIGH),
+}
+"""Centre by word, in units of width and height. With sides of 64 pixels and multiples of it, each is a corner of the
+transformer's tokens, so that a shape has the same latents wherever it is."""
 RELATIONS = {"left of": "left", "right of": "right", "above": "top", "below": "bottom"}
 """Where the first of two objects is, by what it is of the second; the fifth relation, "and", leaves it open."""
 USUAL_SIDE = "left"
@@ -49,8 +59,6 @@ USUAL_SIDE = "left"
 OPPOSITE = {"left": "right", "right": "left", "top": "bottom", "bottom": "top"}
 
 CONTRAST = 125.0  # an object is at least this far in RGB from its background
-SIZE_JITTER = 0.04
-POSITION_JITTER = 0.02
 
 HELD_OUT_PAIRS = (
     ("red", "diamond"),
@@ -129,14 +137,13 @@ def pick(rng: np.random.Generator, items: Sequence[T]) -> T:
     return items[int(rng.random() * len(items))]
 
 
-def one(rng: np.random.Generator, color: str, shape: str, size: str, position: str, background: str) -> Scene:
-    """One object at `position`; `rng` gives the jitter only, here and below."""
-    placed = _place(rng, color, shape, size, POSITIONS[position])
+def one(color: str, shape: str, size: str, position: str, background: str) -> Scene:
+    """One object at `position`."""
+    placed = _place(color, shape, size, POSITIONS[position])
     return Scene(objects=(placed,), background=background, position=position)
 
 
 def two(
-    rng: np.random.Generator,
     first: tuple[str, str],
     relation: str,
     second: tuple[str, str],
@@ -149,29 +156,20 @@ def two(
     parts of each."""
     side = RELATIONS.get(relation, USUAL_SIDE)
     objects = (
-        _place(rng, *first, sizes[0], POSITIONS[side]),
-        _place(rng, *second, sizes[1], POSITIONS[OPPOSITE[side]]),
+        _place(*first, sizes[0], POSITIONS[side]),
+        _place(*second, sizes[1], POSITIONS[OPPOSITE[side]]),
     )
     return Scene(objects=objects, background=background, relation=relation)
 
 
-def several(rng: np.random.Generator, color: str, shape: str, size: str, count: int, background: str) -> Scene:
+def several(color: str, shape: str, size: str, count: int, background: str) -> Scene:
     """Two of the same object, side by side, or three, one above and two below. Large ones would touch."""
-    low, mid, high = 0.26, 0.5, 0.74
-    places = {2: ((low, mid), (high, mid)), 3: ((mid, low), (low, high), (high, high))}[count]
-    return Scene(objects=tuple(_place(rng, color, shape, size, xy) for xy in places), background=background)
+    places = {2: ((LOW, MIDDLE), (HIGH, MIDDLE)), 3: ((MIDDLE, LOW), (LOW, HIGH), (HIGH, HIGH))}[count]
+    return Scene(objects=tuple(_place(color, shape, size, xy) for xy in places), background=background)
 
 
-def _place(rng: np.random.Generator, color: str, shape: str, size: str, xy: tuple[float, float]) -> Object:
-    dx, dy, grow = (2 * rng.random() - 1 for _ in range(3))
-    return Object(
-        shape=shape,
-        color=color,
-        size=size,
-        x=xy[0] + POSITION_JITTER * dx,
-        y=xy[1] + POSITION_JITTER * dy,
-        radius=SIZES[size] * (1 + SIZE_JITTER * grow),
-    )
+def _place(color: str, shape: str, size: str, xy: tuple[float, float]) -> Object:
+    return Object(shape=shape, color=color, size=size, x=xy[0], y=xy[1], radius=SIZES[size])
 
 
 def random_scene(rng: np.random.Generator, held_out: bool = False) -> Scene:
@@ -187,7 +185,7 @@ def random_scene(rng: np.random.Generator, held_out: bool = False) -> Scene:
 def simple_scene(rng: np.random.Generator) -> Scene:
     """One object, for the first lessons: what a colour, a shape, a size and a place are."""
     pair = pick(rng, trained_pairs())
-    return one(rng, *pair, pick(rng, list(SIZES)), pick(rng, list(POSITIONS)), _background(rng, pair[0]))
+    return one(*pair, pick(rng, list(SIZES)), pick(rng, list(POSITIONS)), _background(rng, pair[0]))
 
 
 def _any_scene(rng: np.random.Generator) -> Scene:
@@ -195,14 +193,14 @@ def _any_scene(rng: np.random.Generator) -> Scene:
     pair = (pick(rng, colors), pick(rng, SHAPES))
     kind = rng.random()
     if kind < 0.4:
-        return one(rng, *pair, pick(rng, list(SIZES)), pick(rng, list(POSITIONS)), _background(rng, pair[0]))
+        return one(*pair, pick(rng, list(SIZES)), pick(rng, list(POSITIONS)), _background(rng, pair[0]))
     sizes = (pick(rng, ("small", "medium")), pick(rng, ("small", "medium")))
     if kind < 0.65:
-        return several(rng, *pair, sizes[0], pick(rng, (2, 3)), _background(rng, pair[0]))
+        return several(*pair, sizes[0], pick(rng, (2, 3)), _background(rng, pair[0]))
     other = (pick(rng, colors), pick(rng, SHAPES))
     if other == pair:
         return _any_scene(rng)
-    return two(rng, pair, pick(rng, ("and", *RELATIONS)), other, sizes, _background(rng, pair[0], other[0]))
+    return two(pair, pick(rng, ("and", *RELATIONS)), other, sizes, _background(rng, pair[0], other[0]))
 
 
 def _background(rng: np.random.Generator, *colors: str) -> str:

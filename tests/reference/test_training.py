@@ -264,6 +264,21 @@ def test_first_lessons_have_one_object_and_plain_words(monkeypatch: pytest.Monke
     assert any(len(shapes_words.parse(prompt).things) == 2 for prompt in later)
 
 
+def test_half_of_the_noise_levels_are_not_shifted(with_parts: Path):
+    """The others by the scheduler's exponential shift, in the form s / (s + (1 - s) / e^mu)."""
+    stage = train_dit.DiTStage(options("dit", with_parts, batch=8), CPU, lambda text: None)
+    made = stage.batches.batch(0)
+    width, height = stage.batches.size(0)
+    weight = np.exp(-stage.schedule.mu(width * height // 256))
+    shifted = made.levels / (made.levels + (1 - made.levels) * weight)
+    expected = train_dit.time_features(np.where(made.fine, made.levels, shifted))
+    found = stage.batch(0).features.numpy()  # in the order of the prompts' lengths
+    apart = max(np.abs(expected - row).max(1).min() for row in found)
+    print(f"{made.fine.sum()} of {len(made.fine)} not shifted; features {apart:.1e} apart, e^mu {1 / weight:.2f}")
+    assert made.fine.sum() == 4 and weight < 0.5
+    assert apart < 1e-4  # float32 of angles up to 1,000
+
+
 @pytest.mark.parametrize("shape", [(5, 24, 24), (3, 40, 16), (2, 16, 60)])
 def test_orthogonal_keeps_the_singular_vectors(shape: tuple[int, int, int]):
     torch.manual_seed(0)
@@ -513,14 +528,12 @@ def test_text_encoder_of_another_size(with_parts: Path):
 
 
 def test_answers_about_scenes():
-    rng = np.random.default_rng(0)
-
     def told(scene: shapes.Scene) -> dict[str, str]:
         indices = train_text.answers_of(scene)
         return {q: values[i] for (q, values), i in zip(train_text.CLASSES.items(), indices, strict=True)}
 
     red, blue = ("red", "circle"), ("blue", "star")
-    one = told(shapes.one(rng, *red, "large", "left", "gray"))
+    one = told(shapes.one(*red, "large", "left", "gray"))
     assert one == {
         "arrangement": "one",
         "position": "left",
@@ -530,10 +543,10 @@ def test_answers_about_scenes():
         "first size": "large",
         **{f"second {name}": "none" for name in ("shape", "color", "size")},
     }
-    three = told(shapes.several(rng, *red, "small", 3, "white"))
+    three = told(shapes.several(*red, "small", 3, "white"))
     assert (three["arrangement"], three["position"], three["second shape"]) == ("three", "none", "none")
     for relation in ("and", *shapes.RELATIONS):
-        found = told(shapes.two(rng, red, relation, blue, ("small", "medium"), "white"))
+        found = told(shapes.two(red, relation, blue, ("small", "medium"), "white"))
         assert (found["arrangement"], found["first color"], found["second color"]) == (relation, "red", "blue")
         assert (found["first size"], found["second size"]) == ("small", "medium")
 

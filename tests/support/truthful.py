@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,16 @@ from qwenimg.common.shapes.words import Parsed
 COLORS, SHAPES = list(scenes.PALETTE), list(scenes.SHAPES)
 
 
+def jittered(rng: np.random.Generator, picture: scenes.Scene) -> scenes.Scene:
+    """Its objects a little elsewhere and of other sizes, as a model draws them."""
+
+    def moved(o: scenes.Object) -> scenes.Object:
+        dx, dy, grow = rng.uniform(-1, 1, 3)
+        return replace(o, x=o.x + 0.02 * dx, y=o.y + 0.02 * dy, radius=o.radius * (1 + 0.04 * grow))
+
+    return replace(picture, objects=tuple(map(moved, picture.objects)))
+
+
 def scene(wanted: Parsed, seed: int, *, color: str | None = None, shape: str | None = None) -> scenes.Scene:
     """A scene of what is `wanted`; `color` and `shape` are of its first thing instead."""
     rng = np.random.default_rng(seed)
@@ -22,11 +33,11 @@ def scene(wanted: Parsed, seed: int, *, color: str | None = None, shape: str | N
     if wanted.relation is not None:
         second = (wanted.things[1].color, wanted.things[1].shape)
         ground = wanted.background or scenes.backgrounds(pair[0], second[0])[0]
-        return scenes.two(rng, pair, wanted.relation, second, ("small", "medium"), ground)
+        return jittered(rng, scenes.two(pair, wanted.relation, second, ("small", "medium"), ground))
     ground = wanted.background or scenes.backgrounds(pair[0])[0]
     if (first.count or 1) > 1:
-        return scenes.several(rng, *pair, "small", first.count, ground)
-    return scenes.one(rng, *pair, first.size or "medium", wanted.position or "center", ground)
+        return jittered(rng, scenes.several(*pair, "small", first.count, ground))
+    return jittered(rng, scenes.one(*pair, first.size or "medium", wanted.position or "center", ground))
 
 
 def pixels(picture: scenes.Scene, width: int, height: int) -> np.ndarray:

@@ -86,11 +86,12 @@ class Group:
 
 @dataclass(frozen=True)
 class Batch:
-    """Latents x, noise [B z h w], noise levels before the shift, and prompts of one step."""
+    """Latents x, noise [B z h w], noise levels before the shift, and prompts of one step. `fine`: no shift is meant."""
 
     latents: Float32
     noise: Float32
     levels: NDArray[np.float64]
+    fine: NDArray[np.bool_]
     prompts: list[str]
 
 
@@ -127,6 +128,7 @@ class LatentBatches:
             latents=latents,
             noise=rng.standard_normal(latents.shape, dtype=np.float32),
             levels=1 / (1 + np.exp(-rng.standard_normal(len(scenes)))),
+            fine=np.arange(len(scenes)) % 2 == 1,
             prompts=[prompt(scene, rng, simple=simple) for scene, simple in scenes],
         )
 

@@ -121,7 +121,7 @@ class DiTStage:
         width, height = self.batches.size(step)
         rows, columns = height // 16, width // 16
         made, ids, lengths = self._by_length(self.batches.batch(step))
-        levels = shifted(made.levels, self.schedule.mu(rows * columns))
+        levels = np.where(made.fine, made.levels, shifted(made.levels, self.schedule.mu(rows * columns)))
         sigma = levels.astype(np.float32)[:, None, None, None]
         noisy = (1 - sigma) * made.latents + sigma * made.noise
         on_device = partial(torch.Tensor.to, device=self.device)
@@ -141,7 +141,11 @@ class DiTStage:
         found = [unsorted[i] for i in order]
         table, lengths = padded(found)
         ordered = Batch(
-            batch.latents[order], batch.noise[order], batch.levels[order], [batch.prompts[i] for i in order]
+            batch.latents[order],
+            batch.noise[order],
+            batch.levels[order],
+            batch.fine[order],
+            [batch.prompts[i] for i in order],
         )
         return ordered, table, lengths
 
