@@ -7,7 +7,8 @@
 Memory: three blocks of the published width in bfloat16, loaded with `-q 4` in a process of its own; the largest
 resident size while loading, over that before, against the bytes of the plan. Time: one layer of 3072 to 12288, in codes
 and as it is, in one process on one thread of a CPU; the arms take turns, and a figure is the median of the processor
-time of ROUNDS. torch's product is timed on PART of a layer's rows: of a whole one in float32 it takes minutes.
+time of ROUNDS. torch's product and bfloat16 on MLX are timed on PART of a layer's rows: of a whole one they
+take minutes.
 """
 
 from __future__ import annotations
@@ -93,9 +94,9 @@ def drawn(rows: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal((rows, WIDTH)).astype(np.float32) * WIDTH**-0.5
 
 
-def arms(backend: str, dtype: str) -> dict[str, Callable[[Any], object]]:
-    """A layer by what it is kept in, as a function of its input."""
-    weight = drawn(INNER)
+def arms(backend: str, dtype: str, count: int) -> dict[str, Callable[[Any], object]]:
+    """A layer of `count` rows by what it is kept in, as a function of its input."""
+    weight = drawn(count)
     found: dict[str, Callable[[Any], object]] = {}
     for name, code in (("dense", None), ("8 bits", BITS8), ("6 bits", BITS6), ("4 bits", BITS4)):
         found[name] = (_torch if backend == "cpu" else _mlx)(weight, code, dtype)
@@ -129,7 +130,7 @@ def _mlx(weight: np.ndarray, code: Affine | None, dtype: str) -> Callable[[Any],
     from qwenimg.backends.mlx.ops import DTYPES, Linear
     from qwenimg.backends.mlx.ops.quantised import QuantisedLinear
 
-    layer = Linear(WIDTH, INNER, bias=False)
+    layer = Linear(WIDTH, len(weight), bias=False)
     if code is None:
         layer.weight = mx.array(weight).astype(DTYPES[dtype])
     else:
@@ -159,9 +160,9 @@ def turns(layers: dict[str, Callable[[Any], object]], tokens: int) -> list[str]:
     return [f"{value / first:.2f}" for value in others]
 
 
-def times(backend: str, dtype: str) -> list[list[str]]:
-    layers = arms(backend, dtype)
-    return [[f"`{backend}`", dtype, f"{tokens:,}", *turns(layers, tokens)] for tokens in TOKENS]
+def times(backend: str, dtype: str, count: int) -> list[list[str]]:
+    layers = arms(backend, dtype, count)
+    return [[f"`{backend}`", dtype, f"{count:,}", f"{tokens:,}", *turns(layers, tokens)] for tokens in TOKENS]
 
 
 def int4pack(dtype: str) -> list[list[str]]:
@@ -211,9 +212,11 @@ def main() -> None:
         rows = [row for dtype in ("float32", "bfloat16") for row in int4pack(dtype)]
         write("weights.md", "int4pack", table(heads, rows))
     if given.layers or not given.int4pack:
-        timed = (("cpu", "float32"), ("cpu", "bfloat16"), ("mlx", "float32"))  # MLX's bfloat16 on a CPU takes minutes
-        rows = [row for backend, dtype in timed for row in times(backend, dtype)]
-        write("weights.md", "layers", table(["backend", "computes in", "tokens", "8 bits", "6 bits", "4 bits"], rows))
+        timed = [("cpu", "float32", INNER), ("cpu", "bfloat16", INNER), ("mlx", "float32", INNER)]
+        timed += [("mlx", "bfloat16", PART)]  # of a whole layer it takes minutes
+        rows = [row for one in timed for row in times(*one)]
+        heads = ["backend", "computes in", "rows", "tokens", "8 bits", "6 bits", "4 bits"]
+        write("weights.md", "layers", table(heads, rows))
 
 
 if __name__ == "__main__":
