@@ -71,6 +71,10 @@ _FEW_STEPS = ("--turbo", "--lcm", "--hyper")
 _LORA_LISTS = ("--loras", "--lora-paths", "--lora-scale", "--lora-scales", "--lora-style")
 
 
+def _mode(name: str, help: str) -> Callable[[_F], _F]:
+    return click.option(name, type=click.Choice(MODES), default="auto", metavar="|".join(MODES), help=help)
+
+
 def _not_built(command: _F) -> _F:
     for names in (*NOT_BUILT.values(), *((name,) for name in (*_LORA_LISTS, *_FEW_STEPS))):
         command = _refused(*names)(command)
@@ -108,20 +112,8 @@ def _of_pictures(command: _F) -> _F:
 @click.option("--refiner", metavar="MODEL", help="An SDXL refiner that ends each picture.")
 @places.weights
 @click.option("--backend", type=click.Choice(NAMES), default="auto", metavar="|".join(NAMES), help="Default auto.")
-@click.option(
-    "--compile",
-    type=click.Choice(MODES),
-    default="auto",
-    metavar="|".join(MODES),
-    help="Compile the denoiser; auto by what that saves.",
-)
-@click.option(
-    "--graphs",
-    type=click.Choice(MODES),
-    default="auto",
-    metavar="|".join(MODES),
-    help="Its calls as CUDA graphs; auto for small sizes.",
-)
+@_mode("--compile", "Compile the denoiser; auto by what that saves.")
+@_mode("--graphs", "Its calls as CUDA graphs; auto for small sizes.")
 @click.option(
     "--preset", metavar="NAME", help="quality, balanced, fast, memory or auto; qwenimg presets. Default auto."
 )

@@ -63,6 +63,11 @@ class Checkpoint:
         return {name: part for name, part in self.components.items() if part.role == "text"}
 
     @property
+    def denoisers(self) -> list[Component]:
+        """The transformer or the UNet; beside a refiner, of the base alone."""
+        return [part for part in self.components.values() if part.role == "transformer"]
+
+    @property
     def parameters(self) -> int:
         """Number of values that the forwards use."""
         return sum(part.plan.parameters for part in self.components.values())

@@ -46,21 +46,27 @@ def check(option: str, mode: str) -> None:
 
 def kinds(checkpoint: Checkpoint | None) -> int:
     """How many kinds of blocks the denoiser has: a kind is all with weights of the same names and shapes."""
-    parts = [] if checkpoint is None else checkpoint.components.values()
     blocks: dict[str, set[tuple[str, tuple[int, ...]]]] = {}
-    for name, entry in ((n, e) for part in parts if part.role == "transformer" for n, e in part.plan.entries.items()):
-        if found := _BLOCK.match(name):
-            blocks.setdefault(found[1], set()).add((found[2], entry.shape))
+    for part in checkpoint.denoisers if checkpoint else ():
+        for name, entry in part.plan.entries.items():
+            if found := _BLOCK.match(name):
+                blocks.setdefault(found[1], set()).add((found[2], entry.shape))
     return len(set(map(frozenset, blocks.values())))
+
+
+def settled(option: str, mode: str, missing: str, otherwise: str) -> Decision | None:
+    """`--option on` and `off`, which need no reckoning; of what is missing, `otherwise` says what to do without it.
+    Raises BackendMissing."""
+    if mode == "on" and missing:
+        raise BackendMissing(f"--{option} on {missing}; {otherwise}")
+    return None if mode == "auto" else Decision(on=mode == "on", line=f"--{option} {mode}")
 
 
 def decide(mode: str, compiler: Compiler, seconds: float, *, kinds: int = 1, wanted: bool = False) -> Decision:
     """For a run whose steps take about so many seconds as it is, by a denoiser with so many kinds of blocks. `wanted`:
     a preset asks for it wherever it saves anything. Raises BackendMissing."""
-    if mode == "on" and compiler.missing:
-        raise BackendMissing(f"--compile on {compiler.missing}; install it, or use --compile off")
-    if mode != "auto":
-        return Decision(on=mode == "on", line=f"--compile {mode}")
+    if found := settled("compile", mode, compiler.missing, "install it, or use --compile off"):
+        return found
     if compiler.missing and compiler.share:
         return Decision(on=False, line=f"--compile auto: off, since it {compiler.missing}")
     if not compiler.share:

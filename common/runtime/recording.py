@@ -4,10 +4,9 @@ to launch a call's kernels than the GPU to compute them.
 
 from __future__ import annotations
 
-from qwenimg.common.base.errors import BackendMissing
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.runtime.compiling import Decision, check
+from qwenimg.common.runtime.compiling import Decision, check, settled
 
 # Seconds of the host for a kernel that is launched by itself. Measured on a CPU of 2.5 GHz, with next to nothing to
 # compute and without a driver: 20e-6 for a UNet's and 25e-6 for the transformer's. Half of that, for faster hosts.
@@ -17,18 +16,15 @@ SLOWER = 2.0  # times its operations at the rate of one product: what a step tak
 
 def launched(checkpoint: Checkpoint | None) -> int:
     """About how many kernels a call of the denoiser is: the parameters that it reads."""
-    parts = [] if checkpoint is None else checkpoint.components.values()
-    return sum(len(part.plan.when(ALWAYS).entries) for part in parts if part.role == "transformer")
+    return sum(len(part.plan.when(ALWAYS).entries) for part in (checkpoint.denoisers if checkpoint else ()))
 
 
 def decide(mode: str, missing: str, kernels: int, step: float) -> Decision:
     """For steps of a call of so many kernels, whose operations take so many seconds at the rate of one product.
     missing: why there are no graphs here. Raises UsageError and BackendMissing."""
     check("graphs", mode)
-    if mode == "on" and missing:
-        raise BackendMissing(f"--graphs on {missing}; use --graphs off")
-    if mode != "auto":
-        return Decision(on=mode == "on", line=f"--graphs {mode}")
+    if found := settled("graphs", mode, missing, "use --graphs off"):
+        return found
     if missing:
         return Decision(on=False, line=f"--graphs auto: off, since it {missing}")
     host, device = LAUNCH * kernels, SLOWER * step

@@ -86,12 +86,11 @@ class Group:
 
 @dataclass(frozen=True)
 class Batch:
-    """Latents x, noise [B z h w], noise levels before the shift, and prompts of one step. `fine`: no shift is meant."""
+    """Latents x, noise [B z h w], noise levels before the shift, and prompts of one step."""
 
     latents: Float32
     noise: Float32
     levels: NDArray[np.float64]
-    fine: NDArray[np.bool_]
     prompts: list[str]
 
 
@@ -128,7 +127,6 @@ class LatentBatches:
             latents=latents,
             noise=rng.standard_normal(latents.shape, dtype=np.float32),
             levels=1 / (1 + np.exp(-rng.standard_normal(len(scenes)))),
-            fine=np.arange(len(scenes)) % 2 == 1,
             prompts=[prompt(scene, rng, simple=simple) for scene, simple in scenes],
         )
 

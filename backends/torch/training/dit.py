@@ -120,15 +120,16 @@ class DiTStage:
     def batch(self, step: int) -> Inputs:
         width, height = self.batches.size(step)
         rows, columns = height // 16, width // 16
-        made, ids, lengths = self._by_length(self.batches.batch(step))
-        levels = np.where(made.fine, made.levels, shifted(made.levels, self.schedule.mu(rows * columns)))
-        sigma = levels.astype(np.float32)[:, None, None, None]
+        drawn = self.batches.batch(step)
+        drawn.levels[::2] = shifted(drawn.levels[::2], self.schedule.mu(rows * columns))  # the others are for edges
+        made, ids, lengths = self._by_length(drawn)
+        sigma = made.levels.astype(np.float32)[:, None, None, None]
         noisy = (1 - sigma) * made.latents + sigma * made.noise
         on_device = partial(torch.Tensor.to, device=self.device)
         return Inputs(
             noisy=on_device(torch.from_numpy(packing.pack(noisy))),
             velocity=on_device(torch.from_numpy(packing.pack(made.noise - made.latents))),
-            features=on_device(torch.from_numpy(time_features(levels))),
+            features=on_device(torch.from_numpy(time_features(made.levels))),
             text=self._states(ids),
             lengths=[length - qwen.DROPPED for length in lengths],
             shape=(1, rows, columns),
@@ -141,11 +142,7 @@ class DiTStage:
         found = [unsorted[i] for i in order]
         table, lengths = padded(found)
         ordered = Batch(
-            batch.latents[order],
-            batch.noise[order],
-            batch.levels[order],
-            batch.fine[order],
-            [batch.prompts[i] for i in order],
+            batch.latents[order], batch.noise[order], batch.levels[order], [batch.prompts[i] for i in order]
         )
         return ordered, table, lengths
 
