@@ -3,6 +3,7 @@
     python tools/measure_codes.py                # writes the tables of docs/weights.md again; 2.2 GB of disk
     python tools/measure_codes.py --layers       # the times of layers alone
     python tools/measure_codes.py --int4pack     # torch's own product by codes of 4 bits alone
+    python tools/measure_codes.py --step         # the time of a step alone; 3 GB of disk, 13 GB of memory
 
 Memory: three blocks of the published width in bfloat16, loaded with `-q 4` in a process of its own; the largest
 resident size while loading, over that before, against the bytes of the plan. Time: one layer of 3072 to 12288, in codes
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -165,6 +167,29 @@ def times(backend: str, dtype: str, count: int) -> list[list[str]]:
     return [[f"`{backend}`", dtype, f"{count:,}", f"{tokens:,}", *turns(layers, tokens)] for tokens in TOKENS]
 
 
+def step() -> list[list[str]]:
+    """A forward of four full-width blocks in float32 on torch, by `-q`, as a multiple of the one that is not in codes.
+    Of fewer blocks `-q 4` would keep all in 8 bits."""
+    import bench_step
+
+    config, given = QwenDiTConfig(num_layers=4), bench_step.inputs(1024, 64, branches=1)
+    engine, blocks = backends.load("cpu"), qwen_dit.NETWORK.blocks
+    assert blocks is not None
+    arms = []
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
+        write_wide(path := Path(folder) / "wide.safetensors", qwen_dit.manifest(config))
+        for policy in ("", "8", "6", "4"):
+            plan = keys.plan(path, "transformer", qwen_dit.manifest(config), uses=qwen_dit.uses)
+            if policy:
+                plan = quantise.quantised(plan, quantise.parse(policy)["transformer"], blocks)
+            arms.append(replace(bench_step.our_arms(engine, config, plan, "fp32", given)[0], name=policy))
+            arms[-1].step()
+        seconds = bench_step.alternate(arms, ROUNDS - 2)
+    print(seconds, flush=True)
+    dense, *coded = (median(used for _, used in seconds[arm.name]) for arm in arms)
+    return [["`cpu`", "float32", "1,024 + 64", *(f"{each / dense:.2f}" for each in coded)]]
+
+
 def int4pack(dtype: str) -> list[list[str]]:
     """torch's product by 4-bit codes: what it takes the weights for, and its time beside ours and a dense layer's."""
     import torch
@@ -198,9 +223,13 @@ def main() -> None:
     parser.add_argument("--load", nargs=2, metavar=("FILE", "BACKEND"), help=argparse.SUPPRESS)
     parser.add_argument("--layers", action="store_true", help="only the times of layers")
     parser.add_argument("--int4pack", action="store_true", help="only torch's own product by codes of 4 bits")
+    parser.add_argument("--step", action="store_true", help="only the time of a step")
     given = parser.parse_args()
     if given.load:
         print(json.dumps(load(Path(given.load[0]), given.load[1])))
+        return
+    if given.step:
+        write("weights.md", "step", table(["backend", "computes in", "tokens", "`-q 8`", "`-q 6`", "`-q 4`"], step()))
         return
     if given.layers == given.int4pack:
         heads = ["backend", "weights, by the plan", "resident after", "at most while loading", "layers over the plan"]

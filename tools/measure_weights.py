@@ -2,6 +2,7 @@
 
     python tools/measure_weights.py          # writes the table of -q in docs/weights.md again
     python tools/measure_weights.py gguf     # writes that of GGUF's types
+    python tools/measure_weights.py mlx      # writes that of what MLX quantises
 
 The self-test's 40 prompts are drawn by the built-in model in float32 on torch, from the same noise: with its weights as
 they are, and by each policy.
@@ -20,6 +21,7 @@ import numpy as np
 from doc_tables import table, write
 
 import qwenimg
+from qwenimg.common.codes.affine import Affine, encode
 from qwenimg.common.codes.bits import widened
 from qwenimg.common.families import registry
 from qwenimg.common.networks import qwen_dit, qwen_vl
@@ -30,6 +32,7 @@ from qwenimg.common.shapes import builtin, selftest
 from qwenimg.common.shapes.gate import selftest_prompts
 from qwenimg.common.weights import on_paper, quantise
 from qwenimg.common.weights.plan import read
+from qwenimg.common.weights.storage import Packed
 
 POLICIES = ("8", "6", "4")
 
@@ -72,13 +75,82 @@ def figures(made: Sequence[np.ndarray], exact: Sequence[np.ndarray], right: int)
 
 def policies() -> None:
     exact, right = drawn(None)
-    rows = [["as they are (bf16)", *sizes(None), "", "", f"{right} of {len(exact)}"]]
+    rows = [["as they are (bf16)", *sizes(None), "", "", "", f"{right} of {len(exact)}"]]
     for policy in POLICIES:
         made, right = drawn(policy)
-        rows.append([f"`-q {policy}`", *sizes(policy), *figures(made, exact, right)])
+        rows.append([f"`-q {policy}`", *sizes(policy), f"{error(policy):.4f}", *figures(made, exact, right)])
         print(rows[-1])
-    head = ["weights", "transformer, GB in memory", "GB in all", "text encoder, GB", "median PSNR", "worst", "right"]
-    write("weights.md", "codes", table(head, rows))
+    head = ["weights", "transformer, GB in memory", "GB in all", "text encoder, GB", "error of a layer"]
+    write("weights.md", "codes", table([*head, "median PSNR", "worst", "right"], rows))
+
+
+def error(policy: str) -> float:
+    """Of the built-in transformer's weights that are in codes, as MLX decodes them, relative: the root of the mean
+    square over layers."""
+    import mlx.core as mx
+
+    opened = registry.open_model(builtin.folder())
+    plan, blocks = opened.checkpoint["transformer"].plan, qwen_dit.NETWORK.blocks
+    assert blocks is not None
+    errors = []
+    for entry in quantise.quantised(plan, quantise.parse(policy)["transformer"], blocks).entries.values():
+        if isinstance(entry.storage, Packed) and isinstance(code := entry.storage.code, Affine):
+            values = widened(read(entry))
+            coded = encode([values], values.shape, code).arrays
+            codes, *rest = (mx.array(part) for part in coded)
+            decoded = mx.dequantize(codes, *(part.astype(mx.float32) for part in rest), code.group, code.bits)
+            errors.append(relative(np.array(decoded), values))
+    opened.checkpoint.close()
+    return float(np.mean(errors)) ** 0.5
+
+
+def relative(decoded: np.ndarray, values: np.ndarray) -> float:
+    """The square of the error of a layer."""
+    return float(np.sum((decoded - values) ** 2) / np.sum(values**2))
+
+
+# MLX
+
+AFFINE = [("affine", 64, bits) for bits in (8, 6, 5, 4, 3, 2)]
+SCHEMES = [*AFFINE, ("mxfp8", 32, 8), ("mxfp4", 32, 4), ("nvfp4", 16, 4)]  # mode, group, bits
+
+
+def write_mlx(path: Path, mode: str, group: int, bits: int) -> tuple[float, float]:
+    """The built-in transformer with its matrices as MLX's own `quantize` writes them; bits of a weight with its share
+    of scales, and the relative error, the root of the mean square over layers."""
+    import mlx.core as mx
+
+    opened = registry.open_model(builtin.folder())
+    tensors, errors, kept = {}, [], 0.0
+    for name, entry in opened.checkpoint["transformer"].plan.entries.items():
+        values = widened(read(entry))
+        tensors[name] = mx.array(values)
+        if values.ndim == 2 and values.shape[1] % group == 0:
+            parts = mx.quantize(tensors[name], group_size=group, bits=bits, mode=mode)
+            decoded = mx.dequantize(*parts, group_size=group, bits=bits, mode=mode).astype(mx.float32)
+            errors.append(relative(np.array(decoded), values))
+            kept = 8 * sum(part.nbytes // (2 if part.dtype == mx.float32 else 1) for part in parts[1:])
+            kept = (8 * parts[0].nbytes + kept) / values.size
+            names = (f"{name.removesuffix('.weight')}.{part}" for part in ("scales", "biases"))
+            tensors |= {name: parts[0]} | dict(zip(names, parts[1:], strict=False))
+    opened.checkpoint.close()
+    mx.save_safetensors(str(path), tensors)
+    return kept, float(np.mean(errors)) ** 0.5
+
+
+def schemes() -> None:
+    exact, right = drawn(None)
+    rows = [["as they are", "16.0", "", "", "", f"{right} of {len(exact)}"]]
+    for mode, group, bits in SCHEMES:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "transformer.safetensors"
+            kept, error = write_mlx(path, mode, group, bits)
+            made, right = drawn(None, path)
+        name = f"{bits} bits, groups of {group}" if mode == "affine" else mode
+        rows.append([name, f"{kept:.1f}", f"{error:.4f}", *figures(made, exact, right)])
+        print(rows[-1], flush=True)
+    head = ["scheme", "bits of a weight", "error of a layer", "median PSNR", "worst", "right"]
+    write("weights.md", "mlx", table(head, rows))
 
 
 # GGUF
@@ -105,7 +177,7 @@ def write_gguf(path: Path, type: str) -> float:
             decoded = gguf.dequantize(stored, own)
         writer.add_tensor(name, stored, raw_dtype=own)
         if coded:
-            errors.append(float(np.sum((decoded - values) ** 2) / np.sum(values**2)))
+            errors.append(relative(decoded, values))
     opened.checkpoint.close()
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -128,4 +200,4 @@ def types() -> None:
 
 
 if __name__ == "__main__":
-    types() if sys.argv[1:] == ["gguf"] else policies()
+    {"gguf": types, "mlx": schemes}.get("".join(sys.argv[1:]), policies)()

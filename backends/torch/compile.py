@@ -39,9 +39,9 @@ def missing(on_gpu: bool) -> str:
 def compile(model: torch.nn.Module, folder: Path, backend: str = "inductor") -> None:
     """The blocks of `model` are compiled when they are first called. folder: where results are kept for later runs,
     unless the environment names another."""
+    os.environ.setdefault(CACHE, str(folder))  # before the import, which would name a folder that is cleared
     from torch._dynamo import config as dynamo  # 800 modules, which only a compiler needs
 
-    os.environ.setdefault(CACHE, str(folder))
     settle()
     dynamo.recompile_limit = max(KINDS, dynamo.recompile_limit)
     for unit in units(model):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from math import prod
 from pathlib import Path
-from struct import unpack_from
+from struct import Struct, unpack_from
 from typing import NamedTuple
 
 from qwenimg.common.base.safe_files import OpenFile, bad
@@ -28,7 +28,7 @@ UNSPECIFIC = ("", "pig", "cow")  # what it is by programs that write no architec
 ORIGINAL = "comfy.gguf.orig_shape."  # and a tensor's name
 
 MAX_HEADER = 32 << 20  # bytes; a text encoder's vocabulary and merges take 6 MB
-MAX_TENSORS = 50_000
+MAX_TENSORS = 20_000  # an SDXL checkpoint has some 2,600
 MAX_KEYS = 10_000
 MAX_KEY = 1 << 11  # bytes; also of a tensor's name
 MAX_STRING = 1 << 20  # bytes
@@ -96,12 +96,14 @@ class _Reader:
 
     def skip_strings(self, count: int) -> None:
         """A vocabulary has hundreds of thousands, so that this is in one loop."""
+        read = Struct("<Q").unpack_from
         while count:
             self._fill(8)
             window, at = self._window, 0
             while count and at + 8 <= len(window):
-                length = int.from_bytes(window[at : at + 8], "little")
-                self._check_length(length, "a string", MAX_STRING)
+                (length,) = read(window, at)
+                if length > MAX_STRING:
+                    self._check_length(length, "a string", MAX_STRING)
                 at, count = at + 8 + length, count - 1
             self.skip(at)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.base.shape import Shape
-from qwenimg.common.formats.arrays import empty
+from qwenimg.common.formats.arrays import empty, largest_bits
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +25,8 @@ TOO_LARGE = {"float16": 65520.0, "bfloat16": 2.0**128 - 2.0**119}
 MAX_DIM = 2**31 - 1  # frameworks hold a dimension in 32 bits
 MAX_BITS = 2**63  # of one tensor, counting empty dimensions as 1, so that no product wraps
 MAX_NAME = 512  # characters
+
+_IN_CACHE = 1 << 20  # bytes that are read and looked at in turn
 
 
 class Stored(NamedTuple):
@@ -60,9 +62,38 @@ class Piece(NamedTuple):
 def raw(piece: Piece) -> np.ndarray:
     """What the file has: numbers where numpy has their dtype, the bits of bfloat16 as uint16, else bytes. Raises
     ModelError if the file changed or ended early."""
-    known = NUMPY.get(piece.dtype)
-    array = empty(piece.shape if known else (piece.end - piece.begin,), known or "u1")
+    array = _room(piece)
     if array.size:
-        piece.file.fill(array.reshape(-1).data.cast("B"), piece.begin)
+        piece.file.fill(_bytes(array), piece.begin)
     piece.file.check_unchanged()
     return array
+
+
+def looked_at(piece: Piece) -> tuple[np.ndarray, int]:
+    """The same of float32, float16 or bfloat16, and the bits of its largest absolute value (`largest_bits`)."""
+    array = _room(piece)
+    largest = fill(piece, _bytes(array), piece.begin) if array.size else 0
+    piece.file.check_unchanged()
+    return array, largest
+
+
+def fill(piece: Piece, view: memoryview, begin: int) -> int:
+    """Fills `view` with bytes of the file from `begin` on, and returns the bits of the largest absolute value that they
+    hold: looked at while they are in the processor's cache."""
+    import numpy as np
+
+    largest = 0
+    for done in range(0, len(view), _IN_CACHE):
+        part = view[done : done + _IN_CACHE]
+        piece.file.fill(part, begin + done)
+        largest = max(largest, largest_bits(np.frombuffer(part, NUMPY[piece.dtype])))
+    return largest
+
+
+def _room(piece: Piece) -> np.ndarray:
+    known = NUMPY.get(piece.dtype)
+    return empty(piece.shape if known else (piece.end - piece.begin,), known or "u1")
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    return array.reshape(-1).data.cast("B")

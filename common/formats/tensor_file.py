@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from qwenimg.common.formats.arrays import largest_bits
-from qwenimg.common.formats.stored import NUMPY, Piece
+from qwenimg.common.formats.stored import Piece, fill
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 NAME = "tensor"
-_PIECE = 1 << 20  # bytes that are read and looked at while they are in the cache
 
 
 class TensorFile:
@@ -66,14 +64,8 @@ class TensorFile:
         return len(view)
 
     def _fill(self, view: memoryview) -> None:
-        import numpy as np
-
         begin = self._piece.begin + self._at - len(self._head)
-        for done in range(0, len(view), _PIECE):
-            part = view[done : done + _PIECE]
-            self._piece.file.fill(part, begin + done)
-            values = np.frombuffer(part, NUMPY[self._piece.dtype])
-            self.largest = max(self.largest, largest_bits(values))
+        self.largest = max(self.largest, fill(self._piece, view, begin))
 
     def _kept(self, act: Callable[[], None]) -> None:
         if self._error is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from qwenimg.common.codes.bits import finite
 from qwenimg.common.formats.arrays import largest_bits, value
-from qwenimg.common.formats.stored import TOO_LARGE
+from qwenimg.common.formats.stored import TOO_LARGE, looked_at
 from qwenimg.common.weights.not_finite import not_finite
 from qwenimg.common.weights.plan import Entry, LoadPlan, read, read_codes
 from qwenimg.common.weights.storage import Packed
@@ -28,8 +28,13 @@ def check_values(plan: LoadPlan) -> None:
 
 def read_finite(entry: Entry) -> np.ndarray:
     """`read`, with every value finite in the dtype that it will be kept in. Raises ModelError."""
-    values = read(entry)
-    check_largest(entry, largest_bits(values), lambda: int((~finite(values)).sum()))
+    if entry.source.is_plain and not entry.fused:
+        values, largest = looked_at(entry.source.first)
+        values = values.reshape(entry.shape)
+    else:
+        values = read(entry)
+        largest = largest_bits(values)
+    check_largest(entry, largest, lambda: int((~finite(values)).sum()))
     return values
 
 

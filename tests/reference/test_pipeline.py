@@ -435,12 +435,17 @@ def test_what_another_class_would_draw_is_refused(
     assert describe(tiny_folder).faults == []
 
 
-def test_metal_convolves_3x3_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metal_convolves_in_float32_what_winograd_would_take(monkeypatch: pytest.MonkeyPatch) -> None:
     import mlx.core as mx
 
-    from qwenimg.backends.mlx.ops import layers
+    from qwenimg.backends.mlx.ops.layers import Conv2d, _conv_dtype
 
-    small, large = mx.zeros((2, 1, 1, 2), mx.bfloat16), mx.zeros((2, 3, 3, 2), mx.bfloat16)
-    assert (layers._conv_dtype(small), layers._conv_dtype(large)) == (mx.bfloat16, mx.bfloat16)
-    monkeypatch.setattr(layers, "on_gpu", lambda: True)
-    assert (layers._conv_dtype(small), layers._conv_dtype(large)) == (mx.bfloat16, mx.float32)
+    def dtypes(kernel: int, stride: int, *sides: int) -> list[mx.Dtype]:
+        conv = Conv2d(32, 32, kernel, stride, kernel // 2)
+        conv.set_dtype(mx.bfloat16)
+        return [_conv_dtype(conv, mx.zeros((2, side, side, 32))) for side in sides]
+
+    cases = [(3, 1, 45, 46), (3, 2, 46), (1, 1, 46)]  # 2 x 45 x 45 pixels are 4,050
+    assert [dtypes(*case) for case in cases] == [[mx.bfloat16, mx.bfloat16], [mx.bfloat16], [mx.bfloat16]]
+    monkeypatch.setattr("qwenimg.backends.mlx.ops.layers.on_gpu", lambda: True)
+    assert [dtypes(*case) for case in cases] == [[mx.bfloat16, mx.float32], [mx.bfloat16], [mx.bfloat16]]

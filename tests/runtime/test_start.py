@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from processes import ENVIRONMENT
 
 # torch's compiler and what it needs, once imported by a backend's start, and what no backend shall need
@@ -31,3 +33,47 @@ def test_a_picture_on_torch_needs_no_compiler_and_writes_no_file(tmp_path: Path)
     unused = [name for name in modules if name in UNUSED or name.startswith(tuple(f"{u}." for u in UNUSED))]
     print(len(modules), "modules")
     assert "torch" in modules and unused == [] and len(modules) < 1700
+
+
+COMPILE = """
+import json, sys
+from pathlib import Path
+import torch
+from qwenimg.backends.torch import compile
+
+class TransformerBlock(torch.nn.Linear):
+    def forward(self, x):
+        return torch.nn.functional.gelu(super().forward(x)).square()
+
+torch.manual_seed(0)
+block = TransformerBlock(4, 4)
+compile.compile(block, Path(sys.argv[1]))
+from torch._dynamo.utils import counters
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+x = torch.arange(12.0).reshape(3, 4)
+with torch.no_grad():
+    error = float((block(x) - block.forward(x)).abs().max()) if len(sys.argv) > 2 else 0.0
+print(json.dumps({"folder": cache_dir(), "error": error, "found": counters["inductor"]["fxgraph_cache_hit"]}))
+"""
+
+
+def compiled(folder: Path, *more: str) -> dict[str, str | float]:
+    environment = {name: value for name, value in ENVIRONMENT.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    command = [sys.executable, "-c", COMPILE, str(folder), *more]
+    done = subprocess.run(command, capture_output=True, timeout=600, env=environment, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    said: dict[str, str | float] = json.loads(done.stdout.splitlines()[-1])
+    return said
+
+
+def test_what_is_compiled_is_kept_where_a_later_run_looks(tmp_path: Path) -> None:
+    """Not where torch puts it by itself, a folder that does not outlive the machine's next start."""
+    assert compiled(tmp_path / "kept")["folder"] == str(tmp_path / "kept")
+
+
+@pytest.mark.slow
+def test_a_second_process_finds_what_was_compiled(tmp_path: Path) -> None:
+    first, second = (compiled(tmp_path, "run") for _ in range(2))
+    print(first, second)
+    assert (first["found"], second["found"]) == (0, 1)
+    assert max(first["error"], second["error"]) < 1e-5

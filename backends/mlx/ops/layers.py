@@ -124,7 +124,7 @@ class Conv2d(mlx.nn.Module):
         if self.compute is not None:
             convolve = partial(mx.conv2d, stride=self.stride, padding=self.padding)
             return seen("conv2d", self.path, _scaled(self.compute, convolve, x, self))
-        dtype = _conv_dtype(self.weight)
+        dtype = _conv_dtype(self, x)
         y = mx.conv2d(x.astype(dtype), self.weight.astype(dtype), stride=self.stride, padding=self.padding)
         return seen("conv2d", self.path, _biased(self.dtype)(y, self.bias))
 
@@ -198,10 +198,13 @@ def _by_channel(dtype: mx.Dtype) -> Callable[..., Array]:
     return fused(lambda x, weight, bias: (x * weight.astype(x.dtype) + bias.astype(x.dtype)).astype(dtype))
 
 
-def _conv_dtype(weight: Array) -> mx.Dtype:
-    """What a convolution computes in. Metal's Winograd kernels for 3x3 round in the storage dtype, which costs 16 bit a
-    thousand times the error of a direct convolution: there, those run in float32."""
-    return mx.float32 if on_gpu() and weight.itemsize == 2 and weight.shape[1] == 3 else weight.dtype
+def _conv_dtype(conv: Conv2d, x: Array) -> mx.Dtype:
+    """What a convolution of x [B h w in] computes in. Metal's Winograd kernels round their transforms in the storage
+    dtype, which costs 16 bit a thousand times the error of a direct convolution: what they would take runs in float32.
+    MLX takes them for 3x3 with stride 1 where the images of the batch have 4,096 pixels together (its conv.cpp, v0.20
+    to v0.32), and of those not for few or odd channels, which does not matter here."""
+    winograd = conv.weight.shape[1] == 3 and conv.stride == 1 and x.shape[0] * x.shape[1] * x.shape[2] >= 4096
+    return mx.float32 if on_gpu() and conv.weight.itemsize == 2 and winograd else conv.weight.dtype
 
 
 def _normed(y: Array, norm: LayerNorm) -> Array:
