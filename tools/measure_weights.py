@@ -14,6 +14,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
+from math import prod
 from pathlib import Path
 
 import k_quants
@@ -109,6 +110,16 @@ def relative(decoded: np.ndarray, values: np.ndarray) -> float:
     return float(np.sum((decoded - values) ** 2) / np.sum(values**2))
 
 
+HEAD = ["bits of a weight", "published transformer, GB", "error of a layer", "median PSNR", "worst", "right"]
+
+
+def in_file(bits: float, group: int) -> str:
+    """GB of the published transformer with all matrices of whole groups in so many bits a weight, the rest in 16."""
+    entries = on_paper.plan(qwen_dit.NETWORK.name, qwen_dit.uses(qwen_dit.manifest(QwenDiTConfig()))).entries.values()
+    coded = sum(prod(e.shape) for e in entries if len(e.shape) == 2 and e.shape[1] % group == 0)
+    return f"{(coded * bits + (sum(prod(e.shape) for e in entries) - coded) * 16) / 8e9:.1f}"
+
+
 # MLX
 
 AFFINE = [("affine", 64, bits) for bits in (8, 6, 5, 4, 3, 2)]
@@ -140,16 +151,24 @@ def write_mlx(path: Path, mode: str, group: int, bits: int) -> tuple[float, floa
 
 def schemes() -> None:
     exact, right = drawn(None)
-    rows = [["as they are", "16.0", "", "", "", f"{right} of {len(exact)}"]]
+    rows = [["as they are", "16.0", in_file(16, 64), "", "", "", f"{right} of {len(exact)}"]]
     for mode, group, bits in SCHEMES:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "transformer.safetensors"
             kept, error = write_mlx(path, mode, group, bits)
             made, right = drawn(None, path)
         name = f"{bits} bits, groups of {group}" if mode == "affine" else mode
-        rows.append([name, f"{kept:.1f}", f"{error:.4f}", *figures(made, exact, right)])
+        rows.append([name, f"{kept:.1f}", in_file(kept, group), f"{error:.4f}", *figures(made, exact, right)])
         print(rows[-1], flush=True)
-    head = ["scheme", "bits of a weight", "error of a layer", "median PSNR", "worst", "right"]
+    head = [
+        "scheme",
+        "bits of a weight",
+        "published transformer, GB",
+        "error of a layer",
+        "median PSNR",
+        "worst",
+        "right",
+    ]
     write("weights.md", "mlx", table(head, rows))
 
 
@@ -187,16 +206,29 @@ def write_gguf(path: Path, type: str) -> float:
 
 
 def types() -> None:
+    import gguf
+
     exact, right = drawn(None)
-    rows = [["F32", "", "", "", f"{right} of {len(exact)}"]]
+    rows = [["F32", "32.0", "", "", "", "", f"{right} of {len(exact)}"]]
     for type in ("Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_1", "Q4_0", "Q3_K", "Q2_K"):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "transformer.gguf"
             error = write_gguf(path, type)
             made, right = drawn(None, path)
-        rows.append([type, f"{error:.4f}", *figures(made, exact, right)])
+        block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type]]
+        bits = 8 * size / block
+        rows.append([type, f"{bits:.1f}", in_file(bits, block), f"{error:.4f}", *figures(made, exact, right)])
         print(rows[-1], flush=True)
-    write("weights.md", "gguf", table(["type", "error of a weight", "median PSNR", "worst", "right"], rows))
+    head = [
+        "type",
+        "bits of a weight",
+        "published transformer, GB",
+        "error of a layer",
+        "median PSNR",
+        "worst",
+        "right",
+    ]
+    write("weights.md", "gguf", table(head, rows))
 
 
 if __name__ == "__main__":

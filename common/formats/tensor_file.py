@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from qwenimg.common.formats.arrays import THREADS
 from qwenimg.common.formats.stored import Piece, fill
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 NAME = "tensor"
+_WHOLE = 4  # bytes of the widest number: a thread's share is of whole ones
+_LARGE = 1 << 20  # bytes of a share: below that starting a thread takes longer
 
 
 class TensorFile:
@@ -65,7 +69,14 @@ class TensorFile:
 
     def _fill(self, view: memoryview) -> None:
         begin = self._piece.begin + self._at - len(self._head)
-        self.largest = max(self.largest, fill(self._piece, view, begin))
+        step = -(-len(view) // THREADS // _WHOLE) * _WHOLE
+        starts = range(0, len(view), step)
+        if len(starts) < 2 or step < _LARGE:
+            self.largest = max(self.largest, fill(self._piece, view, begin))
+            return
+        with ThreadPoolExecutor(len(starts)) as pool:
+            parts = pool.map(lambda at: fill(self._piece, view[at : at + step], begin + at), starts)
+            self.largest = max(self.largest, *parts)
 
     def _kept(self, act: Callable[[], None]) -> None:
         if self._error is None:
