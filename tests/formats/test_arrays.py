@@ -125,3 +125,20 @@ def test_the_file_of_one_tensor_is_a_safetensors_file(plan: LoadPlan) -> None:
     assert arrays.value(file.largest, "float32") == 1.5
     assert mx.array_equal(mx.load(tensor_file.TensorFile(plan.entries["w"].source.first), "safetensors")["tensor"],
                           mx.full(SHAPE, 1.5))  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16"])
+@pytest.mark.parametrize("at", [0, math.prod(SHAPE) // 2, math.prod(SHAPE) // 2 + 1, -1])
+def test_every_share_of_a_large_tensor_is_read_and_looked_at(tmp_path: Path, dtype: str, at: int) -> None:
+    """The largest value is found in either thread's share; an odd number of values does not cut one in two."""
+    import safetensors.numpy
+
+    values = np.random.default_rng(0).standard_normal(SHAPE).astype({"F32": "f4", "F16": "f2"}[dtype])
+    values.reshape(-1)[at] = -77
+    safetensors.numpy.save_file({"w": values}, path := tmp_path / "w.safetensors")
+    plan = keys.plan(path, "transformer", {"w": SHAPE}).stored(FP32)
+    file = tensor_file.TensorFile(plan.entries["w"].source.first)
+    head, data = file.read(), bytearray(values.nbytes)
+    assert file.readinto(memoryview(data)) == len(data) and bytes(data) == values.tobytes() and head
+    assert abs(arrays.value(file.largest, values.dtype.name)) == 77
+    plan.close()
