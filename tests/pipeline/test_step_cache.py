@@ -218,7 +218,6 @@ def test_against_diffusers_first_block_cache(opened: Opened, tiny_folder: Path) 
     """The same calls and latents as diffusers' own hook, of one branch (it has a choice for each branch)."""
     import oracle
     from diffusers import FirstBlockCacheConfig
-    from diffusers.hooks import HookRegistry, apply_first_block_cache
 
     from qwenimg.common.numbers import noise
 
@@ -227,14 +226,12 @@ def test_against_diffusers_first_block_cache(opened: Opened, tiny_folder: Path) 
     reference = oracle.pipeline(tiny_folder, torch.float32).transformer
     runs = list[int]()
     count = reference.transformer_blocks[1].attn.register_forward_hook(lambda *_: runs.append(1))
-    apply_first_block_cache(reference, FirstBlockCacheConfig(threshold=share))
+    reference.enable_cache(FirstBlockCacheConfig(threshold=share))  # also where it ran without one before
     try:
         expected, _ = oracle.generate(tiny_folder, PROMPT, initial, steps=steps, guidance=1.0)
     finally:
         count.remove()
-        for block in reference.transformer_blocks:
-            HookRegistry.check_if_exists_or_initialize(block).remove_hook("fbc_leader_block_hook", recurse=False)
-            HookRegistry.check_if_exists_or_initialize(block).remove_hook("fbc_block_hook", recurse=False)
+        reference.disable_cache()
     asked = {"width": 48, "height": 32, "steps": steps, "guidance": 1.0, "latents": initial}
     for backend in BACKENDS:
         made = opened("qwen", backend)(PROMPT, **asked, step_cache=share)
