@@ -93,6 +93,7 @@ DENOISERS = {"qwen_dit": dit, "unet": unet}
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()  # which a reset leaves
     yield
     torch._dynamo.reset()
 
