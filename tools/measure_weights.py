@@ -13,7 +13,8 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -110,14 +111,28 @@ def relative(decoded: np.ndarray, values: np.ndarray) -> float:
     return float(np.sum((decoded - values) ** 2) / np.sum(values**2))
 
 
-HEAD = ["bits of a weight", "published transformer, GB", "error of a layer", "median PSNR", "worst", "right"]
-
-
 def in_file(bits: float, group: int) -> str:
     """GB of the published transformer with all matrices of whole groups in so many bits a weight, the rest in 16."""
     entries = on_paper.plan(qwen_dit.NETWORK.name, qwen_dit.uses(qwen_dit.manifest(QwenDiTConfig()))).entries.values()
     coded = sum(prod(e.shape) for e in entries if len(e.shape) == 2 and e.shape[1] % group == 0)
     return f"{(coded * bits + (sum(prod(e.shape) for e in entries) - coded) * 16) / 8e9:.1f}"
+
+
+def files(
+    block: str, kind: str, first: Sequence[str], makers: Mapping[str, Callable[[Path], tuple[float, int, float]]]
+) -> None:
+    """Writes the table `block`: `first` is the row of the weights as they are, up to what their file takes; each maker
+    writes a file of this kind and says bits of a weight, its group, and the relative error of a layer."""
+    exact, right = drawn(None)
+    rows = [[*first, "", "", "", f"{right} of {len(exact)}"]]
+    for name, make in makers.items():
+        with tempfile.TemporaryDirectory() as folder:
+            bits, group, error = make(path := Path(folder) / f"transformer.{kind}")
+            made, right = drawn(None, path)
+        rows.append([name, f"{bits:.1f}", in_file(bits, group), f"{error:.4f}", *figures(made, exact, right)])
+        print(rows[-1], flush=True)
+    heads = ["bits of a weight", "published transformer, GB", "error of a layer", "median PSNR", "worst", "right"]
+    write("weights.md", block, table(["type", *heads], rows))
 
 
 # MLX
@@ -126,9 +141,9 @@ AFFINE = [("affine", 64, bits) for bits in (8, 6, 5, 4, 3, 2)]
 SCHEMES = [*AFFINE, ("mxfp8", 32, 8), ("mxfp4", 32, 4), ("nvfp4", 16, 4)]  # mode, group, bits
 
 
-def write_mlx(path: Path, mode: str, group: int, bits: int) -> tuple[float, float]:
+def write_mlx(mode: str, group: int, bits: int, path: Path) -> tuple[float, int, float]:
     """The built-in transformer with its matrices as MLX's own `quantize` writes them; bits of a weight with its share
-    of scales, and the relative error, the root of the mean square over layers."""
+    of scales, the group, and the relative error, the root of the mean square over layers."""
     import mlx.core as mx
 
     opened = registry.open_model(builtin.folder())
@@ -146,39 +161,24 @@ def write_mlx(path: Path, mode: str, group: int, bits: int) -> tuple[float, floa
             tensors |= {name: parts[0]} | dict(zip(names, parts[1:], strict=False))
     opened.checkpoint.close()
     mx.save_safetensors(str(path), tensors)
-    return kept, float(np.mean(errors)) ** 0.5
+    return kept, group, float(np.mean(errors)) ** 0.5
 
 
 def schemes() -> None:
-    exact, right = drawn(None)
-    rows = [["as they are", "16.0", in_file(16, 64), "", "", "", f"{right} of {len(exact)}"]]
-    for mode, group, bits in SCHEMES:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "transformer.safetensors"
-            kept, error = write_mlx(path, mode, group, bits)
-            made, right = drawn(None, path)
-        name = f"{bits} bits, groups of {group}" if mode == "affine" else mode
-        rows.append([name, f"{kept:.1f}", in_file(kept, group), f"{error:.4f}", *figures(made, exact, right)])
-        print(rows[-1], flush=True)
-    head = [
-        "scheme",
-        "bits of a weight",
-        "published transformer, GB",
-        "error of a layer",
-        "median PSNR",
-        "worst",
-        "right",
-    ]
-    write("weights.md", "mlx", table(head, rows))
+    makers = {
+        f"{bits} bits, groups of {group}" if mode == "affine" else mode: partial(write_mlx, mode, group, bits)
+        for mode, group, bits in SCHEMES
+    }
+    files("mlx", "safetensors", ["as they are", "16.0", in_file(16, 64)], makers)
 
 
 # GGUF
 
 
-def write_gguf(path: Path, type: str) -> float:
-    """The built-in model's transformer with its matrices in `type`; returns their relative error, the root of the mean
-    square over layers. Those of blocks of 256 are written as the values that gguf decodes of them: its rows of 128 are
-    half a block."""
+def write_gguf(type: str, path: Path) -> tuple[float, int, float]:
+    """The built-in model's transformer with its matrices in `type`; returns bits of a weight, weights of a block, and
+    the relative error, the root of the mean square over layers. Those of blocks of 256 are written as the values that
+    gguf decodes of them: its rows of 128 are half a block."""
     import gguf
 
     writer, kind = gguf.GGUFWriter(path, "qwen_image"), gguf.GGMLQuantizationType[type]
@@ -202,33 +202,13 @@ def write_gguf(path: Path, type: str) -> float:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return float(np.mean(errors)) ** 0.5
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    return 8 * size / block, block, float(np.mean(errors)) ** 0.5
 
 
 def types() -> None:
-    import gguf
-
-    exact, right = drawn(None)
-    rows = [["F32", "32.0", "", "", "", "", f"{right} of {len(exact)}"]]
-    for type in ("Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_1", "Q4_0", "Q3_K", "Q2_K"):
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "transformer.gguf"
-            error = write_gguf(path, type)
-            made, right = drawn(None, path)
-        block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type]]
-        bits = 8 * size / block
-        rows.append([type, f"{bits:.1f}", in_file(bits, block), f"{error:.4f}", *figures(made, exact, right)])
-        print(rows[-1], flush=True)
-    head = [
-        "type",
-        "bits of a weight",
-        "published transformer, GB",
-        "error of a layer",
-        "median PSNR",
-        "worst",
-        "right",
-    ]
-    write("weights.md", "gguf", table(head, rows))
+    names = ("Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_1", "Q4_0", "Q3_K", "Q2_K")
+    files("gguf", "gguf", ["F32", "32.0", ""], {name: partial(write_gguf, name) for name in names})
 
 
 if __name__ == "__main__":
