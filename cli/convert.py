@@ -51,8 +51,9 @@ def convert(
     from qwenimg.common.hub.resolve import find_part, resolve
 
     files = {name: find_part(path) if name in PARTS else path for name, path in given.items() if path is not None}
-    asked = Asked(quantize=quantize, lora="; ".join(lora), dtype=dtype, prediction=prediction, **files)
     found = resolve(model, without=components_of(part for part in PARTS if part in files))
+    name = found.known.name if found.known is not None and "transformer" not in files else None
+    asked = Asked(model=name, quantize=quantize, lora="; ".join(lora), dtype=dtype, prediction=prediction, **files)
     told = Told(quiet=quiet)
     try:
         convert(found.folder, out, asked, told)

@@ -28,14 +28,12 @@ from qwenimg.common.base.text import clean, shown_path
 from qwenimg.common.conversion.parts import Part, as_json, parts, small_files
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import PARTS, Choices, Prediction
-from qwenimg.common.families.registry import Opened
+from qwenimg.common.families.registry import NOTE, Opened
 from qwenimg.common.formats.safetensors import read_header
 from qwenimg.common.request.loras import Loras
 from qwenimg.common.weights.write import Progress, is_whole, write_shard
 
 FORMAT = "1"
-NOTE = "qwenimg.json"
-"""In the folder: what it was made of. While it is built, that it is ours."""
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _PATHS = (*PARTS, "tokenizer")  # what is asked for that has a path
 _SPARE = 64 << 20  # bytes beside the weights
@@ -43,8 +41,9 @@ _SPARE = 64 << 20  # bytes beside the weights
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What is to be made of a model. None is what its files say."""
+    """What is to be made of a model, which is `model` where it is known by name. None is what its files say."""
 
+    model: str | None = None
     quantize: str | None = None
     lora: str = ""
     dtype: str | None = None  # of what is not in codes: a key of DTYPES
@@ -96,6 +95,8 @@ def _note(opened: Opened, made: list[Part], small: dict[str, bytes], asked: Aske
     """What a folder is made of, without paths; equal notes are equal folders."""
     said = {key: value for key, value in asdict(asked).items() if value is not None and key not in ("lora", *_PATHS)}
     about = {"format": FORMAT, "family": opened.family.name, **said, **loras.recorded(asked.lora)}
+    if opened.made_of is not None:
+        about.setdefault("model", opened.made_of.name)
     about["sources"] = {part.name: part.source for part in made}
     about["small_files"] = hashlib.sha256(b"".join(small[path] for path in sorted(small))).hexdigest()
     return about

@@ -10,6 +10,7 @@ from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, is_file
 from qwenimg.common.base.text import clean
+from qwenimg.common.families import catalog
 from qwenimg.common.families.catalog import KnownModel
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.describe_lora import is_lora
@@ -27,18 +28,22 @@ from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.weights import quantise
 
 FAMILIES: tuple[Family, ...] = (QWEN_IMAGE, STABLE_DIFFUSION)
+NOTE = "qwenimg.json"
+"""In a folder that `convert` writes: what it is made of. While it is built, that it is ours."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A model on disk, checked, and its family."""
+    """A model on disk, checked, and its family. `made_of`: the model known by name that it was converted from."""
 
     family: Family
     checkpoint: Checkpoint
+    made_of: KnownModel | None = None
 
     def defaults(self, known: KnownModel | None = None) -> Defaults:
-        """What holds where a call does not say: the values of a model that is known by name, else its family's."""
-        found = self.family.defaults(self.checkpoint)
+        """What holds where a call does not say: the values of a model that is known by name, or was made of one, else
+        its family's."""
+        found, known = self.family.defaults(self.checkpoint), known or self.made_of
         if known is None:
             return found
         return replace(
@@ -62,10 +67,19 @@ def open_model(path: Path, choices: Choices | None = None) -> Opened:
             able = " and ".join(other.title for other in FAMILIES if choice in other.choices)
             option = choice.replace("_", "-")
             raise UsageError(f"--{option} is for {able}; {clean(path, 80)} is another model")
+    made_of = None if choices.transformer else _made_of(path, family)
     checkpoint = family.open(path, choices)
     if choices.quantize is not None:
         checkpoint = checkpoint.quantised(choices.quantize)
-    return Opened(family=family, checkpoint=checkpoint)
+    return Opened(family=family, checkpoint=checkpoint, made_of=made_of)
+
+
+def _made_of(path: Path, family: Family) -> KnownModel | None:
+    """The model known by name that the folder `path` was converted from. Raises ModelError."""
+    note = path / NOTE
+    name = read_json(note).get("model") if is_file(note) else None
+    known = catalog.find(name) if isinstance(name, str) else None
+    return known if known is not None and known.family == family.name else None
 
 
 def open_refiner(base: Opened, path: Path) -> Checkpoint:

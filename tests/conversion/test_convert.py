@@ -27,12 +27,14 @@ import qwenimg
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.conversion import convert as module
 from qwenimg.common.conversion import parts
-from qwenimg.common.families import registry
+from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.choices import Choices
+from qwenimg.common.shapes import builtin
 from qwenimg.common.weights.plan import read_codes
 from qwenimg.common.weights.storage import Packed
 
 BACKENDS = ("cpu", "mlx")
+SHAPES = builtin.folder()
 ASK: dict[str, Any] = {"seed": 3, "width": 48, "height": 32, "steps": 2, "guidance": 2.0}
 
 
@@ -173,6 +175,21 @@ def test_a_lora_in_the_weights(model: Path, tmp_path: Path, backend: str) -> Non
     assert note["lora"] == "l.safetensors:0.7" and str(tmp_path) not in (coded / "qwenimg.json").read_text()
     cli("convert", str(coded), str(tmp_path / "x"), "--lora", ask).refused(2, "weights in codes", "the original")
     assert not (tmp_path / "x").exists() and not (tmp_path / "x.part").exists()
+
+
+def test_a_model_known_by_name_keeps_its_defaults(model: Path, tmp_path: Path) -> None:
+    """Also when what was made of it is converted again; with another transformer it is another model."""
+    once, twice, other = tmp_path / "once", tmp_path / "twice", tmp_path / "other"
+    assert cli("convert", "shapes", str(once), "-q", "8").code == 0
+    assert cli("convert", str(once), str(twice)).code == 0
+    assert cli("convert", "shapes", str(other), "--transformer", str(SHAPES / "transformer")).code == 0
+    expected = registry.open_model(SHAPES).defaults(catalog.BUILT_IN)
+    assert (expected.steps, expected.guidance, expected.width) == (20, 3.0, 256)
+    for folder in (once, twice):
+        assert registry.open_model(folder).defaults() == expected
+    assert registry.open_model(other).defaults() == registry.open_model(SHAPES).defaults() != expected
+    (once / "qwenimg.json").write_bytes(b"{")
+    cli("plan", str(once)).refused(5, "qwenimg.json")
 
 
 # Ended runs
