@@ -51,8 +51,8 @@ class Fit:
         room, stage = found.room, found.largest
         if not found.fits(room):
             raise DoesNotFit(
-                f"{stage.title} takes {size_text(stage.peak)} in {self.runtime.precision.name}, {size_text(room)} are "
-                f"free on {self.engine.device} ({size_text(stage.weights)} are weights); "
+                f"{stage.title} takes {size_text(stage.peak)} in {self.runtime.precision.name}, "
+                f"{self.runtime.room_text(room)} ({size_text(stage.weights)} are weights); "
                 f"{_ways_out(self.model, request, room)}"
             )
         return found
@@ -118,7 +118,10 @@ def _kept(now: Precision) -> Iterator[tuple[str, Precision, str | None]]:
 
 
 def streamed(model: DiffusionModel, request: Request, free: int, counted: bool = True) -> Iterator[Way]:
-    """The picture with blocks streamed so that it stays below `free` bytes, where that takes less."""
+    """The picture with blocks streamed so that it stays below `free` bytes, where that takes less. None where a run has
+    a limit already."""
+    if model.runtime.max_memory is not None:
+        return
     amount = max(1, free // MEGABYTE)
     found = needs(model.variant(model.runtime.precision, None, amount * MEGABYTE), request, counted)
     if found.largest.peak < needs(model, request, counted).largest.peak:

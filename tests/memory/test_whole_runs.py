@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from measure_memory import RUNS, Run, compared, made
 
+from qwenimg.common.base.amounts import parse_bytes
+
 # Of a smaller model what frameworks leave behind, some 30 MB, is more than a tenth.
 STREAMED = [run for run in RUNS if "--max-memory" in run.options and run.model != "sd15"]
 NEAR, OVER = 0.15, 1.10
@@ -21,3 +23,4 @@ def test_a_streamed_run_stays_within_its_plan(tmp_path: Path, run: Run) -> None:
     found = compared(made(tmp_path, run.model), run)
     assert found["measured"] <= OVER * found["predicted"]
     assert abs(found["predicted"] / found["measured"] - 1) <= NEAR
+    assert found["measured"] <= parse_bytes(run.options.split()[-1], "--max-memory")
