@@ -16,6 +16,8 @@ from qwenimg.common.weights.finite import check_largest, read_finite
 from qwenimg.common.weights.plan import Entry, LoadPlan, read, read_branch, read_codes
 from qwenimg.common.weights.storage import Packed
 
+LARGE = 1 << 20  # bytes: below that reading by MLX, in a thread of its own, takes longer than a copy
+
 Model = TypeVar("Model", bound=mlx.nn.Module)
 
 
@@ -86,7 +88,7 @@ def drop(model: mlx.nn.Module, names: Iterable[str]) -> None:
 def tensor(entry: Entry) -> mx.array:
     """One tensor of a checkpoint in the dtype of its storage, finite; convolutions [O I h w] -> [O h w I]. Raises
     ModelError."""
-    plain = entry.source.is_plain and not entry.fused and 0 not in entry.shape
+    plain = entry.source.is_plain and not entry.fused and entry.nbytes >= LARGE
     stored = _straight(entry) if plain else _by_numpy(entry)
     return _laid_out(entry, stored)
 

@@ -40,7 +40,7 @@ def empty(build: Callable[[], Model], precision: Precision | None = None, role: 
 
 def fill(model: torch.nn.Module, plan: LoadPlan, device: torch.device) -> None:
     """Reads every tensor of `plan` into the parameter of its name. Nothing may be missing from the model."""
-    for entry, found in ahead(plan.entries.values(), fetched):
+    for entry, found in ahead(plan.entries.values(), fetched, lambda entry: entry.nbytes):
         put(model, entry, kept(entry, found, device))
     branch(model, plan, device)
 

@@ -16,6 +16,7 @@ Item = TypeVar("Item")
 Fetched = TypeVar("Fetched")
 
 THREADS = 2  # that read ahead: of so many tensors more than one is in memory beside those that are in their place
+_WORTH_A_THREAD = 1 << 20  # bytes
 _LARGE = 1 << 22  # bytes: from here on numpy asks the system for huge pages
 _IN_CACHE = 1 << 18  # bytes that are looked at in one go
 # Of the bits of a number those without its sign, as an integer of its size. They are in the order of the numbers' size,
@@ -53,22 +54,40 @@ def value(bits: int, dtype: str) -> float:
     return float(np.array(bits, np.uint32 if dtype == "float32" else np.uint16).view(dtype))
 
 
-def ahead(items: Iterable[Item], fetch: Callable[[Item], Fetched]) -> Iterator[tuple[Item, Fetched]]:
-    """Each item with what `fetch` returns for it: threads fetch the next ones while this one is used. Raises what
-    `fetch` raises."""
+def ahead(
+    items: Iterable[Item], fetch: Callable[[Item], Fetched], size: Callable[[Item], int]
+) -> Iterator[tuple[Item, Fetched]]:
+    """Each item with what `fetch` returns for it: threads fetch the next ones while this one is used. `size`: bytes of
+    an item; small ones are fetched together. Raises what `fetch` raises."""
     from concurrent.futures import Future, ThreadPoolExecutor
 
+    def fetch_all(batch: list[Item]) -> list[Fetched]:
+        return [fetch(item) for item in batch]
+
     with ThreadPoolExecutor(THREADS) as pool:
-        coming: deque[tuple[Item, Future[Fetched]]] = deque()
+        coming: deque[tuple[list[Item], Future[list[Fetched]]]] = deque()
         try:
-            for item in items:
-                coming.append((item, pool.submit(fetch, item)))
+            for batch in _batches(items, size):
+                coming.append((batch, pool.submit(fetch_all, batch)))
                 if len(coming) > THREADS:
                     first, found = coming.popleft()
-                    yield first, found.result()
+                    yield from zip(first, found.result(), strict=True)
             while coming:
                 first, found = coming.popleft()
-                yield first, found.result()
+                yield from zip(first, found.result(), strict=True)
         finally:
             for _, left in coming:
                 left.cancel()
+
+
+def _batches(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """The items in their order, so many at a time that handing them to a thread and back takes little beside them."""
+    batch, bytes_of_it = [], 0
+    for item in items:
+        batch.append(item)
+        bytes_of_it += size(item)
+        if bytes_of_it >= _WORTH_A_THREAD:
+            yield batch
+            batch, bytes_of_it = [], 0
+    if batch:
+        yield batch

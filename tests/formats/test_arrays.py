@@ -55,18 +55,23 @@ def test_memory_is_of_its_own_and_can_be_written(shape: tuple[int, ...]) -> None
     assert made.shape == shape and made.dtype == np.float32 and (made == 1).all() and made.flags.writeable
 
 
-def test_what_is_ahead_comes_in_order_and_from_other_threads() -> None:
+LARGE, SMALL = 10**9, 200_000  # bytes of an item: a batch of its own, and six to a batch
+
+
+@pytest.mark.parametrize("size", [LARGE, SMALL, 0])
+def test_what_is_ahead_comes_in_order_and_from_other_threads(size: int) -> None:
     seen: list[int] = []
 
     def fetch(item: int) -> int:
         seen.append(threading.get_ident())
         return item * item
 
-    assert list(arrays.ahead(range(40), fetch)) == [(i, i * i) for i in range(40)]
+    assert list(arrays.ahead(range(40), fetch, lambda item: size)) == [(i, i * i) for i in range(40)]
     assert len(seen) == 40 and threading.get_ident() not in seen
 
 
-def test_no_more_is_fetched_than_the_threads_and_what_they_raise_comes_out() -> None:
+@pytest.mark.parametrize(("size", "together"), [(LARGE, 1), (SMALL, 6)])
+def test_no_more_is_fetched_than_the_threads_and_what_they_raise_comes_out(size: int, together: int) -> None:
     fetched: list[int] = []
 
     def fetch(item: int) -> int:
@@ -76,12 +81,13 @@ def test_no_more_is_fetched_than_the_threads_and_what_they_raise_comes_out() -> 
         return item
 
     given = iter(range(1000))
-    coming = arrays.ahead(given, fetch)
-    assert next(coming) == (0, 0)
-    assert next(given) == arrays.THREADS + 1  # so many were asked for
+    coming = arrays.ahead(given, fetch, lambda item: size)
+    if together == 1:
+        assert next(coming) == (0, 0)
+        assert next(given) == arrays.THREADS + 1  # so many were asked for
     with pytest.raises(ModelError, match="five"):
         list(coming)
-    assert max(fetched) <= 5 + arrays.THREADS + 1
+    assert max(fetched) <= (5 + arrays.THREADS + 1) * together
 
 
 @pytest.fixture

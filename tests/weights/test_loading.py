@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from wide_checkpoint import write
 
 import qwenimg
+from qwenimg.backends.mlx import load as mlx_load
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.families.qwen_image import checkpoint as model
@@ -78,6 +79,12 @@ CASES = [(stored, policy) for stored, policies in POLICIES.items() for policy in
 def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Files]:
     folder = tmp_path_factory.mktemp("loading")
     return cache(lambda stored: Files(folder, stored))
+
+
+@pytest.fixture(autouse=True)
+def all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLX reads large tensors itself. What is small goes through numpy, as in the tests of all other rooms."""
+    monkeypatch.setattr(mlx_load, "LARGE", 1)
 
 
 @pytest.mark.parametrize("part", PARTS)
