@@ -12,9 +12,9 @@ else
   DEMO_EXTRA := torch
 endif
 
-# Each test process computes on one core.
+# Each test process computes on one core. It begins with neighbours, which share what they have made.
 WORKERS ?= auto --maxprocesses=4
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --durations=15
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15
 
 export PYTHONUTF8 := 1
 
