@@ -13,7 +13,7 @@ from pathlib import Path
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import DoesNotFit
 
-NONE = 2**62
+NONE = 2**62  # about what control groups of version 1 say where there is none
 # Bytes of the address space for stacks and heaps of threads that are still to start: never refused for less.
 RESERVED = 2**27
 # Bytes of address space and of data that numpy takes to load, on two cores: with less its BLAS ends the process itself.
@@ -24,8 +24,7 @@ CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 def left() -> int:
     """Bytes, NONE without a limit."""
-    own = Path("/proc/self/cgroup")
-    return min(_left_of_process(), left_in_groups(CONTROL_GROUPS, _text(own)))
+    return min(_left_of_process(), left_in_groups(CONTROL_GROUPS, _text("/proc/self/cgroup")))
 
 
 def check_room(library: str, needed: tuple[int, int]) -> None:
@@ -50,7 +49,7 @@ def _of_process() -> dict[str, int]:
         import resource
     except ImportError:
         return found
-    used = dict(re.findall(r"^(Vm\w+):\s+(\d+) kB$", _text(Path("/proc/self/status")), re.MULTILINE))
+    used = dict(re.findall(r"^(Vm\w+):\s+(\d+) kB$", _text("/proc/self/status"), re.MULTILINE))
     for name, field, kind in (
         ("ulimit -v", "VmSize", resource.RLIMIT_AS),
         ("ulimit -d", "VmData", resource.RLIMIT_DATA),
@@ -65,33 +64,38 @@ def left_in_groups(root: Path, own: str) -> int:
     """What control groups leave; `own` is the text of /proc/self/cgroup, `root` where they are mounted.
 
     A container sees its own group as the root, so the root is looked at as well as each group above this process's."""
-    found = [NONE]
+    folders: set[tuple[str, tuple[str, str, str]]] = set()
     for line in [*own.splitlines(), "0::/", "0:memory:/"]:
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
-            base, names = root, ("memory.max", "memory.current", "inactive_file")
+            folder, names = str(root), ("memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
-            base, names = root / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            folder, names = f"{root}/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
         else:
             continue
-        group = base / path.strip("/")
-        found += [_left_in(folder, *names) for folder in (group, *group.parents) if folder.is_relative_to(base)]
-    return max(0, min(found))
+        folders.add((folder, names))
+        for part in filter(None, path.split("/")):
+            folder = f"{folder}/{part}"
+            folders.add((folder, names))
+    return max(0, min(_left_in(folder, *names) for folder, names in folders))
 
 
-def _left_in(folder: Path, limit: str, current: str, cached: str) -> int:
+def _left_in(folder: str, limit: str, current: str, cached: str) -> int:
     """Files that are cached are given back when memory is short."""
     try:
-        most, used = int(_text(folder / limit)), int(_text(folder / current))
+        if (most := int(_text(f"{folder}/{limit}"))) >= NONE:
+            return NONE
+        used = int(_text(f"{folder}/{current}"))
     except ValueError:  # no such files, or a limit of "max"
         return NONE
-    given_back = re.search(rf"^{cached} (\d+)$", _text(folder / "memory.stat"), re.MULTILINE)
+    given_back = re.search(rf"^{cached} (\d+)$", _text(f"{folder}/memory.stat"), re.MULTILINE)
     return most - used + (int(given_back[1]) if given_back else 0)
 
 
-def _text(file: Path) -> str:
+def _text(file: str) -> str:
     try:
-        return file.read_text()
+        with open(file) as opened:  # noqa: PTH123 (this is asked before every stage, and takes half as long)
+            return opened.read()
     except OSError:
         return ""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -45,7 +45,8 @@ class Vocabulary:
         return len(self.ids) + len(SPECIAL)
 
 
-def learn(words: Iterable[str]) -> Vocabulary:
+@cache
+def learn(words: tuple[str, ...]) -> Vocabulary:
     """The vocabulary in which each of `words` (with its leading space, if it has one) is one token."""
     symbols = byte_symbols()
     spelled = [[symbols[byte] for byte in word.encode()] for word in (*TEMPLATE_WORDS, *words)]

@@ -158,7 +158,7 @@ def test_template_is_34_tokens(trained: Path):
 def test_a_word_is_one_token_and_any_text_is_spelled(tmp_path: Path):
     from transformers import Qwen2Tokenizer
 
-    vocabulary = bpe.learn(["red", " red", "圆", "reddish"])
+    vocabulary = bpe.learn(("red", " red", "圆", "reddish"))
     train_folder.write_tokenizer(tmp_path, vocabulary)
     ours, theirs = qwen.load(tmp_path), Qwen2Tokenizer.from_pretrained(tmp_path)
     for text in ("red", "a red 圆", "reddish 猫 🙂", "\u0000é"):
@@ -448,7 +448,7 @@ def test_init_of_another_size(trained: Path, tmp_path: Path):
 
 def test_words_that_have_changed(with_parts: Path, monkeypatch: pytest.MonkeyPatch):
     run(options("dit", with_parts, steps=1))
-    monkeypatch.setattr(train_folder, "vocabulary", lambda: bpe.learn(["hexagon"]))
+    monkeypatch.setattr(train_folder, "vocabulary", lambda: bpe.learn(("hexagon",)))
     with pytest.raises(ModelError, match="of other words than this version's"):
         run(options("dit", with_parts, steps=2, resume=True))
 

@@ -85,7 +85,17 @@ def _product(x: Tensor) -> Callable[..., Tensor]:
     return _linear if multiplies(x.dtype, x.device.type) else _wide_linear
 
 
-class Linear(torch.nn.Linear):
+class Blank:
+    """A layer of torch that gets no first values where it has no memory for them: they take longer than the layer."""
+
+    weight: Tensor
+
+    def reset_parameters(self) -> None:
+        if not self.weight.is_meta:
+            super().reset_parameters()  # type: ignore[misc]
+
+
+class Linear(Blank, torch.nn.Linear):
     path = ""
     compute: Compute | None = None
     branch: tuple[Tensor, Tensor] | None = None  # down [R in] and up [out R] of LoRAs, in the layer's dtype
@@ -155,7 +165,7 @@ class RMSNorm(torch.nn.Module):
         return seen("rms_norm", self.path, F.rms_norm(x, x.shape[-1:], _wide(self, "weight", x.dtype), self.eps))
 
 
-class Conv2d(torch.nn.Conv2d):
+class Conv2d(Blank, torch.nn.Conv2d):
     path = ""
     compute: Compute | None = None
 

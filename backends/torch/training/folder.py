@@ -45,7 +45,7 @@ VISION = {"hidden": 32, "intermediate": 40, "patch": 14, "merge": 2}
 def vocabulary() -> tokenizer.Vocabulary:
     """The built-in model's: every word of its prompts, alone and after a space."""
     words = sorted(shapes_words.vocabulary())
-    return tokenizer.learn([*words, *(f" {word}" for word in words if word.isascii())])
+    return tokenizer.learn((*words, *(f" {word}" for word in words if word.isascii())))
 
 
 def vae_config(size: ModelSize) -> QwenVAEConfig:
