@@ -48,8 +48,9 @@ def _bytes(pool: NDArray[np.float32], name: str, shape: tuple[int, ...], dtype: 
     """The tensor in pieces: one stretch of the pool, repeated. Its length is odd, so that no two rows are equal."""
     offset, scale = _gain(name, shape)
     start = zlib.crc32(name.encode()) % POOL
-    values = offset + scale * np.roll(pool, -start)[: POOL - 1 - start % 4096 // 2 * 2]
-    stretch = stored(values, dtype).tobytes()
+    length = min(prod(shape), POOL - 1 - start % 4096 // 2 * 2)
+    values = np.concatenate([pool[start : start + length], pool[: max(0, start + length - POOL)]])
+    stretch = stored(offset + scale * values, dtype).tobytes()
     left = prod(shape) * ITEMSIZE[dtype]
     while left:
         yield stretch[:left]

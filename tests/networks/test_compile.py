@@ -104,15 +104,10 @@ def counted() -> tuple[int, int]:
     return found["stats"]["unique_graphs"], sum(found["graph_break"].values())
 
 
-# Tracing takes seconds: one network and policy is enough to see a break in what both are built of.
-@pytest.mark.parametrize(
-    ("network", "policy"),
-    [
-        pytest.param(network, policy, marks=[] if (network, policy) == ("qwen_dit", "fp32") else [pytest.mark.slow])
-        for network in DENOISERS
-        for policy in ("fp32", "bf16")
-    ],
-)
+# Tracing takes seconds: the usual tests trace one decoder only.
+@pytest.mark.slow
+@pytest.mark.parametrize("network", DENOISERS)
+@pytest.mark.parametrize("policy", ["fp32", "bf16"])
 def test_one_graph_for_all_blocks(network: str, policy: str, tmp_path: Path) -> None:
     """Traced, and run as it was traced: what the compiler is given computes the eager result."""
     made, run = DENOISERS[network](policy)
@@ -134,7 +129,7 @@ def test_one_graph_for_all_blocks(network: str, policy: str, tmp_path: Path) -> 
     assert "attention" in seen and counted()[0] == graphs, "an observer sees the eager operations"
 
 
-@pytest.mark.parametrize("network", ["qwen_vae", "kl_vae"])
+@pytest.mark.parametrize("network", [pytest.param("qwen_vae", marks=pytest.mark.slow), "kl_vae"])
 def test_a_decoder_is_one_graph(network: str) -> None:
     """What a decoder does behind its mid block, for images and tiles of every size: it is not compiled in a run, where
     it would take longer than it saves, and nothing in it is in the way."""

@@ -121,7 +121,7 @@ def test_branches_in_one_batch_and_in_turn(load: Opened, together: bool) -> None
     assert same(eager, replayed, [*RUNS[:5], ("x", {"negative_prompt": "y"})])
 
 
-@pytest.mark.parametrize("load", ["qwen", "sd15"], indirect=True)
+@pytest.mark.parametrize("load", ["qwen", pytest.param("sd15", marks=pytest.mark.slow)], indirect=True)
 def test_on_a_device_that_is_not_the_cpu(load: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     with pretending():
         monkeypatch.setattr(backends, "load", lambda name: pretend_engine())
@@ -154,7 +154,7 @@ def test_a_step_cache_and_a_look_inside_are_eager(load: Opened) -> None:
 
 
 # Of what a call is given, in the order of the forward: latents first, modulation or time behind them.
-@pytest.mark.parametrize("load", ["qwen", "sd15"], indirect=True)
+@pytest.mark.parametrize("load", ["qwen", pytest.param("sd15", marks=pytest.mark.slow)], indirect=True)
 @pytest.mark.parametrize("left_out", [0, 1, 2])
 def test_what_is_not_copied_is_seen(load: Opened, monkeypatch: pytest.MonkeyPatch, left_out: int) -> None:
     """By the first call in which that changes, which goes on without graphs; and by these tests where it does not

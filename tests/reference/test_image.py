@@ -6,6 +6,7 @@ import io
 import os
 import struct
 import zlib
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -161,6 +162,7 @@ def test_without_metadata_there_is_no_text_chunk() -> None:
 # Hostile files
 
 
+@cache
 def hostile() -> dict[str, bytes]:
     jpeg = io.BytesIO()
     Image.fromarray(PIXELS).save(jpeg, "JPEG")
