@@ -26,10 +26,10 @@ def put(data: bytes) -> None:
         silence(sys.stdout)
 
 
-def say(text: str, limit: int = MAX_LINE) -> None:
+def say(text: str) -> None:
     """One printable line on standard error; nothing where there is none."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(clean(text, limit) + "\n")
+        sys.stderr.write(clean(text, MAX_LINE) + "\n")
         sys.stderr.flush()
 
 

@@ -78,7 +78,7 @@ def write_atomic(path: Path, data: bytes, *, overwrite: bool) -> None:
                 left = left[file.write(left) :]
             os.fsync(fd)
         _publish(temp, path, overwrite)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         raise _failure(path, len(data), error) from None
     finally:
@@ -134,9 +134,9 @@ def _publish(temp: Path, path: Path, overwrite: bool) -> None:
             raise
 
 
-def _sync_folder(folder: Path) -> None:
-    # The file is published by now, and some file systems cannot sync a folder.
-    with contextlib.suppress(OSError):
+def sync_folder(folder: Path) -> None:
+    """Makes the names in `folder` last."""
+    with contextlib.suppress(OSError):  # what it holds is published by now, and some file systems cannot
         fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(fd)

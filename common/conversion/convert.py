@@ -14,13 +14,13 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from qwenimg.common.base.amounts import size_text
-from qwenimg.common.base.atomic_files import make_folder, write_atomic
+from qwenimg.common.base.atomic_files import make_folder, sync_folder, write_atomic
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import DoesNotFit, ModelError, UsageError, disk_full
 from qwenimg.common.base.safe_files import absolute
@@ -178,16 +178,7 @@ def _publish(work: Path, out: Path) -> None:
     except OSError as error:
         reason = clean(error.strerror or error, 60)
         raise UsageError(f"{shown_path(out)}: {reason}; the folder is whole as {shown_path(work, 80)}") from None
-    _sync(out.parent)
-
-
-def _sync(folder: Path) -> None:
-    with suppress(OSError):  # some file systems cannot
-        fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+    sync_folder(out.parent)
 
 
 # What is written
@@ -215,7 +206,7 @@ def _write(work: Path, made: list[Part], small: dict[str, bytes], note: dict[str
         _put(work / part.name / "config.json", as_json(part.config))
     for inside, data in sorted(small.items(), key=lambda item: (item[0] == "model_index.json", item[0])):
         _put(work / inside, data)
-    _sync(work)
+    sync_folder(work)
 
 
 def _telling(listener: Listener, inside: str) -> Progress:

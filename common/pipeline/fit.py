@@ -128,12 +128,12 @@ def streamed(model: DiffusionModel, request: Request, free: int, counted: bool =
         yield Way(options=f"--max-memory {amount}MB", needs=found)
 
 
-def smaller(model: DiffusionModel, request: Request, counted: bool = True) -> Iterator[Way]:
+def smaller(model: DiffusionModel, request: Request) -> Iterator[Way]:
     """Smaller pictures of about its shape, from the largest on."""
     for share in SHARES:
         width, height = (max(16, int(side * share) // 16 * 16) for side in (request.width, request.height))
         if width < request.width and height < request.height and request.latents is None:
-            found = needs(model, replace(request, width=width, height=height), counted)
+            found = needs(model, replace(request, width=width, height=height))
             yield Way(options=f"--size {width}x{height}", needs=found)
 
 
