@@ -10,13 +10,12 @@ import mlx.nn
 
 from qwenimg.backends.mlx.ops import DTYPES, Linear
 from qwenimg.backends.mlx.ops.quantised import QuantisedLinear
+from qwenimg.common.formats.arrays import WORTH_A_THREAD
 from qwenimg.common.formats.tensor_file import NAME, TensorFile
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.weights.finite import check_largest, read_finite
 from qwenimg.common.weights.plan import Entry, LoadPlan, read, read_branch, read_codes
 from qwenimg.common.weights.storage import Packed
-
-LARGE = 1 << 20  # bytes: below that reading by MLX, in a thread of its own, takes longer than a copy
 
 Model = TypeVar("Model", bound=mlx.nn.Module)
 
@@ -88,7 +87,7 @@ def drop(model: mlx.nn.Module, names: Iterable[str]) -> None:
 def tensor(entry: Entry) -> mx.array:
     """One tensor of a checkpoint in the dtype of its storage, finite; convolutions [O I h w] -> [O h w I]. Raises
     ModelError."""
-    plain = entry.source.is_plain and not entry.fused and entry.nbytes >= LARGE
+    plain = entry.source.is_plain and not entry.fused and entry.nbytes >= WORTH_A_THREAD
     stored = _straight(entry) if plain else _by_numpy(entry)
     return _laid_out(entry, stored)
 
@@ -104,7 +103,7 @@ def _laid_out(entry: Entry, stored: mx.array) -> mx.array:
 
 
 def _straight(entry: Entry) -> mx.array:
-    """Read by MLX into its own memory: no copy on the way."""
+    """Read by MLX into its own memory, in a thread of its own: no copy on the way."""
     file = TensorFile(entry.source.first)
     read: Any = mx.load(file, format="safetensors")
     found: mx.array = read[NAME]

@@ -16,7 +16,7 @@ Item = TypeVar("Item")
 Fetched = TypeVar("Fetched")
 
 THREADS = 2  # that read ahead: of so many tensors more than one is in memory beside those that are in their place
-_WORTH_A_THREAD = 1 << 20  # bytes
+WORTH_A_THREAD = 1 << 20  # bytes: handing less to a thread and back takes longer than reading it
 _LARGE = 1 << 22  # bytes: from here on numpy asks the system for huge pages
 _IN_CACHE = 1 << 18  # bytes that are looked at in one go
 # Of the bits of a number those without its sign, as an integer of its size. They are in the order of the numbers' size,
@@ -86,7 +86,7 @@ def _batches(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[lis
     for item in items:
         batch.append(item)
         bytes_of_it += size(item)
-        if bytes_of_it >= _WORTH_A_THREAD:
+        if bytes_of_it >= WORTH_A_THREAD:
             yield batch
             batch, bytes_of_it = [], 0
     if batch:

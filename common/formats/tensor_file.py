@@ -6,7 +6,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from qwenimg.common.formats.arrays import THREADS
+from qwenimg.common.formats.arrays import THREADS, WORTH_A_THREAD
 from qwenimg.common.formats.stored import Piece, fill
 
 if TYPE_CHECKING:
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 NAME = "tensor"
 _WHOLE = 4  # bytes of the widest number: a thread's share is of whole ones
-_LARGE = 1 << 20  # bytes of a share: below that starting a thread takes longer
 
 
 class TensorFile:
@@ -71,7 +70,7 @@ class TensorFile:
         begin = self._piece.begin + self._at - len(self._head)
         step = -(-len(view) // THREADS // _WHOLE) * _WHOLE
         starts = range(0, len(view), step)
-        if len(starts) < 2 or step < _LARGE:
+        if len(starts) < 2 or step < WORTH_A_THREAD:
             self.largest = max(self.largest, fill(self._piece, view, begin))
             return
         with ThreadPoolExecutor(len(starts)) as pool:

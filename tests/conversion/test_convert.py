@@ -177,7 +177,7 @@ def test_a_lora_in_the_weights(model: Path, tmp_path: Path, backend: str) -> Non
     assert not (tmp_path / "x").exists() and not (tmp_path / "x.part").exists()
 
 
-def test_a_model_known_by_name_keeps_its_defaults(model: Path, tmp_path: Path) -> None:
+def test_a_model_known_by_name_keeps_its_defaults(tmp_path: Path) -> None:
     """Also when what was made of it is converted again; with another transformer it is another model."""
     once, twice, other = tmp_path / "once", tmp_path / "twice", tmp_path / "other"
     assert cli("convert", "shapes", str(once), "-q", "8").code == 0

@@ -76,15 +76,14 @@ def test_no_more_is_fetched_than_the_threads_and_what_they_raise_comes_out(size:
 
     def fetch(item: int) -> int:
         fetched.append(item)
-        if item == 5:
+        if item == 5 * together:
             raise ModelError("five")
         return item
 
     given = iter(range(1000))
     coming = arrays.ahead(given, fetch, lambda item: size)
-    if together == 1:
-        assert next(coming) == (0, 0)
-        assert next(given) == arrays.THREADS + 1  # so many were asked for
+    assert next(coming) == (0, 0)
+    assert next(given) == (arrays.THREADS + 1) * together  # so many were asked for
     with pytest.raises(ModelError, match="five"):
         list(coming)
     assert max(fetched) <= (5 + arrays.THREADS + 1) * together

@@ -84,7 +84,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Files]:
 @pytest.fixture(autouse=True)
 def all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """MLX reads large tensors itself. What is small goes through numpy, as in the tests of all other rooms."""
-    monkeypatch.setattr(mlx_load, "LARGE", 1)
+    monkeypatch.setattr(mlx_load, "WORTH_A_THREAD", 1)
 
 
 @pytest.mark.parametrize("part", PARTS)
