@@ -1,6 +1,6 @@
-"""Compiles a denoiser by torch's own compiler, from outside: each transformer block and each residual block of a UNet
-by itself, in place. Blocks of one kind, which have weights of the same shapes, share what is compiled; lengths of
-texts, sizes and branches are not fixed in it.
+"""Compiles a denoiser by torch's own compiler, from outside: each transformer block, and of a UNet each residual block
+and each norm in front of transformer blocks, by itself and in place. Blocks of one kind, which have weights of the same
+shapes, share what is compiled; lengths of texts, sizes and branches are not fixed in it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,19 @@ from torch.utils._triton import has_triton_package
 from qwenimg.backends.torch import ops
 from qwenimg.common.runtime import observers
 
-UNITS = ("TransformerBlock", "ResidualBlock")  # the classes of what repeats in denoisers
+UNITS = ("TransformerBlock", "ResidualBlock", "TokenNorm")  # the classes of what repeats in denoisers
 KINDS = 64  # of one class, each with its variants: torch's own limit is 8, and a UNet's residual blocks are of 12
-CACHE = "TORCHINDUCTOR_CACHE_DIR"
+ENDS = ("GEGLU",)  # of these what follows the product is at the end of a product of our own, in 16 bit
 
 
 def units(model: torch.nn.Module) -> list[torch.nn.Module]:
     """What is compiled, each by itself."""
     return [module for module in model.modules() if type(module).__name__ in UNITS]
+
+
+def ends(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Of the units' modules those with a product of our own in them."""
+    return [module for module in model.modules() if type(module).__name__ in ENDS]
 
 
 def missing(on_gpu: bool) -> str:
@@ -39,6 +44,8 @@ def missing(on_gpu: bool) -> str:
 def compile(model: torch.nn.Module, folder: Path, backend: str = "inductor") -> None:
     """The blocks of `model` are compiled when they are first called. folder: where results are kept for later runs,
     unless the environment names another."""
+    from qwenimg.backends.torch.ops.whole import CACHE
+
     os.environ.setdefault(CACHE, str(folder))  # before the import, which would name a folder that is cleared
     from torch._dynamo import config as dynamo  # 800 modules, which only a compiler needs
 

@@ -7,7 +7,7 @@ RMSNorm, enlarging an image.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from math import prod
 from typing import Any
@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from qwenimg.backends.torch import compile, load
 from qwenimg.backends.torch.networks.vae import WIDE
+from qwenimg.backends.torch.ops.images import laid_out
 from qwenimg.common.networks.network import Network
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.runtime.kernels import Case, Kernel, Kind, Span
@@ -26,7 +27,7 @@ from qwenimg.common.weights.plan import LoadPlan
 
 ATTENTION = "scaled_dot_product_attention"
 WHOLE = frozenset({ATTENTION, "rms_norm", "upsample_nearest2d", "_upsample_nearest_exact2d"})
-PRODUCTS = frozenset({"mm", "addmm", "_addmm_activation", "bmm", "baddbmm", "convolution"})
+PRODUCTS = frozenset({"mm", "addmm", "addmm_", "_addmm_activation", "bmm", "baddbmm", "convolution"})
 NOTHING = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"})
 # Of kernels that are several on a GPU: a group norm's moments, its factors for each channel, and their use. The image
 # is read for the first and for the last.
@@ -42,7 +43,7 @@ def kernels(network: str, config: Any, precision: Precision, case: Case) -> list
     uses = row.uses(row.manifest(config))
     load.blank(component.model, {n: precision.weight_dtype(row.role, n, use.residency) for n, use in uses.items()})
     call, units = CALLS[network](component, config, case)
-    counter = Counter(units)
+    counter = Counter(units, compile.ends(component.model))
     with torch.inference_mode():
         call()  # what is kept from the first call on is not counted
         with counter:
@@ -89,19 +90,27 @@ CALLS: dict[str, Callable[[Any, Any, Case], Prepared]] = {
 
 
 class Counter(TorchDispatchMode):
-    """Keeps the kernels of all operations while it is on. A unit's kernels are one region; each other is its own."""
+    """Keeps the kernels of all operations while it is on. A unit's kernels are one region; each other is its own. Of
+    `ends` what follows their product is at its end once it is compiled."""
 
-    def __init__(self, units: list[torch.nn.Module]):
+    def __init__(self, units: list[torch.nn.Module], ends: Sequence[torch.nn.Module] = ()):
         super().__init__()
         self.kernels: list[Kernel] = []
         self._kept: list[Tensor] = []  # so that no two buffers have one address
         self._unit: int | None = None
+        self._ends = False
         for number, unit in enumerate(units):
             unit.register_forward_pre_hook(lambda module, args, number=number: self._enter(number))
             unit.register_forward_hook(lambda module, args, result: self._enter(None))
+        for end in ends:
+            end.register_forward_pre_hook(lambda module, args: self._end(True))
+            end.register_forward_hook(lambda module, args, result: self._end(False))
 
     def _enter(self, unit: int | None) -> None:
         self._unit = unit
+
+    def _end(self, inside: bool) -> None:
+        self._ends = inside
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -112,6 +121,8 @@ class Counter(TorchDispatchMode):
             if made is not NotImplemented:
                 return made
         out = _attended(*args) if name == ATTENTION else func(*args, **kwargs)
+        if name == "convolution":
+            out = laid_out(out, out.dtype)
         written = name == "copy_"  # over what was there, which is not read
         read = {key: value for key, value in kwargs.items() if key != "out"}
         given, results = list(_tensors((args[1:] if written else args, read))), list(_tensors(out))
@@ -139,6 +150,7 @@ class Counter(TorchDispatchMode):
             writes=tuple(_span(x) for x in results),
             region=-1 - len(self.kernels) if self._unit is None else self._unit,
             launches=SEVERAL.get(name, 1),
+            at_end=self._ends and kind == "memory" and first.element_size() == 2,
         )
 
 

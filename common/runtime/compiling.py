@@ -12,7 +12,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.runtime.checkpoint import Checkpoint
 
 MODES = ("auto", "on", "off")
-_BLOCK = re.compile(r"(.*\b(?:transformer_blocks|resnets)\.\d+)\.(.*)")
+_BLOCK = re.compile(r"(.*\b(?:(?:transformer_blocks|resnets)\.\d+|attentions\.\d+\.norm))\.(.*)")
 
 
 @dataclass(frozen=True, kw_only=True)

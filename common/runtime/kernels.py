@@ -33,6 +33,7 @@ class Kernel:
     writes: tuple[Span, ...]
     region: int  # kernels of one region may be fused
     launches: int = 1
+    at_end: bool = False  # compiled, the product in front of it does this at its end
 
     @property
     def nbytes(self) -> int:
@@ -62,9 +63,9 @@ class Counts(Protocol):
 
 def fused(kernels: Sequence[Kernel]) -> list[Kernel]:
     """`kernels` with those merged that a compiler makes one of: memory-bound kernels of one region of which one reads
-    what the other wrote, with no product or attention in between. A merged kernel reads what comes from outside once,
-    and writes what is used outside."""
-    kernels = _inlined(kernels)
+    what the other wrote, with no product or attention in between, or which mostly read the same. A merged kernel reads
+    what comes from outside once, and writes what is used outside."""
+    kernels = _inlined(_ended(kernels))
     groups = _groups(kernels)
     readers: dict[int, set[int]] = {}
     for i, kernel in enumerate(kernels):
@@ -74,6 +75,17 @@ def fused(kernels: Sequence[Kernel]) -> list[Kernel]:
     for i, kernel in enumerate(kernels):
         members.setdefault(groups[i], []).append(kernel)
     return [_merged(group, those, readers) if len(those) > 1 else those[0] for group, those in members.items()]
+
+
+def _ended(kernels: Sequence[Kernel]) -> list[Kernel]:
+    """With what is at the end of products in them."""
+    made: list[Kernel] = []
+    for kernel in kernels:
+        if kernel.at_end:
+            made[-1] = replace(made[-1], writes=kernel.writes, shape=kernel.shape)
+        else:
+            made.append(kernel)
+    return made
 
 
 def _inlined(kernels: Sequence[Kernel]) -> list[Kernel]:
@@ -87,7 +99,7 @@ def _inlined(kernels: Sequence[Kernel]) -> list[Kernel]:
     sources: dict[int, tuple[Span, ...]] = {}
     left = []
     for kernel in kernels:
-        reads = tuple(dict.fromkeys(span for read in kernel.reads for span in sources.get(read.buffer, (read,))))
+        reads = tuple(dict.fromkeys(span for read in kernel.reads for span in _sources(read, sources)))
         kernel = replace(kernel, reads=reads)
         buffers = {span.buffer for span in kernel.writes}
         users = [user for buffer in buffers for user in readers.get(buffer, ())]
@@ -99,6 +111,18 @@ def _inlined(kernels: Sequence[Kernel]) -> list[Kernel]:
             left.append(kernel)
             written |= dict.fromkeys(buffers, kernel.region)
     return left
+
+
+def _sources(read: Span, sources: dict[int, tuple[Span, ...]]) -> tuple[Span, ...]:
+    """What is read in the place of `read`; a second time, where that is a second time."""
+    found = sources.get(read.buffer)
+    if found is None:
+        return (read,)
+    return tuple(_again(span) for span in found) if read.begin < 0 else found
+
+
+def _again(span: Span) -> Span:
+    return span._replace(begin=-1 - span.begin)
 
 
 def _groups(kernels: Sequence[Kernel]) -> list[int]:
@@ -113,15 +137,20 @@ def _groups(kernels: Sequence[Kernel]) -> list[int]:
         return i
 
     writer: dict[int, int] = {}
+    reader: dict[Span, int] = {}  # the last one that reads mostly this
     depth: list[int] = []
     for i, kernel in enumerate(kernels):
         before = {writer[span.buffer] for span in kernel.reads if span.buffer in writer}
         depth.append(max((depth[j] + (kernels[j].kind != "memory") for j in before), default=0))
-        for j in before:
+        mostly = max(kernel.reads, key=lambda span: span.nbytes, default=None)
+        beside = {reader[mostly]} if mostly in reader else set[int]()
+        for j in before | beside:
             alike = kernels[j].kind == kernel.kind == "memory" and kernels[j].region == kernel.region
             if alike and depth[j] == depth[i]:
                 low, high = sorted((first(i), first(j)))
                 parent[high] = low
+        if mostly is not None and kernel.kind == "memory":
+            reader[mostly] = i
         writer |= dict.fromkeys((span.buffer for span in kernel.writes), i)
     return [first(i) for i in range(len(kernels))]
 
@@ -133,7 +162,7 @@ def _merged(group: int, kernels: Sequence[Kernel], readers: dict[int, set[int]])
         reads += [span for span in kernel.reads if span.buffer not in made]
         if kernel.looks_twice and any(span.buffer in made for span in kernel.reads):
             # what is made on the way is made anew each time, and what that reads is read twice too
-            reads += [span._replace(begin=-1 - span.begin) for span in reads]
+            reads += [_again(span) for span in reads]
         writes += [span for span in kernel.writes if readers.get(span.buffer, set()) != {group}]
         made |= {span.buffer for span in kernel.writes}
     last = kernels[-1]

@@ -135,6 +135,60 @@ def test_a_norm_looks_twice() -> None:
     assert len(alone) == 2 and (alone[0].nbytes, alone[0].launches) == (300, 3)
 
 
+def test_a_second_reading_of_what_is_made_anew_is_one_too() -> None:
+    """A copy of what the region is given, in front of a group norm: that is read twice, and nothing is copied."""
+    twice = (Span(ord("c"), 0, 100), Span(ord("c"), -1, 100))
+    norm = replace(kernel("memory", "c", "n", launches=3), reads=twice)
+    (made,) = fused([kernel("memory", "x", "c"), norm])
+    assert {chr(span.buffer) for span in made.reads} == {"x"} and made.looks_twice and made.nbytes == 300
+
+
+def test_what_reads_mostly_the_same_is_one() -> None:
+    """A norm of the stream and the stream with a bias; not what reads the stream behind the next product."""
+    bias = (Span(ord("x"), 0, 100), Span(ord("b"), 0, 4))
+    chain = [
+        kernel("product", "p", "x"),
+        kernel("memory", "x", "n"),
+        replace(kernel("memory", "x", "y"), reads=bias),
+        kernel("product", "n", "a"),
+        kernel("memory", "xa", "z"),
+    ]
+    made = fused(chain)
+    print([(one.name, one.nbytes) for one in made])
+    assert [one.kind for one in made] == ["product", "memory", "product", "memory"]
+    assert made[1].nbytes == 304 and {chr(span.buffer) for span in made[1].writes} == set("ny")
+    small = [kernel("product", "p", "x"), kernel("product", "p", "y"), replace(kernel("memory", "x", "n"), reads=bias)]
+    other = replace(kernel("memory", "y", "m"), reads=(Span(ord("y"), 0, 100), Span(ord("b"), 0, 4)))
+    assert len(fused([*small, other])) == 4, "a bias alone is not mostly the same"
+
+
+def test_what_is_at_the_end_of_a_product_is_no_pass() -> None:
+    chain = [
+        kernel("product", "p", "a", flops=7.0),
+        kernel("memory", "a", "g", at_end=True),
+        kernel("memory", "ag", "b", at_end=True),
+        kernel("product", "b", "c"),
+    ]
+    made = fused(chain)
+    assert [one.kind for one in made] == ["product", "product"] and made[0].flops == 7.0
+    assert [chr(span.buffer) for span in (*made[0].reads, *made[0].writes)] == ["p", "b"]
+
+
+@pytest.mark.parametrize(("name", "side", "before"), [("sd15", 64, 3.354e9), ("sdxl", 128, 20.78e9)])
+def test_memory_bound_bytes_of_a_compiled_unet(name: str, side: int, before: float) -> None:
+    """At most 0.45 of those that the first eager form moved, with both branches of guidance; and at most 30 kernels in
+    a block."""
+    subject = published(name)
+    assert subject is not None
+    counted = fused(
+        kernels(*subject.denoiser, bases(UNET)["fp16-plain"], Case(height=side, width=side, text=77, branches=2))
+    )
+    bound = [one for one in counted if one.kind == "memory"]
+    moved, most = sum(one.nbytes for one in bound), max(Counter(one.region for one in bound).values())
+    print(f"{name}: {moved / 1e9:.2f} GB, {moved / before:.3f} of the first; at most {most} kernels in a block")
+    assert moved <= 0.45 * before and most <= 30
+
+
 def test_times_are_the_larger_of_operations_and_bytes() -> None:
     machine = MACHINES["h100"]
     big = Kernel(name="mm", kind="product", dtype="bfloat16", shape=(1,), flops=1e12, reads=(), writes=(), region=0)

@@ -26,7 +26,7 @@ def layer_norm_eps(patch: Patch) -> None:
 
 
 def gelu_erf(patch: Patch) -> None:
-    patch.set(patch.backend.layers, "gelu", patch.backend.ops.gelu_erf)
+    patch.set(patch.backend.products, "gelu", patch.backend.ops.gelu_erf)
 
 
 def attention_scale(patch: Patch) -> None:

@@ -62,7 +62,7 @@ def unbiased_variance(patch: Patch) -> None:
 
 
 def geglu_halves(patch: Patch) -> None:
-    patch.around(patch.backend.ops, "geglu", lambda gate, x: gate(patch.backend.join(patch.backend.halves(x), -1)))
+    patch.around(patch.backend.products, "geglu", lambda gate, x: gate(patch.backend.join(patch.backend.halves(x), -1)))
 
 
 def geglu_by_tanh(patch: Patch) -> None:
@@ -72,7 +72,7 @@ def geglu_by_tanh(patch: Patch) -> None:
         gate, values = patch.backend.halves(x)
         return values * ops.gelu(gate)
 
-    patch.set(ops, "geglu", gated)
+    patch.set(patch.backend.products, "geglu", gated)
 
 
 def heads_dealt_otherwise(patch: Patch) -> None:

@@ -63,9 +63,7 @@ class ResidualBlock(mlx.nn.Module):
         update = self.conv1(ops.silu(self.norm1(x)))
         update = ops.shift(update, self.time_emb_proj(temb))
         update = self.conv2(ops.silu(self.norm2(update)))
-        if hasattr(self, "conv_shortcut"):
-            x = ops.stream(self.conv_shortcut(x), x.dtype)
-        return ops.add(x, update)
+        return ops.add_shortcut(update, self.conv_shortcut, x) if hasattr(self, "conv_shortcut") else ops.add(x, update)
 
 
 class Attention(mlx.nn.Module):
@@ -86,29 +84,31 @@ class Attention(mlx.nn.Module):
         """[B S in] -> keys and values [B S H D]."""
         return self.split(self.to_k(x)), self.attend.values(self.split(self.to_v(x)))
 
-    def __call__(self, x: Array, context: Pair) -> Array:
-        """[B L C] -> [B L C]."""
+    def __call__(self, x: Array, normed: Array, context: Pair) -> Array:
+        """The stream [B L C] and its norm -> the stream with this attention added."""
         k, v = context
-        return self.to_out[0](self.attend.result(ops.attention(self.split(self.to_q(x)), k, v)))
+        attended = self.attend.result(ops.attention(self.split(self.to_q(normed)), k, v))
+        return ops.add_linear(x, self.to_out[0], attended)
 
 
-class FeedForwardIn(mlx.nn.Module):
+class GEGLU(mlx.nn.Module):
     def __init__(self, width: int):
         super().__init__()
         self.proj = ops.Linear(width, 2 * MLP_RATIO * width)
 
     def __call__(self, x: Array) -> Array:
-        return ops.geglu(self.proj(x))
+        return ops.linear_geglu(self.proj, x)
 
 
 class FeedForward(mlx.nn.Module):
     def __init__(self, width: int):
         super().__init__()
-        layers = [FeedForwardIn(width), mlx.nn.Identity(), ops.Linear(MLP_RATIO * width, width)]
+        layers = [GEGLU(width), mlx.nn.Identity(), ops.Linear(MLP_RATIO * width, width)]
         self.net = layers
 
-    def __call__(self, x: Array) -> Array:
-        return self.net[2](self.net[0](x))
+    def __call__(self, x: Array, normed: Array) -> Array:
+        """The stream [B L C] and its norm -> the stream with this added."""
+        return ops.add_linear(x, self.net[2], self.net[0](normed))
 
 
 class TransformerBlock(mlx.nn.Module):
@@ -127,15 +127,15 @@ class TransformerBlock(mlx.nn.Module):
     def __call__(self, x: Array, context: Pair) -> Array:
         """[B L C] and keys and values of the text -> [B L C]."""
         normed = self.norm1(x)
-        x = ops.add(x, self.attn1(normed, self.attn1.context(normed)))
-        x = ops.add(x, self.attn2(self.norm2(x), context))
-        return ops.add(x, self.ff(self.norm3(x)))
+        x = self.attn1(x, normed, self.attn1.context(normed))
+        x = self.attn2(x, self.norm2(x), context)
+        return self.ff(x, self.norm3(x))
 
 
 class SpatialTransformer(mlx.nn.Module):
     def __init__(self, level: Level, config: UNetConfig):
         super().__init__()
-        self.norm = ops.GroupNorm(config.norm_num_groups, level.width, TRANSFORMER_NORM_EPS)
+        self.norm = ops.TokenNorm(config.norm_num_groups, level.width, TRANSFORMER_NORM_EPS)
         self.proj_in = ops.Linear(level.width, level.width)
         blocks = [TransformerBlock(level.width, level.heads, config) for _ in range(level.depth)]
         self.transformer_blocks = blocks
@@ -146,10 +146,10 @@ class SpatialTransformer(mlx.nn.Module):
 
     def __call__(self, x: Array, context: list[Pair]) -> Array:
         """[B h w C] -> [B h w C]."""
-        tokens = ops.stream(self.proj_in(images.tokens(self.norm(x))), x.dtype)
+        tokens = ops.stream(self.proj_in(self.norm(x)), x.dtype)
         for block, pair in zip(self.transformer_blocks, context, strict=True):
             tokens = block(tokens, pair)
-        return ops.add(x, images.image(self.proj_out(tokens), x))
+        return images.image(ops.add_linear(images.tokens(x), self.proj_out, tokens), x)
 
 
 class Resample(mlx.nn.Module):

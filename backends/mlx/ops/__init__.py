@@ -13,3 +13,4 @@ from qwenimg.backends.mlx.ops.device import *
 from qwenimg.backends.mlx.ops.functions import *
 from qwenimg.backends.mlx.ops.layers import *
 from qwenimg.backends.mlx.ops.operate import operate as operate
+from qwenimg.backends.mlx.ops.products import *

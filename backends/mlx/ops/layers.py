@@ -11,7 +11,8 @@ import mlx.nn
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx.compile import fused
-from qwenimg.backends.mlx.ops.functions import DTYPES, at_least_float32, gelu, on_gpu
+from qwenimg.backends.mlx.ops import images
+from qwenimg.backends.mlx.ops.functions import DTYPES, at_least_float32, on_gpu
 from qwenimg.common.precision.precision import Compute
 from qwenimg.common.runtime.observers import seen
 
@@ -23,16 +24,6 @@ def _scaled(compute: Compute, product: Callable[[Array, Array], Array], x: Array
     y = at_least_float32(product((at_least_float32(x) * compute.scale).astype(dtype), layer.weight.astype(dtype)))
     y = y / compute.scale
     return y + at_least_float32(layer.bias) if "bias" in layer else y
-
-
-def joined_linears(first: Linear, x: Array, second: Linear, y: Array) -> Array:
-    """A layer of x [B S C] and one of y [B L C] as [B S+L C']."""
-    return mx.concatenate((first(x), second(y)), axis=1)
-
-
-def linear_gelu(layer: Linear, x: Array) -> Array:
-    """GELU by its tanh approximation of a linear layer."""
-    return gelu(layer(x))
 
 
 class Linear(mlx.nn.Module):
@@ -50,6 +41,11 @@ class Linear(mlx.nn.Module):
     def dtype(self) -> mx.Dtype:
         """What the layer takes, computes in and gives; float32 where it computes in its own way."""
         return self.weight.dtype if self.compute is None else mx.float32
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is a product in its dtype with a bias, and nothing beside."""
+        return self.compute is None and not self.branch and "bias" in self
 
     def __call__(self, x: Array) -> Array:
         """[... in] -> [... out] in the layer's dtype, the bias added before the one rounding."""
@@ -118,6 +114,11 @@ class Conv2d(mlx.nn.Module):
     def dtype(self) -> mx.Dtype:
         """What the layer takes, computes in and gives; float32 where it computes in its own way."""
         return self.weight.dtype if self.compute is None else mx.float32
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is a product in its dtype with a bias, one for each pixel, and nothing beside."""
+        return self.compute is None and self.weight.shape[1:3] == (1, 1)
 
     def __call__(self, x: Array) -> Array:
         """[B h w in] -> [B h' w' out] in the layer's dtype, padded by half the kernel unless strided."""
@@ -190,6 +191,12 @@ class GroupNorm(mlx.nn.Module):
         out = self.weight.dtype if self.compute is None else normed.dtype
         y = _by_channel(out)(normed.reshape(grouped.shape).swapaxes(1, 2), weight, bias)
         return seen("group_norm", self.path, y.reshape(B, h, w, C))
+
+
+class TokenNorm(GroupNorm):
+    def __call__(self, x: Array) -> Array:
+        """As tokens: [B h w C] -> [B L C]."""
+        return images.tokens(super().__call__(x))
 
 
 @cache

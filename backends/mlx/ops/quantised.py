@@ -44,6 +44,11 @@ class QuantisedLinear(Linear):
         return self._dtype if self.compute is None else mx.float32
 
     @property
+    def plain(self) -> bool:
+        """Its kernel multiplies codes."""
+        return False
+
+    @property
     def weight(self) -> Array:  # type: ignore[override]
         """[out in], made anew each time and rounded once."""
         return decode(*self.packed, code=self.code).astype(self._dtype)

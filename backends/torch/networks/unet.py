@@ -61,9 +61,7 @@ class ResidualBlock(torch.nn.Module):
         update = self.conv1(ops.silu(self.norm1(x)))
         update = ops.shift(update, self.time_emb_proj(temb))
         update = self.conv2(ops.silu(self.norm2(update)))
-        if hasattr(self, "conv_shortcut"):
-            x = ops.stream(self.conv_shortcut(x), x.dtype)
-        return ops.add(x, update)
+        return ops.add_shortcut(update, self.conv_shortcut, x) if hasattr(self, "conv_shortcut") else ops.add(x, update)
 
 
 class Attention(torch.nn.Module):
@@ -84,29 +82,31 @@ class Attention(torch.nn.Module):
         """[B S in] -> keys and values [B S H D]."""
         return self.split(self.to_k(x)), self.attend.values(self.split(self.to_v(x)))
 
-    def forward(self, x: Tensor, context: Pair) -> Tensor:
-        """[B L C] -> [B L C]."""
+    def forward(self, x: Tensor, normed: Tensor, context: Pair) -> Tensor:
+        """The stream [B L C] and its norm -> the stream with this attention added."""
         k, v = context
-        return self.to_out[0](self.attend.result(ops.attention(self.split(self.to_q(x)), k, v)))
+        attended = self.attend.result(ops.attention(self.split(self.to_q(normed)), k, v))
+        return ops.add_linear(x, self.to_out[0], attended)
 
 
-class FeedForwardIn(torch.nn.Module):
+class GEGLU(torch.nn.Module):
     def __init__(self, width: int):
         super().__init__()
         self.proj = ops.Linear(width, 2 * MLP_RATIO * width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.geglu(self.proj(x))
+        return ops.linear_geglu(self.proj, x)
 
 
 class FeedForward(torch.nn.Module):
     def __init__(self, width: int):
         super().__init__()
-        layers = [FeedForwardIn(width), torch.nn.Identity(), ops.Linear(MLP_RATIO * width, width)]
+        layers = [GEGLU(width), torch.nn.Identity(), ops.Linear(MLP_RATIO * width, width)]
         self.net = torch.nn.ModuleList(layers)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net[2](self.net[0](x))
+    def forward(self, x: Tensor, normed: Tensor) -> Tensor:
+        """The stream [B L C] and its norm -> the stream with this added."""
+        return ops.add_linear(x, self.net[2], self.net[0](normed))
 
 
 class TransformerBlock(torch.nn.Module):
@@ -125,15 +125,15 @@ class TransformerBlock(torch.nn.Module):
     def forward(self, x: Tensor, context: Pair) -> Tensor:
         """[B L C] and keys and values of the text -> [B L C]."""
         normed = self.norm1(x)
-        x = ops.add(x, self.attn1(normed, self.attn1.context(normed)))
-        x = ops.add(x, self.attn2(self.norm2(x), context))
-        return ops.add(x, self.ff(self.norm3(x)))
+        x = self.attn1(x, normed, self.attn1.context(normed))
+        x = self.attn2(x, self.norm2(x), context)
+        return self.ff(x, self.norm3(x))
 
 
 class SpatialTransformer(torch.nn.Module):
     def __init__(self, level: Level, config: UNetConfig):
         super().__init__()
-        self.norm = ops.GroupNorm(config.norm_num_groups, level.width, TRANSFORMER_NORM_EPS)
+        self.norm = ops.TokenNorm(config.norm_num_groups, level.width, TRANSFORMER_NORM_EPS)
         self.proj_in = ops.Linear(level.width, level.width)
         blocks = [TransformerBlock(level.width, level.heads, config) for _ in range(level.depth)]
         self.transformer_blocks = torch.nn.ModuleList(blocks)
@@ -144,10 +144,10 @@ class SpatialTransformer(torch.nn.Module):
 
     def forward(self, x: Tensor, context: list[Pair]) -> Tensor:
         """[B C h w] -> [B C h w]."""
-        tokens = ops.stream(self.proj_in(images.tokens(self.norm(x))), x.dtype)
+        tokens = ops.stream(self.proj_in(self.norm(x)), x.dtype)
         for block, pair in zip(self.transformer_blocks, context, strict=True):
             tokens = block(tokens, pair)
-        return ops.add(x, images.image(self.proj_out(tokens), x))
+        return images.image(ops.add_linear(images.tokens(x), self.proj_out, tokens), x)
 
 
 class Resample(torch.nn.Module):

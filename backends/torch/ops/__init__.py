@@ -15,3 +15,4 @@ from qwenimg.backends.torch.ops.device import *
 from qwenimg.backends.torch.ops.functions import *
 from qwenimg.backends.torch.ops.layers import *
 from qwenimg.backends.torch.ops.operate import operate as operate
+from qwenimg.backends.torch.ops.products import *

@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from qwenimg.backends.torch.ops import images
 from qwenimg.backends.torch.ops.cpu import multiplies
-from qwenimg.backends.torch.ops.functions import DTYPES, at_least_float32, gelu
+from qwenimg.backends.torch.ops.functions import DTYPES, at_least_float32
 from qwenimg.common.precision.precision import Compute
-from qwenimg.common.runtime.observers import observed, seen
+from qwenimg.common.runtime.observers import seen
 
 WIDE_VALUES = 2**21  # of a linear layer's weight that are widened at once
 WIDE_IMAGE = 2**25  # values of an image: a larger one is not widened, for its memory
@@ -55,30 +56,6 @@ def _linear_into(made: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> Tenso
     for row, out in zip(x, made, strict=True):
         torch.addmm(bias, row, weight.t(), out=out)
     return made
-
-
-def joined_linears(first: Linear, x: Tensor, second: Linear, y: Tensor) -> Tensor:
-    """A layer of x [B S C] and one of y [B L C] as [B S+L C'], each written into its place."""
-    layers, dtype, S = (first, second), first.dtype, x.shape[1]
-    plain = all(layer.plain and layer.dtype == dtype for layer in layers)
-    away = torch.is_grad_enabled() or torch.compiler.is_compiling() or not multiplies(dtype, x.device.type)
-    if away or not plain:
-        return torch.cat((first(x), second(y)), dim=1)
-    both = x.new_empty((x.shape[0], S + y.shape[1], first.out_features), dtype=dtype)
-    first(x, both[:, :S])
-    second(y, both[:, S:])
-    return both
-
-
-def linear_gelu(layer: Linear, x: Tensor) -> Tensor:
-    """GELU by its tanh approximation of a linear layer. NVIDIA's product has it inside for 16 bit, before its one
-    rounding; a probe sees the layer first."""
-    low = layer.plain and layer.dtype in (torch.bfloat16, torch.float16)
-    inside = low and x.device.type in ("cuda", "meta") and not torch.is_grad_enabled() and not observed()
-    if not inside:
-        return gelu(layer(x))
-    rows = x.to(layer.dtype).flatten(0, -2)
-    return torch._addmm_activation(layer.bias, rows, layer.weight.t(), use_gelu=True).unflatten(0, x.shape[:-1])
 
 
 def _product(x: Tensor) -> Callable[..., Tensor]:
@@ -174,6 +151,11 @@ class Conv2d(Blank, torch.nn.Conv2d):
         """What the layer takes, computes in and gives; float32 where it computes in its own way."""
         return self.weight.dtype if self.compute is None else torch.float32
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is a product in its dtype with a bias, one for each pixel, and nothing beside."""
+        return self.compute is None and self.bias is not None and self.kernel_size == (1, 1)
+
     def forward(self, x: Tensor) -> Tensor:
         """[B in h w] -> [B out h' w'] in the layer's dtype, padded by half the kernel unless strided."""
         if self.compute is not None:
@@ -238,6 +220,14 @@ class GroupNorm(torch.nn.Module):
         x, weight, bias = _for_norm(x, self)
         y = F.group_norm(x, self.groups, weight, bias, self.eps)
         return seen("group_norm", self.path, _normed(y, self))
+
+
+class TokenNorm(GroupNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        """As tokens: [B C h w] -> [B L C]. For a card's products in line, which a compiler does on the way; a CPU takes
+        them as they are."""
+        y = images.tokens(super().forward(x))
+        return y.contiguous() if y.device.type in ("cuda", "meta") and y.element_size() == 2 else y
 
 
 def _for_norm(x: Tensor, norm: LayerNorm | GroupNorm) -> tuple[Tensor, Tensor, Tensor]:
