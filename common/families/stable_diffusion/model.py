@@ -49,6 +49,11 @@ class Conditioning:
     texts: Latents  # [B, S, C]; the prompt's first, then the negative one's
     added: Latents | None
 
+    def part(self, begin: int, end: int) -> Conditioning:
+        """Of these branches."""
+        added = None if self.added is None else self.added[begin:end]
+        return Conditioning(texts=self.texts[begin:end], added=added)
+
 
 class Expert:
     """The model of one part of the schedule, the base or the refiner: its texts and its UNet."""
@@ -88,15 +93,18 @@ class Expert:
 
     def unet(self, more: int = 0) -> UNet:
         """The UNet, once it is known that its weights and `more` bytes of a step fit."""
-        whole = self.runtime.weight_bytes(self.checkpoint["unet"])
-        room = self.make_room(0 if self.loaded else whole + more) + sum(self.held.values())
-        component = self._fitting(room, more)
+        component = self._fitting(self.room(more), more)
         if self._unet is not None and component is self._open:
             self.runtime.check_fit("a step of this size", more)
             return self._unet
         self.free()
         self._unet, self._open = self.runtime.open(component, self.name, more), component
         return self._unet
+
+    def room(self, more: int) -> int:
+        """Bytes for its weights and a step, of which `more` are asked for."""
+        whole = self.runtime.weight_bytes(self.checkpoint["unet"])
+        return self.make_room(0 if self.loaded else whole + more) + sum(self.held.values())
 
     def _fitting(self, room: int, more: int) -> Component:
         """The UNet as it is loaded, or as it is to be for `room` bytes, `more` of them for a step."""
@@ -130,17 +138,26 @@ class Expert:
         """Adds the stage of its UNet."""
         title = "a step of this size" if self.loaded else f"the {self.name}"
         stage = "refine" if self.facts.refiner else "denoise"
-        more = self.step_bytes(request, *shape)
-        needs.make_room({self.name: self.runtime.weight_bytes(self.checkpoint["unet"])}, more)
-        component = self._fitting(needs.left({self.name: 0}), more)
+        whole = {self.name: self.runtime.weight_bytes(self.checkpoint["unet"])}
+        needs.make_room(whole, self.step_bytes(request, *shape, 1 + request.guided))
+        left = needs.left({self.name: 0})
+        more = self.step_bytes(request, *shape, self.branches(request, shape, left))
+        component = self._fitting(left, more)
         needs.add(stage, title, {self.name: self.runtime.weight_bytes(component)}, more, stays=True)
 
-    def step_bytes(self, request: Request, height: int, width: int) -> int:
-        config, branches = self.unet_config, 1 + request.guided
+    def branches(self, request: Request, shape: tuple[int, int], room: int) -> int:
+        """How many branches of guidance go in one batch: all, unless they fit in `room` bytes beside the UNet only one
+        after the other. (Streamed blocks would be read once for each.)"""
+        count, weights = 1 + request.guided, self.runtime.weight_bytes(self.checkpoint["unet"])
+        one, all_ = (weights + self.step_bytes(request, *shape, branches) for branches in (1, count))
+        return 1 if one <= room < all_ else count
+
+    def step_bytes(self, request: Request, height: int, width: int, branches: int) -> int:
+        config = self.unet_config
         most = self.runtime.engine.workspace.score_bytes
         attending = [(i, level.heads) for i, level in enumerate(config.down) if level.depth]
         held = max((scores(heads, branches, height * width // 4**i, most) for i, heads in attending), default=0)
-        kept = memory.kept_bytes(config, branches, height, width) if request.caches else 0
+        kept = memory.kept_bytes(config, 1 + request.guided, height, width) if request.caches else 0
         return memory.step_peak(config, branches, height, width) + held + kept
 
     @property
@@ -299,8 +316,11 @@ class DiffusionRun:
         time = discrete.clock(scheduler.levels, segment.schedule)
         # before the UNet is loaded, which would be freed for the VAE's encoder and yet be held here
         extra = [self.array(part) for part in self._extra(initial)] if expert.facts.sees_mask else []
-        unet = expert.unet(expert.step_bytes(self.request, *self.shape))
-        condition = unet.condition(conditioning.texts, conditioning.added)
+        count, steps = len(conditioning.texts), partial(expert.step_bytes, self.request, *self.shape)
+        together = expert.branches(self.request, self.shape, expert.room(steps(count)))
+        unet = expert.unet(steps(together))
+        batches = [conditioning.part(i, i + together) for i in range(0, count, together)]
+        conditions = [unet.condition(batch.texts, batch.added) for batch in batches]
         alone = self._alone(unet, conditioning)
         engine = self.model.engine
         scalings = partial(discrete.scalings, scheduler.prediction_type)
@@ -317,10 +337,10 @@ class DiffusionRun:
         return Denoiser(
             self.model.runtime,
             "unet",
-            [Pass(unet, partial(asked, condition))],
+            [Pass(unet, partial(asked, condition)) for condition in conditions],
             denoised,
             Guidance(scale=self.request.guidance, rescale=self.request.guidance_rescale),
-            branches=len(conditioning.texts),
+            branches=count,
             alone=None if alone is None else Pass(unet, partial(asked, alone)),
             guided_above=self.guided_above,
             blend=inpaint.blend(initial, segment.schedule, self.array),
@@ -330,8 +350,8 @@ class DiffusionRun:
         """What the UNet makes of the prompt alone, where guidance ends before the steps do."""
         if not self.request.guided or self.request.cfg_end == 1:
             return None
-        added = None if conditioning.added is None else conditioning.added[:1]
-        return unet.condition(conditioning.texts[:1], added)
+        first = conditioning.part(0, 1)
+        return unet.condition(first.texts, first.added)
 
     def _extra(self, initial: Initial) -> list[Latents]:
         """Mask and masked picture; where none is given all is to be made, of an empty (gray) picture's latents."""
