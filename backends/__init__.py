@@ -6,7 +6,8 @@ import importlib.util
 import os
 import sys
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.base.text import clean
@@ -20,14 +21,33 @@ if TYPE_CHECKING:
 NAMES = ("auto", "mlx", "cuda", "cpu")
 PLACED = ("mlx:cpu", "mlx:gpu")  # for comparisons: MLX on that device, for as long as no other is loaded
 MISSING = "not available: "  # what `available` says starts with it where a backend is not
-# The peer's arm of `qwenimg bench --against diffusers`, as a process of its own runs it.
-PEER = "import sys; from qwenimg.backends.torch.peer import main; main(sys.argv[1])"
+_RUN = "import runpy, sys; runpy.run_path(sys.argv[1])['main'](sys.argv[2])"
 _PACKAGES = {"mlx": "mlx", "cuda": "torch", "cpu": "torch"}
 # Bytes of address space and of data that each takes to load: with less it ends the process itself.
 _ROOM = {"mlx": (320 << 20, 120 << 20), "torch": (700 << 20, 300 << 20)}
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the name before torch 2.9
 # qwenimg itself is on no index: it is installed from a clone.
 _INSTALL = "in the clone of qwenimg: pip install '.[{}]' (README.md: Install)"
+
+
+class Peer(NamedTuple):
+    """What `qwenimg bench --against` times beside ours, in a process of its own."""
+
+    file: str  # its arm, in this folder
+    needs: tuple[str, ...]  # what that imports
+    install: str
+    backend: str = ""  # the one of ours that it is compared with, where that is not free
+    given: bool = False  # whether it takes text states and noise levels from our arm
+
+    def command(self, python: str) -> list[str]:
+        """Runs the arm, by its path, so that `python` need not have qwenimg; the file of the job is to be added."""
+        return [python, "-c", _RUN, str(Path(__file__).parent / self.file)]
+
+
+PEERS = {
+    "diffusers": Peer("torch/peer.py", ("qwenimg", "torch", "diffusers"), "pip install diffusers transformers"),
+    "mflux": Peer("mlx/peer.py", ("numpy", "mlx", "mflux"), "pip install mflux==0.24.0", "mlx", given=True),
+}
 
 
 def installed(name: str) -> bool:

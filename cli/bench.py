@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from qwenimg.backends import NAMES
+from qwenimg.backends import NAMES, PEERS
 from qwenimg.cli import places
 from qwenimg.common.base.errors import BackendMissing, UsageError
 
@@ -33,27 +34,39 @@ _FEW = 2  # steps of the shorter run
 @click.option("--compile", type=click.Choice(("off", "on")), default="off", metavar="off|on", help="Default off.")
 @click.option("--graphs", type=click.Choice(("off", "on")), default="off", metavar="off|on", help="Default off.")
 @click.option("--rounds", type=click.IntRange(1, 100), default=3, metavar="N", help="Default 3; medians are shown.")
-@click.option("--against", type=click.Choice(("diffusers", "mflux")), metavar="PEER", help="Time diffusers as well.")
+@click.option("--against", type=click.Choice([*PEERS]), metavar="|".join(PEERS), help="Time it as well.")
+@click.option(
+    "--peer-python", type=click.Path(exists=True, dir_okay=False), metavar="PATH", help="Python of --against; this one."
+)
 @click.option("--job", type=click.Path(), hidden=True, help="One arm of --against.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @places.found
 def bench(
-    model: str | None, on_paper: str | None, as_json: bool, against: str | None, job: str | None, **given: Any
+    model: str | None,
+    on_paper: str | None,
+    as_json: bool,
+    against: str | None,
+    peer_python: str | None,
+    job: str | None,
+    **given: Any,
 ) -> None:
     """Measures what a picture of MODEL (a name, folder or file) takes here, stage by stage.
 
     The steady step is the slope between two numbers of steps, so that what comes once is not in it. With --on-paper
     nothing is run: kernels are counted for the program as it is, compiled, and the limit that no program passes, and
     given their time on one of h100, h200, a100, 4090, 5090, m1-max, m2-ultra, m3-ultra, m4-max, m5-max. Known names
-    need no files for that. --against diffusers runs its pipeline on the same files, noise, prompt and dtype, each arm
-    in a process of its own; where the latents differ, the ratio is INVALID.
+    need no files for that. --against diffusers runs its pipeline on the same files, noise, prompt and dtype, and
+    --against mflux its transformer on MLX, with the text states and noise levels of ours; each arm is a process of its
+    own, the peer's of --peer-python. Where the latents differ, the ratio is INVALID.
     """
     from qwenimg.cli import streams
 
     if job is not None:
         text = _arm(job)
     elif against is not None:
-        text = _against(model, against, as_json, **given)
+        text = _against(model, against, peer_python or sys.executable, as_json, **given)
+    elif peer_python is not None:
+        raise UsageError("--peer-python is for --against")
     else:
         text = _on_paper(model, on_paper, as_json, **given) if on_paper else _measured(model, as_json, **given)
     streams.put(text.encode() + b"\n")
@@ -66,9 +79,7 @@ def _measured(model: str | None, as_json: bool, **given: Any) -> str:
 
     backends.load(given["backend"])
     imported = time.perf_counter() - begun
-    many = given["steps"] or 6
-    if many <= _FEW:
-        raise UsageError(f"--steps {many}: the slope is taken from {_FEW} steps on; give more")
+    many = _many(given["steps"])
     with ExitStack() as stack:
 
         def opened() -> Any:
@@ -107,35 +118,37 @@ def _with_share(made: Any, pipe: Any, subject: Subject, ask: Any) -> Any:
     return replace(made, share=share, rate=rate)
 
 
+def _many(steps: int | None) -> int:
+    """Steps of the longer run. Raises UsageError."""
+    many = steps or 6
+    if many <= _FEW:
+        raise UsageError(f"--steps {many}: the slope is taken from {_FEW} steps on; give more")
+    return many
+
+
 _OURS = "import sys; from qwenimg.cli.main import run; sys.exit(run(['bench', '--job', sys.argv[1]]))"
 
 
-def _against(model: str | None, peer: str, as_json: bool, **given: Any) -> str:
+def _against(model: str | None, name: str, python: str, as_json: bool, **given: Any) -> str:
     """Both arms, each in a process of its own."""
-    from importlib.util import find_spec
-
     from qwenimg import backends
-    from qwenimg.common.base.config import read_json
+    from qwenimg.common.families import registry
     from qwenimg.common.hub.resolve import resolve
     from qwenimg.common.measure import bench as measuring
     from qwenimg.common.measure import peers
+    from qwenimg.common.measure.published import opened
     from qwenimg.common.precision.precision import parse
 
-    if peer == "mflux":
-        raise BackendMissing(
-            "--against mflux: it is timed by `python tools/bench_mflux.py` of a clone; see docs/performance.md"
-        )
-    if find_spec("diffusers") is None:
-        raise BackendMissing("--against diffusers: diffusers is not installed; pip install diffusers transformers")
+    peer, many = backends.PEERS[name], _many(given["steps"])
+    if given["backend"] not in ("auto", peer.backend or given["backend"]):
+        raise UsageError(f"--against {name}: it is compared with --backend {peer.backend}, not {given['backend']}")
     resolved = resolve(model)
-    with ExitStack() as stack:
-        subject = _subject(model, stack)
-    index = resolved.folder / "model_index.json"
-    if not index.is_file() or read_json(index).get("_class_name") not in peers.PIPELINES:
-        raise UsageError(
-            f"--against diffusers takes folders of {', '.join(peers.PIPELINES)}; bench without it takes every model"
-        )
-    engine, usual, many = backends.load(given["backend"]), subject.defaults, given["steps"] or 6
+    found = registry.open_model(resolved.folder)
+    with closing(found.checkpoint):
+        peers.check_files(name, resolved.folder, found.checkpoint)
+        subject = opened(resolved.name, resolved.known, found)
+    peers.check_python(name, python, peer.needs, peer.install)
+    engine, usual = backends.load(peer.backend or given["backend"]), subject.defaults
     precision = parse(given["precision"], on_gpu=engine.on_gpu, kind=subject.kind)
     width, height = (16 * -(-side // 16) for side in (given["width"] or usual.width, given["height"] or usual.height))
     guidance = usual.guidance if given["guidance"] is None else given["guidance"]
@@ -155,10 +168,12 @@ def _against(model: str | None, peer: str, as_json: bool, **given: Any) -> str:
         few=ask.few,
         many=many,
         rounds=ask.rounds,
+        given="given.npz" if peer.given else "",
     )
     shape = (1, subject.latent_channels, height // subject.scale, width // subject.scale)
-    made = peers.compare(job, ["-c", _OURS], ["-c", backends.PEER], shape, ask.seed)
-    return json.dumps(made.as_json()) if as_json else "\n".join(peers.shown(made, ask))
+    arms = {"qwenimg": [sys.executable, "-c", _OURS], name: peer.command(python)}
+    made = peers.compare(job, arms, shape, ask.seed)
+    return json.dumps(made.as_json(ask)) if as_json else "\n".join(peers.shown(made, ask))
 
 
 def _arm(file: str) -> str:
@@ -184,8 +199,10 @@ def _arm(file: str) -> str:
             pipe.record(job.graphs)
             return pipe
 
-        made, last, _ = measuring.measure(opened, job.ask(), imported, begun)
-    job.keep(last.latents)
+        made, last, pipe = measuring.measure(opened, job.ask(), imported, begun)
+        job.keep(last.latents)
+        if job.given:
+            job.give(pipe)
     return json.dumps(asdict(made))
 
 

@@ -1,21 +1,33 @@
 """Checkpoints made from a manifest alone, one tensor at a time, for tests and tools that need full-width weights.
 
+    python tools/wide_checkpoint.py FOLDER --layers 2    # a Qwen-Image folder of full width; what it draws is noise
+
 Weights have unit gain, gains are about 1 and biases about 0: nothing trivial, and nothing that explodes. Every value
 is cut from one pool of normal numbers at a place that depends on the tensor's name, at the speed of memory.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from math import prod
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
+import random_model
 from numpy.typing import NDArray
 
+from qwenimg.common.networks import qwen_dit, qwen_vae
+from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.qwen_vae import QwenVAEConfig
+from qwenimg.common.networks.qwen_vl import QwenVLConfig
+
 POOL = 1 << 20
+TEXT = QwenVLConfig(num_hidden_layers=1, intermediate_size=120, vocab_size=640)
 ITEMSIZE = {"F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -34,6 +46,22 @@ def write(path: Path, manifest: Mapping[str, tuple[int, ...]], dtype: str = "BF1
         for name, shape in manifest.items():
             file.writelines(_bytes(pool, name, shape, dtype))
     return path
+
+
+def write_folder(folder: Path, layers: int, dtype: str = "BF16", *, whole_vae: bool = False) -> None:
+    """A Qwen-Image folder with a transformer of full width in `dtype`, a text encoder of one layer, which is as wide as
+    its states and thin inside, and a small VAE or the published one, in float32."""
+    random_model.write_random_model(folder, text=TEXT)
+    _widen(folder / "transformer", qwen_dit, QwenDiTConfig(num_layers=layers), dtype)
+    if whole_vae:
+        _widen(folder / "vae", qwen_vae, QwenVAEConfig(), "F32")
+
+
+def _widen(folder: Path, network: ModuleType, config: QwenDiTConfig | QwenVAEConfig, dtype: str) -> None:
+    """Puts this network in the place of the one in `folder`."""
+    described = {"_class_name": network.CLASS_NAME} | asdict(config)
+    (folder / "config.json").write_text(json.dumps(described), encoding="utf-8")
+    write(folder / f"{random_model.DIFFUSERS_STEM}.safetensors", network.manifest(config), dtype)
 
 
 def stored(values: NDArray[np.float32], dtype: str) -> NDArray[np.generic]:
@@ -64,3 +92,17 @@ def _gain(name: str, shape: tuple[int, ...]) -> tuple[np.float32, np.float32]:
     if len(shape) == 1:
         return np.float32(0), np.float32(0.2)
     return np.float32(0), np.float32(prod(shape[1:]) ** -0.5)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--dtype", choices=sorted(ITEMSIZE), default="BF16")
+    parser.add_argument("--whole-vae", action="store_true", help="the published VAE; else a small one")
+    options = parser.parse_args()
+    write_folder(options.folder, options.layers, options.dtype, whole_vae=options.whole_vae)
+
+
+if __name__ == "__main__":
+    main()

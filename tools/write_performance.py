@@ -1,5 +1,5 @@
 """Writes the tables of docs/performance.md from what tools/bench_step.py, bench_unet.py, bench_coders.py,
-bench_around.py and bench_load.py wrote.
+bench_around.py, bench_load.py and `qwenimg bench --against mflux` wrote.
 
 Of the transformer, float32 comes from a run of its own, made on a quiet machine, since its ratio is near 1; bfloat16
 from the whole run.
@@ -14,6 +14,7 @@ from typing import Any
 
 from doc_tables import DOCS, table, write
 
+RATIOS = ("processor_ratio", "ratio")
 RUNS = {"fp32": "step-cpu-fp32.json", "bf16": "step-cpu.json"}
 
 
@@ -61,17 +62,20 @@ def _loading() -> None:
 
 
 def _mflux() -> None:
-    """A step of the transformer on MLX, against mflux."""
-    result = json.loads((DOCS / "results" / "mflux-cpu.json").read_text())
-    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    machine = f"{result['cores']} cores; {versions}; medians of {result['runs']} runs of each in turn"
-    rows = []
-    for row in result["rows"]:
-        low, high = row["ratios"]
-        ratio = row["ratio"] if isinstance(row["ratio"], str) else f"{row['ratio']:.2f} [{low:.2f}, {high:.2f}]"
-        rows.append([row["tokens"].replace("+", " + "), f"{row['guidance']:g}", ratio, f"{row['difference']:.1e}"])
-    text = table(["image + text tokens", "guidance", "processor time against mflux", "difference"], rows)
-    write("performance.md", "mflux", f"- `docs/results/mflux-cpu.json`: {machine}\n\n{text}")
+    """The transformer's steps on MLX against mflux's: lines of `qwenimg bench --against mflux --json`."""
+    name, rows, machines = "mflux-cpu.jsonl", [], {}
+    for line in (DOCS / "results" / name).read_text().splitlines():
+        made = json.loads(line)
+        ours, peer = made["arms"]
+        versions = ", ".join(f"{name} {version}" for name, version in peer["versions"].items())
+        steps = f"slopes of {made['few']} to {made['many']} steps, medians of {made['rounds']} rounds"
+        load = f"load average {ours['load_average']:.1f} after ours and {peer['load_average']:.1f} after mflux's"
+        machines[f"- `docs/results/{name}`: {ours['device']}; {versions}; {steps}; {load}"] = None
+        ratios = [made[key] if isinstance(made[key], str) else f"{made[key]:.2f}" for key in RATIOS]
+        size = f"{made['width']}x{made['height']}"
+        rows.append([size, peer["precision"], f"{made['guidance']:g}", *ratios, f"{made['difference']:.1e}"])
+    heads = ["picture", "dtype", "guidance", "processor time against mflux", "time", "difference of the latents"]
+    write("performance.md", "mflux", "\n".join(machines) + "\n\n" + table(heads, rows))
 
 
 def _around() -> None:

@@ -66,7 +66,7 @@ def measure(
     start = time.perf_counter()
     pipe = opened()
     opening = time.perf_counter() - start
-    first, steps = drawn(pipe, ask, ask.few)
+    first, steps, _ = drawn(pipe, ask, ask.few)
     saving = _saved(first)
     total = time.perf_counter() - begun
     loading = opening + sum(seconds for stage, seconds in first.timing.items() if stage.startswith(("load", "check")))
@@ -94,17 +94,19 @@ def measure(
     return made, last, pipe
 
 
-def drawn(pipe: Pipeline, ask: Ask, steps: int) -> tuple[Result, list[float]]:
-    """A picture, and the seconds of each of its steps."""
-    seconds = []
+def drawn(pipe: Pipeline, ask: Ask, steps: int) -> tuple[Result, list[float], float]:
+    """A picture, the seconds of each of its steps, and those of all processors in the steps behind the first: before
+    that one is also what comes once, as the modulation of a new schedule."""
+    seconds, ended = [], []
     size: dict[str, Any] = {"width": ask.width, "height": ask.height}
     start: dict[str, Any] = {"latents": np.load(ask.noise)} if ask.noise else {"seed": ask.seed}
     for event in pipe.stream(ask.prompt, guidance=ask.guidance, steps=steps, **size, **start):
         if isinstance(event, Step):
             seconds.append(event.seconds)
+            ended.append(time.process_time())
         else:
             result = event
-    return result, seconds
+    return result, seconds, ended[-1] - ended[0]
 
 
 def steady(pipe: Pipeline, ask: Ask) -> tuple[float, float, Result]:
@@ -114,9 +116,8 @@ def steady(pipe: Pipeline, ask: Ask) -> tuple[float, float, Result]:
     for _ in range(ask.rounds):
         taken: dict[int, tuple[float, float]] = {}
         for steps in (ask.few, ask.many):
-            used = time.process_time()
-            result, seconds = drawn(pipe, ask, steps)
-            taken[steps] = sum(seconds), time.process_time() - used
+            result, seconds, used = drawn(pipe, ask, steps)
+            taken[steps] = sum(seconds), used
         more = ask.many - ask.few
         slopes.append((taken[ask.many][0] - taken[ask.few][0]) / more)
         processor.append((taken[ask.many][1] - taken[ask.few][1]) / more)

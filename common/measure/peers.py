@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.base.errors import BackendMissing
+from qwenimg.common.base.config import read_json
+from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.base.text import aligned, clean
+from qwenimg.common.families.qwen_image.model import QwenImage
 from qwenimg.common.measure.bench import Ask, Measured, lines
+from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.numbers import noise
+from qwenimg.common.pipeline.pipeline import Pipeline
+from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 
+# Of the folders that a peer opens.
+PIPELINES = {
+    "diffusers": ("QwenImagePipeline", "StableDiffusionPipeline", "StableDiffusionXLPipeline"),
+    "mflux": ("QwenImagePipeline",),
+}
+_LOOK = """
+import sys
+from importlib.util import find_spec
+print(*[name for name in sys.argv[1:] if find_spec(name) is None], "looked")
+"""
 # Relative (L2) difference of the final latents up to which two arms made the same: of float32 roundings alone, and of
 # 16-bit ones, which guidance multiplies at every step.
-PIPELINES = ("QwenImagePipeline", "StableDiffusionPipeline", "StableDiffusionXLPipeline")  # of folders it is built for
 LIMITS = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.1}
 
 
@@ -42,6 +56,7 @@ class Job:
     few: int
     many: int
     rounds: int
+    given: str = ""  # a file that our arm writes for the peer's, see `give`; none for a peer that encodes by itself
     noise: str = ""  # a file
     latents: str = ""  # the file to write
 
@@ -60,6 +75,20 @@ class Job:
 
     def keep(self, latents: NDArray[np.float32]) -> None:
         np.save(self.latents, latents)
+
+    def give(self, pipe: Pipeline) -> None:
+        """Writes what the steps of ours take beside the noise: `prompt` and `negative`, text states [1 S C], and by the
+        number of steps the noise levels, from the first down to 0."""
+        model, ask = pipe.model, self.ask()
+        assert isinstance(model, QwenImage)
+        few, many = (
+            pipe.check(ask.prompt, width=ask.width, height=ask.height, guidance=ask.guidance, steps=steps)
+            for steps in (ask.few, ask.many)
+        )
+        prompt, negative = map(pipe.engine.numpy, model.states([few.prompt, few.negative_prompt]))
+        given: dict[str, Any] = {"prompt": prompt, "negative": negative}
+        given |= {str(request.steps): np.array(model.plan(request).sigmas) for request in (few, many)}
+        np.savez(self.given, **given)
 
 
 def read(file: Path) -> Job:
@@ -80,46 +109,109 @@ class Compared:
 
     @property
     def ratio(self) -> float | str:
-        """Of the steady steps, ours to the peer's."""
-        ours, peer = (arm.stages["steady step"] for arm in (self.ours, self.peer))
+        """Of the steady steps by the clock, ours to the peer's."""
+        return self._ratio(self.ours.stages["steady step"], self.peer.stages["steady step"])
+
+    @property
+    def processor_ratio(self) -> float | str:
+        """Of the seconds of all processors in them."""
+        return self._ratio(self.ours.processor_step, self.peer.processor_step)
+
+    def _ratio(self, ours: float, peer: float) -> float | str:
         if not self.valid:
             return "INVALID"
         return ours / peer if min(ours, peer) > 0 else "too short to measure"
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self, ask: Ask) -> dict[str, Any]:
+        ratios = {"ratio": self.ratio, "processor_ratio": self.processor_ratio}
         arms = [asdict(self.ours), asdict(self.peer)]
-        return {"arms": arms, "difference": self.difference, "limit": self.limit, "ratio": self.ratio}
+        return {**asdict(ask), "arms": arms, "difference": self.difference, "limit": self.limit, **ratios}
 
 
-def compare(job: Job, ours: list[str], peer: list[str], shape: tuple[int, int, int, int], seed: int) -> Compared:
-    """Runs the command `ours`, then `peer`, each with the file of its job. Raises BackendMissing where one fails."""
+# What a peer can run
+
+
+def check_files(peer: str, folder: Path, checkpoint: Checkpoint) -> None:
+    """Raises UsageError for a model that `peer` does not run."""
+    index = folder / "model_index.json"
+    found = read_json(index).get("_class_name") if index.is_file() else "no folder in diffusers layout"
+    if found not in PIPELINES[peer]:
+        raise UsageError(
+            f"--against {peer} takes folders of {', '.join(PIPELINES[peer])}; this is {clean(found, 60)}; "
+            "bench without it takes every model"
+        )
+    if peer == "mflux":
+        _check_width(checkpoint["transformer"])
+
+
+def _check_width(transformer: Component) -> None:
+    """mflux reads no config.json: it has the published numbers, but for that of the layers."""
+    found, fixed = asdict(transformer.config), asdict(QwenDiTConfig(num_layers=transformer.config.num_layers))
+    other = ", ".join(f"{name} {value}" for name, value in found.items() if value != fixed[name])
+    if other:
+        raise UsageError(
+            f"--against mflux: its transformer is 24 heads x 128 on text of 3584, of any number of layers; "
+            f"this one has {clean(other, 120)}"
+        )
+    if any(entry.source.code for entry in transformer.plan.entries.values()):
+        raise UsageError("--against mflux is for weights that are not in codes; those of this transformer are")
+
+
+def check_python(peer: str, python: str, needs: Sequence[str], install: str) -> None:
+    """Raises BackendMissing where `python` does not have the packages that the arm of `peer` needs, and UsageError
+    where it is none."""
+    try:
+        done = subprocess.run([python, "-c", _LOOK, *needs], capture_output=True, text=True, check=False)
+        *missing, last = done.stdout.split() or [""]
+    except OSError:
+        last = ""
+    if last != "looked":
+        raise UsageError(f"--peer-python {clean(python, 80)}: that is no Python")
+    if missing:
+        raise BackendMissing(
+            f"--against {peer}: {clean(python, 80)} has no {', '.join(missing)}; {install} there, or name the Python "
+            "that has it with --peer-python"
+        )
+
+
+# Both arms
+
+
+def compare(job: Job, arms: Mapping[str, list[str]], shape: tuple[int, int, int, int], seed: int) -> Compared:
+    """Runs the commands of our arm and of the peer's, by their names, in this order, each with the file of its job.
+    Raises BackendMissing where one fails."""
     with tempfile.TemporaryDirectory(prefix="qwenimg-bench-") as folder:
         start = Path(folder) / "noise.npy"
         np.save(start, noise.normal(shape, seed=seed))
-        arms, latents = [], []
-        for name, command in (("ours", ours), ("peer", peer)):
+        given = str(Path(folder) / job.given) if job.given else ""
+        measured, latents = [], []
+        for name, command in arms.items():
             made = Path(folder) / f"{name}.npy"
-            arms.append(_arm(command, replace(job, noise=str(start), latents=str(made)), Path(folder) / f"{name}.json"))
+            its = replace(job, noise=str(start), given=given, latents=str(made))
+            measured.append(_arm(name, command, its, Path(folder) / f"{name}.json"))
             latents.append(np.load(made).astype(np.float64))
     difference = float(np.linalg.norm(latents[0] - latents[1]) / np.linalg.norm(latents[1]))
-    return Compared(ours=arms[0], peer=arms[1], difference=difference, limit=LIMITS[job.dtype])
+    return Compared(ours=measured[0], peer=measured[1], difference=difference, limit=LIMITS[job.dtype])
 
 
-def _arm(command: list[str], job: Job, file: Path) -> Measured:
+def _arm(name: str, command: list[str], job: Job, file: Path) -> Measured:
     file.write_text(json.dumps(asdict(job)), encoding="utf-8")
-    done = subprocess.run([sys.executable, *command, str(file)], capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, str(file)], capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise BackendMissing(f"bench: the arm {clean(' '.join(command), 80)} failed: {clean(last, 120)}")
+        raise BackendMissing(f"bench: the arm of {name} failed: {clean(last, 160)}")
     made: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return Measured(**made)
 
 
 def shown(made: Compared, ask: Ask) -> list[str]:
     """The table of both arms, with the parity cell."""
-    ratio = made.ratio if isinstance(made.ratio, str) else f"{made.ratio:.2f}"
+    by_clock, by_processors = (
+        ratio if isinstance(ratio, str) else f"{ratio:.2f}" for ratio in (made.ratio, made.processor_ratio)
+    )
     rows = [
         ("parity", f"{made.difference:.1e} relative L2 of the latents, limit {made.limit:g}"),
-        ("steady step, ours to the peer's", ratio),
+        ("step, of processors, ours to the peer's", by_processors),
+        ("steady step, ours to the peer's", by_clock),
     ]
     return [*lines([made.ours, made.peer], ask), *aligned(rows)]

@@ -25,10 +25,9 @@ AGREED = {"click", "huggingface_hub", "numpy", "pillow", "platformdirs", "safete
 MODULES = {"pillow": "PIL"}  # where the module has another name
 OPTIONAL = {
     "certifi": "certificates for a Python without any; huggingface_hub brings it along",
-    "diffusers": "the peer of `qwenimg bench --against diffusers`, in a process of its own",
 }
 FRAMEWORKS = {"mlx", "torch"}
-PEER = "diffusers"
+PEERS = {"diffusers": "backends/torch/peer.py", "mflux": "backends/mlx/peer.py"}  # of `bench --against`
 
 
 def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
@@ -176,12 +175,14 @@ def test_frameworks_and_references_are_extras():
     assert not extras["dev"] & FRAMEWORKS
     assert not core & (FRAMEWORKS | extras["dev"])
     # Pillow's name, training draws its curve; triton comes with torch where that is for NVIDIA's cards.
-    assert imports("backends/torch") - core - {PEER} == {"torch", "PIL", "triton"}
-    assert imports("backends/mlx") - core == {"mlx"}
+    assert imports("backends/torch") - core - PEERS.keys() == {"torch", "PIL", "triton"}
+    assert imports("backends/mlx") - core - PEERS.keys() == {"mlx"}
     package = ("src", "common", "cli", "backends")
     assert "transformers" not in imports(*package)
-    named = [rules.name_of(p) for p in sources(*package) if PEER in _imported(p.read_text(encoding="utf-8"))]
-    assert sorted(named) == ["backends/torch/peer.py", "cli/bench.py"], "the peer is a process of its own"
+    found = {rules.name_of(p): _imported(p.read_text(encoding="utf-8")) for p in sources(*package)}
+    for peer, arm in PEERS.items():
+        assert [name for name, imported in found.items() if peer in imported] == [arm], "a process of its own"
+    assert found[PEERS["mflux"]].isdisjoint({"qwenimg", "torch"}), "its environment may be without them"
 
 
 def test_the_tests_use_a_torch_that_is_pinned():

@@ -89,7 +89,7 @@ def measured(step: float) -> bench.Measured:
 @pytest.mark.parametrize(("difference", "ratio"), [(1e-6, 0.5), (0.2, "INVALID"), (float("nan"), "INVALID")])
 def test_a_result_that_differs_has_no_ratio(difference: float, ratio: float | str) -> None:
     made = peers.Compared(ours=measured(1.0), peer=measured(2.0), difference=difference, limit=1e-3)
-    assert made.ratio == ratio and made.as_json()["ratio"] == ratio
+    assert made.ratio == made.processor_ratio == ratio and made.as_json(ASK)["ratio"] == ratio
     assert peers.shown(made, ASK)[-1].endswith(f"{ratio:.2f}" if isinstance(ratio, float) else ratio)
 
 
@@ -121,8 +121,3 @@ def test_against_diffusers_for_stable_diffusion(name: str, folders: dict[str, Pa
 
 def test_only_text_to_image_folders_have_a_peer(folders: dict[str, Path]) -> None:
     cli("bench", str(folders["inpaint"]), "--against", "diffusers").refused(2, "--against diffusers takes folders of")
-
-
-def test_a_peer_that_is_a_tool_or_nothing_says_so() -> None:
-    cli("bench", "shapes", "--against", "mflux").refused(3, "mflux", "tools/bench_mflux.py")
-    cli("bench", "shapes", "--against", "comfy").refused(2, "comfy")

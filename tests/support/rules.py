@@ -42,6 +42,7 @@ AT_IMPORT = {
     "Path": "a path, which asks the file system nothing",
     "Family": "a row of families/registry.py",
     "Network": "a row of networks/",
+    "Peer": "a row of backends/__init__.py",
     "dataclass": "a decorator",
     "property": "a decorator",
     "cached_property": "a decorator",
