@@ -103,18 +103,17 @@ def _measured(model: str | None, as_json: bool, **given: Any) -> str:
 
 
 def _with_share(made: Any, pipe: Any, subject: Subject, ask: Any) -> Any:
-    """With the share of the products' rate, where their kernels can be counted."""
+    """With the share of its products, but of no step that was too short to measure."""
     from qwenimg import backends
-    from qwenimg.common.measure.bench import share_of_products
-    from qwenimg.common.numbers.sizes import render_size
+    from qwenimg.common.measure.bench import cases, share_of_products
 
-    try:
-        count = backends.counter()
-    except BackendMissing:
+    step = made.stages["steady step"]
+    if step <= 0:
         return made
-    case, calls = subject.step(*render_size(ask.width, ask.height), ask.guidance > 1)
-    kernels = count(*subject.denoiser, pipe.precision, case)
-    share, rate = share_of_products(pipe.engine, kernels, calls, made.stages["steady step"])
+    count = backends.counter(apple=pipe.engine.name == "mlx")
+    counted = (count(*subject.denoiser, pipe.precision, case) for case in cases(pipe, subject, ask))
+    kernels = [kernel for kernels in counted for kernel in kernels]
+    share, rate = share_of_products(pipe.engine, kernels, subject.parameters, step)
     return replace(made, share=share, rate=rate)
 
 

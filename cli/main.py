@@ -32,7 +32,8 @@ def run(argv: Sequence[str] | None = None) -> int:
         if argv is None:
             import gc
 
-            gc.freeze()  # before the process ends, Python would search all that torch has made for garbage
+            if "triton" not in sys.modules:  # which takes what is not freed for leaks, and prints thirty lines of them
+                gc.freeze()  # before the process ends, Python would search all that torch has made for garbage
         return code if stop.exit_code is None else stop.exit_code
     except KeyboardInterrupt:  # before the signals were watched
         return _early("stopped by a signal", 130)

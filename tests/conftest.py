@@ -12,6 +12,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["XDG_CONFIG_HOME"] = os.devnull  # nobody's own configuration
 
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -36,6 +37,11 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
+
+
+def pytest_unconfigure() -> None:
+    if "triton" in sys.modules:  # which takes what is not freed at the end for leaks, and prints thirty lines of them
+        gc.unfreeze()
 
 
 # `pytest -m parity --backends mlx,cuda`: comparisons on the backends that are named

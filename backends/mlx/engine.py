@@ -27,6 +27,7 @@ from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime import traced
 from qwenimg.common.runtime.compiling import Compiler
 from qwenimg.common.runtime.engine import NumpyArray, Observer
+from qwenimg.common.runtime.kernels import Kernel
 from qwenimg.common.runtime.observers import observe
 from qwenimg.common.weights import streaming
 from qwenimg.common.weights.plan import LoadPlan
@@ -145,8 +146,9 @@ class MLXEngine:
     def product_seconds(self, side: int, dtype: str) -> float:
         return ops.product_seconds(side, ops.DTYPES[dtype])
 
-    def linear_seconds(self, rows: int, inner: int, columns: int, dtype: str) -> float:
-        return ops.linear_seconds(rows, inner, columns, ops.DTYPES[dtype])
+    def repeating(self, kernel: Kernel, parameters: int) -> Callable[[int], float]:
+        run = ops.alone(kernel)
+        return lambda count: ops.seconds(run, count)
 
     def operate(self, operation: str, dtype: str, arrays: Sequence[NumpyArray]) -> NumpyArray:
         return ops.operate(operation, ops.DTYPES[dtype], arrays)

@@ -262,6 +262,7 @@ class Graph:
                 kind=node.kind,
                 dtype=str(dtype).removeprefix("mlx.core."),
                 shape=tuple(shape),
+                given=tuple(one.there.shape for one in inputs),
                 flops=node.flops,
                 reads=tuple(dict.fromkeys(one.span for one in inputs)),
                 writes=(made.span,),

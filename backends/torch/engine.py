@@ -15,7 +15,7 @@ from torch import Tensor
 from qwenimg.backends.torch import compile, graphs, load, ops, stream
 from qwenimg.backends.torch.blocks import Blocks
 from qwenimg.backends.torch.ops import crossing
-from qwenimg.backends.torch.ops.cpu import multiplies
+from qwenimg.backends.torch.ops.cpu import SMALL, computing, multiplies
 from qwenimg.backends.workspaces import TORCH
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.block import Block
@@ -28,6 +28,7 @@ from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime import compiling, traced
 from qwenimg.common.runtime.compiling import Compiler
 from qwenimg.common.runtime.engine import NumpyArray, Observer
+from qwenimg.common.runtime.kernels import Kernel
 from qwenimg.common.runtime.observers import observe
 from qwenimg.common.weights import streaming
 from qwenimg.common.weights.plan import LoadPlan
@@ -168,9 +169,14 @@ class TorchEngine:
     def product_seconds(self, side: int, dtype: str) -> float:
         return ops.product_seconds(side, ops.DTYPES[dtype], self._device)
 
-    def linear_seconds(self, rows: int, inner: int, columns: int, dtype: str) -> float:
-        with torch.inference_mode():
-            return ops.linear_seconds(rows, inner, columns, ops.DTYPES[dtype], self._device)
+    def repeating(self, kernel: Kernel, parameters: int) -> Callable[[int], float]:
+        run = ops.alone(kernel, self._device)
+
+        def seconds(count: int) -> float:
+            with computing(parameters < SMALL):
+                return ops.seconds(run, count)
+
+        return seconds
 
     def operate(self, operation: str, dtype: str, arrays: Sequence[NumpyArray]) -> NumpyArray:
         with torch.inference_mode():

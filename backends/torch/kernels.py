@@ -145,6 +145,7 @@ class Counter(TorchDispatchMode):
             kind=kind,
             dtype=str(first.dtype).removeprefix("torch."),
             shape=tuple(first.shape),
+            given=tuple(tuple(x.shape) for x in given),
             flops=_flops(name, args, first),
             reads=reads,
             writes=tuple(_span(x) for x in results),

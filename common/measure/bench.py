@@ -1,5 +1,5 @@
 """What a picture takes on this machine, measured: stages apart, the steady step as the slope between two numbers of
-steps, and that step's share of the rate of its own products, measured in the same run."""
+steps, and the share of that step which its own products take, measured in the same run."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import os
 import platform
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from math import prod
+from dataclasses import asdict, dataclass, replace
+from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,12 +20,16 @@ import numpy as np
 
 from qwenimg.common.base.amounts import counted, size_text
 from qwenimg.common.base.text import aligned
+from qwenimg.common.measure.published import Subject
+from qwenimg.common.numbers.sizes import render_size
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result, Step
 from qwenimg.common.runtime.engine import Engine
-from qwenimg.common.runtime.kernels import Kernel
+from qwenimg.common.runtime.kernels import Case, Kernel
 
 PROMPT = "a red circle"
+BATCH = 0.005  # seconds of a product that are timed at once, so that waiting for a device is little of it
+TIMES = 5  # that they are timed
 STAGES = ("import", "load", "text", "first step", "steady step", "decode", "save", "total")
 
 
@@ -53,8 +58,8 @@ class Measured:
     stages: dict[str, float]
     processor_step: float  # seconds of all processors in a steady step
     peak: int | None  # bytes, as the engine counts them
-    share: float | None = None  # of the rate of the step's own products, run alone
-    rate: float | None = None  # that rate, operations a second
+    share: float | None = None  # of a steady step that its own products take, run alone
+    rate: float | None = None  # at which they run, operations a second
     versions: dict[str, str]
     load_average: float
 
@@ -124,16 +129,38 @@ def steady(pipe: Pipeline, ask: Ask) -> tuple[float, float, Result]:
     return median(slopes), median(processor), result
 
 
-def share_of_products(engine: Engine, kernels: Sequence[Kernel], calls: int, seconds: float) -> tuple[float, float]:
-    """The share of a step of `seconds` that its products and attention would take at the rate of its largest product,
-    run alone now; and that rate."""
-    products = [kernel for kernel in kernels if kernel.kind == "product"]
-    largest = max(products, key=lambda kernel: kernel.flops)
-    columns = largest.shape[-1]
-    rows = prod(largest.shape) // columns
-    inner = round(largest.flops / (2 * rows * columns))
-    rate = largest.flops / min(engine.linear_seconds(rows, inner, columns, largest.dtype) for _ in range(6))
-    return calls * sum(kernel.flops for kernel in kernels) / rate / seconds, rate
+def cases(pipe: Pipeline, subject: Subject, ask: Ask) -> list[Case]:
+    """Of each call of the denoiser in a step what it is asked, with the prompt's own tokens, as a run of one step
+    shows them."""
+    case, calls = subject.step(*render_size(ask.width, ask.height), ask.guidance > 1)
+    texts: list[tuple[int, ...]] = []
+
+    def look(operation: str, path: str, result: Any) -> None:
+        if path == subject.text_layer:
+            texts.append(tuple(result.shape))
+
+    with pipe.engine.observe(look):
+        drawn(pipe, ask, 1)
+    return [replace(case, branches=shape[0], text=shape[1]) for shape in texts] or [case] * calls
+
+
+def share_of_products(
+    engine: Engine, kernels: Sequence[Kernel], parameters: int, seconds: float
+) -> tuple[float, float]:
+    """The share of a step of `seconds` that its products, convolutions and attentions take, each distinct one timed
+    alone now; and their rate. parameters: of the network."""
+    products = [kernel for kernel in kernels if kernel.kind != "memory"]
+    alike = Counter((kernel.name, kernel.dtype, kernel.given, kernel.shape) for kernel in products)
+    one = {(kernel.name, kernel.dtype, kernel.given, kernel.shape): kernel for kernel in products}
+    taken = sum(count * _alone(engine.repeating(one[key], parameters)) for key, count in alike.items())
+    return taken / seconds, sum(kernel.flops for kernel in products) / taken
+
+
+def _alone(repeated: Callable[[int], float]) -> float:
+    """Seconds of one run: the least of a few timings, after a run that pays what comes once."""
+    repeated(1)
+    count = max(1, ceil(BATCH / repeated(1)))
+    return min(repeated(count) for _ in range(TIMES)) / count
 
 
 def load_average() -> float:

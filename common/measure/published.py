@@ -68,6 +68,11 @@ class Subject:
         return Case(height=height // self.scale, width=width // self.scale)
 
     @property
+    def text_layer(self) -> str | None:
+        """The path of the layer that the tokens of every prompt go through, where their number is the prompt's own."""
+        return "txt_in" if self._is_dit else None
+
+    @property
     def _is_dit(self) -> bool:
         return self.denoiser[0] == qwen_dit.NETWORK.name
 

@@ -16,6 +16,7 @@ from qwenimg.common.memory.workspace import Workspace
 from qwenimg.common.precision.devices import Device
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.runtime.compiling import Compiler
+from qwenimg.common.runtime.kernels import Kernel
 from qwenimg.common.runtime.traced import Blocks, Look
 from qwenimg.common.weights.plan import LoadPlan
 
@@ -209,8 +210,9 @@ class Engine(Protocol):
         """Of one product of two matrices side x side."""
         ...
 
-    def linear_seconds(self, rows: int, inner: int, columns: int, dtype: str) -> float:
-        """Of one linear layer [columns inner] of [rows inner], as the networks compute it."""
+    def repeating(self, kernel: Kernel, parameters: int) -> Callable[[int], float]:
+        """The seconds of so many runs of one product, convolution or attention, of the shapes and dtype of a `kernel`
+        that this backend has counted, as a network of so many parameters computes it."""
         ...
 
     def operate(self, operation: str, dtype: str, arrays: Sequence[NumpyArray]) -> NumpyArray:

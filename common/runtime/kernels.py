@@ -28,6 +28,7 @@ class Kernel:
     kind: Kind  # of `product` are matrix products and convolutions; `memory` is bound by what it moves
     dtype: str
     shape: tuple[int, ...]  # of its first result
+    given: tuple[tuple[int, ...], ...] = ()  # shapes of what it reads, in the framework's order
     flops: float = 0.0
     reads: tuple[Span, ...]
     writes: tuple[Span, ...]

@@ -8,10 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from rules import ROOT
 
 from qwenimg.cli.main import run
+from qwenimg.cli.words import cli
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -55,6 +57,20 @@ def test_every_option_of_a_documented_command_is_there(capsys: pytest.CaptureFix
             wrong.append((page, arguments, capsys.readouterr().err.strip()))
     print(checked, "commands of qwenimg")
     assert wrong == [] and checked > 25
+
+
+@pytest.mark.parametrize(
+    ("command", "begin", "end"),
+    [("generate", "# The command line", "## Without a model"), ("bench", "## How long it takes", "## Downloads")],
+)
+def test_every_option_is_on_the_page_of_the_command_line(command: str, begin: str, end: str) -> None:
+    """By one of its names, in the part of the page that is about the command."""
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", page[page.index(begin) : page.index(end)]))
+    found = cli.get_command(click.Context(cli), command)
+    assert found is not None
+    options = [param.opts for param in found.params if isinstance(param, click.Option) and not param.hidden]
+    assert len(options) > 10 and [names for names in options if not named & {*names}] == []
 
 
 def test_the_check_sees_an_unknown_option() -> None:

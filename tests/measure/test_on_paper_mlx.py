@@ -21,7 +21,8 @@ from qwenimg.common.networks.qwen_dit import MLP_RATIO, QwenDiTConfig
 from qwenimg.common.precision.precision import BF16, UNET, bases
 from qwenimg.common.runtime.kernels import Case, Kernel, fused
 
-MOST = 132  # bytes per number of a block's streams, which mflux 0.24 moves 176 for
+# Limits are what is counted, in bytes rounded up: a count is the same every time, so that one kernel more is a change.
+MOST = 117  # bytes per number of a block's streams: 116.3 to 116.4 are counted, and mflux 0.24 moves 176
 VIEWS = {"Reshape", "Slice", "Split", "Broadcast", "Transpose", "Squeeze", "ExpandDims", "Flatten", "Unflatten"}
 LOW = mx.bfloat16
 
@@ -107,11 +108,11 @@ def test_a_block_moves_few_bytes(side: int) -> None:
     )
     streams = (case.height * case.width // 4 + 64) * QwenDiTConfig().dim
     print(f"{side}: {launches - fewer} memory-bound kernels, {(nbytes - less) / streams:.1f} bytes per number")
-    assert (nbytes - less) / streams <= MOST and launches - fewer <= 38
+    assert (nbytes - less) / streams <= MOST and launches - fewer <= 36
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "most", "gigabytes"), [("sd15", 980, 10.1), ("sdxl", 1760, 37.3)])
+@pytest.mark.parametrize(("name", "most", "gigabytes"), [("sd15", 882, 6.32), ("sdxl", 1710, 33.7)])
 def test_a_unet(name: str, most: int, gigabytes: float) -> None:
     subject = published(name)
     assert subject is not None

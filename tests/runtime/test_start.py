@@ -35,6 +35,31 @@ def test_a_picture_on_torch_needs_no_compiler_and_writes_no_file(tmp_path: Path)
     assert "torch" in modules and unused == [] and len(modules) < 1700
 
 
+END = """
+import gc, sys
+
+try:
+    import MODULE
+except ImportError:
+    print("not here")
+from qwenimg.cli import main
+
+sys.argv = ["qwenimg", "--version"]
+gc.freeze = lambda: print("frozen")
+sys.exit(main.run())
+"""
+
+
+@pytest.mark.parametrize(("module", "frozen"), [("numpy", True), ("triton", False)])
+def test_the_end_of_a_process_searches_for_no_garbage(tmp_path: Path, module: str, frozen: bool) -> None:
+    """But where triton is loaded, which takes what is still there then for leaks, in thirty lines on standard error."""
+    end = [sys.executable, "-c", END.replace("MODULE", module)]
+    done = subprocess.run(end, capture_output=True, text=True, timeout=100, cwd=tmp_path, env=ENVIRONMENT)
+    if "not here" in done.stdout:
+        pytest.skip(f"{module} is not installed")
+    assert done.returncode == 0 and ("frozen" in done.stdout) is frozen and done.stderr == ""
+
+
 COMPILE = """
 import json, sys
 from pathlib import Path

@@ -14,10 +14,11 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_iter, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
@@ -80,7 +81,16 @@ class Shell(torch.Tensor):
         return shell
 
     def __init__(self, inner: torch.Tensor) -> None:
-        MEMORY.add(self)
+        if not isinstance(inner, FakeTensor):  # while torch's tracer looks at shapes
+            MEMORY.add(self)
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        """What torch's tracer looks for in a tensor around another."""
+        return ["inner"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, torch.Tensor], *_: Any) -> Shell:
+        return Shell(inner["inner"])
 
     @classmethod
     def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -123,7 +133,10 @@ def pretending() -> Iterator[None]:
         made = tensor(data, *args, **kwargs)
         return made if device is None else made.to(device)
 
-    torch.tensor, torch.inference_mode = placed, torch.no_grad  # type: ignore[assignment,misc]
+    def without_gradients(mode: bool = True) -> AbstractContextManager[Any]:
+        return torch.no_grad() if mode else nullcontext()
+
+    torch.tensor, torch.inference_mode = placed, without_gradients  # type: ignore[assignment,misc]
     try:
         yield
     finally:

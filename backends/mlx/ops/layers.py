@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import cache, partial
 
@@ -62,17 +61,6 @@ class Linear(mlx.nn.Module):
             return y
         down, up = self.branch
         return y + mx.matmul(mx.matmul(x.astype(down.dtype), down.T), up.T)
-
-
-def linear_seconds(rows: int, inner: int, columns: int, dtype: mx.Dtype) -> float:
-    """Of one layer [columns inner] of [rows inner]."""
-    layer = Linear(inner, columns, bias=False)
-    layer.weight = mx.ones((columns, inner), dtype)
-    x = mx.ones((rows, inner), dtype)
-    mx.eval(x, layer.weight)
-    begun = time.perf_counter()
-    mx.eval(layer(x))
-    return time.perf_counter() - begun
 
 
 class Embedding(mlx.nn.Module):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, wraps
 from itertools import accumulate
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
@@ -35,18 +36,25 @@ def computes(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, 
 
     @wraps(method)
     def run(self: C, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        threads = torch.get_num_threads()
-        alone = threads > 1 and _is_small(self.model)
-        if alone:
-            torch.set_num_threads(1)
-        try:
-            with torch.inference_mode(), attention_order():
-                return method(self, *args, **kwargs)
-        finally:
-            if alone:
-                torch.set_num_threads(threads)
+        with computing(_is_small(self.model)):
+            return method(self, *args, **kwargs)
 
     return run
+
+
+@contextmanager
+def computing(small: bool) -> Iterator[None]:
+    """Within it a model computes, a small one on one thread."""
+    threads = torch.get_num_threads()
+    alone = threads > 1 and small
+    if alone:
+        torch.set_num_threads(1)
+    try:
+        with torch.inference_mode(), attention_order():
+            yield
+    finally:
+        if alone:
+            torch.set_num_threads(threads)
 
 
 def _is_small(model: torch.nn.Module) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -103,16 +102,6 @@ class Linear(Blank, torch.nn.Linear):
         """[... in], [R in], [out R] -> [... out], in the layer's dtype."""
         product = _product(x)
         return product(product(x, down, None), up, None)
-
-
-def linear_seconds(rows: int, inner: int, columns: int, dtype: torch.dtype, device: torch.device) -> float:
-    """Of one layer [columns inner] of [rows inner]."""
-    layer = Linear(inner, columns, bias=False, device=device, dtype=dtype).requires_grad_(False)
-    x = torch.ones((rows, inner), dtype=dtype, device=device)
-    x[0, 0].item()
-    begun = time.perf_counter()
-    layer(x)[0, 0].item()
-    return time.perf_counter() - begun
 
 
 class Embedding(torch.nn.Module):
