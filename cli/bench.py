@@ -13,7 +13,7 @@ import click
 
 from qwenimg.backends import NAMES, PEERS
 from qwenimg.cli import places
-from qwenimg.common.base.errors import BackendMissing, UsageError
+from qwenimg.common.base.errors import UsageError
 
 if TYPE_CHECKING:
     from qwenimg.common.measure.published import Subject
