@@ -41,10 +41,9 @@ def planned(
         policies.parse(precision, on_gpu=False, kind=kind)
         choice = presets.choose(preset, precision, kind, engine.facts, opened.checkpoint.largest, engine.free)
         policy = policies.parse(choice.precision, on_gpu=engine.on_gpu, kind=kind)
-        runtime = Runtime(engine, policy, lambda kind, text: None, choice, max_memory)  # type: ignore[arg-type]
-        checkpoint = opened.checkpoint if choices.quantize is not None else runtime.reduced(opened.checkpoint)
+        runtime = Runtime(engine, policy, lambda kind, text: None, choice, max_memory, choices.quantize)  # type: ignore[arg-type]
         pipeline = Pipeline(
-            opened.family.model(runtime, checkpoint, refining),
+            opened.family.model(runtime, runtime.reduced(opened.checkpoint), refining),
             name=resolved.name,
             family=opened.family.name,
             defaults=opened.defaults(resolved.known),

@@ -48,6 +48,7 @@ class Choice:
     precision: str
     reason: str = ""
     fallback: str = ""  # why it is no longer the policy that was begun with
+    asked: str = ""  # the policy as it was asked for, with `auto` where that was chosen
 
     @property
     def wishes(self) -> Preset:
@@ -76,9 +77,9 @@ def choose(
     assert preset in NAMES, preset
     base, *overrides = precision.split(",")
     if base.strip().lower() != AUTO:
-        return Choice(preset="" if preset == AUTO else preset, precision=precision)
+        return Choice(preset="" if preset == AUTO else preset, precision=precision, asked=precision)
     chosen, reason = _auto(kind, device, weights, free) if preset == AUTO else (kind.presets[preset], "")
-    return Choice(preset=preset, precision=",".join([chosen, *overrides]), reason=reason)
+    return Choice(preset=preset, precision=",".join([chosen, *overrides]), reason=reason, asked=precision)
 
 
 def _auto(kind: Kind, device: Device, weights: Callable[[Precision], int], free: int) -> tuple[str, str]:
