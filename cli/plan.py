@@ -91,14 +91,17 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | 
     given |= read_folders(given["models_dir"]).options(given)
     amount = None if memory is None else parse_bytes(memory, "--memory")
     engine = on_paper(given["backend"], amount, None if on is None else machine(on, "--on").title)
-    with closing(_opened(given["model"], engine, given)) as pipe:
+    pipe, here = _opened(given["model"], engine, given)
+    with closing(pipe):
         request, counted = _request(pipe, given)
+        counted = counted and here  # by a tokenizer
         if given["cache_prompts"] and counted:
             pipe.runtime.keep_prompts()
         found = needs(pipe.model, request, counted)
         ways = Ways(pipe.model, request, found.room, counted=counted).listed()
         show = _as_json if given["json"] else _text
-        text = show(pipe, request, _as_it_is(pipe, request, found), [(way, _other(pipe, request, way)) for way in ways])
+        now, others = _as_it_is(pipe, request, found), [(way, _other(pipe, request, way)) for way in ways]
+        text = show(pipe, request, here, now, others)
         streams.put(text.encode() + b"\n")
     return 0
 
@@ -113,7 +116,7 @@ def _check(ctx: click.Context, what: str | None, given: dict[str, Any]) -> None:
     given["words"] = ()
 
 
-def _opened(model: str | None, engine: OnPaper, given: dict[str, Any]) -> Pipeline:
+def _opened(model: str | None, engine: OnPaper, given: dict[str, Any]) -> tuple[Pipeline, bool]:
     from qwenimg.common.base.amounts import parse_max
     from qwenimg.common.families.choices import Choices
     from qwenimg.common.hub.planned import planned
@@ -182,9 +185,10 @@ def _request(pipe: Pipeline, given: dict[str, Any]) -> tuple[Request, bool]:
     return pipe.check(**picture.asked, image=job.image), counted
 
 
-def _as_json(pipe: Pipeline, request: Request, now: _Took, others: Sequence[tuple[Way, _Took]]) -> str:
+def _as_json(pipe: Pipeline, request: Request, here: bool, now: _Took, others: Sequence[tuple[Way, _Took]]) -> str:
     about = {
         "model": pipe.model_name,
+        "here": here,
         "backend": pipe.backend,
         "device": pipe.device,
         "precision": pipe.precision.name,
@@ -197,11 +201,17 @@ def _as_json(pipe: Pipeline, request: Request, now: _Took, others: Sequence[tupl
     return json.dumps(about)
 
 
-def _text(pipe: Pipeline, request: Request, now: _Took, others: Sequence[tuple[Way, _Took]]) -> str:
+def _text(pipe: Pipeline, request: Request, here: bool, now: _Took, others: Sequence[tuple[Way, _Took]]) -> str:
     from qwenimg.common.base.amounts import counted, duration, size_text
     from qwenimg.common.base.text import aligned
 
-    lines = [f"{pipe.headline()} · {request.width}x{request.height}, {counted(now.steps, 'step')}", ""]
+    lines = [f"{pipe.headline()} · {request.width}x{request.height}, {counted(now.steps, 'step')}"]
+    lines += (
+        []
+        if here
+        else [f"{pipe.model_name} is not here: planned from its published configuration, for the longest prompt"]
+    )
+    lines.append("")
     rows: list[tuple[str, ...]] = [("stage", "weights", "activations", "peak", "")]
     for stage in now.needs.stages:
         rows.append((stage.name, *map(size_text, (stage.weights, stage.activations, stage.peak)), stage.about))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from published import write_published
+from published import write_published, write_published_sd
 
 import qwenimg
 from qwenimg.backends import paper
@@ -19,6 +19,8 @@ from qwenimg.cli.main import run
 from qwenimg.common.base.amounts import parse_bytes
 from qwenimg.common.base.errors import DoesNotFit, UsageError
 from qwenimg.common.base.safe_files import OpenFile
+from qwenimg.common.families import registry
+from qwenimg.common.families.catalog import KNOWN
 from qwenimg.common.measure.machines import MACHINES, of_device
 from qwenimg.common.memory.estimate import TO_CARD
 from qwenimg.common.memory.needs import Needs
@@ -231,3 +233,47 @@ def test_streaming_takes_the_time_of_reading_where_that_is_longer(published: Pat
     assert way["step_streamed_bytes"] > 15e9 and found["step_streamed_bytes"] == 0
     assert way["step_seconds"] == pytest.approx(way["step_streamed_bytes"] / TO_CARD)
     assert way["step_seconds"] > 3 * found["step_seconds"]
+
+
+@pytest.mark.parametrize("options", ["--backend cuda --memory 24GB", "--backend cpu --memory 14GB -q 8"])
+@pytest.mark.parametrize("name", ["qwen-image", "sd15", "sdxl", "sdxl-turbo"])
+def test_a_known_model_is_planned_before_it_is_here(
+    published: Path,
+    planned: Planned,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    name: str,
+    options: str,
+) -> None:
+    """With the numbers of its files, whose sizes, steps and guidance are those of the name."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))
+    known = KNOWN[name]
+    folder = published if name == "qwen-image" else write_published_sd(tmp_path / "model", name)
+    asked = ["--size", f"{known.width}x{known.height}", "--steps", known.steps, "--guidance", known.guidance]
+    by_name, by_files = planned(name, *options.split()), planned(folder, *options.split(), *asked)
+    assert not by_name.pop("here") and by_files.pop("here")
+    assert by_name.pop("model") == name and by_files.pop("model") != name
+    for rates in (*by_name["ways"], *by_files["ways"], by_name, by_files):
+        rates.pop("step_seconds")  # measured on a CPU
+    assert by_name == by_files
+    assert run(["plan", name, *options.split(), "-p", "a red circle"]) == 0
+    text = capfd.readouterr().out
+    assert f"{name} is not here: planned from its published configuration, for the longest prompt" in text
+
+
+def test_what_is_known_of_published_models() -> None:
+    """Their files as large as the catalogue has them; what is no whole of a known model is still asked for."""
+    for name in ("sd15", "sdxl", "sdxl-turbo"):
+        model = registry.published(KNOWN[name])
+        assert model is not None
+        size = sum(part.plan.nbytes for part in model.checkpoint.components.values())
+        print(f"{name}: {size:,} bytes of {KNOWN[name].bytes:,}")
+        assert abs(size / KNOWN[name].bytes - 1) < 0.005
+    assert registry.published(KNOWN["sdxl-refiner"]) is None
+
+
+def test_a_part_elsewhere_needs_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published: Path) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))
+    assert run(["plan", "qwen-image", "--vae", str(published / "vae"), "--memory", "24GB"]) == 5
+    assert run(["plan", "sdxl-refiner", "--memory", "24GB"]) == 5

@@ -182,6 +182,7 @@ FAMILY = Family(
     networks=(NETWORK,),
     denoiser="denoiser",
     components=(("denoiser",),),
+    published=lambda name: None,
     precision=Kind(
         denoiser="denoiser",
         places={"residual": "the hidden stream", "final_norm": "norm_out and proj_out"},
