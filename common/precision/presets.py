@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import UsageError
@@ -85,6 +86,7 @@ def choose(
 def _auto(kind: Kind, device: Device, weights: Callable[[Precision], int], free: int) -> tuple[str, str]:
     """The text of a policy, and why it."""
 
+    @cache
     def size(text: str) -> int:
         return weights(parse(text, on_gpu=False, kind=kind))
 
