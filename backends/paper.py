@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -18,21 +20,25 @@ from qwenimg.common.precision.devices import Device
 from qwenimg.common.runtime.paper import OnPaper
 
 SECONDS = 5.0  # for a program of the system to answer
+CLOCK = 1e-4  # seconds, below which a system's clock says nothing
 SHARE = 0.75  # of a Mac's memory that its GPU may have, about
 MODERN = (8, 0)  # compute capability of a card that is not here: of Ampere and later
-SIDE = 512  # of the matrices that a CPU's rate is measured with
+# Of what a CPU's rate is measured with: so small a product is of one thread in every library, and as many fill it.
+SIDE, PRODUCTS, TRIALS = 64, 512, 6
 
 
-def on_paper(name: str, memory: int | None) -> OnPaper:
-    """Backend `name` with `memory` bytes free; None: what is free here. Raises UsageError and BackendMissing."""
+def on_paper(name: str, memory: int | None, device: str | None = None) -> OnPaper:
+    """Backend `name` with `memory` bytes free; None: what is free here. `device`: a card or chip that is not here, by
+    its title. Raises UsageError and BackendMissing."""
     if name not in NAMES:
         raise UsageError(f"backend {clean(name, 40)!r} is not one of {', '.join(NAMES)}")
+    if device is not None:
+        return _elsewhere(name, memory, device)
     name = _choose() if name == "auto" else name
     if name == "cuda":
         return _cuda(memory)
     if name == "mlx" and sys.platform == "darwin":
-        facts, work = devices.apple(_answer("sysctl", "-n", "machdep.cpu.brand_string")), workspaces.MLX_GPU
-        return OnPaper(name=name, facts=facts, workspace=work, free=memory or int(SHARE * 2 * free_ram()), rate=None)
+        return _apple(memory or int(SHARE * 2 * free_ram()), _answer("sysctl", "-n", "machdep.cpu.brand_string"))
     on_mlx = name == "mlx"
     facts = _cpu("mlx" if on_mlx else "torch")
     work = workspaces.MLX_CPU if on_mlx else workspaces.TORCH
@@ -48,14 +54,32 @@ def _choose() -> str:
     return "mlx" if installed("mlx") else "cpu"
 
 
+def _elsewhere(name: str, memory: int | None, device: str) -> OnPaper:
+    """`device` with `memory` bytes free."""
+    needed = "mlx" if device.startswith("Apple") else "cuda"
+    if name not in ("auto", needed):
+        raise UsageError(f"--backend {name}: {device} is a device of --backend {needed}")
+    if memory is None:
+        raise UsageError(f"{device} is not here; say with --memory for how much to plan")
+    return _apple(memory, device) if needed == "mlx" else _nvidia(memory, device, MODERN)
+
+
+def _apple(free: int, name: str) -> OnPaper:
+    return OnPaper(name="mlx", facts=devices.apple(name), workspace=workspaces.MLX_GPU, free=free, rate=None)
+
+
+def _nvidia(free: int, name: str, capability: tuple[int, int]) -> OnPaper:
+    facts = devices.nvidia(name, capability)
+    return OnPaper(name="cuda", facts=facts, workspace=workspaces.TORCH, free=free, rate=None)
+
+
 def _cuda(memory: int | None) -> OnPaper:
     """The card that is here, or with `memory` any."""
     found = _card()
     if not found and memory is None:
         raise BackendMissing("--backend cuda: no NVIDIA GPU is here; say with --memory for how much to plan")
     card, major, minor, free = found or ("an NVIDIA GPU", *MODERN, 0)
-    facts = devices.nvidia(card, (major, minor))
-    return OnPaper(name="cuda", facts=facts, workspace=workspaces.TORCH, free=memory or free, rate=None)
+    return _nvidia(memory or free, card, (major, minor))
 
 
 def _card() -> tuple[str, int, int, int] | None:
@@ -79,16 +103,27 @@ def _cpu(library: str) -> Device:
 
 
 def _cpu_rate() -> float:
-    """Operations a second of a float32 product here: the best of some, since the first one is slow."""
+    """Operations a second of float32 products on all cores here: those of one thread in the time that it computes,
+    which other programs hardly change. The best of some, since the first one is slow."""
     import numpy as np
 
-    x = np.ones((SIDE, SIDE), np.float32)
+    x = np.ones((PRODUCTS, SIDE, SIDE), np.float32)
     found = []
-    for _ in range(6):
-        begun = time.perf_counter()
+    for _ in range(TRIALS):
+        begun = time.thread_time()
         np.matmul(x, x)
-        found.append(time.perf_counter() - begun)
-    return 2 * SIDE**3 / min(found)
+        found.append(time.thread_time() - begun)
+    return _cores() * 2 * PRODUCTS * SIDE**3 / max(min(found), CLOCK)
+
+
+def _cores() -> int:
+    """That this process may use, of which a system may count each twice."""
+    info = Path("/proc/cpuinfo")
+    text = info.read_text() if info.exists() else ""
+    counts = dict(re.findall(r"^(siblings|cpu cores)\s*: (\d+)$", text, re.MULTILINE))
+    several = max(1, int(counts.get("siblings", 1)) // max(1, int(counts.get("cpu cores", 1))))
+    able = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, able // several)
 
 
 def _answer(*command: str) -> str:

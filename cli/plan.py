@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -18,12 +18,42 @@ from qwenimg.common.base.errors import UsageError
 if TYPE_CHECKING:
     from qwenimg import Pipeline
     from qwenimg.common.memory.needs import Needs
-    from qwenimg.common.pipeline.fit import Way
+    from qwenimg.common.pipeline.ways import Way
+    from qwenimg.common.precision.precision import Precision
     from qwenimg.common.request.request import Request
     from qwenimg.common.runtime.paper import OnPaper
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 PROMPT = "a picture"  # where none is given; its tokens are then not counted
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Took:
+    """What was found of a picture, as it is or in another way: `title` of how, on a device that gives it `room`."""
+
+    title: str
+    needs: Needs
+    fits: bool
+    steps: int
+    seconds: float | None  # of a step, where the rate of the device is known
+
+    @property
+    def peak(self) -> int:
+        return self.needs.largest.peak
+
+    @property
+    def streamed(self) -> float:
+        """Bytes that a step reads anew."""
+        return self.needs.streamed / self.steps
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "peak_bytes": self.peak,
+            "fits": self.fits,
+            "step_operations": self.needs.steps / self.steps,
+            "step_streamed_bytes": self.streamed,
+            "step_seconds": self.seconds,
+        }
 
 
 def _options_of_generate(command: _F) -> _F:
@@ -36,18 +66,21 @@ def _options_of_generate(command: _F) -> _F:
 @click.command("plan", context_settings={**generate.context_settings, "help_option_names": ["-h", "--help"]})
 @click.argument("what", metavar="MODEL", required=False)
 @click.option("--memory", metavar="AMOUNT", allow_from_autoenv=False, help="For so much, as 24GB; else what is free.")
+@click.option("--on", metavar="MACHINE", allow_from_autoenv=False, help="One that is not here: 4090, h100, m4-max, ...")
 @_options_of_generate
 @click.pass_context
-def plan(ctx: click.Context, /, what: str | None, memory: str | None, **given: Any) -> int:
-    """Prints what a picture by MODEL takes, from the headers of its files alone, in less than a second.
+def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | None, **given: Any) -> int:
+    """Prints what a picture by MODEL takes, from the headers of its files alone, in about a second.
 
-    Takes the options of generate. Bytes are over what the framework takes when it is idle.
+    Takes the options of generate. Bytes are over what the framework takes when it is idle. MACHINE is one that
+    bench --on-paper knows; the time of a step is then that of its published rate.
     """
     from qwenimg.backends.paper import on_paper
     from qwenimg.cli import config, environment
     from qwenimg.common.base.amounts import parse_bytes
     from qwenimg.common.hub.model_folders import read_folders
-    from qwenimg.common.pipeline import fit
+    from qwenimg.common.measure.machines import machine
+    from qwenimg.common.pipeline.ways import Ways, needs
 
     _check(ctx, what, given)
     config.settle(ctx, given)
@@ -57,16 +90,19 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, **given: A
     given["model"] = what or given["model"]
     given |= read_folders(given["models_dir"]).options(given)
     amount = None if memory is None else parse_bytes(memory, "--memory")
-    engine = on_paper(given["backend"], amount)
-    with closing(_opened(given["model"], engine, given)) as pipe:
-        request, counted = _request(pipe, given), given["prompt"] is not None
-        found = fit.needs(pipe.model, request, counted)
-        room = pipe.runtime.room(0)
-        others = [*fit.weights(pipe.model, request, counted), *fit.streamed(pipe.model, request, room, counted)]
-        rate = engine.rate or _published_rate(pipe)
-        seconds = None if rate is None else found.steps / pipe.model.plan(request).steps / rate
+    engine = on_paper(given["backend"], amount, None if on is None else machine(on, "--on").title)
+    pipe, here = _opened(given["model"], engine, given)
+    with closing(pipe):
+        request, counted = _request(pipe, given)
+        counted = counted and here  # by a tokenizer
+        if given["cache_prompts"] and counted:
+            pipe.runtime.keep_prompts()
+        found = needs(pipe.model, request, counted)
+        ways = Ways(pipe.model, request, found.room, counted=counted).listed()
         show = _as_json if given["json"] else _text
-        streams.put(show(pipe, request, room, found, others, seconds).encode() + b"\n")
+        now, others = _as_it_is(pipe, request, found), [(way, _other(pipe, request, way)) for way in ways]
+        text = show(pipe, request, here, now, others)
+        streams.put(text.encode() + b"\n")
     return 0
 
 
@@ -80,7 +116,7 @@ def _check(ctx: click.Context, what: str | None, given: dict[str, Any]) -> None:
     given["words"] = ()
 
 
-def _opened(model: str | None, engine: OnPaper, given: dict[str, Any]) -> Pipeline:
+def _opened(model: str | None, engine: OnPaper, given: dict[str, Any]) -> tuple[Pipeline, bool]:
     from qwenimg.common.base.amounts import parse_max
     from qwenimg.common.families.choices import Choices
     from qwenimg.common.hub.planned import planned
@@ -98,17 +134,36 @@ def _opened(model: str | None, engine: OnPaper, given: dict[str, Any]) -> Pipeli
     )
 
 
-def _published_rate(pipe: Pipeline) -> float | None:
-    """Operations a second that products reach on the card or chip, where `bench --on-paper` knows it."""
+def _as_it_is(pipe: Pipeline, request: Request, found: Needs) -> _Took:
+    return _took(pipe, request, "as it is", found, found.fits(found.room), pipe.precision)
+
+
+def _other(pipe: Pipeline, request: Request, way: Way) -> _Took:
+    return _took(pipe, request, way.text, way.needs, way.fits, way.precision)
+
+
+def _took(pipe: Pipeline, request: Request, title: str, found: Needs, fits: bool, precision: Precision) -> _Took:
+    from qwenimg.common.memory.estimate import steps_seconds
+
+    steps, rate = pipe.model.plan(request).steps, _rate(pipe, precision)
+    seconds = None if rate is None else steps_seconds(found, 1 / rate, pipe.engine.facts) / steps
+    return _Took(title=title, needs=found, fits=fits, steps=steps, seconds=seconds)
+
+
+def _rate(pipe: Pipeline, precision: Precision) -> float | None:
+    """Operations a second: measured here, or what products reach on a card or chip that `bench --on-paper` knows."""
     from qwenimg.common.measure.machines import of_device
 
-    if (machine := of_device(pipe.device)) is None:
-        return None
-    return machine.peak(pipe.precision.compute_dtype("transformer")) * machine.products
+    measured: float | None = pipe.engine.rate  # type: ignore[attr-defined]
+    machine = of_device(pipe.device)
+    if measured is not None or machine is None:
+        return measured
+    return machine.peak(precision.compute_dtype("transformer")) * machine.products
 
 
-def _request(pipe: Pipeline, given: dict[str, Any]) -> Request:
-    """The picture that `generate` would make of the same options. Raises UsageError and ModelError."""
+def _request(pipe: Pipeline, given: dict[str, Any]) -> tuple[Request, bool]:
+    """The picture that `generate` would make of the same options, and whether it has a prompt. Raises UsageError and
+    ModelError."""
     from qwenimg.common.jobs import fields as said_
     from qwenimg.common.jobs.pictures import Picture
     from qwenimg.common.jobs.replay import read_replay
@@ -121,51 +176,63 @@ def _request(pipe: Pipeline, given: dict[str, Any]) -> Request:
     said = {name: given[name] or None if given[name] == () else given[name] for name in said_.SAID}
     asked = said_.fields({**said, "seed": None, "num_images": None})
     asked = said_.merged({} if given["replay"] is None else read_replay(given["replay"]).fields, asked)
+    counted = "prompt" in asked
     asked.setdefault("prompt", PROMPT)
     said_.check(asked)
     job = Job(image=None if given["image"] is None else read_image(given["image"])[0])
     known = {name: asked[name] for name in OPTIONS if name in asked and name != "seed"}
     picture = completed(Picture(index=1, where="", asked=known, aspect=asked.get("aspect"), path=None), pipe, job)
-    return pipe.check(**picture.asked, image=job.image)
+    return pipe.check(**picture.asked, image=job.image), counted
 
 
-def _as_json(
-    pipe: Pipeline, request: Request, free: int, found: Needs, others: Sequence[Way], seconds: float | None
-) -> str:
-    ways = [{"options": w.options, "peak_bytes": w.needs.largest.peak, "fits": w.needs.fits(free)} for w in others]
+def _as_json(pipe: Pipeline, request: Request, here: bool, now: _Took, others: Sequence[tuple[Way, _Took]]) -> str:
     about = {
         "model": pipe.model_name,
+        "here": here,
         "backend": pipe.backend,
         "device": pipe.device,
         "precision": pipe.precision.name,
         "size": [request.width, request.height],
-        "memory_bytes": free,
-        "fits": found.fits(free),
-        "peak_bytes": found.largest.peak,
-        "stages": [stage.as_json() for stage in found.stages],
-        "ways": ways,
-        "step_operations": found.steps / pipe.model.plan(request).steps,
-        "step_seconds": seconds,
+        "memory_bytes": now.needs.room,
+        **now.as_json(),
+        "stages": [stage.as_json() for stage in now.needs.stages],
+        "ways": [{"options": way.options, "without": way.without, **took.as_json()} for way, took in others],
     }
     return json.dumps(about)
 
 
-def _text(
-    pipe: Pipeline, request: Request, free: int, found: Needs, others: Sequence[Way], seconds: float | None
-) -> str:
+def _text(pipe: Pipeline, request: Request, here: bool, now: _Took, others: Sequence[tuple[Way, _Took]]) -> str:
     from qwenimg.common.base.amounts import counted, duration, size_text
     from qwenimg.common.base.text import aligned
 
-    steps = pipe.model.plan(request).steps
-    lines = [f"{pipe.headline()} · {request.width}x{request.height}, {counted(steps, 'step')}", ""]
+    lines = [f"{pipe.headline()} · {request.width}x{request.height}, {counted(now.steps, 'step')}"]
+    lines += (
+        []
+        if here
+        else [f"{pipe.model_name} is not here: planned from its published configuration, for the longest prompt"]
+    )
+    lines.append("")
     rows: list[tuple[str, ...]] = [("stage", "weights", "activations", "peak", "")]
-    for stage in found.stages:
+    for stage in now.needs.stages:
         rows.append((stage.name, *map(size_text, (stage.weights, stage.activations, stage.peak)), stage.about))
     lines += [*aligned(rows), ""]
-    verdicts: list[tuple[str, ...]] = [(f"of {size_text(free)}", "peak", "")]
-    for name, needs in [("as it is", found), *((way.options, way.needs) for way in others)]:
-        verdict = "fits" if needs.fits(free) else "does not fit"
-        verdicts.append((name, size_text(needs.largest.peak), verdict))
-    lines += [*aligned(verdicts), ""]
-    took = "the rate of this device is not known" if seconds is None else duration(seconds)
-    return "\n".join([*lines, f"a step: {found.steps / steps / 1e12:.3g} x 10^12 operations, {took}"])
+    every = [now, *(took for _, took in others)]
+    verdicts: list[tuple[str, ...]] = [(f"of {size_text(now.needs.room)}", "peak", "", "a step")]
+    for took in every:
+        step = "" if took.seconds is None else duration(took.seconds)
+        verdicts.append((took.title, size_text(took.peak), "fits" if took.fits else "does not fit", step))
+    return "\n".join([*lines, *aligned(verdicts), "", *_about_steps(pipe, every)])
+
+
+def _about_steps(pipe: Pipeline, every: Sequence[_Took]) -> list[str]:
+    """Of what the times are made."""
+    from qwenimg.common.base.amounts import size_text
+    from qwenimg.common.memory.estimate import streaming_rate
+
+    now = every[0]
+    unknown = "; the rate of this device is not known: name one with --on" if now.seconds is None else ""
+    lines = [f"a step: {now.needs.steps / now.steps / 1e12:.3g} x 10^12 operations{unknown}"]
+    if most := max(took.streamed for took in every):
+        rate = size_text(streaming_rate(pipe.engine.facts))
+        lines.append(f"streamed: up to {size_text(most)} a step, read at {rate} a second while others compute")
+    return lines

@@ -11,8 +11,9 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.networks.network import Network
-from qwenimg.common.runtime.checkpoint import Component
+from qwenimg.common.runtime.checkpoint import Component, TokenizerFiles
 from qwenimg.common.weights import keys, quantise
+from qwenimg.common.weights import on_paper as papers
 from qwenimg.common.weights import plan as plans
 from qwenimg.common.weights.plan import LoadPlan, Uses
 
@@ -63,6 +64,20 @@ def component(network: Network, config: Any, plan: LoadPlan, *, whole: bool = Fa
         blocks=network.blocks,
         streamable=network.streamable,
     )
+
+
+def on_paper(network: Network, config: Any, dtype: str) -> Component:
+    """`network` with weights that are nowhere, of `dtype` where they are published."""
+    return component(network, config, papers.plan(network.role, network.uses(network.manifest(config)), dtype))
+
+
+def absent_tokenizer(name: str) -> TokenizerFiles:
+    """That of the model `name`, of which no file is here."""
+
+    def read(path: Path) -> Any:
+        raise ModelError(f"{name}: its tokenizer is not here; get it by: qwenimg pull {name}")
+
+    return TokenizerFiles(path=Path(name), read=read)
 
 
 def open_component(

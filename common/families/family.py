@@ -34,6 +34,8 @@ class Family:
     denoiser: str  # the folder of the denoiser
     components: tuple[tuple[str, ...], ...]  # folders with weights: of each group one at least, the denoiser's first
     precision: Kind
+    # The model known by a name, with its published configurations and weights that are nowhere; None of another
+    published: Callable[[str], Checkpoint | None]
     choices: frozenset[str] = frozenset()  # of `Choices`, those that it takes
     open: Callable[[Path, Choices], Checkpoint]  # a folder in diffusers layout, or what it reads besides
     # Of a folder in another layout that `open` reads as well, what it is and by what; None of others

@@ -74,6 +74,15 @@ def open_model(path: Path, choices: Choices | None = None) -> Opened:
     return Opened(family=family, checkpoint=checkpoint, made_of=made_of)
 
 
+def published(known: KnownModel) -> Opened | None:
+    """A model that is known by name as it is published, without its files; None where its configurations are not
+    known."""
+    for family in FAMILIES:
+        if (checkpoint := family.published(known.name)) is not None:
+            return Opened(family=family, checkpoint=checkpoint)
+    return None
+
+
 def _made_of(path: Path, family: Family) -> KnownModel | None:
     """The model known by name that the folder `path` was converted from. Raises ModelError."""
     note = path / NOTE

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
-from qwenimg.common.families import registry
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.hub.resolve import resolve, with_parts_found
+from qwenimg.common.families.registry import Opened
+from qwenimg.common.hub.resolve import Resolved, resolve, with_parts_found
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.precision import precision as policies
 from qwenimg.common.precision import presets
@@ -25,13 +29,13 @@ def planned(
     refiner: str | Path | None = None,
     max_memory: int | None = None,
     offline: bool = False,
-) -> Pipeline:
-    """Headers and configurations are read and checked, and nothing else. Raises QwenimgError."""
+) -> tuple[Pipeline, bool]:
+    """Headers and configurations are read and checked, and nothing else; and whether they are here. A model that is
+    known by name and is not here is planned as it is published. Raises QwenimgError."""
     presets.check(preset)
     choices = with_parts_found(choices)
-    resolved = resolve(model, offline=offline, without=choices.elsewhere)
     with ExitStack() as stack:
-        opened = registry.open_model(resolved.folder, choices)
+        resolved, opened, here = _opened(model, choices, offline)
         stack.callback(opened.checkpoint.close)
         refining = None
         if refiner is not None:
@@ -41,13 +45,26 @@ def planned(
         policies.parse(precision, on_gpu=False, kind=kind)
         choice = presets.choose(preset, precision, kind, engine.facts, opened.checkpoint.largest, engine.free)
         policy = policies.parse(choice.precision, on_gpu=engine.on_gpu, kind=kind)
-        runtime = Runtime(engine, policy, lambda kind, text: None, choice, max_memory)  # type: ignore[arg-type]
-        checkpoint = opened.checkpoint if choices.quantize is not None else runtime.reduced(opened.checkpoint)
+        runtime = Runtime(engine, policy, lambda kind, text: None, choice, max_memory, choices.quantize)  # type: ignore[arg-type]
         pipeline = Pipeline(
-            opened.family.model(runtime, checkpoint, refining),
+            opened.family.model(runtime, runtime.reduced(opened.checkpoint), refining),
             name=resolved.name,
             family=opened.family.name,
             defaults=opened.defaults(resolved.known),
         )
         stack.pop_all()
-        return pipeline
+        return pipeline, here
+
+
+def _opened(model: str | None, choices: Choices, offline: bool) -> tuple[Resolved, Opened, bool]:
+    """Raises QwenimgError."""
+    try:
+        resolved = resolve(model, offline=offline, without=choices.elsewhere)
+    except ModelError:
+        known = None if model is None or os.path.lexists(model) or choices.made() else catalog.find(model)
+        found = None if known is None else registry.published(known)
+        if known is None or found is None:
+            raise
+        kept = found.checkpoint if choices.quantize is None else found.checkpoint.quantised(choices.quantize)
+        return Resolved(folder=kept.source, name=known.name, known=known), replace(found, checkpoint=kept), False
+    return resolved, registry.open_model(resolved.folder, choices), True

@@ -113,9 +113,9 @@ def of_device(device: str) -> Machine | None:
     return next((one for one, word in words if re.search(word, device, re.IGNORECASE)), None)
 
 
-def machine(name: str) -> Machine:
-    """Raises UsageError."""
+def machine(name: str, option: str = "--on-paper") -> Machine:
+    """That `option` names. Raises UsageError."""
     found = MACHINES.get(name.strip().lower().replace("_", "-").replace(" ", "-"))
     if found is None:
-        raise UsageError(f"--on-paper {clean(name, 40)!r} is not one of {', '.join(MACHINES)}")
+        raise UsageError(f"{option} {clean(name, 40)!r} is not one of {', '.join(MACHINES)}")
     return found

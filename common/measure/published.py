@@ -7,14 +7,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from qwenimg.common.families.catalog import ALIASES, KNOWN, KnownModel
+from qwenimg.common.families import catalog, registry
+from qwenimg.common.families.catalog import KnownModel
 from qwenimg.common.families.qwen_image.model import BATCHED_TOKENS
 from qwenimg.common.families.registry import FAMILIES, Opened
 from qwenimg.common.networks import qwen_dit
-from qwenimg.common.networks.kl_vae import KLVAEConfig
-from qwenimg.common.networks.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.qwen_vae import QwenVAEConfig
-from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.precision.precision import Kind
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.kernels import Case
@@ -83,35 +80,11 @@ class Subject:
         return sum(prod(shape) for shape in network.manifest(self.denoiser[1]).values())
 
 
-def _sdxl() -> UNetConfig:
-    return UNetConfig(
-        block_out_channels=(320, 640, 1280),
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-        layers_per_block=(2, 2, 2),
-        attention_head_dim=(5, 10, 20),
-        transformer_layers_per_block=(1, 2, 10),
-        cross_attention_dim=2048,
-        use_linear_projection=True,
-        addition_embed_type="text_time",
-        addition_time_embed_dim=256,
-        projection_class_embeddings_input_dim=2816,
-    )
-
-
-def _networks() -> dict[str, tuple[Network, Network]]:
-    vae = ("kl_vae", KLVAEConfig(block_out_channels=(128, 256, 512, 512), layers_per_block=2))
-    qwen = (("qwen_dit", QwenDiTConfig()), ("qwen_vae", QwenVAEConfig()))
-    sdxl = (("unet", _sdxl()), vae)
-    sd15 = (("unet", UNetConfig(cross_attention_dim=768)), vae)
-    return {"qwen-image": qwen, "qwen-image-2512": qwen, "sd15": sd15, "sdxl": sdxl, "sdxl-turbo": sdxl}
-
-
 def published(name: str) -> Subject | None:
     """A known model by its name, without its files; None where no configuration of it is known."""
-    found = ALIASES.get(name.lower(), name.lower())
-    networks = _networks().get(found)
-    return None if networks is None else _subject(KNOWN[found], *networks)
+    known = catalog.find(name)
+    model = None if known is None else registry.published(known)
+    return None if known is None or model is None else opened(known.name, known, model)
 
 
 def opened(name: str, known: KnownModel | None, model: Opened) -> Subject:
@@ -125,9 +98,3 @@ def opened(name: str, known: KnownModel | None, model: Opened) -> Subject:
         vae=(vae.network, vae.config),
         defaults=model.defaults(known),
     )
-
-
-def _subject(known: KnownModel, denoiser: Network, vae: Network) -> Subject:
-    family = next(family for family in FAMILIES if family.name == known.family)
-    defaults = Defaults(width=known.width, height=known.height, steps=known.steps, guidance=known.guidance)
-    return Subject(name=known.name, kind=family.precision, denoiser=denoiser, vae=vae, defaults=defaults)

@@ -11,7 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qwenimg.common.base.amounts import duration, size_text
+from qwenimg.common.memory.needs import Needs
+from qwenimg.common.precision.devices import Device
 
+# Bytes a second at which streamed blocks are read, those of what they come through at most: to a card 16 lanes of PCI
+# Express 4.0, from a file an NVMe disk on four lanes of PCI Express 3.0. What the system has of it is read faster.
+TO_CARD, FROM_FILE = 31.5e9, 3.94e9
 LONG = 600  # seconds, from which on a run says how long it takes before it starts
 MUCH = 2.0  # times more or less than was said, from which on the first step corrects it
 SOON = 10  # seconds: what is over sooner needs no correction
@@ -24,6 +29,17 @@ class Estimate:
     memory: int  # bytes at the peak
     seconds: float
     step: float  # seconds of one step, on average
+
+
+def steps_seconds(needs: Needs, operation: float, device: Device) -> float:
+    """Of all steps, `operation` seconds each multiplication or addition: streamed blocks are read while others compute,
+    so that the longer of both counts."""
+    return max(needs.steps * operation, needs.streamed / streaming_rate(device))
+
+
+def streaming_rate(device: Device) -> float:
+    """Bytes a second at which its streamed blocks are read."""
+    return TO_CARD if device.own_memory else FROM_FILE
 
 
 def summary(memory: int, seconds: float) -> str:

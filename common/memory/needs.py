@@ -38,7 +38,7 @@ class Needs:
     """What a picture takes, its stages in their order on `room` bytes.
 
     `loaded`: bytes by component of what is in memory already; `freed`: the components that make room for others;
-    `steps` and `decoding`: multiplications and additions."""
+    `steps` and `decoding`: multiplications and additions; `streamed`: bytes of blocks that all steps read anew."""
 
     room: int
     loaded: Mapping[str, int]
@@ -46,6 +46,7 @@ class Needs:
     stages: list[Stage] = field(default_factory=list)
     steps: float = 0.0
     decoding: float = 0.0
+    streamed: float = 0.0
 
     def __post_init__(self) -> None:
         self.kept = dict(self.loaded)  # bytes by component of what is in memory behind the last stage

@@ -13,11 +13,10 @@ from qwenimg.common.memory.needs import Needs
 from qwenimg.common.pipeline.denoiser import Denoiser
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment
-from qwenimg.common.precision.precision import Precision
 from qwenimg.common.request.few_steps import FewSteps
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.engine import Array
-from qwenimg.common.runtime.runtime import Runtime
+from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.weights.lora import Deltas
 from qwenimg.common.weights.lora_names import Names
 
@@ -60,9 +59,8 @@ class DiffusionModel(Protocol):
         tokens of prompts are; else each is taken for the longest."""
         ...
 
-    def variant(self, precision: Precision, quantize: str | None, max_memory: int | None) -> Self:
-        """The same model under another precision, its weights kept in codes, streamed where they exceed `max_memory`
-        bytes: of which nothing is loaded, to be asked what it needs."""
+    def variant(self, change: Change) -> Self:
+        """The same model as a run with other options has it: of which nothing is loaded, to be asked what it needs."""
         ...
 
     def check_weights(self) -> None:

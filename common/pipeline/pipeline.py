@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -130,7 +129,7 @@ class Pipeline:
         if request.caches and table.find(sampler).adaptive:
             raise UsageError(f"step-cache: {sampler} chooses its steps by what calls of the model differ; give another")
         self.loras.deltas(request.lora, request.lora_mode)
-        if math.prod(start.latent_shape(self.model, request)) * self.model.channels < noise.FEWEST:
+        if not start.is_drawn(self.model, request.width, request.height):
             size = f"{request.width}x{request.height}"
             raise UsageError(f"{size} is too small: its noise would have fewer than {noise.FEWEST} numbers")
         if request.latents is not None:

@@ -68,9 +68,14 @@ class SamplingPlan:
     @property
     def evaluations(self) -> int:
         """How often the model will be asked; an adaptive sampler's steps are its own, three evaluations each."""
+        return sum(self.calls)
+
+    @property
+    def calls(self) -> list[int]:
+        """The same of each segment."""
         if table.find(self.sampler).adaptive:
-            return 3 * self.steps
-        return sum(recorder.calls for recorder in self._recorded())
+            return [3 * (len(segment.schedule.sigmas) - 1) for segment in self.segments]
+        return [recorder.calls for recorder in self._recorded()]
 
 
 class _Recorder:

@@ -7,7 +7,7 @@ import numpy as np
 from qwenimg.common.base.errors import NumericsError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.numbers import sizes
-from qwenimg.common.numbers.noise import TorchCPUGenerator
+from qwenimg.common.numbers.noise import FEWEST, TorchCPUGenerator
 from qwenimg.common.pictures import pixels
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.inpaint import Initial, Latents, Mask
@@ -21,6 +21,12 @@ def latent_shape(model: DiffusionModel, request: Request) -> Shape:
     """Rows and columns of the latents."""
     width, height = sizes.render_size(request.width, request.height, model.multiple)
     return height // model.scale, width // model.scale
+
+
+def is_drawn(model: DiffusionModel, width: int, height: int) -> bool:
+    """Whether a picture of so many pixels has as many numbers of noise as can be drawn at a time."""
+    rows, columns = sizes.render_size(width, height, model.multiple)
+    return rows * columns // model.scale**2 * model.channels >= FEWEST
 
 
 def draw(model: DiffusionModel, request: Request, generator: TorchCPUGenerator) -> Initial:

@@ -23,6 +23,7 @@ class Device:
     on_gpu: bool
     units: frozenset[str]  # the 16-bit dtypes that it has units for
     about: str  # that as the end of a sentence about it: `has units for bfloat16`
+    own_memory: bool = False  # whether weights come to it from the system's memory over a link
     emulates: bool = False  # whether it computes 16 bit by way of float32, at no gain
 
 
@@ -65,7 +66,7 @@ def nvidia(name: str, capability: tuple[int, int]) -> Device:
     """A card by its name and compute capability."""
     named = (units for pattern, units in CARDS if re.search(pattern, name))
     by_number = next(units for least, units in CAPABILITIES if capability >= least)
-    return _gpu(name, next(named, by_number) if capability < (8, 0) else by_number)
+    return _gpu(name, next(named, by_number) if capability < (8, 0) else by_number, own_memory=True)
 
 
 def cpu(name: str, *, bf16: bool, emulates: bool = False) -> Device:
@@ -77,5 +78,5 @@ def cpu(name: str, *, bf16: bool, emulates: bool = False) -> Device:
     return Device(name=name, on_gpu=False, units=units, about=about, emulates=emulates)
 
 
-def _gpu(name: str, units: Units) -> Device:
-    return Device(name=name, on_gpu=True, units=units.dtypes, about=units.about)
+def _gpu(name: str, units: Units, own_memory: bool = False) -> Device:
+    return Device(name=name, on_gpu=True, units=units.dtypes, about=units.about, own_memory=own_memory)

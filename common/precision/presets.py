@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import UsageError
@@ -48,6 +49,7 @@ class Choice:
     precision: str
     reason: str = ""
     fallback: str = ""  # why it is no longer the policy that was begun with
+    asked: str = ""  # the policy as it was asked for, with `auto` where that was chosen
 
     @property
     def wishes(self) -> Preset:
@@ -76,14 +78,15 @@ def choose(
     assert preset in NAMES, preset
     base, *overrides = precision.split(",")
     if base.strip().lower() != AUTO:
-        return Choice(preset="" if preset == AUTO else preset, precision=precision)
+        return Choice(preset="" if preset == AUTO else preset, precision=precision, asked=precision)
     chosen, reason = _auto(kind, device, weights, free) if preset == AUTO else (kind.presets[preset], "")
-    return Choice(preset=preset, precision=",".join([chosen, *overrides]), reason=reason)
+    return Choice(preset=preset, precision=",".join([chosen, *overrides]), reason=reason, asked=precision)
 
 
 def _auto(kind: Kind, device: Device, weights: Callable[[Precision], int], free: int) -> tuple[str, str]:
     """The text of a policy, and why it."""
 
+    @cache
     def size(text: str) -> int:
         return weights(parse(text, on_gpu=False, kind=kind))
 

@@ -91,6 +91,11 @@ class Checkpoint:
 
         return replace(self, components={name: kept(part) for name, part in self.components.items()})
 
+    def as_stored(self) -> Checkpoint:
+        """The same with its weights as its files have them, without what `quantised` made of them."""
+        components = {name: replace(part, plan=quantise.as_stored(part.plan)) for name, part in self.components.items()}
+        return replace(self, components=components)
+
     @property
     def file_bytes(self) -> int:
         """Of the files with its weights."""

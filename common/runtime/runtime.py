@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from qwenimg.common.base.amounts import counted, size_text
 from qwenimg.common.base.errors import DoesNotFit, NumericsError
 from qwenimg.common.memory.needs import Needs
+from qwenimg.common.precision import precision as policies
+from qwenimg.common.precision import presets
 from qwenimg.common.precision.ladder import advice
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.presets import Choice
@@ -33,6 +36,20 @@ UNPLANNED, UNPLANNED_SHARE = 64 * 10**6, 1 / 12
 def plannable(max_memory: int) -> int:
     """Bytes of --max-memory that a plan may use."""
     return max_memory - min(UNPLANNED, int(UNPLANNED_SHARE * max_memory))
+
+
+def limit_for(planned: int) -> int:
+    """The least --max-memory of which a plan may use so many bytes."""
+    return min(planned + UNPLANNED, ceil(planned / (1 - UNPLANNED_SHARE)) + 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Options of a run that are to be others; None: as they are."""
+
+    precision: str | None = None
+    quantize: str | None = None  # "": without it
+    max_memory: int | None = None
 
 
 class Clock:
@@ -64,20 +81,42 @@ class Runtime:
         notify: Notify,
         choice: Choice | None = None,
         max_memory: int | None = None,
+        quantize: str | None = None,
     ):
         """choice: the preset, and why it was chosen. max_memory: bytes that a run is to stay below; blocks are then
-        streamed where they do not all fit, as they are with a preset that asks for it."""
+        streamed where they do not all fit, as they are with a preset that asks for it. quantize: the codes that the
+        weights were asked to be kept in."""
         self.engine, self.precision, self.notify, self.max_memory = engine, precision, notify, max_memory
+        self.quantize = quantize
         self.choice = choice or Choice(preset="", precision=precision.name)
         self.clock = Clock()
         self.compiles: bool | None = None  # whether the denoiser is when it is opened; None is the engine's usual
         self.records = False  # its calls, as CUDA graphs
         self.prompts: TextStore | None = None  # encoded ones that are kept on the disk
+        self._held = 0  # bytes that another run on this engine holds, and would give up for this one
         self._stored: WeakKeyDictionary[LoadPlan, LoadPlan] = WeakKeyDictionary()
 
-    def under(self, precision: Precision, max_memory: int | None) -> Runtime:
-        """The same engine with another precision; it reports nothing."""
-        return Runtime(self.engine, precision, lambda kind, text: None, self.choice, max_memory)
+    def changed(self, checkpoint: Checkpoint, change: Change, held: int) -> tuple[Runtime, Checkpoint]:
+        """What a run with other options would have, in place of this one, which holds so many bytes: policy and bits
+        are chosen anew where they were not asked for. It loads and reports nothing."""
+        bits = (self.quantize if change.quantize is None else change.quantize) or None
+        limit = self.max_memory if change.max_memory is None else change.max_memory
+        choice, policy, held = self.choice, self.precision, held + self._held
+        if change.precision is not None or change.quantize is not None or choice.wishes.bits:
+            checkpoint = checkpoint.as_stored()
+            checkpoint = checkpoint if bits is None else checkpoint.quantised(bits)
+            choice, policy = self._chosen(checkpoint, change.precision, held)
+        found = Runtime(self.engine, policy, lambda kind, text: None, choice, limit, bits)
+        found.prompts, found._held, found._stored = self.prompts, held, self._stored
+        return found, found.reduced(checkpoint)
+
+    def _chosen(self, checkpoint: Checkpoint, precision: str | None, held: int) -> tuple[Choice, Precision]:
+        """As it is chosen for a run of `checkpoint` with `precision` or with what this run was asked for."""
+        now, engine, kind = self.choice, self.engine, self.precision.kind
+        asked = precision or (now.asked if now.asked and not now.fallback else self.precision.name)
+        free = engine.free_memory() + held
+        choice = presets.choose(now.preset or presets.AUTO, asked, kind, engine.facts, checkpoint.largest, free)
+        return choice, policies.parse(choice.precision, on_gpu=engine.on_gpu, kind=kind)
 
     @property
     def streams(self) -> bool:
@@ -85,7 +124,7 @@ class Runtime:
 
     def room(self, loaded: int) -> int:
         """Bytes that a run may take, where `loaded` are taken already."""
-        free = self.engine.free_memory() + loaded
+        free = self.engine.free_memory() + loaded + self._held
         return free if self.max_memory is None else min(free, plannable(self.max_memory))
 
     def room_text(self, room: int) -> str:
@@ -98,7 +137,7 @@ class Runtime:
         """`checkpoint` with its weights in the preset's bits, where they leave too little room as they are and enough
         so. Where neither does, they stay as they are: blocks whose codes are made while loading are not streamed."""
         room = int(WEIGHTS * self.room(0))
-        if not self.choice.wishes.bits or checkpoint.largest(self.precision) <= room:
+        if self.quantize is not None or not self.choice.wishes.bits or checkpoint.largest(self.precision) <= room:
             return checkpoint
         smaller = checkpoint.quantised(self.choice.wishes.bits)
         return smaller if smaller.largest(self.precision) <= room else checkpoint
@@ -179,6 +218,10 @@ class Runtime:
     def weight_bytes(self, component: Component) -> int:
         """Bytes of the weights that are in memory at once as long as `component` is open."""
         return streaming.held(self.plan(component))
+
+    def streamed_bytes(self, component: Component) -> int:
+        """Bytes of its weights that every pass reads anew."""
+        return streaming.read(self.plan(component))
 
     def check_fit(self, what: str, need: int) -> None:
         """Raises DoesNotFit before anything is allocated."""

@@ -7,20 +7,22 @@ from math import prod
 from pathlib import Path
 
 from qwenimg.common.base.safe_files import open_regular
-from qwenimg.common.formats.stored import Piece
+from qwenimg.common.formats.stored import DTYPES, Piece
+from qwenimg.common.precision.precision import BYTES
 from qwenimg.common.weights.plan import Entry, LoadPlan, Source, Uses
 from qwenimg.common.weights.storage import Dense
 
 
-def plan(component: str, uses: Uses) -> LoadPlan:
-    """Of a component that is published in bfloat16. Nothing can be read of it."""
+def plan(component: str, uses: Uses, dtype: str = "bfloat16") -> LoadPlan:
+    """Of a component that is published in `dtype`. Nothing can be read of it."""
+    stored, size = next(name for name, known in DTYPES.items() if known == dtype), BYTES[dtype]
     with closing(open_regular(Path(__file__))) as nothing:
         entries = {
             name: Entry(
                 name=name,
                 shape=use.shape,
-                source=Source((Piece(name, nothing, "BF16", use.shape, 0, 2 * prod(use.shape)),)),
-                storage=Dense("bfloat16"),
+                source=Source((Piece(name, nothing, stored, use.shape, 0, size * prod(use.shape)),)),
+                storage=Dense(dtype),
                 residency=use.residency,
             )
             for name, use in uses.items()

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -162,7 +163,7 @@ class Entry:
         """Of the values that `read` returns."""
         return "float32" if self.fused else self.source.dtype
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         ranks = sum(delta.rank or 0 for delta in self.branch)
         return self.storage.nbytes(self.shape) + ranks * sum(self.shape) * BYTES[self.storage.dtype]

@@ -15,7 +15,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.codes.affine import BITS4, BITS6, BITS8, Affine, Kept
 from qwenimg.common.precision.residency import ONCE
 from qwenimg.common.weights.plan import Entry, LoadPlan
-from qwenimg.common.weights.storage import Packed
+from qwenimg.common.weights.storage import Dense, Packed
 
 SYNTAX = "8, 6 or 4, or by part: text=8,transformer=4"
 
@@ -61,6 +61,18 @@ def keep(plan: LoadPlan, tables: frozenset[str]) -> LoadPlan:
 
     marked = {name: replace(entry, table=name in tables) for name, entry in plan.entries.items()}
     return replace(plan, entries=marked).packed(own)
+
+
+def as_stored(plan: LoadPlan) -> LoadPlan:
+    """`plan` without the codes that `quantised` gave its matrices; those of its files stay."""
+
+    def stored(entry: Entry) -> Entry:
+        own = entry.source.kept
+        if not isinstance(entry.storage, Packed) or (own is not None and own.code == entry.storage.code):
+            return entry
+        return replace(entry, storage=Dense(entry.storage.dtype))
+
+    return replace(plan, entries={name: stored(entry) for name, entry in plan.entries.items()})
 
 
 def quantised(plan: LoadPlan, policy: Policy, blocks: re.Pattern[str]) -> LoadPlan:

@@ -52,6 +52,11 @@ def held(plan: LoadPlan) -> int:
     return always + _two([_Size.of(block) for block in streamed_blocks(plan).values()])
 
 
+def read(plan: LoadPlan) -> int:
+    """Bytes that are read anew in every pass."""
+    return sum(_Size.of(block).read for block in streamed_blocks(plan).values())
+
+
 def fitting(plan: LoadPlan, streamable: re.Pattern[str] | None, budget: int) -> LoadPlan:
     """`plan` with as few of its blocks streamed as leave at most `budget` bytes in memory; where none do, with those
     that leave the fewest."""

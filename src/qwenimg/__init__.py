@@ -141,9 +141,7 @@ def _pipeline(
         if given["model"] is None and resolved.known is catalog.BUILT_IN:
             notify("notice", builtin.notice(opened.checkpoint.parameters))
         runtime, error = _runtime(opened, running, notify)
-        checkpoint = opened.checkpoint
-        if running.quantize is None:
-            checkpoint, entries = _reduced(runtime, checkpoint, entries)
+        checkpoint, entries = _reduced(runtime, opened.checkpoint, entries)
         pipeline = Pipeline(
             opened.family.model(runtime, checkpoint, refining),
             name=resolved.name,
@@ -238,7 +236,7 @@ def _runtime(opened: Opened, running: Running, notify: Callable[[str, str], None
     _check_fp32(error, policy.name, engine.device)
     if choice.reason:
         notify("stage", f"--preset {choice.preset}: {policy.name}, since {choice.reason}")
-    runtime = Runtime(engine, policy, notify, choice, running.limit)
+    runtime = Runtime(engine, policy, notify, choice, running.limit, running.quantize)
     if running.cache_prompts:
         runtime.keep_prompts()
     return runtime, error

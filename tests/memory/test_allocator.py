@@ -17,7 +17,7 @@ from random_model import DIT, TEXT, write_random_model
 
 import qwenimg
 from qwenimg import backends
-from qwenimg.common.pipeline import fit
+from qwenimg.common.pipeline import ways
 
 NEAR = 0.15  # of what is counted
 SIDE = {"width": 128, "height": 128, "steps": 1}
@@ -42,7 +42,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, path: Path, load: dict[str, Any]) -
 
         pipe = qwenimg.load(path, backend="cpu", precision="fp32", notify=mark, **load)
         planned = dict[str, int]()
-        for stage in fit.needs(pipe.model, pipe.check("a red circle", **SIDE)).stages:
+        for stage in ways.needs(pipe.model, pipe.check("a red circle", **SIDE)).stages:
             name = stage.name.replace("modulation", "denoise")
             planned[name] = max(planned.get(name, 0), stage.peak)
         pipe("a red circle", **SIDE)

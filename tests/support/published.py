@@ -1,4 +1,4 @@
-"""A folder of Qwen-Image at its published size whose files are headers and a hole: for what reads no weight."""
+"""Folders of models at their published size whose files are headers and a hole: for what reads no weight."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tiny_tokenizer import write_tiny_tokenizer
 
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families.qwen_image.small_files import INDEX, SCHEDULER
-from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
+from qwenimg.common.families.stable_diffusion.published import models, vae
+from qwenimg.common.networks import clip, kl_vae, qwen_dit, qwen_vae, qwen_vl, unet
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
@@ -32,13 +33,36 @@ def write_published(folder: Path) -> Path:
     return folder
 
 
-def _write(folder: Path, config: dict[str, object], manifest: Manifest, stem: str = "diffusion_pytorch_model") -> None:
+def write_published_sd(folder: Path, name: str) -> Path:
+    """Stable Diffusion `name`, without tokenizers."""
+    model = models()[name]
+    parts = {"unet": (unet.NETWORK, model.unet), "vae": (kl_vae.NETWORK, vae())}
+    parts |= {part: (clip.NETWORK, config) for part, config in model.texts.items()}
+    for part, (network, config) in parts.items():
+        manifest = {network.published(key): shape for key, shape in network.manifest(config).items()}
+        stem = "model" if network is clip.NETWORK else "diffusion_pytorch_model"
+        _write(folder / part, network.written(config), manifest, stem, "F32")
+    (folder / "scheduler").mkdir()
+    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(model.scheduler))
+    kind = "StableDiffusionXLPipeline" if len(model.texts) > 1 else "StableDiffusionPipeline"
+    index = {"_class_name": kind} | {part: ["transformers", "CLIPTextModel"] for part in model.texts}
+    (folder / "model_index.json").write_text(json.dumps(index))
+    return folder
+
+
+def _write(
+    folder: Path,
+    config: dict[str, object],
+    manifest: Manifest,
+    stem: str = "diffusion_pytorch_model",
+    dtype: str = "BF16",
+) -> None:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     header, at = {}, 0
     for name, shape in manifest.items():
-        size = 2 * prod(shape)
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, at + size]}
+        size = {"BF16": 2, "F32": 4}[dtype] * prod(shape)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + size]}
         at += size
     raw = json.dumps(header).encode()
     with (folder / f"{stem}.safetensors").open("wb") as file:

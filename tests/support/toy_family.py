@@ -32,11 +32,11 @@ from qwenimg.common.pipeline import inpaint
 from qwenimg.common.pipeline.denoiser import Denoiser, Guidance
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment, flow_plan
-from qwenimg.common.precision.precision import Kind, Precision
+from qwenimg.common.precision.precision import Kind
 from qwenimg.common.request.request import Defaults, Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array
-from qwenimg.common.runtime.runtime import Runtime
+from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
 
 HERE = Path(__file__).parent
@@ -94,9 +94,8 @@ class ToyModel:
         needs.steps = plan.evaluations * step
         return needs
 
-    def variant(self, precision: Precision, quantize: str | None, max_memory: int | None) -> ToyModel:
-        checkpoint = self.checkpoint if quantize is None else self.checkpoint.quantised(quantize)
-        return ToyModel(self.runtime.under(precision, max_memory), checkpoint, None)
+    def variant(self, change: Change) -> ToyModel:
+        return ToyModel(*self.runtime.changed(self.checkpoint, change, 0), None)
 
     def adapt(self, deltas: Any) -> None:
         assert not deltas
@@ -183,6 +182,7 @@ FAMILY = Family(
     networks=(NETWORK,),
     denoiser="denoiser",
     components=(("denoiser",),),
+    published=lambda name: None,
     precision=Kind(
         denoiser="denoiser",
         places={"residual": "the hidden stream", "final_norm": "norm_out and proj_out"},

@@ -7,6 +7,7 @@ from qwenimg.common.families.qwen_image import lora_names, mflux
 from qwenimg.common.families.qwen_image.checkpoint import REFUSED, open_folder
 from qwenimg.common.families.qwen_image.describe_file import describe_file
 from qwenimg.common.families.qwen_image.model import QwenImage
+from qwenimg.common.families.qwen_image.published import published
 from qwenimg.common.families.qwen_image.small_files import small_files
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.precision.precision import MMDIT
@@ -36,6 +37,7 @@ FAMILY = Family(
     denoiser="transformer",
     components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=MMDIT,
+    published=published,
     choices=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     open=open_folder,
     reads_folder=mflux.layout,

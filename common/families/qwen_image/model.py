@@ -23,14 +23,13 @@ from qwenimg.common.pipeline.denoiser import Denoiser, Guidance
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment, flow_plan
 from qwenimg.common.pipeline.step_cache import Pass
-from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.residency import ONCE
 from qwenimg.common.prompts import qwen
 from qwenimg.common.request.request import MULTIPLE, Request
 from qwenimg.common.runtime import text_store
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.runtime.engine import Array, Modulation, TextEncoder, Transformer
-from qwenimg.common.runtime.runtime import Runtime
+from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.text_cache import TextCache
 from qwenimg.common.runtime.vae import VAEHalves
 from qwenimg.common.weights.lora import Deltas
@@ -90,25 +89,32 @@ class QwenImage:
             encoder = self.runtime.fitted(self.checkpoint["text_encoder"], room)
             needs.add("text", "the text encoder", {"text encoder": self.runtime.weight_bytes(encoder)}, 0)
         kept = memory.kept_bytes(self.config, len(texts), size) if request.caches else 0
-        self._add_steps(needs, self.branches(len(texts), size), size + max(seen), timesteps, kept)
+        together = self.branches(len(texts), size)
+        transformer = self._add_steps(needs, together, size + max(seen), timesteps, kept)
         self.vae.add_decoding(needs, shape)
         first, *others = (memory.step_operations(self.config, size + text) for text in seen)
         needs.steps = plan.evaluations * (first + request.cfg_end * sum(others))
+        passes = plan.evaluations * (1 + request.cfg_end * (len(texts) - together))
+        needs.streamed = passes * self.runtime.streamed_bytes(transformer)
         return needs
 
-    def _add_steps(self, needs: Needs, branches: int, tokens: int, timesteps: tuple[float, ...], kept: int) -> None:
-        """Adds the stages of the transformer; `tokens`: image and text of the longest branch; `kept`: bytes that a step
-        cache takes."""
+    def _add_steps(
+        self, needs: Needs, branches: int, tokens: int, timesteps: tuple[float, ...], kept: int
+    ) -> Component:
+        """Adds the stages of the transformer, and gives it as it is then open; `tokens`: image and text of the longest
+        branch; `kept`: bytes that a step cache takes."""
         title = "the transformer" if self._transformer is None else "a step of this size"
         more = self.run_bytes(branches, tokens, timesteps) + kept
         beside = sum(size for name, size in needs.kept.items() if name != "transformer")
-        weights = {"transformer": self.runtime.weight_bytes(self._fitting(needs.room - beside, more))}
+        transformer = self._fitting(needs.room - beside, more)
+        weights = {"transformer": self.runtime.weight_bytes(transformer)}
         needs.kept.pop("transformer", None)
         if timesteps not in self._modulations:
             rows = self._modulation_rows(timesteps)
             needs.add("modulation", title, weights, rows + self._block_bytes(), stays=True)
             needs.kept["modulation"] = rows
         needs.add("denoise", title, weights, self._step_bytes(branches, tokens) + kept, stays=True)
+        return transformer
 
     def _loaded(self) -> dict[str, int]:
         """Bytes of the weights that are in memory, by the names that stages have for them."""
@@ -126,9 +132,8 @@ class QwenImage:
         """Tokens of a prompt that the transformer sees."""
         return min(TEXT_TOKENS, len(qwen.prompt_ids(self.tokenizer, text).ids) - qwen.DROPPED)
 
-    def variant(self, precision: Precision, quantize: str | None, max_memory: int | None) -> QwenImage:
-        checkpoint = self.checkpoint if quantize is None else self.checkpoint.quantised(quantize)
-        return QwenImage(self.runtime.under(precision, max_memory), checkpoint)
+    def variant(self, change: Change) -> QwenImage:
+        return QwenImage(*self.runtime.changed(self.checkpoint, change, sum(self._loaded().values())))
 
     def check_weights(self) -> None:
         self.vae.check_weights()

@@ -15,6 +15,7 @@ from qwenimg.common.families.stable_diffusion import lora_names
 from qwenimg.common.families.stable_diffusion.checkpoint import PIPELINES, facts
 from qwenimg.common.families.stable_diffusion.describe_file import describe_file
 from qwenimg.common.families.stable_diffusion.model import StableDiffusion
+from qwenimg.common.families.stable_diffusion.published import published
 from qwenimg.common.families.stable_diffusion.single_file import reads
 from qwenimg.common.families.stable_diffusion.small_files import small_files
 from qwenimg.common.networks import clip, kl_vae, unet
@@ -72,6 +73,7 @@ FAMILY = Family(
     denoiser="unet",
     components=(("unet",), ("text_encoder", "text_encoder_2"), ("vae",)),
     precision=UNET,
+    published=published,
     choices=frozenset({"prediction", "tokenizer", *PARTS}),
     open=checkpoints.open_checkpoint,
     reads_file=reads,

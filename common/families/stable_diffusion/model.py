@@ -29,11 +29,10 @@ from qwenimg.common.pipeline.denoiser import Denoiser, Guidance
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment, Solver
 from qwenimg.common.pipeline.step_cache import Pass
-from qwenimg.common.precision.precision import Precision
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.runtime.engine import Array, Engine, UNet
-from qwenimg.common.runtime.runtime import Runtime
+from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.vae import VAEHalves
 from qwenimg.common.sampling import discrete, schedules, table
 from qwenimg.common.sampling.table import Sampler
@@ -134,8 +133,8 @@ class Expert:
             parts = [self.runtime.fitted(part, needs.left({})) for part in self.checkpoint.texts.values()]
             needs.add("text", "the text encoder", {"text encoder": max(map(self.runtime.weight_bytes, parts))}, 0)
 
-    def add_steps(self, needs: Needs, request: Request, shape: tuple[int, int]) -> None:
-        """Adds the stage of its UNet."""
+    def add_steps(self, needs: Needs, request: Request, shape: tuple[int, int], calls: int) -> None:
+        """Adds the stage of its UNet, which is called so many times."""
         title = "a step of this size" if self.loaded else f"the {self.name}"
         stage = "refine" if self.facts.refiner else "denoise"
         whole = {self.name: self.runtime.weight_bytes(self.checkpoint["unet"])}
@@ -144,6 +143,7 @@ class Expert:
         more = self.step_bytes(request, *shape, self.branches(request, shape, left))
         component = self._fitting(left, more)
         needs.add(stage, title, {self.name: self.runtime.weight_bytes(component)}, more, stays=True)
+        needs.streamed += calls * self.runtime.streamed_bytes(component)
 
     def branches(self, request: Request, shape: tuple[int, int], room: int) -> int:
         """How many branches of guidance go in one batch: all, unless they fit in `room` bytes beside the UNet only one
@@ -203,8 +203,8 @@ class StableDiffusion:
             self.vae.add_encoding(needs, shape)
         for expert in experts:
             expert.add_texts(needs, request)
-        for expert in experts:
-            expert.add_steps(needs, request, shape)
+        for expert, calls in zip(experts, plan.calls, strict=True):
+            expert.add_steps(needs, request, shape, calls)
         self.vae.add_decoding(needs, shape)
         one = operations.unet(unet.plan, len(unet.config.block_out_channels), *shape)
         needs.steps = plan.evaluations * (1 + request.guided * request.cfg_end) * one
@@ -221,12 +221,9 @@ class StableDiffusion:
         loaded = sum(self._loaded().values())
         return self.runtime.room(loaded) - loaded
 
-    def variant(self, precision: Precision, quantize: str | None, max_memory: int | None) -> StableDiffusion:
-        def changed(checkpoint: Checkpoint) -> Checkpoint:
-            return checkpoint if quantize is None else checkpoint.quantised(quantize)
-
-        refiner = None if self.refiner is None else changed(self.refiner.checkpoint)
-        return StableDiffusion(self.runtime.under(precision, max_memory), changed(self.checkpoint), refiner)
+    def variant(self, change: Change) -> StableDiffusion:
+        base = self.runtime.changed(self.checkpoint, change, sum(self._loaded().values()))
+        return StableDiffusion(*base, None if self.refiner is None else self.refiner.checkpoint)
 
     def check_weights(self) -> None:
         self.vae.check_weights()

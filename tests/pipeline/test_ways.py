@@ -1,0 +1,187 @@
+"""Ways out of a refusal: each, planned again by the command's own words, fits and has the numbers that were said; some
+are drawn.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from published import write_published
+
+import qwenimg
+from qwenimg.cli.main import run
+from qwenimg.common.base.errors import DoesNotFit
+from qwenimg.common.pipeline.ways import amount_text, rounded_up
+from qwenimg.common.runtime.runtime import limit_for, plannable
+
+Planned = Callable[[dict[str, str]], Any]
+SHORT = {"-p": "a red circle", "--steps": "2"}
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_published(tmp_path_factory.mktemp("published") / "Qwen-Image")
+
+
+@pytest.fixture
+def places(published: Path, tiny_folder: Path, folders: dict[str, Path]) -> dict[str, str]:
+    """Of models by a name of theirs."""
+    return {"published": str(published), "tiny": str(tiny_folder), "shapes": "shapes"} | {
+        name: str(folder) for name, folder in folders.items()
+    }
+
+
+@pytest.fixture
+def planned(capfd: pytest.CaptureFixture[str]) -> Planned:
+    """What `plan --json` prints of these options."""
+
+    def call(options: dict[str, str]) -> Any:
+        code = run(["plan", *words(options), "--json"])
+        out, err = capfd.readouterr()
+        assert code == 0, err
+        return json.loads(out.splitlines()[-1])
+
+    return call
+
+
+def words(options: dict[str, str]) -> list[str]:
+    return [word for name, value in options.items() for word in (name, value) if word]
+
+
+def options_of(text: str) -> dict[str, str]:
+    found = shlex.split(text)
+    return dict(zip(found[::2], found[1::2], strict=True))
+
+
+def changed(options: dict[str, str], way: dict[str, Any]) -> dict[str, str]:
+    """The command's `options` with those of the way in their place."""
+    return {name: value for name, value in options.items() if name != way["without"]} | options_of(way["options"])
+
+
+# And how many fit: one where nothing but the blocks can be streamed, or the VAE's picture is what takes most.
+CASES = {
+    "published --backend cpu --precision bf16 --memory 24GB": 4,
+    "published --backend cpu --precision fp32 --memory 10GB": 2,
+    "published --backend cpu --memory 4GB --size 1024x1024": 1,
+    "published --backend cpu --memory 24GB --max-memory 12GB -q 8": 4,
+    "published --backend cpu --memory 14GB -q 8": 3,
+    "published --backend cpu --memory 24GB --max-memory 1MB": 1,
+    "published --backend mlx --memory 24GB --max-memory 12GB -q 8": 3,
+    "published --backend mlx --memory 12GB --max-memory 1MB --preset memory": 1,
+    "published --backend cuda --memory 16GB": 4,
+    "published --backend cuda --memory 12GB -q 6 --size 1664x928": 2,
+    "published --backend cuda --memory 8GB --preset memory -q 8": 1,
+    "shapes --backend mlx --size 1024x1024 --max-memory 60MB": 2,
+    "shapes --backend cpu --size 1024x512 --max-memory 1MB -q 8": 2,
+    "shapes --backend mlx --memory 30MB": 1,
+    "tiny --backend cpu --size 256x256 --max-memory 1MB": 2,
+    "sd15 --backend cpu --precision fp32 --size 512x256 --memory 15MB": 1,
+    "sd15 --backend mlx --size 512x512 --max-memory 1MB -q 8": 2,
+    "sdxl --backend cpu --size 512x512 --max-memory 2MB": 2,
+    "sdxl --backend cuda --size 1024x1024 --memory 30MB -q 8": 1,
+}
+
+
+@pytest.mark.parametrize(("case", "count"), CASES.items())
+def test_every_way_is_planned_again_with_the_same_numbers(
+    case: str, count: int, planned: Planned, places: dict[str, str]
+) -> None:
+    name, _, text = case.partition(" ")
+    options = {"-m": places[name], "--memory": "20GB"} | SHORT | options_of(text)
+    found = planned(options)
+    fitting = [way for way in found["ways"] if way["fits"]]
+    print(case, *(f"{way['without']} {way['options']}: {way['peak_bytes']:,}" for way in fitting), sep="\n")
+    assert not found["fits"] and len(fitting) == count
+    for way in found["ways"]:
+        again = planned(changed(options, way))
+        assert (again["fits"], again["peak_bytes"]) == (way["fits"], way["peak_bytes"]), way
+        assert again["step_operations"] == way["step_operations"]
+        assert again["step_streamed_bytes"] == pytest.approx(way["step_streamed_bytes"])
+
+
+REFUSED = {
+    "published --backend cpu -q 8 --max-memory 12GB --size 1024x1024": [
+        "with -q 6",
+        "without -q",
+        "with --max-memory 16GB",
+    ],
+    "shapes --backend mlx --size 1024x1024 --max-memory 60MB": ["with --size 128x128", "with --max-memory 620MB"],
+    "shapes --backend cpu --max-memory 1MB -q 8": [
+        "with --max-memory 25MB",
+        "with --max-memory 21MB --size 192x192",
+    ],
+}
+
+
+@pytest.mark.parametrize(("case", "ways"), REFUSED.items())
+def test_where_the_limit_is_in_the_way_it_takes_no_other_machine(
+    case: str, ways: list[str], places: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qwenimg.backends.torch.engine.free_ram", lambda: 24 * 10**9)
+    monkeypatch.setattr("qwenimg.backends.mlx.engine.free_ram", lambda: 24 * 10**9)
+    assert ways_of(refusal(case, places)) == ways
+
+
+def refusal(case: str, places: dict[str, str]) -> str:
+    """What the command that draws says, before it reads a weight."""
+    name, _, text = case.partition(" ")
+    options = options_of(text)
+    size = options.get("--size", "0x0").split("x")
+    pipe = qwenimg.load(
+        places[name],
+        backend=options["--backend"],
+        precision=options.get("--precision", "auto"),
+        quantize=options.get("-q"),
+        max_memory=options["--max-memory"],
+    )
+    asked = {} if size == ["0", "0"] else {"width": int(size[0]), "height": int(size[1])}
+    with pytest.raises(DoesNotFit) as caught:
+        pipe("a red circle", steps=2, **asked)
+    pipe.close()
+    print(caught.value)
+    assert caught.value.exit_code == 4 and "\n" not in str(caught.value) and "machine" not in str(caught.value)
+    return str(caught.value)
+
+
+def ways_of(message: str) -> list[str]:
+    """`with -q 4`, `without -q and with --max-memory 14GB`"""
+    return re.findall(r"(with(?:out)? [^()]*?) \(", message.split("; it fits ")[-1])
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        f"{model} --backend {backend} --precision fp32 --size 64x64 --max-memory {limit}{bits}"
+        for model, limit in (("tiny", "2MB"), ("sd15", "1MB"))
+        for backend in ("cpu", "mlx")
+        for bits in ("", " -q 8")
+    ],
+)
+def test_what_a_refusal_names_is_drawn(
+    case: str, places: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ways = ways_of(refusal(case, places))
+    name, _, text = case.partition(" ")
+    assert len(ways) > 1
+    for i, way in enumerate(ways):
+        picture = tmp_path / f"{i}.png"
+        without = "-q" if way.startswith("without -q") else ""
+        told = {"without": without, "options": way.replace("without -q", "").replace(" and ", "").replace("with ", "")}
+        options = changed({"-m": places[name], "-o": str(picture)} | SHORT | options_of(text), told)
+        assert run(words(options)) == 0, (way, capfd.readouterr().err)
+        assert picture.stat().st_size, way
+
+
+def test_limits() -> None:
+    for planned in (1, 10**6, 700 * 10**6, 705 * 10**6, 12 * 10**9):
+        assert plannable(limit_for(planned)) >= planned > plannable(limit_for(planned) - 3)
+    assert [rounded_up(n) for n in (1, 99 * 10**6, 12_345_678_901, 1_234_567_890)] == [
+        10**6, 99 * 10**6, 13 * 10**9, 1300 * 10**6,
+    ]  # fmt: skip
+    assert [amount_text(n) for n in (13 * 10**9, 1300 * 10**6)] == ["13GB", "1300MB"]
