@@ -123,7 +123,10 @@ def pretending() -> Iterator[None]:
         made = tensor(data, *args, **kwargs)
         return made if device is None else made.to(device)
 
-    torch.tensor, torch.inference_mode = placed, torch.no_grad  # type: ignore[assignment,misc]
+    def inferring(mode: bool = True) -> Any:
+        return torch.no_grad() if mode else torch.enable_grad()
+
+    torch.tensor, torch.inference_mode = placed, inferring  # type: ignore[assignment,misc]
     try:
         yield
     finally:
