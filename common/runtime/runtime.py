@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 from qwenimg.common.base.amounts import counted, size_text
 from qwenimg.common.base.errors import DoesNotFit, NumericsError
+from qwenimg.common.memory import beside
 from qwenimg.common.memory.needs import Needs
 from qwenimg.common.precision.ladder import advice
 from qwenimg.common.precision.precision import Precision
@@ -179,6 +180,17 @@ class Runtime:
     def weight_bytes(self, component: Component) -> int:
         """Bytes of the weights that are in memory at once as long as `component` is open."""
         return streaming.held(self.plan(component))
+
+    def call_bytes(self, component: Component, activations: int, once: bool = False) -> int:
+        """Bytes that a call takes beside weights: its activations, what the weights in codes are decoded to (`once`: as
+        in `beside.decoded`), and what the backend keeps of both when they are freed."""
+        workspace = self.engine.workspace
+        arrays = activations + int(workspace.decoded * beside.decoded(self.plan(component), once))
+        return arrays + min(workspace.kept, arrays)
+
+    def loading_bytes(self, component: Component) -> int:
+        """What loading it takes beside its weights (`beside.loading`)."""
+        return beside.loading(self.plan(component))
 
     def check_fit(self, what: str, need: int) -> None:
         """Raises DoesNotFit before anything is allocated."""

@@ -87,14 +87,27 @@ class QwenImage:
             self.vae.add_encoding(needs, shape)
         if not all(text in self.texts or self._is_kept(text) for text in texts):
             room = needs.room - sum(self.vae.loaded.values())
-            encoder = self.runtime.fitted(self.checkpoint["text_encoder"], room)
-            needs.add("text", "the text encoder", {"text encoder": self.runtime.weight_bytes(encoder)}, 0)
+            tokens = max(map(self._tokens, texts)) if counted else TEXT_TOKENS + qwen.DROPPED
+            more = self._text_bytes(tokens)
+            encoder = self.runtime.fitted(self.checkpoint["text_encoder"], room - more)
+            weights = {"text encoder": self.runtime.weight_bytes(encoder)}
+            needs.add("text", "the text encoder", weights, max(more, self.runtime.loading_bytes(encoder)))
         kept = memory.kept_bytes(self.config, len(texts), size) if request.caches else 0
         self._add_steps(needs, self.branches(len(texts), size), size + max(seen), timesteps, kept)
         self.vae.add_decoding(needs, shape)
         first, *others = (memory.step_operations(self.config, size + text) for text in seen)
         needs.steps = plan.evaluations * (first + request.cfg_end * sum(others))
         return needs
+
+    def _text_bytes(self, tokens: int) -> int:
+        """Bytes that encoding a prompt of so many tokens, the template's among them, takes beside weights."""
+        encoder = self.checkpoint["text_encoder"]
+        held = scores(encoder.config.num_attention_heads, 1, tokens, self.engine.workspace.score_bytes)
+        return self.runtime.call_bytes(encoder, memory.text_peak(encoder.config, tokens) + held)
+
+    def _tokens(self, text: str) -> int:
+        """Of a prompt in the template."""
+        return len(qwen.prompt_ids(self.tokenizer, text).ids)
 
     def _add_steps(self, needs: Needs, branches: int, tokens: int, timesteps: tuple[float, ...], kept: int) -> None:
         """Adds the stages of the transformer; `tokens`: image and text of the longest branch; `kept`: bytes that a step
@@ -106,7 +119,8 @@ class QwenImage:
         needs.kept.pop("transformer", None)
         if timesteps not in self._modulations:
             rows = self._modulation_rows(timesteps)
-            needs.add("modulation", title, weights, rows + self._block_bytes(), stays=True)
+            making = max(rows + self._block_bytes(), self.runtime.loading_bytes(self.checkpoint["transformer"]))
+            needs.add("modulation", title, weights, making, stays=True)
             needs.kept["modulation"] = rows
         needs.add("denoise", title, weights, self._step_bytes(branches, tokens) + kept, stays=True)
 
@@ -124,7 +138,7 @@ class QwenImage:
 
     def _seen(self, text: str) -> int:
         """Tokens of a prompt that the transformer sees."""
-        return min(TEXT_TOKENS, len(qwen.prompt_ids(self.tokenizer, text).ids) - qwen.DROPPED)
+        return min(TEXT_TOKENS, self._tokens(text) - qwen.DROPPED)
 
     def variant(self, precision: Precision, quantize: str | None, max_memory: int | None) -> QwenImage:
         checkpoint = self.checkpoint if quantize is None else self.checkpoint.quantised(quantize)
@@ -168,10 +182,10 @@ class QwenImage:
         return [self.engine.array(self.texts[prompt]) for prompt in prompts]
 
     def _encode_missing(self, needed: Sequence[str]) -> None:
-        missing = [text for text in self.texts.to_encode(needed, self._text_bytes) if not self._taken(text)]
+        missing = [text for text in self.texts.to_encode(needed, self._state_bytes) if not self._taken(text)]
         if not missing:
             return
-        encoder = self._text_encoder()
+        encoder = self._text_encoder(max(map(self._tokens, missing)))
         with self.runtime.clock.timed("encode"):
             for prompt in missing:
                 self.texts[prompt] = self._encode(encoder, qwen.prompt_ids(self.tokenizer, prompt).ids)
@@ -198,9 +212,8 @@ class QwenImage:
         ids = list(qwen.prompt_ids(self.tokenizer, prompt).ids)
         return text_store.key(self.runtime, [plan], [ids, qwen.DROPPED, TEXT_TOKENS])
 
-    def _text_bytes(self, prompt: str) -> int:
-        tokens = min(len(qwen.prompt_ids(self.tokenizer, prompt).ids) - qwen.DROPPED, TEXT_TOKENS)
-        return tokens * int(self.config.joint_attention_dim) * 4
+    def _state_bytes(self, prompt: str) -> int:
+        return self._seen(prompt) * int(self.config.joint_attention_dim) * 4
 
     def _encode(self, encoder: TextEncoder, ids: Sequence[int]) -> NDArray[np.float32]:
         """Text states [1, S, C] without the template's."""
@@ -209,10 +222,11 @@ class QwenImage:
         kept = self.engine.numpy(states)[:, qwen.DROPPED : qwen.DROPPED + TEXT_TOKENS]
         return np.ascontiguousarray(kept, np.float32)
 
-    def _text_encoder(self) -> TextEncoder:
-        component = self.checkpoint["text_encoder"]
-        free = self._make_room(self.runtime.weight_bytes(component))
-        encoder: TextEncoder = self.runtime.open(self.runtime.fitted(component, free), "text encoder")
+    def _text_encoder(self, tokens: int = TEXT_TOKENS) -> TextEncoder:
+        """For prompts of at most so many tokens."""
+        component, more = self.checkpoint["text_encoder"], self._text_bytes(tokens)
+        free = self._make_room(self.runtime.weight_bytes(component) + more)
+        encoder: TextEncoder = self.runtime.open(self.runtime.fitted(component, free - more), "text encoder")
         return encoder
 
     def _make_room(self, need: int) -> int:
@@ -263,13 +277,15 @@ class QwenImage:
 
     def _step_bytes(self, branches: int, tokens: int) -> int:
         held = scores(self.config.num_attention_heads, branches, tokens, self.engine.workspace.score_bytes)
-        return memory.step_peak(self.config, branches, tokens) + held
+        activations = memory.step_peak(self.config, branches, tokens) + held
+        return self.runtime.call_bytes(self.checkpoint["transformer"], activations)
 
     def _modulation_rows(self, timesteps: tuple[float, ...]) -> int:
         return memory.modulation_rows(self.config, self.runtime.plan(self.checkpoint["transformer"]), len(timesteps))
 
     def _block_bytes(self) -> int:
-        return memory.block_bytes(self.runtime.plan(self.checkpoint["transformer"]))
+        transformer = self.checkpoint["transformer"]
+        return self.runtime.call_bytes(transformer, memory.block_bytes(self.runtime.plan(transformer)), once=True)
 
     def branches(self, count: int, tokens: int) -> int:
         """How many of the `count` branches of guidance go in one batch: all, or one after the other.

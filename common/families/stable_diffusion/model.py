@@ -123,8 +123,10 @@ class Expert:
         if not self.texts.has(prompts, request.clip_skip):
             whole = max(self.runtime.weight_bytes(part) for part in self.checkpoint.texts.values())
             needs.make_room({"text encoder": whole}, 0)
-            parts = [self.runtime.fitted(part, needs.left({})) for part in self.checkpoint.texts.values()]
-            needs.add("text", "the text encoder", {"text encoder": max(map(self.runtime.weight_bytes, parts))}, 0)
+            chunks = max(map(self.texts.chunks, [*prompts, ""]))
+            taken = [self.texts.needs(part, needs.left({}), chunks) for part in self.checkpoint.texts.values()]
+            weights, activations = max(taken, key=sum)
+            needs.add("text", "the text encoder", {"text encoder": weights}, activations)
 
     def add_steps(self, needs: Needs, request: Request, shape: tuple[int, int]) -> None:
         """Adds the stage of its UNet."""
@@ -133,7 +135,8 @@ class Expert:
         more = self.step_bytes(request, *shape)
         needs.make_room({self.name: self.runtime.weight_bytes(self.checkpoint["unet"])}, more)
         component = self._fitting(needs.left({self.name: 0}), more)
-        needs.add(stage, title, {self.name: self.runtime.weight_bytes(component)}, more, stays=True)
+        weights = {self.name: self.runtime.weight_bytes(component)}
+        needs.add(stage, title, weights, max(more, self.runtime.loading_bytes(component)), stays=True)
 
     def step_bytes(self, request: Request, height: int, width: int) -> int:
         config, branches = self.unet_config, 1 + request.guided
@@ -141,7 +144,8 @@ class Expert:
         attending = [(i, level.heads) for i, level in enumerate(config.down) if level.depth]
         held = max((scores(heads, branches, height * width // 4**i, most) for i, heads in attending), default=0)
         kept = memory.kept_bytes(config, branches, height, width) if request.caches else 0
-        return memory.step_peak(config, branches, height, width) + held + kept
+        activations = memory.step_peak(config, branches, height, width) + held
+        return self.runtime.call_bytes(self.checkpoint["unet"], activations) + kept
 
     @property
     def loaded(self) -> bool:
