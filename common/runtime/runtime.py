@@ -181,6 +181,10 @@ class Runtime:
         """Bytes of the weights that are in memory at once as long as `component` is open."""
         return streaming.held(self.plan(component))
 
+    def opened_bytes(self, component: Component) -> int:
+        """Bytes of the weights that are in memory before the first call, in which blocks are streamed."""
+        return self.weight_bytes(component) - streaming.passing(self.plan(component))
+
     def call_bytes(self, component: Component, activations: int, once: bool = False) -> int:
         """Bytes that a call takes beside weights: its activations, what the weights in codes are decoded to (`once`: as
         in `beside.decoded`), and what the backend keeps of both when they are freed."""

@@ -115,12 +115,14 @@ class QwenImage:
         title = "the transformer" if self._transformer is None else "a step of this size"
         more = self.run_bytes(branches, tokens, timesteps) + kept
         beside = sum(size for name, size in needs.kept.items() if name != "transformer")
-        weights = {"transformer": self.runtime.weight_bytes(self._fitting(needs.room - beside, more))}
+        component = self._fitting(needs.room - beside, more)
+        weights = {"transformer": self.runtime.weight_bytes(component)}
         needs.kept.pop("transformer", None)
         if timesteps not in self._modulations:
             rows = self._modulation_rows(timesteps)
-            making = max(rows + self._block_bytes(), self.runtime.loading_bytes(self.checkpoint["transformer"]))
-            needs.add("modulation", title, weights, making, stays=True)
+            making = max(rows + self._block_bytes(), self.runtime.loading_bytes(component))
+            there = weights if self._transformer else {"transformer": self.runtime.opened_bytes(component)}
+            needs.add("modulation", title, there, making, stays=True)
             needs.kept["modulation"] = rows
         needs.add("denoise", title, weights, self._step_bytes(branches, tokens) + kept, stays=True)
 
