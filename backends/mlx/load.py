@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 import mlx.core as mx
 import mlx.nn
 
-from qwenimg.backends.mlx.ops import DTYPES, Linear
+from qwenimg.backends.mlx.ops import DTYPES, Linear, writable
 from qwenimg.backends.mlx.ops.quantised import QuantisedLinear
 from qwenimg.common.formats.arrays import WORTH_A_THREAD
+from qwenimg.common.formats.stored import NUMPY, into
 from qwenimg.common.formats.tensor_file import NAME, TensorFile
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.weights.finite import check_largest, read_finite
@@ -120,8 +121,13 @@ def _by_numpy(entry: Entry) -> mx.array:
 
 def fetched_again(entry: Entry) -> list[mx.array]:
     """What is read for `entry` as it is kept, where it was checked before."""
-    parts = read_codes(entry).arrays if isinstance(entry.storage, Packed) else [read(entry)]
-    return [mx.array(part) for part in parts]
+    if isinstance(entry.storage, Packed):
+        return [mx.array(part) for part in read_codes(entry).arrays]
+    if not entry.source.is_plain or entry.fused:
+        return [mx.array(read(entry))]
+    found, view = writable(entry.shape, NUMPY[entry.source.first.dtype])
+    into(entry.source.first, view)
+    return [found]
 
 
 def converted(entry: Entry, arrays: Sequence[mx.array]) -> list[mx.array]:

@@ -1,20 +1,25 @@
 """Streams blocks through memory, from outside of the network: a block's weights are put in place before it computes and
-taken away after it, when it is evaluated. They are read from the file by a thread, ahead; what is read for the first
-time is checked as every weight is.
+taken away after it, when it is evaluated. They are read from the file by a thread, ahead, into two pieces of memory
+where they can be used as they are read; what is read for the first time is checked as every weight is.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn
 
 from qwenimg.backends.mlx import load
+from qwenimg.backends.mlx.ops import writable
+from qwenimg.backends.mlx.ops.functions import on_gpu
 from qwenimg.common.runtime.read_ahead import Order, ReadAhead
 from qwenimg.common.weights import streaming
-from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.again import Part, TwoPieces, straight
+from qwenimg.common.weights.plan import Entry, LoadPlan
 
 
 class Stream:
@@ -36,11 +41,11 @@ class Stream:
 
     def renew(self, plan: LoadPlan) -> None:
         """Takes the entries of another plan of the same parameters, whose values may be others."""
-        blocks = self.blocks = streaming.streamed_blocks(plan)
+        self.blocks = streaming.streamed_blocks(plan)
         self.branches, self._checked = streaming.branches(plan), set[str]()
-        self._ahead: ReadAhead[list[list[mx.array]]] = ReadAhead(
-            lambda path: [load.fetched_again(entry) for entry in blocks[path]]
-        )
+        plain = _shared() and all(_straight(entry) for block in self.blocks.values() for entry in block)
+        self._pieces = TwoPieces(self.blocks, lambda size: writable((size,), "u1")) if plain else None
+        self._ahead = ReadAhead(partial(_read, self.blocks, self._pieces))
 
     def _hook(self, block: mlx.nn.Module, path: str) -> None:
         """Gives `block` a class of its own, whose call streams: MLX has no hooks."""
@@ -61,9 +66,11 @@ class Stream:
     def _enter(self, path: str) -> None:
         following = self.order.next(path)
         if path in self._checked:
-            found = self._ahead.take(path)
+            if self._pieces and not self._ahead.has(path):
+                self._pieces.turn()
+            made = self._ahead.take(path)
             for entry in self.blocks[path]:
-                load.put(self.model, entry, load.converted(entry, found.pop(0)))
+                load.put(self.model, entry, made(entry))
         else:
             self._checked.add(path)
             for entry in self.blocks[path]:
@@ -71,4 +78,31 @@ class Stream:
         if path in self.branches:
             load.branch(self.model, self.branches[path])
         if following in self._checked:
+            if self._pieces:
+                self._pieces.turn()
             self._ahead.start(following)
+
+
+def _shared() -> bool:
+    """Whether what computes sees memory that numpy writes: a card has its own."""
+    return not on_gpu() or mx.metal.is_available()
+
+
+def _straight(entry: Entry) -> bool:
+    """Whether it can be used as it is read: images have their channels last."""
+    return straight(entry) and len(entry.shape) != 4
+
+
+def _read(blocks: streaming.Blocks, pieces: TwoPieces[mx.array] | None, path: str) -> Callable[[Entry], list[mx.array]]:
+    """In a thread; what it gives makes the arrays of an entry, in the order of the block."""
+    if pieces is not None:
+        memory, parts = pieces.read(path)
+        left = iter(parts)
+        return lambda entry: [_part(memory, part) for part in next(left)]
+    found = [load.fetched_again(entry) for entry in blocks[path]]
+    return lambda entry: load.converted(entry, found.pop(0))
+
+
+def _part(memory: mx.array, part: Part) -> mx.array:
+    """No copy: of a stretch of bytes."""
+    return memory[part.begin : part.end].view(getattr(mx, part.dtype)).reshape(part.shape)

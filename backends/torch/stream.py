@@ -1,31 +1,31 @@
 """Streams blocks through memory, from outside of the network: hooks put a block's weights in place before it computes
 and take them away after it.
 
-On a CPU they are read from the file by a thread, ahead. A GPU gets them from the host's memory, pinned, on a stream of
-its own, into two buffers: one computes, the other is filled. What is read for the first time is checked as every weight
-is.
+On a CPU they are read from the file by a thread, ahead, into two pieces of memory where they can be used as they are
+read. A GPU gets them from the host's memory, pinned, on a stream of its own, into two buffers: one computes, the other
+is filled. What is read for the first time is checked as every weight is.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
 import torch
 
 from qwenimg.backends.torch import load
 from qwenimg.backends.torch.ops.cpu import laid_out
-from qwenimg.common.codes.affine import Coded
+from qwenimg.common.formats.arrays import empty
 from qwenimg.common.runtime.read_ahead import Order, ReadAhead
 from qwenimg.common.weights import streaming
-from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.again import ALIGNED, Part, TwoPieces, straight
+from qwenimg.common.weights.plan import Entry, LoadPlan
 
 Tensors = list[torch.Tensor]
 CPU = "cpu"
-ALIGNED = 256  # bytes, as torch's allocator has it: kernels read wide words
 
 
 class Stream:
@@ -70,21 +70,48 @@ class _Files:
 
     def __init__(self, blocks: streaming.Blocks):
         self.blocks, self._checked = blocks, set[str]()
-        self._ahead: ReadAhead[list[Coded | np.ndarray[Any, Any]]] = ReadAhead(
-            lambda path: [load.fetched_again(entry) for entry in blocks[path]]
-        )
+        plain = all(_straight(entry) for block in blocks.values() for entry in block)
+        self._pieces = TwoPieces(blocks, _memory) if plain else None
+        self._ahead = ReadAhead(partial(_read, blocks, self._pieces))
 
     def take(self, path: str) -> list[Tensors]:
-        here = torch.device(CPU)
         if path not in self._checked:
             self._checked.add(path)
-            return [load.kept(entry, load.fetched(entry), here) for entry in self.blocks[path]]
-        found = self._ahead.take(path)
-        return [load.kept(entry, found.pop(0), here) for entry in self.blocks[path]]
+            return [load.kept(entry, load.fetched(entry), torch.device(CPU)) for entry in self.blocks[path]]
+        if self._pieces and not self._ahead.has(path):
+            self._pieces.turn()
+        return self._ahead.take(path)()
 
     def start(self, path: str) -> None:
         if path in self._checked:
+            if self._pieces:
+                self._pieces.turn()
             self._ahead.start(path)
+
+
+def _straight(entry: Entry) -> bool:
+    """Whether it can be used as it is read."""
+    ordered = len(entry.shape) == 4 and entry.storage.dtype != "float32"  # in an order of their own (`laid_out`)
+    return straight(entry) and not ordered
+
+
+def _memory(size: int) -> tuple[torch.Tensor, Any]:
+    view = empty((size,), "u1")
+    return torch.from_numpy(view), view
+
+
+def _read(blocks: streaming.Blocks, pieces: TwoPieces[torch.Tensor] | None, path: str) -> Callable[[], list[Tensors]]:
+    """In a thread; what it gives makes the tensors, in the thread that they are used in."""
+    if pieces is not None:
+        memory, parts = pieces.read(path)
+        return lambda: [[_part(memory, part) for part in own] for own in parts]
+    found = [load.fetched_again(entry) for entry in blocks[path]]
+    return lambda: [load.kept(entry, found.pop(0), torch.device(CPU)) for entry in blocks[path]]
+
+
+def _part(memory: torch.Tensor, part: Part) -> torch.Tensor:
+    dtype = torch.int32 if part.dtype == "uint32" else getattr(torch, part.dtype)  # words of codes
+    return memory[part.begin : part.end].view(dtype).view(part.shape)
 
 
 class _Host:

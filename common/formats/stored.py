@@ -62,7 +62,11 @@ class Piece(NamedTuple):
 def raw(piece: Piece) -> np.ndarray:
     """What the file has: numbers where numpy has their dtype, the bits of bfloat16 as uint16, else bytes. Raises
     ModelError if the file changed or ended early."""
-    array = _room(piece)
+    return into(piece, _room(piece))
+
+
+def into(piece: Piece, array: np.ndarray) -> np.ndarray:
+    """The same, in an `array` of as many bytes, and that array."""
     if array.size:
         piece.file.fill(_bytes(array), piece.begin)
     piece.file.check_unchanged()

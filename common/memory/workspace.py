@@ -10,3 +10,5 @@ class Workspace:
     score_bytes: int  # most bytes of attention's scores, and what is made of them, at once; 0: a kernel holds none
     conv_inputs: float  # of a convolution in a VAE, how often what it takes is in memory at its peak,
     conv_outputs: float  # and what it makes
+    decoded: float  # how often a weight in codes is in memory as it is decoded
+    kept: int = 0  # most bytes of freed arrays that the backend keeps for others

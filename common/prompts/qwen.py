@@ -92,6 +92,11 @@ def prompt_ids(tokenizer: QwenTokenizer, prompt: str) -> PromptTokens:
     return PromptTokens(tuple(kept), len(ids) - len(kept))
 
 
+def length(tokenizer: QwenTokenizer, text: str) -> int:
+    """Tokens of a prompt in the template."""
+    return len(prompt_ids(tokenizer, text).ids)
+
+
 def _build(vocabulary: Vocabulary, added: dict[str, Added]) -> Tokenizer:
     """The Qwen2 pipeline with these tokens."""
     from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers

@@ -21,10 +21,18 @@ class ReadAhead(Generic[T]):
         """Begins to read it."""
         self._next = (path, self._thread.submit(self._read, path))
 
+    def has(self, path: str) -> bool:
+        """Whether it is what is read, or was."""
+        return self._next is not None and self._next[0] == path
+
     def take(self, path: str) -> T:
-        """It, once it is read. Raises what reading raised."""
-        found, self._next = self._next, None
-        return found[1].result() if found is not None and found[0] == path else self._read(path)
+        """It, once it is read: behind what is still being read, where that is another one. Raises what reading
+        raised."""
+        if not self.has(path):
+            self.start(path)
+        assert self._next is not None
+        (_, found), self._next = self._next, None
+        return found.result()
 
 
 class Order:

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from qwenimg.common.base.amounts import counted, size_text
 from qwenimg.common.base.errors import DoesNotFit, NumericsError
+from qwenimg.common.memory import beside
 from qwenimg.common.memory.needs import Needs
 from qwenimg.common.precision import precision as policies
 from qwenimg.common.precision import presets
@@ -222,6 +223,21 @@ class Runtime:
     def streamed_bytes(self, component: Component) -> int:
         """Bytes of its weights that every pass reads anew."""
         return streaming.read(self.plan(component))
+
+    def opened_bytes(self, component: Component) -> int:
+        """Bytes of the weights that are in memory before the first call, in which blocks are streamed."""
+        return self.weight_bytes(component) - streaming.passing(self.plan(component))
+
+    def call_bytes(self, component: Component, activations: int, once: bool = False) -> int:
+        """Bytes that a call takes beside weights: its activations, what the weights in codes are decoded to (`once`: as
+        in `beside.decoded`), and what the backend keeps of both when they are freed."""
+        workspace = self.engine.workspace
+        arrays = activations + int(workspace.decoded * beside.decoded(self.plan(component), once))
+        return arrays + min(workspace.kept, arrays)
+
+    def loading_bytes(self, component: Component) -> int:
+        """What loading it takes beside its weights (`beside.loading`)."""
+        return beside.loading(self.plan(component))
 
     def check_fit(self, what: str, need: int) -> None:
         """Raises DoesNotFit before anything is allocated."""

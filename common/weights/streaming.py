@@ -49,7 +49,12 @@ def branches(plan: LoadPlan) -> dict[str, LoadPlan]:
 def held(plan: LoadPlan) -> int:
     """Bytes of weights in memory at once: what always is, and of the streamed blocks one in use and one being read."""
     always = sum(entry.nbytes for entry in plan.entries.values() if entry.residency is ALWAYS)
-    return always + _two([_Size.of(block) for block in streamed_blocks(plan).values()])
+    return always + passing(plan)
+
+
+def passing(plan: LoadPlan) -> int:
+    """Bytes of the streamed blocks that are in memory at once, from the first call on."""
+    return _two([_Size.of(block) for block in streamed_blocks(plan).values()])
 
 
 def read(plan: LoadPlan) -> int:

@@ -20,6 +20,7 @@ from qwenimg import backends
 from qwenimg.common.pipeline import ways
 
 NEAR = 0.15  # of what is counted
+LEAST = 100 * 10**6  # bytes of a stage that is held to it; of a smaller one arrays that never are on the device count
 SIDE = {"width": 128, "height": 128, "steps": 1}
 MARKS = {
     "loading text encoder": "text", "loading transformer": "denoise", "loading unet": "denoise",
@@ -54,8 +55,9 @@ def counted(monkeypatch: pytest.MonkeyPatch, path: Path, load: dict[str, Any]) -
 def held_together(found: dict[str, tuple[int, int]], about: str) -> None:
     for name, (plan, count) in found.items():
         print(f"{about} {name}: planned {plan / 1e6:.1f} MB, counted {count / 1e6:.1f}, ratio {plan / count:.2f}")
-    plan, count = (max(column) for column in zip(*found.values(), strict=True))
-    assert abs(plan / count - 1) <= NEAR
+    largest = tuple(max(column) for column in zip(*found.values(), strict=True))
+    for plan, count in [largest, *(both for both in found.values() if max(both) > LEAST)]:
+        assert abs(plan / count - 1) <= NEAR
 
 
 @pytest.mark.parametrize("limit", ["20MB", pytest.param(None, marks=pytest.mark.slow)])

@@ -111,7 +111,7 @@ REFUSED = {
         "without -q",
         "with --max-memory 16GB",
     ],
-    "shapes --backend mlx --size 1024x1024 --max-memory 60MB": ["with --size 128x128", "with --max-memory 620MB"],
+    "shapes --backend mlx --size 1024x1024 --max-memory 60MB": ["with --size 128x128", "with --max-memory 650MB"],
     "shapes --backend cpu --max-memory 1MB -q 8": [
         "with --max-memory 25MB",
         "with --max-memory 21MB --size 192x192",

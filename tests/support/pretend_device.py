@@ -14,7 +14,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -133,10 +133,10 @@ def pretending() -> Iterator[None]:
         made = tensor(data, *args, **kwargs)
         return made if device is None else made.to(device)
 
-    def without_gradients(mode: bool = True) -> AbstractContextManager[Any]:
-        return torch.no_grad() if mode else nullcontext()
+    def inferring(mode: bool = True) -> Any:
+        return torch.no_grad() if mode else torch.enable_grad()
 
-    torch.tensor, torch.inference_mode = placed, without_gradients  # type: ignore[assignment,misc]
+    torch.tensor, torch.inference_mode = placed, inferring  # type: ignore[assignment,misc]
     try:
         yield
     finally:

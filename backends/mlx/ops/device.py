@@ -12,6 +12,8 @@ from mlx.core import array as Array
 
 from qwenimg.backends.mlx.compile import fusing
 from qwenimg.backends.mlx.ops.functions import at_least_float32
+from qwenimg.common.base.shape import Shape
+from qwenimg.common.formats.arrays import empty
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -38,6 +40,14 @@ def table(values: np.ndarray, dtype: mx.Dtype) -> Array:
 def placed(values: np.ndarray | Sequence[Any]) -> Array:
     """Indices or truth values, as they are."""
     return mx.array(values)
+
+
+def writable(shape: Shape, dtype: str) -> tuple[Array, np.ndarray]:
+    """Memory that MLX has and numpy writes, as what it is for both. `dtype`: numpy's.
+
+    MLX copies what it is given; what is given here was never written to, and so takes none of the system's memory."""
+    memory = mx.array(empty(shape, dtype))
+    return memory, np.array(memory, copy=False)
 
 
 def numpy(x: Array) -> np.ndarray:

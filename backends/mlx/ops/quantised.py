@@ -14,6 +14,8 @@ from qwenimg.common.codes.affine import Affine
 from qwenimg.common.runtime.observers import seen
 from qwenimg.common.weights.storage import Codes
 
+IN_CACHE = 1 << 18  # values that a CPU decodes at once
+
 
 class QuantisedLinear(Linear):
     """In place of a `Linear`, and in all else like it: the same values, up to the rounding of its weight to codes."""
@@ -50,14 +52,27 @@ class QuantisedLinear(Linear):
 
     @property
     def weight(self) -> Array:  # type: ignore[override]
-        """[out in], made anew each time and rounded once."""
-        return decode(*self.packed, code=self.code).astype(self._dtype)
+        """[out in], made anew each time and rounded once. On a CPU in parts, since on the way MLX makes several arrays
+        of its size, in 6 bits one of every bit."""
+        rows, step = self.codes.shape[0], self.codes.shape[0]
+        if not on_gpu():
+            step = max(1, IN_CACHE * rows * self.code.bits // (32 * self.codes.size))
+        parts = []
+        for i in range(0, rows, step):
+            own = (part[i : i + step] for part in self.packed)
+            parts.append(decode(*own, code=self.code).astype(self._dtype))
+            if step < rows:
+                mx.eval(parts[-1])
+        return mx.concatenate(parts) if len(parts) > 1 else parts[0]
 
     def __call__(self, x: Array) -> Array:
         """[... in] -> [... out]. On a GPU by its kernel, which does not round the weight; a CPU's sums 16 bit in 16
         bit, so there the decoded weight is multiplied as usual."""
         if not on_gpu() or self.compute is not None:
-            return super().__call__(x)
+            y = super().__call__(x)
+            if not on_gpu():
+                mx.eval(y)  # or MLX decodes the weights of many layers before it multiplies one
+            return y
         y = mx.quantized_matmul(x.astype(self.dtype), *self.packed, transpose=True, **_said(self.code))
         y = y + self.bias if "bias" in self else y
         return seen("linear", self.path, self.with_branch(x, y.astype(self.dtype)))

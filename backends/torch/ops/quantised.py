@@ -59,9 +59,9 @@ class QuantisedLinear(Linear):
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """[out in], made anew each time and rounded once."""
-        if self.decoded is None or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
             return decode(self.codes, self.scales, self.biases, self.code).to(self._dtype)
-        made = self.decoded.of((self.out_features, self.in_features), self._dtype, self.codes.device)
+        made = (self.decoded or Decoded()).of((self.out_features, self.in_features), self._dtype, self.codes.device)
         rows = max(1, IN_CACHE // self.in_features) if made.device.type == "cpu" else self.out_features
         parts = (self.codes, self.scales, *(() if self.biases is None else (self.biases,)))
         for out, codes, scales, *biases in zip(made.split(rows), *(part.split(rows) for part in parts), strict=True):

@@ -80,14 +80,18 @@ class QwenImage:
         timesteps = tuple(self.schedule_config.timestep(sigma) for sigma in plan.asked())
         size = shape[0] * shape[1] // self.config.patch_size**2
         texts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
-        seen = [self._seen(text) if counted else TEXT_TOKENS for text in texts]
+        whole = TEXT_TOKENS + qwen.DROPPED
+        tokens = [qwen.length(self.tokenizer, text) if counted else whole for text in texts]
+        seen = [min(TEXT_TOKENS, count - qwen.DROPPED) for count in tokens]  # by the transformer
         needs = self.runtime.needs(self._loaded(), freed=("transformer",))
         if request.image is not None:
             self.vae.add_encoding(needs, shape)
         if not all(text in self.texts or self._is_kept(text) for text in texts):
             room = needs.room - sum(self.vae.loaded.values())
-            encoder = self.runtime.fitted(self.checkpoint["text_encoder"], room)
-            needs.add("text", "the text encoder", {"text encoder": self.runtime.weight_bytes(encoder)}, 0)
+            more = self._text_bytes(max(tokens))
+            encoder = self.runtime.fitted(self.checkpoint["text_encoder"], room - more)
+            weights = {"text encoder": self.runtime.weight_bytes(encoder)}
+            needs.add("text", "the text encoder", weights, max(more, self.runtime.loading_bytes(encoder)))
         kept = memory.kept_bytes(self.config, len(texts), size) if request.caches else 0
         together = self.branches(len(texts), size)
         transformer = self._add_steps(needs, together, size + max(seen), timesteps, kept)
@@ -97,6 +101,12 @@ class QwenImage:
         passes = plan.evaluations * (1 + request.cfg_end * (len(texts) - together))
         needs.streamed = passes * self.runtime.streamed_bytes(transformer)
         return needs
+
+    def _text_bytes(self, tokens: int) -> int:
+        """Bytes that encoding a prompt of so many tokens, the template's among them, takes beside weights."""
+        encoder = self.checkpoint["text_encoder"]
+        held = scores(encoder.config.num_attention_heads, 1, tokens, self.engine.workspace.score_bytes)
+        return self.runtime.call_bytes(encoder, memory.text_peak(encoder.config, tokens) + held)
 
     def _add_steps(
         self, needs: Needs, branches: int, tokens: int, timesteps: tuple[float, ...], kept: int
@@ -111,7 +121,9 @@ class QwenImage:
         needs.kept.pop("transformer", None)
         if timesteps not in self._modulations:
             rows = self._modulation_rows(timesteps)
-            needs.add("modulation", title, weights, rows + self._block_bytes(), stays=True)
+            making = max(rows + self._block_bytes(), self.runtime.loading_bytes(transformer))
+            there = weights if self._transformer else {"transformer": self.runtime.opened_bytes(transformer)}
+            needs.add("modulation", title, there, making, stays=True)
             needs.kept["modulation"] = rows
         needs.add("denoise", title, weights, self._step_bytes(branches, tokens) + kept, stays=True)
         return transformer
@@ -130,7 +142,7 @@ class QwenImage:
 
     def _seen(self, text: str) -> int:
         """Tokens of a prompt that the transformer sees."""
-        return min(TEXT_TOKENS, len(qwen.prompt_ids(self.tokenizer, text).ids) - qwen.DROPPED)
+        return min(TEXT_TOKENS, qwen.length(self.tokenizer, text) - qwen.DROPPED)
 
     def variant(self, change: Change) -> QwenImage:
         return QwenImage(*self.runtime.changed(self.checkpoint, change, sum(self._loaded().values())))
@@ -173,10 +185,10 @@ class QwenImage:
         return [self.engine.array(self.texts[prompt]) for prompt in prompts]
 
     def _encode_missing(self, needed: Sequence[str]) -> None:
-        missing = [text for text in self.texts.to_encode(needed, self._text_bytes) if not self._taken(text)]
+        missing = [text for text in self.texts.to_encode(needed, self._state_bytes) if not self._taken(text)]
         if not missing:
             return
-        encoder = self._text_encoder()
+        encoder = self._text_encoder(max(qwen.length(self.tokenizer, text) for text in missing))
         with self.runtime.clock.timed("encode"):
             for prompt in missing:
                 self.texts[prompt] = self._encode(encoder, qwen.prompt_ids(self.tokenizer, prompt).ids)
@@ -203,9 +215,8 @@ class QwenImage:
         ids = list(qwen.prompt_ids(self.tokenizer, prompt).ids)
         return text_store.key(self.runtime, [plan], [ids, qwen.DROPPED, TEXT_TOKENS])
 
-    def _text_bytes(self, prompt: str) -> int:
-        tokens = min(len(qwen.prompt_ids(self.tokenizer, prompt).ids) - qwen.DROPPED, TEXT_TOKENS)
-        return tokens * int(self.config.joint_attention_dim) * 4
+    def _state_bytes(self, prompt: str) -> int:
+        return self._seen(prompt) * int(self.config.joint_attention_dim) * 4
 
     def _encode(self, encoder: TextEncoder, ids: Sequence[int]) -> NDArray[np.float32]:
         """Text states [1, S, C] without the template's."""
@@ -214,10 +225,11 @@ class QwenImage:
         kept = self.engine.numpy(states)[:, qwen.DROPPED : qwen.DROPPED + TEXT_TOKENS]
         return np.ascontiguousarray(kept, np.float32)
 
-    def _text_encoder(self) -> TextEncoder:
-        component = self.checkpoint["text_encoder"]
-        free = self._make_room(self.runtime.weight_bytes(component))
-        encoder: TextEncoder = self.runtime.open(self.runtime.fitted(component, free), "text encoder")
+    def _text_encoder(self, tokens: int = TEXT_TOKENS) -> TextEncoder:
+        """For prompts of at most so many tokens."""
+        component, more = self.checkpoint["text_encoder"], self._text_bytes(tokens)
+        free = self._make_room(self.runtime.weight_bytes(component) + more)
+        encoder: TextEncoder = self.runtime.open(self.runtime.fitted(component, free - more), "text encoder")
         return encoder
 
     def _make_room(self, need: int) -> int:
@@ -268,13 +280,15 @@ class QwenImage:
 
     def _step_bytes(self, branches: int, tokens: int) -> int:
         held = scores(self.config.num_attention_heads, branches, tokens, self.engine.workspace.score_bytes)
-        return memory.step_peak(self.config, branches, tokens) + held
+        activations = memory.step_peak(self.config, branches, tokens) + held
+        return self.runtime.call_bytes(self.checkpoint["transformer"], activations)
 
     def _modulation_rows(self, timesteps: tuple[float, ...]) -> int:
         return memory.modulation_rows(self.config, self.runtime.plan(self.checkpoint["transformer"]), len(timesteps))
 
     def _block_bytes(self) -> int:
-        return memory.block_bytes(self.runtime.plan(self.checkpoint["transformer"]))
+        transformer = self.checkpoint["transformer"]
+        return self.runtime.call_bytes(transformer, memory.block_bytes(self.runtime.plan(transformer)), once=True)
 
     def branches(self, count: int, tokens: int) -> int:
         """How many of the `count` branches of guidance go in one batch: all, or one after the other.

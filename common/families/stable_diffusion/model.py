@@ -124,14 +124,16 @@ class Expert:
         """Bytes of the UNet's weights where it is loaded, by the name that stages have for it."""
         return {self.name: self.runtime.weight_bytes(self._open)} if self.loaded else {}
 
-    def add_texts(self, needs: Needs, request: Request) -> None:
-        """Adds the stage in which its texts are encoded, unless they are."""
+    def add_texts(self, needs: Needs, request: Request, counted: bool) -> None:
+        """Adds the stage in which its texts are encoded, unless they are; where they are not counted, one chunk."""
         prompts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
         if not self.texts.has(prompts, request.clip_skip):
             whole = max(self.runtime.weight_bytes(part) for part in self.checkpoint.texts.values())
             needs.make_room({"text encoder": whole}, 0)
-            parts = [self.runtime.fitted(part, needs.left({})) for part in self.checkpoint.texts.values()]
-            needs.add("text", "the text encoder", {"text encoder": max(map(self.runtime.weight_bytes, parts))}, 0)
+            chunks = max(map(self.texts.chunks, [*prompts, ""])) if counted else 1
+            taken = [self.texts.needs(part, needs.left({}), chunks) for part in self.checkpoint.texts.values()]
+            weights, activations = max(taken, key=sum)
+            needs.add("text", "the text encoder", {"text encoder": weights}, activations)
 
     def add_steps(self, needs: Needs, request: Request, shape: tuple[int, int], calls: int) -> None:
         """Adds the stage of its UNet, which is called so many times."""
@@ -142,7 +144,8 @@ class Expert:
         left = needs.left({self.name: 0})
         more = self.step_bytes(request, *shape, self.branches(request, shape, left))
         component = self._fitting(left, more)
-        needs.add(stage, title, {self.name: self.runtime.weight_bytes(component)}, more, stays=True)
+        weights = {self.name: self.runtime.weight_bytes(component)}
+        needs.add(stage, title, weights, max(more, self.runtime.loading_bytes(component)), stays=True)
         needs.streamed += calls * self.runtime.streamed_bytes(component)
 
     def branches(self, request: Request, shape: tuple[int, int], room: int) -> int:
@@ -158,7 +161,8 @@ class Expert:
         attending = [(i, level.heads) for i, level in enumerate(config.down) if level.depth]
         held = max((scores(heads, branches, height * width // 4**i, most) for i, heads in attending), default=0)
         kept = memory.kept_bytes(config, 1 + request.guided, height, width) if request.caches else 0
-        return memory.step_peak(config, branches, height, width) + held + kept
+        activations = memory.step_peak(config, branches, height, width) + held
+        return self.runtime.call_bytes(self.checkpoint["unet"], activations) + kept
 
     @property
     def loaded(self) -> bool:
@@ -202,7 +206,7 @@ class StableDiffusion:
         if request.image is not None or self.sees_mask:
             self.vae.add_encoding(needs, shape)
         for expert in experts:
-            expert.add_texts(needs, request)
+            expert.add_texts(needs, request, counted)
         for expert, calls in zip(experts, plan.calls, strict=True):
             expert.add_steps(needs, request, shape, calls)
         self.vae.add_decoding(needs, shape)

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
+from qwenimg.common.families.stable_diffusion import memory
+from qwenimg.common.memory.memory import scores
 from qwenimg.common.networks import clip
 from qwenimg.common.prompts import weighted
 from qwenimg.common.prompts.clip import CLIPTokenizer
@@ -119,15 +121,32 @@ class ClipTexts:
         return text_store.key(self.runtime, plans, [repr(chunks), self.sdxl, clip_skip])
 
     def _bytes(self, prompt: str) -> int:
-        return 4 * self.width * weighted.LENGTH * len(weighted.prompt_chunks(self.tokenizers, prompt)[0])
+        return 4 * self.width * weighted.LENGTH * self.chunks(prompt)
+
+    def chunks(self, prompt: str) -> int:
+        """Of 77 tokens each, in which it is encoded."""
+        return len(weighted.prompt_chunks(self.tokenizers, prompt)[0])
+
+    def needs(self, component: Component, room: int, chunks: int) -> tuple[int, int]:
+        """Bytes of the weights of a text encoder in so much room, and of what it takes beside them for a prompt of so
+        many chunks."""
+        more = self._activations(component, chunks)
+        fitted = self.runtime.fitted(component, room - more)
+        return self.runtime.weight_bytes(fitted), max(more, self.runtime.loading_bytes(fitted))
+
+    def _activations(self, component: Component, chunks: int) -> int:
+        config, most = component.config, self.runtime.engine.workspace.score_bytes
+        held = scores(config.num_attention_heads, chunks, weighted.LENGTH, most)
+        return self.runtime.call_bytes(component, memory.text_peak(config, chunks) + held)
 
     def _with_one(
         self, component: Component, prompts: Sequence[Sequence[Chunk]], clip_skip: int
     ) -> list[tuple[Float32, Float32]]:
         """States and pooled vector of each of `prompts`, given in chunks, by one text encoder."""
         skipped, normed = clip.used_states(component.config, self.sdxl, clip_skip)
-        free = self.make_room(self.runtime.weight_bytes(component))
-        encoder: ClipEncoder = self.runtime.open(self.runtime.fitted(component, free), "text encoder")
+        more = self._activations(component, max(map(len, prompts)))
+        free = self.make_room(self.runtime.weight_bytes(component) + more)
+        encoder: ClipEncoder = self.runtime.open(self.runtime.fitted(component, free - more), "text encoder")
         with self.runtime.clock.timed("encode"):
             found = [self._encoded(encoder, chunks, skipped, normed) for chunks in prompts]
         del encoder

@@ -1,0 +1,37 @@
+"""What is in memory beside weights as they are kept: what those in codes are decoded to, what is read on the way."""
+
+from __future__ import annotations
+
+from math import prod
+
+from qwenimg.common.formats.arrays import THREADS
+from qwenimg.common.precision.precision import BYTES
+from qwenimg.common.precision.residency import ALWAYS, ONCE
+from qwenimg.common.weights import streaming
+from qwenimg.common.weights.plan import Entry, LoadPlan
+from qwenimg.common.weights.storage import Packed
+
+
+def decoded(plan: LoadPlan, once: bool = False) -> int:
+    """Bytes of the array to which the largest weight in codes is decoded, of those that a step needs, or (`once`) the
+    modulation. Another weight is decoded to the same bytes."""
+    chosen = [e for e in plan.entries.values() if (e.residency is ONCE) == once and isinstance(e.storage, Packed)]
+    return max((prod(e.shape) * BYTES[e.storage.dtype] for e in chosen), default=0)
+
+
+def loading(plan: LoadPlan) -> int:
+    """Bytes that loading what is always there takes at its peak beyond all weights that are in memory at once later: a
+    tensor as it is read where it is kept as another dtype, and those that are read ahead."""
+    entries = list(plan.when(ALWAYS).entries.values())
+    done = peak = 0
+    for i, entry in enumerate(entries):
+        done += entry.nbytes
+        ahead = sum(map(_read, entries[i + 1 : i + 1 + THREADS]))
+        cast = not isinstance(entry.storage, Packed) and entry.dtype != entry.storage.dtype
+        peak = max(peak, done + ahead + cast * _read(entry))
+    return max(0, peak - streaming.held(plan))
+
+
+def _read(entry: Entry) -> int:
+    """Bytes of a tensor that is read and not in its place yet."""
+    return entry.nbytes if isinstance(entry.storage, Packed) else prod(entry.shape) * BYTES[entry.dtype]

@@ -1,0 +1,126 @@
+"""Blocks that were read and checked before, read again into memory that is there: one piece for what computes, one for
+what is read meanwhile. The system clears new memory page by page, which takes several times as long as reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
+
+from qwenimg.common.base.shape import Shape
+from qwenimg.common.codes.affine import Affine
+from qwenimg.common.codes.block_float import BlockFloat
+from qwenimg.common.formats.stored import DTYPES, NUMPY, Piece, into
+from qwenimg.common.weights.plan import Entry
+from qwenimg.common.weights.storage import Packed
+from qwenimg.common.weights.streaming import Blocks
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Bytes: TypeAlias = NDArray[np.uint8]
+
+Memory = TypeVar("Memory")
+
+ALIGNED = 256  # bytes, as torch's allocator has it: kernels read wide words
+_BYTES = {"float32": 4, "uint32": 4, "float16": 2, "bfloat16": 2, "uint8": 1}
+_AT_ONCE = 1 << 18  # values that are widened while they are in the processor's cache
+
+
+class Part(NamedTuple):
+    """One array of an entry as it is kept, and where in a block's memory."""
+
+    piece: Piece
+    dtype: str
+    shape: Shape
+    begin: int  # bytes
+
+    @property
+    def end(self) -> int:
+        return self.begin + prod(self.shape) * _BYTES[self.dtype]
+
+
+class TwoPieces(Generic[Memory]):
+    """`make` gives memory of so many bytes, and the same bytes for numpy."""
+
+    def __init__(self, blocks: Blocks, make: Callable[[int], tuple[Memory, Bytes]]):
+        """Every entry of `blocks` goes `straight`."""
+        self._make, self._turn = make, 0
+        self._parts = {path: _placed(block) for path, block in blocks.items()}
+        self._size = max(parts[-1][-1].end for parts in self._parts.values())
+        self._pieces: list[tuple[Memory, Bytes] | None] = [None, None]
+
+    def turn(self) -> None:
+        """What is read next goes into the other piece, which is made the first time."""
+        self._turn = 1 - self._turn
+        if self._pieces[self._turn] is None:
+            self._pieces[self._turn] = self._make(self._size)
+
+    def read(self, path: str) -> tuple[Memory, list[list[Part]]]:
+        """The memory that holds the block now, and where in it the parts of its entries are. Raises ModelError where a
+        file changed or ended early."""
+        piece = self._pieces[self._turn]
+        assert piece is not None
+        memory, view = piece
+        for part in (part for parts in self._parts[path] for part in parts):
+            _fill(part, view[part.begin : part.end])
+        return memory, self._parts[path]
+
+
+def straight(entry: Entry) -> bool:
+    """Whether a file has what is kept of it, or the same in 16 bit where 32 are kept."""
+    if entry.fused:
+        return False
+    if isinstance(entry.storage, Packed):
+        own = entry.source.kept
+        return isinstance(entry.source.code, Affine | BlockFloat) and own is not None and own.code == entry.storage.code
+    return entry.source.is_plain and entry.storage.dtype in (entry.source.dtype, "float32")
+
+
+def _placed(block: list[Entry]) -> list[list[Part]]:
+    """The parts of its entries, one behind the other."""
+    begin, found = 0, []
+    for entry in block:
+        parts = []
+        for piece, dtype, shape in _arrays(entry):
+            parts.append(Part(piece, dtype, shape, begin))
+            begin = -(-parts[-1].end // ALIGNED) * ALIGNED
+        found.append(parts)
+    return found
+
+
+def _arrays(entry: Entry) -> list[tuple[Piece, str, Shape]]:
+    """What is kept of an entry that goes `straight`: its values; or its codes, and their scales and biases."""
+    pieces = entry.source.pieces
+    if not isinstance(entry.storage, Packed):
+        return [(pieces[0], entry.storage.dtype, entry.shape)]
+    # numpy has no bfloat16: scales in it are kept in float32
+    dtypes = {"U32": "uint32", "F32": "float32", "BF16": "float32", "F16": "float16"}
+    return [(piece, dtypes.get(piece.dtype, "uint8"), piece.shape) for piece in pieces]
+
+
+def _fill(part: Part, memory: Bytes) -> None:
+    piece = part.piece
+    if piece.end - piece.begin == len(memory):
+        into(piece, memory)
+    else:
+        _widen(piece, memory)
+
+
+def _widen(piece: Piece, memory: Bytes) -> None:
+    """Fills `memory` with the float32 of float16 or bfloat16."""
+    import numpy as np
+
+    assert DTYPES[piece.dtype] in ("float16", "bfloat16")
+    values, few = memory.view("<f4"), np.empty(_AT_ONCE, NUMPY[piece.dtype])
+    for start in range(0, len(values), _AT_ONCE):
+        now = values[start : start + _AT_ONCE]
+        stored = few[: len(now)]
+        piece.file.fill(stored.view("u1").data, piece.begin + 2 * start)
+        if piece.dtype == "BF16":
+            np.left_shift(stored, 16, out=now.view("<u4"), dtype="<u4")
+        else:
+            now[...] = stored
+    piece.file.check_unchanged()
