@@ -70,7 +70,7 @@ def _options_of_generate(command: _F) -> _F:
 @_options_of_generate
 @click.pass_context
 def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | None, **given: Any) -> int:
-    """Prints what a picture by MODEL takes, from the headers of its files alone, in about a second.
+    """Prints what a picture by MODEL takes, from the headers of its files alone, in under a second.
 
     Takes the options of generate. Bytes are over what the framework takes when it is idle. MACHINE is one that
     bench --on-paper knows; the time of a step is then that of its published rate.
