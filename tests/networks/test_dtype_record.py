@@ -36,7 +36,7 @@ TABLE = (
     ("text", r"layers\.\d+\.(self_attn|mlp)\.[a-z]+_proj", "product", (F, B, B, H, B, B)),
     ("text", ATTENTION, "attention", (F, B, B, H, B, B)),
     ("text", r"(layers\.\d+\.\w+)?norm", "rms_norm", (F, F, F, F, F, F)),
-    ("text", "add", "stream", (F, F, B, H, F, F)),
+    ("text", "residual", "stream", (F, F, B, H, F, F)),
     ("transformer", r"(img|txt)_in", "product", (F, F, B, H, F, F)),
     ("transformer", r"time_text_embed\..*", "product", (F, F, B, H, F, F)),
     ("transformer", r"transformer_blocks\.\d+\.(img|txt)_mod\.1", "product", (F, F, B, H, F, F)),
@@ -50,7 +50,7 @@ TABLE = (
     ("vae", r"(encoder|decoder)\..*|(post_)?quant_conv", "convolution", (F, F, F, F, F, B)),
     ("vae", "spatial_attention", "attention", (F, F, F, F, F, B)),
     ("vae", r".*norm\w*", "sum", (F, F, F, F, F, F)),
-    ("vae", "add", "stream", (F, F, F, F, F, B)),
+    ("vae", "residual", "stream", (F, F, F, F, F, B)),
 )
 LAYERS = {"product", "convolution"}
 

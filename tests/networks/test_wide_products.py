@@ -52,7 +52,12 @@ def test_large_images_are_not_widened(without_instructions: None, monkeypatch: p
     monkeypatch.setattr(layers, "WIDE_IMAGE", 100)
     seen = []
     plain = torch.nn.functional.conv2d
-    monkeypatch.setattr(torch.nn.functional, "conv2d", lambda x, *rest: seen.append(x.dtype) or plain(x, *rest))
+
+    def convolve(x, *rest, **options):
+        seen.append(x.dtype)
+        return plain(x, *rest, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "conv2d", convolve)
     layer = layers.Conv2d(2, 2, 3, padding=1).bfloat16()
     for side in (7, 8):
         layer(torch.randn(1, 2, side, side).bfloat16())

@@ -19,7 +19,7 @@ from qwenimg.common.parity.parity import dtype_name
 
 LAYERS = {"Linear": "product", "Conv2d": "convolution", "RMSNorm": None, "ChannelNorm": None}
 FUNCTIONS = {"norm_modulate": None, "attention": "attention", "spatial_attention": "attention"}
-STREAMS = ("gated", "add")  # what adds to a residual stream: the dtypes of the stream before and after
+STREAMS = ("gated", "residual")  # what adds to a residual stream: the dtypes of the stream before and after
 
 # torch operation -> kind; whole operations, and what they become outside of inference mode.
 ATEN = {

@@ -76,8 +76,8 @@ class EncoderLayer(mlx.nn.Module):
 
     def __call__(self, x: Array) -> Array:
         """[B S C] -> [B S C]."""
-        x = ops.add(x, self.self_attn(self.layer_norm1(x)))
-        return ops.add(x, self.mlp(self.layer_norm2(x)))
+        x = ops.residual(x, self.self_attn(self.layer_norm1(x)))
+        return ops.residual(x, self.mlp(self.layer_norm2(x)))
 
 
 class Encoder(mlx.nn.Module):

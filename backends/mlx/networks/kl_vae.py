@@ -31,9 +31,9 @@ class ResidualBlock(mlx.nn.Module):
             self.conv_shortcut = ops.Conv2d(inputs, outputs, 1)
 
     def __call__(self, x: Array) -> Array:
-        update = self.conv1(ops.silu(self.norm1(x)))
-        update = self.conv2(ops.silu(self.norm2(update)))
-        return ops.add(self.conv_shortcut(x) if hasattr(self, "conv_shortcut") else x, update)
+        update = self.conv1(ops.norm_silu(self.norm1, x))
+        update = self.conv2(ops.norm_silu(self.norm2, update))
+        return ops.residual(self.conv_shortcut(x) if hasattr(self, "conv_shortcut") else x, update)
 
 
 class AttentionBlock(mlx.nn.Module):
@@ -48,7 +48,7 @@ class AttentionBlock(mlx.nn.Module):
     def __call__(self, x: Array) -> Array:
         tokens = images.tokens(self.group_norm(x))
         tokens = ops.single_head_attention(self.to_q(tokens), self.to_k(tokens), self.to_v(tokens))
-        return ops.add(x, images.image(self.to_out[0](tokens), x))
+        return ops.residual(x, images.image(self.to_out[0](tokens), x))
 
 
 class MidBlock(mlx.nn.Module):
@@ -126,7 +126,7 @@ class Encoder(mlx.nn.Module):
         x = self.conv_in(images.laid_out(x, self.conv_in.dtype))
         for block in self.down_blocks:
             x = block(x)
-        return self.conv_out(ops.silu(self.conv_norm_out(self.mid_block(x))))
+        return self.conv_out(ops.norm_silu(self.conv_norm_out, self.mid_block(x)))
 
 
 class Decoder(mlx.nn.Module):
@@ -144,7 +144,7 @@ class Decoder(mlx.nn.Module):
         """Everything behind the mid block: [B h w C] -> [B 8h 8w 3]."""
         for block in self.up_blocks:
             x = block(x)
-        return ops.eval(self.conv_out(ops.silu(self.conv_norm_out(x))))
+        return ops.eval(self.conv_out(ops.norm_silu(self.conv_norm_out, x)))
 
     def __call__(self, z: Array, height: int, width: int, tile: int) -> Array:
         """Latents [B h w z] -> pixels [B 8h 8w 3]; the up blocks in tiles of at most `tile` latents a side."""

@@ -31,9 +31,9 @@ class ResidualBlock(mlx.nn.Module):
             self.conv_shortcut = ops.Conv2d(inputs, outputs, 1)
 
     def __call__(self, x: Array) -> Array:
-        update = self.conv1(ops.silu(self.norm1(x)))
-        update = self.conv2(ops.silu(self.norm2(update)))
-        return ops.add(self.conv_shortcut(x) if hasattr(self, "conv_shortcut") else x, update)
+        update = self.conv1(ops.norm_silu(self.norm1, x))
+        update = self.conv2(ops.norm_silu(self.norm2, update))
+        return ops.residual(self.conv_shortcut(x) if hasattr(self, "conv_shortcut") else x, update)
 
 
 class AttentionBlock(mlx.nn.Module):
@@ -44,7 +44,7 @@ class AttentionBlock(mlx.nn.Module):
         self.proj = ops.Conv2d(channels, channels, 1)
 
     def __call__(self, x: Array) -> Array:
-        return ops.add(x, self.proj(ops.spatial_attention(self.to_qkv(self.norm(x)))))
+        return ops.residual(x, self.proj(ops.spatial_attention(self.to_qkv(self.norm(x)))))
 
 
 class MidBlock(mlx.nn.Module):
@@ -106,7 +106,7 @@ class Encoder(mlx.nn.Module):
         x = self.conv_in(images.laid_out(x, self.conv_in.dtype))
         for layer in self.down_blocks:
             x = ops.eval(layer(x))
-        return self.conv_out(ops.silu(self.norm_out(self.mid_block(x))))
+        return self.conv_out(ops.norm_silu(self.norm_out, self.mid_block(x)))
 
 
 class Decoder(mlx.nn.Module):
@@ -124,7 +124,7 @@ class Decoder(mlx.nn.Module):
         """Everything behind the mid block, which sees `halo` latents far: [B h w C] -> [B 8h 8w 3]."""
         for block in self.up_blocks:
             x = block(x)
-        return ops.eval(self.conv_out(ops.silu(self.norm_out(x))))
+        return ops.eval(self.conv_out(ops.norm_silu(self.norm_out, x)))
 
     def __call__(self, z: Array, height: int, width: int, tile: int) -> Array:
         """Latents [B h w z] -> pixels [B 8h 8w 3]; the up blocks in tiles of at most `tile` latents a side."""

@@ -55,7 +55,7 @@ class MLP(mlx.nn.Module):
         self.down_proj = ops.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def __call__(self, x: Array) -> Array:
-        return self.down_proj(ops.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(ops.swiglu(self.gate_proj(x), self.up_proj(x)))
 
 
 class DecoderLayer(mlx.nn.Module):
@@ -68,8 +68,8 @@ class DecoderLayer(mlx.nn.Module):
 
     def __call__(self, x: Array, rope: Pair) -> Array:
         """[B S C] -> [B S C]."""
-        x = ops.add(x, self.self_attn(self.input_layernorm(x), rope))
-        return ops.add(x, self.mlp(self.post_attention_layernorm(x)))
+        x = ops.residual(x, self.self_attn(self.input_layernorm(x), rope))
+        return ops.residual(x, self.mlp(self.post_attention_layernorm(x)))
 
 
 # Model

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import cache
 
 import mlx.core as mx
+import mlx.nn
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx.compile import fused
@@ -63,6 +64,9 @@ def add(x: Array, update: Array) -> Array:
     return seen("add", "", _added(x, update))
 
 
+residual = add  # MLX takes over by itself what nobody reads again
+
+
 @fused
 def _added(x: Array, update: Array) -> Array:
     return x + update.astype(x.dtype)
@@ -114,6 +118,18 @@ def rotate_halves(x: Array, cos: Array, sin: Array) -> Array:
 def silu(x: Array) -> Array:
     wide = at_least_float32(x)
     return (wide * mx.sigmoid(wide)).astype(x.dtype)
+
+
+def norm_silu(norm: mlx.nn.Module, x: Array) -> Array:
+    """SiLU of a norm of x."""
+    made: Array = silu(norm(x))
+    return made
+
+
+def swiglu(gate: Array, values: Array) -> Array:
+    """`values` times SiLU of `gate` (N. Shazeer, "GLU Variants Improve Transformer", 2020)."""
+    made: Array = silu(gate) * values
+    return made
 
 
 @fused

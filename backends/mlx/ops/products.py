@@ -7,7 +7,7 @@ import mlx.core as mx
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx.ops import images
-from qwenimg.backends.mlx.ops.functions import add, geglu, gelu, on_gpu, stream
+from qwenimg.backends.mlx.ops.functions import add, geglu, gelu, on_gpu, residual, stream
 from qwenimg.backends.mlx.ops.layers import Conv2d, Linear
 from qwenimg.common.runtime.observers import observed
 
@@ -38,7 +38,7 @@ def add_linear(x: Array, layer: Linear, update: Array) -> Array:
     """x [B L C] and a linear layer of `update` [B L in], in x's dtype. A product adds to what is there, so that what is
     left is a pass for the bias."""
     if not _takes_more(layer) or x.dtype != layer.dtype:
-        return add(x, layer(update))
+        return residual(x, layer(update))
     return mx.addmm(add(x, layer.bias), update.astype(layer.dtype), layer.weight.T)
 
 
@@ -46,6 +46,6 @@ def add_shortcut(update: Array, layer: Conv2d, x: Array) -> Array:
     """`update` [B h w C] and a 1x1 convolution of the stream x [B h w in], which is in x's dtype the stream from here
     on: the same way."""
     if not _takes_more(layer) or not update.dtype == x.dtype == layer.dtype:
-        return add(stream(layer(x), x.dtype), update)
+        return residual(stream(layer(x), x.dtype), update)
     start, weight = images.tokens(add(update, layer.bias)), layer.weight.reshape(layer.weight.shape[0], -1)
     return images.image(mx.addmm(start, images.tokens(x), weight.T), update)

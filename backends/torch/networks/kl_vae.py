@@ -30,9 +30,9 @@ class ResidualBlock(torch.nn.Module):
             self.conv_shortcut = ops.Conv2d(inputs, outputs, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        update = self.conv1(ops.silu(self.norm1(x)))
-        update = self.conv2(ops.silu(self.norm2(update)))
-        return ops.add(self.conv_shortcut(x) if hasattr(self, "conv_shortcut") else x, update)
+        update = self.conv1(ops.norm_silu(self.norm1, x))
+        update = self.conv2(ops.norm_silu(self.norm2, update))
+        return ops.residual(self.conv_shortcut(x) if hasattr(self, "conv_shortcut") else x, update)
 
 
 class AttentionBlock(torch.nn.Module):
@@ -47,7 +47,7 @@ class AttentionBlock(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         tokens = images.tokens(self.group_norm(x))
         tokens = ops.single_head_attention(self.to_q(tokens), self.to_k(tokens), self.to_v(tokens))
-        return ops.add(x, images.image(self.to_out[0](tokens), x))
+        return ops.residual(x, images.image(self.to_out[0](tokens), x))
 
 
 class MidBlock(torch.nn.Module):
@@ -125,7 +125,7 @@ class Encoder(torch.nn.Module):
         x = self.conv_in(images.laid_out(x, self.conv_in.dtype))
         for block in self.down_blocks:
             x = block(x)
-        return self.conv_out(ops.silu(self.conv_norm_out(self.mid_block(x))))
+        return self.conv_out(ops.norm_silu(self.conv_norm_out, self.mid_block(x)))
 
 
 class Decoder(torch.nn.Module):
@@ -143,7 +143,7 @@ class Decoder(torch.nn.Module):
         """Everything behind the mid block: [B C h w] -> [B 3 8h 8w]."""
         for block in self.up_blocks:
             x = block(x)
-        return ops.eval(self.conv_out(ops.silu(self.conv_norm_out(x))))
+        return ops.eval(self.conv_out(ops.norm_silu(self.conv_norm_out, x)))
 
     def forward(self, z: Tensor, height: int, width: int, tile: int) -> Tensor:
         """Latents [B z h w] -> pixels [B 3 8h 8w]; the up blocks in tiles of at most `tile` latents a side."""

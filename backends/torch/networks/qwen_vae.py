@@ -30,9 +30,9 @@ class ResidualBlock(torch.nn.Module):
             self.conv_shortcut = ops.Conv2d(inputs, outputs, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        update = self.conv1(ops.silu(self.norm1(x)))
-        update = self.conv2(ops.silu(self.norm2(update)))
-        return ops.add(self.conv_shortcut(x) if hasattr(self, "conv_shortcut") else x, update)
+        update = self.conv1(ops.norm_silu(self.norm1, x))
+        update = self.conv2(ops.norm_silu(self.norm2, update))
+        return ops.residual(self.conv_shortcut(x) if hasattr(self, "conv_shortcut") else x, update)
 
 
 class AttentionBlock(torch.nn.Module):
@@ -43,7 +43,7 @@ class AttentionBlock(torch.nn.Module):
         self.proj = ops.Conv2d(channels, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.add(x, self.proj(ops.spatial_attention(self.to_qkv(self.norm(x)))))
+        return ops.residual(x, self.proj(ops.spatial_attention(self.to_qkv(self.norm(x)))))
 
 
 class MidBlock(torch.nn.Module):
@@ -105,7 +105,7 @@ class Encoder(torch.nn.Module):
         x = self.conv_in(images.laid_out(x, self.conv_in.dtype))
         for layer in self.down_blocks:
             x = ops.eval(layer(x))
-        return self.conv_out(ops.silu(self.norm_out(self.mid_block(x))))
+        return self.conv_out(ops.norm_silu(self.norm_out, self.mid_block(x)))
 
 
 class Decoder(torch.nn.Module):
@@ -123,7 +123,7 @@ class Decoder(torch.nn.Module):
         """Everything behind the mid block, which sees `halo` latents far: [B C h w] -> [B 3 8h 8w]."""
         for block in self.up_blocks:
             x = block(x)
-        return ops.eval(self.conv_out(ops.silu(self.norm_out(x))))
+        return ops.eval(self.conv_out(ops.norm_silu(self.norm_out, x)))
 
     def forward(self, z: Tensor, height: int, width: int, tile: int) -> Tensor:
         """Latents [B z h w] -> pixels [B 3 8h 8w]; the up blocks in tiles of at most `tile` latents a side."""

@@ -53,7 +53,7 @@ class MLP(torch.nn.Module):
         self.down_proj = ops.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(ops.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(ops.swiglu(self.gate_proj(x), self.up_proj(x)))
 
 
 class DecoderLayer(torch.nn.Module):
@@ -66,8 +66,8 @@ class DecoderLayer(torch.nn.Module):
 
     def forward(self, x: Tensor, rope: Pair) -> Tensor:
         """[B S C] -> [B S C]."""
-        x = ops.add(x, self.self_attn(self.input_layernorm(x), rope))
-        return ops.add(x, self.mlp(self.post_attention_layernorm(x)))
+        x = ops.residual(x, self.self_attn(self.input_layernorm(x), rope))
+        return ops.residual(x, self.mlp(self.post_attention_layernorm(x)))
 
 
 # Model

@@ -58,10 +58,12 @@ class ResidualBlock(torch.nn.Module):
 
     def forward(self, x: Tensor, temb: Tensor) -> Tensor:
         """x [B in h w], temb [1 or B E] behind its SiLU -> [B out h w]."""
-        update = self.conv1(ops.silu(self.norm1(x)))
+        update = self.conv1(ops.norm_silu(self.norm1, x))
         update = ops.shift(update, self.time_emb_proj(temb))
-        update = self.conv2(ops.silu(self.norm2(update)))
-        return ops.add_shortcut(update, self.conv_shortcut, x) if hasattr(self, "conv_shortcut") else ops.add(x, update)
+        update = self.conv2(ops.norm_silu(self.norm2, update))
+        if hasattr(self, "conv_shortcut"):
+            return ops.add_shortcut(update, self.conv_shortcut, x)
+        return ops.residual(x, update)
 
 
 class Attention(torch.nn.Module):
@@ -269,7 +271,7 @@ class UNet(torch.nn.Module):
 
     def end(self, x: Tensor, kept: list[Tensor], temb: Tensor, context: list[Context]) -> Tensor:
         x = self.up_blocks[-1](x, kept, temb, context[-1])
-        return self.conv_out(ops.silu(self.conv_norm_out(x)))
+        return self.conv_out(ops.norm_silu(self.conv_norm_out, x))
 
 
 # Component

@@ -8,9 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwenimg.common.runtime.observers import seen
+from qwenimg.common.runtime.observers import observed, seen
 
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
+
+
+def in_place(x: Tensor) -> bool:
+    """Whether `x`, a result that nobody reads again, may be written over: not where gradients or an observer need it. A
+    compiler sees to that by itself, so it is not counted for one either (on the meta device)."""
+    return not (x.is_meta or torch.is_grad_enabled() or torch.compiler.is_compiling() or observed())
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -50,6 +56,13 @@ def gated(x: Tensor, gate: Tensor, update: Tensor) -> Tensor:
 def add(x: Tensor, update: Tensor) -> Tensor:
     """x + update in x's dtype."""
     return seen("add", "", x + _beside(update, x))
+
+
+def residual(x: Tensor, update: Tensor) -> Tensor:
+    """The same, where nobody reads `update` again: its memory takes the sum where it can. New memory costs a CPU more
+    than adding."""
+    alike = update.dtype == x.dtype and update.shape == x.shape and update.stride() == x.stride()
+    return seen("add", "", update.add_(x)) if alike and in_place(update) else add(x, update)
 
 
 def _beside(update: Tensor, x: Tensor) -> Tensor:
@@ -106,6 +119,18 @@ def silu(x: Tensor) -> Tensor:
     return F.silu(x)
 
 
+def norm_silu(norm: torch.nn.Module, x: Tensor) -> Tensor:
+    """SiLU of a norm of x, in the memory of the norm's result."""
+    normed = norm(x)
+    return F.silu(normed, inplace=in_place(normed))
+
+
+def swiglu(gate: Tensor, values: Tensor) -> Tensor:
+    """`values` times SiLU of `gate` (N. Shazeer, "GLU Variants Improve Transformer", 2020), neither of which is read
+    again."""
+    return F.silu(gate, inplace=True).mul_(values) if in_place(gate) else F.silu(gate) * values
+
+
 def gelu(x: Tensor) -> Tensor:
     """GELU by its tanh approximation."""
     return F.gelu(x, approximate="tanh")
@@ -126,12 +151,14 @@ def geglu(x: Tensor) -> Tensor:
     """[... 2C] -> [... C]: the first half times GELU of the second (N. Shazeer, "GLU Variants Improve Transformer",
     2020)."""
     values, gate = x.chunk(2, dim=-1)
-    return seen("geglu", "", values * F.gelu(gate))
+    gate = F.gelu(gate)
+    return seen("geglu", "", gate.mul_(values) if in_place(gate) else values * gate)
 
 
 def shift(x: Tensor, rows: Tensor) -> Tensor:
-    """An image [B C h w] and a number per channel [1 or B, C], in the image's dtype."""
-    return seen("shift", "", x + rows.to(x.dtype)[:, :, None, None])
+    """An image [B C h w], which is not read again, and a number per channel [1 or B, C], in the image's dtype."""
+    rows = rows.to(x.dtype)[:, :, None, None]
+    return seen("shift", "", x.add_(rows) if in_place(x) else x + rows)
 
 
 def pad_right_bottom(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qwenimg.backends.torch.ops import images
 from qwenimg.backends.torch.ops.cpu import multiplies
-from qwenimg.backends.torch.ops.functions import add, geglu, gelu, stream
+from qwenimg.backends.torch.ops.functions import geglu, gelu, residual, stream
 from qwenimg.backends.torch.ops.layers import Conv2d, Linear
 from qwenimg.common.runtime.observers import observed
 
@@ -58,7 +58,7 @@ def add_linear(x: Tensor, layer: torch.nn.Module, update: Tensor) -> Tensor:
     left is a pass for the bias, which a compiler has beside the norm in front."""
     assert isinstance(layer, Linear)
     if not _takes_more(layer) or x.dtype != layer.dtype:
-        return add(x, layer(update))
+        return residual(x, layer(update))
     return _accumulated((x + layer.bias).contiguous(), update, layer.weight)
 
 
@@ -66,7 +66,7 @@ def add_shortcut(update: Tensor, layer: Conv2d, x: Tensor) -> Tensor:
     """`update` [B C h w] and a 1x1 convolution of the stream x [B in h w], which is in x's dtype the stream from here
     on: the same way."""
     if not _takes_more(layer) or not update.dtype == x.dtype == layer.dtype:
-        return add(stream(layer(x), x.dtype), update)
+        return residual(stream(layer(x), x.dtype), update)
     assert layer.bias is not None
     start = images.tokens(update + layer.bias[:, None, None]).contiguous()
     return images.image(_accumulated(start, images.tokens(x), layer.weight.flatten(1)), update)
