@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import cache, wraps
+from pathlib import Path
 from typing import TypeVar
 
 import mlx.core as mx
@@ -62,6 +64,19 @@ def fused(function: Callable[..., Array]) -> Callable[..., Array]:
         return compiled()(*arguments) if wanted else function(*arguments)
 
     return call
+
+
+def keep(folder: Path) -> None:
+    """From now on what is compiled for a CPU is kept below `folder`, and found there. MLX looks in the folder for
+    temporary files alone, which TMPDIR names for the whole process: as it comes that is everybody's, where MLX would
+    load code that somebody else put under the right name. Python's own temporary files stay where they were. Where
+    `folder` cannot be made nothing changes."""
+    tempfile.gettempdir()  # which is settled for Python by the first call
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return
+    os.environ["TMPDIR"] = str(folder)
 
 
 def missing() -> str:

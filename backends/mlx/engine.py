@@ -24,7 +24,7 @@ from qwenimg.common.precision import devices
 from qwenimg.common.precision.devices import Device
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.residency import ALWAYS
-from qwenimg.common.runtime import traced
+from qwenimg.common.runtime import compiling, traced
 from qwenimg.common.runtime.compiling import Compiler
 from qwenimg.common.runtime.engine import NumpyArray, Observer
 from qwenimg.common.runtime.kernels import Kernel
@@ -63,6 +63,8 @@ class MLXEngine:
     def compile(self, opened: Any, on: bool) -> None:
         if on:
             mx.enable_compile()
+            if not self.on_gpu:
+                compile.keep(compiling.folder("mlx", mx.__version__))
         opened.fuses = on
 
     def no_graphs(self) -> str:
