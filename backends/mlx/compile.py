@@ -67,16 +67,18 @@ def fused(function: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def keep(folder: Path) -> None:
-    """From now on what is compiled for a CPU is kept below `folder`, and found there. MLX looks in the folder for
-    temporary files alone, which TMPDIR names for the whole process: as it comes that is everybody's, where MLX would
-    load code that somebody else put under the right name. Python's own temporary files stay where they were. Where
-    `folder` cannot be made nothing changes."""
-    tempfile.gettempdir()  # which is settled for Python by the first call
+    """From now on what is compiled for a CPU is kept in `folder`/mlx, and found there. MLX knows the folder for
+    temporary files alone, which TMPDIR names for the whole process and for those that it starts: as it comes that is
+    everybody's, from which MLX would load code that somebody else put under the right name. Python's own temporary
+    files stay where they were. Nothing changes where `folder` cannot be made or written to, or has a name that MLX
+    cannot hand to a compiler."""
     try:
+        tempfile.gettempdir()  # which is settled for Python by the first call
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
         return
-    os.environ["TMPDIR"] = str(folder)
+    if os.access(folder, os.W_OK | os.X_OK) and not set('"$`\\') & set(str(folder)):
+        os.environ["TMPDIR"] = str(folder)
 
 
 def missing() -> str:

@@ -64,7 +64,7 @@ class MLXEngine:
         if on:
             mx.enable_compile()
             if not self.on_gpu:
-                compile.keep(compiling.folder("mlx", mx.__version__))
+                compile.keep(compiling.folder())
         opened.fuses = on
 
     def no_graphs(self) -> str:

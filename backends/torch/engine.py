@@ -72,12 +72,12 @@ class TorchEngine:
         missing = compile.missing(self.on_gpu)
         if not self.on_gpu:
             return Compiler(share=0.0, seconds=60, about="products are nearly all of a step on a CPU", missing=missing)
-        kept = any(compiling.folder("torch", torch.__version__).glob("*"))
+        kept = any(compiling.folder(f"torch-{torch.__version__}").glob("*"))
         return Compiler(share=0.13, seconds=10 if kept else 40, about="figures on paper say", missing=missing)
 
     def compile(self, opened: Any, on: bool) -> None:
         if on:
-            compile.compile(opened.model, compiling.folder("torch", torch.__version__))
+            compile.compile(opened.model, compiling.folder(f"torch-{torch.__version__}"))
             self._compiles = True
 
     def no_graphs(self) -> str:

@@ -31,11 +31,12 @@ class Decision:
     line: str  # for the first lines of a run
 
 
-def folder(framework: str, version: str) -> Path:
-    """Where what was compiled is kept for later runs: the user's cache."""
+def folder(framework: str = "") -> Path:
+    """Where what was compiled is kept for later runs: the user's cache. framework: with its version, where it does not
+    name a folder by that itself."""
     from platformdirs import user_cache_path
 
-    return user_cache_path("qwenimg") / "compiled" / f"{framework}-{version}"
+    return user_cache_path("qwenimg") / "compiled" / framework
 
 
 def check(option: str, mode: str) -> None:

@@ -29,7 +29,7 @@ CLIP = CLIPConfig(
 # Besides those of `NETWORKS`, which are given random latents: text encoders, given tokens.
 TEXTS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "qwen_vl": (TEXT, lambda component: component.encode([5, 3, 100, 7, 1])),
-    "clip": (CLIP, lambda component: component.encode([[2, *range(3, 78), 130]], 0, True)[0]),
+    "clip": (CLIP, lambda component: component.encode([[2, *range(3, 78), 130]], 1, True)[0]),
 }
 WRITTEN = {"unet": {"silu_", "add_", "mul_"}, "kl_vae": {"silu_", "add_"}, "qwen_vae": {"silu_", "add_"}} | {
     "qwen_vl": {"silu_", "mul_", "add_"}, "clip": {"add_"},
@@ -37,7 +37,7 @@ WRITTEN = {"unet": {"silu_", "add_", "mul_"}, "kl_vae": {"silu_", "add_"}, "qwen
 
 
 class Called(TorchDispatchMode):
-    """Counts the operations that write over an argument."""
+    """Counts operations by name; what ends in `_` writes over its argument."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,15 +126,21 @@ def test_who_needs_results_gets_them_apart() -> None:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("stride", "padding"), [(1, 1), (2, 1), (2, 0)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "multiplies"), [(torch.float32, True), (torch.bfloat16, True), (torch.bfloat16, False)]
+)
 def test_a_convolution_in_parts(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, stride: int, padding: int, bias: bool
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, multiplies: bool, stride: int, padding: int, bias: bool
 ) -> None:
-    """Of 200 output channels 64 at a time: as near to float64 as a roundoff of the dtype allows."""
+    """Of 200 output channels 64 at a time: as near to float64 as a roundoff of the dtype allows. Where a CPU does not
+    multiply bfloat16 its convolution is a float32 one."""
     torch.manual_seed(2)
     layer = layers.Conv2d(24, 200, 3, stride=stride, padding=padding, bias=bias).to(dtype)
-    x, size = torch.randn(2, 24, 7, 6).to(dtype), layer.weight.nbytes
-    monkeypatch.setattr(layers, "LAID_OUT", dict.fromkeys((2, 4, 8), size // 4 + 1))
+    x = torch.randn(2, 24, 7, 6).to(dtype)
+    computed = dtype if multiplies else torch.float32
+    size = layer.weight.numel() * computed.itemsize
+    monkeypatch.setattr(layers, "multiplies", lambda dtype, device: dtype is torch.float32 or multiplies)
+    monkeypatch.setattr(layers, "LAID_OUT", {computed: size // 4 + 1})
     sizes = list[int]()
     plain = torch.nn.functional.conv2d
 
@@ -152,7 +158,7 @@ def test_a_convolution_in_parts(
     print(sizes, f"{error:.1e}")
     assert sizes == [64, 64, 64, 8] and made.dtype == dtype
     # The sum is of 216 products; float32 rounds each, bfloat16 the result once.
-    assert error < {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 2**-8}[dtype]
+    assert error < {torch.float32: 1e-6, torch.bfloat16: 2**-8}[dtype]
 
 
 @pytest.mark.parametrize(("outputs", "inputs", "side", "at_once"), [
@@ -163,9 +169,10 @@ def test_what_is_laid_out_at_once(outputs: int, inputs: int, side: int, at_once:
     """In Stable Diffusion: at most 16 MiB of a float32 weight, where the image is smaller than the weight."""
     with torch.device("meta"):
         layer = layers.Conv2d(inputs, outputs, 3, padding=1)
-    x = torch.empty(0).new_empty(1).expand(2, inputs, side, side)
+    x = torch.empty(1).expand(2, inputs, side, side)
     with torch.no_grad():
         found = layer._at_once(x, torch.float32)
         assert layer._at_once(x.to("meta"), torch.float32) == outputs, "a card does it by itself"
+        assert layer._at_once(x, torch.float64) == outputs, "which that library does not convolve"
     assert found == at_once and layer._at_once(x, torch.float32) == outputs, "with gradients as a whole"
-    assert found == outputs or found * inputs * 9 * 4 <= layers.LAID_OUT[4]
+    assert found == outputs or found * inputs * 9 * 4 <= layers.LAID_OUT[torch.float32]

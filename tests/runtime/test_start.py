@@ -8,7 +8,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import mlx.core as mx
 import pytest
 from processes import ENVIRONMENT
 
@@ -149,10 +151,31 @@ def test_a_second_process_finds_what_mlx_compiled(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
-def test_a_folder_that_cannot_be_made_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_mlx_could_not_use_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that cannot be made or written to, or whose name would be more than that to a shell."""
     from qwenimg.backends.mlx import compile
 
     monkeypatch.setenv("TMPDIR", "where it was")
     (tmp_path / "file").write_text("")
     compile.keep(tmp_path / "file" / "kept")
-    assert os.environ["TMPDIR"] == "where it was"
+    compile.keep(tmp_path / "with $HOME")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda *_: False)
+        compile.keep(tmp_path / "of another user")
+        assert os.environ["TMPDIR"] == "where it was"
+    compile.keep(tmp_path / "with a space")
+    assert os.environ["TMPDIR"] == str(tmp_path / "with a space")
+
+
+def test_compiling_for_a_cpu_names_the_folder_to_mlx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from qwenimg import backends
+    from qwenimg.common.runtime import compiling
+
+    monkeypatch.setenv("TMPDIR", "where it was")
+    monkeypatch.setattr(compiling, "folder", lambda: tmp_path)
+    engine, opened = backends.load("mlx"), SimpleNamespace()
+    engine.compile(opened, False)
+    assert (os.environ["TMPDIR"], opened.fuses) == ("where it was", False)
+    engine.compile(opened, True)
+    assert (os.environ["TMPDIR"], opened.fuses) == (str(tmp_path), True)
+    mx.disable_compile()  # as the environment of the tests has it

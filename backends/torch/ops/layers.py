@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -16,19 +16,24 @@ from qwenimg.common.precision.precision import Compute
 from qwenimg.common.runtime.observers import seen
 
 WIDE_VALUES = 2**21  # of a linear layer's weight that are widened at once
-# Bytes of a convolution's weight that a CPU lays out at once, by the bytes of a value: what was fastest
-LAID_OUT = {2: 2**25, 4: 2**24, 8: 2**24}
+# Bytes of a convolution's weight that torch's library for a CPU lays out at once: what was fastest
+LAID_OUT = {torch.float32: 2**24, torch.bfloat16: 2**25, torch.float16: 2**25}
 WIDE_IMAGE = 2**25  # values of an image: a larger one is not widened, for its memory
 
 
 def _wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The same product: sums in float32, rounded once. A part of the weight at a time is widened, so that it stays in
     the cache."""
-    rows = max(1, WIDE_VALUES // weight.shape[1])
     wide = x.float()
-    biases = [None] * len(weight.split(rows)) if bias is None else [part.float() for part in bias.split(rows)]
-    parts = zip(weight.split(rows), biases, strict=True)
-    return torch.cat([F.linear(wide, part.float(), b).to(x.dtype) for part, b in parts], dim=-1)
+    parts = _rows(weight, bias, max(1, WIDE_VALUES // weight.shape[1]))
+    made = [F.linear(wide, part.float(), None if b is None else b.float()).to(x.dtype) for part, b in parts]
+    return torch.cat(made, dim=-1)
+
+
+def _rows(weight: Tensor, bias: Tensor | None, count: int) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """`count` outputs of a layer at a time."""
+    weights = weight.split(count)
+    return zip(weights, [None] * len(weights) if bias is None else bias.split(count), strict=True)
 
 
 def _scaled(compute: Compute, product: Callable[..., Tensor], x: Tensor, layer: Linear | Conv2d) -> Tensor:
@@ -164,19 +169,20 @@ class Conv2d(Blank, torch.nn.Conv2d):
         """With the weight in `dtype`, x's. A CPU takes some output channels at a time where a large weight goes over a
         small image: torch's library lays a weight out anew in every call, and a large block of memory for it is new
         each time (8x8, 1280 of 2560 channels: 0.6 of the time, the same bits)."""
-        convolve = partial(F.conv2d, stride=self.stride, padding=self.padding)
-        rows = self._at_once(x, dtype)
-        if rows >= self.out_channels:
-            return convolve(x, self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
-        biases = [None] * -(-self.out_channels // rows) if self.bias is None else self.bias.split(rows)
-        parts = zip(self.weight.split(rows), biases, strict=True)
-        return torch.cat([convolve(x, w.to(dtype), None if b is None else b.to(dtype)) for w, b in parts], dim=1)
+
+        def convolve(weight: Tensor, bias: Tensor | None) -> Tensor:
+            bias = None if bias is None else bias.to(dtype)
+            return F.conv2d(x, weight.to(dtype), bias, self.stride, self.padding)
+
+        if (rows := self._at_once(x, dtype)) >= self.out_channels:
+            return convolve(self.weight, self.bias)
+        return torch.cat([convolve(*part) for part in _rows(self.weight, self.bias, rows)], dim=1)
 
     def _at_once(self, x: Tensor, dtype: torch.dtype) -> int:
         """Output channels that are computed together."""
-        size = self.weight.numel() * dtype.itemsize
-        whole = x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling()
-        if whole or x.numel() > self.weight.numel() or size <= (most := LAID_OUT[dtype.itemsize]):
+        size, most = self.weight.numel() * dtype.itemsize, LAID_OUT.get(dtype, 0)
+        whole = torch.is_grad_enabled() or torch.compiler.is_compiling() or x.numel() > self.weight.numel()
+        if whole or size <= most or not most or x.device.type != "cpu" or not torch.backends.mkldnn.is_available():
             return self.out_channels
         parts = -(-size // most)
         return -(-self.out_channels // (32 * parts)) * 32
