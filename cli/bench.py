@@ -64,6 +64,8 @@ def bench(
     if job is not None:
         text = _arm(job)
     elif against is not None:
+        if on_paper is not None:
+            raise UsageError("--on-paper runs nothing and --against measures; give one")
         text = _against(model, against, peer_python or sys.executable, as_json, **given)
     elif peer_python is not None:
         raise UsageError("--peer-python is for --against")
@@ -202,6 +204,8 @@ def _arm(file: str) -> str:
         job.keep(last.latents)
         if job.given:
             job.give(pipe)
+        with ExitStack() as files:
+            made = _with_share(made, pipe, _subject(job.folder, files), job.ask())
     return json.dumps(asdict(made))
 
 
@@ -213,6 +217,9 @@ def _on_paper(model: str | None, machine_name: str, as_json: bool, **given: Any)
     from qwenimg.common.precision.precision import parse
 
     found = machine(machine_name)
+    needed = "mlx" if found.is_apple else "cuda"
+    if given["backend"] not in ("auto", needed):
+        raise UsageError(f"--backend {given['backend']}: {found.title} is a device of --backend {needed}")
     with ExitStack() as stack:
         subject = _subject(model, stack, published_alone=True)
         usual = subject.defaults

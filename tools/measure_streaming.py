@@ -37,6 +37,7 @@ HEAD = (
     "device",
     "weights",
     "streamed blocks",
+    "weights in memory",
     "CPU, resident",
     "streamed",
     "ratio",
@@ -112,6 +113,7 @@ def measured(path: Path, case: Case, layers: int, rounds: int) -> dict[str, Any]
 def row(case: Case, found: dict[str, Any]) -> tuple[str, ...]:
     """Medians of the seconds, and of the ratios of each round."""
     cells = [found["device"], case.precision, f"{found['streamed_blocks']} of {found['layers']}"]
+    cells.append(f"{found['streamed_bytes'] / found['resident_bytes']:.0%}")
     for kind in ("cpu", "wall"):
         resident, streamed = (found[arm][kind] for arm in ("resident", "streamed"))
         ratio = median(b / a for a, b in zip(resident, streamed, strict=True))

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from qwenimg.backends.torch import ops
+from qwenimg.common.memory.memory import ram_peak
 from qwenimg.common.numbers.packing import pack, unpack
 
 
@@ -52,7 +53,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         "precision": job["dtype"],
         "stages": stages,
         "processor_step": median(processor),
-        "peak": torch.cuda.max_memory_allocated() if job["device"] == "cuda" else None,
+        "peak": torch.cuda.max_memory_allocated() if job["device"] == "cuda" else ram_peak(),
         "versions": versions,
         "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
     }

@@ -42,7 +42,11 @@ def parse_max(text: str | int | None) -> int | None:
 
 
 def duration(seconds: float) -> str:
-    """`roughly 20 s`: in one unit and to one digit, or two below 20, since no more is known."""
+    """`roughly 20 s`: in one unit and to one digit, or two below 20, since no more is known. Below 2 s `1.3 s` and
+    `230 ms`."""
+    if seconds < 2:
+        amount, unit = (seconds, "s") if seconds >= 1 else (max(0.1, 1000 * seconds), "ms")
+        return f"roughly {float(f'{amount:.2g}'):g} {unit}"
     unit, length = next(((u, n) for u, n in (("days", 86400), ("h", 3600), ("min", 60)) if seconds >= 2 * n), ("s", 1))
-    amount = max(1.0, seconds / length)
+    amount = seconds / length
     return f"roughly {float(f'{amount:.2g}' if amount < 20 else f'{amount:.1g}'):.0f} {unit}"

@@ -179,8 +179,12 @@ def test_the_picture_in_8_bit_takes_what_is_predicted() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "told"),
-    [(0.01, "1 s"), (15.6, "16 s"), (119, "100 s"), (130, "2 min"), (7000, "100 min"), (7300, "2 h"), (1e6, "12 days")],
-)
+    [
+        (0, "0.1 ms"), (0.0025, "2.5 ms"), (0.0149, "15 ms"), (0.2326, "230 ms"), (1, "1 s"), (1.26, "1.3 s"),
+        (2.4, "2 s"), (15.6, "16 s"), (119, "100 s"), (130, "2 min"), (7000, "100 min"), (7300, "2 h"),
+        (1e6, "12 days"),
+    ],
+)  # fmt: skip
 def test_durations(seconds: float, told: str) -> None:
     assert duration(seconds) == f"roughly {told}"
 
