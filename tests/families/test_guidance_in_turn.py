@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import qwenimg
-from qwenimg.common.families.stable_diffusion.model import Expert
+from qwenimg.common.families.stable_diffusion.expert import Expert
 from qwenimg.common.pipeline import fit
 
 SIZE: dict[str, Any] = {"width": 256, "height": 128, "steps": 2, "seed": 5, "guidance": 6.0}
