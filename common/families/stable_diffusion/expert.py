@@ -40,6 +40,15 @@ class Conditioning:
         return Conditioning(texts=self.texts[begin:end], added=added)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Steps:
+    """How steps are made: so many branches of guidance in one batch, `more` bytes beside the weights of `unet`."""
+
+    branches: int
+    more: int
+    unet: Component
+
+
 class Expert:
     """The model of one part of the schedule, the base or the refiner: its texts and its UNet."""
 
@@ -76,9 +85,8 @@ class Expert:
         if self._unet is not None:
             self._open = self.runtime.readapt(self._unet, self._open, self.checkpoint["unet"], "unet", self.free)
 
-    def unet(self, more: int = 0) -> UNet:
-        """The UNet, once it is known that its weights and `more` bytes of a step fit."""
-        component = self._fitting(self.room(more), more)
+    def unet(self, component: Component, more: int) -> UNet:
+        """The UNet as `component`, which is what `steps` chose, once it is known that `more` bytes of a step fit."""
         if self._unet is not None and component is self._open:
             self.runtime.check_fit("a step of this size", more)
             return self._unet
@@ -90,10 +98,6 @@ class Expert:
         """Bytes for its weights and a step, of which `more` are asked for."""
         whole = self.runtime.weight_bytes(self.checkpoint["unet"])
         return self.make_room(0 if self.loaded else whole + more) + sum(self.held.values())
-
-    def _fitting(self, room: int, more: int) -> Component:
-        """The UNet as it is loaded, or as it is to be for `room` bytes, `more` of them for a step."""
-        return self.runtime.fitting(self.checkpoint["unet"], self._open if self.loaded else None, room, more)
 
     @property
     def name(self) -> str:
@@ -127,19 +131,32 @@ class Expert:
         stage = "refine" if self.facts.refiner else "denoise"
         whole = {self.name: self.runtime.weight_bytes(self.checkpoint["unet"])}
         needs.make_room(whole, self.step_bytes(request, *shape, 1 + request.guided))
-        left = needs.left({self.name: 0})
-        more = self.step_bytes(request, *shape, self.branches(request, shape, left))
-        component = self._fitting(left, more)
-        weights = {self.name: self.runtime.weight_bytes(component)}
-        needs.add(stage, title, weights, max(more, self.runtime.loading_bytes(component)), stays=True)
-        needs.streamed += calls * self.runtime.streamed_bytes(component)
+        steps = self.steps(request, shape, needs.left({self.name: 0}))
+        weights = {self.name: self.runtime.weight_bytes(steps.unet)}
+        in_turn = 1 + request.guided - steps.branches  # calls behind the first one, of a guided step
+        activations = max(steps.more, self.runtime.loading_bytes(steps.unet))
+        about = "one branch of guidance after the other" if in_turn else ""
+        needs.add(stage, title, weights, activations, stays=True, about=about)
+        needs.streamed += calls * (1 + request.cfg_end * in_turn) * self.runtime.streamed_bytes(steps.unet)
 
-    def branches(self, request: Request, shape: tuple[int, int], room: int) -> int:
-        """How many branches of guidance go in one batch: all, unless they fit in `room` bytes beside the UNet only one
-        after the other. (Streamed blocks would be read once for each.)"""
-        count, weights = 1 + request.guided, self.runtime.weight_bytes(self.checkpoint["unet"])
-        one, all_ = (weights + self.step_bytes(request, *shape, branches) for branches in (1, count))
-        return 1 if one <= room < all_ else count
+    def steps(self, request: Request, shape: tuple[int, int], room: int) -> Steps:
+        """How steps are made in `room` bytes, the UNet's among them: with all of it in memory where that fits, else
+        with blocks streamed. Either way all branches of guidance go in one batch where that fits, else one after the
+        other: streamed blocks are then read for each. Where nothing fits, what takes the least."""
+        counts = dict.fromkeys((1 + request.guided, 1))
+        found = [self._steps(count, self.step_bytes(request, *shape, count), room) for count in counts]
+
+        def order(steps: Steps) -> tuple[int, bool]:
+            over = self.runtime.weight_bytes(steps.unet) + steps.more - room
+            return max(0, over), self.runtime.streamed_bytes(steps.unet) > 0
+
+        return min(found, key=order)
+
+    def _steps(self, branches: int, more: int, room: int) -> Steps:
+        """With the UNet as it is loaded, or as it is to be for `room` bytes."""
+        opened = self._open if self.loaded else None
+        component = self.runtime.fitting(self.checkpoint["unet"], opened, room, more)
+        return Steps(branches=branches, more=more, unet=component)
 
     def step_bytes(self, request: Request, height: int, width: int, branches: int) -> int:
         config = self.unet_config

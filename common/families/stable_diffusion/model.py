@@ -1,7 +1,8 @@
 """Stable Diffusion 1.x, 2.x and XL for the denoise loop: text states, UNet predictions, guidance, an optional refiner.
 
-Both branches of guidance go through the UNet in one batch. Text states and what the UNet makes of them are computed
-once per run. The base's UNet is freed before the refiner's is loaded where both do not fit.
+Both branches of guidance go through the UNet in one batch, or one after the other where memory says so (`Expert`). Text
+states and what the UNet makes of them are computed once per run. The base's UNet is freed before the refiner's is
+loaded where both do not fit.
 """
 
 from __future__ import annotations
@@ -180,10 +181,11 @@ class DiffusionRun:
         time = discrete.clock(scheduler.levels, segment.schedule)
         # before the UNet is loaded, which would be freed for the VAE's encoder and yet be held here
         extra = [self.array(part) for part in self._extra(initial)] if expert.facts.sees_mask else []
-        count, steps = len(conditioning.texts), partial(expert.step_bytes, self.request, *self.shape)
-        together = expert.branches(self.request, self.shape, expert.room(steps(count)))
-        unet = expert.unet(steps(together))
-        batches = [conditioning.part(i, i + together) for i in range(0, count, together)]
+        count = len(conditioning.texts)
+        room = expert.room(expert.step_bytes(self.request, *self.shape, count))
+        steps = expert.steps(self.request, self.shape, room)
+        unet = expert.unet(steps.unet, steps.more)
+        batches = [conditioning.part(i, i + steps.branches) for i in range(0, count, steps.branches)]
         conditions = [unet.condition(batch.texts, batch.added) for batch in batches]
         alone = self._alone(unet, conditioning)
         engine = self.model.engine
