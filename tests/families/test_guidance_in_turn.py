@@ -1,29 +1,80 @@
-"""Both branches of a UNet's guidance in one batch, or one after the other where only that fits: the same picture."""
+"""Both branches of a UNet's guidance in one batch or one after the other, its blocks in memory or streamed: what fits,
+and the same picture."""
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from cli_runner import cli
 
 import qwenimg
-from qwenimg.common.families.stable_diffusion.model import Expert
+from qwenimg import DoesNotFit, Pipeline
+from qwenimg.common.base.amounts import size_text
+from qwenimg.common.families.stable_diffusion.expert import Expert
+from qwenimg.common.memory.needs import Stage
 from qwenimg.common.pipeline import fit
+from qwenimg.common.runtime.runtime import limit_for, plannable
 
-SIZE: dict[str, Any] = {"width": 256, "height": 128, "steps": 2, "seed": 5, "guidance": 6.0}
-SHAPE = (16, 32)
+SIZE: dict[str, Any] = {
+    "width": 64, "height": 64, "steps": 2, "seed": 5, "guidance": 6.0, "negative_prompt": "blue", "sampler": "euler",
+}  # fmt: skip
+SHAPE = (8, 8)
+APART = 1e-5  # of the largest latent: a batch of two multiplies in another order than one branch (3e-6 measured)
+RUNGS = [(2, False), (1, False), (2, True), (1, True)]  # branches in one batch, whether blocks are streamed
 
 
-def calls(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+class Sizes:
+    """Bytes of the UNet whole and with all of its blocks streamed, and of steps of one branch and of both."""
+
+    def __init__(self, pipe: Pipeline):
+        expert, asked = base(pipe), pipe.check("a red circle", **SIZE)
+        runtime, unet = expert.runtime, expert.checkpoint["unet"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(runtime, "max_memory", 1)
+            self.least = runtime.weight_bytes(runtime.fitted(unet, 0))
+        self.whole = runtime.weight_bytes(unet)
+        self.one, self.both = (expert.step_bytes(asked, *SHAPE, count) for count in (1, 2))
+
+    @property
+    def rooms(self) -> list[int]:
+        """The least of each of the `RUNGS`."""
+        return [part + step for part in (self.whole, self.least) for step in (self.both, self.one)]
+
+
+def base(pipe: Pipeline) -> Expert:
+    return pipe.model.base  # type: ignore[attr-defined]
+
+
+def load(folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+    """One that streams. Of these models decoding takes more than a step, and is left out."""
+    pipe = qwenimg.load(folder, backend, "fp32", max_memory="1000GB")
+    monkeypatch.setattr(pipe.model.vae, "add_decoding", lambda needs, shape: None)  # type: ignore[attr-defined]
+    monkeypatch.setattr(pipe.model, "decode", lambda x: np.zeros((1, 3, 8 * x.shape[2], 8 * x.shape[3]), np.float32))
+    return pipe
+
+
+def limit(pipe: Pipeline, room: int) -> None:
+    """To so many bytes that a plan may use, or up to two more."""
+    pipe.runtime.max_memory = limit_for(room)
+    assert 0 <= plannable(limit_for(room)) - room <= 2
+
+
+def denoising(pipe: Pipeline, **asked: Any) -> Stage:
+    return next(s for s in fit.needs(pipe.model, pipe.check("a red circle", **asked)).stages if s.name == "denoise")
+
+
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many branches each call of the UNet has, from now on."""
     seen: list[int] = []
     opened = Expert.unet
 
-    def unet(expert: Expert, more: int = 0) -> Any:
-        component = opened(expert, more)
+    def unet(expert: Expert, *arguments: Any) -> Any:
+        component = opened(expert, *arguments)
         predict = type(component).predict
         component.predict = lambda x, features, condition: (
             seen.append(condition.branches) or predict(component, x, features, condition)
@@ -36,35 +87,83 @@ def calls(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 @pytest.mark.parametrize("name", ["sd15", "sdxl"])
-def test_in_turn_where_only_that_fits(
+def test_what_is_chosen(name: str, backend: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the room of each rung on down to that of the next one."""
+    with closing(load(folders[name], backend, monkeypatch)) as pipe:
+        sizes, expert, asked = Sizes(pipe), base(pipe), pipe.check("a red circle", **SIZE)
+        rooms = sizes.rooms
+        assert rooms == sorted(rooms, reverse=True)
+        for (branches, streams), room, above in zip(RUNGS, rooms, [10**12, *rooms], strict=False):
+            for some in (room, above - 1):
+                steps = expert.steps(asked, SHAPE, some)
+                weights, read = expert.runtime.weight_bytes(steps.unet), expert.runtime.streamed_bytes(steps.unet)
+                assert (steps.branches, read > 0) == (branches, streams) and weights + steps.more <= some
+        refused = expert.steps(asked, SHAPE, rooms[-1] - 1)
+        assert refused.branches == 1 and expert.runtime.weight_bytes(refused.unet) == sizes.least
+        pipe.runtime.max_memory = None
+        decided = [
+            expert.steps(asked, SHAPE, room).branches for room in (rooms[0], rooms[0] - 1, rooms[1], rooms[1] - 1)
+        ]
+        assert decided == [2, 1, 1, 1], "without streaming; where nothing fits, what takes the least"
+
+
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.parametrize("name", ["sd15", "sdxl"])
+def test_what_is_planned_is_drawn(
     name: str, backend: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with closing(qwenimg.load(folders[name], backend, "fp32")) as pipe:
-        expert, asked = pipe.model.base, pipe.check("a red circle", **SIZE)  # type: ignore[attr-defined]
-        weights = expert.runtime.weight_bytes(expert.checkpoint["unet"])
-        one, both = (weights + expert.step_bytes(asked, *SHAPE, count) for count in (1, 2))
-        decided = [expert.branches(asked, SHAPE, room) for room in (one - 1, one, both - 1, both)]
-        assert decided == [2, 1, 1, 2], "where not even one fits, neither is right, and blocks are streamed"
-        seen = calls(pipe, monkeypatch)
-        batched = pipe("a red circle", negative_prompt="blue", **SIZE)
-        assert set(seen) == {2}
-        count = len(seen)
-        seen.clear()
-        monkeypatch.setattr(expert, "room", lambda more: both - 1)
-        turns = pipe("a red circle", negative_prompt="blue", **SIZE)
-    difference = float(np.abs(turns.latents - batched.latents).max() / np.abs(batched.latents).max())
-    print(f"{name} on {backend}: {one} to {both} bytes, calls of {set(seen)} branches, {difference:.1e} apart")
-    assert set(seen) == {1} and len(seen) == 2 * count and difference < 1e-5
+    """By a limit for each rung: the plan, the estimate, the calls, the bytes that they read, and the picture."""
+    seen, drawn = calls(monkeypatch), list[Any]()
+    with closing(load(folders[name], backend, monkeypatch)) as pipe:
+        sizes = Sizes(pipe)
+        for (branches, streams), room in zip(RUNGS, sizes.rooms, strict=True):
+            pipe.model.renew("")  # nothing is loaded
+            limit(pipe, room)
+            asked = SIZE | {"steps": 4, "cfg_end": 0.5}
+            found, stage = fit.needs(pipe.model, pipe.check("a red circle", **asked)), denoising(pipe, **asked)
+            assert stage.activations == (sizes.one, sizes.both)[branches - 1] and stage.peak <= room + 2
+            assert stage.about == ("" if branches == 2 else "one branch of guidance after the other")
+            assert pipe.estimate("a red circle", **asked).memory == found.largest.peak == stage.peak
+            seen.clear()
+            drawn.append(pipe("a red circle", **asked).latents)
+            assert seen == ([2, 2, 1, 1] if branches == 2 else [1] * 6)
+            per_call = pipe.runtime.streamed_bytes(base(pipe)._open)
+            assert (per_call > 0) == streams and found.streamed == len(seen) * per_call
+            print(f"{name} on {backend}: {room} bytes, calls of {seen} branches, {found.streamed:,.0f} bytes streamed")
+        pipe.model.renew("")
+        limit(pipe, sizes.rooms[-1] - 3)
+        with pytest.raises(DoesNotFit, match=f"takes {size_text(sizes.rooms[-1])} in fp32, --max-memory "):
+            pipe("a red circle", **SIZE)
+    batched, turns, streamed, streamed_turns = drawn
+    difference = float(np.abs(turns - batched).max() / np.abs(batched).max())
+    print(f"{difference:.1e} apart")
+    assert difference < APART
+    assert streamed.tobytes() == batched.tobytes() and streamed_turns.tobytes() == turns.tobytes()
 
 
-def test_the_plan_is_of_what_is_drawn(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(qwenimg.load(folders["sd15"], "cpu", "fp32")) as pipe:
-        expert, asked = pipe.model.base, pipe.check("a red circle", **SIZE)  # type: ignore[attr-defined]
-        weights = expert.runtime.weight_bytes(expert.checkpoint["unet"])
-        one, both = (expert.step_bytes(asked, *SHAPE, count) for count in (1, 2))
-        planned = {}
-        for room in (weights + both, weights + both - 1):
-            monkeypatch.setattr(expert.runtime, "room", lambda loaded, room=room: room)
-            planned[room] = next(s.activations for s in fit.needs(pipe.model, asked).stages if s.name == "denoise")
-    print(planned, one, both)
-    assert list(planned.values()) == [both, one]
+@pytest.mark.parametrize("rung", [0, 2])
+def test_pictures_of_other_sizes_follow(rung: int, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A UNet that is loaded stays as it is where a step fits beside it, and is planned so."""
+    seen, kept = calls(monkeypatch), list[Any]()
+    with closing(load(folders["sd15"], "cpu", monkeypatch)) as pipe:
+        sizes = Sizes(pipe)
+        limit(pipe, sizes.rooms[rung] + 3 * sizes.both - 3)  # a little less than both branches of the larger one take
+        for side, branches in ((64, 2), (128, 1), (64, 2), (32, 2), (128, 1)):
+            asked = SIZE | {"width": side, "height": side}
+            stage = denoising(pipe, **asked)
+            seen.clear()
+            pipe("a red circle", **asked)
+            step = base(pipe).step_bytes(pipe.check("a red circle", **asked), side // 8, side // 8, branches)
+            print(f"{side} pixels: {stage.activations} bytes beside {stage.weights}, calls of {set(seen)} branches")
+            assert set(seen) == {branches} and stage.activations == step
+            assert stage.weights == pipe.runtime.weight_bytes(base(pipe)._open)
+            kept.append(base(pipe)._unet)
+        assert all(unet is kept[1] for unet in kept[1:])
+
+
+@pytest.mark.parametrize("published", ["sdxl --max-memory 1900MB", "sd15 --max-memory 750MB"])
+def test_in_turn_is_planned_before_a_smaller_picture_is(published: str) -> None:
+    """Both were refused, and a smaller size said instead."""
+    ran = cli("plan", *published.split(), "--backend", "cpu", "--precision", "bf16", "--memory", "16GB", "--json")
+    found = json.loads(ran.out)
+    assert ran.code == 0 and found["fits"] and found["ways"] == []

@@ -192,7 +192,8 @@ def change(now: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> flo
 def test_reuse_by_hand_in_a_unet(opened: Opened) -> None:
     """A call that reuses gives the last up block what went into it in the last whole call, and its own skips."""
     pipe = opened("sd15", "cpu")
-    unet = pipe.model.base.unet()
+    base = pipe.model.base
+    unet = base.unet(base.checkpoint["unet"], 0)
     deep, calls = list[torch.Tensor](), {"mid": 0, "up": 0}
 
     def into(block: Any, given: Any) -> None:

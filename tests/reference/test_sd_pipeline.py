@@ -260,7 +260,8 @@ def test_bad_requests_are_one_line(folders, asked: dict, message: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_non_finite_step_names_the_place(folders, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = load(folders["sd15"], backend)
-    conv = pipe.model.base.unet().model.down_blocks[1].resnets[0].conv1
+    base = pipe.model.base
+    conv = base.unet(base.checkpoint["unet"], 0).model.down_blocks[1].resnets[0].conv1
     original = type(conv).__call__
 
     def spoiled(self, x):

@@ -20,7 +20,7 @@ from mutants_qwen import (
     weight_transposed,
 )
 
-from qwenimg.common.families.stable_diffusion import model, texts
+from qwenimg.common.families.stable_diffusion import expert, texts
 from qwenimg.common.networks import clip
 from qwenimg.common.numbers import timesteps
 from qwenimg.common.runtime.vae import VAEHalves
@@ -192,7 +192,7 @@ def sizes_exchanged(patch: Patch) -> None:
     def wrong(made: Any, expert: Any, request: Any, pooled: Any) -> Any:
         return made(expert, replace(request, width=request.height, height=request.width), pooled)
 
-    patch.around(model.Expert, "_added", wrong)
+    patch.around(expert.Expert, "_added", wrong)
 
 
 def prediction_of_another_kind(patch: Patch) -> None:
@@ -231,7 +231,7 @@ def branches_swapped(patch: Patch) -> None:
         added = None if found.added is None else found.added[::-1].copy()
         return replace(found, texts=found.texts[::-1].copy(), added=added)
 
-    patch.around(model.Expert, "conditioning", other_way)
+    patch.around(expert.Expert, "conditioning", other_way)
 
 
 def encoders_exchanged(patch: Patch) -> None:

@@ -1,14 +1,14 @@
 """Stable Diffusion 1.x, 2.x and XL for the denoise loop: text states, UNet predictions, guidance, an optional refiner.
 
-Both branches of guidance go through the UNet in one batch. Text states and what the UNet makes of them are computed
-once per run. The base's UNet is freed before the refiner's is loaded where both do not fit.
+Both branches of guidance go through the UNet in one batch, or one after the other where memory says so (`Expert`). Text
+states and what the UNet makes of them are computed once per run. The base's UNet is freed before the refiner's is
+loaded where both do not fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,161 +16,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
-from qwenimg.common.families.stable_diffusion import few_steps, lora_names, memory
-from qwenimg.common.families.stable_diffusion.texts import ClipTexts
+from qwenimg.common.families.stable_diffusion import few_steps, lora_names
+from qwenimg.common.families.stable_diffusion.expert import Conditioning, Expert, sinusoids
 from qwenimg.common.memory import operations
-from qwenimg.common.memory.memory import scores
 from qwenimg.common.memory.needs import Needs
 from qwenimg.common.networks import clip
 from qwenimg.common.networks.unet import UNetConfig
-from qwenimg.common.numbers import timesteps
 from qwenimg.common.pipeline import inpaint
 from qwenimg.common.pipeline.denoiser import Denoiser, Guidance
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment, Solver
 from qwenimg.common.pipeline.step_cache import Pass
 from qwenimg.common.request.request import Request
-from qwenimg.common.runtime.checkpoint import Checkpoint, Component
+from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array, Engine, UNet
 from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.vae import VAEHalves
 from qwenimg.common.sampling import discrete, schedules, table
 from qwenimg.common.sampling.table import Sampler
 from qwenimg.common.weights.lora import Deltas
-
-AESTHETIC, POOR_AESTHETIC = 6.0, 2.5  # the refiner's aesthetic score for the prompt and for the negative branch
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Conditioning:
-    """What the UNet gets beside latents and time. `added`: rows for SDXL's sizes and pooled text, None for others."""
-
-    texts: Latents  # [B, S, C]; the prompt's first, then the negative one's
-    added: Latents | None
-
-    def part(self, begin: int, end: int) -> Conditioning:
-        """Of these branches."""
-        added = None if self.added is None else self.added[begin:end]
-        return Conditioning(texts=self.texts[begin:end], added=added)
-
-
-class Expert:
-    """The model of one part of the schedule, the base or the refiner: its texts and its UNet."""
-
-    def __init__(self, checkpoint: Checkpoint, runtime: Runtime, make_room: Callable[[int], int]):
-        self.checkpoint, self.runtime, self.make_room = checkpoint, runtime, make_room
-        self.facts = checkpoints.facts(checkpoint)
-        self.unet_config: UNetConfig = checkpoint["unet"].config
-        self.texts = ClipTexts(checkpoint, runtime, make_room)
-        self._unet: UNet | None = None
-        self._open = checkpoint["unet"]  # as it was loaded
-        self._checked = False  # its weights
-
-    def conditioning(self, request: Request) -> Conditioning:
-        prompts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
-        states, pooled = self.texts.states(prompts, request.clip_skip)
-        if self.checkpoint.zeros_for_empty and request.guided and not request.negative_prompt:
-            states[1], pooled[1] = 0, 0
-        return Conditioning(texts=states, added=self._added(request, pooled))
-
-    def _added(self, request: Request, pooled: Latents) -> Latents | None:
-        """SDXL's pooled text and sinusoids of original size, crop, and target size or aesthetic score: [B, A]."""
-        if not self.facts.sdxl:
-            return None
-        sizes: list[float] = [request.height, request.width, 0, 0]
-        last = [[AESTHETIC], [POOR_AESTHETIC]] if self.facts.refiner else [[request.height, request.width]] * 2
-        channels = self.unet_config.addition_time_embed_dim or 256
-        rows = [_sinusoids(self.unet_config, [*sizes, *last[i]], channels).reshape(-1) for i in range(len(pooled))]
-        return np.concatenate([pooled, np.stack(rows)], axis=1).astype(np.float32)
-
-    def adapt(self, deltas: Deltas) -> None:
-        """Of what is loaded, the weights that change are read again."""
-        self.checkpoint = self.checkpoint.with_deltas(deltas)
-        self.texts.renew(self.checkpoint.texts)
-        if self._unet is not None:
-            self._open = self.runtime.readapt(self._unet, self._open, self.checkpoint["unet"], "unet", self.free)
-
-    def unet(self, more: int = 0) -> UNet:
-        """The UNet, once it is known that its weights and `more` bytes of a step fit."""
-        component = self._fitting(self.room(more), more)
-        if self._unet is not None and component is self._open:
-            self.runtime.check_fit("a step of this size", more)
-            return self._unet
-        self.free()
-        self._unet, self._open = self.runtime.open(component, self.name, more), component
-        return self._unet
-
-    def room(self, more: int) -> int:
-        """Bytes for its weights and a step, of which `more` are asked for."""
-        whole = self.runtime.weight_bytes(self.checkpoint["unet"])
-        return self.make_room(0 if self.loaded else whole + more) + sum(self.held.values())
-
-    def _fitting(self, room: int, more: int) -> Component:
-        """The UNet as it is loaded, or as it is to be for `room` bytes, `more` of them for a step."""
-        return self.runtime.fitting(self.checkpoint["unet"], self._open if self.loaded else None, room, more)
-
-    @property
-    def name(self) -> str:
-        return "refiner" if self.facts.refiner else "unet"
-
-    def check_weights(self) -> None:
-        """Of the UNet, once, before it is loaded."""
-        if not self.loaded and not self._checked:
-            self.runtime.check_weights(self.checkpoint["unet"], "refiner")
-        self._checked = True
-
-    @property
-    def held(self) -> dict[str, int]:
-        """Bytes of the UNet's weights where it is loaded, by the name that stages have for it."""
-        return {self.name: self.runtime.weight_bytes(self._open)} if self.loaded else {}
-
-    def add_texts(self, needs: Needs, request: Request, counted: bool) -> None:
-        """Adds the stage in which its texts are encoded, unless they are; where they are not counted, one chunk."""
-        prompts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
-        if not self.texts.has(prompts, request.clip_skip):
-            whole = max(self.runtime.weight_bytes(part) for part in self.checkpoint.texts.values())
-            needs.make_room({"text encoder": whole}, 0)
-            chunks = max(map(self.texts.chunks, [*prompts, ""])) if counted else 1
-            taken = [self.texts.needs(part, needs.left({}), chunks) for part in self.checkpoint.texts.values()]
-            weights, activations = max(taken, key=sum)
-            needs.add("text", "the text encoder", {"text encoder": weights}, activations)
-
-    def add_steps(self, needs: Needs, request: Request, shape: tuple[int, int], calls: int) -> None:
-        """Adds the stage of its UNet, which is called so many times."""
-        title = "a step of this size" if self.loaded else f"the {self.name}"
-        stage = "refine" if self.facts.refiner else "denoise"
-        whole = {self.name: self.runtime.weight_bytes(self.checkpoint["unet"])}
-        needs.make_room(whole, self.step_bytes(request, *shape, 1 + request.guided))
-        left = needs.left({self.name: 0})
-        more = self.step_bytes(request, *shape, self.branches(request, shape, left))
-        component = self._fitting(left, more)
-        weights = {self.name: self.runtime.weight_bytes(component)}
-        needs.add(stage, title, weights, max(more, self.runtime.loading_bytes(component)), stays=True)
-        needs.streamed += calls * self.runtime.streamed_bytes(component)
-
-    def branches(self, request: Request, shape: tuple[int, int], room: int) -> int:
-        """How many branches of guidance go in one batch: all, unless they fit in `room` bytes beside the UNet only one
-        after the other. (Streamed blocks would be read once for each.)"""
-        count, weights = 1 + request.guided, self.runtime.weight_bytes(self.checkpoint["unet"])
-        one, all_ = (weights + self.step_bytes(request, *shape, branches) for branches in (1, count))
-        return 1 if one <= room < all_ else count
-
-    def step_bytes(self, request: Request, height: int, width: int, branches: int) -> int:
-        config = self.unet_config
-        most = self.runtime.engine.workspace.score_bytes
-        attending = [(i, level.heads) for i, level in enumerate(config.down) if level.depth]
-        held = max((scores(heads, branches, height * width // 4**i, most) for i, heads in attending), default=0)
-        kept = memory.kept_bytes(config, 1 + request.guided, height, width) if request.caches else 0
-        activations = memory.step_peak(config, branches, height, width) + held
-        return self.runtime.call_bytes(self.checkpoint["unet"], activations) + kept
-
-    @property
-    def loaded(self) -> bool:
-        return self._unet is not None
-
-    def free(self) -> None:
-        self._unet = None
-        self.runtime.engine.release()
 
 
 class StableDiffusion:
@@ -317,10 +181,11 @@ class DiffusionRun:
         time = discrete.clock(scheduler.levels, segment.schedule)
         # before the UNet is loaded, which would be freed for the VAE's encoder and yet be held here
         extra = [self.array(part) for part in self._extra(initial)] if expert.facts.sees_mask else []
-        count, steps = len(conditioning.texts), partial(expert.step_bytes, self.request, *self.shape)
-        together = expert.branches(self.request, self.shape, expert.room(steps(count)))
-        unet = expert.unet(steps(together))
-        batches = [conditioning.part(i, i + together) for i in range(0, count, together)]
+        count = len(conditioning.texts)
+        room = expert.room(expert.step_bytes(self.request, *self.shape, count))
+        steps = expert.steps(self.request, self.shape, room)
+        unet = expert.unet(steps.unet, steps.more)
+        batches = [conditioning.part(i, i + steps.branches) for i in range(0, count, steps.branches)]
         conditions = [unet.condition(batch.texts, batch.added) for batch in batches]
         alone = self._alone(unet, conditioning)
         engine = self.model.engine
@@ -329,7 +194,7 @@ class DiffusionRun:
         def asked(condition: Any, x: Array, sigma: float) -> tuple[Any, ...]:
             scaled = scalings(sigma)[0] * x
             shown = engine.join([scaled, *extra]) if extra else scaled
-            return shown, _sinusoids(config, [time(sigma)], config.time_channels), condition
+            return shown, sinusoids(config, [time(sigma)], config.time_channels), condition
 
         def denoised(x: Array, sigma: float, prediction: Array) -> Array:
             _, c_skip, c_out = scalings(sigma)
@@ -392,8 +257,3 @@ def _plan(checkpoint: Checkpoint, request: Request, engine: Engine, *, refined: 
 def _solver(sampler: Sampler, engine: Engine) -> Solver:
     """The sampler's function; an adaptive one looks at the arrays."""
     return partial(sampler.function, to_host=engine.numpy) if sampler.adaptive else sampler.function
-
-
-def _sinusoids(config: UNetConfig, values: Sequence[float], channels: int) -> NDArray[np.float64]:
-    """Of times and of sizes alike, [N, channels], in the model's own order."""
-    return timesteps.unet_sinusoids(values, channels, cosines_first=config.flip_sin_to_cos, shift=config.freq_shift)
