@@ -83,10 +83,6 @@ class DiffusionModel(Protocol):
         held on the device is free."""
         ...
 
-    def check_encoding(self, height: int, width: int) -> None:
-        """Raises DoesNotFit where a picture of so many pixels could not be encoded."""
-        ...
-
     def encode(self, pixels: NDArray[np.float32]) -> tuple[Latents, Latents]:
         """Mean and deviation of the latents [1, C, h, w] of pixels [1, 3, H, W] in -1..1, as the sampler sees them."""
         ...

@@ -103,15 +103,13 @@ class VAEHalves:
 
     # The run
 
-    def check_encoding(self, height: int, across: int) -> None:
-        """Raises DoesNotFit where the encoder's first level does not fit for so many pixels."""
-        self.runtime.check_fit(f"encoding a picture of {across}x{height}", self._encoding(height, across))
-
     def encode(self, pixels: NDArray[np.float32]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Mean and deviation [1, z, h, w] in the VAE's own statistics of pixels [1, 3, H, W]. Raises DoesNotFit and
         NumericsError."""
-        encoder = self.encoder(self._encoding(pixels.shape[2], pixels.shape[3]))
-        self.check_encoding(pixels.shape[2], pixels.shape[3])
+        height, width = pixels.shape[2:]
+        activations = self._encoding(height, width)
+        encoder = self.encoder(activations)
+        self.runtime.check_fit(f"encoding a picture of {width}x{height}", activations)
         with self.runtime.clock.timed("encode image"):
             moments = encoder.encode(pixels)
         self._check_finite(moments, "vae encoder", lambda: encoder.encode(pixels))

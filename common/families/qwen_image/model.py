@@ -304,9 +304,6 @@ class QwenImage:
 
     # Latents
 
-    def check_encoding(self, height: int, width: int) -> None:
-        self.vae.check_encoding(height, width)
-
     def encode(self, pixels: NDArray[np.float32]) -> tuple[Latents, Latents]:
         mean, std = self._statistics()
         center, deviation = self.vae.encode(pixels)

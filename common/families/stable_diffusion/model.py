@@ -268,9 +268,6 @@ class StableDiffusion:
 
     # Latents
 
-    def check_encoding(self, height: int, width: int) -> None:
-        self.vae.check_encoding(height, width)
-
     def encode(self, pixels: NDArray[np.float32]) -> tuple[Latents, Latents]:
         scale, shift = self._statistics()
         mean, deviation = self.vae.encode(pixels)
