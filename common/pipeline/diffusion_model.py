@@ -46,7 +46,11 @@ class DiffusionModel(Protocol):
     channels: int  # of the latents
     sees_mask: bool  # whether the model itself is given mask and masked picture
     few_steps: Mapping[str, FewSteps]  # by name
-    lora_names: Names  # of the layers that LoRAs may change
+
+    @property
+    def lora_names(self) -> Names:
+        """Of the layers that LoRAs may change."""
+        ...
 
     def plan(self, request: Request) -> SamplingPlan:
         """Sampler and schedule. Raises UsageError; loads nothing."""

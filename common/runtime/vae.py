@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qwenimg.common.base.found_once import found_once
 from qwenimg.common.memory import memory, operations
 from qwenimg.common.memory.needs import Needs
 from qwenimg.common.precision.precision import BYTES
@@ -16,6 +17,7 @@ from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.runtime.engine import VAE
 from qwenimg.common.runtime.probe import first_non_finite
 from qwenimg.common.runtime.runtime import Runtime
+from qwenimg.common.weights.plan import LoadPlan
 
 TILE = 64  # latents a side of a tile where the preset asks for tiles, at most
 
@@ -28,10 +30,7 @@ class VAEHalves:
         self.runtime, self.engine, self.make_room = runtime, runtime.engine, make_room
         self.component, self.config, self.width = component, component.config, width
         self._halves: dict[str, VAE] = {}
-        self._parts = {
-            half: replace(component, plan=component.plan.only(wanted))
-            for half, wanted in (("decoder", decodes), ("encoder", lambda name: not decodes(name)))
-        }
+        self._parts = {half: replace(component, plan=plan) for half, plan in halves(component.plan).items()}
         self._checked = False  # the decoder's weights
 
     @property
@@ -140,6 +139,11 @@ class VAEHalves:
         if not np.isfinite(made).all():
             found = first_non_finite(self.engine, lambda: self.engine.array(again()))
             raise self.runtime.overflow(title, "vae", found)
+
+
+@found_once
+def halves(plan: LoadPlan) -> dict[str, LoadPlan]:
+    return {"decoder": plan.only(decodes), "encoder": plan.only(lambda name: not decodes(name))}
 
 
 def decodes(name: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ from qwenimg.common.runtime.vae import VAEHalves
 from qwenimg.common.sampling import discrete, schedules, table
 from qwenimg.common.sampling.table import Sampler
 from qwenimg.common.weights.lora import Deltas
+from qwenimg.common.weights.lora_names import Names
 
 AESTHETIC, POOR_AESTHETIC = 6.0, 2.5  # the refiner's aesthetic score for the prompt and for the negative branch
 
@@ -184,12 +185,15 @@ class StableDiffusion:
         self.scale = self.multiple = self.vae_config.scale
         self.channels = self.vae_config.latent_channels
         self.sees_mask = self.base.facts.sees_mask
-        self.lora_names = lora_names.names(checkpoint)
         config: UNetConfig = checkpoint["unet"].config
         self.few_steps = few_steps.few_steps(
             config.cross_attention_dim, sdxl=self.base.facts.sdxl, predicts=checkpoint.scheduler.prediction_type
         )
         self.vae = VAEHalves(runtime, checkpoint["vae"], self.vae_config.block_out_channels[0], self._make_room)
+
+    @cached_property
+    def lora_names(self) -> Names:
+        return lora_names.names(self.checkpoint)
 
     def plan(self, request: Request) -> SamplingPlan:
         for expert in self.experts():
