@@ -14,7 +14,7 @@ from pathlib import Path
 from qwenimg.backends import NAMES, installed, workspaces
 from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.memory.memory import free_ram
+from qwenimg.common.memory.memory import free_ram, machine_ram
 from qwenimg.common.precision import devices
 from qwenimg.common.precision.devices import Device
 from qwenimg.common.runtime.paper import OnPaper
@@ -42,7 +42,9 @@ def on_paper(name: str, memory: int | None, device: str | None = None) -> OnPape
     on_mlx = name == "mlx"
     facts = _cpu("mlx" if on_mlx else "torch")
     work = workspaces.MLX_CPU if on_mlx else workspaces.TORCH
-    return OnPaper(name=name, facts=facts, workspace=work, free=memory or free_ram(), rate=_cpu_rate())
+    total, limit = machine_ram() if memory is None else (0, "")
+    free = memory or free_ram()
+    return OnPaper(name=name, facts=facts, workspace=work, free=free, total=total, limit=limit, rate=_cpu_rate())
 
 
 def _choose() -> str:

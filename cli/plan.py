@@ -98,10 +98,14 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | 
         if given["cache_prompts"] and counted:
             pipe.runtime.keep_prompts()
         found = needs(pipe.model, request, counted)
-        ways = Ways(pipe.model, request, found.room, counted=counted).listed()
-        show = _as_json if given["json"] else _text
+        every = Ways(pipe.model, request, found.room, counted=counted)
+        ways = every.listed()
         now, others = _as_it_is(pipe, request, found), [(way, _other(pipe, request, way)) for way in ways]
-        text = show(pipe, request, here, now, others)
+        fits = now.fits or any(took.fits for _, took in others)
+        if given["json"]:
+            text = _as_json(pipe, request, here, now, others)
+        else:
+            text = _text(pipe, request, here, now, others, "" if fits else every.sentence())
         streams.put(text.encode() + b"\n")
     return 0
 
@@ -201,7 +205,10 @@ def _as_json(pipe: Pipeline, request: Request, here: bool, now: _Took, others: S
     return json.dumps(about)
 
 
-def _text(pipe: Pipeline, request: Request, here: bool, now: _Took, others: Sequence[tuple[Way, _Took]]) -> str:
+def _text(
+    pipe: Pipeline, request: Request, here: bool, now: _Took, others: Sequence[tuple[Way, _Took]], closing: str
+) -> str:
+    """closing: what is said where nothing fits."""
     from qwenimg.common.base.amounts import counted, duration, size_text
     from qwenimg.common.base.text import aligned
 
@@ -221,7 +228,8 @@ def _text(pipe: Pipeline, request: Request, here: bool, now: _Took, others: Sequ
     for took in every:
         step = "" if took.seconds is None else duration(took.seconds)
         verdicts.append((took.title, size_text(took.peak), "fits" if took.fits else "does not fit", step))
-    return "\n".join([*lines, *aligned(verdicts), "", *_about_steps(pipe, every)])
+    closing_lines = [closing, ""] if closing else []
+    return "\n".join([*lines, *aligned(verdicts), "", *closing_lines, *_about_steps(pipe, every)])
 
 
 def _about_steps(pipe: Pipeline, every: Sequence[_Took]) -> list[str]:

@@ -19,7 +19,7 @@ from qwenimg.backends.mlx.ops.functions import on_gpu
 from qwenimg.backends.workspaces import MLX_CPU, MLX_GPU
 from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import BackendMissing
-from qwenimg.common.memory.memory import free_ram
+from qwenimg.common.memory.memory import free_ram, machine_ram
 from qwenimg.common.precision import devices
 from qwenimg.common.precision.devices import Device
 from qwenimg.common.precision.precision import Precision
@@ -124,6 +124,9 @@ class MLXEngine:
         """Bytes below the working set that the system recommends for the GPU; on the CPU what it could still give."""
         limit = mx.device_info().get("max_recommended_working_set_size") if self.on_gpu else None
         return int(limit) - mx.get_active_memory() if limit else free_ram()
+
+    def machine(self) -> tuple[int, str]:
+        return (0, "") if self.on_gpu else machine_ram()
 
     def peak_memory(self) -> int | None:
         peak = mx.get_peak_memory()

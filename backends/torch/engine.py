@@ -20,7 +20,7 @@ from qwenimg.backends.workspaces import TORCH
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import BackendMissing
-from qwenimg.common.memory.memory import free_ram, ram_peak
+from qwenimg.common.memory.memory import free_ram, machine_ram, ram_peak
 from qwenimg.common.precision import devices
 from qwenimg.common.precision.devices import Device
 from qwenimg.common.precision.precision import Precision
@@ -146,6 +146,9 @@ class TorchEngine:
         free, _ = torch.cuda.mem_get_info()
         kept = sum(recorded.nbytes for recorded in self._recorded)
         return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated() - kept
+
+    def machine(self) -> tuple[int, str]:
+        return (0, "") if self.on_gpu else machine_ram()
 
     def peak_memory(self) -> int | None:
         if not self.on_gpu:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from qwenimg.common.base.found_once import found_once
 from qwenimg.common.formats.arrays import THREADS
 from qwenimg.common.precision.precision import BYTES
 from qwenimg.common.precision.residency import ALWAYS, ONCE
@@ -12,6 +13,7 @@ from qwenimg.common.weights.plan import Entry, LoadPlan
 from qwenimg.common.weights.storage import Packed
 
 
+@found_once
 def decoded(plan: LoadPlan, once: bool = False) -> int:
     """Bytes of the array to which the largest weight in codes is decoded, of those that a step needs, or (`once`) the
     modulation. Another weight is decoded to the same bytes."""
@@ -19,16 +21,18 @@ def decoded(plan: LoadPlan, once: bool = False) -> int:
     return max((prod(e.shape) * BYTES[e.storage.dtype] for e in chosen), default=0)
 
 
+@found_once
 def loading(plan: LoadPlan) -> int:
     """Bytes that loading what is always there takes at its peak beyond all weights that are in memory at once later: a
     tensor as it is read where it is kept as another dtype, and those that are read ahead."""
-    entries = list(plan.when(ALWAYS).entries.values())
+    entries = [entry for entry in plan.entries.values() if entry.residency is ALWAYS]
+    reading = [_read(entry) for entry in entries]
     done = peak = 0
     for i, entry in enumerate(entries):
         done += entry.nbytes
-        ahead = sum(map(_read, entries[i + 1 : i + 1 + THREADS]))
+        ahead = sum(reading[i + 1 : i + 1 + THREADS])
         cast = not isinstance(entry.storage, Packed) and entry.dtype != entry.storage.dtype
-        peak = max(peak, done + ahead + cast * _read(entry))
+        peak = max(peak, done + ahead + cast * reading[i])
     return max(0, peak - streaming.held(plan))
 
 

@@ -24,7 +24,15 @@ CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 def left() -> int:
     """Bytes, NONE without a limit."""
-    return min(_left_of_process(), left_in_groups(CONTROL_GROUPS, _text("/proc/self/cgroup")))
+    return tightest()[1]
+
+
+def tightest() -> tuple[str, int]:
+    """The limit that leaves the fewest bytes, as a message names it, and those."""
+    found = {name: max(0, free - RESERVED) for name, free in _of_process().items()}
+    found = {f"`{name}`": free for name, free in found.items()}
+    found["the memory limit of the container"] = left_in_groups(CONTROL_GROUPS, _text("/proc/self/cgroup"))
+    return min(found.items(), key=lambda one: one[1])
 
 
 def check_room(library: str, needed: tuple[int, int]) -> None:
@@ -36,10 +44,6 @@ def check_room(library: str, needed: tuple[int, int]) -> None:
         if free < least:
             left = size_text(max(0, free))
             raise DoesNotFit(f"loading {library} takes {size_text(least)} of memory, `{limit}` leaves {left}; raise it")
-
-
-def _left_of_process() -> int:
-    return max(0, min(_of_process().values()) - RESERVED)
 
 
 def _of_process() -> dict[str, int]:

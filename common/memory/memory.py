@@ -33,11 +33,27 @@ class VAEConfig(Protocol):
 
 def free_ram() -> int:
     """Bytes that the system, and the limits on this process, could still give to it."""
+    available = _meminfo("MemAvailable")
+    return _pages() // 2 if available is None else min(available, limits.left())
+
+
+def machine_ram() -> tuple[int, str]:
+    """Bytes of memory that this machine has, and the limit on this process that leaves less than is free of them, as a
+    message names it."""
+    total, available = _meminfo("MemTotal"), _meminfo("MemAvailable")
+    limit, left = limits.tightest()
+    return total or _pages(), limit if available is not None and left < available else ""
+
+
+def _meminfo(name: str) -> int | None:
+    """Bytes; None where the system does not say."""
     info = Path("/proc/meminfo")
-    if info.exists():
-        fields = dict(line.split(":", 1) for line in info.read_text().splitlines())
-        return min(int(fields["MemAvailable"].split()[0]) * 1024, limits.left())
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    fields = dict(line.split(":", 1) for line in info.read_text().splitlines()) if info.exists() else {}
+    return int(fields[name].split()[0]) * 1024 if name in fields else None
+
+
+def _pages() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def ram_peak() -> int | None:

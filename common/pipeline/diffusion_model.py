@@ -46,7 +46,11 @@ class DiffusionModel(Protocol):
     channels: int  # of the latents
     sees_mask: bool  # whether the model itself is given mask and masked picture
     few_steps: Mapping[str, FewSteps]  # by name
-    lora_names: Names  # of the layers that LoRAs may change
+
+    @property
+    def lora_names(self) -> Names:
+        """Of the layers that LoRAs may change."""
+        ...
 
     def plan(self, request: Request) -> SamplingPlan:
         """Sampler and schedule. Raises UsageError; loads nothing."""
@@ -81,10 +85,6 @@ class DiffusionModel(Protocol):
     ) -> AbstractContextManager[PreparedRun]:
         """Loads and computes what depends on no step, for latents of `shape` (rows, columns); on leaving, what the run
         held on the device is free."""
-        ...
-
-    def check_encoding(self, height: int, width: int) -> None:
-        """Raises DoesNotFit where a picture of so many pixels could not be encoded."""
         ...
 
     def encode(self, pixels: NDArray[np.float32]) -> tuple[Latents, Latents]:

@@ -9,7 +9,7 @@ from qwenimg.common.base.errors import DoesNotFit
 from qwenimg.common.memory.estimate import Estimate, steps_seconds
 from qwenimg.common.memory.needs import Needs
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel
-from qwenimg.common.pipeline.ways import Ways, needs, sentence
+from qwenimg.common.pipeline.ways import Ways, needs
 from qwenimg.common.request.request import Request
 
 MUCH_LESS = 0.8  # of what was planned: what is named where that did not suffice
@@ -36,7 +36,7 @@ class Fit:
             raise DoesNotFit(
                 f"{stage.title} takes {size_text(stage.peak)} in {self.runtime.precision.name}, "
                 f"{self.runtime.room_text(room)} ({size_text(stage.weights)} are weights); "
-                f"{sentence(Ways(self.model, request, room).out())}"
+                f"{Ways(self.model, request, room).sentence()}"
             )
         return found
 
@@ -47,10 +47,11 @@ class Fit:
         request, found = self._last
         stage = found.largest
         room = min(self.runtime.room(sum(found.loaded.values())), int(MUCH_LESS * stage.peak))
+        ways = Ways(self.model, request, room, limited=False)
         return DoesNotFit(
             f"memory ran out on {self.engine.device}: {stage.title} was planned with {size_text(stage.peak)} in "
-            f"{self.runtime.precision.name} ({size_text(stage.weights)} are weights); close other programs; "
-            f"{sentence(Ways(self.model, request, room, limited=False).out())}"
+            f"{self.runtime.precision.name} ({size_text(stage.weights)} are weights); "
+            f"{'close other programs; ' if ways.out() else ''}{ways.sentence()}"
         )
 
     def estimate(self, request: Request) -> Estimate:

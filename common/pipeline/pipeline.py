@@ -18,7 +18,7 @@ from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import NumericsError, PipelineBusy, QwenimgError, UsageError, out_of_memory
 from qwenimg.common.base.version import __version__
 from qwenimg.common.memory.estimate import Estimate
-from qwenimg.common.numbers import noise, sizes
+from qwenimg.common.numbers import noise
 from qwenimg.common.numbers.noise import TorchCPUGenerator
 from qwenimg.common.pictures import pixels as image
 from qwenimg.common.pipeline import start
@@ -110,8 +110,8 @@ class Pipeline:
 
     @call_options.described
     def check(self, prompt: str, **asked: Unpack[Asked]) -> Request:
-        """What `stream` would make of the same arguments. Raises UsageError, NumericsError, and DoesNotFit for a
-        picture that could not be encoded; loads nothing."""
+        """What `stream` would make of the same arguments. Raises UsageError and NumericsError; loads
+        nothing."""
         call_options.check_names(asked)
         asked = cast(Asked, self.settled(asked))
         given = {key: value for key, value in asked.items() if value is not None}
@@ -134,9 +134,6 @@ class Pipeline:
             raise UsageError(f"{size} is too small: its noise would have fewer than {noise.FEWEST} numbers")
         if request.latents is not None:
             start.noise(self.model, request, TorchCPUGenerator(request.seed))
-        if request.image is not None:
-            width, height = sizes.render_size(request.width, request.height, self.model.multiple)
-            self.model.check_encoding(height, width)
         return request
 
     def settled(self, asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,9 +4,10 @@ these together. Each is computed as the picture itself is, by a model as a run w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import combinations, count, islice, product
+from itertools import chain, combinations, count, islice, product
 from math import floor, log10
 
 from qwenimg.common.base.amounts import size_text
@@ -87,33 +88,86 @@ class Ways:
         return found + [way for way in more if all(way is not other for other in found)]
 
     def out(self) -> list[Way]:
-        """Of those that fit the first of each kind; where these are not enough, two or three kinds together."""
+        """Of those that fit the first of each kind; where these are not enough, two or three kinds together, and where
+        that gives a single one, another that takes less."""
         found: list[Way] = []
         for together in (1, 2, 3):
             for kinds in combinations(self._kinds(), together):
                 if together == 1 or len(found) < ENOUGH:
                     found += self._first(kinds)
-        return found
+        return found + self._other(found[0]) if len(found) == 1 else found
+
+    def sentence(self) -> str:
+        """What makes it fit, for a message."""
+        if ways := self.out():
+            return "it fits " + " or ".join(f"{way.text} ({size_text(way.needs.largest.peak)})" for way in ways)
+        total, limit = self.model.runtime.engine.machine()
+        every = [needs(self.model, self.request, self.counted), *(way.needs for way in self._known.values() if way)]
+        if min(one.largest.peak for one in every) > total:
+            return "no bits and no size make it fit: it takes another machine"
+        return "no bits and no size make it fit: close other programs" + (f" or raise {limit}" if limit else "")
+
+    def _other(self, first: Way) -> list[Way]:
+        """One that has another limit and reads less than half of what `first` streams: in fewer bits; or takes less
+        than it altogether: a smaller picture, which does not fit without that limit."""
+        limit = _Move("--max-memory", raises=True)
+        fewer = (self._way((bits, limit)) for bits in self._fewer())
+        reads_less = (way for way in fewer if way and way.fits and 2 * way.needs.streamed < first.needs.streamed)
+        return [*islice(chain(reads_less, self._smaller_than(first, limit)), 1)]
+
+    def _smaller_than(self, first: Way, limit: _Move) -> Iterator[Way]:
+        """The largest picture, with its bits and without, that is smaller than that of `first` and takes less."""
+
+        def takes_less(moves: tuple[_Move, ...]) -> bool:
+            way = self._way(moves)
+            return way is not None and way.fits and (way.raised or 0) < first.needs.largest.peak
+
+        sizes = [*self._smaller()]
+        its = next((i for i, size in enumerate(sizes) if first.options.endswith(size.options)), -1)
+        for bits in ((), tuple(self._plain())):
+            size = self._largest((*bits, limit), sizes[its + 1 :], takes_less)
+            if size and (way := self._needed((*bits, limit, size), [(*bits, size)])):
+                yield way
 
     def _kinds(self) -> list[list[_Move]]:
         kinds = [list(kind) for kind in (self._fewer(), self._plain(), self._smaller(), self._limits())]
         return [kind for kind in kinds if kind]
 
     def _first(self, kinds: Sequence[list[_Move]]) -> list[Way]:
-        """The first that fits of all that the `kinds` make together."""
-        ways = (self._way(moves) for moves in _together(kinds, self._fits) if not self._is_needless(moves))
-        return [*islice((way for way in ways if way is not None and way.fits), 1)]
+        """Of all that the `kinds` make together the one of the largest size, and of those the first."""
+        sizes = next((kind for kind in kinds if kind[0].size), [])
+        others, found = product(*(kind for kind in kinds if kind is not sizes)), list[Way]()
+        if not sizes:
+            return [*islice((way for moves in others if (way := self._needed(moves, _parts(moves)))), 1)]
+        for moves in others:
+            if size := self._largest(moves, sizes, self._helps):
+                whole = (*moves, size)
+                if way := self._needed(whole, _parts(whole)):
+                    found, sizes = [way], sizes[: sizes.index(size)]
+        return found
 
-    def _is_needless(self, moves: tuple[_Move, ...]) -> bool:
-        """Whether a part of `moves` suffices, with no larger limit."""
+    def _helps(self, moves: tuple[_Move, ...]) -> bool:
+        """Whether `moves`, the last of which is a size, fit, and to a lower limit than any of the others without
+        it."""
+        *others, _ = moves
+        return self._needed(moves, [*_parts(tuple(others)), tuple(others)]) is not None
+
+    def _largest(
+        self, moves: tuple[_Move, ...], sizes: list[_Move], suffices: Callable[[tuple[_Move, ...]], bool]
+    ) -> _Move | None:
+        """The first of `sizes`, which get smaller, that suffices with `moves`, as all behind it then do."""
+        if not sizes or not suffices((*moves, sizes[-1])):
+            return None
+        return sizes[bisect_left(sizes, True, key=lambda size: suffices((*moves, size)))]
+
+    def _needed(self, moves: tuple[_Move, ...], parts: Iterable[tuple[_Move, ...]]) -> Way | None:
+        """With these `moves`, where that fits and none of the `parts` does with no larger limit."""
         whole = self._way(moves)
-        parts = (self._way(part) for few in range(1, len(moves)) for part in combinations(moves, few))
-        fit = [part for part in parts if part is not None and part.fits]
-        return whole is None or any((part.raised or 0) <= (whole.raised or 0) for part in fit)
-
-    def _fits(self, moves: tuple[_Move, ...]) -> bool:
-        way = self._way(moves)
-        return way is not None and way.fits
+        if whole is None or not whole.fits:
+            return None
+        ways = (self._way(part) for part in parts if part)
+        needless = any(way and way.fits and (way.raised or 0) <= (whole.raised or 0) for way in ways)
+        return None if needless else whole
 
     def _model(self, change: Change) -> DiffusionModel:
         """What weights are under a policy is found once for all limits."""
@@ -160,12 +214,14 @@ class Ways:
         )
 
     def _least_limit(self, change: Change, request: Request) -> int | None:
-        """The least --max-memory that suffices, in two digits; None where the machine has less."""
-        tight = needs(self._model(replace(change, max_memory=1)), request, self.counted)
-        least = limit_for(tight.largest.peak)
-        machine = self._model(replace(change, max_memory=2**62)).runtime.room(0) // MEGABYTE * MEGABYTE
-        limit = min(rounded_up(least), machine)
-        return limit if max(least, self.model.runtime.max_memory or 0) <= limit else None
+        """The least --max-memory that suffices, in two digits; None where there is less, or it is below that of the
+        run, which is to be larger."""
+        tight = self._model(replace(change, max_memory=1))
+        least = limit_for(needs(tight, request, self.counted).largest.peak)
+        room = tight.runtime.free(0) if self.raises else self.room
+        limit = min(rounded_up(least), room // MEGABYTE * MEGABYTE)
+        own = self.model.runtime.max_memory if self.raises else None
+        return limit if max(least, own or 0) <= limit else None
 
     def _fewer(self) -> Iterator[_Move]:
         """The family's smallest policy, then codes."""
@@ -206,12 +262,6 @@ def needs(model: DiffusionModel, request: Request, counted: bool = True) -> Need
     return model.needs(request, model.plan(request), start.latent_shape(model, request), counted)
 
 
-def sentence(ways: list[Way]) -> str:
-    if not ways:
-        return "no bits and no size make it fit: it takes another machine"
-    return "it fits " + " or ".join(f"{way.text} ({size_text(way.needs.largest.peak)})" for way in ways)
-
-
 def amount_text(amount: int) -> str:
     """An option's value: `12GB`, `1300MB`."""
     whole = amount % GIGABYTE == 0
@@ -224,14 +274,8 @@ def rounded_up(amount: int) -> int:
     return -(-amount // unit) * unit
 
 
-def _together(kinds: Sequence[list[_Move]], fits: Callable[[tuple[_Move, ...]], bool]) -> Iterator[tuple[_Move, ...]]:
-    """One of each kind, the largest size first; no size is tried with what does not fit with the smallest."""
-    sizes = next((kind for kind in kinds if kind[0].size), [])
-    others = list(product(*(kind for kind in kinds if kind is not sizes)))
-    if not sizes:
-        yield from others
-    others = [moves for moves in others if sizes and fits((*moves, sizes[-1]))]
-    yield from ((*moves, size) for size in sizes for moves in others)
+def _parts(moves: tuple[_Move, ...]) -> list[tuple[_Move, ...]]:
+    return [part for few in range(1, len(moves)) for part in combinations(moves, few)]
 
 
 def _joined(changes: list[Change]) -> Change | None:

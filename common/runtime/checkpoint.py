@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from qwenimg.common.base.found_once import found_once
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.weights import quantise
@@ -29,7 +30,24 @@ class Component:
 
     def stored(self, precision: Precision) -> LoadPlan:
         """Of its weights, as they are kept in memory under a policy."""
-        return self.plan.stored(precision, self.role)
+        if self.plan.precision == precision:
+            return self.plan
+        known = _stored(self.plan, self.role)
+        found = next((plan for plan in known if plan.precision == precision), None)
+        if found is None:
+            known.append(found := self.plan.stored(precision, self.role))
+        return found
+
+    def held(self, precision: Precision) -> int:
+        """Bytes of its weights that are in memory at once under a policy, without a plan of them."""
+        always = (entry for entry in self.plan.entries.values() if entry.residency is ALWAYS)
+        return sum(entry.bytes_under(precision, self.role) for entry in always)
+
+
+@found_once
+def _stored(plan: LoadPlan, role: str) -> list[LoadPlan]:
+    """Under each policy that was asked for."""
+    return []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +122,7 @@ class Checkpoint:
 
     def largest(self, precision: Precision) -> int:
         """Bytes of the weights of its largest component under a policy: the least that has to be in memory at once."""
-        return max(part.stored(precision).when(ALWAYS).nbytes for part in self.components.values())
+        return max(part.held(precision) for part in self.components.values())
 
     def read_tokenizers(self) -> None:
         """Reads them, which a backend would otherwise do after its framework is imported. Raises ModelError."""

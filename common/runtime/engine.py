@@ -194,6 +194,11 @@ class Engine(Protocol):
         nobody counts them."""
         ...
 
+    def machine(self) -> tuple[int, str]:
+        """Bytes that the device has, 0 where that is not known, and the limit on this process that leaves less than is
+        free of them, as a message names it: `ulimit -v`; empty where none does."""
+        ...
+
     def expect(self, peak: int) -> None:
         """Told before a run how many bytes it was planned to take, for the allocator's own limits."""
         ...

@@ -15,6 +15,8 @@ class OnPaper:
     facts: Device
     workspace: Workspace
     free: int  # bytes
+    total: int = 0  # as `Engine.machine` has it, and the limit
+    limit: str = ""
     rate: float | None  # operations a second of its products, where that was measured here
 
     @property
@@ -27,6 +29,9 @@ class OnPaper:
 
     def free_memory(self) -> int:
         return self.free
+
+    def machine(self) -> tuple[int, str]:
+        return self.total, self.limit
 
     def expect(self, peak: int) -> None:
         """It allocates nothing."""

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from qwenimg.common.base.amounts import counted, size_text
 from qwenimg.common.base.errors import DoesNotFit, NumericsError
@@ -95,7 +94,6 @@ class Runtime:
         self.records = False  # its calls, as CUDA graphs
         self.prompts: TextStore | None = None  # encoded ones that are kept on the disk
         self._held = 0  # bytes that another run on this engine holds, and would give up for this one
-        self._stored: WeakKeyDictionary[LoadPlan, LoadPlan] = WeakKeyDictionary()
 
     def changed(self, checkpoint: Checkpoint, change: Change, held: int) -> tuple[Runtime, Checkpoint]:
         """What a run with other options would have, in place of this one, which holds so many bytes: policy and bits
@@ -108,7 +106,7 @@ class Runtime:
             checkpoint = checkpoint if bits is None else checkpoint.quantised(bits)
             choice, policy = self._chosen(checkpoint, change.precision, held)
         found = Runtime(self.engine, policy, lambda kind, text: None, choice, limit, bits)
-        found.prompts, found._held, found._stored = self.prompts, held, self._stored
+        found.prompts, found._held = self.prompts, held
         return found, found.reduced(checkpoint)
 
     def _chosen(self, checkpoint: Checkpoint, precision: str | None, held: int) -> tuple[Choice, Precision]:
@@ -125,14 +123,22 @@ class Runtime:
 
     def room(self, loaded: int) -> int:
         """Bytes that a run may take, where `loaded` are taken already."""
-        free = self.engine.free_memory() + loaded + self._held
+        free = self.free(loaded)
         return free if self.max_memory is None else min(free, plannable(self.max_memory))
+
+    def free(self, loaded: int) -> int:
+        """The same on this device without --max-memory."""
+        return self.engine.free_memory() + loaded + self._held
 
     def room_text(self, room: int) -> str:
         """The `room` of a run in a message, with what limits it."""
         if self.max_memory is None or room != plannable(self.max_memory):
-            return f"{size_text(room)} are free on {self.engine.device}"
+            return self.free_text(room)
         return f"--max-memory {size_text(self.max_memory)} leaves {size_text(room)}"
+
+    def free_text(self, free: int) -> str:
+        _, limit = self.engine.machine()
+        return f"{size_text(free)} are free on {self.engine.device}" + (f" under {limit}" if limit else "")
 
     def reduced(self, checkpoint: Checkpoint) -> Checkpoint:
         """`checkpoint` with its weights in the preset's bits, where they leave too little room as they are and enough
@@ -151,10 +157,9 @@ class Runtime:
         """`component` with as few of its blocks streamed as leave its weights `room` bytes, where this run streams."""
         if not self.streams:
             return component
-        plan = streaming.fitting(self.plan(component), component.streamable, room)
-        if plan is self.plan(component):
-            return component
-        return replace(component, plan=streaming.as_in(component.plan, plan))
+        whole = self.plan(component)
+        plan = streaming.fitting(whole, component.streamable, room)
+        return component if plan is whole else replace(component, plan=plan)
 
     def fitting(self, component: Component, opened: Component | None, room: int, more: int) -> Component:
         """`component` as it is `opened`, or where that is not or does not fit, as it is to be opened for `room` bytes,
@@ -211,10 +216,7 @@ class Runtime:
 
     def plan(self, component: Component) -> LoadPlan:
         """Of its weights, as they are kept in memory."""
-        found = self._stored.get(component.plan)
-        if found is None or found.precision != self.precision:
-            found = self._stored[component.plan] = component.stored(self.precision)
-        return found
+        return component.stored(self.precision)
 
     def weight_bytes(self, component: Component) -> int:
         """Bytes of the weights that are in memory at once as long as `component` is open."""
@@ -244,8 +246,7 @@ class Runtime:
         free = self.engine.free_memory()
         if need > free:
             raise DoesNotFit(
-                f"{what} takes {size_text(need)} in {self.precision.name}, {size_text(free)} are free on "
-                f"{self.engine.device}; choose a smaller size, close other programs, or use --precision bf16, not fp32"
+                f"{what} takes {size_text(need)} in {self.precision.name}, {self.free_text(free)}; close other programs"
             )
 
     # Values that are not finite

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qwenimg.common.base.found_once import found_once
 from qwenimg.common.memory import memory, operations
 from qwenimg.common.memory.needs import Needs
 from qwenimg.common.precision.precision import BYTES
@@ -16,6 +17,7 @@ from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.runtime.engine import VAE
 from qwenimg.common.runtime.probe import first_non_finite
 from qwenimg.common.runtime.runtime import Runtime
+from qwenimg.common.weights.plan import LoadPlan
 
 TILE = 64  # latents a side of a tile where the preset asks for tiles, at most
 
@@ -28,10 +30,7 @@ class VAEHalves:
         self.runtime, self.engine, self.make_room = runtime, runtime.engine, make_room
         self.component, self.config, self.width = component, component.config, width
         self._halves: dict[str, VAE] = {}
-        self._parts = {
-            half: replace(component, plan=component.plan.only(wanted))
-            for half, wanted in (("decoder", decodes), ("encoder", lambda name: not decodes(name)))
-        }
+        self._parts = {half: replace(component, plan=plan) for half, plan in halves(component.plan).items()}
         self._checked = False  # the decoder's weights
 
     @property
@@ -103,15 +102,13 @@ class VAEHalves:
 
     # The run
 
-    def check_encoding(self, height: int, across: int) -> None:
-        """Raises DoesNotFit where the encoder's first level does not fit for so many pixels."""
-        self.runtime.check_fit(f"encoding a picture of {across}x{height}", self._encoding(height, across))
-
     def encode(self, pixels: NDArray[np.float32]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Mean and deviation [1, z, h, w] in the VAE's own statistics of pixels [1, 3, H, W]. Raises DoesNotFit and
         NumericsError."""
-        encoder = self.encoder(self._encoding(pixels.shape[2], pixels.shape[3]))
-        self.check_encoding(pixels.shape[2], pixels.shape[3])
+        height, width = pixels.shape[2:]
+        activations = self._encoding(height, width)
+        encoder = self.encoder(activations)
+        self.runtime.check_fit(f"encoding a picture of {width}x{height}", activations)
         with self.runtime.clock.timed("encode image"):
             moments = encoder.encode(pixels)
         self._check_finite(moments, "vae encoder", lambda: encoder.encode(pixels))
@@ -142,6 +139,11 @@ class VAEHalves:
         if not np.isfinite(made).all():
             found = first_non_finite(self.engine, lambda: self.engine.array(again()))
             raise self.runtime.overflow(title, "vae", found)
+
+
+@found_once
+def halves(plan: LoadPlan) -> dict[str, LoadPlan]:
+    return {"decoder": plan.only(decodes), "encoder": plan.only(lambda name: not decodes(name))}
 
 
 def decodes(name: str) -> bool:

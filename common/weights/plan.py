@@ -165,8 +165,18 @@ class Entry:
 
     @cached_property
     def nbytes(self) -> int:
-        ranks = sum(delta.rank or 0 for delta in self.branch)
-        return self.storage.nbytes(self.shape) + ranks * sum(self.shape) * BYTES[self.storage.dtype]
+        return self._bytes(self.storage)
+
+    def _bytes(self, storage: Storage) -> int:
+        ranks = sum(delta.rank or 0 for delta in self.branch) if self.deltas else 0
+        return storage.nbytes(self.shape) + ranks * sum(self.shape) * BYTES[storage.dtype]
+
+    def under(self, precision: Precision, role: str) -> Storage:
+        """Its storage under a policy. Codes stay codes, and are computed in its dtype."""
+        return self.storage.computing(precision.weight_dtype(role, self.name, self.residency))
+
+    def bytes_under(self, precision: Precision, role: str) -> int:
+        return self._bytes(self.under(precision, role))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -185,8 +195,7 @@ class LoadPlan:
         part = role or self.component
 
         def kept(entry: Entry) -> Entry:
-            dtype = precision.weight_dtype(part, entry.name, entry.residency)
-            return replace(entry, storage=entry.storage.computing(dtype), role=part)
+            return replace(entry, storage=entry.under(precision, part), role=part)
 
         return replace(self, entries={n: kept(entry) for n, entry in self.entries.items()}, precision=precision)
 

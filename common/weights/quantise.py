@@ -64,7 +64,8 @@ def keep(plan: LoadPlan, tables: frozenset[str]) -> LoadPlan:
 
 
 def as_stored(plan: LoadPlan) -> LoadPlan:
-    """`plan` without the codes that `quantised` gave its matrices; those of its files stay."""
+    """`plan` without the codes that `quantised` gave its matrices; those of its files stay. The same plan where there
+    are none, of which what was found holds still."""
 
     def stored(entry: Entry) -> Entry:
         own = entry.source.kept
@@ -72,7 +73,9 @@ def as_stored(plan: LoadPlan) -> LoadPlan:
             return entry
         return replace(entry, storage=Dense(entry.storage.dtype))
 
-    return replace(plan, entries={name: stored(entry) for name, entry in plan.entries.items()})
+    entries = {name: stored(entry) for name, entry in plan.entries.items()}
+    same = all(entry is plan.entries[name] for name, entry in entries.items())
+    return plan if same else replace(plan, entries=entries)
 
 
 def quantised(plan: LoadPlan, policy: Policy, blocks: re.Pattern[str]) -> LoadPlan:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from qwenimg.common.base.found_once import found_once
 from qwenimg.common.precision.residency import ALWAYS, STREAMED
 from qwenimg.common.weights.plan import Entry, LoadPlan
 from qwenimg.common.weights.storage import Packed
@@ -46,17 +47,20 @@ def branches(plan: LoadPlan) -> dict[str, LoadPlan]:
     return {path: plan.only(names.__contains__) for path, names in found.items() if names}
 
 
+@found_once
 def held(plan: LoadPlan) -> int:
     """Bytes of weights in memory at once: what always is, and of the streamed blocks one in use and one being read."""
     always = sum(entry.nbytes for entry in plan.entries.values() if entry.residency is ALWAYS)
     return always + passing(plan)
 
 
+@found_once
 def passing(plan: LoadPlan) -> int:
     """Bytes of the streamed blocks that are in memory at once, from the first call on."""
     return _two([_Size.of(block) for block in streamed_blocks(plan).values()])
 
 
+@found_once
 def read(plan: LoadPlan) -> int:
     """Bytes that are read anew in every pass."""
     return sum(_Size.of(block).read for block in streamed_blocks(plan).values())
@@ -66,18 +70,30 @@ def fitting(plan: LoadPlan, streamable: re.Pattern[str] | None, budget: int) -> 
     """`plan` with as few of its blocks streamed as leave at most `budget` bytes in memory; where none do, with those
     that leave the fewest."""
     whole = held(plan)
-    found = _streamable(blocks(plan, streamable))
-    if whole <= budget or len(found) < 3:  # two are in memory anyhow
+    choices = [] if whole <= budget else _choices(plan, streamable)
+    if not choices:
         return plan
-    sizes = {path: _Size.of(block) for path, block in found.items()}
+    count, left = next((choice for choice in choices if choice[1] <= budget), min(choices, key=lambda one: one[1]))
+    return _with_streamed(plan, streamable, count) if left < whole else plan
 
-    def left(chosen: Iterable[str]) -> int:
-        return whole + _two([sizes[path] for path in chosen]) - sum(sizes[path].kept for path in chosen)
 
-    order = sorted(found, key=_natural)
-    choices = [_spread(order, count) for count in range(3, len(order) + 1)]
-    chosen = next((choice for choice in choices if left(choice) <= budget), min(choices, key=left))
-    return _marked(plan, {path: found[path] for path in chosen}) if left(chosen) < whole else plan
+@found_once
+def _choices(plan: LoadPlan, streamable: re.Pattern[str] | None) -> list[tuple[int, int]]:
+    """How many blocks may be streamed, from the fewest on, and the bytes in memory that each leaves."""
+    whole, found = held(plan), _streamable(blocks(plan, streamable))
+    sizes = {path: _Size.of(found[path]) for path in sorted(found, key=_natural)}
+    choices = []
+    for count in range(3, len(sizes) + 1):  # two are in memory anyhow
+        chosen = [sizes[path] for path in _spread(list(sizes), count)]
+        choices.append((count, whole + _two(chosen) - sum(size.kept for size in chosen)))
+    return choices
+
+
+@found_once
+def _with_streamed(plan: LoadPlan, streamable: re.Pattern[str] | None, count: int) -> LoadPlan:
+    """`plan` with so many of its blocks streamed."""
+    found = _streamable(blocks(plan, streamable))
+    return _marked(plan, {path: found[path] for path in _spread(sorted(found, key=_natural), count)})
 
 
 def as_in(plan: LoadPlan, other: LoadPlan) -> LoadPlan:

@@ -8,16 +8,19 @@ import json
 import re
 import shlex
 from collections.abc import Callable
+from itertools import combinations, islice, product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from published import write_published
 
 import qwenimg
 from qwenimg.cli.main import run
 from qwenimg.common.base.errors import DoesNotFit
-from qwenimg.common.pipeline.ways import amount_text, rounded_up
+from qwenimg.common.pipeline import encode, ways
+from qwenimg.common.pipeline.ways import Way, Ways, amount_text, rounded_up
 from qwenimg.common.runtime.runtime import limit_for, plannable
 
 Planned = Callable[[dict[str, str]], Any]
@@ -64,16 +67,16 @@ def changed(options: dict[str, str], way: dict[str, Any]) -> dict[str, str]:
     return {name: value for name, value in options.items() if name != way["without"]} | options_of(way["options"])
 
 
-# And how many fit: one where nothing but the blocks can be streamed, or the VAE's picture is what takes most.
+# And how many fit: one where neither fewer bits nor a smaller size changes what takes most.
 CASES = {
     "published --backend cpu --precision bf16 --memory 24GB": 4,
     "published --backend cpu --precision fp32 --memory 10GB": 2,
-    "published --backend cpu --memory 4GB --size 1024x1024": 1,
+    "published --backend cpu --memory 4GB --size 1024x1024": 2,
     "published --backend cpu --memory 24GB --max-memory 12GB -q 8": 4,
     "published --backend cpu --memory 14GB -q 8": 3,
-    "published --backend cpu --memory 24GB --max-memory 1MB": 1,
+    "published --backend cpu --memory 24GB --max-memory 1MB": 2,
     "published --backend mlx --memory 24GB --max-memory 12GB -q 8": 3,
-    "published --backend mlx --memory 12GB --max-memory 1MB --preset memory": 1,
+    "published --backend mlx --memory 12GB --max-memory 1MB --preset memory": 2,
     "published --backend cuda --memory 16GB": 4,
     "published --backend cuda --memory 12GB -q 6 --size 1664x928": 2,
     "published --backend cuda --memory 8GB --preset memory -q 8": 1,
@@ -103,6 +106,138 @@ def test_every_way_is_planned_again_with_the_same_numbers(
         assert (again["fits"], again["peak_bytes"]) == (way["fits"], way["peak_bytes"]), way
         assert again["step_operations"] == way["step_operations"]
         assert again["step_streamed_bytes"] == pytest.approx(way["step_streamed_bytes"])
+
+
+# The smallest sizes and limits make the search long; the published models have the most sizes and blocks.
+LONG = [
+    "published --backend cpu --memory 24GB --max-memory 1GB",
+    "published --backend cpu --memory 24GB --max-memory 1GB --size 8192x8192",
+    "published --backend cuda --memory 12GB -q 6 --size 1664x928",
+    "published --backend cuda --memory 3GB -q 4",
+    "shapes --backend cpu --size 1024x512 --memory 1GB --max-memory 1MB -q 8",
+    "sdxl --backend cpu --size 512x512 --max-memory 2MB",
+    "sd15 --backend cpu --precision fp32 --size 4096x2048 --memory 20MB",
+]
+
+
+@pytest.fixture
+def searched(monkeypatch: pytest.MonkeyPatch) -> list[Ways]:
+    """Those that a plan makes."""
+    made: list[Ways] = []
+    listed = Ways.listed
+    monkeypatch.setattr(Ways, "listed", lambda self: made.append(self) or listed(self))
+    return made
+
+
+@pytest.mark.parametrize("case", LONG)
+def test_the_search_finds_what_all_ways_have_and_plans_few(
+    case: str, planned: Planned, places: dict[str, str], searched: list[Ways], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = iter(range(10**6))
+    counted = ways.needs
+    monkeypatch.setattr(ways, "needs", lambda *args: (next(count), counted(*args))[1])
+    name, _, text = case.partition(" ")
+    planned({"-m": places[name], "--memory": "20GB"} | SHORT | options_of(text))
+    plans = next(count)
+    (found,) = searched
+    every = exhaustive(found)
+    print(f"{case}: {plans} plans for {len(found._known)} ways; all ways: {next(count) - 1} plans")
+    assert [way.text for way in found.out()[: len(every)]] == [way.text for way in every]
+    assert len(found.out()) == len(every) or len(every) == 1
+    assert plans < 100
+
+
+def exhaustive(found: Ways) -> list[Way]:
+    """What `out` looks for, by looking at everything: of each kind the largest size that fits, and its first options,
+    no part of which fits too to no larger limit."""
+
+    def needed(moves: Any) -> Way | None:
+        way = found._way(moves)
+        parts = [found._way(part) for few in range(1, len(moves)) for part in combinations(moves, few)]
+        less = [part for part in parts if part and part.fits and way and (part.raised or 0) <= (way.raised or 0)]
+        return way if way and way.fits and not less else None
+
+    ways_: list[Way] = []
+    for together in (1, 2, 3):
+        for kinds in combinations(found._kinds(), together):
+            if together == 1 or len(ways_) < ways.ENOUGH:
+                sized = sorted(kinds, key=lambda kind: not kind[0].size)  # sizes are in the outer loop
+                all_ = (needed(tuple(sorted(moves, key=lambda move: bool(move.size)))) for moves in product(*sized))
+                ways_ += [*islice((way for way in all_ if way), 1)]
+    return ways_
+
+
+SECOND = {
+    "published --backend cpu --memory 24GB --max-memory 1GB": ["--max-memory 2100MB", "-q 8 --max-memory 16GB"],
+    "published --backend mlx --precision bf16 --memory 20GB --max-memory 1GB --size 4096x4096": [],
+    "published --backend cuda --memory 3GB -q 4 --size 1328x1328": [],
+}
+
+
+@pytest.mark.parametrize(("case", "said"), SECOND.items())
+def test_a_second_way_takes_less_or_reads_less(
+    case: str, said: list[str], planned: Planned, places: dict[str, str]
+) -> None:
+    name, _, text = case.partition(" ")
+    found = [way for way in planned({"-m": places[name]} | SHORT | options_of(text))["ways"] if way["fits"]]
+    print(case, *found, sep="\n")
+    first, second = found
+    assert not said or [way["options"] for way in found] == said
+    less_read = 2 * second["step_streamed_bytes"] < first["step_streamed_bytes"]
+    assert less_read or second["peak_bytes"] < first["peak_bytes"]
+
+
+def test_a_plan_in_which_nothing_fits_says_so(places: dict[str, str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", places["published"], "--backend", "cpu", "--memory", "300MB"]) == 0
+    text = capfd.readouterr().out
+    assert "\n\nno bits and no size make it fit: it takes another machine\n" in text
+    assert run(["plan", places["published"], "--backend", "cpu", "--memory", "12GB"]) == 0
+    assert "no bits" not in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_picture_to_encode_that_does_not_fit_names_what_fits(
+    precision: str, planned: Planned, places: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It had words of its own, which named a precision that changes nothing: the VAE is float32 in both."""
+    pixels = np.zeros((6000, 6000, 3), np.uint8)
+    file = tmp_path / "big.png"
+    file.write_bytes(encode.encode(pixels, None, ".png"))
+    pipe = qwenimg.load("shapes", backend="cpu", precision=precision)
+    monkeypatch.setattr(pipe.engine, "free_memory", lambda: 4 * 10**9)
+    pipe.check("a red circle", image=pixels)
+    with pytest.raises(DoesNotFit, match=r"^encoding a picture of 6000x6000 takes 10\.1 GB") as caught:
+        pipe("a red circle", image=pixels, steps=2)
+    pipe.close()
+    print(caught.value)
+    options = {"-m": "shapes", "-i": str(file), "--backend": "cpu", "--precision": precision, "--memory": "4GB"}
+    named = ways_of(str(caught.value))
+    assert named
+    for way in named:
+        again = planned(options | SHORT | options_of(way.removeprefix("with ")))
+        assert again["fits"], way
+
+
+@pytest.mark.parametrize(
+    ("machine", "out"),
+    [
+        ((0, ""), "it takes another machine"),
+        ((10**12, ""), "close other programs"),
+        ((10**12, "`ulimit -v`"), "close other programs or raise `ulimit -v`"),
+        ((10**3, "`ulimit -v`"), "it takes another machine"),
+    ],
+)
+def test_what_limits_memory_is_named(machine: tuple[int, str], out: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = qwenimg.load("shapes", backend="cpu", precision="fp32")
+    monkeypatch.setattr(pipe.engine, "free_memory", lambda: 0)
+    monkeypatch.setattr(pipe.engine, "machine", lambda: machine)
+    with pytest.raises(DoesNotFit) as caught:
+        pipe("a red circle", steps=2)
+    pipe.close()
+    print(caught.value)
+    under = f" under {machine[1]} (" if machine[1] else " ("
+    assert re.search(r" 0 bytes are free on CPU \(torch, .*?\)" + re.escape(under), str(caught.value))
+    assert str(caught.value).endswith(f"; no bits and no size make it fit: {out}")
 
 
 REFUSED = {

@@ -17,6 +17,7 @@ AT_IMPORT = {
     "TypeVar": "a type",
     "Block": "a constant: a frozen dataclass",
     "ParamSpec": "a type",
+    "found_once": "describes a function, whose results are kept",
     "ContextVar": "a name for what each context has of its own",
     "re.compile": "a constant",
     "frozenset": "a constant",

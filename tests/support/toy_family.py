@@ -110,8 +110,6 @@ class ToyModel:
             self._network = self.runtime.open(self.component, "toy")
         yield ToyRun(self.runtime, self._network, request, shape)
 
-    def check_encoding(self, height: int, width: int) -> None: ...
-
     def encode(self, pixels: Latents) -> tuple[Latents, Latents]:
         b, c, h, w = pixels.shape
         mean = pixels.reshape(b, c, h // SCALE, SCALE, w // SCALE, SCALE).mean((3, 5))

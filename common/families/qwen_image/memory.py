@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from qwenimg.common.base.found_once import found_once
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
 from qwenimg.common.precision.residency import ONCE
@@ -34,6 +35,7 @@ def modulation_rows(config: QwenDiTConfig, plan: LoadPlan, steps: int) -> int:
     return 12 * config.dim * bias.storage.nbytes((1,)) * steps * config.num_layers
 
 
+@found_once
 def block_bytes(plan: LoadPlan) -> int:
     """Bytes of the weights that one block of the transformer `plan` needs for its modulation."""
     start = "transformer_blocks.0."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.text_cache import TextCache
 from qwenimg.common.runtime.vae import VAEHalves
 from qwenimg.common.weights.lora import Deltas
+from qwenimg.common.weights.lora_names import Names
 
 TEXT_TOKENS = 512  # of a prompt that the transformer sees, as in the reference
 KEPT_SCHEDULES = 2  # whose modulation is kept: 442 MB for 50 steps of the 20 B model
@@ -52,12 +54,15 @@ class QwenImage:
         self.config, self.vae_config = checkpoint["transformer"].config, checkpoint["vae"].config
         self.scale, self.channels = self.vae_config.scale, self.vae_config.z_dim
         self.texts: TextCache[str, NDArray[np.float32]] = TextCache()
-        self.lora_names = lora_names.names(checkpoint)
         self.few_steps = few_steps.few_steps(str(checkpoint.source))
         self._transformer: Transformer | None = None
         self._open = checkpoint["transformer"]  # as it was loaded
         self.vae = VAEHalves(runtime, checkpoint["vae"], self.vae_config.base_dim, self._make_room)
         self._modulations: dict[tuple[float, ...], Modulation] = {}
+
+    @cached_property
+    def lora_names(self) -> Names:
+        return lora_names.names(self.checkpoint)
 
     @property
     def tokenizer(self) -> Any:
@@ -80,8 +85,7 @@ class QwenImage:
         timesteps = tuple(self.schedule_config.timestep(sigma) for sigma in plan.asked())
         size = shape[0] * shape[1] // self.config.patch_size**2
         texts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
-        whole = TEXT_TOKENS + qwen.DROPPED
-        tokens = [qwen.length(self.tokenizer, text) if counted else whole for text in texts]
+        tokens = [qwen.length(self.tokenizer, text) if counted else TEXT_TOKENS + qwen.DROPPED for text in texts]
         seen = [min(TEXT_TOKENS, count - qwen.DROPPED) for count in tokens]  # by the transformer
         needs = self.runtime.needs(self._loaded(), freed=("transformer",))
         if request.image is not None:
@@ -303,9 +307,6 @@ class QwenImage:
         return count if together else 1
 
     # Latents
-
-    def check_encoding(self, height: int, width: int) -> None:
-        self.vae.check_encoding(height, width)
 
     def encode(self, pixels: NDArray[np.float32]) -> tuple[Latents, Latents]:
         mean, std = self._statistics()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from qwenimg.common.runtime.vae import VAEHalves
 from qwenimg.common.sampling import discrete, schedules, table
 from qwenimg.common.sampling.table import Sampler
 from qwenimg.common.weights.lora import Deltas
+from qwenimg.common.weights.lora_names import Names
 
 
 class StableDiffusion:
@@ -48,12 +49,15 @@ class StableDiffusion:
         self.scale = self.multiple = self.vae_config.scale
         self.channels = self.vae_config.latent_channels
         self.sees_mask = self.base.facts.sees_mask
-        self.lora_names = lora_names.names(checkpoint)
         config: UNetConfig = checkpoint["unet"].config
         self.few_steps = few_steps.few_steps(
             config.cross_attention_dim, sdxl=self.base.facts.sdxl, predicts=checkpoint.scheduler.prediction_type
         )
         self.vae = VAEHalves(runtime, checkpoint["vae"], self.vae_config.block_out_channels[0], self._make_room)
+
+    @cached_property
+    def lora_names(self) -> Names:
+        return lora_names.names(self.checkpoint)
 
     def plan(self, request: Request) -> SamplingPlan:
         for expert in self.experts():
@@ -131,9 +135,6 @@ class StableDiffusion:
         return self._free()
 
     # Latents
-
-    def check_encoding(self, height: int, width: int) -> None:
-        self.vae.check_encoding(height, width)
 
     def encode(self, pixels: NDArray[np.float32]) -> tuple[Latents, Latents]:
         scale, shift = self._statistics()
