@@ -23,10 +23,10 @@ TILE = 64  # latents a side of a tile where the preset asks for tiles, at most
 
 
 class VAEHalves:
-    """`width`: channels of the encoder's first level; `make_room` frees what it can where too few bytes
-    are free, and returns those that then are."""
+    """`width`: channels of the encoder's first level; `make_room` frees what it can where so many bytes are not free,
+    but for the component of that name, and returns those that then are."""
 
-    def __init__(self, runtime: Runtime, component: Component, width: int, make_room: Callable[[int], int]):
+    def __init__(self, runtime: Runtime, component: Component, width: int, make_room: Callable[[int, str], int]):
         self.runtime, self.engine, self.make_room = runtime, runtime.engine, make_room
         self.component, self.config, self.width = component, component.config, width
         self._halves: dict[str, VAE] = {}
@@ -44,21 +44,30 @@ class VAEHalves:
     def decoder(self, activations: int = 0) -> VAE:
         return self._half("decoder", activations)
 
-    def free(self) -> None:
-        self._halves.clear()
+    def free(self, kept: str = "") -> None:
+        """What is loaded, but for the component named `kept`."""
+        there = len(self._halves)
+        self._halves = {half: vae for half, vae in self._halves.items() if _named(half) == kept}
+        if len(self._halves) < there:
+            self.engine.release()
+
+    @property
+    def names(self) -> list[str]:
+        """Of its halves, as components of a run."""
+        return [_named(half) for half in self._parts]
 
     @property
     def loaded(self) -> dict[str, int]:
         """Bytes of the halves that are in memory, by name."""
-        return {f"vae {half}": self.runtime.weight_bytes(self._parts[half]) for half in self._halves}
+        return {_named(half): self.runtime.weight_bytes(self._parts[half]) for half in self._halves}
 
     def _half(self, half: str, activations: int) -> VAE:
         if half not in self._halves:
             component = self._parts[half]
-            self.make_room(self.runtime.weight_bytes(component) + activations)
-            self._halves[half] = self.runtime.open(component, f"vae {half}")
+            self.make_room(self.runtime.weight_bytes(component) + activations, _named(half))
+            self._halves[half] = self.runtime.open(component, _named(half))
         else:
-            self.make_room(activations)
+            self.make_room(activations, _named(half))
         return self._halves[half]
 
     # Beforehand
@@ -121,7 +130,7 @@ class VAEHalves:
         shape = (z.shape[2], z.shape[3])
         decoder = self.decoder(self._least(shape))
         self.engine.release()
-        tile = self._tile(shape, self.make_room(0))
+        tile = self._tile(shape, self.make_room(0, _named("decoder")))
         self.runtime.notify("stage", f"decoding {self._about(tile)}".rstrip())
         with self.runtime.clock.timed("decode"):
             pixels = decoder.decode(z, tile)
@@ -139,6 +148,10 @@ class VAEHalves:
         if not np.isfinite(made).all():
             found = first_non_finite(self.engine, lambda: self.engine.array(again()))
             raise self.runtime.overflow(title, "vae", found)
+
+
+def _named(half: str) -> str:
+    return f"vae {half}"
 
 
 @found_once

@@ -87,13 +87,13 @@ class QwenImage:
         texts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
         tokens = [qwen.length(self.tokenizer, text) if counted else TEXT_TOKENS + qwen.DROPPED for text in texts]
         seen = [min(TEXT_TOKENS, count - qwen.DROPPED) for count in tokens]  # by the transformer
-        needs = self.runtime.needs(self._loaded(), freed=("transformer",))
+        needs = self.runtime.needs(self._loaded(), freed=("transformer", *self.vae.names))
         if request.image is not None:
             self.vae.add_encoding(needs, shape)
         if not all(text in self.texts or self._is_kept(text) for text in texts):
-            room = needs.room - sum(self.vae.loaded.values())
-            more = self._text_bytes(max(tokens))
-            encoder = self.runtime.fitted(self.checkpoint["text_encoder"], room - more)
+            encoder, more = self.checkpoint["text_encoder"], self._text_bytes(max(tokens))
+            needs.make_room({"text encoder": self.runtime.weight_bytes(encoder)}, more)
+            encoder = self.runtime.fitted(encoder, needs.left({}) - more)
             weights = {"text encoder": self.runtime.weight_bytes(encoder)}
             needs.add("text", "the text encoder", weights, max(more, self.runtime.loading_bytes(encoder)))
         kept = memory.kept_bytes(self.config, len(texts), size) if request.caches else 0
@@ -119,6 +119,8 @@ class QwenImage:
         branch; `kept`: bytes that a step cache takes."""
         title = "the transformer" if self._transformer is None else "a step of this size"
         more = self.run_bytes(branches, tokens, timesteps) + kept
+        whole = self.runtime.weight_bytes(self.checkpoint["transformer"])
+        needs.make_room({"transformer": self._loaded().get("transformer", whole)}, more)
         beside = sum(size for name, size in needs.kept.items() if name != "transformer")
         transformer = self._fitting(needs.room - beside, more)
         weights = {"transformer": self.runtime.weight_bytes(transformer)}
@@ -236,12 +238,14 @@ class QwenImage:
         encoder: TextEncoder = self.runtime.open(self.runtime.fitted(component, free - more), "text encoder")
         return encoder
 
-    def _make_room(self, need: int) -> int:
-        """Frees the transformer where `need` bytes are not free: a text encoder or half of the VAE is to be loaded. The
-        bytes that are then free."""
-        if self._transformer is not None and need > self._free():
-            self.runtime.notify("stage", "freeing the transformer, since what comes next does not fit beside it")
-            self.free_transformer()
+    def _make_room(self, need: int, kept: str = "") -> int:
+        """Frees the transformer and the VAE's halves, but for the component named `kept`, where `need` bytes are not
+        free: one of them or the text encoder is to be loaded or used. The bytes that are then free."""
+        if need > self._free():
+            if self._transformer is not None and kept != "transformer":
+                self.runtime.notify("stage", "freeing the transformer, since what comes next does not fit beside it")
+                self.free_transformer()
+            self.vae.free(kept)
         return self._free()
 
     def _free(self) -> int:
@@ -252,8 +256,9 @@ class QwenImage:
 
     def transformer(self, more: int = 0) -> Transformer:
         """The transformer, once it is known that its weights and `more` bytes of a run fit."""
-        room = self._free() + self._loaded().get("transformer", 0)
-        component = self._fitting(room, more)
+        held = self._loaded().get("transformer", 0)
+        whole = 0 if held else self.runtime.weight_bytes(self.checkpoint["transformer"])
+        component = self._fitting(self._make_room(whole + more, "transformer") + held, more)
         if self._transformer is not None and component is self._open:
             self.runtime.check_fit("a step of this size", more)
             return self._transformer

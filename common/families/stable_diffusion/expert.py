@@ -52,7 +52,7 @@ class Steps:
 class Expert:
     """The model of one part of the schedule, the base or the refiner: its texts and its UNet."""
 
-    def __init__(self, checkpoint: Checkpoint, runtime: Runtime, make_room: Callable[[int], int]):
+    def __init__(self, checkpoint: Checkpoint, runtime: Runtime, make_room: Callable[[int, str], int]):
         self.checkpoint, self.runtime, self.make_room = checkpoint, runtime, make_room
         self.facts = checkpoints.facts(checkpoint)
         self.unet_config: UNetConfig = checkpoint["unet"].config
@@ -96,8 +96,8 @@ class Expert:
 
     def room(self, more: int) -> int:
         """Bytes for its weights and a step, of which `more` are asked for."""
-        whole = self.runtime.weight_bytes(self.checkpoint["unet"])
-        return self.make_room(0 if self.loaded else whole + more) + sum(self.held.values())
+        whole = 0 if self.loaded else self.runtime.weight_bytes(self.checkpoint["unet"])
+        return self.make_room(whole + more, self.name) + sum(self.held.values())
 
     @property
     def name(self) -> str:
@@ -129,8 +129,8 @@ class Expert:
         """Adds the stage of its UNet, which is called so many times."""
         title = "a step of this size" if self.loaded else f"the {self.name}"
         stage = "refine" if self.facts.refiner else "denoise"
-        whole = {self.name: self.runtime.weight_bytes(self.checkpoint["unet"])}
-        needs.make_room(whole, self.step_bytes(request, *shape, 1 + request.guided))
+        there = self.held or {self.name: self.runtime.weight_bytes(self.checkpoint["unet"])}
+        needs.make_room(there, self.step_bytes(request, *shape, 1 + request.guided))
         steps = self.steps(request, shape, needs.left({self.name: 0}))
         weights = {self.name: self.runtime.weight_bytes(steps.unet)}
         in_turn = 1 + request.guided - steps.branches  # calls behind the first one, of a guided step

@@ -70,7 +70,8 @@ class StableDiffusion:
 
     def needs(self, request: Request, plan: SamplingPlan, shape: tuple[int, int], counted: bool = True) -> Needs:
         unet, experts = self.checkpoint["unet"], self.experts()
-        needs = self.runtime.needs(self._loaded(), freed=[expert.name for expert in experts])
+        freed = [*(expert.name for expert in experts), *self.vae.names]
+        needs = self.runtime.needs(self._loaded(), freed=freed)
         if request.image is not None or self.sees_mask:
             self.vae.add_encoding(needs, shape)
         for expert in experts:
@@ -126,12 +127,16 @@ class StableDiffusion:
     def experts(self) -> list[Expert]:
         return [self.base] if self.refiner is None else [self.base, self.refiner]
 
-    def _make_room(self, need: int) -> int:
-        """Frees the UNets where `need` bytes are not free: a text encoder, the other UNet or half of the VAE is to be
-        loaded. The bytes that are then free."""
-        if need > self._free() and any(expert.loaded for expert in self.experts()):
-            self.runtime.notify("stage", "freeing the UNet, since what comes next does not fit beside it")
-            self.free_transformer()
+    def _make_room(self, need: int, kept: str = "") -> int:
+        """Frees the UNets and the VAE's halves, but for the component named `kept`, where `need` bytes are not free:
+        one of them or a text encoder is to be loaded or used. The bytes that are then free."""
+        if need > self._free():
+            loaded = [expert for expert in self.experts() if expert.loaded and expert.name != kept]
+            if loaded:
+                self.runtime.notify("stage", "freeing the UNet, since what comes next does not fit beside it")
+            for expert in loaded:
+                expert.free()
+            self.vae.free(kept)
         return self._free()
 
     # Latents

@@ -39,7 +39,7 @@ class Encoded:
 class ClipTexts:
     """The text encoders of one model: loaded when a prompt is new, and freed again."""
 
-    def __init__(self, checkpoint: Checkpoint, runtime: Runtime, make_room: Callable[[int], int]):
+    def __init__(self, checkpoint: Checkpoint, runtime: Runtime, make_room: Callable[[int, str], int]):
         """`make_room` frees what it can where so many bytes are not free."""
         self.runtime, self.make_room = runtime, make_room
         self.sdxl = checkpoints.facts(checkpoint).sdxl
@@ -145,7 +145,7 @@ class ClipTexts:
         """States and pooled vector of each of `prompts`, given in chunks, by one text encoder."""
         skipped, normed = clip.used_states(component.config, self.sdxl, clip_skip)
         more = self._activations(component, max(map(len, prompts)))
-        free = self.make_room(self.runtime.weight_bytes(component) + more)
+        free = self.make_room(self.runtime.weight_bytes(component) + more, "")
         encoder: ClipEncoder = self.runtime.open(self.runtime.fitted(component, free - more), "text encoder")
         with self.runtime.clock.timed("encode"):
             found = [self._encoded(encoder, chunks, skipped, normed) for chunks in prompts]
