@@ -1046,7 +1046,7 @@ def test_a_long_time_is_told_before_the_work(
     assert ("this takes" in "\n".join(lines)) == told
 
 
-@pytest.mark.parametrize(("said", "told"), [(4.0, ""), (0.5, ""), (40.0, "roughly 2 s"), (2000.0, "roughly 2 s")])
+@pytest.mark.parametrize(("said", "told"), [(4.0, ""), (0.5, ""), (40.0, "roughly 1.8 s"), (2000.0, "roughly 1.8 s")])
 def test_the_first_step_corrects_what_was_said(
     library: Library, monkeypatch: pytest.MonkeyPatch, said: float, told: str
 ) -> None:

@@ -15,15 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.families.qwen_image import few_steps, lora_names, memory
+from qwenimg.common.families.qwen_image.run import QwenRun
 from qwenimg.common.memory.memory import scores
 from qwenimg.common.memory.needs import Needs
 from qwenimg.common.networks import qwen_conditioning
-from qwenimg.common.numbers import packing, sizes
-from qwenimg.common.pipeline import inpaint
-from qwenimg.common.pipeline.denoiser import Denoiser, Guidance
-from qwenimg.common.pipeline.inpaint import Initial, Latents
-from qwenimg.common.pipeline.plan import SamplingPlan, Segment, flow_plan
-from qwenimg.common.pipeline.step_cache import Pass
+from qwenimg.common.numbers import sizes
+from qwenimg.common.pipeline.inpaint import Latents
+from qwenimg.common.pipeline.plan import SamplingPlan, flow_plan
 from qwenimg.common.precision.residency import ONCE
 from qwenimg.common.prompts import qwen
 from qwenimg.common.request.request import MULTIPLE, Request
@@ -344,62 +342,3 @@ class QwenImage:
         self.vae.free()
         self.free_transformer()
         self.checkpoint.close()
-
-
-class QwenRun:
-    """One request: the picture is x - sigma velocity. `grid`: frames, rows and columns of tokens."""
-
-    def __init__(self, model: QwenImage, request: Request, plan: SamplingPlan, grid: tuple[int, int, int]):
-        self.model, self.request, self.grid = model, request, grid
-        asked = plan.asked()
-        timesteps = tuple(model.schedule_config.timestep(sigma) for sigma in asked)
-        self.rows = {sigma: i for i, sigma in enumerate(asked)}  # of the modulation
-        prompts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
-        texts, tokens = model.states(prompts), grid[1] * grid[2]
-        together, longest = model.branches(len(texts), tokens), max(text.shape[1] for text in texts)
-        kept = memory.kept_bytes(model.config, len(texts), tokens) if request.caches else 0
-        self.transformer = model.transformer(model.run_bytes(together, tokens + longest, timesteps) + kept)
-        self.modulation = model.modulation(timesteps)
-        batches = [texts[i : i + together] for i in range(0, len(texts), together)]
-        self.conditions = [self.transformer.condition(batch, [grid]) for batch in batches]
-        self.branches = len(texts)
-        self.guided_above = plan.guided_above(request.cfg_end)
-        self.alone = self._alone(texts[:1]) if request.guided and request.cfg_end < 1 else None
-        self.shapes = {
-            "text": ", ".join(str(list(text.shape)) for text in texts),
-            "tokens": f"{grid[1]} x {grid[2]} = {tokens}",
-        }
-
-    def denoiser(self, segment: Segment, initial: Initial) -> Denoiser:
-        return Denoiser(
-            self.model.runtime,
-            "transformer",
-            [self._pass(condition) for condition in self.conditions],
-            lambda x, sigma, velocity: x - sigma * velocity,
-            Guidance(scale=self.request.guidance, keep_norm=True),
-            branches=self.branches,
-            alone=self.alone,
-            guided_above=self.guided_above,
-            blend=inpaint.blend(initial, segment.schedule, self.array),
-        )
-
-    def _alone(self, text: Sequence[Array]) -> Pass:
-        """The call of the model for the prompt's branch."""
-        together = len(self.conditions) < self.branches
-        return self._pass(self.transformer.condition(text, [self.grid]) if together else self.conditions[0])
-
-    def _pass(self, condition: Any) -> Pass:
-        return Pass(self.transformer, lambda x, sigma: (x, condition, self.modulation, self.rows[sigma]))
-
-    def array(self, latents: Latents) -> Array:
-        return self.model.engine.array(packing.pack(latents))
-
-    def latents(self, x: Array) -> Latents:
-        patch = self.model.config.patch_size
-        shape = self.grid[1] * patch, self.grid[2] * patch
-        return packing.unpack(self.model.engine.numpy(x), *shape).astype(np.float32)
-
-    def close(self) -> None:
-        """Frees what the run holds on the device, before the VAE decodes."""
-        self.conditions, self.modulation, self.alone = [], None, None
-        del self.transformer  # which may be freed for the VAE
