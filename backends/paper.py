@@ -56,11 +56,17 @@ def _choose() -> str:
     return "mlx" if installed("mlx") else "cpu"
 
 
-def _elsewhere(name: str, memory: int | None, device: str) -> OnPaper:
-    """`device` with `memory` bytes free."""
+def backend_of(device: str, name: str) -> str:
+    """The backend of a card or chip, by its title; `name` is what was asked for. Raises UsageError."""
     needed = "mlx" if device.startswith("Apple") else "cuda"
     if name not in ("auto", needed):
         raise UsageError(f"--backend {name}: {device} is a device of --backend {needed}")
+    return needed
+
+
+def _elsewhere(name: str, memory: int | None, device: str) -> OnPaper:
+    """`device` with `memory` bytes free."""
+    needed = backend_of(device, name)
     if memory is None:
         raise UsageError(f"{device} is not here; say with --memory for how much to plan")
     return _apple(memory, device) if needed == "mlx" else _nvidia(memory, device, MODERN)

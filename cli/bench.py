@@ -211,15 +211,14 @@ def _arm(file: str) -> str:
 
 def _on_paper(model: str | None, machine_name: str, as_json: bool, **given: Any) -> str:
     from qwenimg import backends
+    from qwenimg.backends.paper import backend_of
     from qwenimg.common.measure import on_paper as paper
     from qwenimg.common.measure.machines import machine
     from qwenimg.common.numbers.sizes import render_size
     from qwenimg.common.precision.precision import parse
 
     found = machine(machine_name)
-    needed = "mlx" if found.is_apple else "cuda"
-    if given["backend"] not in ("auto", needed):
-        raise UsageError(f"--backend {given['backend']}: {found.title} is a device of --backend {needed}")
+    backend_of(found.title, given["backend"])  # or it is refused
     with ExitStack() as stack:
         subject = _subject(model, stack, published_alone=True)
         usual = subject.defaults

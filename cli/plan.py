@@ -213,11 +213,8 @@ def _text(
     from qwenimg.common.base.text import aligned
 
     lines = [f"{pipe.headline()} · {request.width}x{request.height}, {counted(now.steps, 'step')}"]
-    lines += (
-        []
-        if here
-        else [f"{pipe.model_name} is not here: planned from its published configuration, for the longest prompt"]
-    )
+    if not here:
+        lines.append(f"{pipe.model_name} is not here: planned from its published configuration, for the longest prompt")
     lines.append("")
     rows: list[tuple[str, ...]] = [("stage", "weights", "activations", "peak", "")]
     for stage in now.needs.stages:

@@ -180,9 +180,11 @@ class Conv2d(Blank, torch.nn.Conv2d):
 
     def _at_once(self, x: Tensor, dtype: torch.dtype) -> int:
         """Output channels that are computed together."""
-        size, most = self.weight.numel() * dtype.itemsize, LAID_OUT.get(dtype, 0)
-        whole = torch.is_grad_enabled() or torch.compiler.is_compiling() or x.numel() > self.weight.numel()
-        if whole or size <= most or not most or x.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        if x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self.out_channels
+        size = self.weight.numel() * dtype.itemsize
+        most = LAID_OUT.get(dtype, size)
+        if size <= most or x.numel() > self.weight.numel() or not torch.backends.mkldnn.is_available():
             return self.out_channels
         parts = -(-size // most)
         return -(-self.out_channels // (32 * parts)) * 32
