@@ -104,10 +104,15 @@ def _card() -> tuple[str, int, int, int] | None:
 def _cpu(library: str) -> Device:
     if library == "mlx":
         return devices.cpu("CPU (mlx)", bf16=False, emulates=True)
+    return devices.cpu("CPU (torch)", bf16=_multiplies_bf16())
+
+
+def _multiplies_bf16() -> bool:
+    """Return whether this processor has instructions for products in bfloat16."""
     info = Path("/proc/cpuinfo")
     words = set(info.read_text().split()) if info.exists() else set[str]()
     x86 = platform.machine().lower() in ("x86_64", "amd64")
-    return devices.cpu("CPU (torch)", bf16=bool(words & ({"avx512_bf16", "amx_tile"} if x86 else {"bf16"})))
+    return bool(words & ({"avx512_bf16", "amx_tile"} if x86 else {"bf16"}))
 
 
 def _cpu_rate() -> float:
