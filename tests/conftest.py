@@ -83,10 +83,12 @@ class Ran:
 
 @pytest.fixture(autouse=True, scope="session")
 def short_estimates() -> None:
-    """The rate that a time is estimated with is measured for a tenth of it: it is one of each pipeline."""
+    """Measure the rate that a time is estimated with for a tenth of its time: it is one of each pipeline and plan."""
+    from qwenimg.backends import paper
     from qwenimg.common.pipeline import fit
 
     fit.RATE_SECONDS /= 10
+    paper.TRIALS, paper.PRODUCTS = 2, 128
 
 
 @pytest.fixture(scope="session")
