@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 BF16 = os.environ.get("PRETEND_BF16")
@@ -37,7 +37,8 @@ def memory(module: Any) -> None:
 
 def disk(module: Any) -> None:
     if DISK is not None:
-        module.disk_usage = lambda path: SimpleNamespace(total=10**15, used=0, free=int(float(DISK)))
+        usage = module.disk_usage
+        module.disk_usage = lambda path: usage(path)._replace(free=int(float(DISK)))
 
 
 PROBES: dict[str, Callable[[Any], None]] = {
