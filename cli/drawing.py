@@ -116,13 +116,14 @@ def draw(flags: Flags, stop: Stop, warnings: Iterable[str] = ()) -> int:
             keep_going=flags.keep_going,
         )
         compiled = pipe.compile(flags.compile, sum(one.seconds for one in expected))
-        recorded = pipe.record(flags.graphs, max(one.step for one in expected))
+        step = max(one.step for one in expected)
+        recorded = pipe.record(flags.graphs, step)
         report.headline(pipe.headline(), expected)
         report.decided(flags.compile, compiled)
         report.decided(flags.graphs, recorded)
         report.plan(pipe, wanted)
         prepare(pipe, wanted)
-        with stop.waits():
+        with stop.waits(step):
             listener = RunReport(report, stop, failed)
             return listener.code(run(pipe, job, wanted, listener))
     finally:
