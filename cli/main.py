@@ -91,7 +91,7 @@ def _call(args: list[str], stop: Stop) -> int:
     try:
         with cli.make_context("qwenimg", args.copy(), obj=stop) as ctx:
             stop.working = True
-            if not {*HELP_NAMES, "--version"} & {*args}:
+            if not {*HELP_NAMES, "--help-all", "--version"} & {*args}:
                 limits.check_room("numpy", limits.NUMPY)
             code = cli.invoke(ctx)
     except Exit as ended:
