@@ -95,7 +95,7 @@ def _call(args: list[str], stop: Stop) -> int:
         stop.event = lambda code: failures.event(code, signals.STOPPED)
     try:
         with cli.make_context("qwenimg", args.copy(), obj=stop) as ctx:
-            if not {*HELP_NAMES, "--version"} & {*args}:
+            if not {*HELP_NAMES, "--help-all", "--version"} & {*args}:
                 limits.check_room("numpy", limits.NUMPY)
             code = cli.invoke(ctx)
     except Exit as ended:

@@ -173,7 +173,10 @@ class TorchEngine:
             yield
 
     def product_seconds(self, side: int, dtype: str) -> float:
-        return ops.product_seconds(side, ops.DTYPES[dtype], self._device)
+        computed = ops.DTYPES[dtype]
+        if not ops.multiplies(computed, self._device.type):
+            computed = torch.float32  # which layers widen to there
+        return ops.product_seconds(side, computed, self._device)
 
     def repeating(self, kernel: Kernel, parameters: int) -> Callable[[int], float]:
         run = ops.alone(kernel, self._device)
