@@ -113,7 +113,6 @@ def _of_pictures(command: _F) -> _F:
 @places.weights
 @click.option("--backend", type=click.Choice(NAMES), default="auto", metavar="|".join(NAMES), help="Default auto.")
 @_mode("--compile", "Compile the denoiser; auto by what that saves.")
-@_mode("--graphs", "Its calls as CUDA graphs; auto for small sizes.")
 @click.option(
     "--preset", metavar="NAME", help="quality, balanced, fast, memory or auto; qwenimg presets. Default auto."
 )

@@ -47,7 +47,6 @@ class Job:
     device: str  # the peer's
     policy: str  # ours: what --precision says
     compile: str
-    graphs: str
     dtype: str  # of the denoiser
     vae_dtype: str
     prompt: str
