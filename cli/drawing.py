@@ -58,7 +58,6 @@ class Flags:
     model: str | None
     backend: str
     compile: str
-    graphs: str
     preset: str | None
     precision: str | None
     step_cache_check: bool
@@ -117,10 +116,8 @@ def draw(flags: Flags, stop: Stop, warnings: Iterable[str] = ()) -> int:
         )
         compiled = pipe.compile(flags.compile, sum(one.seconds for one in expected))
         step = max(one.step for one in expected)
-        recorded = pipe.record(flags.graphs, step)
         report.headline(pipe.headline(), expected)
         report.decided(flags.compile, compiled)
-        report.decided(flags.graphs, recorded)
         report.plan(pipe, wanted)
         prepare(pipe, wanted)
         with stop.waits(step):

@@ -69,7 +69,6 @@ def _of_pictures(command: _F) -> _F:
     help="What computes; auto takes a GPU first.",
 )
 @_mode("--compile", "Compile the model first; auto where that saves more time than it takes.")
-@_mode("--graphs", "Replay a step as one CUDA graph; auto for small sizes.")
 @click.option("--preset", metavar="NAME", help="Speed, memory and exactness in one word: qwenimg presets lists them.")
 @click.option(
     "--precision",

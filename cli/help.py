@@ -39,7 +39,7 @@ _OWN: dict[str, tuple[str, ...]] = {
     "Picture": (),
     "Picture to start from": (),
     "Model": (
-        "model", "backend", "compile", "graphs", "preset", "precision", "fallback", "quantize", "max_memory",
+        "model", "backend", "compile", "preset", "precision", "fallback", "quantize", "max_memory",
         "cache_prompts", "offline", "step_cache_check",
         "transformer", "text_encoder", "vae", "models_dir", "refiner", "tokenizer", "prediction",
         "lightning", "lora_side", "lora_fuse",

@@ -38,7 +38,7 @@ class Report:
         self.start = time.monotonic()
         self.total = 0
         self._expected: Sequence[Estimate] = ()  # until the first step gives a better one
-        self._compiles = False  # or records in the first step, whose time then says nothing of the others
+        self._compiles = False  # in the first step, whose time then says nothing of the others
         self._held: list[str] | None = []  # lines that wait for the headline, which comes first
         self._warned: set[str] = set()
         self._bar = Bar()
@@ -66,7 +66,7 @@ class Report:
             streams.say(line)
 
     def decided(self, mode: str, decision: Decision) -> None:
-        """Whether the denoiser is compiled or recorded; where neither is and nobody asked, only with the timing."""
+        """Print whether the denoiser is compiled; where it is not and nobody asked, only with the timing."""
         self._compiles |= decision.on
         if mode != "auto" or decision.on or "timing" in self.debug:
             self._line(decision.line, always="timing" in self.debug)

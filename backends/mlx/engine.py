@@ -63,7 +63,7 @@ class MLXEngine:
             return Compiler(share=0.0, seconds=10, about="a CPU gains nothing from it", missing=compile.missing())
         return Compiler(share=0.03, seconds=0, about="chains of a few operations compile in a moment")
 
-    def compile(self, opened: Any, on: bool) -> str:
+    def compile(self, opened: Any, on: bool, autotune: bool) -> str:
         line = ""
         if on:
             mx.enable_compile()
@@ -72,12 +72,6 @@ class MLXEngine:
             on = kernel_files().folder is not None
         opened.fuses = on
         return line
-
-    def no_graphs(self) -> str:
-        return "needs --backend cuda: MLX has none"
-
-    def record(self, opened: Any, tell: Callable[[str], None]) -> None:
-        raise AssertionError("MLX has no graphs to record")
 
     def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str], branches: Iterable[str]) -> None:
         there = plan.when(ALWAYS)

@@ -19,17 +19,15 @@ from qwenimg.common.runtime import observers
 
 UNITS = ("TransformerBlock", "ResidualBlock", "TokenNorm")  # the classes of what repeats in denoisers
 KINDS = 64  # of one class, each with its variants: torch's own limit is 8, and a UNet's residual blocks are of 12
-ENDS = ("GEGLU",)  # of these what follows the product is at the end of a product of our own, in 16 bit
+CACHE = "TORCHINDUCTOR_CACHE_DIR"  # names the folder where torch's compiler keeps its results
+# Torch's mode that tries several kernels for each product and keeps the fastest. Its modes with CUDA graphs are not
+# used: blocks that are compiled one by one pass results to each other, which such graphs overwrite.
+AUTOTUNE = "max-autotune-no-cudagraphs"
 
 
 def units(model: torch.nn.Module) -> list[torch.nn.Module]:
     """What is compiled, each by itself."""
     return [module for module in model.modules() if type(module).__name__ in UNITS]
-
-
-def ends(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Of the units' modules those with a product of our own in them."""
-    return [module for module in model.modules() if type(module).__name__ in ENDS]
 
 
 def missing(on_gpu: bool) -> str:
@@ -41,12 +39,11 @@ def missing(on_gpu: bool) -> str:
     return ""
 
 
-def compile(model: torch.nn.Module, folder: Path, backend: str = "inductor") -> str:
+def compile(model: torch.nn.Module, folder: Path, backend: str = "inductor", autotune: bool = False) -> str:
     """Have the blocks of `model` compiled when they are first called. Return what to tell the user, or nothing.
 
-    folder: where results are kept for later runs, unless the environment names another."""
-    from qwenimg.backends.torch.ops.whole import CACHE
-
+    folder: where results are kept for later runs, unless the environment names another. autotune: with torch's mode
+    `AUTOTUNE`, which takes longer once."""
     line = ""
     if not os.environ.get(CACHE):  # before the import, which would name a folder that is cleared
         try:
@@ -57,10 +54,12 @@ def compile(model: torch.nn.Module, folder: Path, backend: str = "inductor") -> 
         os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))  # of kernels that are not torch's own
     from torch._dynamo import config as dynamo  # 800 modules, which only a compiler needs
 
+    from qwenimg.backends.torch.ops import whole  # noqa: F401  an operation that compiled blocks call
+
     settle()
     dynamo.recompile_limit = max(KINDS, dynamo.recompile_limit)
     for unit in units(model):
-        unit.compile(fullgraph=True, dynamic=True, backend=backend)
+        unit.compile(fullgraph=True, dynamic=True, backend=backend, mode=AUTOTUNE if autotune else None)
     return line
 
 

@@ -48,7 +48,6 @@ class Job:
     device: str  # the peer's
     policy: str  # ours: what --precision says
     compile: str
-    graphs: str
     dtype: str  # of the denoiser
     vae_dtype: str
     prompt: str

@@ -38,7 +38,7 @@ from qwenimg.common.request.loras import Key, Loras
 from qwenimg.common.request.option import no_effect, recorded
 from qwenimg.common.request.recipe import FORMAT, Recipe
 from qwenimg.common.request.request import OPTIONS, Defaults, Request
-from qwenimg.common.runtime import compiling, recording
+from qwenimg.common.runtime import compiling
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.compiling import Decision
 from qwenimg.common.runtime.engine import Array
@@ -174,16 +174,10 @@ class Pipeline:
     def compile(self, mode: str = "auto", seconds: float = 0.0) -> Decision:
         """Decides whether the denoiser is compiled when it is next loaded: `on`, `off`, or by the preset and by what
         that would save of a run whose steps take about so many `seconds`. Raises UsageError."""
-        compiling.check("compile", mode)
+        compiling.check(mode)
         wanted, kinds = self.runtime.choice.wishes.compiled, compiling.kinds(self.checkpoint)
         decision = compiling.decide(mode, self.engine.compiler(), seconds, kinds=kinds, wanted=wanted)
         self.runtime.compiles = decision.on
-        return decision
-
-    def record(self, mode: str = "auto", step: float = 0.0) -> Decision:
-        """The same of CUDA graphs of its calls, for steps of about so many seconds. Raises BackendMissing too."""
-        decision = recording.decide(mode, self.engine.no_graphs(), recording.launched(self.checkpoint), step)
-        self.runtime.records = decision.on
         return decision
 
     def free_transformer(self) -> None:
