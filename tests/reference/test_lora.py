@@ -202,6 +202,41 @@ def test_loha_and_lokr_that_peft_saved(kind: str, tmp_path: Path) -> None:
     compare(found, before, {name: after[name].detach().numpy() for name in before})
 
 
+def test_dora_at_a_strength_is_a_share_of_the_change_and_not_pefts(tmp_path: Path) -> None:
+    """At strength 1 the weight is PEFT's; at s it is W + s (W' - W), as in ComfyUI, where PEFT scales the product alone
+    and keeps the magnitude whole."""
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, lora_alpha=8, use_dora=True, target_modules="all-linear", init_lora_weights=False)
+    model = Patterned()
+    with_peft = peft.get_peft_model(model, config)
+    for name, parameter in with_peft.named_parameters():
+        if "magnitude" in name:
+            parameter.data *= 1 + 0.3 * torch.rand(parameter.shape, generator=torch.Generator().manual_seed(len(name)))
+    with_peft.save_pretrained(tmp_path)
+    layers = {name: layer for name, layer in with_peft.base_model.model.named_modules() if hasattr(layer, "lora_A")}
+    before = {f"{name}.weight": layer.base_layer.weight.detach().numpy().copy() for name, layer in layers.items()}
+    changed: dict[float, dict[str, np.ndarray]] = {}
+    for strength in (1.0, 0.5):
+        copied = copy.deepcopy(with_peft)
+        for layer in copied.modules():
+            if hasattr(layer, "set_scale"):
+                layer.set_scale("default", strength)
+        merged = dict(copied.merge_and_unload().named_parameters())
+        changed[strength] = {name: merged[name].detach().numpy() for name in before}
+    found = loras.fit(loras.read_lora(tmp_path), (part("t", {n: w.shape for n, w in before.items()}, DENOISER),))["t"]
+    half = loras.strengthened({"t": found}, 0.5)["t"]
+    away = []
+    for name, weight in before.items():
+        whole = weight + found[name][0].added(weight)
+        assert np.abs(whole - changed[1.0][name]).max() < TOLERANCE * np.abs(whole).max()
+        ours = weight + half[name][0].added(weight)
+        exact = weight.astype(np.float64) + 0.5 * (changed[1.0][name].astype(np.float64) - weight)
+        assert np.abs(ours - exact).max() < TOLERANCE * np.abs(exact).max()
+        away.append(np.linalg.norm(ours - changed[0.5][name]) / np.linalg.norm(changed[0.5][name] - weight))
+    print(f"of the change that PEFT makes at 0.5, ours is {min(away):.2f} to {max(away):.2f} away")
+    assert min(away) > 0.05
+
+
 def _rank(lora: loras.LoraFile, module: str) -> int:
     return lora.modules[module].parts["down"].shape[0]
 
