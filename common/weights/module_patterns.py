@@ -83,7 +83,7 @@ def first_matches(patterns: Iterable[str], names: Iterable[str]) -> dict[str, st
     used = set(matches.values())
     for pattern, part in parsed.items():
         if pattern not in used and not any(search.matches(part, place) for place in places):
-            raise ValueError(f"pattern '{clean(pattern, 60)}' matches none of its modules")
+            raise ValueError(f"pattern '{clean(pattern, 60)}' matches none of its modules: it is of another LoRA")
     return matches
 
 

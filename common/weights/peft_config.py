@@ -18,7 +18,7 @@ _METADATA = "lora_adapter_metadata"  # as diffusers writes PEFT's configuration 
 _COMPONENTS = ("transformer.", "unet.", "text_encoder.", "text_encoder_2.")  # that a configuration may be of
 _BEFORE = ("base_model.model.", "model.diffusion_model.", "diffusion_model.", *_COMPONENTS)
 """What stands in a file before the name that PEFT knows a module by."""
-_CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga", "mica")
+_CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # beginnings of `init_lora_weights`
 
 
 class ModuleConfig(NamedTuple):
@@ -32,7 +32,9 @@ class ModuleConfig(NamedTuple):
         """Return alpha / rank, or alpha / √rank, of factors of `rank` (None: whole factors of LoKr, which have the
         configuration's). Raise ValueError where the configuration says another rank."""
         if rank is not None and self.rank not in (None, rank):
-            raise ValueError(f"its factors have rank {rank}, PEFT's configuration says {self.rank}")
+            raise ValueError(
+                f"its factors have rank {rank}, PEFT's configuration says {self.rank}: it is of another LoRA"
+            )
         rank = rank or self.rank
         if rank is None:
             return 1.0
@@ -92,8 +94,8 @@ def _of_modules(config: Mapping[str, Any], modules: list[str]) -> dict[str, Modu
     alphas = _matched(config, "alpha_pattern", names.values())
     ranks = _matched(config, "rank_pattern", names.values())
     alpha = config.get("lora_alpha", config.get("alpha"))  # the latter of LoHa and LoKr
-    start = str(config.get("init_lora_weights", "")).lower()
-    if start.startswith(_CHANGED_BASE):
+    start = config.get("init_lora_weights")
+    if isinstance(start, str) and start.lower().startswith(_CHANGED_BASE):
         raise ValueError(
             f"has init_lora_weights '{clean(start, 30)}', which changes the model's own weights too: save the LoRA "
             "converted, with PEFT's path_initial_model_for_weight_conversion"
