@@ -154,7 +154,7 @@ PATTERNS: dict[str, tuple[dict[str, float], dict[str, int]]] = {
 
 
 class Patterned(torch.nn.Module):
-    """Blocks 0, 1, 2 and 10, and a head."""
+    """Blocks 0, 1, 2 and 10, a head, and a layer whose name ends in another's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,6 +162,7 @@ class Patterned(torch.nn.Module):
         block = {"attn": layers, "mlp": torch.nn.Linear(8, 8)}
         self.blocks = torch.nn.ModuleDict({i: torch.nn.ModuleDict(copy.deepcopy(block)) for i in ("0", "1", "2", "10")})
         self.head = torch.nn.Linear(8, 8)
+        self.ahead = torch.nn.Linear(8, 8)
 
 
 @pytest.mark.parametrize("name", PATTERNS)
