@@ -62,8 +62,8 @@ def option(part: str) -> str:
 
 CASES = [
     ("sd1", "vae", "ldm", "cpu"), ("sd1", "unet", "ldm", "mlx"), ("sd1", "text_encoder", "transformers", "mlx"),
-    ("sd2", "text_encoder", "open", "cpu"), ("sd2", "unet", "ldm", "cpu"), ("sdxl", "vae", "ldm", "mlx"),
-    ("sdxl", "unet", "ldm", "cpu"), ("sdxl", "text_encoder", "transformers", "cpu"),
+    ("sd1", "text_encoder", "open", "cpu"), ("sd2", "text_encoder", "open", "cpu"), ("sd2", "unet", "ldm", "cpu"),
+    ("sdxl", "vae", "ldm", "mlx"), ("sdxl", "unet", "ldm", "cpu"), ("sdxl", "text_encoder", "transformers", "cpu"),
     ("sdxl", "text_encoder_2", "open", "mlx"), ("sdxl", "text_encoder_2", "transformers", "cpu"),
 ]  # fmt: skip
 

@@ -7,6 +7,7 @@ OpenCLIP's; either may stand behind a prefix that tells of a whole model. What s
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from qwenimg.common.base.errors import ModelError
@@ -105,7 +106,7 @@ def _own_config(header: Header, prefix: str, open_clip: bool, name: str, publish
     text = Text(
         component=name, prefix=prefix, open_clip=of_open_clip or open_clip, projected=projected, renamed=not open_clip
     )
-    return clip_config(header.file.path, header, text)[1]
+    return replace(clip_config(header.file.path, header, text)[1], hidden_act=published.hidden_act)
 
 
 def _open_clip(header: Header, prefix: str, name: str, config: clip.CLIPConfig) -> Component:
