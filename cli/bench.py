@@ -52,12 +52,12 @@ def bench(
 ) -> None:
     """Measures what a picture of MODEL (a name, folder or file) takes here, stage by stage.
 
-    The steady step is the slope between two numbers of steps, so that what comes once is not in it. With --on-paper
-    nothing is run: kernels are counted for the program as it is, compiled, and the limit that no program passes, and
-    given their time on one of h100, h200, a100, 4090, 5090, m1-max, m2-ultra, m3-ultra, m4-max, m5-max. Known names
-    need no files for that. --against diffusers runs its pipeline on the same files, noise, prompt and dtype, and
-    --against mflux its transformer on MLX, with the text states and noise levels of ours; each arm is a process of its
-    own, the peer's of --peer-python. Where the latents differ, the ratio is INVALID.
+    The steady step is the slope between two numbers of steps, so that what comes once is not in it. With --on-
+    paper nothing is run: kernels are counted for the program as it is, compiled, and the limit that no program
+    passes, and given their time on a machine that `qwenimg plan --on list` lists. Known names need no files for
+    that. --against diffusers runs its pipeline on the same files, noise, prompt and dtype, and --against mflux its
+    transformer on MLX, with the text states and noise levels of ours; each arm is a process of its own, the peer's
+    of --peer-python. Where the latents differ, the ratio is INVALID.
     """
     from qwenimg.cli import streams
 

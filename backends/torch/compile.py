@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._triton import has_triton_package
 
-from qwenimg.backends.torch import ops
+from qwenimg.backends.torch import code_folder, ops
 from qwenimg.common.runtime import observers
 
 UNITS = ("TransformerBlock", "ResidualBlock", "TokenNorm")  # the classes of what repeats in denoisers
@@ -41,18 +41,27 @@ def missing(on_gpu: bool) -> str:
     return ""
 
 
-def compile(model: torch.nn.Module, folder: Path, backend: str = "inductor") -> None:
-    """The blocks of `model` are compiled when they are first called. folder: where results are kept for later runs,
-    unless the environment names another."""
+def compile(model: torch.nn.Module, folder: Path, backend: str = "inductor") -> str:
+    """Have the blocks of `model` compiled when they are first called. Return what to tell the user, or nothing.
+
+    folder: where results are kept for later runs, unless the environment names another."""
     from qwenimg.backends.torch.ops.whole import CACHE
 
-    os.environ.setdefault(CACHE, str(folder))  # before the import, which would name a folder that is cleared
+    line = ""
+    if not os.environ.get(CACHE):  # before the import, which would name a folder that is cleared
+        try:
+            folder, line = code_folder.take(folder)
+        except OSError as error:
+            return f"nothing is compiled: no temporary folder can be made: {error.strerror}"
+        os.environ[CACHE] = str(folder)
+        os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))  # of kernels that are not torch's own
     from torch._dynamo import config as dynamo  # 800 modules, which only a compiler needs
 
     settle()
     dynamo.recompile_limit = max(KINDS, dynamo.recompile_limit)
     for unit in units(model):
         unit.compile(fullgraph=True, dynamic=True, backend=backend)
+    return line
 
 
 def settle() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -72,13 +73,15 @@ class TorchEngine:
         missing = compile.missing(self.on_gpu)
         if not self.on_gpu:
             return Compiler(share=0.0, seconds=60, about="products are nearly all of a step on a CPU", missing=missing)
-        kept = any(compiling.folder(f"torch-{torch.__version__}").glob("*"))
+        kept = any(compiling.folder(f"torch-{torch.__version__}-{platform.machine()}").glob("*"))
         return Compiler(share=0.13, seconds=10 if kept else 40, about="figures on paper say", missing=missing)
 
-    def compile(self, opened: Any, on: bool) -> None:
-        if on:
-            compile.compile(opened.model, compiling.folder(f"torch-{torch.__version__}"))
-            self._compiles = True
+    def compile(self, opened: Any, on: bool) -> str:
+        if not on:
+            return ""
+        line = compile.compile(opened.model, compiling.folder(f"torch-{torch.__version__}-{platform.machine()}"))
+        self._compiles = True
+        return line
 
     def no_graphs(self) -> str:
         return "" if self.graph else "needs --backend cuda: only an NVIDIA GPU has them"
@@ -170,7 +173,10 @@ class TorchEngine:
             yield
 
     def product_seconds(self, side: int, dtype: str) -> float:
-        return ops.product_seconds(side, ops.DTYPES[dtype], self._device)
+        computed = ops.DTYPES[dtype]
+        if not ops.multiplies(computed, self._device.type):
+            computed = torch.float32  # which layers widen to there
+        return ops.product_seconds(side, computed, self._device)
 
     def repeating(self, kernel: Kernel, parameters: int) -> Callable[[int], float]:
         run = ops.alone(kernel, self._device)

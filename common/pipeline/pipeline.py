@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any, Unpack, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from qwenimg.common.base import forked
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import NumericsError, PipelineBusy, QwenimgError, UsageError, out_of_memory
 from qwenimg.common.base.version import __version__
@@ -77,7 +79,7 @@ class Pipeline:
         self.fallback = Fallback(model, wanted=fallback, tf32=tf32)
         self.loras = Loras(model.lora_names)
         self._adapted: Key | None = ()  # the LoRAs that the model has now; None where a change of them failed
-        self._running, self._closed = Lock(), False
+        self._running, self._closed, self._process = Lock(), False, os.getpid()
         self._fit = Fit(model)
 
     def __repr__(self) -> str:
@@ -145,6 +147,7 @@ class Pipeline:
     @call_options.described
     def estimate(self, prompt: str, **asked: Unpack[Asked]) -> Estimate:
         """Memory and time that the picture would take. Raises as `check` does, and DoesNotFit; loads no weight."""
+        forked.check(self._process)
         return self._fit.estimate(self.check(prompt, **asked))
 
     def prepare(self, prompts: Sequence[str], clip_skip: int = 0, lora: str = "", lora_mode: str = "auto") -> None:
@@ -200,7 +203,8 @@ class Pipeline:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Raises PipelineBusy where something runs, and UsageError once the pipeline is closed."""
+        """Raises PipelineBusy where something runs, and UsageError once the pipeline is closed or in a forked child."""
+        forked.check(self._process)
         if not self._running.acquire(blocking=False):
             raise PipelineBusy(
                 "this pipeline is busy with another picture: wait for it, close its stream, or load a second pipeline"
@@ -323,6 +327,7 @@ class Pipeline:
         steps = segment.solver(x, segment.schedule, denoiser, lambda: run.array(stream.normal(initial.noise.shape)))
         i = 0
         while True:
+            forked.check(self._process)  # a stream that the parent process began
             begun = time.perf_counter()
             try:
                 x = next(steps, None)

@@ -31,9 +31,8 @@ class Decision:
     line: str  # for the first lines of a run
 
 
-def folder(framework: str = "") -> Path:
-    """Where what was compiled is kept for later runs: the user's cache. framework: with its version, where it does not
-    name a folder by that itself."""
+def folder(framework: str) -> Path:
+    """Return where what was compiled is kept for later runs: in the user's cache. framework: its name and version."""
     from platformdirs import user_cache_path
 
     return user_cache_path("qwenimg") / "compiled" / framework

@@ -116,9 +116,9 @@ class Engine(Protocol):
         """What compiling a denoiser is here."""
         ...
 
-    def compile(self, opened: Any, on: bool) -> None:
+    def compile(self, opened: Any, on: bool) -> str:
         """Whether the next calls of `opened`, a denoiser, are compiled, from outside: they give the same up to
-        rounding."""
+        rounding. Returns what to tell the user, such as why no folder keeps what is compiled, or nothing."""
         ...
 
     def no_graphs(self) -> str:

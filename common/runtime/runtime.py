@@ -183,7 +183,9 @@ class Runtime:
         with self.clock.timed(f"load {title}"):
             opened = self.engine.open(component.network, component.config, self.plan(component), self.precision)
             if self.compiles is not None and component.role == "transformer":
-                self.engine.compile(opened, self.compiles and not count)  # whose blocks are not always there
+                line = self.engine.compile(opened, self.compiles and not count)  # whose blocks are not always there
+                if line:
+                    self.notify("notice", line)
             if self.records and component.role == "transformer":
                 self._record(opened, count)
             return opened

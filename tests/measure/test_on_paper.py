@@ -220,7 +220,7 @@ def test_the_command() -> None:
     first, *_, last = shown.out.decode().splitlines()
     assert first.startswith("MODEL, not a measurement: shapes-v1") and "M4 Max" in first and last.startswith("MODEL")
     assert "one forward of 1 branch of guidance" in shown.out.decode() and "4 steps" in shown.out.decode()
-    cli("bench", "shapes", "--on-paper", "h1000").refused(2, "h1000", "is not one of h100")
+    cli("bench", "shapes", "--on-paper", "h1000").refused(2, "h1000", "qwenimg plan --on list")
     cli("bench", "no-such-model", "--on-paper", "h100").refused(5, "no-such-model")
     cli("bench", "--on-paper", "h100", "-W", "99999").refused(2, "99999")
     cli("bench", "--on-paper", "h100", "--precision", "fp7").refused(2, "fp7")
