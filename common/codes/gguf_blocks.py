@@ -168,6 +168,16 @@ def _iq4_nl(blocks: np.ndarray) -> Groups:
     return Groups(np.array(_IQ4_NL, np.int8)[_bits(codes, 4, 16)][:, None], _halves(d), None)
 
 
+def _iq4_xs(blocks: np.ndarray) -> Groups:
+    """The same codes in 8 groups of 32. Of a group's scale 2 bits are in `high`, 4 in `low`, group by group."""
+    import numpy as np
+
+    d, high, low, codes = _fields(blocks, 2, 2, 4)
+    scales = _signed(_bits(low, 4, 1) | _bits(high, 2, 1) << np.uint8(4), 32)
+    values = np.array(_IQ4_NL, np.int8)[_bits(codes, 4, 16)]
+    return Groups(values.reshape(-1, 8, 32), _halves(d) * scales.astype(np.float32), None)
+
+
 def _q2_k(blocks: np.ndarray) -> Groups:
     """16 groups of 16; the low nibble of a byte is the group's scale, the high one its minimum."""
     import numpy as np
@@ -225,7 +235,7 @@ def _q6_k(blocks: np.ndarray) -> Groups:
 
 READERS: dict[str, Callable[[np.ndarray], Groups]] = {
     "Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "IQ4_NL": _iq4_nl,
-    "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k,
+    "IQ4_XS": _iq4_xs, "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k,
 }  # fmt: skip
 
 # Those whose groups are as long as `Affine` has them: bits of a code, and bytes of a group's scale and of its bias. Of

@@ -24,7 +24,7 @@ from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header, Stored
 from qwenimg.common.precision import precision
 from qwenimg.common.weights import keys, quantise
-from qwenimg.common.weights.lora import ADAPTER
+from qwenimg.common.weights.peft_config import ADAPTER
 from qwenimg.common.weights.plan import Source
 
 

@@ -1,14 +1,16 @@
 """The folders in which other programs keep models: files are found there by name, and nothing is copied.
 
-Under a folder that was given, or under its `models`, each kind has the names that ComfyUI gives it; an
-`extra_model_paths.yaml` beside them adds more, as in ComfyUI.
+Under a folder that was given, or under its `models`, each kind has the names that ComfyUI, AUTOMATIC1111's web UI (and
+Forge) and InvokeAI give it; an `extra_model_paths.yaml` beside them adds more, as in ComfyUI.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,26 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "lora": ("loras",),
 }
 """What is looked for, by the option that asks for it: the names of ComfyUI's folders."""
+WEBUI: Mapping[str, tuple[str, ...]] = {
+    "model": ("Stable-diffusion",),
+    "transformer": ("Stable-diffusion",),
+    "text_encoder": ("text_encoder",),
+    "text_encoder_2": ("text_encoder",),
+    "vae": ("VAE",),
+    "lora": ("Lora", "LyCORIS"),
+}
+"""The names in AUTOMATIC1111's web UI and in Forge."""
+INVOKE_TYPES: Mapping[str, tuple[str, ...]] = {
+    "model": ("main",),
+    "transformer": ("main",),
+    "text_encoder": ("clip_embed",),
+    "text_encoder_2": ("clip_embed",),
+    "vae": ("vae",),
+    "lora": ("lora",),
+}
+INVOKE_BASES = ("sd-1", "sd-2", "sdxl", "sdxl-refiner", "qwen-image", "any")
+"""InvokeAI has `models/BASE/TYPE/NAME`, in newer versions `models/KEY/NAME`, whose keys say nothing of the kind."""
+_KEY = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 SUFFIXES = (".safetensors", ".gguf")
 MAX_ENTRIES = 20_000  # that are looked through for one name
 MAX_DEPTH = 4
@@ -50,9 +72,10 @@ class ModelFolders:
         found = next(self._candidates(name, kind_), None)
         if found is not None:
             return str(found)
-        if name.lower().endswith(SUFFIXES) and catalog.find_piece(name) is None:  # else `pull` gets it
-            places = ", ".join(shown_path(path, 60) for path in self.given[:3])
-            raise ModelError(f"{clean(name, 100)}: no such file, nor a {KINDS[kind_][0]} of --models-dir {places}")
+        if _is_local(name):
+            near = catalog.nearest(name) if kind_ == "model" else None
+            meant = f"; did you mean {near}?" if near else ""
+            raise ModelError(f"{clean(name, 60)}: no such file, nor {self._searched(kind_)}{meant}")
         return name
 
     def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,7 +94,23 @@ class ModelFolders:
         """The same of a model, a part or a LoRA; `name` where it is nowhere."""
         if not self.given or _is_elsewhere(name, "model"):
             return name
-        return str(next((path for kind_ in KINDS for path in self._candidates(name, kind_)), name))
+        found = next((path for kind_ in KINDS for path in self._candidates(name, kind_)), None)
+        if found is None and _is_local(name):
+            raise ModelError(f"{clean(name, 60)}: no such file, nor {self._searched()}")
+        return str(found or name)
+
+    def _searched(self, kind_: str | None = None) -> str:
+        """What was looked for, and in which folders, for the message that it is not there."""
+        places = shown_path(self.given[0], 40) + (f" and {len(self.given) - 1} more" if self.given[1:] else "")
+        folders = dict.fromkeys(folder for each in ([kind_] if kind_ else KINDS) for folder in self.folders[each])
+        names = clean(", ".join(map(self._beside, folders)) or "no folder, as it has none for it", 110)
+        what = f"a {KINDS[kind_][0]}" if kind_ else "a file"
+        return f"{what} of --models-dir {places}; looked in {names}"
+
+    def _beside(self, folder: Path) -> str:
+        """`folder` as counted from the one that was given, where it is inside."""
+        root = next((root for root in self.given if folder.is_relative_to(root)), None)
+        return clean(folder.relative_to(root), 40) if root else shown_path(folder, 40)
 
     def lora(self, text: str) -> str:
         """A request's `lora` with the paths of what is found."""
@@ -106,8 +145,13 @@ def read_folders(given: Sequence[Path]) -> ModelFolders:
                 f"--models-dir {shown_path(path)}: {'no such folder' if found is None else 'is no folder'}"
             )
         roots = [path, path / "models"] if found == "folder" else []
-        for kind_, names in KINDS.items():
+        for kind_ in KINDS:
+            names = [*KINDS[kind_], *WEBUI[kind_]]
+            names += [f"{base}/{type}" for base in INVOKE_BASES for type in INVOKE_TYPES[kind_]]
             folders[kind_] += [root / name for root in roots for name in names]
+        for keyed in (keyed for root in roots for keyed in _keyed(root)):
+            for kind_ in KINDS:
+                folders[kind_].append(keyed)
         for file in [path] if found == "file" else _lists(path):
             for name, more in comfy_paths.read_paths(file).items():
                 for kind_ in (kind_ for kind_, names in KINDS.items() if name in names):
@@ -128,6 +172,21 @@ def _is_there(folder: Path) -> bool:
         return False
 
 
+def _keyed(root: Path) -> list[Path]:
+    """The folders in `root` that InvokeAI calls by keys."""
+    try:
+        with os.scandir(root) as entries:
+            return sorted(root / entry.name for entry in islice(entries, MAX_ENTRIES) if _KEY.fullmatch(entry.name))
+    except OSError:
+        return []
+
+
+def _is_local(name: str) -> bool:
+    """Whether `name` can be nothing but a file here: no hub id, and nothing that `pull` gets."""
+    local = name.lower().endswith(SUFFIXES) or os.sep not in name
+    return local and catalog.find_piece(name) is None
+
+
 def _is_elsewhere(name: str, kind_: str) -> bool:
     path = Path(os.path.expanduser(name))  # noqa: PTH111
     known = kind_ == "model" and (catalog.find(name) is not None or catalog.refusal(name) is not None)
@@ -135,13 +194,15 @@ def _is_elsewhere(name: str, kind_: str) -> bool:
 
 
 def _is_model(path: Path, kind_: str) -> bool:
-    """A file, or of a whole model its folder."""
+    """A file, or of a whole model or a part its folder."""
     try:
         if is_file(path):
             return path.name.lower().endswith(SUFFIXES)
-        if kind_ != "model" or not is_folder(path):
+        if not is_folder(path):
             return False
-        return is_file(path / "model_index.json") or registry.foreign_folder(path) is not None
+        if kind_ in PARTS:
+            return is_file(path / "config.json")
+        return kind_ == "model" and (is_file(path / "model_index.json") or registry.foreign_folder(path) is not None)
     except ModelError:
         return False
 

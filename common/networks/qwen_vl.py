@@ -25,7 +25,10 @@ from qwenimg.common.networks.network import Network
 
 MODEL_TYPE = "qwen2_5_vl"
 _PREFIXES = ("model.language_model.", "language_model.model.", "model.")
-_NOT_NEEDED = ("model.visual.", "visual.", "lm_head.", "output.")
+_NOT_NEEDED = (
+    "model.visual.", "visual.", "lm_head.", "output.",
+    "vision_tower.", "language_model.lm_head.",  # as mlx-vlm writes them
+)  # fmt: skip
 _LLAMA_CPP = {
     "token_embd": "embed_tokens",
     "output_norm": "norm",

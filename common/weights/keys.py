@@ -16,7 +16,8 @@ from typing import NamedTuple
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
-from qwenimg.common.formats import gguf
+from qwenimg.common.codes.gguf_blocks import READERS
+from qwenimg.common.formats import gguf, gguf_types
 from qwenimg.common.formats.files import check_index, find_files, first
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import DTYPES, Header, Piece
@@ -207,7 +208,9 @@ def _check_dtypes(named: Named) -> None:
     for source in named.values():
         piece = source.first
         if source.code is None and piece.dtype not in DTYPES:
-            raise bad(piece.file.path, f"tensor {first([piece.key])} is {piece.dtype}, which is not read")
+            blocks = piece.dtype in {type.name for type in gguf_types.TYPES.values() if type.values > 1}
+            hint = f": take a file in {', '.join(READERS)}" if blocks else ""
+            raise bad(piece.file.path, f"tensor {first([piece.key])} is {piece.dtype}, which is not read{hint}")
 
 
 def _check_names(where: Path, component: str, named: Named, manifest: Manifest, optional: frozenset[str]) -> None:

@@ -12,10 +12,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from qwenimg.common.base.safe_files import OpenFile, bad, is_file, open_regular
-from qwenimg.common.base.strict_json import strict_json
+from qwenimg.common.base.safe_files import OpenFile, bad, is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.files import first
 from qwenimg.common.formats.safetensors import read_header
@@ -23,13 +22,8 @@ from qwenimg.common.formats.stored import Piece
 from qwenimg.common.weights import delta
 from qwenimg.common.weights.delta import LowRank
 from qwenimg.common.weights.lora_names import Names, Target, find
+from qwenimg.common.weights.peft_config import ADAPTER, ModuleConfig, read_config
 from qwenimg.common.weights.plan import Mode
-
-ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"  # as PEFT saves them
-MAX_CONFIG = 1 << 20  # bytes
-_METADATA = "lora_adapter_metadata"  # as diffusers writes PEFT's configuration into the header
-
-_CONFIGURED = ("transformer.", "unet.", "text_encoder.", "text_encoder_2.")  # components that it may be of
 
 # What ends a key behind its module: PEFT's (with the adapter's name or without), kohya's, old diffusers' and LyCORIS's.
 _ENDINGS = (
@@ -69,7 +63,7 @@ class LoraFile:
     file: OpenFile
     modules: Mapping[str, Module]  # by their names in the file, in the order of its bytes
     metadata: Mapping[str, str]
-    adapter: Mapping[str, Any]  # PEFT's configuration, from the header or the file beside
+    peft: Mapping[str, ModuleConfig]  # by module, what PEFT's configuration says in the header or the file beside
 
     def close(self) -> None:
         self.file.close()
@@ -86,12 +80,9 @@ def read_lora(path: Path) -> LoraFile:
     header = read_header(path)
     try:
         pieces = {key: Piece(key, header.file, *stored) for key, stored in header.tensors.items()}
-        return LoraFile(
-            file=header.file,
-            modules=_modules(path, pieces),
-            metadata=header.metadata,
-            adapter=_adapter(path, header.metadata),
-        )
+        modules = _modules(path, pieces)
+        peft = read_config(path, header.metadata, modules)
+        return LoraFile(file=header.file, modules=modules, metadata=header.metadata, peft=peft)
     except BaseException:
         header.file.close()
         raise
@@ -213,15 +204,15 @@ def _low_rank(lora: LoraFile, module: str, target: Target) -> LowRank:
 
 
 def scale_of(lora: LoraFile, module: str, rank: int | None) -> float:
-    """alpha / rank, of the module's own alpha, else PEFT's, else kohya's for the whole file; 1 where there is none, and
-    of LoKr's whole factors. Raises ValueError."""
+    """Return alpha / rank, of the module's own alpha, else PEFT's, else kohya's for the whole file; 1 where there is
+    none, and of LoKr's whole factors, but for PEFT's. Raise ValueError."""
+    own = lora.modules[module].scales.get("alpha")
+    if own is None and module in lora.peft:
+        return lora.peft[module].scale(rank)
     if rank is None:
         return 1.0
-    own = lora.modules[module].scales.get("alpha")
     if own is not None:
         return _alpha(own) / rank
-    if lora.adapter:
-        return _peft_scale(lora.adapter, module, rank)
     whole = lora.metadata.get("ss_network_alpha", "None")
     if whole in ("None", ""):
         return 1.0
@@ -246,50 +237,3 @@ def _finite(value: float) -> float:
     if not math.isfinite(value):
         raise ValueError(f"alpha is {value}")
     return value
-
-
-# PEFT's configuration
-
-
-def _adapter(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Of the header, else of the file beside one that PEFT saved."""
-    beside = path.with_name(ADAPTER_CONFIG)
-    if _METADATA in metadata:
-        raw, where = metadata[_METADATA].encode(), f"{path} ({_METADATA})"
-    elif path.name == ADAPTER and is_file(beside):
-        file = open_regular(beside)
-        try:
-            if file.size > MAX_CONFIG:
-                raise bad(beside, f"has {file.size} bytes; at most {MAX_CONFIG} are read")
-            raw, where = file.read(0, file.size), str(beside)
-        finally:
-            file.close()
-    else:
-        return {}
-    data = strict_json(raw, where, depth=4, values=20_000)
-    if not isinstance(data, dict):
-        raise bad(where, "is not a JSON object")
-    return data
-
-
-def _peft_scale(adapter: Mapping[str, Any], module: str, rank: int) -> float:
-    """By the component's configuration, behind its name where there are several (`transformer.lora_alpha`)."""
-    mine = [prefix for prefix in _CONFIGURED if module.startswith(prefix)]
-    there = [prefix for prefix in _CONFIGURED if any(key.startswith(prefix) for key in adapter)]
-    for prefix in (*mine, "", *(there if len(there) == 1 else ())):  # the last for bare names of one component
-        own = {key.removeprefix(prefix): value for key, value in adapter.items() if key.startswith(prefix)}
-        if own.get("lora_alpha") is not None:
-            alpha = _pattern(own.get("alpha_pattern"), module, own["lora_alpha"])
-            return alpha / (math.sqrt(rank) if own.get("use_rslora") is True else rank)
-    return 1.0
-
-
-def _pattern(patterns: object, module: str, usual: object) -> float:
-    """The alpha of the longest of `patterns` that `module` ends in, else the `usual` one. Raises ValueError."""
-    value = usual
-    if isinstance(patterns, dict):
-        ends = [key for key in patterns if f".{module}".endswith(f".{key.removeprefix('^')}")]
-        value = patterns[max(ends, key=len)] if ends else usual
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"lora_alpha is {clean(value, 30)!r}, not a number")
-    return _finite(float(value))

@@ -17,7 +17,7 @@ from qwenimg.backends.torch.ops import quantised as on_torch
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.codes.affine import Affine
 from qwenimg.common.codes.gguf_blocks import CHUNK, KEPT, READERS, Blocks
-from qwenimg.common.formats.gguf_types import named
+from qwenimg.common.formats.gguf_types import TYPES, named
 from qwenimg.common.weights import keys, quantise
 from qwenimg.common.weights.plan import Entry, LoadPlan, read, read_codes
 from qwenimg.common.weights.storage import Dense, Packed
@@ -192,10 +192,12 @@ def test_dimensions_of_one(tmp_path: Path) -> None:
                 keys.plan(tmp_path / "a.gguf", "transformer", {"a.weight": shape})
 
 
-def test_a_type_that_is_not_read_is_named(tmp_path: Path) -> None:
-    blocks = np.zeros((2, 66), np.uint8)
-    write(tmp_path / "a.gguf", {"a.weight": (blocks, "IQ2_XXS")}, None)
-    with pytest.raises(ModelError, match=r"a\.gguf: tensor 'a\.weight' is IQ2_XXS, which is not read"):
+@pytest.mark.parametrize("type", [type.name for type in TYPES.values() if type.values > 1 and type.name not in READERS])
+def test_a_type_that_is_not_read_is_named(type: str, tmp_path: Path) -> None:
+    """Every one that ggml has, with those that are read."""
+    blocks = np.zeros((2, named(type).bytes * 256 // named(type).values), np.uint8)
+    write(tmp_path / "a.gguf", {"a.weight": (blocks, type)}, None)
+    with pytest.raises(ModelError, match=rf"a\.gguf: tensor 'a\.weight' is {type}, which is not read.*Q8_0.*IQ4_XS"):
         keys.plan(tmp_path / "a.gguf", "transformer", {"a.weight": (2, 256)})
 
 

@@ -37,7 +37,7 @@ DIT = QwenDiTConfig(
 TEXT = QwenVLConfig(
     hidden_size=64,
     intermediate_size=256,
-    num_hidden_layers=2,
+    num_hidden_layers=3,
     num_attention_heads=4,
     num_key_value_heads=2,
     vocab_size=640,
@@ -127,11 +127,11 @@ def lossy(tmp_path_factory: pytest.TempPathFactory, weights: dict[str, dict[str,
         }
         for part, values in weights.items()
     }
-    for layer, type in enumerate(("Q4_K", "Q6_K")):
+    for layer, type in enumerate(("Q4_K", "Q6_K", "IQ4_XS")):
         name = f"blk.{layer}.ffn_down.weight"
         assert made["text_encoder"][name][0].shape == (64, 256)
         blocks = random_blocks(type, 64, 256, layer).reshape(64, named(type).bytes)
-        for at in {"Q4_K": (0, 2), "Q6_K": (208,)}[type]:
+        for at in {"Q4_K": (0, 2), "Q6_K": (208,), "IQ4_XS": (0,)}[type]:
             blocks[:, at : at + 2] = np.full(64, 2e-4, "<f2").view(np.uint8).reshape(-1, 2)
         made["text_encoder"][name] = (blocks, type)
     for part, tensors in made.items():

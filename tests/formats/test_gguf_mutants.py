@@ -19,16 +19,24 @@ from qwenimg.common.formats.headers import read_header
 from qwenimg.common.weights import keys, quantise
 
 NUMBERS = {type.name: number for number, type in TYPES.items()}
-SHAPES = {"a.weight": (3, 256), "b.weight": (2, 96), "c.weight": (4, 64), "bias": (7,), "conv": (4, 8, 3, 3)}
+SHAPES = {
+    "a.weight": (3, 256),
+    "b.weight": (2, 96),
+    "c.weight": (4, 64),
+    "d.weight": (2, 256),
+    "bias": (7,),
+    "conv": (4, 8, 3, 3),
+}
 
 
 def sample() -> bytes:
-    """A little of all that there is: keys of several types, a vocabulary, a true shape, five types of tensors."""
+    """A little of all that there is: keys of several types, a vocabulary, a true shape, six types of tensors."""
     rng = np.random.default_rng(1)
     tensors = {
         "a.weight": ("Q4_K", random_blocks("Q4_K", 3, 256, 1)),
         "b.weight": ("Q8_0", random_blocks("Q8_0", 2, 96, 2)),
         "c.weight": ("Q5_1", random_blocks("Q5_1", 4, 64, 3)),
+        "d.weight": ("IQ4_XS", random_blocks("IQ4_XS", 2, 256, 4)),
         "bias": ("F32", rng.standard_normal(7).astype("<f4")),
         "conv": ("F16", rng.standard_normal((9, 32)).astype("<f2")),
     }

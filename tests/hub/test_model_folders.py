@@ -161,13 +161,81 @@ def test_each_kind_is_looked_for_where_comfyui_has_it(comfy: Path, given: str, t
     }
     for (name, kind), path in found.items():
         assert folders.locate(name, kind) == str(path), (name, kind)
-    for name, kind in (("v", "model"), ("tiny", "vae"), ("qwen-image", "model"), ("nothing", "lora"), ("a/b", "vae")):
+    for name, kind in (("qwen-image", "model"), ("a/b", "vae")):
         assert folders.locate(name, kind) == name
-    with pytest.raises(ModelError, match=r"v\.safetensors: no such file, nor a loras of --models-dir .*ComfyUI"):
-        folders.locate("v.safetensors", "lora")
+    for name, kind in (("v", "model"), ("tiny", "vae"), ("nothing", "lora"), ("v.safetensors", "lora")):
+        with pytest.raises(ModelError) as caught:
+            folders.locate(name, kind)
+        said = str(caught.value)
+        assert f"{name}: no such file, nor a {model_folders.KINDS[kind][0]} of --models-dir " in said
+        searched = {"model": ("checkpoints", "diffusers"), "vae": ("vae",), "lora": ("loras", "elsewhere")}[kind]
+        assert all(folder in said.split("looked in ")[1] for folder in searched) and len(said) <= 300
     style, extra = models / "loras/style.safetensors", tmp_path / "elsewhere/extra.safetensors"
     assert folders.lora("style:0.25; extra ; none") == f"{style}:0.25; {extra}:1.0"
     assert folders.lora("someone/lora:0.5") == "someone/lora:0.5"
+
+
+WEBUI_FILES = {
+    ("a.safetensors", "model"): "Stable-diffusion/sdxl/a.safetensors",
+    ("q", "transformer"): "Stable-diffusion/q.gguf",
+    ("t", "text_encoder"): "text_encoder/t.safetensors",
+    ("v", "vae"): "VAE/v.safetensors",
+    ("style", "lora"): "Lora/characters/style.safetensors",
+    ("old", "lora"): "LyCORIS/old.safetensors",
+}
+INVOKE_FILES = {
+    ("a.safetensors", "model"): "sd-1/main/a.safetensors",
+    ("x", "model"): "sdxl/main/x",
+    ("q", "transformer"): "qwen-image/main/q.gguf",
+    ("clip-l", "text_encoder"): "any/clip_embed/clip-l",
+    ("v", "vae"): "sdxl/vae/v",
+    ("w", "vae"): "any/vae/w.safetensors",
+    ("style", "lora"): "sdxl/lora/style.safetensors",
+    ("new", "lora"): "0b3e8f52-6f0b-4a51-9b63-0d1f9f3c7a11/new.safetensors",
+    ("n", "vae"): "1b3e8f52-6f0b-4a51-9b63-0d1f9f3c7a11/n",
+    ("whole", "model"): "2b3e8f52-6f0b-4a51-9b63-0d1f9f3c7a11/whole",
+}
+
+
+@pytest.mark.parametrize("files", [WEBUI_FILES, INVOKE_FILES], ids=["A1111", "InvokeAI"])
+@pytest.mark.parametrize("given", ["root", "root/models"])
+def test_each_kind_is_looked_for_where_other_programs_have_it(
+    files: dict[tuple[str, str], str], given: str, tmp_path: Path, cache: Path
+) -> None:
+    models = tmp_path / "root/models"
+    for (_, kind), name in files.items():
+        inside = {"model": "model_index.json"}.get(kind, "config.json")
+        write(models / name if Path(name).suffix else models / name / inside, "{}")
+    write(models / "embeddings/e.safetensors")
+    folders = read_folders([tmp_path / given])
+    for (name, kind), path in files.items():
+        assert folders.locate(name, kind) == str(models / path), (name, kind)
+        assert folders.of_any_kind(name) == str(models / path)
+    for name, kind in (("style", "vae"), ("t", "lora"), ("e", "lora"), ("v.safetensors", "model")):
+        with pytest.raises(ModelError, match=r"no such file, nor .*; looked in (models/)?[A-Za-z]"):
+            folders.locate(name, kind)
+    with pytest.raises(ModelError, match=r"nothing: no such file, nor a file of --models-dir .*looked in"):
+        folders.of_any_kind("nothing")
+
+
+def test_a_message_is_short_whatever_the_names(tmp_path: Path, cache: Path) -> None:
+    root = tmp_path / ("d" * 200)
+    for base in model_folders.INVOKE_BASES:
+        write(root / "models" / base / "main" / "a.txt")
+    write(root / comfy_paths.NAME, "".join(f"g{i}:\n  checkpoints: {'c' * 200}{i}\n" for i in range(30)))
+    for i in range(30):
+        (root / f"{'c' * 200}{i}").mkdir()
+    with pytest.raises(ModelError) as caught:
+        read_folders([root]).locate("n" * 500, "model")
+    assert len(str(caught.value)) <= 300 and "looked in" in str(caught.value)
+
+
+def test_a_program_that_has_no_folder_for_it(tmp_path: Path, cache: Path) -> None:
+    write(tmp_path / "models/VAE/v.safetensors")
+    with pytest.raises(ModelError, match="looked in no folder, as it has none for it"):
+        read_folders([tmp_path]).locate("a", "lora")
+    with pytest.raises(ModelError, match=r"did you mean sdxl\?"):
+        read_folders([tmp_path]).locate("sdlx", "model")
 
 
 def test_what_is_there_by_that_name_comes_first(comfy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +263,8 @@ def test_a_search_ends(comfy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start = time.process_time()
     for i in range(100):
         write(comfy / f"models/vae/z{i}.txt")
-    assert read_folders([comfy]).locate("not there", "vae") == "not there"
+    with pytest.raises(ModelError, match="not there: no such file"):
+        read_folders([comfy]).locate("not there", "vae")
     assert time.process_time() - start < 1
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -136,6 +138,108 @@ def test_qwen_image_against_diffusers(name: str, tmp_path: Path) -> None:
     found = loras.fit(loras.read_lora(file), (part("transformer", shapes, DENOISER),))["transformer"]
     pipe = QwenImagePipeline(transformer=model, vae=None, text_encoder=None, tokenizer=None, scheduler=None)
     compare(found, before, fused_by_diffusers(model, lambda: pipe.load_lora_weights(file)))
+
+
+# Rules of `alpha_pattern` and `rank_pattern`, in the order in which they stand in the file.
+PATTERNS: dict[str, tuple[dict[str, float], dict[str, int]]] = {
+    "literal": ({"blocks.0.attn.to_q": 3, "to_v": 5}, {"mlp": 2}),
+    "the first wins, not the longest": ({"to_q": 3, "blocks.1.attn.to_q": 7}, {"to_k": 2, "attn.to_k": 3}),
+    "expressions": ({r"blocks\.[12]\.attn\.to_(q|k)": 3, r".*\.10\..*": 5}, {r"attn\.to_\w": 3}),
+    "a point is any character": ({"blocks.1.attn.to.q": 3}, {}),
+    "from the start": ({"^blocks.1.attn.to_q": 3, "^head": 2}, {}),
+    "a whole name and no part of one": ({"mlp": 3}, {"head": 2}),
+    "a choice": ({"to_q|to_v": 3}, {"mlp|head": 2}),
+    "lazy, counted and classes": ({r"blocks.[^.]+?.attn.to_[k-q]": 3, r"blocks\.\d{2}\.mlp": 4}, {}),
+}
+
+
+class Patterned(torch.nn.Module):
+    """Blocks 0, 1, 2 and 10, a head, and a layer whose name ends in another's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = torch.nn.ModuleDict({name: torch.nn.Linear(8, 8) for name in ("to_q", "to_k", "to_v")})
+        block = {"attn": layers, "mlp": torch.nn.Linear(8, 8)}
+        self.blocks = torch.nn.ModuleDict({i: torch.nn.ModuleDict(copy.deepcopy(block)) for i in ("0", "1", "2", "10")})
+        self.head = torch.nn.Linear(8, 8)
+        self.ahead = torch.nn.Linear(8, 8)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("rslora", [False, True])
+def test_scales_by_patterns_are_those_of_a_model_that_peft_loads(name: str, rslora: bool, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    alphas, ranks = PATTERNS[name]
+    config = peft.LoraConfig(
+        r=4, lora_alpha=2, alpha_pattern=alphas, rank_pattern=ranks, target_modules="all-linear", use_rslora=rslora
+    )
+    peft.get_peft_model(Patterned(), config).save_pretrained(tmp_path)  # sorts the patterns
+    file = tmp_path / "adapter_config.json"
+    saved = json.loads(file.read_text()) | {"alpha_pattern": alphas, "rank_pattern": ranks}
+    file.write_text(json.dumps(saved))
+    loaded = peft.PeftModel.from_pretrained(Patterned(), tmp_path)
+    expected = {path: layer.scaling["default"] for path, layer in loaded.named_modules() if hasattr(layer, "scaling")}
+    lora = loras.read_lora(tmp_path)
+    scales = {module: loras.scale_of(lora, module, _rank(lora, module)) for module in lora.modules}
+    assert scales == expected and len(set(scales.values())) > 1
+    lora.close()
+
+
+@pytest.mark.parametrize("kind", ["LoHaConfig", "LoKrConfig", "LoKrConfig, whole"])
+def test_loha_and_lokr_that_peft_saved(kind: str, tmp_path: Path) -> None:
+    """By its `alpha`, also of LoKr's whole factors, which other programs give none."""
+    peft = pytest.importorskip("peft")
+    rank = 64 if "whole" in kind else 2
+    config = getattr(peft, kind.split(",")[0])(
+        r=rank, alpha=3, alpha_pattern={r"blocks\.1\..*": 5}, target_modules=["to_q", "mlp"], init_weights=False
+    )
+    model = Patterned()
+    before = {name: value.detach().numpy().copy() for name, value in model.named_parameters()}
+    with_peft = peft.get_peft_model(model, config)
+    with_peft.save_pretrained(tmp_path)
+    after = dict(with_peft.merge_and_unload().named_parameters())
+    shapes = {name: value.shape for name, value in before.items()}
+    found = loras.fit(loras.read_lora(tmp_path), (part("transformer", shapes, DENOISER),))["transformer"]
+    compare(found, before, {name: after[name].detach().numpy() for name in before})
+
+
+def test_dora_at_a_strength_is_a_share_of_the_change_and_not_pefts(tmp_path: Path) -> None:
+    """At strength 1 the weight is PEFT's; at s it is W + s (W' - W), as in ComfyUI, where PEFT scales the product alone
+    and keeps the magnitude whole."""
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, lora_alpha=8, use_dora=True, target_modules="all-linear", init_lora_weights=False)
+    model = Patterned()
+    with_peft = peft.get_peft_model(model, config)
+    for name, parameter in with_peft.named_parameters():
+        if "magnitude" in name:
+            parameter.data *= 1 + 0.3 * torch.rand(parameter.shape, generator=torch.Generator().manual_seed(len(name)))
+    with_peft.save_pretrained(tmp_path)
+    layers = {name: layer for name, layer in with_peft.base_model.model.named_modules() if hasattr(layer, "lora_A")}
+    before = {f"{name}.weight": layer.base_layer.weight.detach().numpy().copy() for name, layer in layers.items()}
+    changed: dict[float, dict[str, np.ndarray]] = {}
+    for strength in (1.0, 0.5):
+        copied = copy.deepcopy(with_peft)
+        for layer in copied.modules():
+            if hasattr(layer, "set_scale"):
+                layer.set_scale("default", strength)
+        merged = dict(copied.merge_and_unload().named_parameters())
+        changed[strength] = {name: merged[name].detach().numpy() for name in before}
+    found = loras.fit(loras.read_lora(tmp_path), (part("t", {n: w.shape for n, w in before.items()}, DENOISER),))["t"]
+    half = loras.strengthened({"t": found}, 0.5)["t"]
+    away = []
+    for name, weight in before.items():
+        whole = weight + found[name][0].added(weight)
+        assert np.abs(whole - changed[1.0][name]).max() < TOLERANCE * np.abs(whole).max()
+        ours = weight + half[name][0].added(weight)
+        exact = weight.astype(np.float64) + 0.5 * (changed[1.0][name].astype(np.float64) - weight)
+        assert np.abs(ours - exact).max() < TOLERANCE * np.abs(exact).max()
+        away.append(np.linalg.norm(ours - changed[0.5][name]) / np.linalg.norm(changed[0.5][name] - weight))
+    print(f"of the change that PEFT makes at 0.5, ours is {min(away):.2f} to {max(away):.2f} away")
+    assert min(away) > 0.05
+
+
+def _rank(lora: loras.LoraFile, module: str) -> int:
+    return lora.modules[module].parts["down"].shape[0]
 
 
 SD = {

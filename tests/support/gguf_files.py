@@ -98,7 +98,7 @@ def random_blocks(type: str, rows: int, width: int, seed: int) -> np.ndarray:
 
 
 HALVES: dict[str, Any] = {
-    **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL"), (0,)),
+    **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "IQ4_XS"), (0,)),
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
     "Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,),
 }  # fmt: skip

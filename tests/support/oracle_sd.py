@@ -2,6 +2,8 @@
 
 - `clip_skip` of SD 1.x and 2.x looks for an attribute that transformers 5 no longer has: it is given.
 - PNDM starts image-to-image with the wrong entries of its list of times: other schedulers are used there.
+- The loader of LoRAs gives every module of a text encoder the alpha that most of them have, since the names that it
+  makes for other alphas are not those of the modules: each alpha is folded into its factor before.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 
 @cache
@@ -45,3 +48,17 @@ def generate(folder: Path, class_name: str, *, seed: int = 0, **asked: Any) -> t
         pixels = pipe.vae.decode(z, return_dict=False)[0]
     image = pipe.image_processor.postprocess(pixels, output_type="np")[0]
     return final.numpy(), (image * 255).round().astype(np.float64)
+
+
+def load_lora(pipe: Any, path: Path, folded: Path) -> None:
+    """Add the kohya file `path` to the weights of `pipe`, through the file `folded` in which each alpha is its rank."""
+    tensors = load_file(path)
+    for key in [key for key in tensors if key.endswith(".alpha")]:
+        module = key.removesuffix(".alpha")
+        rank = len(tensors[f"{module}.lora_down.weight"])
+        tensors[f"{module}.lora_up.weight"] *= tensors[key] / rank
+        tensors[key] = torch.tensor(float(rank))
+    save_file(tensors, folded)
+    pipe.load_lora_weights(folded)
+    pipe.fuse_lora(components=[name for name in ("unet", "text_encoder", "text_encoder_2") if hasattr(pipe, name)])
+    pipe.unload_lora_weights()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from qwenimg.common.codes.bits import widened
 from qwenimg.common.networks import qwen_dit
 from qwenimg.common.precision.precision import BF16, FP32
 from qwenimg.common.weights import lora as loras
+from qwenimg.common.weights import module_patterns, peft_config
 from qwenimg.common.weights.lora_names import DENOISER, Names, part
 from qwenimg.common.weights.plan import Entry, LoadPlan, fused, read
 
@@ -83,11 +86,11 @@ def test_factors_in_fewer_bits(dtype: torch.dtype, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_peft_saved_has_its_alpha_beside(tmp_path: Path) -> None:
-    cases.written(tmp_path / loras.ADAPTER, {PATH: cases.lora(SHAPE, 1)}, cases.QWEN["PEFT"])
-    (tmp_path / loras.ADAPTER_CONFIG).write_text(json.dumps({"lora_alpha": 2, "r": 4, "use_rslora": False}))
+    cases.written(tmp_path / peft_config.ADAPTER, {PATH: cases.lora(SHAPE, 1)}, cases.QWEN["PEFT"])
+    (tmp_path / peft_config.ADAPTER_CONFIG).write_text(json.dumps({"lora_alpha": 2, "r": 4, "use_rslora": False}))
     assert fitted(tmp_path)[PATH][0].scale == 0.5
-    config = {"lora_alpha": 2, "r": 4, "alpha_pattern": {"attn.to_q": 8, "to_k": 3}}
-    (tmp_path / loras.ADAPTER_CONFIG).write_text(json.dumps(config))
+    config = {"lora_alpha": 2, "r": 4, "alpha_pattern": {"attn.to_q": 8}}
+    (tmp_path / peft_config.ADAPTER_CONFIG).write_text(json.dumps(config))
     assert fitted(tmp_path)[PATH][0].scale == 2.0
 
 
@@ -334,10 +337,107 @@ METADATA = {
 }
 
 
+def peft(**config: object) -> dict[str, str]:
+    return {"lora_adapter_metadata": json.dumps({"lora_alpha": 2, "r": 4} | config)}
+
+
+METADATA |= {
+    "rank of peft": (peft(r=8), "its factors have rank 4, PEFT's configuration says 8"),
+    "rank by a pattern": (peft(rank_pattern={".*to_q": 5}), "rank 4, PEFT's configuration says 5"),
+    "no rank": (peft(r=True), "r is 'True', not a whole number"),
+    "rank 0": (peft(r=0), "r is '0', not a whole number"),
+    "alpha by a pattern": (peft(alpha_pattern={"to_q": [1]}), "lora_alpha is '[1]', not a number"),
+    "a list of patterns": (peft(alpha_pattern=["to_q"]), "alpha_pattern is \"['to_q']\", not an object"),
+    "of no module": (peft(alpha_pattern={"to_q": 1, "to_k": 2}), "alpha_pattern pattern 'to_k' matches none"),
+    "of no module, ranks": (peft(rank_pattern={"attn": 4}), "rank_pattern pattern 'attn' matches none"),
+    "of a component that is not there": (
+        {"lora_adapter_metadata": json.dumps({"text_encoder.alpha_pattern": {"to_q": 1}, "transformer.r": 4})},
+        "'to_q' matches none",
+    ),
+    "changes the base": (peft(init_lora_weights="pissa_niter_4"), "init_lora_weights 'pissa_niter_4'"),
+}
+
+
 @pytest.mark.parametrize("name", METADATA)
 def test_metadata_is_read_strictly(name: str, tmp_path: Path) -> None:
     metadata, says = METADATA[name]
     assert says in refusal({key: value.clone() for key, value in GOOD.items()}, tmp_path, metadata)
+
+
+# PEFT's patterns
+
+NAMES_OF_MODULES = ["a.b", "ab", "b.a.ab", "blocks.0.attn.to_q", "blocks.10.attn.to_k", "a", "aab.bba", "0.a-b_c"]
+PIECES = (
+    "a", "b", ".", "\\.", "[ab]", "[^.]", "\\d", "\\w+", "*", "+", "?", "(", ")", "|", "(?:", "^", "$", "{1,2}", "{2}",
+    "*?", "0", "attn", "to_q", "[0-9]", "{,1}", "{1,}", "]", "}", "[]a]", "\\-", "_", "??", "\\D", "(?=", "\\1", "\\b",
+    "{", "[",
+)  # fmt: skip
+HOSTILE = {
+    "repeats of repeats": "(a+)+$",
+    "repeats of repeats, hidden": "((a|b)*c?)*x",
+    "counted repeats of repeats": "((a{1,99}){1,99}){1,99}",
+    "deep groups": "(" * 200 + "a" + ")" * 200,
+    "not closed": "(to_q",
+    "closed twice": "to_q)|(to_k",  # ends PEFT's own group
+    "a class that is not closed": "[to_q",
+    "a class the wrong way round": "[z-a]",
+    "a set of sets": "[[a]&&[b]]",
+    "a repeat of nothing": "*to_q",
+    "a possessive repeat": "a++",
+    "a reference back": "(a)\\1",
+    "a look ahead": "(?!to_k).*",
+    "flags": "(?i)TO_Q",
+    "numbers the wrong way round": "a{5,2}",
+    "a long one": "a" * 513,
+    "a zero byte in an escape": "\\",
+}
+
+
+def test_patterns_match_what_peft_matches() -> None:
+    """Random expressions: each that is read is one of `re` and matches the same names; enough of both kinds."""
+    generator = random.Random(1)
+    read_ = matches = 0
+    for _ in range(8_000):
+        pattern = "".join(generator.choice(PIECES) for _ in range(generator.randint(0, 9)))
+        expected = []
+        try:
+            made = [name for name in NAMES_OF_MODULES if name in first_matches(pattern, NAMES_OF_MODULES)]
+        except ValueError as error:
+            if "matches none" not in str(error):
+                continue
+            made = []
+        expected = [name for name in NAMES_OF_MODULES if re.match(rf"(.*\.)?({pattern})$", name)]
+        assert made == expected, pattern
+        read_, matches = read_ + 1, matches + len(made)
+    print(f"{read_} patterns read, {matches} matches")
+    assert read_ > 1_500 and matches > 500
+
+
+def first_matches(pattern: str, names: list[str]) -> dict[str, str]:
+    return module_patterns.first_matches([pattern], names)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_pattern_that_is_not_read_is_refused(name: str, tmp_path: Path) -> None:
+    message = refusal(GOOD, tmp_path, peft(alpha_pattern={HOSTILE[name]: 1}))
+    assert "alpha_pattern pattern" in message and "is not read: " in message
+
+
+@pytest.mark.parametrize("pattern", ["a?" * 100 + "a{99}", "(?:a|a)" * 60 + "x", ".*" * 200 + "x", "a*" * 200 + "x"])
+def test_a_pattern_that_takes_backtracking_for_ever_takes_few_steps(
+    pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module_patterns, "MAX_STEPS", 20_000)
+    with pytest.raises(ValueError, match="matches none"):
+        first_matches(pattern, ["a" * 90 + "b"])
+
+
+def test_patterns_that_take_long_together_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    patterns = {f"{'.*' * 100}z{i}.*": 1 for i in range(100)}
+    monkeypatch.setattr(module_patterns, "MAX_STEPS", 10_000)
+    assert "take too long" in refusal(GOOD, tmp_path, peft(alpha_pattern=patterns))
+    many = {str(i): 1 for i in range(module_patterns.MAX_PATTERNS + 1)}
+    assert "at most 5000 are read" in refusal(GOOD, tmp_path, peft(alpha_pattern=many))
 
 
 def test_a_pickle_is_never_read(tmp_path: Path) -> None:

@@ -46,7 +46,10 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
     if whole and choices.tokenizer is not None:
         raise UsageError(f"--tokenizer is for a model that has none; {clean(folder, 80)} has its own")
     places = {name: choices.part(name) or folder / name for name in _NETWORKS}
-    configs = {name: _config(name, [places[name], folder / name], published=not whole) for name in _NETWORKS}
+    configs = {
+        name: _config(name, [places[name], folder / name], published=not whole or choices.part(name) is not None)
+        for name in _NETWORKS
+    }
     _check_fit(folder, configs["transformer"], configs["text_encoder"], configs["vae"])
     vocabulary: int = configs["text_encoder"].vocab_size
     scheduler = folder / "scheduler" / "scheduler_config.json"
@@ -73,7 +76,7 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
 
 
 def _config(name: str, folders: list[Path], *, published: bool) -> Any:
-    """Of the first of `folders` that has one, else of the last, or where it is so the published. Raises ModelError."""
+    """Return the configuration in the first of `folders` that has one, else the `published` one. Raise ModelError."""
     found = next((folder for folder in folders if is_file(folder / "config.json")), None)
     if found is None and published:
         return _NETWORKS[name].config()

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices, Prediction
-from qwenimg.common.families.components import component, open_component, read_config
+from qwenimg.common.families.components import component, on_paper, open_component, read_config
 from qwenimg.common.families.stable_diffusion import single_file
+from qwenimg.common.families.stable_diffusion.absent_parts import (
+    absent_of_file,
+    is_absent,
+    lacks,
+    may_be_given,
+    stand_ins,
+)
 from qwenimg.common.families.stable_diffusion.find_tokenizer import find_clip_tokenizer
+from qwenimg.common.families.stable_diffusion.ldm_configs import KINDS
 from qwenimg.common.families.stable_diffusion.single_file import PREDICTIONS, SingleFile
 from qwenimg.common.families.stable_diffusion.text_files import open_text
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.networks import clip, kl_vae, unet
 from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.kl_vae import KLVAEConfig
+from qwenimg.common.networks.network import Network
+from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.prompts import clip as clip_tokenizer
 from qwenimg.common.prompts.clip import CLIPTokenizer
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component, TokenizerFiles
@@ -68,44 +79,61 @@ def facts(checkpoint: Checkpoint) -> Facts:
 
 
 def open_checkpoint(path: Path, choices: Choices) -> Checkpoint:
-    """The model in the folder or file `path`. Raises ModelError."""
+    """The model in the folder or file `path`, with the parts that `choices` has elsewhere. Raises ModelError and
+    UsageError."""
     if is_file(path):
-        checkpoint = open_file(path, choices)
-    else:
-        if choices.tokenizer is not None:
-            raise UsageError(f"--tokenizer is for a Stable Diffusion model in one file; {clean(path, 80)} has its own")
-        checkpoint = open_folder(path, whole=choices.whole)
-        if choices.prediction is not None:
-            checkpoint = with_prediction(checkpoint, choices.prediction)
-    return with_parts(checkpoint, choices)
+        return open_file(path, choices)
+    if choices.tokenizer is not None:
+        raise UsageError(f"--tokenizer is for a Stable Diffusion model in one file; {clean(path, 80)} has its own")
+    checkpoint = open_folder(path, choices)
+    return checkpoint if choices.prediction is None else with_prediction(checkpoint, choices.prediction)
 
 
-def open_folder(folder: Path, *, whole: bool = False) -> Checkpoint:
-    """Reads every configuration and header of `folder` and holds them against the manifests. Raises ModelError."""
+def open_folder(folder: Path, choices: Choices) -> Checkpoint:
+    """Read every configuration and header of `folder` and of the parts that are elsewhere, and hold them against the
+    manifests. Raise ModelError and UsageError."""
     index = read_json(folder / "model_index.json")
     sdxl = PIPELINES[str(index.get("_class_name"))]
     texts = [""] if not sdxl else [part for part in ("", "_2") if _has(index, f"text_encoder{part}")]
     networks = {"unet": unet.NETWORK, "vae": kl_vae.NETWORK} | {f"text_encoder{part}": clip.NETWORK for part in texts}
-    configs = {name: read_config(network, folder / name) for name, network in networks.items()}
+    there = [name for name in networks if is_file(folder / name / "config.json") or name not in may_be_given(choices)]
+    configs = {name: read_config(networks[name], folder / name) for name in there}
+    kind = _kind(sdxl, texts, configs.get("unet"))
+    own_texts = {name: config for name, config in configs.items() if name.startswith("text_encoder")}
+    absent = [name for name in networks if name not in there]
+    components = stand_ins(folder, kind, absent, configs.get("unet"), own_texts, choices)
     scheduler = folder / "scheduler" / "scheduler_config.json"
-    components = {}
+    faults: dict[str, ModelError] = {}
     with closed_on_failure() as keep:
-        for name, network in networks.items():
-            components[name] = open_component(network, folder / name, configs[name], name, whole=whole)
-            keep(components[name].plan)
-        return check(
-            Checkpoint(
-                source=folder,
-                components=components,
-                tokenizers={
-                    f"text_encoder{part}": _tokenizer(folder / f"tokenizer{part}", configs[f"text_encoder{part}"])
-                    for part in texts
-                },
-                scheduler=parse_diffusion(read_json(scheduler, infinities=True), scheduler),
-                zeros_for_empty=sdxl and index.get("force_zeros_for_empty_prompt", True) is True,
-            ),
-            sdxl=sdxl,
+        for name in there:
+            try:
+                part = open_component(networks[name], folder / name, configs[name], name, whole=choices.whole)
+            except ModelError as error:
+                if name not in may_be_given(choices):
+                    raise
+                part, faults[name] = on_paper(networks[name], configs[name], "float32"), error
+            components[name] = part
+            keep(part.plan)
+        checkpoint = Checkpoint(
+            source=folder,
+            components={name: components[name] for name in networks},
+            tokenizers={},
+            scheduler=parse_diffusion(read_json(scheduler, infinities=True), scheduler),
+            zeros_for_empty=sdxl and index.get("force_zeros_for_empty_prompt", True) is True,
         )
+        checkpoint = with_parts(checkpoint, choices, sdxl=sdxl, faults=faults)
+        tokenizers = {
+            name: _tokenizer(folder / name.replace("text_encoder", "tokenizer"), text.config)
+            for name, text in checkpoint.texts.items()
+        }
+        return replace(checkpoint, tokenizers=tokenizers)
+
+
+def _kind(sdxl: bool, texts: list[str], config: UNetConfig | None) -> str:
+    """Return the type of a folder, of `single_file.KINDS`."""
+    if sdxl:
+        return "sdxl" if "" in texts else "sdxl-refiner"
+    return "sd2" if config is not None and config.cross_attention_dim == clip.OPEN_CLIP_H.hidden_size else "sd1"
 
 
 def _tokenizer(path: Path, config: CLIPConfig, pad: str | None = None) -> TokenizerFiles:
@@ -120,54 +148,66 @@ def _tokenizer(path: Path, config: CLIPConfig, pad: str | None = None) -> Tokeni
 
 
 def open_file(path: Path, choices: Choices) -> Checkpoint:
-    """The model in the file `path`, with the chosen tokenizer or the one that is found for it. Raises ModelError."""
+    """The model in the file `path` and the parts that are elsewhere, with the chosen tokenizer or the one that is found
+    for it. Raises ModelError and UsageError."""
     opened = single_file.open_file(path, choices.prediction)
     found = opened.found
     with ExitStack() as stack:
         stack.callback(opened.close)
-        if opened.unet is None or opened.vae is None or found.lacks:
-            lacking = ", ".join(found.lacks)
-            raise ModelError(f"{clean(path, 120)}: lacks {lacking}: give a file or a folder that has the whole model")
-        size = max(config.vocab_size for config in opened.texts.values())
-        tokenizer = find_clip_tokenizer(path, size, choices.tokenizer, choices.tokenizer_of_base)
-        plans = opened.plans
-        rows = {"unet": (unet.NETWORK, opened.unet), "vae": (kl_vae.NETWORK, opened.vae)}
+        components = absent_of_file(opened, choices) if found.lacks else {}
+        rows: dict[str, tuple[Network, Any]] = {
+            "unet": (unet.NETWORK, opened.unet),
+            "vae": (kl_vae.NETWORK, opened.vae),
+        }
         rows |= {name: (clip.NETWORK, config) for name, config in opened.texts.items()}
-        components = {name: component(*row, plans[name], whole=choices.whole) for name, row in rows.items()}
-        checkpoint = check(
-            Checkpoint(
-                source=path,
-                components=components,
-                tokenizers={
-                    name: _tokenizer(tokenizer, config, opened.pads[name]) for name, config in opened.texts.items()
-                },
-                scheduler=parse_diffusion(single_file.scheduler_fields(found), path),
-                zeros_for_empty=found.kind == "sdxl",
-            ),
-            sdxl=found.kind in ("sdxl", "sdxl-refiner"),
+        components |= {name: component(*rows[name], plan, whole=choices.whole) for name, plan in opened.plans.items()}
+        names = ["unet", "vae", *(text.component for text in KINDS[found.kind or "sd1"].texts)]
+        checkpoint = Checkpoint(
+            source=path,
+            components={name: components[name] for name in names},
+            tokenizers={},
+            scheduler=parse_diffusion(single_file.scheduler_fields(found), path),
+            zeros_for_empty=found.kind == "sdxl",
         )
+        checkpoint = with_parts(checkpoint, choices, sdxl=found.kind in ("sdxl", "sdxl-refiner"))
+        stack.callback(checkpoint.close)
+        size = max(text.config.vocab_size for text in checkpoint.texts.values())
+        tokenizer = find_clip_tokenizer(path, size, choices.tokenizer, choices.tokenizer_of_base)
+        tokenizers = {
+            name: _tokenizer(tokenizer, text.config, found.pads[name]) for name, text in checkpoint.texts.items()
+        }
+        stack.pop_all()
+        return replace(checkpoint, tokenizers=tokenizers)
+
+
+def with_parts(
+    checkpoint: Checkpoint, choices: Choices, *, sdxl: bool, faults: Mapping[str, ModelError] | None = None
+) -> Checkpoint:
+    """`checkpoint` with the parts that `choices` has in other folders or files, checked to belong together. `faults`
+    are of parts for which stand-ins are there. Raises ModelError and UsageError, and then `checkpoint` is closed."""
+    with ExitStack() as stack:
+        stack.callback(checkpoint.close)
+        texts: dict[str, Path] = {}
+        for path, opened in (
+            (choices.transformer, _open_unet),
+            (choices.text_encoder, open_text),
+            (choices.text_encoder_2, open_text),
+            (choices.vae, _open_vae),
+        ):
+            if path is not None:
+                checkpoint, name = _with(checkpoint, path, opened)
+                stack.pop_all()
+                stack.callback(checkpoint.close)
+                if opened is open_text and name in texts:
+                    shown = " and ".join(clean(file.name, 60) for file in (texts[name], path))
+                    raise UsageError(f"--text-encoder: {shown} are both the model's {name}; give one of them")
+                texts[name] = path
+        absent = [name for name, part in checkpoint.components.items() if is_absent(part)]
+        if absent:
+            raise (faults or {}).get(absent[0]) or lacks(checkpoint.source, absent)
+        check(checkpoint, sdxl=sdxl)
         stack.pop_all()
         return checkpoint
-
-
-def with_parts(checkpoint: Checkpoint, choices: Choices) -> Checkpoint:
-    """`checkpoint` with the parts that `choices` has in other folders or files. Raises ModelError and UsageError, and
-    then `checkpoint` is closed."""
-    texts: dict[str, Path] = {}
-    for path, opened in (
-        (choices.transformer, _open_unet),
-        (choices.text_encoder, open_text),
-        (choices.text_encoder_2, open_text),
-        (choices.vae, _open_vae),
-    ):
-        if path is not None:
-            checkpoint, name = _with(checkpoint, path, opened)
-            if opened is open_text and name in texts:
-                checkpoint.close()
-                shown = " and ".join(clean(file.name, 60) for file in (texts[name], path))
-                raise UsageError(f"--text-encoder: {shown} are both the model's {name}; give one of them")
-            texts[name] = path
-    return checkpoint
 
 
 _Opened = tuple[str, Component]  # and which of the model's it is
@@ -191,7 +231,6 @@ def _with(checkpoint: Checkpoint, path: Path, opened: Callable[[Checkpoint, Path
         name, part = opened(checkpoint, path)
         stack.callback(part.plan.close)
         changed = replace(checkpoint, components={**checkpoint.components, name: part})
-        check(changed, sdxl=facts(checkpoint).sdxl)
         used = {file for other in changed.components.values() for file in other.plan.files}
         if used.isdisjoint(checkpoint[name].plan.files):  # not one file that the others are still read from
             checkpoint[name].plan.close()

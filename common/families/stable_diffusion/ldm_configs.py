@@ -258,6 +258,8 @@ def clip_config(path: Path, header: Header, text: Text) -> tuple[str, CLIPConfig
         "hidden_act": "gelu" if text.open_clip else "quick_gelu",
         "eos_token_id": clip.LEGACY_EOS,
     }
-    if text.projected:
+    if text.projected and f"{text.prefix}text_projection.weight" in header.tensors:  # as transformers has it
+        data["projection_dim"] = _shape(path, behind(header, text.prefix), "text_projection.weight", 2)[0]
+    elif text.projected:
         data["projection_dim"] = _shape(path, shapes, "text_projection", 2)[1]
     return prefix, parse(CLIPConfig, data, source=path)

@@ -18,11 +18,15 @@ _PROJECTION = re.compile(r"(?P<owner>.+\.self_attn)\.(?P<letter>q|k|v|out)_proj"
 def names(checkpoint: Checkpoint) -> Names:
     """Of the UNet and the text encoders."""
     found = [_unet(checkpoint["unet"].config, checkpoint["unet"].plan.shapes)]
-    for name in checkpoint.texts:
-        prefixes = (TEXT_2 if name == "text_encoder_2" else TEXT_1) if len(checkpoint.texts) > 1 else (*TEXT_2, *TEXT)
-        weights = checkpoint[name].plan.shapes
-        found.append(part(name, weights, prefixes, {path: list(_clip(path)) for path in _paths(weights)}))
+    two = len(checkpoint.texts) > 1
+    found += [text_part(name, checkpoint[name].plan.shapes, two=two) for name in checkpoint.texts]
     return tuple(found)
+
+
+def text_part(name: str, weights: Manifest, *, two: bool) -> Part:
+    """Return the table of the text encoder `name`, the only one or one of two."""
+    prefixes = (TEXT_2 if name == "text_encoder_2" else TEXT_1) if two else (*TEXT_2, *TEXT)
+    return part(name, weights, prefixes, {path: list(_clip(path)) for path in _paths(weights)})
 
 
 def _unet(config: UNetConfig, weights: Manifest) -> Part:

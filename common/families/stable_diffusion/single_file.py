@@ -63,6 +63,11 @@ class Detected:
     lacks: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()  # one line each: what was found, and by what
 
+    @property
+    def pads(self) -> dict[str, str]:
+        """What pads the prompts of each text encoder of its type, also of one that it lacks."""
+        return {text.component: text.pad for text in KINDS[self.kind].texts} if self.kind else {}
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SingleFile:
@@ -79,11 +84,6 @@ class SingleFile:
     texts: dict[str, CLIPConfig]
     plans: dict[str, LoadPlan]
     ignored: int  # tensors that are known and of no use
-
-    @property
-    def pads(self) -> dict[str, str]:
-        """What pads the prompts of each text encoder."""
-        return {text.component: text.pad for text in self.found.texts}
 
     def close(self) -> None:
         """Close the file; nothing can be read after that."""
@@ -112,22 +112,24 @@ def detect(header: Header, prediction: Prediction | None = None) -> Detected:
     unet, vae = _prefixes(tensors)
     if "edm_mean" in tensors:
         raise bad(path, "is a Playground model (edm_mean): not supported; use Stable Diffusion 1.x, 2.x or XL")
-    if unet is None:
-        if vae is None:
-            raise bad(path, "is no Stable Diffusion checkpoint in one file: give the folder of the model")
+    if unet is None and vae is None:
+        raise bad(path, "is no Stable Diffusion checkpoint in one file: give the folder of the model")
+    kind, reason = _kind(tensors, unet)
+    if kind is None:
         return Detected(
             kind=None,
             vae=vae,
             lacks=("unet", "text encoder"),
             reasons=(f"type: a VAE alone ({vae}decoder.*); use it beside a model",),
         )
-    kind, reason = _kind(tensors, unet)
-    channels = tensors[unet + FIRST].shape[1] if len(tensors[unet + FIRST].shape) == 4 else 0
+    channels = 4
+    if unet is not None:
+        channels = tensors[unet + FIRST].shape[1] if len(tensors[unet + FIRST].shape) == 4 else 0
     if channels not in _CHANNELS:
         what = _OTHER_CHANNELS.get(channels, "of an unknown kind")
         raise bad(path, f"is {KINDS[kind].title} with {channels} input channels ({what}): not supported")
     chosen, why = _prediction(header, kind, channels, prediction)
-    wanted = {text.component: text.within(tensors) for text in KINDS[kind].texts} | {"vae": vae}
+    wanted = {text.component: text.within(tensors) for text in KINDS[kind].texts} | {"vae": vae, "unet": unet}
     texts = tuple(text for text in wanted.values() if isinstance(text, Text))
     lacks = [component for component, part in wanted.items() if part is None]
     zero_snr = "ztsnr" in tensors
@@ -142,10 +144,10 @@ def detect(header: Header, prediction: Prediction | None = None) -> Detected:
         lacks=tuple(lacks),
         reasons=(
             f"type: {KINDS[kind].title} ({reason})",
-            f"input: {channels} channels ({_CHANNELS[channels]})",
+            *([f"input: {channels} channels ({_CHANNELS[channels]})"] if unet is not None else []),
             f"prediction: {chosen} ({why})",
             *(["schedule: zero terminal SNR (tensor ztsnr)"] if zero_snr else []),
-            *([f"lacks: {', '.join(lacks)}; use it with a model that has them"] if lacks else []),
+            *([f"lacks: {', '.join(lacks)}; add them by --unet, --vae and --text-encoder"] if lacks else []),
         ),
     )
 
@@ -157,8 +159,8 @@ def _prefixes(tensors: Mapping[str, Stored]) -> tuple[str | None, str | None]:
     return unet, next((prefix for prefix in inside if prefix + VAE_SIGN in tensors), None)
 
 
-def _kind(tensors: Mapping[str, Stored], prefix: str) -> tuple[str, str]:
-    """The type and how it shows: by its text encoders, or in a UNet alone by its layers."""
+def _kind(tensors: Mapping[str, Stored], prefix: str | None) -> tuple[str | None, str]:
+    """The type and how it shows: by its text encoders, or in a UNet alone by its layers; None of a VAE alone."""
     for kind, sign in (
         ("sdxl", "conditioner.embedders.1."),
         ("sdxl", "cond_stage_model.1."),
@@ -169,6 +171,8 @@ def _kind(tensors: Mapping[str, Stored], prefix: str) -> tuple[str, str]:
     ):
         if any(key.startswith(sign) for key in tensors):
             return kind, f"text encoder {sign}*"
+    if prefix is None:
+        return None, ""
     projection = tensors.get(f"{prefix}middle_block.1.proj_in.weight")
     keys = tensors.get(f"{prefix}middle_block.1.transformer_blocks.0.attn2.to_k.weight")
     width = keys.shape[-1] if keys and keys.shape else 0

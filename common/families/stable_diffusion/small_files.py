@@ -23,11 +23,10 @@ def small_files(checkpoint: Checkpoint) -> dict[str, object]:
         "model_index.json": _index(checkpoint, str(scheduler["_class_name"])),
         "scheduler/scheduler_config.json": scheduler,
     }
-    pads = {text.component: text.pad for text in found.texts}
     for name, tokenizer in checkpoint.tokenizers.items():
         own = tokenizer.path / TOKENIZER
         config = read_json(own) if is_file(own) else {"tokenizer_class": "CLIPTokenizer"}
-        files[f"{name.replace('text_encoder', 'tokenizer')}/{TOKENIZER}"] = config | {"pad_token": pads[name]}
+        files[f"{name.replace('text_encoder', 'tokenizer')}/{TOKENIZER}"] = config | {"pad_token": found.pads[name]}
     return files
 
 

@@ -7,6 +7,7 @@ OpenCLIP's; either may stand behind a prefix that tells of a whole model. What s
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from qwenimg.common.base.errors import ModelError
@@ -14,6 +15,8 @@ from qwenimg.common.base.safe_files import bad, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.components import component, open_component, read_config
 from qwenimg.common.families.stable_diffusion import ldm_keys
+from qwenimg.common.families.stable_diffusion.absent_parts import is_absent
+from qwenimg.common.families.stable_diffusion.ldm_configs import Text, clip_config
 from qwenimg.common.formats.files import first
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header, Stored
@@ -66,13 +69,15 @@ def open_text(checkpoint: Checkpoint, path: Path) -> tuple[str, Component]:
             raise bad(path, "holds no CLIP text encoder: no text_model.encoder.layers or transformer.resblocks")
         prefix, open_clip, width = found
         name = _slot(checkpoint, width, path)
+        config = checkpoint[name].config
+        if is_absent(checkpoint[name]):
+            config = _own_config(header, prefix, open_clip, name, config)
         if open_clip:
-            return name, _open_clip(header, prefix, name, checkpoint[name].config)
+            return name, _open_clip(header, prefix, name, config)
     except BaseException:
         header.file.close()
         raise
     header.file.close()
-    config = checkpoint[name].config
 
     def rename(key: str) -> str | None:
         plain = key.removeprefix(prefix)
@@ -92,6 +97,16 @@ def _slot(checkpoint: Checkpoint, width: int, path: Path) -> str:
             f"{clean(path, 120)}: is {what}; {clean(checkpoint.source.name, 60)} takes width {own} ({width} found)"
         )
     return found
+
+
+def _own_config(header: Header, prefix: str, open_clip: bool, name: str, published: clip.CLIPConfig) -> clip.CLIPConfig:
+    """Return the configuration of a text encoder that the model lacks: of its own shapes, and else of its type as it is
+    `published`. Raise ModelError."""
+    of_open_clip, projected = published.hidden_act == "gelu", published.projection_dim is not None
+    text = Text(
+        component=name, prefix=prefix, open_clip=of_open_clip or open_clip, projected=projected, renamed=not open_clip
+    )
+    return replace(clip_config(header.file.path, header, text)[1], hidden_act=published.hidden_act)
 
 
 def _open_clip(header: Header, prefix: str, name: str, config: clip.CLIPConfig) -> Component:
