@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.errors import ModelError, QwenimgError
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.parity import given, parity
@@ -91,7 +91,7 @@ def blocks(passport: Passport, pipe: Pipeline, lora: str = "") -> Iterator[Judge
 def _asked(passport: Passport, lora: str) -> dict[str, Any]:
     """What the recorded picture asked for, `lora` being how its LoRAs are called here."""
     recorded = passport.picture
-    return {"lora": lora} | ({} if recorded is None else recorded.asked)
+    return ({} if recorded is None else recorded.asked) | {"lora": lora}
 
 
 def _others(seen: Mapping[str, int], recorded: Mapping[str, int]) -> str:
@@ -112,8 +112,8 @@ def _compared(now: Figure, then: Figure | None, dtype: str) -> Figure:
 def _called(component: Any, recorded: Recorded, block: Any) -> Any:
     try:
         return component.call(recorded.path, block, [values(given) for given in recorded.arguments])
-    except (TypeError, ValueError, RuntimeError, IndexError) as error:
-        if isinstance(error, ModelError):
+    except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, ArithmeticError) as error:
+        if isinstance(error, QwenimgError):
             raise
         raise _unfit(recorded) from None
 
