@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qwenimg.common.base.amounts import duration
+from qwenimg.common.base.arguments import check_seconds
 from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.runtime.checkpoint import Checkpoint
@@ -41,6 +42,8 @@ def folder(framework: str = "") -> Path:
 
 def check(option: str, mode: str) -> None:
     """Raises UsageError."""
+    if not isinstance(mode, str):
+        raise UsageError(f"mode is {clean(mode, 40)}; choose one of {', '.join(MODES)}")
     if mode not in MODES:
         raise UsageError(f"--{option} {clean(mode, 40)!r} is not one of {', '.join(MODES)}")
 
@@ -65,7 +68,9 @@ def settled(option: str, mode: str, missing: str, otherwise: str) -> Decision | 
 
 def decide(mode: str, compiler: Compiler, seconds: float, *, kinds: int = 1, wanted: bool = False) -> Decision:
     """For a run whose steps take about so many seconds as it is, by a denoiser with so many kinds of blocks. `wanted`:
-    a preset asks for it wherever it saves anything. Raises BackendMissing."""
+    a preset asks for it wherever it saves anything. Raises UsageError and BackendMissing."""
+    check("compile", mode)
+    check_seconds(seconds=seconds)
     if found := settled("compile", mode, compiler.missing, "install it, or use --compile off"):
         return found
     if compiler.missing and compiler.share:

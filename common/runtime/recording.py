@@ -4,6 +4,7 @@ to launch a call's kernels than the GPU to compute them.
 
 from __future__ import annotations
 
+from qwenimg.common.base.arguments import check_seconds
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.compiling import Decision, check, settled
@@ -23,6 +24,7 @@ def decide(mode: str, missing: str, kernels: int, step: float) -> Decision:
     """For steps of a call of so many kernels, whose operations take so many seconds at the rate of one product.
     missing: why there are no graphs here. Raises UsageError and BackendMissing."""
     check("graphs", mode)
+    check_seconds(step=step)
     if found := settled("graphs", mode, missing, "use --graphs off"):
         return found
     if missing:
