@@ -15,6 +15,7 @@ from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.parity import given, parity
 from qwenimg.common.parity.blocks import parts, shapes_sum
 from qwenimg.common.parity.judged import figures, returned
+from qwenimg.common.parity.lookups import are_inside
 from qwenimg.common.parity.passport import Figure, Passport, Recorded
 from qwenimg.common.parity.record import operations, side, values, with_loras
 from qwenimg.common.pipeline.pipeline import Pipeline
@@ -76,6 +77,8 @@ def blocks(passport: Passport, pipe: Pipeline, lora: str = "") -> Iterator[Judge
         block = part.block(recorded.block, recorded.path) if part else None
         if part is None or block is None:
             raise ModelError(f"the passport's block {clean(recorded.name, 80)} is not in the model: record it again")
+        if not are_inside(part, recorded):
+            raise _unfit(recorded)
         with operations(engine) as seen:
             made = leaves(_called(components[recorded.component], recorded, block))
         if len(made) != len(recorded.results):

@@ -397,6 +397,21 @@ def test_a_block_that_is_not_there_and_arguments_that_do_not_fit(tiny: Path, tin
             cli("parity", "check", str(path), str(tiny_folder), "--backend", backend).refused(5, "record it again")
 
 
+@pytest.mark.parametrize("token", [10**4, 2**40, -1, -(2**62)])
+def test_token_ids_that_are_in_no_table(shapes: Path, tmp_path: Path, token: int) -> None:
+    """MLX looked them up wherever they pointed, and the process ended there."""
+    found = passport_file.read(shapes)
+    i, whole = next((i, one) for i, one in enumerate(found.blocks) if one.name == "text_encoder.whole")
+    ids = whole.arguments[0]
+    assert isinstance(ids, Values) and ids.dtype == "int64"
+    wrong = replace(whole, arguments=(Values("int64", np.full_like(ids.array, token)), *whole.arguments[1:]))
+    sides = tuple(replace(side, figures=(side.figures[i],)) for side in found.sides)
+    path = tmp_path / "a.safetensors"
+    passport_file.write(path, replace(found, blocks=(wrong,), sides=sides), overwrite=False)
+    for backend in ("cpu", "mlx"):
+        cli("parity", "check", str(path), "--backend", backend, "--blocks").refused(5, "do not fit it")
+
+
 def test_without_float64(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine without torch."""
     model = str(tiny_folder)
