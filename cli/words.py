@@ -70,7 +70,7 @@ def _check_filled(ctx: click.Context, command: click.Command, args: Sequence[str
     if ctx.resilient_parsing:
         return
     settings = {**command.context_settings, "ignore_unknown_options": True}
-    parser = command.make_parser(click.Context(command, resilient_parsing=True, **settings))
+    parser = command.make_parser(click.Context(command, parent=ctx, resilient_parsing=True, **settings))
     found, _, _ = parser.parse_args(list(args))
     for param in command.params:
         value = found.get(param.name or "")
