@@ -36,6 +36,7 @@ KEYS: Mapping[str, tuple[type, ...]] = {
     "no_metadata": (bool,),
     "quiet": (bool,),
 }
+MAY_BE_EMPTY = ("negative_prompt",)
 SIZES = {"size", "aspect", "width", "height"}
 PROMPTS = {"words", "prompt", "prompt_file"}
 RECIPE = {"model", "preset", "precision", *PARTS, *SAID}  # what a replayed picture says
@@ -65,6 +66,8 @@ def defaults() -> dict[str, Any]:
         if type(value) not in KEYS[name]:
             kinds = " or ".join(kind.__name__ for kind in KEYS[name])
             raise UsageError(f"{clean(file)}: {name} is {clean(value, 40)!r}; expected {kinds}")
+        if value == "" and name not in MAY_BE_EMPTY:
+            raise UsageError(f"{clean(file)}: {name} is empty; give a value, or leave the line out")
         found[name] = value
     try:
         _check(found)
@@ -132,7 +135,7 @@ def _as_option(name: str, value: Any) -> Any:
 
 def folders(text: str) -> tuple[Path, ...]:
     """Those of `models_dir`, with a colon between them."""
-    return tuple(map(Path, text.split(os.pathsep)))
+    return tuple(Path(folder) for folder in text.split(os.pathsep) if folder)
 
 
 def _several(seed: str | None) -> bool:

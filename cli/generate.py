@@ -136,6 +136,8 @@ def generate(ctx: click.Context, /, **given: Any) -> int:
         streams.show(ctx.get_help())
         raise UsageError('no prompt; give one, as in: qwenimg "a red circle"')
     config.settle(ctx, given)
+    if given["output"] in streams.NAMES_OF_STDOUT:
+        given["output"] = "-"
     environment.check(ctx, given)
     parts.taken(given)
     places.take_texts(given)

@@ -72,10 +72,17 @@ def _answer(args: list[str], stop: Stop) -> int:
 
 
 def _complete(instruction: str) -> int:
-    from click.shell_completion import shell_complete
+    from click.shell_completion import get_completion_class, shell_complete
 
     from qwenimg.cli.words import cli
+    from qwenimg.common.base.errors import UsageError
+    from qwenimg.common.base.text import clean
 
+    shell, _, task = instruction.partition("_")
+    if get_completion_class(shell) is None or task not in ("source", "complete"):
+        raise UsageError(f"{COMPLETE_VAR} is {clean(instruction, 40)!r}; unset it, or see `qwenimg completion --help`")
+    if task == "complete" and not {"COMP_WORDS", "COMP_CWORD"} <= os.environ.keys():
+        raise UsageError(f"{COMPLETE_VAR}={instruction} is for a shell, which sets COMP_WORDS and COMP_CWORD; unset it")
     return shell_complete(cli, {}, "qwenimg", COMPLETE_VAR, instruction)
 
 

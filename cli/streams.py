@@ -10,6 +10,7 @@ from typing import TextIO
 from qwenimg.common.base.text import clean
 
 MAX_LINE = 300  # characters
+NAMES_OF_STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")  # that a file's name stands for
 
 
 def put(data: bytes) -> None:

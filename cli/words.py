@@ -18,6 +18,7 @@ from qwenimg.cli.help import COMMANDS, HELP_NAMES, RESERVED
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 
+FREE = ("words", "prompt", "negative_prompt")  # any text: a prompt's own check says what is none
 JSON_FILES = ("precision",)  # commands whose --json names a file
 
 
@@ -42,16 +43,42 @@ class Words(click.Group):
             if first is not None:
                 _check_word(args[first])
             ctx.meta["qwenimg.implied"] = True
+            _check_filled(ctx, generate, args)
             return super().parse_args(ctx, ["generate", *args])
         if args[place] in RESERVED and not ctx.resilient_parsing:
             raise UsageError(f"`qwenimg {args[place]}` is not built yet; for a prompt of that word: -p {args[place]}")
-        return super().parse_args(ctx, [args[place], *args[:place], *args[place + 1 :]])
+        rest = [*args[:place], *args[place + 1 :]]
+        if (command := self.get_command(ctx, args[place])) is not None:
+            _check_filled(ctx, command, rest)
+        return super().parse_args(ctx, [args[place], *rest])
 
 
 def command_place(args: Sequence[str]) -> int | None:
     """The place in `args` of the word that names a command, or None where the first word is a prompt or missing."""
     place = _first_word(args)
     return place if place is not None and args[place] in (*COMMANDS, *RESERVED) else None
+
+
+def _check_filled(ctx: click.Context, command: click.Command, args: Sequence[str]) -> None:
+    """Raise UsageError for a value that no option or argument has: an empty one, such as a script's variable that is
+    not set, and one with a null byte, which no file's name has."""
+    while isinstance(command, click.Group):
+        inner = command.commands.get(args[0]) if args else None
+        if inner is None:
+            return
+        command, args = inner, args[1:]
+    if ctx.resilient_parsing:
+        return
+    settings = {**command.context_settings, "ignore_unknown_options": True}
+    parser = command.make_parser(click.Context(command, parent=ctx, resilient_parsing=True, **settings))
+    found, _, _ = parser.parse_args(list(args))
+    for param in command.params:
+        value = found.get(param.name or "")
+        texts = [one for one in (value if isinstance(value, list | tuple) else [value]) if isinstance(one, str)]
+        if param.name not in FREE and any(not text or "\0" in text for text in texts):
+            name = max(param.opts, key=len) if isinstance(param, click.Option) else param.make_metavar(ctx)
+            what = "is empty" if "" in texts else "has a null byte"
+            raise UsageError(f"{name}: the value {what}; give another, or leave it out")
 
 
 def _check_word(word: str) -> None:

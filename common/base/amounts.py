@@ -7,6 +7,7 @@ import re
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 
+MOST = 2**60  # bytes: more than any machine has
 UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
@@ -27,7 +28,7 @@ def parse_bytes(text: str, option: str) -> int:
     """Of `24GB`, `24g`, `1.5 GiB` or `800MB`; the value of `option`. Raises UsageError."""
     found = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kmgt]i?)b?\s*", text.lower())
     count = int(float(found[1]) * UNITS[found[2]]) if found else 0
-    if count < 1:
+    if not 1 <= count <= MOST:
         raise UsageError(f"{option} {clean(text, 40)!r}: give an amount such as 24GB")
     return count
 
@@ -36,7 +37,7 @@ def parse_max(text: str | int | None) -> int | None:
     """Of --max-memory. Raises UsageError."""
     if isinstance(text, str):
         return parse_bytes(text, "--max-memory")
-    if text is not None and (isinstance(text, bool) or not isinstance(text, int) or text < 1):
+    if text is not None and (isinstance(text, bool) or not isinstance(text, int) or not 1 <= text <= MOST):
         raise UsageError(f"max_memory is {clean(text, 40)}; give a number of bytes, or an amount such as '12GB'")
     return text
 

@@ -7,6 +7,8 @@ import os
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 
+LONGEST = 1e15  # seconds of a run
+
 
 def check_texts(**given: object) -> None:
     """Raises UsageError unless each value is a text."""
@@ -18,8 +20,53 @@ def check_texts(**given: object) -> None:
 def check_paths(**given: object) -> None:
     """Raises UsageError unless each value is a text, a path of texts, or None."""
     for name, value in given.items():
-        if value is not None and not isinstance(value, str) and not _is_path(value):
-            raise UsageError(f"{name} is {clean(value, 40)}; expected a text or a path")
+        if value is not None and not (isinstance(value, str) and value) and not _is_path(value):
+            raise UsageError(f"{name} is {shown(value)}; expected a text or a path")
+
+
+def check_flags(**given: object) -> None:
+    """Raises UsageError unless each value is True or False."""
+    for name, value in given.items():
+        if not isinstance(value, bool):
+            raise UsageError(f"{name} is {shown(value)}; expected True or False")
+
+
+def check_functions(**given: object) -> None:
+    """Raises UsageError unless each value is a function or None."""
+    for name, value in given.items():
+        if value is not None and (not callable(value) or isinstance(value, type)):
+            raise UsageError(f"{name} is {shown(value)}; expected a function or None")
+
+
+def check_seconds(**given: object) -> None:
+    """Raises UsageError unless each value is a number from 0 to LONGEST."""
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST:
+            raise UsageError(f"{name} is {shown(value)}; expected a number of seconds")
+
+
+def paths(name: str, value: object) -> list[str | os.PathLike[str]]:
+    """Return the paths of an argument that takes one, a list of them, or None. Raises UsageError."""
+    several = [value] if isinstance(value, str) or _is_path(value) else [] if value is None else value
+    if not isinstance(several, list | tuple):
+        raise UsageError(f"{name} is {shown(value)}; expected a path or a list of paths")
+    for one in several:
+        if one is None:
+            raise UsageError(f"{name} holds None; expected a path or a list of paths")
+        check_paths(**{name: one})
+    return list(several)
+
+
+def texts(name: str, value: object) -> list[str] | tuple[str, ...]:
+    """Return the list of texts that an argument is. Raises UsageError."""
+    if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
+        raise UsageError(f"{name} is {shown(value)}; expected a list of texts")
+    return value
+
+
+def shown(value: object) -> str:
+    """Return `value` for a message, a text in quotes: at most 40 characters."""
+    return repr(clean(value, 38)) if isinstance(value, str) else clean(value, 40)
 
 
 def _is_path(value: object) -> bool:

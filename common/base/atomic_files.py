@@ -18,6 +18,7 @@ from qwenimg.common.base.errors import DoesNotFit, QwenimgError, UsageError, dis
 from qwenimg.common.base.text import clean, shown_path
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")  # what `encode` writes
+DEVICES = ("/dev", "/dev/fd", "/proc")  # folders in which, and in those of the last, no file is written
 STALE = 24 * 3600  # seconds after which a temporary file of a dead process is swept
 _OUR_TEMP = re.compile(r"\..+\.(\d{1,9})(-\d+)?\.qwenimg\.part", re.DOTALL)
 
@@ -39,6 +40,8 @@ def check_output(path: Path, *, overwrite: bool, new_folder: bool = False) -> No
         raise UsageError(f"{shown}: cannot be written: {_reason(error)}; choose another name") from None
     if mode is not None and not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
         raise UsageError(f"{shown}: exists and is not a regular file; choose another name")
+    if (place := os.path.abspath(path.parent)) in DEVICES or place.startswith("/proc/"):  # noqa: PTH100
+        raise UsageError(f"{shown}: is among devices, where no file is written; choose another folder")
     if mode is not None and not overwrite:
         raise _exists(path)
     if not os.path.isdir(folder):  # noqa: PTH112 (Path.is_dir raises where a folder on the way has no permission)
@@ -193,7 +196,9 @@ def _is_alive(pid: int) -> bool:
 def picture_path(path: str | Path) -> Path:
     """`path`, .png added where it has no suffix. Raises UsageError for another format, or no name at all."""
     shown = clean(path, 120)
-    if not isinstance(path, (str, Path)) or "\0" in str(path):
+    if not isinstance(path, (str, Path)):
+        raise UsageError(f"path is {clean(path, 40)}; expected a file's name")
+    if "\0" in str(path):
         raise UsageError(f"{shown!r} is not a file's name")
     file = Path(path).expanduser()
     if file.suffix.lower() not in ("", *PICTURES):

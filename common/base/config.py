@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -92,16 +93,23 @@ def _check_complete(known: Mapping[str, Field[Any]], values: Mapping[str, object
 
 def _value(key: str, value: object, kind: Any, field: Field[Any], source: Path | str) -> object:
     """`value` as a field of type `kind`, or ModelError naming `key`."""
-    if get_origin(kind) in (UnionType, Union):
-        if value is None:
-            return None
-        [kind] = (k for k in get_args(kind) if k is not NoneType)
+    optional, kind = _without_none(kind)
+    if optional and value is None:
+        return None
     try:
         if get_origin(kind) is tuple:
             return _tuple(value, get_args(kind)[0], field)
         return _CONVERT[kind](value, field)
     except (ValueError, OverflowError) as error:
         raise bad(source, f"'{clean(key, 60)}' is {clean(value, 40)}: {error}") from None
+
+
+def _without_none(kind: Any) -> tuple[bool, Any]:
+    """Return whether `kind` takes None, and what it takes besides."""
+    if get_origin(kind) not in (UnionType, Union):
+        return False, kind
+    [rest] = (each for each in get_args(kind) if each is not NoneType)
+    return True, rest
 
 
 def _tuple(value: object, kind: Any, field: Field[Any]) -> tuple[object, ...]:
@@ -120,6 +128,9 @@ def _int(value: object, field: Field[Any]) -> int:
 def _float(value: object, field: Field[Any]) -> float:
     if type(value) not in (int, float) or not math.isfinite(value):  # type: ignore[arg-type]
         raise ValueError("expected a finite number")
+    least, most = field.metadata.get("min", -math.inf), field.metadata.get("max", math.inf)
+    if not least <= value <= most:
+        raise ValueError(f"expected a number from {least:g} to {most:g}")
     return float(value)  # type: ignore[arg-type]
 
 
@@ -136,3 +147,70 @@ def _str(value: object, field: Field[Any]) -> str:
 
 
 _CONVERT: dict[Any, Callable[[object, Field[Any]], Any]] = {int: _int, float: _float, bool: _bool, str: _str}
+
+
+# Objects in objects
+
+
+def exactly(cls: type[T], data: object, place: str = "") -> T:
+    """Return the JSON value `data` as the dataclass `cls`, whose fields are its keys and no others.
+
+    Beside what `parse` takes, a field is a dataclass, a table `dict[str, X]`, a list `tuple[X, ...]` of any length, a
+    row such as `tuple[int, float]`, or `object`, which is any value. Bounds are those of the field's metadata, also for
+    what is in its list or table. Raises ValueError that names the place, such as blocks[0].seed."""
+    if not isinstance(data, dict):
+        raise _unexpected(place, data, "expected an object {...}")
+    known = _fields(cls)  # type: ignore[arg-type]
+    for key in data:
+        if key not in known:
+            raise ValueError(f"{_inside(place, key)!r} is a key that this version does not know")
+    for name, (_, field) in known.items():
+        if name not in data and field.default is MISSING and field.default_factory is MISSING:
+            raise ValueError(f"{_inside(place, name)} is missing")
+    return cls(**{key: _within(_inside(place, key), value, *known[key]) for key, value in data.items()})
+
+
+@cache
+def _fields(cls: Any) -> dict[str, tuple[Any, Field[Any]]]:
+    """Return the type and the field of each name."""
+    types = get_type_hints(cls)
+    return {field.name: (types[field.name], field) for field in fields(cls)}
+
+
+def _within(place: str, value: object, kind: Any, field: Field[Any]) -> Any:
+    """Return `value` as a field of type `kind`. Raises ValueError that names `place`."""
+    optional, kind = _without_none(kind)
+    if kind is object or (optional and value is None):
+        return value
+    if is_dataclass(kind):
+        return exactly(kind, value, place)  # type: ignore[arg-type]
+    if get_origin(kind) is dict:
+        if not isinstance(value, dict):
+            raise _unexpected(place, value, "expected an object {...}")
+        return {key: _within(_inside(place, key), one, get_args(kind)[1], field) for key, one in value.items()}
+    if get_origin(kind) is tuple:
+        return _listed(place, value, get_args(kind), field)
+    try:
+        return _CONVERT[kind](value, field)
+    except (ValueError, OverflowError) as error:
+        raise _unexpected(place, value, str(error)) from None
+
+
+def _listed(place: str, value: object, kinds: tuple[Any, ...], field: Field[Any]) -> tuple[object, ...]:
+    if not isinstance(value, list):
+        raise _unexpected(place, value, "expected a list [...]")
+    if kinds[-1] is Ellipsis:
+        kinds = (kinds[0],) * len(value)
+    if len(value) != len(kinds):
+        raise _unexpected(place, value, f"expected {len(kinds)} values")
+    items = enumerate(zip(value, kinds, strict=True))
+    return tuple(_within(f"{place}[{i}]", one, kind, field) for i, (one, kind) in items)
+
+
+def _unexpected(place: str, value: object, expected: str) -> ValueError:
+    shown = repr(clean(value, 30)) if isinstance(value, str) else clean(value, 30)
+    return ValueError(f"{place or 'it'} is {shown}: {expected}")
+
+
+def _inside(place: str, key: str) -> str:
+    return f"{place}.{clean(key, 30)}" if place else clean(key, 30)

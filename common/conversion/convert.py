@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -22,7 +22,7 @@ from typing import Protocol
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.atomic_files import make_folder, sync_folder, write_atomic
 from qwenimg.common.base.config import read_json
-from qwenimg.common.base.errors import DoesNotFit, ModelError, UsageError, disk_full
+from qwenimg.common.base.errors import DoesNotFit, ModelError, NumericsError, QwenimgError, UsageError, disk_full
 from qwenimg.common.base.safe_files import absolute
 from qwenimg.common.base.text import clean, shown_path
 from qwenimg.common.conversion.parts import Part, as_json, parts, small_files
@@ -72,7 +72,7 @@ def convert(source: Path, out: Path, asked: Asked, listener: Listener) -> None:
     """Writes the model in the folder or file `source` as the folder `out`. Raises UsageError, ModelError and
     DoesNotFit; what is finished by then stays for the next call."""
     out = absolute(out)
-    work = out.with_name(f"{out.name}.part")
+    work = out.parent / f"{out.name}.part"
     _check_place(out, work)
     choices = Choices(**{name: getattr(asked, name) for name in ("quantize", "prediction", *_PATHS)})
     with ExitStack() as stack:
@@ -86,8 +86,9 @@ def convert(source: Path, out: Path, asked: Asked, listener: Listener) -> None:
         small = small_files(changed, asked.prediction)
         note = _note(changed, made, small, asked, loras)
         stack.enter_context(_building(out, work, note))
+        stack.enter_context(_clearing(work))
         _write(work, made, small, note, listener)
-    registry.open_model(work).checkpoint.close()
+        registry.open_model(work).checkpoint.close()
     _publish(work, out)
 
 
@@ -132,7 +133,12 @@ def _building(out: Path, work: Path, note: dict[str, object]) -> Iterator[None]:
     if os.path.lexists(file):
         _check_same(work, note)
     else:
-        write_atomic(file, as_json(note), overwrite=False)
+        try:
+            write_atomic(file, as_json(note), overwrite=False)
+        except QwenimgError:
+            with suppress(OSError):  # another run may have put something there
+                work.rmdir()
+            raise
     with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as lock:  # noqa: PTH123
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -144,6 +150,18 @@ def _building(out: Path, work: Path, note: dict[str, object]) -> Iterator[None]:
             yield
         except OSError as error:
             raise _failure(out, work, error) from None
+
+
+@contextmanager
+def _clearing(work: Path) -> Iterator[None]:
+    """Remove `work` where the model was refused, as it would be again, or no weights were written. What a signal or a
+    full disk ended later goes on."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ModelError | NumericsError) or not any(work.rglob("*.safetensors")):
+            shutil.rmtree(work, ignore_errors=True)
+        raise
 
 
 def _check_same(work: Path, note: dict[str, object]) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
+
+from qwenimg.common.base.arguments import shown
+from qwenimg.common.base.errors import UsageError
 
 Prediction = Literal["eps", "v", "x0"]
 """What a UNet gives: the noise, the velocity, or the image."""
@@ -33,6 +36,12 @@ class Choices:
     quantize: str | None = None  # how weights are kept in codes: `weights/quantise.py`
     whole: bool = False  # every tensor as it is stored, to be written again and not to draw
     tokenizer_of_base: Path | None = None  # where else one may be: that of the model which a refiner refines
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for a prediction that is none."""
+        known = get_args(Prediction)
+        if self.prediction is not None and not (isinstance(self.prediction, str) and self.prediction in known):
+            raise UsageError(f"prediction is {shown(self.prediction)}; choose one of {', '.join(known)}")
 
     def made(self) -> list[str]:
         """The names of the user's choices that are not None."""

@@ -27,11 +27,13 @@ class Running:
 
     def __post_init__(self) -> None:
         names = ("backend", "precision", "preset", "compile")
-        arguments.check_texts(**{name: getattr(self, name) for name in names}, quantize=self.quantize or "")
+        arguments.check_texts(**{name: getattr(self, name) for name in names})
+        arguments.check_flags(fallback=self.fallback, cache_prompts=self.cache_prompts)
         presets.check(self.preset)
         registry.check_precision(self.precision)
         compiling.check(self.compile)
-        if self.quantize:
+        if self.quantize is not None:
+            arguments.check_texts(quantize=self.quantize)
             quantise.parse(self.quantize)
         parse_max(self.max_memory)
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from qwenimg.common.base import leftovers
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import BackendMissing, UsageError
+from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import aligned, clean
 from qwenimg.common.families.qwen_image.model import QwenImage
 from qwenimg.common.measure.bench import Ask, Measured, lines
@@ -92,8 +93,11 @@ class Job:
 
 
 def read(file: Path) -> Job:
-    """A job as `compare` wrote it."""
-    return Job(**json.loads(file.read_text(encoding="utf-8")))
+    """Return a job as `compare` wrote it. Raises ModelError."""
+    try:
+        return Job(**read_json(file))  # type: ignore[arg-type]
+    except TypeError:
+        raise bad(file, "is no job that bench --against wrote") from None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.errors import ModelError, QwenimgError
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.parity import given, parity
 from qwenimg.common.parity.blocks import parts, shapes_sum
 from qwenimg.common.parity.judged import figures, returned
+from qwenimg.common.parity.lookups import are_inside
 from qwenimg.common.parity.passport import Figure, Passport, Recorded
 from qwenimg.common.parity.record import operations, side, values, with_loras
 from qwenimg.common.pipeline.pipeline import Pipeline
@@ -76,6 +77,8 @@ def blocks(passport: Passport, pipe: Pipeline, lora: str = "") -> Iterator[Judge
         block = part.block(recorded.block, recorded.path) if part else None
         if part is None or block is None:
             raise ModelError(f"the passport's block {clean(recorded.name, 80)} is not in the model: record it again")
+        if not are_inside(part, recorded):
+            raise _unfit(recorded)
         with operations(engine) as seen:
             made = leaves(_called(components[recorded.component], recorded, block))
         if len(made) != len(recorded.results):
@@ -91,7 +94,7 @@ def blocks(passport: Passport, pipe: Pipeline, lora: str = "") -> Iterator[Judge
 def _asked(passport: Passport, lora: str) -> dict[str, Any]:
     """What the recorded picture asked for, `lora` being how its LoRAs are called here."""
     recorded = passport.picture
-    return {"lora": lora} | ({} if recorded is None else recorded.asked)
+    return ({} if recorded is None else recorded.asked) | {"lora": lora}
 
 
 def _others(seen: Mapping[str, int], recorded: Mapping[str, int]) -> str:
@@ -112,8 +115,8 @@ def _compared(now: Figure, then: Figure | None, dtype: str) -> Figure:
 def _called(component: Any, recorded: Recorded, block: Any) -> Any:
     try:
         return component.call(recorded.path, block, [values(given) for given in recorded.arguments])
-    except (TypeError, ValueError, RuntimeError, IndexError) as error:
-        if isinstance(error, ModelError):
+    except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, ArithmeticError) as error:
+        if isinstance(error, QwenimgError):
             raise
         raise _unfit(recorded) from None
 

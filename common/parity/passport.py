@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from qwenimg.common.parity.sample import Drawn
 from qwenimg.common.runtime.traced import Dtype, Values
 
+MAX_GAIN = 128.0  # in bfloat16 the limit would be the whole update then, and nothing would be judged
+
 # Of an argument: as a Tree, with what is to be drawn.
 Given: TypeAlias = "Values | Drawn | Dtype | float | tuple[Given, ...] | None"
 

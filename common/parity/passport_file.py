@@ -11,12 +11,13 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.base import atomic_files
+from qwenimg.common.base.config import exactly
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.strict_json import strict_json
@@ -25,13 +26,23 @@ from qwenimg.common.codes.bits import widened
 from qwenimg.common.formats.safetensors import read_header
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.parity.passport import Figure, Given, Kept, Model, Passport, Picture, Recorded, Side
+from qwenimg.common.parity.passport_schema import (
+    ARGUMENTS,
+    LARGEST,
+    BlockJson,
+    DrawnJson,
+    FigureJson,
+    NamedJson,
+    PassportJson,
+    PictureJson,
+    ResultJson,
+    SideJson,
+)
 from qwenimg.common.parity.sample import PROJECTIONS, Drawn
 from qwenimg.common.runtime.traced import Dtype, Values
 
 FORMAT, SCHEMA = "qwenimg-parity", "1"
 MAX_BYTES = 96 << 20  # of a file
-MAX_DRAWN = 1 << 24  # values of one array that is drawn
-MAX_BLOCKS = 10_000
 DEPTH, VALUES = 24, 2_000_000  # of the JSON
 NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "U8": "u1"}
 STORED = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "bool": "U8"}
@@ -179,9 +190,9 @@ def read(path: Path) -> Passport:
         header.file.close()
     document = strict_json(text.encode(), f"{path} (passport)", depth=DEPTH, values=VALUES)
     try:
-        return _passport(document, arrays)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise bad(path, f"is no passport as expected ({clean(error, 60)}): record it again") from None
+        return _passport(exactly(PassportJson, document), arrays)
+    except ValueError as error:
+        raise bad(path, f"is no passport as expected ({clean(error, 120)}): record it again") from None
 
 
 def _checked_text(header: Header) -> str:
@@ -206,117 +217,115 @@ def _checked_text(header: Header) -> str:
     return text
 
 
-def _array(header: Header, name: str) -> NDArray[Any]:
+class Stored(NamedTuple):
+    """A tensor of the file, and the dtype that it has there."""
+
+    dtype: str
+    array: NDArray[Any]
+
+
+Arrays = dict[str, Stored]
+
+
+def _array(header: Header, name: str) -> Stored:
     tensor = header.tensors[name]
     if tensor.dtype not in NUMPY:
         raise bad(header.file.path, f"tensor '{clean(name, 60)}' is {tensor.dtype}, which no passport has")
     data = header.file.read(tensor.begin, tensor.end - tensor.begin)
     array = np.frombuffer(data, NUMPY[tensor.dtype]).reshape(tensor.shape)
-    return widened(array) if tensor.dtype in ("BF16", "F16") else array
+    return Stored(tensor.dtype, widened(array) if tensor.dtype in ("BF16", "F16") else array)
 
 
-Arrays = dict[str, NDArray[Any]]
+def _tensor(arrays: Arrays, name: str, dtype: str) -> NDArray[Any]:
+    """Return the array `name`. Raises ValueError unless the file has it in `dtype`."""
+    if name not in arrays or arrays[name].dtype != dtype:
+        there = arrays[name].dtype if name in arrays else "not in the file"
+        raise ValueError(f"tensor {clean(name, 30)!r} is {there}, expected {dtype}")
+    return arrays[name].array
 
 
-def _passport(document: Any, arrays: Arrays) -> Passport:
-    if len(document["blocks"]) > MAX_BLOCKS:
-        raise ValueError(f"{len(document['blocks'])} blocks")
+def _passport(said: PassportJson, arrays: Arrays) -> Passport:
+    model = vars(said.model) | {"lora_fingerprints": list(said.model.lora_fingerprints)}
     return Passport(
-        version=_text(document["version"]),
-        created=_text(document["created"]),
-        model=Model(**{key: _names(value) for key, value in document["model"].items()}),
-        precision=_text(document["precision"]),
-        places={_text(key): _text(value) for key, value in document["places"].items()},
-        picture=None if document["picture"] is None else _picture(document["picture"], arrays),
-        blocks=tuple(_recorded(block, arrays) for block in document["blocks"]),
-        sides=tuple(_side(side) for side in document["sides"]),
+        version=said.version,
+        created=said.created,
+        model=Model(**model),
+        precision=said.precision,
+        places=said.places,
+        picture=None if said.picture is None else _picture(said.picture, arrays),
+        blocks=tuple(_recorded(block, arrays) for block in said.blocks),
+        sides=tuple(_side(side) for side in said.sides),
     )
 
 
-def _picture(picture: Any, arrays: Arrays) -> Picture:
-    return Picture(
-        asked=_known(picture["asked"], dict),
-        sigmas=tuple(float(sigma) for sigma in picture["sigmas"]),
-        noise=_text(picture["noise"]),
-        latents=arrays[picture["latents"]],
-        pixels=arrays[picture["pixels"]],
-    )
+def _picture(said: PictureJson, arrays: Arrays) -> Picture:
+    latents, pixels = _tensor(arrays, said.latents, "F32"), _tensor(arrays, said.pixels, "U8")
+    if latents.ndim != 4 or not np.isfinite(latents).all():
+        raise ValueError(f"latents of shape {clean(latents.shape, 40)}, expected four axes of finite numbers")
+    if pixels.shape != (said.asked.height, said.asked.width, 3):
+        raise ValueError(f"pixels of shape {clean(pixels.shape, 40)}, which is not the size that was asked for")
+    return Picture(asked=said.asked.said(), sigmas=said.sigmas, noise=said.noise, latents=latents, pixels=pixels)
 
 
-def _known(value: Any, kind: Any) -> Any:
-    if not isinstance(value, kind):
-        raise TypeError(f"{clean(value, 30)} is of another kind")
-    return value
-
-
-def _names(value: Any) -> Any:
-    """A text, a list of texts, or texts by texts."""
-    if isinstance(value, dict):
-        return {_text(key): _text(one) for key, one in value.items()}
-    return [_text(one) for one in value] if isinstance(value, list) else _text(value)
-
-
-def _text(value: Any) -> str:
-    return str(_known(value, str))
-
-
-def _recorded(block: Any, arrays: Arrays) -> Recorded:
-    names = {key: _text(block[key]) for key in ("component", "block", "path", "name")}
-    arguments = tuple(_read_given(argument, arrays) for argument in block["arguments"])
+def _recorded(said: BlockJson, arrays: Arrays) -> Recorded:
     return Recorded(
-        **names,
-        arguments=arguments,
-        results=tuple(_read_kept(one, arrays) for one in block["results"]),
-        operations={_text(name): _known(count, int) for name, count in block["operations"].items()},
+        component=said.component,
+        block=said.block,
+        path=said.path,
+        name=said.name,
+        arguments=tuple(_read_given(argument, arrays) for argument in said.arguments),
+        results=tuple(_read_kept(one, arrays) for one in said.results),
+        operations=said.operations,
     )
 
 
-def _read_given(given: Any, arrays: Arrays) -> Given:
+def _read_given(given: object, arrays: Arrays) -> Given:
+    """Return an argument of a block, which is of one of several kinds. Raises ValueError."""
+    if given is None or isinstance(given, bool):
+        return given
+    if isinstance(given, int | float) and abs(given) <= LARGEST:
+        return given
     if isinstance(given, list):
         return tuple(_read_given(part, arrays) for part in given)
-    if not isinstance(given, dict):
-        return given  # type: ignore[no-any-return]
-    if "named" in given:
-        return Dtype(_text(given["named"]))
-    if "drawn" in given:
-        return _read_drawn(given["drawn"])
-    array = arrays[given["array"]]
-    return Values(_text(given["dtype"]), array.astype(bool) if given["dtype"] == "bool" else array)
+    kind = next((ARGUMENTS[key] for key in given if key in ARGUMENTS), None) if isinstance(given, dict) else None
+    if kind is None:
+        raise ValueError(f"an argument is {clean(given, 30)!r}")
+    said = exactly(kind, given, "an argument")
+    if isinstance(said, NamedJson):
+        return Dtype(said.named)
+    if isinstance(said, DrawnJson):
+        return Drawn(**vars(said.drawn))
+    if said.dtype not in STORED:
+        raise ValueError(f"an argument is of {clean(said.dtype, 30)!r}")
+    array = _tensor(arrays, said.array, STORED[said.dtype])
+    return Values(said.dtype, array.astype(bool) if said.dtype == "bool" else array)
 
 
-def _read_drawn(given: Any) -> Drawn:
-    shape = tuple(_known(side, int) for side in given["shape"])
-    count = 1
-    for side in shape:
-        count *= max(side, 1)
-    if count > MAX_DRAWN:
-        raise ValueError(f"{count} values to draw")
-    channels = tuple((_known(c, int), float(mean), float(deviation)) for c, mean, deviation in given["channels"])
-    fields: dict[str, Any] = {"dtype": _text(given["dtype"]), "seed": _known(given["seed"], int)}
-    fields["axis"] = _known(given["axis"], int)
-    return Drawn(**fields, shape=shape, rms=float(given["rms"]), channels=channels)
-
-
-def _read_kept(kept: Any, arrays: Arrays) -> Kept:
-    values, shape = arrays[kept["values"]], tuple(kept["shape"])
-    if values.shape != (shape if kept["seed"] is None else (PROJECTIONS,)):
-        raise ValueError(f"a result of shape {clean(values.shape, 40)}")
-    exact = None if kept["lacks"] is None else values.astype(np.float64) + arrays[kept["lacks"]]
+def _read_kept(said: ResultJson, arrays: Arrays) -> Kept:
+    whole = said.seed is None
+    values = _tensor(arrays, said.values, STORED[said.dtype] if whole else "F64")
+    lacks = None if said.lacks is None else _tensor(arrays, said.lacks, "F32" if whole else "F64")
+    shape = said.shape if whole else (PROJECTIONS,)
+    if values.shape != shape or (lacks is not None and lacks.shape != shape):
+        raise ValueError(f"a result of shape {clean(values.shape, 40)}, expected {clean(shape, 40)}")
     return Kept(
-        dtype=_text(kept["dtype"]), shape=shape, values=values, seed=kept["seed"], exact=exact, gain=float(kept["gain"])
+        dtype=said.dtype,
+        shape=said.shape,
+        values=values,
+        seed=said.seed,
+        exact=None if lacks is None else values.astype(np.float64) + lacks,
+        gain=said.gain,
     )
 
 
-def _side(side: Any) -> Side:
-    figures = tuple(tuple(map(_figure, block)) for block in side["figures"])
-    names = ("backend", "device", "versions", "tf32")
-    fields: dict[str, Any] = {key: _known(side[key], str | dict | bool) for key in names}
-    return Side(**fields, figures=figures)
+def _side(said: SideJson) -> Side:
+    figures = tuple(tuple(map(_figure, block)) for block in said.figures)
+    return Side(**vars(said) | {"figures": figures})
 
 
-def _figure(figure: Any) -> Figure:
-    error, allowed = (math.nan if figure[key] is None else float(figure[key]) for key in ("error", "allowed"))
-    return Figure(error=error, allowed=allowed, failures=tuple(map(_text, figure["failures"])))
+def _figure(said: FigureJson) -> Figure:
+    error, allowed = (math.nan if value is None else value for value in (said.error, said.allowed))
+    return Figure(error=error, allowed=allowed, failures=said.failures)
 
 
 def needs_exact(path: Path, passport: Passport) -> None:

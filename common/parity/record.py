@@ -21,7 +21,7 @@ from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.parity.blocks import Part, network, parts, shapes_sum
 from qwenimg.common.parity.judged import figures
 from qwenimg.common.parity.parity import dtype_name
-from qwenimg.common.parity.passport import Given, Kept, Model, Passport, Picture, Recorded, Side
+from qwenimg.common.parity.passport import MAX_GAIN, Given, Kept, Model, Passport, Picture, Recorded, Side
 from qwenimg.common.parity.sample import TINY, Drawn, drawn_like, projected, rounded_otherwise
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result, Step
@@ -254,7 +254,8 @@ def _gain(exact: NDArray[Any], changed: NDArray[Any], given: Tree, moved: Tree) 
     if isinstance(given, Values) and isinstance(moved, Values) and given.array.shape == exact.shape:
         change, update = change - (moved.array - given.array), exact - given.array
     length = float(np.linalg.norm(update))
-    return max(1.0, float(np.linalg.norm(change)) / (TINY * length)) if length and np.isfinite(length) else 1.0
+    gain = float(np.linalg.norm(change)) / (TINY * length) if length and np.isfinite(length) else 1.0
+    return min(max(1.0, gain), MAX_GAIN)
 
 
 @contextmanager

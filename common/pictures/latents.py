@@ -90,6 +90,8 @@ def _read_npy(path: Path) -> npt.NDArray[Any]:
         # numpy evaluates the header as a Python literal, which fails in many ways; the file is at fault in each.
         except Exception as error:
             raise bad(path, f"is not a .npy file that can be read: {clean(error, 80)}") from None
+        if not all(type(side) is int for side in shape):  # numpy takes True for 1
+            raise bad(path, f"has shape {clean(shape, 60)}; expected whole numbers")
         if dtype.kind != "f" or dtype.itemsize not in (2, 4, 8):
             raise bad(path, f"has dtype {clean(dtype, 40)}; expected float16, float32 or float64")
         flat = _read_values(file, shape, head.tell(), file.size, dtype)

@@ -115,16 +115,15 @@ class Pipeline:
         """What `stream` would make of the same arguments. Raises UsageError and NumericsError; loads
         nothing."""
         call_options.check_names(asked)
-        asked = cast(Asked, self.settled(asked))
-        given = {key: value for key, value in asked.items() if value is not None}
-        picture = asked.get("image")
+        given = self.settled(asked)
+        picture = given.get("image")
         if not (isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.size):
             picture = None  # the request says what is wrong with it
-        given["width"], given["height"] = self.defaults.sides(asked.get("width"), asked.get("height"), picture)
+        given["width"], given["height"] = self.defaults.sides(given.get("width"), given.get("height"), picture)
         usual: dict[str, Any] = asdict(self.defaults)
         del usual["qwen_sizes"]
         with_mask = usual.pop("mask_strength")
-        if asked.get("mask") is not None:
+        if "mask" in given:
             usual["strength"] = with_mask
         request = Request(**(usual | given), prompt=prompt)
         sampler = self.model.plan(request).sampler
@@ -141,7 +140,8 @@ class Pipeline:
     def settled(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """What a call asks for with its `few_steps` worked out: steps, sampler, schedule, guidance and LoRA, where it
         does not say them itself. Raises UsageError."""
-        found = few_steps.settled(asked, self.model.few_steps)
+        self._check_open()
+        found = few_steps.settled(call_options.converted(asked), self.model.few_steps)
         return found | {"lora": self._find_lora(found["lora"])} if found.get("lora") else found
 
     @call_options.described
@@ -155,10 +155,13 @@ class Pipeline:
         transformer. The rest is encoded in its turn, again as much as fits. `lora`, `lora_mode`: those of the first
         picture."""
 
+        texts = call_options.checked_prompts(prompts)
+        skipped, added, mode = call_options.checked(clip_skip=clip_skip, lora=lora, lora_mode=lora_mode)
+
         def announced() -> None:
-            self._adapt(lora, lora_mode)
+            self._adapt(added, mode)
             self.model.check_weights()
-            self.model.announce(prompts, clip_skip)
+            self.model.announce(texts, skipped)
 
         with self._alone(), self._in_memory():
             self.fallback.calling(announced, [])
@@ -174,7 +177,7 @@ class Pipeline:
     def compile(self, mode: str = "auto", seconds: float = 0.0) -> Decision:
         """Decides whether the denoiser is compiled when it is next loaded: `on`, `off`, or by the preset and by what
         that would save of a run whose steps take about so many `seconds`. Raises UsageError."""
-        compiling.check(mode)
+        self._check_open()
         wanted, kinds = self.runtime.choice.wishes.compiled, compiling.kinds(self.checkpoint)
         decision = compiling.decide(mode, self.engine.compiler(), seconds, kinds=kinds, wanted=wanted)
         self.runtime.compiles = decision.on
@@ -186,7 +189,7 @@ class Pipeline:
             self.model.free_transformer()
 
     def close(self) -> None:
-        """Frees everything and closes the model's files. Every later call but `close` raises UsageError."""
+        """Frees everything and closes the files. Every later call but `close` and `headline` raises UsageError."""
         if not self._closed:
             with self._alone():
                 self.model.close()
@@ -204,11 +207,15 @@ class Pipeline:
                 "this pipeline is busy with another picture: wait for it, close its stream, or load a second pipeline"
             )
         try:
-            if self._closed:
-                raise UsageError("this pipeline is closed; load the model again with qwenimg.load")
+            self._check_open()
             yield
         finally:
             self._running.release()
+
+    def _check_open(self) -> None:
+        """Raise UsageError once the pipeline is closed."""
+        if self._closed:
+            raise UsageError("this pipeline is closed; load the model again with qwenimg.load")
 
     def _taken(self, request: Request, warnings: list[str]) -> Generator[Step | Result, None, None]:
         with self._alone():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from qwenimg.common.base import arguments
 from qwenimg.common.base.atomic_files import picture_path, write_atomic
 from qwenimg.common.base.text import clean
 from qwenimg.common.pipeline.encode import encode
@@ -63,10 +64,12 @@ class Result:
 
         Raises UsageError for a file that exists, unless `overwrite`, for another format, and for what the format does
         not hold, and DoesNotFit for a full disk."""
+        arguments.check_flags(overwrite=overwrite, metadata=metadata)
         file = picture_path(path)
         write_atomic(file, encode(self.pixels, self.recipe if metadata else None, file.suffix), overwrite=overwrite)
         return file.absolute()
 
     def png(self, metadata: bool = True) -> bytes:
         """The picture as a PNG file, with its recipe and the mark of AI origin unless `metadata` is false."""
+        arguments.check_flags(metadata=metadata)
         return encode(self.pixels, self.recipe if metadata else None, ".png")

@@ -52,7 +52,10 @@ def noise(model: DiffusionModel, request: Request, generator: TorchCPUGenerator)
     shape = (1, model.channels, *latent_shape(model, request))
     if request.latents is None:
         return generator.normal(shape)
-    given = np.asarray(request.latents)
+    try:
+        given = np.asarray(request.latents)
+    except (TypeError, ValueError, OverflowError):  # lists of several lengths, or what is no number
+        raise UsageError(f"latents are {clean(request.latents, 40)}; expected an array {list(shape)}") from None
     if given.shape != shape:
         raise UsageError(
             f"latents of shape {list(given.shape)} do not fit: {request.width}x{request.height} needs {list(shape)}"

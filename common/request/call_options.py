@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.base.errors import UnknownOption
+from qwenimg.common.base.arguments import shown, texts
+from qwenimg.common.base.errors import UnknownOption, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.request.option import Option
 from qwenimg.common.request.request import OPTIONS, Request
@@ -53,6 +54,27 @@ def check_names(names: Iterable[str]) -> None:
     for name in names:
         if name not in _keywords():
             raise UnknownOption(f"unknown option {clean(name, 40)!r}: {_nearest(name)}")
+
+
+def converted(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that a call gives, each as its own type; None leaves one out. Raises UsageError."""
+    if not isinstance(asked, Mapping):
+        raise UsageError(f"asked is {shown(asked)}; expected options by their names")
+    given = {name: value for name, value in asked.items() if value is not None}
+    return {name: OPTIONS[name].converted(value) if name in OPTIONS else value for name, value in given.items()}
+
+
+def checked(**given: object) -> list[Any]:
+    """Return the values of options, each as its own type, if some model takes them. Raises UsageError."""
+    found = [OPTIONS[name].converted(value) for name, value in given.items()]
+    for name, value in zip(given, found, strict=True):
+        OPTIONS[name].check(value)
+    return found
+
+
+def checked_prompts(prompts: object) -> list[str]:
+    """Return a list of prompts that each could be drawn. Raises UsageError."""
+    return [str(checked(prompt=one)[0]) for one in texts("prompts", prompts)]
 
 
 def _nearest(name: str) -> str:

@@ -53,7 +53,7 @@ def settled(asked: Mapping[str, Any], known: Mapping[str, FewSteps]) -> dict[str
     name, steps = parse(text)
     if name not in known:
         here = f"it has {', '.join(known)}" if known else "it has none"
-        raise UsageError(f"--few-steps {name}: is not known for this model; {here}")
+        raise UsageError(f"--few-steps {clean(name, 40)}: is not known for this model; {here}")
     row = known[name]
     if steps is not None and steps not in row.steps:
         made_for = ", ".join(map(str, sorted(row.steps))) + (" step" if row.steps == (1,) else " steps")

@@ -166,7 +166,8 @@ def no_effect(one: Option, asked: object, family: str, there: frozenset[str], gu
 
 
 def _number(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, SupportsFloat):
+    is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"
+    if is_bool or not isinstance(value, SupportsFloat):
         raise UsageError(f"{name} is {clean(value, 40)!r}; expected a number")
     try:
         return float(value)

@@ -87,6 +87,7 @@ _TEXTS = (
     "quantize",
     "step_cache_effect",
 )
+_PREDICTIONS = ("eps", "v", "x0")
 _TABLES = ("precision", "versions", "fingerprints")
 _HASHES = ("sigmas_sha256", "noise_sha256", "image_sha256", "mask_sha256")
 _HUB_FILE = re.compile(rf"{REPO}(/[\w-][\w.-]*)+\.(safetensors|gguf)", re.ASCII)
@@ -201,6 +202,8 @@ def _fault(key: str, value: object) -> str | None:
     """What `value` should have been, or None if it is right."""
     if key in _TEXTS and not _is_text(value):
         return f"a text of at most {MAX_TEXT:,} characters"
+    if key == "prediction" and value not in _PREDICTIONS:
+        return f"one of {', '.join(_PREDICTIONS)}"
     if key == "tf32":
         return None if isinstance(value, bool) else "true or false"
     if key in _HASHES:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qwenimg.common.base.amounts import duration
+from qwenimg.common.base.arguments import check_seconds
 from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.runtime.checkpoint import Checkpoint
@@ -40,6 +41,8 @@ def folder(framework: str) -> Path:
 
 def check(mode: str) -> None:
     """Check a value of --compile. Raises UsageError."""
+    if not isinstance(mode, str):
+        raise UsageError(f"mode is {clean(mode, 40)}; choose one of {', '.join(MODES)}")
     if mode not in MODES:
         raise UsageError(f"--compile {clean(mode, 40)!r} is not one of {', '.join(MODES)}")
 
@@ -56,7 +59,9 @@ def kinds(checkpoint: Checkpoint | None) -> int:
 
 def decide(mode: str, compiler: Compiler, seconds: float, *, kinds: int = 1, wanted: bool = False) -> Decision:
     """Decide for a run whose steps take about `seconds` without compiling, by a denoiser with `kinds` kinds of blocks.
-    wanted: a preset asks for it wherever it saves anything. Raises BackendMissing."""
+    wanted: a preset asks for it wherever it saves anything. Raises UsageError and BackendMissing."""
+    check(mode)
+    check_seconds(seconds=seconds)
     if mode == "on" and compiler.missing:
         raise BackendMissing(f"--compile on {compiler.missing}; install it, or use --compile off")
     if mode != "auto":

@@ -19,7 +19,7 @@ from typing import Any
 
 from qwenimg.common.base.atomic_files import check_output, make_folder
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.base.safe_files import bad, open_regular
+from qwenimg.common.base.safe_files import bad, is_folder, open_regular
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.safetensors import read_header
@@ -64,6 +64,8 @@ def check(config: TrainConfig) -> None:
         read_table(own.with_suffix(".csv"), state.step)
     elif os.path.lexists(checkpoint):
         raise UsageError(f"{clean(checkpoint)}: a run is there already; go on with --resume, or move it away")
+    if config.init is not None and not is_folder(config.init):
+        raise ModelError(f"--init {clean(config.init, 120)}: no such folder")
     if is_link(own.with_suffix(".log")):
         raise UsageError(f"{clean(own.with_suffix('.log'))}: is a link, and lines would go elsewhere; move it away")
     for path in _outputs(config):

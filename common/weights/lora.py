@@ -162,6 +162,9 @@ def _modules(path: Path, pieces: Mapping[str, Piece]) -> dict[str, Module]:
         if not module.parts:
             key = next(iter(module.scales.values())).key
             raise bad(path, f"tensor {first([key])} is of a module without factors: the file is incomplete")
+        for piece in module.parts.values():
+            if len(piece.shape) < 2 or 0 in piece.shape:
+                raise bad(path, f"tensor {first([piece.key])} has shape {list(piece.shape)}, which no factor has")
     return found
 
 

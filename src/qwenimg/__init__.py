@@ -85,7 +85,7 @@ def load(
     text_encoder_2: str | Path | None = None,
     vae: str | Path | None = None,
     tokenizer: str | Path | None = None,
-    models_dir: str | Path | Sequence[str | Path] = (),
+    models_dir: str | Path | Sequence[str | Path] | None = (),
     prediction: Prediction | None = None,
     quantize: str | None = None,
     compile: str = "auto",
@@ -106,8 +106,11 @@ def load(
     text_encoder_2, vae: folder or file of that part's weights. models_dir: folders where models, parts and LoRAs have
     names. For Stable Diffusion: refiner, of SDXL; tokenizer and prediction of one file. Forms are checked before files.
     Raises QwenimgError."""
+    from qwenimg.common.base import arguments
     from qwenimg.common.families.running import Running
 
+    arguments.check_flags(offline=offline)
+    arguments.check_functions(notify=notify)
     running = Running(
         backend=backend, precision=precision, preset=preset, compile=compile, quantize=quantize,
         max_memory=max_memory, fallback=fallback, cache_prompts=cache_prompts,
@@ -159,21 +162,17 @@ def _pipeline(
 
 
 def _found(
-    models_dir: str | Path | Sequence[str | Path], given: dict[str, str | Path | None]
+    models_dir: str | Path | Sequence[str | Path] | None, given: dict[str, str | Path | None]
 ) -> tuple[ModelFolders, dict[str, str | Path | None]]:
     """The folders, and what is `given` with the paths of what is found there by name. Raises UsageError and
     ModelError."""
-    import os
     from pathlib import Path
 
     from qwenimg.common.base import arguments
     from qwenimg.common.hub.model_folders import read_folders
 
-    several = [models_dir] if isinstance(models_dir, (str, os.PathLike)) else list(models_dir)
     arguments.check_paths(**given)
-    for folder in several:
-        arguments.check_paths(models_dir=folder)
-    folders = read_folders([Path(folder) for folder in several])
+    folders = read_folders([Path(folder) for folder in arguments.paths("models_dir", models_dir)])
     return folders, given | folders.options(given)
 
 

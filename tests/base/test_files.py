@@ -503,6 +503,7 @@ def hostile_latents() -> Iterator[tuple[str, bytes]]:
     yield "huge.npy", npy(LATENTS, shape="(65536, 65536, 65536, 65536)")
     yield "digits.npy", npy(LATENTS, shape=f"({'9' * 4000}, 1, 1, 1)")
     yield "bool.npy", npy(LATENTS, shape="(True, True, True, True)")
+    yield "bool_for_one.npy", npy(LATENTS[:1], shape="(True, 16, 5, 7)")
     yield "deep.npy", npy(LATENTS, shape="(" * 3000 + ")" * 3000)
     yield "code.npy", npy(LATENTS, shape="__import__('os').putenv('QWENIMG_TEST_RAN', '1')")
     yield "python2.npy", npy(LATENTS, shape="(2L, 16L, 5L, 8L)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,6 +39,13 @@ def test_file_and_folder_draw_the_same(both, kind: str, backend: str) -> None:
     print(f"{kind} {backend}: {error:.1e}, deviation of the picture {made[0].pixels.std():.0f}")
     assert np.array_equal(made[0].latents, made[1].latents) and np.array_equal(made[0].pixels, made[1].pixels)
     assert made[1].recipe["model"] == "model.safetensors"
+
+
+@pytest.mark.parametrize("prediction", ["x", "V", "", "v_prediction", 1, ["v"]])
+def test_a_prediction_that_is_none(both, prediction: Any) -> None:
+    for path in both["sd2"]:
+        with pytest.raises(UsageError, match=r"prediction is .* choose one of eps, v, x0"):
+            qwenimg.load(path, "cpu", "fp32", prediction=prediction)
 
 
 def test_prediction_changes_the_picture(both) -> None:

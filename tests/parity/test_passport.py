@@ -323,16 +323,17 @@ def test_a_report_of_two_models(shapes: Path, tiny: Path, tmp_path: Path) -> Non
 def hostile(change: Callable[[dict[str, Any]], object], folder: Path) -> Path:
     """A passport with a right sum over what was changed in it."""
     document: dict[str, Any] = {
-        "version": "0", "created": "", "precision": "fp32", "places": {}, "blocks": [], "sides": [],
+        "version": "0", "created": "", "precision": "fp32", "places": {}, "blocks": [block(results=[KEPT])],
+        "sides": [{"backend": "cpu", "device": "", "versions": {}, "tf32": False, "figures": []}],
         "model": {"name": "shapes", "family": "qwen-image", "quantize": "", "fingerprints": {}, "shapes": {}},
-        "picture": {"asked": {}, "sigmas": [1.0], "noise": "", "latents": "t0", "pixels": "t0"},
+        "picture": None,
     }  # fmt: skip
     change(document)
-    table, text = {"t0": tensor([0], 0, 0)}, json.dumps(document)
+    table, text = {"t0": tensor([1], 0, 4)}, json.dumps(document)
     metadata = {"format": "qwenimg-parity", "schema": "1", "passport": text}
-    metadata["sha256"] = passport_file._sum(text, table, b"")
+    metadata["sha256"] = passport_file._sum(text, table, bytes(4))
     path = folder / "hostile.safetensors"
-    path.write_bytes(safetensors_bytes({"__metadata__": metadata, **table}))
+    path.write_bytes(safetensors_bytes({"__metadata__": metadata, **table}, bytes(4)))
     return path
 
 
@@ -342,13 +343,13 @@ def block(**fields: Any) -> dict[str, Any]:
 
 
 DRAWN = {"dtype": "float32", "shape": [4, 4], "seed": 1, "axis": -1, "rms": 1.0, "channels": []}
-KEPT = {"dtype": "float32", "shape": [0], "seed": None, "gain": 1.0, "values": "t0", "lacks": "t0"}
+KEPT = {"dtype": "float32", "shape": [1], "seed": None, "gain": 1.0, "values": "t0", "lacks": "t0"}
 HOSTILE: dict[str, Callable[[dict[str, Any]], object]] = {
     "no blocks": lambda d: d.pop("blocks"),
     "blocks that are a number": lambda d: d.update(blocks=3),
     "a model that is a text": lambda d: d.update(model="shapes"),
     "a model of other fields": lambda d: d["model"].update(shell="rm"),
-    "a tensor that is not there": lambda d: d["picture"].update(latents="t9"),
+    "a tensor that is not there": lambda d: d.update(blocks=[block(results=[KEPT | {"values": "t9"}])]),
     "too much to draw": lambda d: d.update(blocks=[block(arguments=[{"drawn": DRAWN | {"shape": [10**6, 10**6]}}])]),
     "a seed that is a text": lambda d: d.update(blocks=[block(arguments=[{"drawn": DRAWN | {"seed": "1"}}])]),
     "a result of another shape": lambda d: d.update(blocks=[block(results=[KEPT | {"shape": [3]}])]),
@@ -363,7 +364,7 @@ def test_hostile(tmp_path: Path, change: str) -> None:
 
 
 def test_the_hostile_ones_are_right_but_for_that(tmp_path: Path) -> None:
-    found = passport_file.read(hostile(lambda d: d.update(blocks=[block(results=[KEPT])]), tmp_path))
+    found = passport_file.read(hostile(lambda d: None, tmp_path))
     assert isinstance(found, Passport) and found.blocks[0].name == "vae.quant_conv"
 
 
@@ -394,6 +395,21 @@ def test_a_block_that_is_not_there_and_arguments_that_do_not_fit(tiny: Path, tin
         passport_file.write(path, replace(found, blocks=(wrong,)), overwrite=True)
         for backend in ("cpu", "mlx"):
             cli("parity", "check", str(path), str(tiny_folder), "--backend", backend).refused(5, "record it again")
+
+
+@pytest.mark.parametrize("token", [10**4, 2**40, -1, -(2**62)])
+def test_token_ids_that_are_in_no_table(shapes: Path, tmp_path: Path, token: int) -> None:
+    """MLX looked them up wherever they pointed, and the process ended there."""
+    found = passport_file.read(shapes)
+    i, whole = next((i, one) for i, one in enumerate(found.blocks) if one.name == "text_encoder.whole")
+    ids = whole.arguments[0]
+    assert isinstance(ids, Values) and ids.dtype == "int64"
+    wrong = replace(whole, arguments=(Values("int64", np.full_like(ids.array, token)), *whole.arguments[1:]))
+    sides = tuple(replace(side, figures=(side.figures[i],)) for side in found.sides)
+    path = tmp_path / "a.safetensors"
+    passport_file.write(path, replace(found, blocks=(wrong,), sides=sides), overwrite=False)
+    for backend in ("cpu", "mlx"):
+        cli("parity", "check", str(path), "--backend", backend, "--blocks").refused(5, "do not fit it")
 
 
 def test_without_float64(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,6 +156,7 @@ BAD_VALUES: list[tuple[str, object]] = [
     ("sampler", ["euler"]), ("sigmas_sha256", "0A" * 32), ("noise_sha256", "00" * 31), ("noise_sha256", 0),
     ("tf32", 0), ("tf32", "false"), ("warnings", "none"), ("warnings", [1]), ("warnings", ["w"] * 300),
     ("precision", []), ("precision", {"vae": 1}), ("versions", {"torch": None}), ("versions", "2"),
+    ("prediction", "x"), ("prediction", "V"), ("prediction", 1),
     ("created", "yesterday"), ("created", 5), ("created", None), ("unknown", 1), ("\x1b[31m", 1),
 ]  # fmt: skip
 

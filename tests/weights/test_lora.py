@@ -12,6 +12,7 @@ import lora_cases as cases
 import numpy as np
 import pytest
 import torch
+from cli_runner import cli
 from parity_cases import DIT, MLX, TORCH, Files, rounded
 from safetensors.torch import save_file
 
@@ -325,6 +326,18 @@ REFUSED: dict[str, tuple[dict[str, torch.Tensor], str]] = {
 def test_a_file_that_is_not_understood_is_refused_by_its_key(name: str, tmp_path: Path) -> None:
     tensors, says = REFUSED[name]
     assert says in refusal({key: value.clone() for key, value in tensors.items()}, tmp_path)
+
+
+def test_info_of_factors_without_numbers(tmp_path: Path) -> None:
+    file = tmp_path / "bad.safetensors"
+    for down, up in (((0, N), (N, 0)), ((4, 0), (0, 4)), ((N,), (N,)), ((), ())):
+        save_file({f"{PATH}.lora_A.weight": torch.ones(down), f"{PATH}.lora_B.weight": torch.ones(up)}, file)
+        ran = cli("info", str(file))
+        assert ran.code == 5 and "which no factor has" in ran.err + ran.out.decode() and "Traceback" not in ran.err
+    for role in ("hada_w1_a", "lokr_w1", "lora_mid.weight"):
+        save_file({f"{PATH}.{role}": torch.ones(0, N)}, file)
+        ran = cli("info", str(file))
+        assert ran.code == 5 and "which no factor has" in ran.err + ran.out.decode()
 
 
 METADATA = {

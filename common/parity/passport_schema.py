@@ -1,0 +1,218 @@
+"""The JSON of a passport, key by key: which kinds and bounds a file is held to before anything is made of it.
+
+A new key is a field here, with a default where older files lack it. What a passport names is looked up as a picture's
+recipe is: no field opens a path.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from qwenimg.common.base.text import clean
+from qwenimg.common.families import registry
+from qwenimg.common.families.choices import PARTS
+from qwenimg.common.parity.passport import MAX_GAIN
+from qwenimg.common.precision import precision
+from qwenimg.common.request import lora_text
+from qwenimg.common.request.request import Request
+from qwenimg.common.weights import quantise
+
+MAX_DRAWN = 1 << 24  # values of one array that is drawn
+MAX_BLOCKS = 10_000
+MAX_RANK = 8
+FLOATS = ("float32", "float16", "bfloat16")
+PREDICTIONS = ("", "eps", "v", "x0")
+LARGEST = 3e38  # of a number: float32 holds it
+
+_COUNT = {"min": 0, "max": 2**53}
+_SIDE = {"min": 1, "max": 2**31 - 1}
+_AXIS = {"min": -MAX_RANK, "max": MAX_RANK - 1}
+_SEED = {"min": 0, "max": 2**32 - 1}
+_NUMBER = {"min": -LARGEST, "max": LARGEST}
+_SIZE = {"min": 0, "max": LARGEST}
+_GAIN = {"min": 1, "max": MAX_GAIN}
+
+
+# An argument of a block is null, true or false, a number, a list of arguments, or one of these.
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedJson:
+    named: str
+
+    def __post_init__(self) -> None:
+        if self.named not in FLOATS:
+            raise ValueError(f"{clean(self.named, 30)!r} is none of {', '.join(FLOATS)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayJson:
+    array: str
+    dtype: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeOfArray:
+    dtype: str
+    shape: tuple[int, ...] = field(metadata=_SIDE)
+    seed: int = field(metadata=_SEED)
+    axis: int = field(metadata=_AXIS)
+    rms: float = field(metadata=_SIZE)
+    channels: tuple[tuple[int, float, float], ...] = field(metadata=_NUMBER)
+
+    def __post_init__(self) -> None:
+        rank, values = len(self.shape), prod(self.shape)
+        if self.dtype not in FLOATS:
+            raise ValueError(f"{clean(self.dtype, 30)!r} is drawn, which is none of {', '.join(FLOATS)}")
+        if not 16 <= values <= MAX_DRAWN or not 1 <= rank <= MAX_RANK:
+            raise ValueError(
+                f"an array of shape {clean(list(self.shape), 60)} is drawn; it has 16 to {MAX_DRAWN} values"
+            )
+        if not -rank <= self.axis < rank:
+            raise ValueError(f"axis {self.axis} is not in the shape {list(self.shape)}")
+        if not all(0 <= channel < self.shape[self.axis] for channel, _, _ in self.channels):
+            raise ValueError(f"a channel is not in axis {self.axis} of the shape {list(self.shape)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnJson:
+    drawn: RecipeOfArray
+
+
+ARGUMENTS: dict[str, Any] = {"named": NamedJson, "array": ArrayJson, "drawn": DrawnJson}
+"""The kind of an argument that is an object, by the key that it has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultJson:
+    dtype: str
+    shape: tuple[int, ...] = field(metadata=_SIDE)
+    seed: int | None = field(metadata=_SEED)
+    gain: float = field(metadata=_GAIN)
+    lacks: str | None
+    values: str
+
+    def __post_init__(self) -> None:
+        if self.dtype not in FLOATS:
+            raise ValueError(f"a result is {clean(self.dtype, 30)!r}, which is none of {', '.join(FLOATS)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockJson:
+    component: str
+    block: str
+    path: str
+    name: str
+    arguments: tuple[object, ...]
+    results: tuple[ResultJson, ...]
+    operations: dict[str, int] = field(metadata=_COUNT)
+
+    def __post_init__(self) -> None:
+        if not self.results:
+            raise ValueError(f"block {clean(self.name, 60)} has no result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelJson:
+    name: str
+    family: str
+    quantize: str
+    fingerprints: dict[str, str]
+    shapes: dict[str, str]
+    parts: dict[str, str] = field(default_factory=dict)
+    prediction: str = ""
+    lora: str = ""
+    lora_fingerprints: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.quantize:
+            quantise.parse(self.quantize)
+        if self.prediction not in PREDICTIONS:
+            raise ValueError(f"the prediction {clean(self.prediction, 30)!r} is none of eps, v, x0")
+        if unknown := self.parts.keys() - set(PARTS):
+            raise ValueError(f"{clean(min(unknown), 30)!r} is none of the parts {', '.join(PARTS)}")
+        if len(lora_text.parse(self.lora)) != len(self.lora_fingerprints):
+            raise ValueError("the LoRAs and their fingerprints are not of one number")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedJson:
+    """What the recorded call asked for: no picture, no noise and no LoRA, which have files."""
+
+    prompt: str
+    width: int = field(metadata=_COUNT)
+    height: int = field(metadata=_COUNT)
+    steps: int = field(metadata=_COUNT)
+    seed: int | None = field(default=None, metadata={"min": 0, "max": 2**64 - 1})
+    negative_prompt: str | None = None
+    guidance: float | None = None
+    lora_mode: str | None = None
+
+    def __post_init__(self) -> None:
+        Request(**self.said())
+
+    def said(self) -> dict[str, Any]:
+        """The keywords of the call."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureJson:
+    asked: AskedJson
+    sigmas: tuple[float, ...] = field(metadata=_SIZE)
+    noise: str
+    latents: str
+    pixels: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FigureJson:
+    """An error is null where it could not be computed."""
+
+    error: float | None = field(metadata=_SIZE)
+    allowed: float | None = field(metadata=_SIZE)
+    failures: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideJson:
+    backend: str
+    device: str
+    versions: dict[str, str]
+    tf32: bool
+    figures: tuple[tuple[FigureJson, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassportJson:
+    version: str
+    created: str
+    model: ModelJson
+    precision: str
+    places: dict[str, str]
+    picture: PictureJson | None
+    blocks: tuple[BlockJson, ...]
+    sides: tuple[SideJson, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.blocks) <= MAX_BLOCKS or not self.sides:
+            raise ValueError(
+                f"{len(self.blocks)} blocks on {len(self.sides)} sides; there are 1 to {MAX_BLOCKS}, on one"
+            )
+        kinds = {family.name: family.precision for family in registry.FAMILIES}
+        if self.model.family not in kinds:
+            raise ValueError(f"the family {clean(self.model.family, 30)!r} is none of {', '.join(kinds)}")
+        precision.parse(self.precision, on_gpu=False, kind=kinds[self.model.family])
+        for side in self.sides:
+            self._check_figures(side)
+
+    def _check_figures(self, side: SideJson) -> None:
+        """Raise ValueError unless `side` has figures of all blocks or none, and of a block of all results or none."""
+        if len(side.figures) not in (0, len(self.blocks)):
+            raise ValueError(f"a side has figures of {len(side.figures)} blocks, of {len(self.blocks)}")
+        for block, figures in zip(self.blocks, side.figures, strict=False):
+            if len(figures) not in (0, len(block.results)):
+                shown = f"{len(figures)} figures of {len(block.results)} results"
+                raise ValueError(f"block {clean(block.name, 60)} has {shown}")
