@@ -81,7 +81,8 @@ def encode_bytes(
     kept = 0 if own_memory else channels * height * width * itemsize
     read, made = min(2 * rows + BESIDE, height), min(rows + BESIDE, height) / 2
     band = channels * width * (workspace.conv_inputs * read + workspace.conv_outputs * made) * itemsize
-    return int(kept + band + 2 * 3 * height * width * itemsize)
+    weight = 9 * (4 * channels) ** 2 * itemsize  # of the last level, which is that much wider, in the kernel's order
+    return int(kept + band + weight + 4 * 3 * height * width * itemsize)
 
 
 def decode_whole(config: VAEConfig, height: int, width: int, itemsize: int, free: int, workspace: Workspace) -> bool:
