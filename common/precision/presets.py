@@ -22,7 +22,7 @@ SMALL = 10**9  # bytes in float32, below which 16 bit spares a CPU nothing
 @dataclass(frozen=True, kw_only=True)
 class Preset:
     purpose: str
-    tiled: bool = False  # the VAE decodes large pictures in bands, whatever the memory, and blocks that do not fit are streamed
+    tiled: bool = False  # the VAE decodes large pictures in bands, and blocks that do not fit are streamed
     bits: str = ""  # that weights are kept in where they would not fit otherwise
     compiled: bool = False  # whether the denoiser is compiled where that saves anything, however long it takes
 
