@@ -20,14 +20,6 @@ class VAEConfig(Protocol):
     def scale(self) -> int: ...
 
     @property
-    def tile_margin(self) -> int: ...
-
-    @property
-    def least_tile(self) -> int: ...
-
-    def longest_tile(self, size: int, tile: int) -> int: ...
-
-    @property
     def up_blocks(self) -> tuple[tuple[int, int, bool], ...]: ...
 
 
@@ -69,8 +61,8 @@ def ram_peak() -> int | None:
 
 def decode_peak(config: VAEConfig, height: int, width: int, itemsize: int, workspace: Workspace) -> int:
     """Bytes that decoding latents of height x width takes at its peak, weights aside: in its widest convolution."""
-    convolutions = _convolutions(config, height, width)
-    return int(max(workspace.conv_inputs * i + workspace.conv_outputs * o for i, o in convolutions) * itemsize)
+    sizes = convolutions(config, height, width)
+    return int(max(workspace.conv_inputs * i + workspace.conv_outputs * o for i, o in sizes) * itemsize)
 
 
 def encode_peak(width: int, pixels: int, itemsize: int, workspace: Workspace) -> int:
@@ -78,7 +70,7 @@ def encode_peak(width: int, pixels: int, itemsize: int, workspace: Workspace) ->
     return int((workspace.conv_inputs + workspace.conv_outputs) * width * pixels * itemsize)
 
 
-def _convolutions(config: VAEConfig, height: int, width: int) -> Iterator[tuple[int, int]]:
+def convolutions(config: VAEConfig, height: int, width: int) -> Iterator[tuple[int, int]]:
     """Values of the images that the decoder's convolutions take and make."""
     blocks = config.up_blocks
     for level, (inputs, outputs, upsampled) in enumerate(blocks):
@@ -94,43 +86,3 @@ def scores(heads: int, branches: int, tokens: int, most: int) -> int:
     """Bytes of attention's scores over so many tokens and of what is made of them, where a kernel holds them: `most`
     (`Workspace.score_bytes`) is that of one chunk."""
     return min(most, 8 * heads * branches * tokens**2)
-
-
-def decode_bytes(
-    config: VAEConfig, height: int, width: int, itemsize: int, workspace: Workspace, tile: int | None
-) -> int:
-    """Bytes that decoding latents of height x width takes at its peak, weights aside: whole, or in tiles of `tile`.
-
-    In tiles: first the whole's mid block, six of its images (its own, and query, key and value), then its result, one
-    tile and the picture twice. The picture is then made 8 bit in copies of four floats a value."""
-    picture = height * width * config.scale**2 * 3
-    if tile is None:
-        return max(decode_peak(config, height, width, itemsize, workspace), picture * 18)
-    trunk = height * width * config.up_blocks[0][0] * itemsize
-    rows, columns = config.longest_tile(height, tile), config.longest_tile(width, tile)
-    up = trunk + decode_peak(config, rows, columns, itemsize, workspace) + 2 * picture * itemsize
-    return max(6 * trunk + scores(1, 1, height * width, workspace.score_bytes), up, picture * 18)
-
-
-def decode_least(config: VAEConfig, height: int, width: int, itemsize: int, workspace: Workspace) -> int:
-    """The fewest bytes that decoding latents of height x width takes, weights aside: whole, or in the smallest
-    tiles."""
-    return min(decode_bytes(config, height, width, itemsize, workspace, tile) for tile in (None, config.least_tile))
-
-
-def decode_tile(
-    config: VAEConfig, height: int, width: int, itemsize: int, free: int, workspace: Workspace
-) -> int | None:
-    """The largest tile side, in latents, whose predicted peak is within half of `free`; None if no tile is needed."""
-
-    def fits(height: int, width: int) -> bool:
-        small = max(map(max, _convolutions(config, height, width))) < MAX_VALUES
-        return small and decode_peak(config, height, width, itemsize, workspace) <= free // 2
-
-    if fits(height, width):
-        return None
-    margin, least = 2 * config.tile_margin, config.least_tile
-    side = max(height, width)
-    while side > least and not fits(side + margin, side + margin):
-        side = max(least, side * 3 // 4)
-    return side

@@ -1,8 +1,8 @@
 """Stable Diffusion's VAE (AutoencoderKL): configuration and manifest.
 
 What is unusual about it:
-- its group norms take their statistics over the whole image, so no tile of an image is decoded as in the whole: tiles
-  overlap, and are faded into each other;
+- its group norms take their moments over the whole image, so no part of an image is decoded alone: layers run over
+  bands of the image one after the other, and a norm waits for the moments of all bands;
 - the downsamplers pad below and to the right only;
 - SDXL's exceeds float16 in its activations (`force_upcast`), though its weights do not;
 - latents are scaled by one number, and in some models shifted by another, which are part of the configuration;
@@ -24,7 +24,6 @@ from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.networks import params
 from qwenimg.common.networks.network import Network
-from qwenimg.common.numbers.tiles import fades
 
 CLASS_NAME = "AutoencoderKL"
 IGNORED_CONFIG: frozenset[str] = frozenset()
@@ -37,7 +36,6 @@ FIXED_CONFIG: Mapping[str, object] = {
 }
 
 NORM_EPS = 1e-6
-OVERLAP = 8  # latents that a tile reads beyond what is its own, on each side; twice this is faded
 
 _OLD_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 
@@ -72,20 +70,6 @@ class KLVAEConfig:
     def scale(self) -> int:
         """Pixels per latent along each side."""
         return 1 << (len(self.block_out_channels) - 1)
-
-    @property
-    def tile_margin(self) -> int:
-        """Latents that a tile reads beyond its own, on each side."""
-        return OVERLAP
-
-    def longest_tile(self, size: int, tile: int) -> int:
-        """Latents that the longest of the tiles of at most `tile` reads along a side of `size`."""
-        return max(stop - start for start, stop, _ in fades(size, tile, OVERLAP, self.scale))
-
-    @property
-    def least_tile(self) -> int:
-        """Latents a side of the smallest tile: below it more is overlap than tile."""
-        return 4 * OVERLAP
 
     @property
     def down_blocks(self) -> tuple[tuple[int, int, bool], ...]:

@@ -5,14 +5,13 @@ What is unusual about it:
   last temporal tap of each kernel counts, and the `time_conv`s never run. So a 2-D network is loaded and run, with
   about a third of the stored parameters;
 - its norm divides by the length over channels at each pixel: no statistics over space, so everything but the mid
-  block's attention is local and can be tiled exactly;
+  block's attention is local, and runs over bands of an image as it does over the whole;
 - an upsampler halves the channels, so the next block starts narrower than the last one ended;
 - latents are standardised with a mean and deviation per channel, which are part of the configuration.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, field
 
@@ -21,7 +20,6 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.networks import params
 from qwenimg.common.networks.network import Network
-from qwenimg.common.numbers.tiles import tiles
 from qwenimg.common.weights.plan import Use, Uses
 
 CLASS_NAME = "AutoencoderKLQwenImage"
@@ -63,20 +61,6 @@ class QwenVAEConfig:
             raise ModelError(f"base_dim {self.base_dim} times dim_mult {list(self.dim_mult)} is wider than 65536")
         if any(self.base_dim * mult % 2 for mult in self.dim_mult[1:]):
             raise ModelError("every width that is upsampled must be even, since the upsampler halves it")
-
-    @property
-    def tile_margin(self) -> int:
-        """Latents that a tile reads beyond its own, on each side."""
-        return halo(self)
-
-    def longest_tile(self, size: int, tile: int) -> int:
-        """Latents that the longest of the tiles of at most `tile` reads along a side of `size`."""
-        return max(stop - start for start, stop, *_ in tiles(size, tile, self.tile_margin))
-
-    @property
-    def least_tile(self) -> int:
-        """Latents a side of the smallest tile."""
-        return 16
 
     @property
     def scale(self) -> int:
@@ -124,19 +108,6 @@ def uses(stored: Manifest) -> Uses:
     """What a still image needs of `stored`, in the shapes of the 2-D network: [O, I, t, h, w] -> [O, I, h, w] (the
     last temporal tap), gains [C, 1, 1(, 1)] -> [C], and no `time_conv`."""
     return {key: _still(key, shape) for key, shape in stored.items() if ".time_conv." not in key}
-
-
-def halo(config: QwenVAEConfig) -> int:
-    """Latent positions on each side that one output pixel of the up blocks sees: their receptive field's radius.
-
-    Each 3x3 convolution adds one position at its own resolution. The sum, in latents, is rounded up; one more covers
-    the half position by which nearest-neighbour upsampling is off centre.
-    """
-    reach = 0.0
-    for level, (_, _, upsampled) in enumerate(config.up_blocks):
-        reach += 2 * (config.num_res_blocks + 1) / 2**level
-        reach += 1 / 2 ** (level + 1) if upsampled else 1 / 2**level  # the upsampler's convolution, or conv_out
-    return math.ceil(reach) + 1
 
 
 def _still(key: str, shape: Shape) -> Use:

@@ -1,8 +1,8 @@
-"""A picture in overlapping tiles, and how their seams fade into each other."""
+"""An image in tiles, or in bands of rows, that see what is beside them."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -23,29 +23,9 @@ def tiles(size: int, tile: int, halo: int) -> list[Tile]:
     return [Tile(max(0, start - halo), min(size, stop + halo), start, stop) for start, stop in spans]
 
 
-class Fade(NamedTuple):
-    """One tile along one axis that overlaps its neighbours: what it reads, and the weight of each pixel it makes."""
-
-    read_start: int
-    read_stop: int
-    weights: list[float]
-
-
-def fades(size: int, tile: int, overlap: int, scale: int) -> list[Fade]:
-    """Tiles of equal length, at most `tile`, that read `overlap` more on both sides; `scale` pixels for each index.
-
-    Across a seam one tile's weights fall linearly while the other's rise, over all that both read: at each pixel the
-    weights add up to 1.
+def wide_upsamplers(blocks: Sequence[tuple[int, int, bool]]) -> list[bool]:
+    """Return for each block of a decoder (channels in, channels out, whether an upsampler ends it) that has an
+    upsampler whether that makes an image of more values than the last block does. Such an image is kept in no memory.
     """
-    even = math.ceil(size / math.ceil(size / tile))
-    overlap = min(overlap, even // 2)
-    return [_fade(part, size, overlap * scale, scale) for part in tiles(size, even, overlap)]
-
-
-def _fade(tile: Tile, size: int, reach: int, scale: int) -> Fade:
-    """`reach`: pixels from a seam to where one tile has the whole weight."""
-    begin, end = tile.keep_start * scale, tile.keep_stop * scale
-    pixels = [p + 0.5 for p in range(tile.read_start * scale, tile.read_stop * scale)]
-    rise = [1.0 if tile.keep_start == 0 else min(1.0, (p - begin) / (2 * reach) + 0.5) for p in pixels]
-    fall = [1.0 if tile.keep_stop == size else min(1.0, (end - p) / (2 * reach) + 0.5) for p in pixels]
-    return Fade(tile.read_start, tile.read_stop, [a * b for a, b in zip(rise, fall, strict=True)])
+    last = blocks[-1][1] * 4 ** (len(blocks) - 1)
+    return [following[0] * 4**level > last for level, following in enumerate(blocks[1:], 1)]

@@ -22,7 +22,7 @@ SMALL = 10**9  # bytes in float32, below which 16 bit spares a CPU nothing
 @dataclass(frozen=True, kw_only=True)
 class Preset:
     purpose: str
-    tiled: bool = False  # the VAE decodes in tiles, whatever the memory, and blocks that do not fit are streamed
+    tiled: bool = False  # the VAE decodes large pictures in bands, and blocks that do not fit are streamed
     bits: str = ""  # that weights are kept in where they would not fit otherwise
     compiled: bool = False  # whether the denoiser is compiled where that saves anything, however long it takes
 
@@ -32,7 +32,7 @@ PRESETS: Mapping[str, Preset] = {
     "balanced": Preset(purpose="16-bit products with float32 where it is worth most"),
     "fast": Preset(purpose="16 bit everywhere, as other programs run it; compiled on a GPU", compiled=True),
     "memory": Preset(
-        purpose="the least memory: 16-bit weights, 8-bit where those do not fit; tiles; blocks streamed",
+        purpose="the least memory: 16-bit weights, 8-bit where those do not fit; bands; blocks streamed",
         tiled=True,
         bits="8",
     ),

@@ -63,14 +63,16 @@ class Transformer(Protocol):
 
 
 class VAE(Protocol):
-    def decode(self, latents: NumpyArray, tile: int | None = None) -> NumpyArray:
+    def decode(self, latents: NumpyArray, rows: int | None = None) -> NumpyArray:
         """Pixels [N, 3, 8h, 8w], about -1 to 1, of latents [N, z, h, w] in the VAE's own statistics.
 
-        With `tile` the up blocks run over tiles of at most that many latents a side."""
+        With `rows` the layers behind the mid block run over bands of so many rows, with the same result."""
         ...
 
-    def encode(self, pixels: NumpyArray) -> NumpyArray:
-        """Mean and log variance [N, 2z, h, w] of the latents, in the VAE's own statistics, for pixels [N, 3, H, W]."""
+    def encode(self, pixels: NumpyArray, rows: int | None = None) -> NumpyArray:
+        """Mean and log variance [N, 2z, h, w] of the latents, in the VAE's own statistics, for pixels [N, 3, H, W].
+
+        With `rows` the layers before the mid block run over bands of so many rows, with the same result."""
         ...
 
 

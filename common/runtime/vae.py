@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.base.found_once import found_once
-from qwenimg.common.memory import memory, operations
+from qwenimg.common.memory import bands, operations
 from qwenimg.common.memory.needs import Needs
 from qwenimg.common.precision.precision import BYTES
 from qwenimg.common.runtime.checkpoint import Component
@@ -19,7 +19,7 @@ from qwenimg.common.runtime.probe import first_non_finite
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.weights.plan import LoadPlan
 
-TILE = 64  # latents a side of a tile where the preset asks for tiles, at most
+LARGE = 64  # latents a side, of more than which a picture is decoded in bands where the preset asks for that
 
 
 class VAEHalves:
@@ -76,38 +76,51 @@ class VAEHalves:
         """Adds the stage in which a picture of latents of `shape` is encoded."""
         height, width = (side * self.config.scale for side in shape)
         weights = {"vae encoder": self.runtime.weight_bytes(self._parts["encoder"])}
-        activations = self._encoding(height, width)
-        needs.add("encode", f"encoding a picture of {width}x{height}", weights, activations, stays=True)
+        needs.make_room(weights, self._least_encoding(height, width))
+        rows = self._encode_rows(height, width, needs.left(weights))
+        activations, title = self._encoding(height, width, rows), f"encoding a picture of {width}x{height}"
+        needs.add("encode", title, weights, activations, stays=True, about=_about(rows))
 
     def add_decoding(self, needs: Needs, shape: tuple[int, int]) -> None:
-        """Adds the stage in which latents of `shape` are decoded: whole, or in tiles where that does not fit."""
+        """Adds the stage in which latents of `shape` are decoded: whole, or in bands where that does not fit."""
         height, width = (side * self.config.scale for side in shape)
         weights = {"vae decoder": self.runtime.weight_bytes(self._parts["decoder"])}
         needs.make_room(weights, self._least(shape))
-        tile = self._tile(shape, needs.left(weights))
-        about = self._about(tile)
-        needs.add(
-            "decode", f"decoding a picture of {width}x{height}", weights, self._decoding(shape, tile), about=about
-        )
+        rows = self._decode_rows(shape, needs.left(weights))
+        activations, title = self._decoding(shape, rows), f"decoding a picture of {width}x{height}"
+        needs.add("decode", title, weights, activations, about=_about(rows))
         needs.decoding = operations.decoder(self.component.plan, *shape)
 
-    def _decoding(self, shape: tuple[int, int], tile: int | None) -> int:
-        """Bytes of activations."""
-        return memory.decode_bytes(self.config, *shape, self.itemsize, self.engine.workspace, tile)
+    def _decoding(self, shape: tuple[int, int], rows: int | None) -> int:
+        """Return the bytes of activations."""
+        own_memory = self.engine.facts.own_memory
+        return bands.decode_bytes(self.config, *shape, self.itemsize, self.engine.workspace, rows, own_memory)
 
     def _least(self, shape: tuple[int, int]) -> int:
-        return memory.decode_least(self.config, *shape, self.itemsize, self.engine.workspace)
+        """Return the fewest bytes of activations, whole or in the smallest bands."""
+        return min(self._decoding(shape, rows) for rows in (None, bands.ROWS[-1]))
 
-    def _tile(self, shape: tuple[int, int], free: int) -> int | None:
-        """Latents a side of a tile with so many bytes free, None for the whole."""
-        tile = memory.decode_tile(self.config, *shape, self.itemsize, free, self.engine.workspace)
-        return min(tile or TILE, TILE) if self.runtime.choice.wishes.tiled and max(shape) > TILE else tile
+    def _decode_rows(self, shape: tuple[int, int], free: int) -> int | None:
+        """Return the rows of a band with so many bytes free, None for the whole."""
+        whole = bands.decode_whole(self.config, *shape, self.itemsize, free, self.engine.workspace)
+        if whole and not (self.runtime.choice.wishes.tiled and max(shape) > LARGE):
+            return None
+        return bands.band_rows(lambda rows: self._decoding(shape, rows), free)
 
-    def _about(self, tile: int | None) -> str:
-        return "" if tile is None else f"in tiles of {tile * self.config.scale} pixels"
+    def _encoding(self, height: int, width: int, rows: int | None) -> int:
+        """Return the bytes of activations."""
+        own_memory = self.engine.facts.own_memory
+        return bands.encode_bytes(self.width, height, width, self.itemsize, self.engine.workspace, rows, own_memory)
 
-    def _encoding(self, height: int, width: int) -> int:
-        return memory.encode_peak(self.width, height * width, self.itemsize, self.engine.workspace)
+    def _least_encoding(self, height: int, width: int) -> int:
+        """Return the fewest bytes of activations, whole or in the smallest bands."""
+        return min(self._encoding(height, width, rows) for rows in (None, bands.ROWS[-1]))
+
+    def _encode_rows(self, height: int, width: int, free: int) -> int | None:
+        """Return the rows of a band with so many bytes free, None for the whole."""
+        if self._encoding(height, width, None) <= free:
+            return None
+        return bands.band_rows(lambda rows: self._encoding(height, width, rows), free)
 
     # The run
 
@@ -115,26 +128,28 @@ class VAEHalves:
         """Mean and deviation [1, z, h, w] in the VAE's own statistics of pixels [1, 3, H, W]. Raises DoesNotFit and
         NumericsError."""
         height, width = pixels.shape[2:]
-        activations = self._encoding(height, width)
-        encoder = self.encoder(activations)
-        self.runtime.check_fit(f"encoding a picture of {width}x{height}", activations)
+        encoder = self.encoder(self._least_encoding(height, width))
+        rows = self._encode_rows(height, width, self.make_room(0, _named("encoder")))
+        self.runtime.check_fit(f"encoding a picture of {width}x{height}", self._encoding(height, width, rows))
+        if rows is not None:
+            self.runtime.notify("stage", f"encoding the picture {_about(rows)}")
         with self.runtime.clock.timed("encode image"):
-            moments = encoder.encode(pixels)
-        self._check_finite(moments, "vae encoder", lambda: encoder.encode(pixels))
+            moments = encoder.encode(pixels, rows)
+        self._check_finite(moments, "vae encoder", lambda: encoder.encode(pixels, rows))
         mean, log_variance = np.split(moments, 2, axis=1)
         return mean, np.exp(0.5 * np.clip(log_variance, -30, 20))
 
     def decode(self, z: NDArray[np.float32]) -> NDArray[Any]:
-        """Pixels [1, 3, H, W], about -1 to 1, all finite, of latents in the VAE's own statistics; in tiles where the
+        """Pixels [1, 3, H, W], about -1 to 1, all finite, of latents in the VAE's own statistics; in bands where the
         whole does not fit. Raises DoesNotFit and NumericsError."""
         shape = (z.shape[2], z.shape[3])
         decoder = self.decoder(self._least(shape))
         self.engine.release()
-        tile = self._tile(shape, self.make_room(0, _named("decoder")))
-        self.runtime.notify("stage", f"decoding {self._about(tile)}".rstrip())
+        rows = self._decode_rows(shape, self.make_room(0, _named("decoder")))
+        self.runtime.notify("stage", f"decoding {_about(rows)}".rstrip())
         with self.runtime.clock.timed("decode"):
-            pixels = decoder.decode(z, tile)
-        self._check_finite(pixels, "vae", lambda: decoder.decode(z, tile))
+            pixels = decoder.decode(z, rows)
+        self._check_finite(pixels, "vae", lambda: decoder.decode(z, rows))
         return pixels
 
     def check_weights(self) -> None:
@@ -152,6 +167,11 @@ class VAEHalves:
 
 def _named(half: str) -> str:
     return f"vae {half}"
+
+
+def _about(rows: int | None) -> str:
+    """Return how an image is made to fit, as a stage says it."""
+    return "" if rows is None else f"in bands of {rows} rows"
 
 
 @found_once

@@ -49,11 +49,11 @@ def test_a_preset_is_its_policy_and_precision_comes_before(tmp_path: Path) -> No
     assert other.code == 0 and recipe_from_png(tmp_path / "d.png")["precision"]["name"] == "fp32"
 
 
-def test_memory_decodes_in_tiles(tiny_folder: Path) -> None:
+def test_memory_decodes_in_bands(tiny_folder: Path) -> None:
     told = []
     pipe = qwenimg.load(tiny_folder, "cpu", preset="memory", notify=lambda kind, text: told.append(text))
-    pipe("x", width=544, height=64, steps=1)
-    assert pipe.precision.name == "bf16" and any("in tiles of 512 pixels" in text for text in told)
+    pipe("x", width=64, height=544, steps=1)
+    assert pipe.precision.name == "bf16" and any("in bands of 64 rows" in text for text in told)
 
 
 def _keep(told: list[tuple[str, str]], kind: str, text: str) -> None:

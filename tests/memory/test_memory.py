@@ -20,10 +20,10 @@ import qwenimg
 from qwenimg.backends.workspaces import TORCH as TORCH_WORKSPACE
 from qwenimg.common.base.errors import DoesNotFit
 from qwenimg.common.base.safe_files import OpenFile
-from qwenimg.common.memory import memory
+from qwenimg.common.memory import bands, memory
 from qwenimg.common.networks import qwen_vae
+from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
-from qwenimg.common.numbers.tiles import tiles
 from qwenimg.common.precision.precision import FP32, FP64
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.vae import decodes
@@ -63,7 +63,7 @@ import numpy as np
 from qwenimg import backends
 from qwenimg.common.networks import qwen_vae
 from qwenimg.common.weights import keys
-from qwenimg.common.precision.precision import FP32
+from qwenimg.common.precision.precision import FP32, FP64
 
 attending = import_module(f"qwenimg.backends.{name}.ops.attention")
 
@@ -96,9 +96,9 @@ vae = backends.load(backend).open("qwen_vae", config, plan.stored(FP32), FP32)
 vae.decode(np.zeros((1, 16, 5, 3), np.float32))
 latents = np.random.default_rng(0).standard_normal((1, 16, height, width)).astype(np.float32)
 found = []
-for tile in json.loads(sys.argv[6]):
+for rows in json.loads(sys.argv[6]):
     before = reset()
-    vae.decode(latents, tile)
+    vae.decode(latents, rows)
     found.append(peak() - before)
 print(json.dumps(found))
 """
@@ -151,41 +151,37 @@ WIDTHS = {"cpu": (32, 44, 40), "mlx": (12, 30, 32)}  # base_dim, and the size in
 @linux
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_decode_peak_is_predicted(tmp_path: Path, backend: str) -> None:
-    """Whole, and in the tile that is chosen when the whole does not fit."""
+    """Whole, and in the bands that are chosen when the whole does not fit."""
     base, height, width = WIDTHS[backend]
     config = QwenVAEConfig(base_dim=base, num_res_blocks=1)
     path = write(tmp_path / "vae.safetensors", qwen_vae.manifest(config), "F32")
     workspace = twin_of(backend).engine.workspace
     predicted = memory.decode_peak(config, height, width, 4, workspace)
-    assert memory.decode_tile(config, height, width, 4, 2 * predicted, workspace) is None
-    free = int(1.5 * predicted)
-    tile = memory.decode_tile(config, height, width, 4, free, workspace)
-    assert tile is not None and len(tiles(height, tile, qwen_vae.halo(config))) > 1
-    whole, tiled = measured(DECODE, backend, path, base, height, width, json.dumps([None, tile]))
-    mib = [round(value / 2**20) for value in (predicted, whole, free, tiled)]
+    assert bands.decode_whole(config, height, width, 4, 2 * predicted, workspace)
+    assert not bands.decode_whole(config, height, width, 4, 2 * predicted - 2, workspace)
+    needed = {rows: bands.decode_bytes(config, height, width, 4, workspace, rows) for rows in bands.ROWS}
+    rows = bands.band_rows(needed.__getitem__, predicted // 2)
+    whole, banded = measured(DECODE, backend, path, base, height, width, json.dumps([None, rows]))
+    mib = [round(value / 2**20) for value in (predicted, whole, needed[rows], banded)]
     print(f"{backend}: predicted {mib[0]} MiB, measured {mib[1]} ({predicted / whole:.2f}); ", end="")
-    print(f"with {mib[2]} free, tiles of {tile} take {mib[3]} ({tiled / free:.2f})")
+    print(f"in bands of {rows} rows {mib[2]}, measured {mib[3]} ({needed[rows] / banded:.2f})")
     assert whole <= predicted <= HIGH * whole
-    assert tiled <= 0.75 * free  # a half is meant for tiles; the rest is for the pixels that are finished and the text
+    assert 0.85 * banded <= needed[rows] <= HIGH * banded and banded < whole
 
 
-def test_a_tile_is_as_large_as_fits() -> None:
-    """Of the published model: the next larger size that is tried does not fit, and there is a smallest."""
-    config = QwenVAEConfig()
-    for side in (128, 166, 256):
-        for free in (2**31, 2**32, 6 * 10**9):
-            tile = memory.decode_tile(config, side, side - 7, 4, free, TORCH_WORKSPACE)
-            margin = 2 * qwen_vae.halo(config)
-            if tile is None:
-                assert memory.decode_peak(config, side, side - 7, 4, TORCH_WORKSPACE) <= free // 2
-                continue
-            assert 16 <= tile <= side
-            assert (
-                tile == 16 or memory.decode_peak(config, tile + margin, tile + margin, 4, TORCH_WORKSPACE) <= free // 2
-            )
-            larger = tile * 4 // 3 + 2 + margin
-            assert tile == side or memory.decode_peak(config, larger, larger, 4, TORCH_WORKSPACE) > free // 2
-    assert memory.decode_tile(config, 128, 128, 4, 10**6, TORCH_WORKSPACE) == 16
+def test_a_band_is_as_high_as_fits() -> None:
+    """Of both published models: more rows take more, and one image that is kept is the least that a decoder takes."""
+    for config in (QwenVAEConfig(), KLVAEConfig(block_out_channels=(128, 256, 512, 512))):
+        for side in (64, 128, 166):
+            needed = [bands.decode_bytes(config, side, side - 7, 4, TORCH_WORKSPACE, rows) for rows in bands.ROWS]
+            assert needed == sorted(needed, reverse=True)
+            last = config.up_blocks[-1][1] * 64 * side * (side - 7) * 4
+            assert last < needed[-1] < 1.6 * last
+            assert needed[-1] < memory.decode_peak(config, side, side - 7, 4, TORCH_WORKSPACE) / 2
+            sizes = dict(zip(bands.ROWS, needed, strict=True))
+            for rows, size in sizes.items():
+                assert bands.band_rows(sizes.__getitem__, size) == rows
+            assert bands.band_rows(sizes.__getitem__, 0) == bands.ROWS[-1]
 
 
 SMALL_VAE = QwenVAEConfig(base_dim=4)
@@ -200,29 +196,18 @@ def small_vae(twin: Twin, folder: Path, precision: Any = FP32) -> Any:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("height", "width", "tile"), [(61, 45, 16), (17, 50, 17), (29, 31, 30), (5, 33, 4)])
-def test_tiles_have_no_seams(tmp_path: Path, backend: str, height: int, width: int, tile: int) -> None:
+@pytest.mark.parametrize(("height", "width", "rows"), [(21, 15, 16), (17, 20, 64), (9, 11, 3), (5, 13, 39)])
+def test_bands_have_no_seams(tmp_path: Path, backend: str, height: int, width: int, rows: int) -> None:
     vae = small_vae(twin_of(backend), tmp_path)
-    latents = np.random.default_rng(height).standard_normal((1, 16, height, width)).astype(np.float32)
-    whole, tiled = vae.decode(latents), vae.decode(latents, tile)
-    count = len(tiles(height, tile, qwen_vae.halo(SMALL_VAE))) * len(tiles(width, tile, qwen_vae.halo(SMALL_VAE)))
-    error = np.abs(whole - tiled).max() / np.abs(whole).max()
-    print(f"{backend} {height}x{width} in {count} tiles of {tile}: {error:.1e}")
-    assert whole.shape == tiled.shape == (1, 3, 8 * height, 8 * width) and whole.std() > 0.1 and count > 1
-    assert error <= SEAMS
-
-
-def test_seams_show_without_the_halo(tmp_path: Path) -> None:
-    """In float64, where what is equal is equal to 1e-13: the margin is needed, and it is not much too wide."""
-    vae = small_vae(TORCH(), tmp_path, FP64)
-    latents = np.random.default_rng(1).standard_normal((1, 16, 45, 29))
-    whole = vae.decode(latents)
-    halo, errors = vae.model.decoder.halo, {}
-    for margin in (halo, halo - 3, 3):
-        vae.model.decoder.halo = margin
-        errors[margin] = float(np.abs(whole - vae.decode(latents, 16)).max() / np.abs(whole).max())
-    print({margin: f"{error:.1e}" for margin, error in errors.items()})
-    assert errors[halo] <= 1e-13 and errors[halo - 3] > 1e-13 and errors[3] > 1e-3
+    rng = np.random.default_rng(height)
+    latents = rng.standard_normal((1, 16, height, width)).astype(np.float32)
+    pixels = rng.uniform(-1, 1, (1, 3, 8 * height, 8 * width)).astype(np.float32)
+    for half, values in ((vae.decode, latents), (vae.encode, pixels)):
+        whole, banded = half(values), half(values, rows)
+        error = np.abs(whole - banded).max() / np.abs(whole).max()
+        print(f"{backend} {height}x{width} in bands of {rows} rows: {error:.1e}")
+        assert whole.shape == banded.shape and whole.std() > 0.1
+        assert error <= SEAMS
 
 
 # Attention
@@ -302,7 +287,9 @@ def test_what_does_not_fit_is_refused_before_it_is_read(
     monkeypatch.setattr(pipe.engine, "free_memory", lambda: 1000)
     opened = pipe.model._text_encoder if part == "text encoder" else pipe.model.transformer
     calls = {
-        "decoding a picture of 32x32": lambda: pipe("a red circle", guidance=1.0, width=32, height=32, steps=1),
+        "(the transformer|decoding a picture of 32x32)": lambda: pipe(
+            "a red circle", guidance=1.0, width=32, height=32, steps=1
+        ),
         f"the {part}": opened,
     }
     for what, call in calls.items():

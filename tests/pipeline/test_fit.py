@@ -125,7 +125,7 @@ def test_the_text_of_a_plan_and_what_is_refused(published: Path, capfd: pytest.C
     assert run(["plan", str(published), "--backend", "cuda", "--memory", "24GB"]) == 0
     text = capfd.readouterr().out
     print(text)
-    assert re.search(r"^decode +\S+ \S+ +\S+ \S+ +\S+ \S+( +in tiles of .*)?$", text, re.MULTILINE)
+    assert re.search(r"^decode +\S+ \S+ +\S+ \S+ +\S+ \S+( +in bands of .*)?$", text, re.MULTILINE)
     assert re.search(r"^as it is +\S+ GB  does not fit$", text, re.MULTILINE)
     assert re.search(r"^with -q 4 +\S+ GB  fits$", text, re.MULTILINE) and "name one with --on" in text
     for arguments, code in (

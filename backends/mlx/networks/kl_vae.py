@@ -6,14 +6,18 @@ B images, C channels, L pixels as tokens, h w latents or pixels. Attribute paths
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.nn
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx import ops
-from qwenimg.backends.mlx.networks.vae import VAE
+from qwenimg.backends.mlx.networks import bands
+from qwenimg.backends.mlx.networks.bands import Normed, Part, Step
+from qwenimg.backends.mlx.networks.vae import VAE, WIDE
 from qwenimg.backends.mlx.ops import images
-from qwenimg.common.networks.kl_vae import NORM_EPS, OVERLAP, KLVAEConfig
-from qwenimg.common.numbers.tiles import Fade, fades
+from qwenimg.common.networks.kl_vae import NORM_EPS, KLVAEConfig
+from qwenimg.common.numbers.tiles import wide_upsamplers
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.weights.plan import LoadPlan
 
@@ -31,9 +35,18 @@ class ResidualBlock(mlx.nn.Module):
             self.conv_shortcut = ops.Conv2d(inputs, outputs, 1)
 
     def __call__(self, x: Array) -> Array:
-        update = self.conv1(ops.norm_silu(self.norm1, x))
-        update = self.conv2(ops.norm_silu(self.norm2, update))
+        return self.second(self.first(x, self.norm1, x), self.norm2, x)
+
+    def first(self, x: Array, norm1: Normed, _: Array) -> Array:
+        return self.conv1(ops.norm_silu(norm1, x))
+
+    def second(self, update: Array, norm2: Normed, x: Array) -> Array:
+        update = self.conv2(ops.norm_silu(norm2, update))
         return ops.residual(self.conv_shortcut(x) if hasattr(self, "conv_shortcut") else x, update)
+
+    def part(self) -> Part:
+        steps = [Step(self.norm1, self.first), Step(self.norm2, self.second)]
+        return Part(begin=lambda x: x, reach=2, steps=steps)
 
 
 class AttentionBlock(mlx.nn.Module):
@@ -70,6 +83,9 @@ class Downsample(mlx.nn.Module):
     def __call__(self, x: Array) -> Array:
         return self.conv(ops.pad_right_bottom(x))
 
+    def part(self) -> Part:
+        return Part(begin=self, reach=2, down=2)
+
 
 class Upsample(mlx.nn.Module):
     def __init__(self, channels: int):
@@ -78,6 +94,9 @@ class Upsample(mlx.nn.Module):
 
     def __call__(self, x: Array) -> Array:
         return self.conv(images.upsample(x))
+
+    def part(self) -> Part:
+        return Part(begin=self, reach=1, up=2)
 
 
 class DownBlock(mlx.nn.Module):
@@ -121,18 +140,30 @@ class Encoder(mlx.nn.Module):
         self.conv_norm_out = ops.GroupNorm(groups, top, NORM_EPS)
         self.conv_out = ops.Conv2d(top, 2 * config.latent_channels, 3, padding=1)
 
-    def __call__(self, x: Array) -> Array:
-        """Pixels [B 8h 8w 3] -> [B h w 2z]."""
-        x = self.conv_in(images.laid_out(x, self.conv_in.dtype))
+    def __call__(self, x: Array, rows: int) -> Array:
+        """Pixels [B 8h 8w 3] -> [B h w 2z]; the down blocks in bands of `rows` rows where there are more."""
+        x = images.laid_out(x, self.conv_in.dtype)
+        x = self.down(x) if images.height(x) <= rows else bands.run(self.parts(), x, rows)
+        return self.conv_out(ops.norm_silu(self.conv_norm_out, self.mid_block(x)))
+
+    def down(self, x: Array) -> Array:
+        """Everything before the mid block: [B 8h 8w 3] -> [B h w C]."""
+        x = self.conv_in(x)
         for block in self.down_blocks:
             x = block(x)
-        return self.conv_out(ops.norm_silu(self.conv_norm_out, self.mid_block(x)))
+        return x
+
+    def parts(self) -> list[Part]:
+        """Return `down` as parts that run over bands."""
+        blocks: Any = self.down_blocks
+        layers = [layer for block in blocks for layer in [*block.resnets, *block.downsamplers]]
+        return [Part(begin=self.conv_in, reach=1), *(layer.part() for layer in layers)]
 
 
 class Decoder(mlx.nn.Module):
     def __init__(self, config: KLVAEConfig):
         super().__init__()
-        self.scale, self.channels = config.scale, config.out_channels
+        self.scale, self.wide = config.scale, wide_upsamplers(config.up_blocks)
         groups, top, bottom = config.norm_num_groups, config.block_out_channels[-1], config.block_out_channels[0]
         self.conv_in = ops.Conv2d(config.latent_channels, top, 3, padding=1)
         self.mid_block = MidBlock(top, groups)
@@ -144,27 +175,24 @@ class Decoder(mlx.nn.Module):
         """Everything behind the mid block: [B h w C] -> [B 8h 8w 3]."""
         for block in self.up_blocks:
             x = block(x)
-        return ops.eval(self.conv_out(ops.norm_silu(self.conv_norm_out, x)))
+        return ops.eval(self.end(x, self.conv_norm_out, x))
 
-    def __call__(self, z: Array, height: int, width: int, tile: int) -> Array:
-        """Latents [B h w z] -> pixels [B 8h 8w 3]; the up blocks in tiles of at most `tile` latents a side."""
+    def end(self, x: Array, norm: Normed, _: Array) -> Array:
+        return self.conv_out(ops.norm_silu(norm, x))
+
+    def parts(self) -> list[Part]:
+        """Return `up` as parts that run over bands; a wide upsampler is one with the layer behind it."""
+        parts: list[Part] = []
+        blocks: Any = self.up_blocks
+        for block, before_wide in zip(blocks, [False, *self.wide], strict=True):
+            first, *more = [layer.part() for layer in [*block.resnets, *block.upsamplers]]
+            parts += [first.after(parts.pop()) if before_wide else first, *more]
+        return [*parts, Part(begin=lambda x: x, reach=1, steps=[Step(self.conv_norm_out, self.end)])]
+
+    def __call__(self, z: Array, height: int, width: int, rows: int) -> Array:
+        """Latents [B h w z] -> pixels [B 8h 8w 3]; the up blocks in bands of `rows` rows where there are more."""
         x = ops.eval(self.mid_block(self.conv_in(images.laid_out(z, self.conv_in.dtype))))
-        if height <= tile and width <= tile:
-            return self.up(x)
-        pixels = images.blank(x, self.channels, height * self.scale, width * self.scale)
-        across = fades(width, tile, OVERLAP, self.scale)
-        for row in fades(height, tile, OVERLAP, self.scale):
-            for column in across:
-                top, left = row.read_start * self.scale, column.read_start * self.scale
-                pixels = ops.eval(images.add_at(pixels, self.tile(x, row, column), top, left))
-        return pixels
-
-    def tile(self, x: Array, row: Fade, column: Fade) -> Array:
-        """The pixels of one tile, times its weights."""
-        part = self.up(
-            images.window(x, slice(row.read_start, row.read_stop), slice(column.read_start, column.read_stop))
-        )
-        return ops.faded(part, row.weights, column.weights)
+        return self.up(x) if height * self.scale <= rows else bands.run(self.parts(), x, rows)
 
 
 class KLVAE(mlx.nn.Module):
@@ -177,15 +205,15 @@ class KLVAE(mlx.nn.Module):
             self.post_quant_conv = ops.Conv2d(config.latent_channels, config.latent_channels, 1)
         self.decoder = Decoder(config)
 
-    def encode(self, pixels: Array) -> Array:
+    def encode(self, pixels: Array, rows: int = WIDE) -> Array:
         """Pixels [B 8h 8w 3] -> mean and log variance [B h w 2z]."""
-        moments = self.encoder(pixels)
+        moments = self.encoder(pixels, rows)
         return self.quant_conv(moments) if hasattr(self, "quant_conv") else moments
 
-    def decode(self, z: Array, height: int, width: int, tile: int) -> Array:
+    def decode(self, z: Array, height: int, width: int, rows: int) -> Array:
         """Latents [B h w z] -> pixels [B 8h 8w 3], not clamped."""
         z = self.post_quant_conv(z) if hasattr(self, "post_quant_conv") else z
-        return self.decoder(z, height, width, tile)
+        return self.decoder(z, height, width, rows)
 
 
 # Component

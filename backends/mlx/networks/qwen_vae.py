@@ -6,14 +6,17 @@ B images, C channels, h w latents or pixels. Attribute paths are checkpoint keys
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.nn
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx import ops
-from qwenimg.backends.mlx.networks.vae import VAE
+from qwenimg.backends.mlx.networks import bands
+from qwenimg.backends.mlx.networks.bands import Part
+from qwenimg.backends.mlx.networks.vae import VAE, WIDE
 from qwenimg.backends.mlx.ops import images
-from qwenimg.common.networks.qwen_vae import QwenVAEConfig, halo
-from qwenimg.common.numbers.tiles import tiles
+from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.weights.plan import LoadPlan
 
@@ -34,6 +37,9 @@ class ResidualBlock(mlx.nn.Module):
         update = self.conv1(ops.norm_silu(self.norm1, x))
         update = self.conv2(ops.norm_silu(self.norm2, update))
         return ops.residual(self.conv_shortcut(x) if hasattr(self, "conv_shortcut") else x, update)
+
+    def part(self) -> Part:
+        return Part(begin=self, reach=2)
 
 
 class AttentionBlock(mlx.nn.Module):
@@ -65,6 +71,9 @@ class Downsample(mlx.nn.Module):
     def __call__(self, x: Array) -> Array:
         return self.resample[1](ops.pad_right_bottom(x))
 
+    def part(self) -> Part:
+        return Part(begin=self, reach=2, down=2)
+
 
 class Upsample(mlx.nn.Module):
     def __init__(self, channels: int):
@@ -73,6 +82,9 @@ class Upsample(mlx.nn.Module):
 
     def __call__(self, x: Array) -> Array:
         return self.resample[1](images.upsample(x))
+
+    def part(self) -> Part:
+        return Part(begin=self, reach=1, up=2)
 
 
 class UpBlock(mlx.nn.Module):
@@ -101,18 +113,28 @@ class Encoder(mlx.nn.Module):
         self.norm_out = ops.ChannelNorm(config.encoder_dims[-1])
         self.conv_out = ops.Conv2d(config.encoder_dims[-1], 2 * config.z_dim, 3, padding=1)
 
-    def __call__(self, x: Array) -> Array:
-        """Pixels [B 8h 8w 3] -> [B h w 2z]."""
-        x = self.conv_in(images.laid_out(x, self.conv_in.dtype))
+    def __call__(self, x: Array, rows: int) -> Array:
+        """Pixels [B 8h 8w 3] -> [B h w 2z]; the down blocks in bands of `rows` rows where there are more."""
+        x = images.laid_out(x, self.conv_in.dtype)
+        x = self.down(x) if images.height(x) <= rows else bands.run(self.parts(), x, rows)
+        return self.conv_out(ops.norm_silu(self.norm_out, self.mid_block(x)))
+
+    def down(self, x: Array) -> Array:
+        """Everything before the mid block: [B 8h 8w 3] -> [B h w C]."""
+        x = self.conv_in(x)
         for layer in self.down_blocks:
             x = ops.eval(layer(x))
-        return self.conv_out(ops.norm_silu(self.norm_out, self.mid_block(x)))
+        return x
+
+    def parts(self) -> list[Part]:
+        """Return `down` as parts that run over bands."""
+        layers: Any = self.down_blocks
+        return [Part(begin=self.conv_in, reach=1), *(layer.part() for layer in layers)]
 
 
 class Decoder(mlx.nn.Module):
     def __init__(self, config: QwenVAEConfig):
         super().__init__()
-        self.halo = halo(config)
         self.scale = config.scale
         self.conv_in = ops.Conv2d(config.z_dim, config.decoder_dims[0], 3, padding=1)
         self.mid_block = MidBlock(config.decoder_dims[0])
@@ -121,24 +143,24 @@ class Decoder(mlx.nn.Module):
         self.conv_out = ops.Conv2d(config.decoder_dims[-1], config.input_channels, 3, padding=1)
 
     def up(self, x: Array) -> Array:
-        """Everything behind the mid block, which sees `halo` latents far: [B h w C] -> [B 8h 8w 3]."""
+        """Everything behind the mid block: [B h w C] -> [B 8h 8w 3]."""
         for block in self.up_blocks:
             x = block(x)
-        return ops.eval(self.conv_out(ops.norm_silu(self.norm_out, x)))
+        return ops.eval(self.end(x))
 
-    def __call__(self, z: Array, height: int, width: int, tile: int) -> Array:
-        """Latents [B h w z] -> pixels [B 8h 8w 3]; the up blocks in tiles of at most `tile` latents a side."""
+    def end(self, x: Array) -> Array:
+        return self.conv_out(ops.norm_silu(self.norm_out, x))
+
+    def parts(self) -> list[Part]:
+        """Return `up` as parts that run over bands."""
+        blocks: Any = self.up_blocks
+        layers = [layer for block in blocks for layer in [*block.resnets, *block.upsamplers]]
+        return [*(layer.part() for layer in layers), Part(begin=self.end, reach=1)]
+
+    def __call__(self, z: Array, height: int, width: int, rows: int) -> Array:
+        """Latents [B h w z] -> pixels [B 8h 8w 3]; the up blocks in bands of `rows` rows where there are more."""
         x = ops.eval(self.mid_block(self.conv_in(images.laid_out(z, self.conv_in.dtype))))
-        across = tiles(width, tile, self.halo)
-        return images.join([[self.tile(x, row, column) for column in across] for row in tiles(height, tile, self.halo)])
-
-    def tile(self, x: Array, row: tuple[int, ...], column: tuple[int, ...]) -> Array:
-        """The pixels of one tile, read with a margin that is cut off again, so that the seams are exact."""
-        top, bottom, first, last = row
-        left, right, begin, end = column
-        pixels = self.up(images.window(x, slice(top, bottom), slice(left, right)))
-        rows = slice((first - top) * self.scale, (last - top) * self.scale)
-        return images.window(pixels, rows, slice((begin - left) * self.scale, (end - left) * self.scale))
+        return self.up(x) if height * self.scale <= rows else bands.run(self.parts(), x, rows)
 
 
 class QwenImageVAE(mlx.nn.Module):
@@ -149,13 +171,13 @@ class QwenImageVAE(mlx.nn.Module):
         self.post_quant_conv = ops.Conv2d(config.z_dim, config.z_dim, 1)
         self.decoder = Decoder(config)
 
-    def encode(self, pixels: Array) -> Array:
+    def encode(self, pixels: Array, rows: int = WIDE) -> Array:
         """Pixels [B 8h 8w 3] -> mean and log variance [B h w 2z]."""
-        return self.quant_conv(self.encoder(pixels))
+        return self.quant_conv(self.encoder(pixels, rows))
 
-    def decode(self, z: Array, height: int, width: int, tile: int) -> Array:
+    def decode(self, z: Array, height: int, width: int, rows: int) -> Array:
         """Latents [B h w z] -> pixels [B 8h 8w 3], not clamped."""
-        return self.decoder(self.post_quant_conv(z), height, width, tile)
+        return self.decoder(self.post_quant_conv(z), height, width, rows)
 
 
 # Component

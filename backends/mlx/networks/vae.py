@@ -14,7 +14,7 @@ from qwenimg.common.precision.precision import Precision
 from qwenimg.common.runtime.engine import NumpyArray
 from qwenimg.common.weights.plan import LoadPlan
 
-WIDE = 2**20  # a tile side that no image reaches
+WIDE = 2**20  # rows that no image has
 
 
 class VAE:
@@ -24,12 +24,12 @@ class VAE:
         load.fill(self.model, plan)
 
     @ops.computes
-    def decode(self, latents: NumpyArray, tile: int | None = None) -> NumpyArray:
+    def decode(self, latents: NumpyArray, rows: int | None = None) -> NumpyArray:
         height, width = latents.shape[2:]
         z = ops.table(images.from_bchw(latents), self.dtype)
-        return images.to_bchw(ops.numpy(self.model.decode(z, height, width, tile or WIDE)))
+        return images.to_bchw(ops.numpy(self.model.decode(z, height, width, rows or WIDE)))
 
     @ops.computes
-    def encode(self, pixels: NumpyArray) -> NumpyArray:
+    def encode(self, pixels: NumpyArray, rows: int | None = None) -> NumpyArray:
         x = ops.table(images.from_bchw(pixels), self.dtype)
-        return images.to_bchw(ops.numpy(self.model.encode(x)))
+        return images.to_bchw(ops.numpy(self.model.encode(x, rows or WIDE)))

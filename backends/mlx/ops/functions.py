@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import cache
 
 import mlx.core as mx
-import mlx.nn
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx.compile import fused
@@ -120,7 +119,7 @@ def silu(x: Array) -> Array:
     return (wide * mx.sigmoid(wide)).astype(x.dtype)
 
 
-def norm_silu(norm: mlx.nn.Module, x: Array) -> Array:
+def norm_silu(norm: Callable[[Array], Array], x: Array) -> Array:
     """SiLU of a norm of x."""
     made: Array = silu(norm(x))
     return made
@@ -174,11 +173,6 @@ def shift(x: Array, rows: Array) -> Array:
 def pad_right_bottom(x: Array) -> Array:
     """One row and one column of zeros, below and to the right."""
     return mx.pad(x, [(0, 0), (0, 1), (0, 1), (0, 0)])
-
-
-def faded(x: Array, rows: list[float], columns: list[float]) -> Array:
-    """An image [B h w C] times a weight for each row and for each column, in float32."""
-    return at_least_float32(x) * mx.array(rows)[:, None, None] * mx.array(columns)[:, None]
 
 
 def guide(conditional: Array, unconditional: Array, scale: float) -> Array:

@@ -56,16 +56,9 @@ def beside(x: Array, kept: Array) -> Array:
     return mx.concatenate((x, kept), axis=-1)
 
 
-def blank(like: Array, channels: int, height: int, width: int) -> Array:
-    """An image of zeros for each one of `like`, float32."""
-    return mx.zeros((like.shape[0], height, width, channels))
-
-
-def add_at(whole: Array, part: Array, top: int, left: int) -> Array:
-    """`whole` with `part` added from that row and column on."""
-    _, h, w, _ = whole.shape
-    below, right = h - top - part.shape[1], w - left - part.shape[2]
-    return whole + mx.pad(part, [(0, 0), (top, below), (left, right), (0, 0)])
+def height(x: Array) -> int:
+    """Return how many rows an image has."""
+    return x.shape[1]
 
 
 def window(x: Array, rows: slice, columns: slice) -> Array:
@@ -73,6 +66,6 @@ def window(x: Array, rows: slice, columns: slice) -> Array:
     return x[:, rows, columns]
 
 
-def join(grid: list[list[Array]]) -> Array:
-    """An image from rows of tiles."""
-    return mx.concatenate([mx.concatenate(row, axis=2) for row in grid], axis=1)
+def rows_joined(bands: list[Array]) -> Array:
+    """Images below each other in one: [B h_i w C] -> [B h w C]."""
+    return bands[0] if len(bands) == 1 else mx.concatenate(bands, axis=1)

@@ -7,11 +7,13 @@ from functools import cache, partial
 
 import mlx.core as mx
 import mlx.nn
+import numpy as np
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx.compile import fused
 from qwenimg.backends.mlx.ops import images
 from qwenimg.backends.mlx.ops.functions import DTYPES, at_least_float32, on_gpu
+from qwenimg.common.numbers.moments import Moments, moments
 from qwenimg.common.precision.precision import Compute
 from qwenimg.common.runtime.observers import seen
 
@@ -179,6 +181,36 @@ class GroupNorm(mlx.nn.Module):
         out = self.weight.dtype if self.compute is None else normed.dtype
         y = _by_channel(out)(normed.reshape(grouped.shape).swapaxes(1, 2), weight, bias)
         return seen("group_norm", self.path, y.reshape(B, h, w, C))
+
+    def moments(self, x: Array) -> Moments:
+        """Return the moments of each group of channels [B groups] over all pixels of x [B h w C]."""
+        wide, B, C = at_least_float32(x), x.shape[0], x.shape[3]
+        mean = self._mean(wide)
+        apart = wide - mx.repeat(mean, C // self.groups, axis=1).reshape(B, 1, 1, C)
+        count = x.size // (B * self.groups)
+        return moments(count, np.array(mean), np.array(self._mean(mx.square(apart))) * count)
+
+    def _mean(self, x: Array) -> Array:
+        """[B h w C] -> [B groups], row by row: a long sum in float32 loses what short ones do not."""
+        rows = mx.mean(mx.mean(x, axis=2), axis=1)
+        return mx.mean(rows.reshape(x.shape[0], self.groups, -1), axis=2)
+
+    def by(self, whole: Moments) -> Callable[[Array], Array]:
+        """Return this norm as a function of a part of an image whose moments are `whole`."""
+        return partial(self._by, whole.mean, 1 / np.sqrt(whole.variance + self.eps))
+
+    def _by(self, mean: np.ndarray, scale: np.ndarray, x: Array) -> Array:
+        """(x - mean) * scale * weight + bias for mean and scale [B groups] and x [B h w C], in float32; dtypes as
+        `__call__` has them."""
+        wide = at_least_float32(x)
+        normed = (wide - self._each_channel(mean, wide)) * self._each_channel(scale, wide)
+        out = self.weight.dtype if self.compute is None else wide.dtype
+        return seen("group_norm", self.path, _by_channel(out)(normed, self.weight, self.bias))
+
+    def _each_channel(self, values: np.ndarray, x: Array) -> Array:
+        """Values [B groups] as [B 1 1 C], in the dtype of x."""
+        repeated = np.repeat(values, self.weight.shape[0] // self.groups, axis=1)[:, None, None]
+        return mx.array(repeated).astype(x.dtype)
 
 
 class TokenNorm(GroupNorm):

@@ -5,14 +5,18 @@ B images, C channels, L pixels as tokens, h w latents or pixels. Attribute paths
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import ops
-from qwenimg.backends.torch.networks.vae import VAE
+from qwenimg.backends.torch.networks import bands
+from qwenimg.backends.torch.networks.bands import Normed, Part, Step
+from qwenimg.backends.torch.networks.vae import VAE, WIDE
 from qwenimg.backends.torch.ops import images
-from qwenimg.common.networks.kl_vae import NORM_EPS, OVERLAP, KLVAEConfig
-from qwenimg.common.numbers.tiles import Fade, fades
+from qwenimg.common.networks.kl_vae import NORM_EPS, KLVAEConfig
+from qwenimg.common.numbers.tiles import wide_upsamplers
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.weights.plan import LoadPlan
 
@@ -30,9 +34,18 @@ class ResidualBlock(torch.nn.Module):
             self.conv_shortcut = ops.Conv2d(inputs, outputs, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        update = self.conv1(ops.norm_silu(self.norm1, x))
-        update = self.conv2(ops.norm_silu(self.norm2, update))
+        return self.second(self.first(x, self.norm1, x), self.norm2, x)
+
+    def first(self, x: Tensor, norm1: Normed, _: Tensor) -> Tensor:
+        return self.conv1(ops.norm_silu(norm1, x))
+
+    def second(self, update: Tensor, norm2: Normed, x: Tensor) -> Tensor:
+        update = self.conv2(ops.norm_silu(norm2, update))
         return ops.residual(self.conv_shortcut(x) if hasattr(self, "conv_shortcut") else x, update)
+
+    def part(self) -> Part:
+        steps = [Step(self.norm1, self.first), Step(self.norm2, self.second)]
+        return Part(begin=lambda x: x, reach=2, steps=steps)
 
 
 class AttentionBlock(torch.nn.Module):
@@ -69,6 +82,9 @@ class Downsample(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.conv(ops.pad_right_bottom(x))
 
+    def part(self) -> Part:
+        return Part(begin=self, reach=2, down=2)
+
 
 class Upsample(torch.nn.Module):
     def __init__(self, channels: int):
@@ -77,6 +93,9 @@ class Upsample(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.conv(images.upsample(x))
+
+    def part(self) -> Part:
+        return Part(begin=self, reach=1, up=2)
 
 
 class DownBlock(torch.nn.Module):
@@ -120,18 +139,30 @@ class Encoder(torch.nn.Module):
         self.conv_norm_out = ops.GroupNorm(groups, top, NORM_EPS)
         self.conv_out = ops.Conv2d(top, 2 * config.latent_channels, 3, padding=1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Pixels [B 3 8h 8w] -> [B 2z h w]."""
-        x = self.conv_in(images.laid_out(x, self.conv_in.dtype))
+    def forward(self, x: Tensor, rows: int) -> Tensor:
+        """Pixels [B 3 8h 8w] -> [B 2z h w]; the down blocks in bands of `rows` rows where there are more."""
+        x = images.laid_out(x, self.conv_in.dtype)
+        x = self.down(x) if images.height(x) <= rows else bands.run(self.parts(), x, rows)
+        return self.conv_out(ops.norm_silu(self.conv_norm_out, self.mid_block(x)))
+
+    def down(self, x: Tensor) -> Tensor:
+        """Everything before the mid block: [B 3 8h 8w] -> [B C h w]."""
+        x = self.conv_in(x)
         for block in self.down_blocks:
             x = block(x)
-        return self.conv_out(ops.norm_silu(self.conv_norm_out, self.mid_block(x)))
+        return x
+
+    def parts(self) -> list[Part]:
+        """Return `down` as parts that run over bands."""
+        blocks: Any = self.down_blocks
+        layers = [layer for block in blocks for layer in [*block.resnets, *block.downsamplers]]
+        return [Part(begin=self.conv_in, reach=1), *(layer.part() for layer in layers)]
 
 
 class Decoder(torch.nn.Module):
     def __init__(self, config: KLVAEConfig):
         super().__init__()
-        self.scale, self.channels = config.scale, config.out_channels
+        self.scale, self.wide = config.scale, wide_upsamplers(config.up_blocks)
         groups, top, bottom = config.norm_num_groups, config.block_out_channels[-1], config.block_out_channels[0]
         self.conv_in = ops.Conv2d(config.latent_channels, top, 3, padding=1)
         self.mid_block = MidBlock(top, groups)
@@ -143,27 +174,24 @@ class Decoder(torch.nn.Module):
         """Everything behind the mid block: [B C h w] -> [B 3 8h 8w]."""
         for block in self.up_blocks:
             x = block(x)
-        return ops.eval(self.conv_out(ops.norm_silu(self.conv_norm_out, x)))
+        return ops.eval(self.end(x, self.conv_norm_out, x))
 
-    def forward(self, z: Tensor, height: int, width: int, tile: int) -> Tensor:
-        """Latents [B z h w] -> pixels [B 3 8h 8w]; the up blocks in tiles of at most `tile` latents a side."""
+    def end(self, x: Tensor, norm: Normed, _: Tensor) -> Tensor:
+        return self.conv_out(ops.norm_silu(norm, x))
+
+    def parts(self) -> list[Part]:
+        """Return `up` as parts that run over bands; a wide upsampler is one with the layer behind it."""
+        parts: list[Part] = []
+        blocks: Any = self.up_blocks
+        for block, before_wide in zip(blocks, [False, *self.wide], strict=True):
+            first, *more = [layer.part() for layer in [*block.resnets, *block.upsamplers]]
+            parts += [first.after(parts.pop()) if before_wide else first, *more]
+        return [*parts, Part(begin=lambda x: x, reach=1, steps=[Step(self.conv_norm_out, self.end)])]
+
+    def forward(self, z: Tensor, height: int, width: int, rows: int) -> Tensor:
+        """Latents [B z h w] -> pixels [B 3 8h 8w]; the up blocks in bands of `rows` rows where there are more."""
         x = ops.eval(self.mid_block(self.conv_in(images.laid_out(z, self.conv_in.dtype))))
-        if height <= tile and width <= tile:
-            return self.up(x)
-        pixels = images.blank(x, self.channels, height * self.scale, width * self.scale)
-        across = fades(width, tile, OVERLAP, self.scale)
-        for row in fades(height, tile, OVERLAP, self.scale):
-            for column in across:
-                top, left = row.read_start * self.scale, column.read_start * self.scale
-                pixels = ops.eval(images.add_at(pixels, self.tile(x, row, column), top, left))
-        return pixels
-
-    def tile(self, x: Tensor, row: Fade, column: Fade) -> Tensor:
-        """The pixels of one tile, times its weights."""
-        part = self.up(
-            images.window(x, slice(row.read_start, row.read_stop), slice(column.read_start, column.read_stop))
-        )
-        return ops.faded(part, row.weights, column.weights)
+        return self.up(x) if height * self.scale <= rows else bands.run(self.parts(), x, rows)
 
 
 class KLVAE(torch.nn.Module):
@@ -176,15 +204,15 @@ class KLVAE(torch.nn.Module):
             self.post_quant_conv = ops.Conv2d(config.latent_channels, config.latent_channels, 1)
         self.decoder = Decoder(config)
 
-    def encode(self, pixels: Tensor) -> Tensor:
+    def encode(self, pixels: Tensor, rows: int = WIDE) -> Tensor:
         """Pixels [B 3 8h 8w] -> mean and log variance [B 2z h w]."""
-        moments = self.encoder(pixels)
+        moments = self.encoder(pixels, rows)
         return self.quant_conv(moments) if hasattr(self, "quant_conv") else moments
 
-    def decode(self, z: Tensor, height: int, width: int, tile: int) -> Tensor:
+    def decode(self, z: Tensor, height: int, width: int, rows: int) -> Tensor:
         """Latents [B z h w] -> pixels [B 3 8h 8w], not clamped."""
         z = self.post_quant_conv(z) if hasattr(self, "post_quant_conv") else z
-        return self.decoder(z, height, width, tile)
+        return self.decoder(z, height, width, rows)
 
 
 # Component

@@ -38,3 +38,13 @@ def async_eval(x: Tensor) -> Tensor:
 def eval(x: T) -> T:
     """Nothing here; MLX evaluates, so that what led to x can be freed."""
     return x
+
+
+def away(x: Tensor) -> Tensor:
+    """A copy of x, which may be a part of a larger array, in the memory of the host."""
+    return x.clone() if x.device.type == "cpu" else x.cpu()
+
+
+def here(x: Tensor, like: Tensor) -> Tensor:
+    """x where `like` is."""
+    return x.to(like.device)

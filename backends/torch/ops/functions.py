@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -119,7 +120,7 @@ def silu(x: Tensor) -> Tensor:
     return F.silu(x)
 
 
-def norm_silu(norm: torch.nn.Module, x: Tensor) -> Tensor:
+def norm_silu(norm: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """SiLU of a norm of x, in the memory of the norm's result."""
     normed = norm(x)
     return F.silu(normed, inplace=in_place(normed))
@@ -164,12 +165,6 @@ def shift(x: Tensor, rows: Tensor) -> Tensor:
 def pad_right_bottom(x: Tensor) -> Tensor:
     """One row and one column of zeros, below and to the right."""
     return F.pad(x, (0, 1, 0, 1))
-
-
-def faded(x: Tensor, rows: list[float], columns: list[float]) -> Tensor:
-    """An image [B C h w] times a weight for each row and for each column, in float32."""
-    down, across = torch.tensor(rows, device=x.device), torch.tensor(columns, device=x.device)
-    return at_least_float32(x) * down[:, None] * across
 
 
 def guide(conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:

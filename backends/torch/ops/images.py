@@ -57,16 +57,9 @@ def beside(x: Tensor, kept: Tensor) -> Tensor:
     return torch.cat((x, kept), dim=1)
 
 
-def blank(like: Tensor, channels: int, height: int, width: int) -> Tensor:
-    """An image of zeros for each one of `like`, float32."""
-    return torch.zeros((like.shape[0], channels, height, width), device=like.device)
-
-
-def add_at(whole: Tensor, part: Tensor, top: int, left: int) -> Tensor:
-    """`whole` with `part` added from that row and column on."""
-    _, _, h, w = whole.shape
-    below, right = h - top - part.shape[2], w - left - part.shape[3]
-    return whole + F.pad(part, (left, right, top, below))
+def height(x: Tensor) -> int:
+    """Return how many rows an image has."""
+    return x.shape[2]
 
 
 def window(x: Tensor, rows: slice, columns: slice) -> Tensor:
@@ -74,6 +67,6 @@ def window(x: Tensor, rows: slice, columns: slice) -> Tensor:
     return x[:, :, rows, columns]
 
 
-def join(grid: list[list[Tensor]]) -> Tensor:
-    """An image from rows of tiles."""
-    return torch.cat([torch.cat(row, dim=3) for row in grid], dim=2)
+def rows_joined(bands: list[Tensor]) -> Tensor:
+    """Images below each other in one: [B C h_i w] -> [B C h w]."""
+    return bands[0] if len(bands) == 1 else torch.cat(bands, dim=2)

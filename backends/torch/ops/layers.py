@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from qwenimg.backends.torch.ops import images
 from qwenimg.backends.torch.ops.cpu import multiplies
 from qwenimg.backends.torch.ops.functions import DTYPES, at_least_float32
+from qwenimg.common.numbers.moments import Moments, moments
 from qwenimg.common.precision.precision import Compute
 from qwenimg.common.runtime.observers import seen
 
@@ -239,6 +241,31 @@ class GroupNorm(torch.nn.Module):
         x, weight, bias = _for_norm(x, self)
         y = F.group_norm(x, self.groups, weight, bias, self.eps)
         return seen("group_norm", self.path, _normed(y, self))
+
+    def moments(self, x: Tensor) -> Moments:
+        """Return the moments of each group of channels [B groups] over all pixels of x [B C h w]."""
+        grouped = at_least_float32(x).reshape(x.shape[0], self.groups, -1)
+        mean = grouped.mean(-1, keepdim=True)
+        squares = (grouped - mean).square_().sum(-1)
+        return moments(grouped.shape[-1], mean.squeeze(-1).cpu().numpy(), squares.cpu().numpy())
+
+    def by(self, whole: Moments) -> Callable[[Tensor], Tensor]:
+        """Return this norm as a function of a part of an image whose moments are `whole`."""
+        return partial(self._by, whole.mean, 1 / np.sqrt(whole.variance + self.eps))
+
+    def _by(self, mean: np.ndarray, scale: np.ndarray, x: Tensor) -> Tensor:
+        """(x - mean) * scale * weight + bias for mean and scale [B groups] and x [B C h w], in float32; dtypes as
+        `forward` has them."""
+        wide = at_least_float32(x)
+        weight, bias = (_wide(self, name, wide.dtype)[None, :, None, None] for name in ("weight", "bias"))
+        slope = self._each_channel(scale, wide) * weight
+        y = torch.addcmul(bias - self._each_channel(mean, wide) * slope, wide, slope)
+        return seen("group_norm", self.path, _normed(y, self))
+
+    def _each_channel(self, values: np.ndarray, x: Tensor) -> Tensor:
+        """Values [B groups] as [B C 1 1], in the dtype of x and where that is."""
+        repeated = np.repeat(values, self.weight.shape[0] // self.groups, axis=1)[:, :, None, None]
+        return torch.from_numpy(repeated).to(device=x.device, dtype=x.dtype)
 
 
 class TokenNorm(GroupNorm):

@@ -1,0 +1,65 @@
+"""A picture whose VAE runs over bands of rows is that of the whole VAE: text to image, image to image, inpainting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import qwenimg
+from qwenimg.common.memory import bands
+
+WIDTH, HEIGHT = 80, 144
+BACKENDS = ("cpu", "mlx")
+ONE = 1  # of 255: where a float32 sum in another order falls on the other side of a rounding
+
+
+def given() -> dict[str, Any]:
+    """A picture that is bright above and dark below, and a mask."""
+    rows = np.linspace(255, 0, HEIGHT)[:, None, None] * np.ones((1, WIDTH, 3))
+    mask = np.zeros((HEIGHT, WIDTH), np.uint8)
+    mask[40:100, 20:60] = 255
+    return {"image": rows.astype(np.uint8), "mask": mask}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", ["sd15", "sdxl", "qwen"])
+def test_a_picture_in_bands_is_the_whole_one(
+    folders: dict[str, Path],
+    tiny_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    backend: str,
+    kind: str,
+) -> None:
+    said: list[str] = []
+    folder = tiny_folder if kind == "qwen" else folders[kind]
+    asked: list[dict[str, Any]] = [{}, {"image": given()["image"], "strength": 0.5}]
+    asked.append(given() | {"strength": 0.9})
+    with closing(qwenimg.load(folder, backend, "fp32", notify=lambda _, text: said.append(text))) as pipe:
+
+        def drawn(**more: Any) -> np.ndarray:
+            made = pipe("a red circle", width=WIDTH, height=HEIGHT, steps=2, seed=3, **more)
+            return np.asarray(made.pixels).astype(int)
+
+        whole = [drawn(**more) for more in asked]
+        assert not any("bands" in text for text in said)
+        in_bands(monkeypatch)
+        banded = [drawn(**more) for more in asked]
+    assert sum("decoding in bands of 16 rows" in text for text in said) == 3
+    assert sum("encoding the picture in bands of 16 rows" in text for text in said) >= 2
+    apart = [int(np.abs(a - b).max()) for a, b in zip(whole, banded, strict=True)]
+    print(f"{kind} on {backend}: {apart} of 255")
+    assert max(apart) <= ONE and all(np.mean(a != b) < 1e-3 for a, b in zip(whole, banded, strict=True))
+    assert all(picture.std() > 1 for picture in whole)
+
+
+def in_bands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes every whole one too large."""
+    needed: Callable[..., int] = bands.encode_bytes
+    monkeypatch.setattr(bands, "ROWS", (16,))
+    monkeypatch.setattr(bands, "decode_whole", lambda *given: False)
+    monkeypatch.setattr(bands, "encode_bytes", lambda *given: 2**60 if given[5] is None else needed(*given))
