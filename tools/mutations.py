@@ -6,6 +6,7 @@ python tools/mutations.py qwen       # one family, and no table
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import tempfile
@@ -22,7 +23,7 @@ import mutants_qwen
 import mutants_sd
 from doc_tables import table, write
 from lora_cases import write_lora
-from mutant import Judge, Mutant
+from mutant import PRECISIONS, Judge, Mutant
 from tiny_sd import write_tiny_sd
 
 from qwenimg.common.base.text import clean
@@ -56,22 +57,44 @@ def rows(name: str, folder: Path) -> tuple[list[list[str]], list[str]]:
     kind = "sdxl" if name == "sd" else name
     lora = write_lora(resolve(place).folder, kind, folder / f"lora-{name}.safetensors")
     judge, made, missed = Judge(place, prepare, lora), [], []
+    planted = [mutant.under(precision) for mutant in mutants for precision in mutant.precisions]
     for backend in BACKENDS:
-        for plain in {(m.precision, m.quantize, m.picture, m.lora): m for m in mutants}.values():
+        for plain in {(m.precision, m.quantize, m.picture, m.lora): m for m in planted}.values():
             if clear := judge.caught(backend, plain, planted=False):
                 missed.append(f"{name} on {backend} without a fault, {plain.precision} {plain.quantize}: {clear}")
     for mutant in mutants:
-        found = [judge.caught(backend, mutant) for backend in BACKENDS]
-        missed += [f"{name} {mutant.name} on {b}" for b, text in zip(BACKENDS, found, strict=True) if not text]
-        kept = f" -q {mutant.quantize}" if mutant.quantize else ""
-        made.append([mutant.what, mutant.precision + kept, *(clean(_short(text), SHOWN) for text in found)])
-        print(name, mutant.name, *found, sep=" | ", flush=True)
+        cells = {}
+        for precision in mutant.precisions:
+            texts = [judge.caught(backend, mutant.under(precision)) for backend in BACKENDS]
+            missed += [
+                f"{name} {mutant.name} in {precision} on {b}"
+                for b, text in zip(BACKENDS, texts, strict=True)
+                if not text
+            ]
+            cells[precision] = _cell(texts)
+            print(name, mutant.name, precision, *texts, sep=" | ", flush=True)
+        kept = f" (-q {mutant.quantize})" if mutant.quantize else ""
+        made.append([mutant.what + kept, *(cells.get(precision, "") for precision in PRECISIONS)])
     return made, missed
 
 
-def _short(text: str) -> str:
-    """Without what was allowed: a table has no room for it."""
-    return re.sub(r", at most [^;]*", "", text)
+def _cell(texts: list[str]) -> str:
+    """What noticed a fault, and how many times what is allowed it is, on the backend where that is less."""
+    texts = [text.split("; ")[0] for text in texts]
+    overs = [over for over in map(_over, texts) if over is not None]
+    if len(overs) < len(texts):
+        return clean(min(texts, key=len), SHOWN)
+    where = texts[0].removeprefix("the picture: ").partition(": ")
+    about = "what enters " if where[2].startswith("what enters") else "float32 of " if "in float32" in where[2] else ""
+    return clean(f"{about}{where[0]}: {min(overs):.2g} times", SHOWN)
+
+
+def _over(text: str) -> float | None:
+    """How many times what is allowed was found; None where that is no number."""
+    if not (found := re.search(r"([-+.\de]+|nan|inf)( u)?, at most ([-+.\de]+)", text)):
+        return None
+    value = float(found[1])
+    return math.inf if value != value else value / float(found[3])
 
 
 def main() -> None:
@@ -82,11 +105,13 @@ def main() -> None:
     for _, some in tables.values():
         missed += some
     if not sys.argv[1:]:
-        head = ["fault", "in", *(f"on {name}" for name in ("torch", "MLX"))]
+        head = ["fault", *PRECISIONS]
         for name, (found, _) in tables.items():
             write("parity.md", f"mutations-{name}", table(head, found))
     count = sum(len(found) for found, _ in tables.values())
-    print(f"{count} faults on each of {len(BACKENDS)} backends; not caught: {', '.join(missed) or 'none'}")
+    print(
+        f"{count} faults in each precision on each of {len(BACKENDS)} backends; not caught: {', '.join(missed) or 'none'}"
+    )
     sys.exit(6 if missed else 0)
 
 

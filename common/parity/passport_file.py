@@ -24,6 +24,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.codes.bits import widened
 from qwenimg.common.formats.safetensors import read_header
 from qwenimg.common.formats.stored import Header
+from qwenimg.common.parity import run_file
 from qwenimg.common.parity.passport import Figure, Given, Kept, Model, Passport, Picture, Recorded, Side
 from qwenimg.common.parity.sample import PROJECTIONS, Drawn
 from qwenimg.common.runtime.traced import Dtype, Values
@@ -84,6 +85,8 @@ def encoded(passport: Passport) -> bytes:
         "blocks": [_block(block, arrays) for block in passport.blocks],
         "sides": [_written(side) for side in passport.sides],
     }
+    if passport.run:
+        document["run"] = run_file.written(passport.run, arrays.name)
     text = json.dumps(document, allow_nan=False)
     table, at = {}, 0
     for name, (dtype, shape, data) in arrays.tensors.items():
@@ -230,6 +233,7 @@ def _passport(document: Any, arrays: Arrays) -> Passport:
         picture=None if document["picture"] is None else _picture(document["picture"], arrays),
         blocks=tuple(_recorded(block, arrays) for block in document["blocks"]),
         sides=tuple(_side(side) for side in document["sides"]),
+        run=run_file.parsed(document.get("run", []), arrays),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from qwenimg.common.parity import check, record
 from qwenimg.common.parity.passport import Passport
 from qwenimg.common.pipeline.pipeline import Pipeline
 
+PRECISIONS = ("fp32", "bf16", "fp16")
 ASKED = {"prompt": "a large blue star", "width": 48, "height": 64, "steps": 2, "seed": 0, "guidance": 3.0}
 
 
@@ -52,6 +53,10 @@ class Backend:
     def cast(self, x: Any, dtype: str) -> Any:
         kind = getattr(self.lib, dtype)
         return x.to(kind) if self.torch else x.astype(kind)
+
+    def like(self, x: Any, y: Any) -> Any:
+        """x in y's dtype."""
+        return x.to(y.dtype) if self.torch else x.astype(y.dtype)
 
     def rounded(self, x: Any, dtype: str = "bfloat16") -> Any:
         """Through that dtype and back."""
@@ -155,6 +160,14 @@ class Mutant:
     @property
     def name(self) -> str:
         return self.plant.__name__
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """In which it is looked for: all, but for one that only 16 bit can have."""
+        return PRECISIONS if self.precision == "fp32" else (self.precision,)
+
+    def under(self, precision: str) -> Mutant:
+        return replace(self, precision=precision)
 
 
 class Judge:

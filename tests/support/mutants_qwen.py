@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from mutant import Mutant, Patch
 
+from qwenimg.common.families.qwen_image.model import QwenImage
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.numbers import packing, rope
+from qwenimg.common.pictures import pixels
 from qwenimg.common.pipeline import plan
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.residency import ONCE
@@ -255,6 +258,53 @@ def vae_scale(patch: Patch) -> None:
     patch.around(VAEHalves, "decode", lambda decode, halves, z: decode(halves, 1.1 * z))
 
 
+def guidance_sign(patch: Patch) -> None:
+    patch.around(patch.backend.ops, "guide", lambda guide, c, u, scale: guide(c, u, -scale))
+
+
+def text_rope_one_later(patch: Patch) -> None:
+    patch.around(rope, "text_positions", lambda made, *rest: made(*rest) + 1)
+
+
+def no_txt_norm(patch: Patch) -> None:
+    patch.layer("RMSNorm", lambda layer, x, y: patch.backend.like(x, y) if layer.path == "txt_norm" else y)
+
+
+def time_plus_one(patch: Patch) -> None:
+    patch.around(FlowMatchConfig, "timestep", lambda made, config, sigma: made(config, sigma) + 1)
+
+
+def template_without_last_newline(patch: Patch) -> None:
+    patch.set(qwen, "TEMPLATE", qwen.TEMPLATE[:-1])
+
+
+# Behind the steps
+
+
+def no_latents_mean(patch: Patch) -> None:
+    patch.around(QwenImage, "_statistics", lambda made, model: (0.0 * made(model)[0], made(model)[1]))
+
+
+def latents_std_off(share: float) -> Any:
+    def plant(patch: Patch) -> None:
+        patch.around(QwenImage, "_statistics", lambda made, m: (made(m)[0], made(m)[1] * np.float32(1 + share)))
+
+    plant.__name__ = f"latents_std_{share:g}_off"
+    return plant
+
+
+def red_and_blue_exchanged(patch: Patch) -> None:
+    patch.around(pixels, "to_uint8", lambda made, values: made(values[::-1]))
+
+
+def pixels_truncated(patch: Patch) -> None:
+    def truncated(values: Any) -> Any:
+        unit = np.clip(values.astype(np.float32) * 0.5 + 0.5, 0.0, 1.0)
+        return np.ascontiguousarray((unit * 255.0).astype(np.uint8).transpose(1, 2, 0))
+
+    patch.set(pixels, "to_uint8", truncated)
+
+
 PLAIN = "bf16"
 MUTANTS = (
     Mutant(layer_norm_eps, "LayerNorm's epsilon 1e-5 for 1e-6"),
@@ -299,6 +349,16 @@ MUTANTS = (
     Mutant(branches_swapped, "the branches of guidance exchanged", picture=True),
     Mutant(lora_without_alpha, "a LoRA without its alpha", picture=True, lora=True),
     Mutant(vae_scale, "the VAE's scale 10 % off", picture=True),
+    Mutant(guidance_sign, "guidance's sign", picture=True),
+    Mutant(text_rope_one_later, "the text's RoPE one position later", picture=True),
+    Mutant(no_txt_norm, "no norm of the text states", picture=True),
+    Mutant(time_plus_one, "times one of 1000 later", picture=True),
+    Mutant(template_without_last_newline, "the template without its last newline", picture=True),
+    Mutant(no_latents_mean, "the latents' mean not added", picture=True),
+    Mutant(latents_std_off(0.003), "the latents' deviation 0.3 % off", picture=True),
+    Mutant(latents_std_off(0.01), "the latents' deviation 1 % off", picture=True),
+    Mutant(red_and_blue_exchanged, "red and blue exchanged", picture=True),
+    Mutant(pixels_truncated, "pixels truncated, not rounded", picture=True),
 )
 
 
