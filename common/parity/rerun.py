@@ -6,10 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from qwenimg.common.base.errors import DoesNotFit
-from qwenimg.common.parity.stations import Station, distance
+from qwenimg.common.parity.stations import FARTHEST, Station, made_distance
 from qwenimg.common.parity.tape import Tape, taped
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.precision.precision import FP32, Precision
@@ -24,10 +22,10 @@ def with_own(pipe: Pipeline, asked: Mapping[str, Any], run: Sequence[Station], n
     if not _in_16_bit(pipe.precision):
         return tuple(replace(station, own=0.0) if station.made else station for station in run)
     notify("drawing the same picture in float32")
-    tape, reference = Tape(run), pipe.variant(Change(precision="fp32", max_memory=_limit(pipe)))
+    tape, reference = Tape(run), _in_float32(pipe)
     try:
         with taped(reference, tape):
-            reference(**asked)
+            reference(**pipe.settled(asked))  # with the paths of LoRAs
     except DoesNotFit as error:
         notify(f"float32 does not fit, so nothing of the picture can be judged: {error}")
         return tuple(run)
@@ -37,11 +35,23 @@ def with_own(pipe: Pipeline, asked: Mapping[str, Any], run: Sequence[Station], n
     return tuple(_measured(station, exact[station.name]) for station in run)
 
 
+def _in_float32(pipe: Pipeline) -> Pipeline:
+    """Return a pipeline of the same open files that loads its weights in float32. Only `pipe` is to be closed."""
+    return Pipeline(
+        pipe.model.variant(Change(precision="fp32", max_memory=_limit(pipe))),
+        name=pipe.model_name,
+        defaults=pipe.defaults,
+        family=pipe.family,
+        options=pipe.options,
+        checkpoint=pipe.checkpoint,
+    )
+
+
 def _measured(station: Station, exact: Station) -> Station:
     if not station.made:
         return station
-    own = distance(station.made, exact.made)
-    return replace(station, own=own if np.isfinite(own) else None)
+    own = made_distance(exact, station)
+    return replace(station, own=own if own <= FARTHEST else None)
 
 
 def _limit(pipe: Pipeline) -> int | None:

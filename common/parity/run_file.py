@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.base.text import clean
-from qwenimg.common.parity.stations import Arrays, Station
+from qwenimg.common.parity.stations import FARTHEST, Arrays, Station
 
 MOST = 10_000  # stations of a run
 ARRAYS = 8  # of one station, each way
 NAME = 200  # characters
-FARTHEST = 1.0  # of `own`: a policy farther from float32 draws something else
 
 
 def written(run: Sequence[Station], name: Callable[[NDArray[Any], str], str]) -> list[dict[str, Any]]:

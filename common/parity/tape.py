@@ -46,7 +46,7 @@ class Tape:
             return None
         self._counts[kind] = count = self._counts.get(kind, 0) + 1
         name = kind if kind == DECODE else f"{kind} {count}"
-        self._passed[name] = Station(name=name, given=tuple(map(np.asarray, given)), made=made)
+        self._passed[name] = Station(name=name, given=_copied(given), made=_copied(made))
         then = self.recorded.get(name)
         fits = then is not None and [one.shape for one in then.made] == [one.shape for one in made]
         return then.made if then is not None and fits else None
@@ -60,6 +60,11 @@ class Tape:
         for row in rows.reshape(-1, rows.shape[-1]):
             seen += [] if seen and np.array_equal(seen[-1], row) else [row]
         self._passed[name] = Station(name=name, given=(np.stack(seen),))
+
+
+def _copied(arrays: Sequence[Any]) -> Arrays:
+    """A later step may write over an array."""
+    return tuple(np.array(array) for array in arrays)
 
 
 @contextmanager

@@ -40,7 +40,6 @@ from qwenimg.common.runtime import compiling, recording
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.compiling import Decision
 from qwenimg.common.runtime.engine import Array
-from qwenimg.common.runtime.runtime import Change
 from qwenimg.common.sampling import table
 
 Shape = tuple[int, int]
@@ -160,19 +159,6 @@ class Pipeline:
 
         with self._alone(), self._in_memory():
             self.fallback.calling(announced, [])
-
-    def variant(self, change: Change) -> Pipeline:
-        """Return a pipeline of the same open files with other options of a run, which loads its own weights. Close
-        this one only."""
-        return Pipeline(
-            self.model.variant(change),
-            name=self.model_name,
-            defaults=self.defaults,
-            family=self.family,
-            options=self.options,
-            checkpoint=self.checkpoint,
-            find_lora=self._find_lora,
-        )
 
     def headline(self) -> str:
         """One line: backend, device, precision map, model, and what its weights take in memory at once and in files."""

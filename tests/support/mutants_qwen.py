@@ -41,7 +41,7 @@ def no_qkv_bias(patch: Patch) -> None:
 
 
 def no_qk_norm(patch: Patch) -> None:
-    patch.layer("RMSNorm", lambda layer, x, y: x if ".norm_" in layer.path else y)
+    patch.layer("RMSNorm", lambda layer, x, y: patch.backend.like(x, y) if ".norm_" in layer.path else y)
 
 
 def no_rope(patch: Patch) -> None:
@@ -101,7 +101,12 @@ def text_not_causal(patch: Patch) -> None:
 
 def text_rope_of_pairs(patch: Patch) -> None:
     pairs, turns = patch.backend.ops.rotate_pairs, patch.backend.ops.turns
-    patch.set(patch.backend.ops, "rotate_halves", lambda x, cos, sin: pairs(x, turns(cos, sin), x.dtype))
+
+    def rotated(x: Any, *table: Any) -> Any:
+        wide, cos, sin = (patch.backend.cast(part, "float32") for part in (x, *table))
+        return pairs(wide, turns(cos, sin), x.dtype)
+
+    patch.set(patch.backend.ops, "rotate_halves", rotated)
 
 
 def keys_not_shared(patch: Patch) -> None:

@@ -44,6 +44,19 @@ def group_norm_eps(patch: Patch) -> None:
     patch.around(patch.backend.ops.GroupNorm, patch.backend.calls, coarser)
 
 
+def epsilons_of_others(patch: Patch) -> None:
+    """1e-6 for 1e-5 and the reverse."""
+
+    def exchanged(norm: Any, layer: Any, x: Any) -> Any:
+        eps, layer.eps = layer.eps, 1e-6 if layer.eps > 3e-6 else 1e-5
+        try:
+            return norm(layer, x)
+        finally:
+            layer.eps = eps
+
+    patch.around(patch.backend.ops.GroupNorm, patch.backend.calls, exchanged)
+
+
 def half_as_many_groups(patch: Patch) -> None:
     def wider(norm: Any, layer: Any, x: Any) -> Any:
         groups, layer.groups = layer.groups, layer.groups // 2
@@ -280,6 +293,7 @@ def scale_of_another_model(name: str, ratio: float) -> Any:
 PLAIN = "bf16"
 MUTANTS: Sequence[Mutant] = (
     Mutant(group_norm_eps, "GroupNorm's epsilon ten times as large"),
+    Mutant(epsilons_of_others, "GroupNorm's epsilons 1e-6 and 1e-5 exchanged"),
     Mutant(half_as_many_groups, "half as many groups"),
     Mutant(unbiased_variance, "LayerNorm's variance over n - 1"),
     Mutant(geglu_halves, "GEGLU's halves exchanged"),
