@@ -68,8 +68,7 @@ def rows(name: str, folder: Path) -> tuple[list[list[str]], list[str]]:
             missed += [f"{name} {mutant.name} in {precision} on {b}" for b, failures in found.items() if not failures]
             cells[precision] = _cell(list(found.values()))
             print(name, mutant.name, precision, cells[precision], *found.values(), sep=" | ", flush=True)
-        kept = f" (-q {mutant.quantize})" if mutant.quantize else ""
-        made.append([mutant.what + kept, *(cells.get(precision, "") for precision in PRECISIONS)])
+        made.append([mutant.what, *(cells.get(precision, "") for precision in PRECISIONS)])
     return made, missed
 
 
@@ -87,7 +86,7 @@ def _cell(failures: list[list[str]]) -> str:
 
 def _over(text: str) -> float | None:
     """How many times what is allowed was found; None where that is no number."""
-    if not (found := re.search(r"([-+.\de]+)( u)?, at most ([-+.\de]+)", text)):
+    if not (found := re.search(r"(\d[-+.\de]*)( u)?, at most (\d[-+.\de]*)", text)):
         return None
     return float(found[1]) / float(found[3])
 

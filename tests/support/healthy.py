@@ -69,25 +69,25 @@ def blocks_of_rows(patch: Patch) -> None:
 
 
 def attention_not_fused(patch: Patch) -> None:
-    _attention(patch, lambda scores, v: patch.backend.lib.softmax(scores, -1) @ v)
+    _attention(patch, lambda scores, v, dtype: patch.backend.lib.softmax(scores, -1) @ v)
 
 
 def weights_of_attention_rounded(patch: Patch) -> None:
     """As flash kernels do before they multiply the values."""
     backend = patch.backend
 
-    def rounded(scores: Any, v: Any) -> Any:
+    def rounded(scores: Any, v: Any, dtype: str) -> Any:
         shares = backend.lib.softmax(scores, -1)
-        return backend.cast(backend.cast(shares, "bfloat16"), "float32") @ v
+        return backend.cast(backend.cast(shares, dtype), "float32") @ v
 
-    _attention(patch, rounded, only_in_16_bit=True)
+    _attention(patch, rounded)
 
 
 def attention_in_blocks_of_keys(patch: Patch) -> None:
     """Each block's softmax is scaled to that of all."""
     backend, lib = patch.backend, patch.backend.lib
 
-    def blocked(scores: Any, v: Any) -> Any:
+    def blocked(scores: Any, v: Any, dtype: str) -> Any:
         half = scores.shape[-1] // 2 + 1
         largest = lib.amax(scores, -1)[..., None] if backend.torch else lib.max(scores, -1)[..., None]
         parts = [lib.exp(part - largest) for part in (scores[..., :half], scores[..., half:])]
@@ -97,13 +97,11 @@ def attention_in_blocks_of_keys(patch: Patch) -> None:
     _attention(patch, blocked)
 
 
-def _attention(patch: Patch, attended: Product, *, only_in_16_bit: bool = False) -> None:
-    """Make attention what `attended` makes of float32 scores and values, rounded once."""
+def _attention(patch: Patch, attended: Callable[[Any, Any, str], Any]) -> None:
+    """Make attention what `attended` makes of float32 scores and values, and of the dtype that they had."""
     backend = patch.backend
 
     def plain(attend: Any, q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:
-        if only_in_16_bit and "float32" in str(v.dtype):
-            return attend(q, k, v, mask, causal)
         shared = q.shape[2] // k.shape[2]
         k, v_ = (backend.join([x[:, :, i // shared : i // shared + 1] for i in range(q.shape[2])], 2) for x in (k, v))
         q, k, v_ = (backend.cast(backend.like(x, v), "float32").swapaxes(1, 2) for x in (q, k, v_))
@@ -112,7 +110,7 @@ def _attention(patch: Patch, attended: Product, *, only_in_16_bit: bool = False)
             mask = backend.array(np.tri(scores.shape[2], dtype=bool)[None, None])
         if mask is not None:
             scores = backend.lib.where(mask, scores, backend.array(np.full((1, 1, 1, 1), -1e30, np.float32)))
-        made = attended(scores, v_).swapaxes(1, 2)
+        made = attended(scores, v_, str(v.dtype).rpartition(".")[2]).swapaxes(1, 2)
         return seen("attention", "", backend.like(made.reshape(*made.shape[:2], -1), v))
 
     patch.around(backend.ops, "attention", plain)

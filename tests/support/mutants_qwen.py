@@ -341,7 +341,7 @@ MUTANTS = (
     Mutant(norm_in_half, "RMSNorm's float32 lost", PLAIN),
     Mutant(no_place("final_norm"), "the head's float32 place lost under -q 4", PLAIN, "4"),
     Mutant(no_place("modulation"), "the modulation's float32 place lost under -q 4", PLAIN, "4"),
-    Mutant(scales_of_the_next_group, "scales of codes off by one group", PLAIN, "4"),
+    Mutant(scales_of_the_next_group, "scales of codes off by one group under -q 4", PLAIN, "4"),
     Mutant(packing_order, "latents packed in another order", picture=True),
     Mutant(sigma_off_by_one, "noise levels off by one", picture=True),
     Mutant(shift_off, "the shift of the noise levels 2 % off", picture=True),

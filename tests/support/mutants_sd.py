@@ -321,7 +321,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(no_place("modulation"), "the modulation's float32 place lost", PLAIN),
     Mutant(no_residual, "the residual streams' float32 place lost", PLAIN),
     Mutant(no_place("final_norm"), "the head's float32 place lost under -q 8", PLAIN, "8"),
-    Mutant(scales_of_the_next_group, "scales of codes off by one group", PLAIN, "8"),
+    Mutant(scales_of_the_next_group, "scales of codes off by one group under -q 8", PLAIN, "8"),
     Mutant(pooled_at_the_wrong_end, "pooled at the last token", picture=True),
     Mutant(clip_skip_off_by_one, "clip skip off by one", picture=True),
     Mutant(encoders_exchanged, "the channels of two text encoders in another order", picture=True),
