@@ -15,6 +15,7 @@ from mutants_sd import MUTANTS as SD_MUTANTS
 import qwenimg
 from qwenimg.common.hub.resolve import resolve
 from qwenimg.common.numbers import packing
+from qwenimg.common.parity import check
 
 # By family the faults that are planted with each change; all others are slow.
 IN_16_BIT = (
@@ -85,6 +86,21 @@ def test_a_planted_fault_is_caught(judges: dict[str, Judge], family: str, mutant
     found = judges[family].caught(backend, mutant)
     print(f"{mutant.name} in {mutant.precision} on {backend}: {found}")
     assert found
+
+
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+def test_a_wrong_epsilon_shows_on_a_small_input(judges: dict[str, Judge], backend: str) -> None:
+    """In bfloat16 itself, where the recorded inputs hide it."""
+    fault = next(mutant for mutant in MUTANTS if mutant.name == "layer_norm_eps").under("bf16")
+    passport = judges["qwen"].passport(fault)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        fault.plant(Patch(monkeypatch, side(backend)))
+        pipe = judges["qwen"].pipe(backend, fault)
+        judged = {one.name: one for one in check.blocks(passport, pipe)}
+        pipe.close()
+    usual, small = (judged[f"transformer.transformer_blocks.0{which}"].failures for which in ("", " small"))
+    print(usual, small)
+    assert small and not small[0].startswith("in float32") and all(why.startswith("in float32") for why in usual)
 
 
 def test_what_is_planted_with_each_change_is_there() -> None:
