@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from qwenimg.common.jobs.fields import ALL
 if TYPE_CHECKING:
     from qwenimg import Pipeline
     from qwenimg.common.parity.passport import Passport
+    from qwenimg.common.parity.stations import Passed
     from qwenimg.common.runtime.engine import Engine
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -293,6 +295,7 @@ def _told(done: list[Checked], as_json: bool, passport: Passport | None = None) 
             continue
         text = [summary.headline(checked.passport), f"on {checked.engine.device}:"]
         text += summary.lines(checked.judged, checked.drawn)
+        text += [f"not looked at: {what}" for what in summary.not_looked_at(checked.passport, checked.drawn)]
         streams.put("".join(f"{line}\n" for line in text).encode())
     if passport is not None:
         _check_own(passport)
@@ -303,10 +306,13 @@ def _told(done: list[Checked], as_json: bool, passport: Passport | None = None) 
 
 
 def _as_json(checked: Checked, verdict: str) -> dict[str, Any]:
+    from qwenimg.common.parity import summary
+
     drawn = checked.drawn
-    picture = None
+    picture: dict[str, Any] | None = None
     if drawn is not None:
-        picture = {"latents": drawn.latents, "pixels": drawn.pixels, "failures": list(drawn.failures)}
+        picture = {"latents": _number(drawn.latents), "pixels": drawn.pixels, "failures": list(drawn.failures)}
+        picture["stations"] = [_station(one) for one in drawn.stations]
     return {
         "ok": not verdict,
         "verdict": verdict,
@@ -316,7 +322,18 @@ def _as_json(checked: Checked, verdict: str) -> dict[str, Any]:
         "changed": checked.changed,
         "blocks": [one.as_json() for one in checked.judged],
         "picture": picture,
+        "not_looked_at": summary.not_looked_at(checked.passport, drawn),
     }
+
+
+def _station(one: Passed) -> dict[str, Any]:
+    numbers = {"given": one.given, "made": one.made, "allowed": one.allowed}
+    return {"name": one.name, **{key: _number(value) for key, value in numbers.items()}, "ok": not one.failures}
+
+
+def _number(value: float | None) -> float | None:
+    """JSON has neither NaN nor infinity."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _check_own(passport: Passport) -> None:

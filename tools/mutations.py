@@ -22,7 +22,7 @@ import mutants_qwen
 import mutants_sd
 from doc_tables import table, write
 from lora_cases import write_lora
-from mutant import Judge, Mutant
+from mutant import PRECISIONS, Judge, Mutant
 from tiny_sd import write_tiny_sd
 
 from qwenimg.common.base.text import clean
@@ -56,22 +56,39 @@ def rows(name: str, folder: Path) -> tuple[list[list[str]], list[str]]:
     kind = "sdxl" if name == "sd" else name
     lora = write_lora(resolve(place).folder, kind, folder / f"lora-{name}.safetensors")
     judge, made, missed = Judge(place, prepare, lora), [], []
+    planted = [mutant.under(precision) for mutant in mutants for precision in mutant.precisions]
     for backend in BACKENDS:
-        for plain in {(m.precision, m.quantize, m.picture, m.lora): m for m in mutants}.values():
+        for plain in {(m.precision, m.quantize, m.picture, m.lora): m for m in planted}.values():
             if clear := judge.caught(backend, plain, planted=False):
                 missed.append(f"{name} on {backend} without a fault, {plain.precision} {plain.quantize}: {clear}")
     for mutant in mutants:
-        found = [judge.caught(backend, mutant) for backend in BACKENDS]
-        missed += [f"{name} {mutant.name} on {b}" for b, text in zip(BACKENDS, found, strict=True) if not text]
-        kept = f" -q {mutant.quantize}" if mutant.quantize else ""
-        made.append([mutant.what, mutant.precision + kept, *(clean(_short(text), SHOWN) for text in found)])
-        print(name, mutant.name, *found, sep=" | ", flush=True)
+        cells = {}
+        for precision in mutant.precisions:
+            found = {backend: judge.caught(backend, mutant.under(precision)) for backend in BACKENDS}
+            missed += [f"{name} {mutant.name} in {precision} on {b}" for b, failures in found.items() if not failures]
+            cells[precision] = _cell(list(found.values()))
+            print(name, mutant.name, precision, cells[precision], *found.values(), sep=" | ", flush=True)
+        made.append([mutant.what, *(cells.get(precision, "") for precision in PRECISIONS)])
     return made, missed
 
 
-def _short(text: str) -> str:
-    """Without what was allowed: a table has no room for it."""
-    return re.sub(r", at most [^;]*", "", text)
+def _cell(failures: list[list[str]]) -> str:
+    """What noticed a fault the most, and how many times what is allowed it is, on the backend where that is less."""
+    strongest = [max(some, key=lambda failure: _over(failure) or 0.0, default="") for some in failures]
+    weakest = min(strongest, key=lambda failure: _over(failure) or 0.0)
+    over = _over(weakest)
+    if over is None:
+        return clean(weakest, SHOWN)
+    place, kind = weakest.partition(": ")[0], " in float32" if ": in float32: " in weakest else ""
+    kind = ", what enters" if ": what enters it " in weakest else kind
+    return clean(f"{place}{kind}: {over:.2g} times", SHOWN)
+
+
+def _over(text: str) -> float | None:
+    """How many times what is allowed was found; None where that is no number."""
+    if not (found := re.search(r"(\d[-+.\de]*)( u)?, at most (\d[-+.\de]*)", text)):
+        return None
+    return float(found[1]) / float(found[3])
 
 
 def main() -> None:
@@ -82,7 +99,7 @@ def main() -> None:
     for _, some in tables.values():
         missed += some
     if not sys.argv[1:]:
-        head = ["fault", "in", *(f"on {name}" for name in ("torch", "MLX"))]
+        head = ["fault", *PRECISIONS]
         for name, (found, _) in tables.items():
             write("parity.md", f"mutations-{name}", table(head, found))
     count = sum(len(found) for found, _ in tables.values())

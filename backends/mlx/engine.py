@@ -84,9 +84,9 @@ class MLXEngine:
     def watch(self, opened: Any, blocks: Iterable[Block], look: traced.Look) -> None:
         traced.watch(opened.model, blocks, look, "__call__", crossing.outward)
 
-    def blocks(self, network: str, config: Any, plan: LoadPlan, precision: Precision, exact: bool = False) -> Blocks:
-        assert not exact, "float64 is another backend's"
-        return Blocks(self.open(network, config, plan.only(lambda name: False), precision), plan)
+    def blocks(self, network: str, config: Any, plan: LoadPlan, precision: Precision, wide: str = "") -> Blocks:
+        assert wide in ("", "float32"), "float64 is another backend's"
+        return Blocks(self.open(network, config, plan.only(lambda name: False), precision), plan, bool(wide))
 
     def array(self, values: NumpyArray) -> Array:
         return ops.table(values, mx.float32)

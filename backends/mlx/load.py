@@ -85,6 +85,36 @@ def drop(model: mlx.nn.Module, names: Iterable[str]) -> None:
             _put(model, name, mx.zeros(owner[leaf].shape, owner[leaf].dtype))
 
 
+def widen(model: mlx.nn.Module, path: str) -> None:
+    """Make the module at `path` compute in float32, with the weights that it has."""
+    for name, module in list(model.named_modules()):
+        if path and name != path and not name.startswith(f"{path}."):
+            continue
+        if isinstance(module, QuantisedLinear):
+            _replace(model, name, _decoded(module))
+            continue
+        if getattr(module, "compute", None) is not None:
+            module.compute = None
+        if hasattr(module, "stream"):
+            module.stream = mx.float32
+        if isinstance(module, Linear):
+            module.branch = tuple(part.astype(mx.float32) for part in module.branch)
+        for leaf, value in list(module.items()):
+            if isinstance(value, mx.array) and mx.issubdtype(value.dtype, mx.floating):
+                module[leaf] = value.astype(mx.float32)
+
+
+def _decoded(layer: QuantisedLinear) -> Linear:
+    """A linear layer of the same values, in float32."""
+    weight = layer.weight.astype(mx.float32)
+    made = Linear(weight.shape[1], weight.shape[0], bias="bias" in layer)
+    made.path, made.weight = layer.path, weight
+    made.branch = tuple(part.astype(mx.float32) for part in layer.branch)
+    if "bias" in layer:
+        made.bias = layer.bias.astype(mx.float32)
+    return made
+
+
 def tensor(entry: Entry) -> mx.array:
     """One tensor of a checkpoint in the dtype of its storage, finite; convolutions [O I h w] -> [O h w I]. Raises
     ModelError."""
@@ -143,12 +173,16 @@ def _pack(model: mlx.nn.Module, entry: Entry, arrays: Sequence[mx.array]) -> Non
     assert isinstance(entry.storage, Packed) and leaf == "weight", entry.name
     if not isinstance(layer, QuantisedLinear):
         layer = QuantisedLinear(layer, entry.storage.code, DTYPES[entry.storage.dtype])
-        parent, own = _owner(model, entry.name.rpartition(".")[0])
-        if own.isdigit():
-            parent[int(own)] = layer
-        else:
-            parent[own] = layer
+        _replace(model, entry.name.rpartition(".")[0], layer)
     layer.put(*arrays)
+
+
+def _replace(model: mlx.nn.Module, path: str, layer: mlx.nn.Module) -> None:
+    parent, own = _owner(model, path)
+    if own.isdigit():
+        parent[int(own)] = layer
+    else:
+        parent[own] = layer
 
 
 def _owner(model: mlx.nn.Module, name: str) -> tuple[mlx.nn.Module, str]:

@@ -1,4 +1,4 @@
-"""A network whose blocks run alone, in the dtypes of the policy or in float64."""
+"""A network whose blocks run alone, in the dtypes of the policy or in a wider one."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from qwenimg.common.weights.plan import LoadPlan
 
 
 class Blocks:
-    def __init__(self, opened: Any, plan: LoadPlan, device: torch.device, exact: bool):
-        """opened: a component without weights, of `plan`. exact: in float64, with the weights that `plan` keeps."""
-        self.model, self.plan, self.device, self.exact = opened.model, plan, device, exact
+    def __init__(self, opened: Any, plan: LoadPlan, device: torch.device, wide: torch.dtype | None):
+        """opened: a component without weights, of `plan`. wide: what is computed in, with the weights that `plan`
+        keeps."""
+        self.model, self.plan, self.device, self.wide = opened.model, plan, device, wide
 
     @ops.computes
     def call(self, path: str, block: Block, arguments: Sequence[Tree]) -> Tree:
         plan = self.plan.under(path).when(ONCE if block.once else ALWAYS)
         load.fill(self.model, plan, self.device)
-        if self.exact:
-            load.widen(self.model, path)
+        if self.wide is not None:
+            load.widen(self.model, path, self.wide)
         module = self.model.get_submodule(path)
         given = [
-            crossing.inward(one, block.image and i == 0, self.device, self.exact) for i, one in enumerate(arguments)
+            crossing.inward(one, block.image and i == 0, self.device, self.wide) for i, one in enumerate(arguments)
         ]
         results = getattr(module, block.method or "forward")(*given)
         made = crossing.outward(results, block.image)

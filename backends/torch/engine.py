@@ -92,9 +92,9 @@ class TorchEngine:
     def watch(self, opened: Any, blocks: Iterable[Block], look: traced.Look) -> None:
         traced.watch(opened.model, blocks, look, "forward", crossing.outward)
 
-    def blocks(self, network: str, config: Any, plan: LoadPlan, precision: Precision, exact: bool = False) -> Blocks:
+    def blocks(self, network: str, config: Any, plan: LoadPlan, precision: Precision, wide: str = "") -> Blocks:
         opened = self.open(network, config, plan.only(lambda name: False), precision)
-        return Blocks(opened, plan, self._device, exact)
+        return Blocks(opened, plan, self._device, ops.DTYPES[wide] if wide else None)
 
     def array(self, values: NumpyArray) -> Tensor:
         return ops.table(values, torch.float32, self._device)

@@ -100,8 +100,9 @@ def kept(entry: Entry, found: Coded | np.ndarray, device: torch.device) -> list[
     return [codes.view(torch.int32), *rest]
 
 
-def widen(model: torch.nn.Module, path: str) -> None:
-    """Makes the module at `path` compute in float64, with the weights that it has: the reference of all comparisons."""
+def widen(model: torch.nn.Module, path: str, dtype: torch.dtype) -> None:
+    """Make the module at `path` compute in `dtype`, with the weights that it has: in float64 the reference of all
+    comparisons."""
     top = model.get_submodule(path)
     for name, module in list(top.named_modules(prefix=path)):
         if isinstance(module, QuantisedLinear):
@@ -110,10 +111,10 @@ def widen(model: torch.nn.Module, path: str) -> None:
         elif getattr(module, "compute", None) is not None:
             module.compute = None
         elif hasattr(module, "stream"):
-            module.stream = torch.float64
-    for module in model.get_submodule(path).double().modules():
+            module.stream = dtype
+    for module in model.get_submodule(path).to(dtype).modules():
         if isinstance(module, Linear) and module.branch is not None:
-            module.branch = module.branch[0].double(), module.branch[1].double()
+            module.branch = module.branch[0].to(dtype), module.branch[1].to(dtype)
 
 
 def _decoded(layer: QuantisedLinear) -> Linear:

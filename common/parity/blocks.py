@@ -55,9 +55,13 @@ class Part:
         kinds = [block for block in self.network.traced if block.name == name and block.paths.fullmatch(path)]
         return kinds[0] if kinds and path in self.modules else None
 
-    def open(self, engine: Engine, exact: bool = False) -> Blocks:
+    def open(self, engine: Engine, wide: str = "") -> Blocks:
         component = self.component
-        return engine.blocks(component.network, component.config, self.plan, self.precision, exact)
+        return engine.blocks(component.network, component.config, self.plan, self.precision, wide)
+
+    def has_norm(self, path: str) -> bool:
+        """Whether the module at `path`, which is not the whole network, normalises anything."""
+        return path != "" and any("norm" in name for name in self.plan.under(path).entries)
 
     def updates(self, block: Block, path: str) -> int:
         """How many updates of a residual stream the block makes, at least one."""

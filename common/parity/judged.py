@@ -15,19 +15,23 @@ from qwenimg.common.parity.sample import Drawn, projected
 from qwenimg.common.runtime.traced import Values
 
 
-def figures(part: Part, recorded: Recorded, made: Sequence[Values] | None = None) -> tuple[Figure, ...]:
-    """Of each result of a block; of those `made` now, or of the recording backend. Empty without float64."""
+def figures(
+    part: Part, recorded: Recorded, made: Sequence[Values] | None = None, *, wide: bool = False
+) -> tuple[Figure, ...]:
+    """Of each result of a block; of those `made` now, or of the recording backend. Empty without float64. wide: they
+    were made in float32, whatever the policy."""
     block = part.block(recorded.block, recorded.path)
     assert block is not None, recorded.name
     if any(kept.exact is None for kept in recorded.results):
         return ()
     found = []
     for i, kept in enumerate(recorded.results):
-        kind, dtype = f"{part.component.network}.{recorded.block}", part.dtype(block, recorded.path, returned(recorded))
+        kind = f"{part.component.network}.{recorded.block}"
+        dtype = "float32" if wide else part.dtype(block, recorded.path, returned(recorded))
         case = parity.Case(
             component=kind,
             dtype=dtype,
-            returned=kept.dtype,
+            returned="float32" if wide else kept.dtype,
             blocks=part.updates(block, recorded.path),
             k=constants.limit(kind, dtype) * kept.gain,
         )

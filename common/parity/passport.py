@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.parity.sample import Drawn
+from qwenimg.common.parity.stations import Station
 from qwenimg.common.runtime.traced import Dtype, Values
 
 MAX_GAIN = 128.0  # in bfloat16 the limit would be the whole update then, and nothing would be judged
@@ -102,3 +103,4 @@ class Passport:
     picture: Picture | None  # None of a trace of another program's
     blocks: tuple[Recorded, ...]
     sides: tuple[Side, ...] = field(default=())  # the first one recorded it
+    run: tuple[Station, ...] = ()  # of the picture; none of a trace, and in files of the first versions

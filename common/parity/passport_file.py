@@ -25,6 +25,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.codes.bits import widened
 from qwenimg.common.formats.safetensors import read_header
 from qwenimg.common.formats.stored import Header
+from qwenimg.common.parity import run_file
 from qwenimg.common.parity.passport import Figure, Given, Kept, Model, Passport, Picture, Recorded, Side
 from qwenimg.common.parity.passport_schema import (
     ARGUMENTS,
@@ -95,6 +96,8 @@ def encoded(passport: Passport) -> bytes:
         "blocks": [_block(block, arrays) for block in passport.blocks],
         "sides": [_written(side) for side in passport.sides],
     }
+    if passport.run:
+        document["run"] = run_file.written(passport.run, arrays.name)
     text = json.dumps(document, allow_nan=False)
     table, at = {}, 0
     for name, (dtype, shape, data) in arrays.tensors.items():
@@ -255,6 +258,7 @@ def _passport(said: PassportJson, arrays: Arrays) -> Passport:
         picture=None if said.picture is None else _picture(said.picture, arrays),
         blocks=tuple(_recorded(block, arrays) for block in said.blocks),
         sides=tuple(_side(side) for side in said.sides),
+        run=run_file.parsed(said.run, {name: one.array for name, one in arrays.items()}),
     )
 
 

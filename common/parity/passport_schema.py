@@ -14,6 +14,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import PARTS
 from qwenimg.common.parity.passport import MAX_GAIN
+from qwenimg.common.parity.stations import FARTHEST
 from qwenimg.common.precision import precision
 from qwenimg.common.request import lora_text
 from qwenimg.common.request.request import Request
@@ -22,6 +23,8 @@ from qwenimg.common.weights import quantise
 MAX_DRAWN = 1 << 24  # values of one array that is drawn
 MAX_BLOCKS = 10_000
 MAX_RANK = 8
+MAX_ARRAYS = 8  # of a station, each way
+MAX_NAME = 200  # characters
 FLOATS = ("float32", "float16", "bfloat16")
 PREDICTIONS = ("", "eps", "v", "x0")
 LARGEST = 3e38  # of a number: float32 holds it
@@ -33,6 +36,7 @@ _SEED = {"min": 0, "max": 2**32 - 1}
 _NUMBER = {"min": -LARGEST, "max": LARGEST}
 _SIZE = {"min": 0, "max": LARGEST}
 _GAIN = {"min": 1, "max": MAX_GAIN}
+_OWN = {"min": 0, "max": FARTHEST}
 
 
 # An argument of a block is null, true or false, a number, a list of arguments, or one of these.
@@ -186,6 +190,22 @@ class SideJson:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StationJson:
+    """A station of the run: names of tensors, and `own`, null where it is not known."""
+
+    name: str
+    given: tuple[str, ...]
+    made: tuple[str, ...]
+    own: float | None = field(metadata=_OWN)
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.name) <= MAX_NAME:
+            raise ValueError(f"a station called {clean(self.name, 30)!r}")
+        if max(len(self.given), len(self.made)) > MAX_ARRAYS:
+            raise ValueError(f"station {clean(self.name, 30)!r} has more than {MAX_ARRAYS} arrays")
+
+
+@dataclass(frozen=True, kw_only=True)
 class PassportJson:
     version: str
     created: str
@@ -195,6 +215,7 @@ class PassportJson:
     picture: PictureJson | None
     blocks: tuple[BlockJson, ...]
     sides: tuple[SideJson, ...]
+    run: tuple[StationJson, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.blocks) <= MAX_BLOCKS or not self.sides:
@@ -207,6 +228,8 @@ class PassportJson:
         precision.parse(self.precision, on_gpu=False, kind=kinds[self.model.family])
         for side in self.sides:
             self._check_figures(side)
+        if len(self.run) > MAX_BLOCKS or len({station.name for station in self.run}) != len(self.run):
+            raise ValueError(f"run has {len(self.run)} stations, or two of one name")
 
     def _check_figures(self, side: SideJson) -> None:
         """Raise ValueError unless `side` has figures of all blocks or none, and of a block of all results or none."""

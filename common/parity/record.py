@@ -22,7 +22,9 @@ from qwenimg.common.parity.blocks import Part, network, parts, shapes_sum
 from qwenimg.common.parity.judged import figures
 from qwenimg.common.parity.parity import dtype_name
 from qwenimg.common.parity.passport import MAX_GAIN, Given, Kept, Model, Passport, Picture, Recorded, Side
-from qwenimg.common.parity.sample import TINY, Drawn, drawn_like, projected, rounded_otherwise
+from qwenimg.common.parity.rerun import with_own
+from qwenimg.common.parity.sample import TINY, Drawn, drawn_like, projected, rounded_otherwise, smaller
+from qwenimg.common.parity.tape import Tape, taped
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result, Step
 from qwenimg.common.precision.precision import Precision
@@ -116,10 +118,14 @@ def record(
     whole = dict.fromkeys(found, small and not sampled)
     trace = Trace(checkpoint, int(asked["steps"]) // 2, whole)
     notify(f"drawing a picture on {pipe.device}")
+    tape = Tape()
     with watched(pipe.runtime, trace):
-        result = _drawn(pipe, asked, trace)
+        with taped(pipe, tape):
+            result = _drawn(pipe, asked, trace)
         again = {**asked, "steps": 2, "strength": 0.5, "image": result.pixels}
         pipe(**again)  # for the VAE's encoder
+    pipe.free_transformer()
+    run = with_own(pipe, asked, tape.stations, notify)
     recorder = Recorder(found, whole, pipe.engine, exact, notify)
     blocks = recorder.blocks(trace.found())
     return Passport(
@@ -131,6 +137,7 @@ def record(
         picture=_picture(pipe, asked, result),
         blocks=tuple(blocks),
         sides=(side(pipe.engine, pipe.tf32, [figures(found[block.component], block) for block in blocks]),),
+        run=run,
     )
 
 
@@ -192,17 +199,23 @@ class Recorder:
         """whole: of each component, whether inputs and results are kept whole. engine: what computes each block again,
         alone; None keeps the results of the calls, which are another program's."""
         self.parts, self.whole, self.notify = found, whole, notify
-        self.exact = {} if exact is None else {name: part.open(exact, exact=True) for name, part in found.items()}
+        self.exact = {} if exact is None else {name: part.open(exact, "float64") for name, part in found.items()}
         self.engine = engine
         self.again = {} if engine is None else {name: part.open(engine) for name, part in found.items()}
 
     def blocks(self, calls: Iterable[tuple[str, str, Call]]) -> list[Recorded]:
-        made = []
+        made, seen = [], set[tuple[str, str]]()  # of each kind with a norm, one also with a small input
         for component, name, call in calls:
             if not call.path and not self.whole[component]:
                 continue  # of a large model no whole component is computed again
             self.notify(f"{name} in float64")
             made.append(self._recorded(component, name, call))
+            kind = component, call.block.name
+            if kind not in seen and self.engine is not None and self.parts[component].has_norm(call.path):
+                seen.add(kind)
+                stands: Any = small_streams(call)  # as where a call is taken
+                small = replace(call, arguments=stands, results=None)
+                made.append(self._recorded(component, f"{name} small", small))
         return made
 
     def _recorded(self, component: str, name: str, call: Call) -> Recorded:
@@ -284,6 +297,15 @@ def _sampled(call: Call, name: str) -> Iterator[Given]:
             return drawn_like(array, seed_of(f"{name} argument {next(seeds)}"), axis) or array
 
         yield mapped(argument, one)
+
+
+def small_streams(call: Call) -> tuple[Given, ...]:
+    """Return the arguments of `call` with what is normalised first made so small that a norm's epsilon shows."""
+    arguments: tuple[Given, ...] = call.arguments
+    count = max(1, call.block.streams)
+    return tuple(
+        smaller(one) if i < count and isinstance(one, Values | Drawn) else one for i, one in enumerate(arguments)
+    )
 
 
 def values(given: Given) -> Tree:

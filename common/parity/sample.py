@@ -5,7 +5,7 @@ Both have the same bits on every machine: a seed gives the noise of `numbers.noi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from qwenimg.common.runtime.traced import Values
 
 PROJECTIONS = 64  # of one array: the length that they give is right to 9 %, one standard deviation
 CHANNELS = 32  # that are drawn with a mean and a deviation of their own, at most
+SMALL = 2.0**-8  # rms at which an epsilon of 1e-5 and one of 1e-6 differ by 30 %
 TINY = 2.0**-22  # a change of the arguments by which the gain of a block is measured
 OUTLIER = 4.0  # times the middle channel's rms: what is beyond is one of them
 
@@ -61,6 +62,22 @@ def drawn_like(values: Values, seed: int, axis: int = -1) -> Drawn | None:
         rms=float(np.sqrt(np.mean(rest**2))),
         channels=tuple((int(c), float(rows[:, c].mean()), float(rows[:, c].std())) for c in loud),
     )
+
+
+def smaller(values: Values | Drawn) -> Values | Drawn:
+    """Return `values` scaled by a power of two to an rms of about SMALL, or as they are where that is smaller."""
+    if isinstance(values, Drawn):
+        factor = _factor(values.rms)
+        channels = tuple((channel, factor * mean, factor * spread) for channel, mean, spread in values.channels)
+        return replace(values, rms=factor * values.rms, channels=channels)
+    if values.array.dtype.kind != "f":
+        return values
+    factor = _factor(float(np.sqrt(np.mean(values.array.astype(np.float64) ** 2))))
+    return Values(values.dtype, nearest((factor * values.array).astype(np.float32), values.dtype))
+
+
+def _factor(rms: float) -> float:
+    return min(1.0, 2.0 ** round(np.log2(SMALL / rms))) if rms > 0 and np.isfinite(rms) else 1.0
 
 
 def rounded_otherwise(values: Values, seed: int) -> Values:

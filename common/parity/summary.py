@@ -8,9 +8,11 @@ from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.text import aligned, clean
 from qwenimg.common.parity.check import Drawn, Judged
 from qwenimg.common.parity.passport import Passport
+from qwenimg.common.parity.stations import Passed
 from qwenimg.common.precision.precision import short
 
 SHORT = 12  # blocks that fall short that are named
+PICTURE = "the picture: token ids, text states, noise, noise levels, steps with guidance, what enters the VAE, pixels"
 
 
 def headline(passport: Passport) -> str:
@@ -36,10 +38,34 @@ def lines(judged: Sequence[Judged], drawn: Drawn | None = None) -> list[str]:
     found += [f"falls short: {clean(one.name, 100)}: {one.failures[0]}" for one in failed[:SHORT]]
     if len(failed) > SHORT:
         found.append(f"and {len(failed) - SHORT} more")
-    if drawn is not None:
-        wrong = f": {'; '.join(drawn.failures)}" if drawn.failures else ""
-        found.append(f"the whole picture: latents differ by {drawn.latents:.1e}, pixels by {drawn.pixels}{wrong}")
-    return found
+    return found if drawn is None else [*found, *_picture(drawn)]
+
+
+def _picture(drawn: Drawn) -> list[str]:
+    """Of each kind of station the one that differs the most of what it is allowed, and what failed."""
+    kinds: dict[str, list[Passed]] = {}
+    for one in drawn.stations:
+        if one.made is not None:
+            kinds.setdefault(one.name.rstrip("0123456789 "), []).append(one)
+    rows: list[tuple[str, ...]] = [("the picture again", "times", "differs by", "allowed", "what enters")]
+    for kind, passed in kinds.items():
+        worst = max(passed, key=lambda one: _share(one.made or 0.0, one.allowed or 1.0))
+        allowed = "-" if worst.allowed is None else f"{worst.allowed:.1e}"
+        given = max(one.given for one in passed)
+        rows.append((clean(kind, 40), str(len(passed)), f"{worst.made:.1e}", allowed, f"{given:.1e}"))
+    found = aligned(rows) if kinds else []
+    wrong = f": {'; '.join(drawn.failures[:SHORT])}" if drawn.failures else ""
+    return [*found, f"the whole picture: latents differ by {drawn.latents:.1e}, pixels by {drawn.pixels}{wrong}"]
+
+
+def not_looked_at(passport: Passport, drawn: Drawn | None) -> list[str]:
+    """Return what of a run the check did not judge."""
+    if drawn is None:
+        return [PICTURE]
+    if not passport.run:
+        told = "" if passport.precision.startswith("fp32") else "; latents and pixels are told only"
+        return [f"each step and what enters the VAE, which this passport does not have: record it again{told}"]
+    return [f"{clean(name, 40)}, of which float32 was not recorded" for name in drawn.unjudged]
 
 
 def _row(component: str, judged: list[Judged]) -> tuple[str, ...]:
@@ -64,6 +90,6 @@ def verdict(judged: Sequence[Judged], drawn: Drawn | None) -> str:
         first = failed[0]
         return (
             f"{clean(first.name, 80)} is the first of {counted(len(failed), 'block')} of {len(judged)} to fall short: "
-            f"{clean(first.failures[0], 80)}"
+            f"{clean(first.failures[0], 160)}"
         )
     return f"the picture: {'; '.join(drawn.failures)}" if drawn is not None and drawn.failures else ""

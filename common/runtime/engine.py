@@ -133,9 +133,9 @@ class Engine(Protocol):
         """Makes the modules of `opened` that are one of `blocks` show their calls to `look`, as long as it is open."""
         ...
 
-    def blocks(self, network: str, config: Any, plan: LoadPlan, precision: Precision, exact: bool = False) -> Blocks:
-        """The blocks of `network`, each to be called alone. exact: in float64, where the backend has it, with the
-        weights that `plan` keeps, which is made by `stored(precision)`."""
+    def blocks(self, network: str, config: Any, plan: LoadPlan, precision: Precision, wide: str = "") -> Blocks:
+        """The blocks of `network`, each to be called alone. wide: "float64", where the backend has it, or "float32" in
+        place of what `precision` says, with the weights that `plan` keeps, which is made by `stored(precision)`."""
         ...
 
     def array(self, values: NumpyArray) -> Array:

@@ -3,41 +3,110 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from lora_cases import write_lora
-from mutant import Judge, Mutant, Patch, Probe, side
+from mutant import PRECISIONS, Judge, Mutant, Patch, Probe, side
 from mutants_qwen import MUTANTS, prepare
 from mutants_sd import MUTANTS as SD_MUTANTS
 
 import qwenimg
 from qwenimg.common.hub.resolve import resolve
 from qwenimg.common.numbers import packing
+from qwenimg.common.parity import check
 
-QUICK = ("layer_norm_eps", "no_residual", "norm_in_half", "packing_order")
+# By family the faults that are planted with each change; all others are slow.
+IN_16_BIT = (
+    "guidance_sign", "text_rope_one_later", "no_txt_norm", "time_plus_one", "template_without_last_newline",
+    "red_and_blue_exchanged", "no_latents_mean",
+)  # fmt: skip
+QUICK = {
+    "qwen": {
+        "fp32": (
+            "layer_norm_eps",
+            "packing_order",
+            "latents_std_0.003_off",
+            "latents_std_0.01_off",
+            "pixels_truncated",
+        ),
+        "bf16": ("no_residual", "norm_in_half", "layer_norm_eps", *IN_16_BIT),
+        "fp16": ("guidance_sign", "time_plus_one", "gelu_erf"),
+    },
+    "sd": {
+        "fp32": ("scale_cut", "scale_5_off", "pixels_truncated"),
+        "bf16": ("epsilons_of_others",),
+        "fp16": ("guidance_sign", "frequencies_shifted", "time_plus_one", "scale_exchanged"),
+    },
+}
+FAMILIES = {"qwen": MUTANTS, "sd": SD_MUTANTS}
 
 
 @pytest.fixture(scope="module")
-def judge() -> Judge:
-    return Judge("shapes", prepare)
+def judges(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Judge]:
+    folder = tmp_path_factory.mktemp("loras")
+    loras = {
+        "qwen": write_lora(resolve("shapes").folder, "qwen", folder / "qwen.safetensors"),
+        "sd": write_lora(folders["sdxl"], "sdxl", folder / "sdxl.safetensors"),
+    }
+    return {
+        "qwen": Judge("shapes", prepare, loras["qwen"]),
+        "sd": Judge(folders["sdxl"], lora=loras["sd"]),
+    }
 
 
-PLANTED = [mutant for mutant in MUTANTS if mutant.name in QUICK]
+def planted() -> list[Any]:
+    """Every fault of every family in every precision."""
+    return [
+        pytest.param(
+            family,
+            mutant.under(precision),
+            id=f"{family}-{mutant.name}{mutant.quantize}-{precision}",
+            marks=[] if mutant.name in QUICK[family][precision] and not mutant.quantize else [pytest.mark.slow],
+        )
+        for family, mutants in FAMILIES.items()
+        for mutant in mutants
+        for precision in mutant.precisions
+    ]
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
-def test_nothing_is_caught_where_none_is(judge: Judge, backend: str) -> None:
-    passports = {(mutant.precision, mutant.quantize, mutant.picture): mutant for mutant in PLANTED}
-    assert [judge.caught(backend, mutant, planted=False) for mutant in passports.values()] == [""] * len(passports)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nothing_is_caught_where_none_is(judges: dict[str, Judge], family: str, backend: str) -> None:
+    for precision in PRECISIONS:
+        for picture in (False, True):
+            plain = Mutant(gone, "", precision, picture=picture)
+            assert judges[family].caught(backend, plain, planted=False) == [], precision
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
-@pytest.mark.parametrize("mutant", PLANTED, ids=lambda mutant: mutant.name)
-def test_a_planted_fault_is_caught(judge: Judge, mutant: Mutant, backend: str) -> None:
-    found = judge.caught(backend, mutant)
-    print(f"{mutant.name} on {backend}: {found}")
+@pytest.mark.parametrize(("family", "mutant"), planted())
+def test_a_planted_fault_is_caught(judges: dict[str, Judge], family: str, mutant: Mutant, backend: str) -> None:
+    found = judges[family].caught(backend, mutant)
+    print(f"{mutant.name} in {mutant.precision} on {backend}: {found}")
     assert found
+
+
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+def test_a_wrong_epsilon_shows_on_a_small_input(judges: dict[str, Judge], backend: str) -> None:
+    """In bfloat16 itself, where the recorded inputs hide it."""
+    fault = next(mutant for mutant in MUTANTS if mutant.name == "layer_norm_eps").under("bf16")
+    passport = judges["qwen"].passport(fault)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        fault.plant(Patch(monkeypatch, side(backend)))
+        pipe = judges["qwen"].pipe(backend, fault)
+        judged = {one.name: one for one in check.blocks(passport, pipe)}
+        pipe.close()
+    usual, small = (judged[f"transformer.transformer_blocks.0{which}"].failures for which in ("", " small"))
+    print(usual, small)
+    assert small and not small[0].startswith("in float32") and all(why.startswith("in float32") for why in usual)
+
+
+def test_what_is_planted_with_each_change_is_there() -> None:
+    for family, quick in QUICK.items():
+        names = {mutant.name for mutant in FAMILIES[family]}
+        assert {name for some in quick.values() for name in some} <= names
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])

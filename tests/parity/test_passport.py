@@ -384,17 +384,26 @@ def test_a_block_that_is_not_there_and_arguments_that_do_not_fit(tiny: Path, tin
     found = passport_file.read(tiny)
     one = next(recorded for recorded in found.blocks if recorded.name == "vae.quant_conv")
     path = tmp_path / "a.safetensors"
+    found = replace(found, sides=tuple(replace(side, figures=()) for side in found.sides), run=())
     for wrong in (
         replace(one, path="quant_conv_2"),
         replace(one, block="resnet"),
         replace(one, component="unet"),
-        replace(one, arguments=()),
-        replace(one, arguments=(Values("float32", np.ones((3, 5), np.float32)),)),
-        replace(one, results=one.results * 2),
     ):
         passport_file.write(path, replace(found, blocks=(wrong,)), overwrite=True)
         for backend in ("cpu", "mlx"):
-            cli("parity", "check", str(path), str(tiny_folder), "--backend", backend).refused(5, "record it again")
+            cli("parity", "check", str(path), str(tiny_folder), "--backend", backend).refused(
+                5, "is not in the model: record it again"
+            )
+    for wrong, why in (
+        (replace(one, arguments=()), "is computed in other shapes than when it was recorded"),
+        (replace(one, arguments=(Values("float32", np.ones((3, 5), np.float32)),)), "is computed in other shapes"),
+        (replace(one, results=one.results * 2), "gives 1 result, recorded 2"),
+    ):
+        passport_file.write(path, replace(found, blocks=(wrong,)), overwrite=True)
+        for backend in ("cpu", "mlx"):
+            ran = check(path, str(tiny_folder), "--backend", backend)
+            assert ran.code == 6 and why in ran.err and "record it again" not in ran.err
 
 
 @pytest.mark.parametrize("token", [10**4, 2**40, -1, -(2**62)])

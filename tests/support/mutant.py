@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from qwenimg.common.parity import check, record
 from qwenimg.common.parity.passport import Passport
 from qwenimg.common.pipeline.pipeline import Pipeline
 
+PRECISIONS = ("fp32", "bf16", "fp16")
 ASKED = {"prompt": "a large blue star", "width": 48, "height": 64, "steps": 2, "seed": 0, "guidance": 3.0}
 
 
@@ -52,6 +53,18 @@ class Backend:
     def cast(self, x: Any, dtype: str) -> Any:
         kind = getattr(self.lib, dtype)
         return x.to(kind) if self.torch else x.astype(kind)
+
+    def like(self, x: Any, y: Any) -> Any:
+        """x in y's dtype."""
+        return x.to(y.dtype) if self.torch else x.astype(y.dtype)
+
+    def array(self, values: Any) -> Any:
+        """A numpy array as the backend's."""
+        return self.lib.from_numpy(values) if self.torch else self.lib.array(values)
+
+    def parameter(self, x: Any) -> Any:
+        """x as a layer keeps a weight."""
+        return self.lib.nn.Parameter(x, requires_grad=False) if self.torch else x
 
     def rounded(self, x: Any, dtype: str = "bfloat16") -> Any:
         """Through that dtype and back."""
@@ -156,6 +169,14 @@ class Mutant:
     def name(self) -> str:
         return self.plant.__name__
 
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """In which it is looked for: all, but for one that only 16 bit can have."""
+        return PRECISIONS if self.precision == "fp32" else (self.precision,)
+
+    def under(self, precision: str) -> Mutant:
+        return replace(self, precision=precision)
+
 
 class Judge:
     """Holds a model with a fault against passports of it without: recorded once each, on torch."""
@@ -182,8 +203,24 @@ class Judge:
     def _lora(self, mutant: Mutant) -> str:
         return str(self.lora) if mutant.lora else ""
 
-    def caught(self, backend: str, mutant: Mutant, *, planted: bool = True) -> str:
-        """By what: a block's name and why, or the picture; "" where nothing notices."""
+    def shares(self, backend: str, variant: Mutant) -> tuple[float, float]:
+        """Of a machine with other kernels, the largest errors of what is allowed: of blocks and of stations."""
+        passport = self.passport(variant)
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            variant.plant(Patch(monkeypatch, side(backend)))
+            pipe = self.pipe(backend, variant)
+            try:
+                judged = list(check.blocks(passport, pipe, self._lora(variant)))
+                drawn = check.picture(passport, pipe, self._lora(variant))
+            finally:
+                pipe.close()
+        failures = [f"{one.name}: {why}" for one in judged for why in one.failures] + list(drawn.failures)
+        assert failures == [], (backend, variant.name, variant.precision, failures)
+        stations = max(one.made / one.allowed for one in drawn.stations if one.made is not None and one.allowed)
+        return max(figure.error / figure.allowed for one in judged for figure in one.figures), stations
+
+    def caught(self, backend: str, mutant: Mutant, *, planted: bool = True) -> list[str]:
+        """By what: what of a block or of the picture failed, each with its place; nothing where nothing notices."""
         passport = self.passport(mutant)
         with pytest.MonkeyPatch.context() as monkeypatch:
             if planted:
@@ -191,18 +228,18 @@ class Judge:
             try:
                 return self._caught(backend, mutant, passport)
             except (qwenimg.QwenimgError, ArithmeticError) as error:
-                return f"an error: {error}"
+                return [f"an error: {error}"]
 
-    def _caught(self, backend: str, mutant: Mutant, passport: Passport) -> str:
+    def _caught(self, backend: str, mutant: Mutant, passport: Passport) -> list[str]:
         pipe = self.pipe(backend, mutant)
         try:
             if mutant.picture:
                 drawn = check.picture(passport, pipe, self._lora(mutant))
-                return f"the picture: {'; '.join(drawn.failures)}" if drawn.failures else ""
+                return list(drawn.failures)
             for judged in check.blocks(passport, pipe, self._lora(mutant)):
                 if judged.failures:
-                    return f"{judged.name}: {judged.failures[0]}"
-            return ""
+                    return [f"{judged.name}: {failure}" for failure in judged.failures]
+            return []
         finally:
             pipe.close()
 

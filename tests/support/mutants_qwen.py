@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from mutant import Mutant, Patch
 
+from qwenimg.common.families.qwen_image.model import QwenImage
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.numbers import packing, rope
+from qwenimg.common.pictures import pixels
 from qwenimg.common.pipeline import plan
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.residency import ONCE
@@ -38,7 +41,7 @@ def no_qkv_bias(patch: Patch) -> None:
 
 
 def no_qk_norm(patch: Patch) -> None:
-    patch.layer("RMSNorm", lambda layer, x, y: x if ".norm_" in layer.path else y)
+    patch.layer("RMSNorm", lambda layer, x, y: patch.backend.like(x, y) if ".norm_" in layer.path else y)
 
 
 def no_rope(patch: Patch) -> None:
@@ -98,7 +101,12 @@ def text_not_causal(patch: Patch) -> None:
 
 def text_rope_of_pairs(patch: Patch) -> None:
     pairs, turns = patch.backend.ops.rotate_pairs, patch.backend.ops.turns
-    patch.set(patch.backend.ops, "rotate_halves", lambda x, cos, sin: pairs(x, turns(cos, sin), x.dtype))
+
+    def rotated(x: Any, *table: Any) -> Any:
+        wide, cos, sin = (patch.backend.cast(part, "float32") for part in (x, *table))
+        return pairs(wide, turns(cos, sin), x.dtype)
+
+    patch.set(patch.backend.ops, "rotate_halves", rotated)
 
 
 def keys_not_shared(patch: Patch) -> None:
@@ -255,6 +263,53 @@ def vae_scale(patch: Patch) -> None:
     patch.around(VAEHalves, "decode", lambda decode, halves, z: decode(halves, 1.1 * z))
 
 
+def guidance_sign(patch: Patch) -> None:
+    patch.around(patch.backend.ops, "guide", lambda guide, c, u, scale: guide(c, u, -scale))
+
+
+def text_rope_one_later(patch: Patch) -> None:
+    patch.around(rope, "text_positions", lambda made, *rest: made(*rest) + 1)
+
+
+def no_txt_norm(patch: Patch) -> None:
+    patch.layer("RMSNorm", lambda layer, x, y: patch.backend.like(x, y) if layer.path == "txt_norm" else y)
+
+
+def time_plus_one(patch: Patch) -> None:
+    patch.around(FlowMatchConfig, "timestep", lambda made, config, sigma: made(config, sigma) + 1)
+
+
+def template_without_last_newline(patch: Patch) -> None:
+    patch.set(qwen, "TEMPLATE", qwen.TEMPLATE[:-1])
+
+
+# Behind the steps
+
+
+def no_latents_mean(patch: Patch) -> None:
+    patch.around(QwenImage, "_statistics", lambda made, model: (0.0 * made(model)[0], made(model)[1]))
+
+
+def latents_std_off(share: float) -> Any:
+    def plant(patch: Patch) -> None:
+        patch.around(QwenImage, "_statistics", lambda made, m: (made(m)[0], made(m)[1] * np.float32(1 + share)))
+
+    plant.__name__ = f"latents_std_{share:g}_off"
+    return plant
+
+
+def red_and_blue_exchanged(patch: Patch) -> None:
+    patch.around(pixels, "to_uint8", lambda made, values: made(values[::-1]))
+
+
+def pixels_truncated(patch: Patch) -> None:
+    def truncated(values: Any) -> Any:
+        unit = np.clip(values.astype(np.float32) * 0.5 + 0.5, 0.0, 1.0)
+        return np.ascontiguousarray((unit * 255.0).astype(np.uint8).transpose(1, 2, 0))
+
+    patch.set(pixels, "to_uint8", truncated)
+
+
 PLAIN = "bf16"
 MUTANTS = (
     Mutant(layer_norm_eps, "LayerNorm's epsilon 1e-5 for 1e-6"),
@@ -286,7 +341,7 @@ MUTANTS = (
     Mutant(norm_in_half, "RMSNorm's float32 lost", PLAIN),
     Mutant(no_place("final_norm"), "the head's float32 place lost under -q 4", PLAIN, "4"),
     Mutant(no_place("modulation"), "the modulation's float32 place lost under -q 4", PLAIN, "4"),
-    Mutant(scales_of_the_next_group, "scales of codes off by one group", PLAIN, "4"),
+    Mutant(scales_of_the_next_group, "scales of codes off by one group under -q 4", PLAIN, "4"),
     Mutant(packing_order, "latents packed in another order", picture=True),
     Mutant(sigma_off_by_one, "noise levels off by one", picture=True),
     Mutant(shift_off, "the shift of the noise levels 2 % off", picture=True),
@@ -299,6 +354,16 @@ MUTANTS = (
     Mutant(branches_swapped, "the branches of guidance exchanged", picture=True),
     Mutant(lora_without_alpha, "a LoRA without its alpha", picture=True, lora=True),
     Mutant(vae_scale, "the VAE's scale 10 % off", picture=True),
+    Mutant(guidance_sign, "guidance's sign", picture=True),
+    Mutant(text_rope_one_later, "the text's RoPE one position later", picture=True),
+    Mutant(no_txt_norm, "no norm of the text states", picture=True),
+    Mutant(time_plus_one, "times one of 1000 later", picture=True),
+    Mutant(template_without_last_newline, "the template without its last newline", picture=True),
+    Mutant(no_latents_mean, "the latents' mean not added", picture=True),
+    Mutant(latents_std_off(0.003), "the latents' deviation 0.3 % off", picture=True),
+    Mutant(latents_std_off(0.01), "the latents' deviation 1 % off", picture=True),
+    Mutant(red_and_blue_exchanged, "red and blue exchanged", picture=True),
+    Mutant(pixels_truncated, "pixels truncated, not rounded", picture=True),
 )
 
 

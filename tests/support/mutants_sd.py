@@ -16,13 +16,17 @@ from mutants_qwen import (
     no_place,
     no_residual,
     padded_on_the_other_side,
+    pixels_truncated,
+    red_and_blue_exchanged,
     scales_of_the_next_group,
     weight_transposed,
 )
 
 from qwenimg.common.families.stable_diffusion import expert, texts
+from qwenimg.common.families.stable_diffusion.model import StableDiffusion
 from qwenimg.common.networks import clip
 from qwenimg.common.numbers import timesteps
+from qwenimg.common.pipeline.denoiser import Guidance
 from qwenimg.common.runtime.vae import VAEHalves
 from qwenimg.common.sampling import discrete, schedules
 
@@ -38,6 +42,19 @@ def group_norm_eps(patch: Patch) -> None:
             layer.eps = eps
 
     patch.around(patch.backend.ops.GroupNorm, patch.backend.calls, coarser)
+
+
+def epsilons_of_others(patch: Patch) -> None:
+    """1e-6 for 1e-5 and the reverse."""
+
+    def exchanged(norm: Any, layer: Any, x: Any) -> Any:
+        eps, layer.eps = layer.eps, 1e-6 if layer.eps > 3e-6 else 1e-5
+        try:
+            return norm(layer, x)
+        finally:
+            layer.eps = eps
+
+    patch.around(patch.backend.ops.GroupNorm, patch.backend.calls, exchanged)
 
 
 def half_as_many_groups(patch: Patch) -> None:
@@ -244,9 +261,39 @@ def encoders_exchanged(patch: Patch) -> None:
     patch.around(texts.ClipTexts, "states", moved)
 
 
+def guidance_sign(patch: Patch) -> None:
+    patch.around(
+        Guidance, "__call__", lambda call, guidance, *rest: call(replace(guidance, scale=-guidance.scale), *rest)
+    )
+
+
+def time_plus_one(patch: Patch) -> None:
+    def later(made: Any, *rest: Any, **more: Any) -> Any:
+        grid = made(*rest, **more)
+        return replace(grid, timesteps=tuple(time + 1 for time in grid.timesteps))
+
+    patch.around(schedules, "build", later)
+
+
+def frequencies_shifted(patch: Patch) -> None:
+    """`freq_shift` 1 for 0."""
+    patch.around(timesteps, "unet_sinusoids", lambda made, *rest, shift, **more: made(*rest, shift=shift + 1, **more))
+
+
+def scale_of_another_model(name: str, ratio: float) -> Any:
+    def plant(patch: Patch) -> None:
+        patch.around(
+            StableDiffusion, "_statistics", lambda made, model: (made(model)[0] * np.float32(ratio), made(model)[1])
+        )
+
+    plant.__name__ = name
+    return plant
+
+
 PLAIN = "bf16"
 MUTANTS: Sequence[Mutant] = (
     Mutant(group_norm_eps, "GroupNorm's epsilon ten times as large"),
+    Mutant(epsilons_of_others, "GroupNorm's epsilons 1e-6 and 1e-5 exchanged"),
     Mutant(half_as_many_groups, "half as many groups"),
     Mutant(unbiased_variance, "LayerNorm's variance over n - 1"),
     Mutant(geglu_halves, "GEGLU's halves exchanged"),
@@ -274,7 +321,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(no_place("modulation"), "the modulation's float32 place lost", PLAIN),
     Mutant(no_residual, "the residual streams' float32 place lost", PLAIN),
     Mutant(no_place("final_norm"), "the head's float32 place lost under -q 8", PLAIN, "8"),
-    Mutant(scales_of_the_next_group, "scales of codes off by one group", PLAIN, "8"),
+    Mutant(scales_of_the_next_group, "scales of codes off by one group under -q 8", PLAIN, "8"),
     Mutant(pooled_at_the_wrong_end, "pooled at the last token", picture=True),
     Mutant(clip_skip_off_by_one, "clip skip off by one", picture=True),
     Mutant(encoders_exchanged, "the channels of two text encoders in another order", picture=True),
@@ -287,6 +334,14 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(branches_swapped, "the branches of guidance exchanged", picture=True),
     Mutant(lora_without_alpha, "a LoRA without its alpha", picture=True, lora=True),
     Mutant(vae_scale, "the VAE's scale 10 % off", picture=True),
+    Mutant(guidance_sign, "guidance's sign", picture=True),
+    Mutant(time_plus_one, "times one of 1000 later", picture=True),
+    Mutant(frequencies_shifted, "`freq_shift` 1 for 0", picture=True),
+    Mutant(scale_of_another_model("scale_exchanged", 0.18215 / 0.13025), "the latents' scale of SD 1.5", picture=True),
+    Mutant(scale_of_another_model("scale_cut", 0.18 / 0.18215), "0.18 for 0.18215 as the latents' scale", picture=True),
+    Mutant(scale_of_another_model("scale_5_off", 1.05), "the latents' scale 5 % off", picture=True),
+    Mutant(red_and_blue_exchanged, "red and blue exchanged", picture=True),
+    Mutant(pixels_truncated, "pixels truncated, not rounded", picture=True),
 )
 
 

@@ -29,15 +29,15 @@ def outward(value: Any, image: bool) -> Tree:
     return Values(str(value.dtype).rpartition(".")[2], numpy(shown))
 
 
-def inward(tree: Tree, image: bool) -> Any:
-    """The same on the device."""
+def inward(tree: Tree, image: bool, wide: bool) -> Any:
+    """The same on the device; what is a floating number as float32 where `wide`."""
     if isinstance(tree, tuple):
-        return tuple(inward(part, image) for part in tree)
+        return tuple(inward(part, image, wide) for part in tree)
     if isinstance(tree, Dtype):
-        return DTYPES[tree.name]
+        return mx.float32 if wide else DTYPES[tree.name]
     if not isinstance(tree, Values):
         return tree
     x = mx.array(tree.array)
     if tree.dtype in DTYPES:
-        x = x.astype(DTYPES[tree.dtype])
+        x = x.astype(mx.float32 if wide else DTYPES[tree.dtype])
     return images.from_bchw(x) if image and x.ndim == 4 else x

@@ -29,15 +29,15 @@ def outward(value: Any, image: bool) -> Tree:
     return Values(str(value.dtype).rpartition(".")[2], numpy(shown).copy())
 
 
-def inward(tree: Tree, image: bool, device: torch.device, exact: bool) -> Any:
-    """The same on the device; with `exact` what is a floating number as float64."""
+def inward(tree: Tree, image: bool, device: torch.device, wide: torch.dtype | None) -> Any:
+    """The same on the device; what is a floating number in the dtype `wide` where one is given."""
     if isinstance(tree, tuple):
-        return tuple(inward(part, image, device, exact) for part in tree)
+        return tuple(inward(part, image, device, wide) for part in tree)
     if isinstance(tree, Dtype):
-        return torch.float64 if exact else DTYPES[tree.name]
+        return wide or DTYPES[tree.name]
     if not isinstance(tree, Values):
         return tree
     x = torch.tensor(tree.array).to(device)
     if tree.dtype in DTYPES:
-        x = x.to(torch.float64 if exact else DTYPES[tree.dtype])
+        x = x.to(wide or DTYPES[tree.dtype])
     return images.from_bchw(x) if image and x.ndim == 4 else x

@@ -1,0 +1,65 @@
+"""Measures how far each station of a recorded picture is from what float32 makes of the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from qwenimg.common.base.errors import DoesNotFit
+from qwenimg.common.parity.stations import FARTHEST, Station, made_distance
+from qwenimg.common.parity.tape import Tape, taped
+from qwenimg.common.pipeline.pipeline import Pipeline
+from qwenimg.common.precision.precision import FP32, Precision
+from qwenimg.common.runtime.runtime import Change
+
+Notify = Callable[[str], None]
+
+
+def with_own(pipe: Pipeline, asked: Mapping[str, Any], run: Sequence[Station], notify: Notify) -> tuple[Station, ...]:
+    """Return `run` with how far each station is from what float32 makes of the same. Where float32 does not fit into
+    memory, not even with blocks that are streamed, the distance stays unknown."""
+    if not _in_16_bit(pipe.precision):
+        return tuple(replace(station, own=0.0) if station.made else station for station in run)
+    notify("drawing the same picture in float32")
+    tape, reference = Tape(run), _in_float32(pipe)
+    try:
+        with taped(reference, tape):
+            reference(**pipe.settled(asked))  # with the paths of LoRAs
+    except DoesNotFit as error:
+        notify(f"float32 does not fit, so nothing of the picture can be judged: {error}")
+        return tuple(run)
+    finally:
+        reference.model.renew("")
+    exact = {station.name: station for station in tape.stations}
+    return tuple(_measured(station, exact[station.name]) for station in run)
+
+
+def _in_float32(pipe: Pipeline) -> Pipeline:
+    """Return a pipeline of the same open files that loads its weights in float32. Only `pipe` is to be closed."""
+    return Pipeline(
+        pipe.model.variant(Change(precision="fp32", max_memory=_limit(pipe))),
+        name=pipe.model_name,
+        defaults=pipe.defaults,
+        family=pipe.family,
+        options=pipe.options,
+        checkpoint=pipe.checkpoint,
+    )
+
+
+def _measured(station: Station, exact: Station) -> Station:
+    if not station.made:
+        return station
+    own = made_distance(exact, station)
+    return replace(station, own=own if own <= FARTHEST else None)
+
+
+def _limit(pipe: Pipeline) -> int | None:
+    """Bytes below which float32 is to stay, with blocks streamed, where its weights do not fit."""
+    assert pipe.checkpoint is not None
+    free = pipe.engine.free_memory()
+    return pipe.runtime.max_memory or (None if pipe.checkpoint.largest(FP32) < free // 2 else free)
+
+
+def _in_16_bit(precision: Precision) -> bool:
+    return bool({precision.text, precision.transformer, precision.vae} & {"bfloat16", "float16"})

@@ -1,0 +1,187 @@
+"""Notes the stations of a run while a pipeline draws, and lets the run go on with what was recorded at each.
+
+Stations are where machines agree, however many branches of guidance they take in a batch: at the calls of the text
+encoders, of the denoiser with guidance applied, and of the VAE, and at the rows that tell the denoiser the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwenimg.common.base.block import Block
+from qwenimg.common.parity.blocks import network
+from qwenimg.common.parity.stations import Arrays, Station
+from qwenimg.common.pipeline.denoiser import Denoiser
+from qwenimg.common.pipeline.diffusion_model import DiffusionModel, PreparedRun
+from qwenimg.common.pipeline.pipeline import Pipeline
+from qwenimg.common.precision.precision import Precision
+from qwenimg.common.runtime.engine import Array, Engine
+from qwenimg.common.runtime.traced import Call, leaves
+from qwenimg.common.weights.plan import LoadPlan
+
+DECODE = "vae.decode"  # the last station
+
+
+class Tape:
+    """The stations of one run in their order. Where there are recorded ones, the run goes on with what they made."""
+
+    def __init__(self, recorded: Sequence[Station] = ()):
+        self.recorded = {station.name: station for station in recorded}
+        self._passed: dict[str, Station] = {}
+        self._counts: dict[str, int] = {}
+        self.running = False  # what was opened for a run shows its calls as long as it is open
+
+    @property
+    def stations(self) -> tuple[Station, ...]:
+        return tuple(self._passed.values())
+
+    def passed(self, kind: str, given: Sequence[Any], made: Arrays) -> Arrays | None:
+        """Note a station of a kind that comes several times. Returns what to go on with in place of `made`, or None."""
+        if not self.running:
+            return None
+        self._counts[kind] = count = self._counts.get(kind, 0) + 1
+        name = kind if kind == DECODE else f"{kind} {count}"
+        self._passed[name] = Station(name=name, given=_copied(given), made=_copied(made))
+        then = self.recorded.get(name)
+        fits = then is not None and [one.shape for one in then.made] == [one.shape for one in made]
+        return then.made if then is not None and fits else None
+
+    def rows(self, name: str, rows: NDArray[Any]) -> None:
+        """Note rows that enter the network at `name`, each once however many branches are in a batch."""
+        if not self.running:
+            return
+        before = self._passed.get(name)
+        seen = [] if before is None else list(before.given[0])
+        for row in rows.reshape(-1, rows.shape[-1]):
+            seen += [] if seen and np.array_equal(seen[-1], row) else [row]
+        self._passed[name] = Station(name=name, given=(np.stack(seen),))
+
+
+def _copied(arrays: Sequence[Any]) -> Arrays:
+    """A later step may write over an array."""
+    return tuple(np.array(array) for array in arrays)
+
+
+@contextmanager
+def taped(pipe: Pipeline, tape: Tape) -> Iterator[None]:
+    """Note on `tape` what `pipe` draws meanwhile, with prompts that are encoded anew."""
+    model, runtime = pipe.model, pipe.runtime
+    engine, prompts = runtime.engine, runtime.prompts
+    pipe.model, runtime.engine, runtime.prompts = _Model(model, tape), _Engine(engine, tape, pipe), None
+    tape.running = True
+    try:
+        yield
+    finally:
+        tape.running = False
+        pipe.model, runtime.engine, runtime.prompts = model, engine, prompts
+
+
+# Places where a run is looked at
+
+
+class _Engine:
+    """An engine whose text encoders and VAE are stations, and whose denoiser shows what it is told of the time."""
+
+    def __init__(self, engine: Engine, tape: Tape, pipe: Pipeline):
+        assert pipe.checkpoint is not None
+        self._engine, self._tape, self._checkpoint = engine, tape, pipe.checkpoint
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def open(self, name: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:
+        opened = self._engine.open(name, config, plan, precision)
+        component = self._checkpoint[plan.component]
+        if component.role == "text":
+            return _TextEncoder(opened, self._engine, self._tape, plan.component)
+        if component.role == "vae":
+            return _VAE(opened, self._tape)
+        times = [block for block in network(component).traced if block.name == "time"]
+        self._engine.watch(opened, times, _Times(self._tape, plan.component))
+        return opened
+
+
+class _TextEncoder:
+    def __init__(self, opened: Any, engine: Engine, tape: Tape, name: str):
+        self._opened, self._engine, self._tape, self._name = opened, engine, tape, name
+
+    def encode(self, ids: Any, *rest: Any) -> Any:
+        result = self._opened.encode(ids, *rest)
+        arrays = result if isinstance(result, tuple) else (result,)
+        given = [np.asarray(ids, np.int64), *(np.asarray(one, np.int64) for one in rest)]
+        kept = self._tape.passed(self._name, given, tuple(map(self._engine.numpy, arrays)))
+        if kept is None:
+            return result
+        states = tuple(self._engine.array(one.copy()) for one in kept)
+        return states if isinstance(result, tuple) else states[0]
+
+
+class _VAE:
+    def __init__(self, opened: Any, tape: Tape):
+        self._opened, self._tape = opened, tape
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._opened, name)
+
+    def decode(self, latents: NDArray[Any], tile: int | None = None) -> NDArray[Any]:
+        pixels: NDArray[Any] = self._opened.decode(latents, tile)
+        kept = self._tape.passed(DECODE, [latents], (pixels,))
+        return pixels if kept is None else kept[0].copy()
+
+
+class _Times:
+    """A look at the rows that say the time, and SDXL's sizes."""
+
+    def __init__(self, tape: Tape, component: str):
+        self._tape, self._component = tape, component
+
+    def wants(self, path: str, block: Block) -> bool:
+        return True
+
+    def take(self, call: Call) -> None:
+        rows = leaves(call.arguments[0])[0]
+        self._tape.rows(f"{self._component}.{call.path}", rows.array)
+
+
+class _Model:
+    """A model whose denoiser is a station at each call."""
+
+    def __init__(self, model: DiffusionModel, tape: Tape):
+        self._model, self._tape = model, tape
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    @contextmanager
+    def prepare(self, *asked: Any) -> Iterator[Any]:
+        with self._model.prepare(*asked) as run:
+            yield _Run(run, self._tape, self._model.runtime.engine)
+
+
+class _Run:
+    def __init__(self, run: PreparedRun, tape: Tape, engine: Engine):
+        self._run, self._tape, self._engine = run, tape, engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._run, name)
+
+    def denoiser(self, *asked: Any) -> Any:
+        return _Denoiser(self._run.denoiser(*asked), self._tape, self._engine)
+
+
+class _Denoiser:
+    def __init__(self, denoiser: Denoiser, tape: Tape, engine: Engine):
+        self._denoiser, self._tape, self._engine = denoiser, tape, engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._denoiser, name)
+
+    def __call__(self, x: Array, sigma: float) -> Array:
+        denoised = self._denoiser(x, sigma)
+        kept = self._tape.passed("step", [self._engine.numpy(x), sigma], (self._engine.numpy(denoised),))
+        return denoised if kept is None else self._engine.array(kept[0].copy())
