@@ -14,7 +14,6 @@ with exit code 1 where a stage is further from its plan than 15 %, unless it is 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -120,13 +119,10 @@ STARTS = {
 }  # fmt: skip
 
 ONE = """
-import ctypes, gc, json, os, sys
-from importlib.util import find_spec
+import ctypes, gc, json, sys
 from pathlib import Path
 
 asked = json.loads(sys.argv[1])
-if asked["backend"] == "mlx":
-    ctypes.CDLL(str(Path(find_spec("torch").origin).parent / "lib" / "libtorch_cpu.so"), mode=ctypes.RTLD_GLOBAL)
 import qwenimg
 
 def field(name):
@@ -201,20 +197,6 @@ def made(folder: Path, model: str) -> Path:
     return path
 
 
-def environment(backend: str) -> dict[str, str]:
-    """Large blocks are given back where they are freed, as they are on a GPU. What multiplies for MLX here is torch's
-    library, which would keep 15 MB that are not MLX's."""
-    return {
-        **os.environ,
-        **({"MKL_DISABLE_FAST_MM": "1"} if backend == "mlx" else {}),
-        "MLX_ENABLE_TF32": "0",
-        "MLX_DISABLE_COMPILE": "1",
-        "MALLOC_MMAP_THRESHOLD_": str(1 << 18),
-        "MALLOC_TRIM_THRESHOLD_": str(1 << 18),
-        "MALLOC_ARENA_MAX": "1",
-    }
-
-
 def planned(path: Path, run: Run) -> dict[str, Any]:
     script = "import sys; from qwenimg.cli.main import run; sys.exit(run(sys.argv[1:]))"
     options = [*run.options.split(), "--backend", run.backend, "--steps", "2", "-p", PROMPT, "--json"]
@@ -228,9 +210,7 @@ def planned(path: Path, run: Run) -> dict[str, Any]:
 def measured(path: Path, run: Run) -> dict[str, Any]:
     load, draw = run.asked(path)
     asked = json.dumps({"backend": run.backend, "load": load, "draw": draw, "starts": STARTS})
-    done = subprocess.run(
-        [sys.executable, "-c", ONE, asked], capture_output=True, text=True, env=environment(run.backend), check=False
-    )
+    done = subprocess.run([sys.executable, "-c", ONE, asked], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{run.name}: {done.stderr}")
     found: dict[str, Any] = json.loads(done.stdout)

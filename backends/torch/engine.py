@@ -20,6 +20,7 @@ from qwenimg.backends.workspaces import TORCH
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import BackendMissing
+from qwenimg.common.memory import allocator
 from qwenimg.common.memory.memory import free_ram, machine_ram, ram_peak
 from qwenimg.common.precision import devices
 from qwenimg.common.precision.devices import Device
@@ -158,11 +159,16 @@ class TorchEngine:
         return peak
 
     def expect(self, peak: int) -> None:
-        """Nothing to tell: the allocator's settings are made before torch is imported (`backends.load`)."""
+        """Set the C library's allocator for a run on a CPU; that of a GPU is set before torch is imported
+        (`backends.load`)."""
+        if not self.on_gpu:
+            allocator.give_back_blocks(peak)
 
     def release(self) -> None:
         if self.on_gpu:
             torch.cuda.empty_cache()
+        else:
+            allocator.give_back_heap()
 
     @contextmanager
     def observe(self, observer: Observer) -> Iterator[None]:
