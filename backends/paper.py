@@ -41,7 +41,7 @@ def on_paper(name: str, memory: int | None, device: str | None = None) -> OnPape
         return _apple(memory or int(SHARE * 2 * free_ram()), _answer("sysctl", "-n", "machdep.cpu.brand_string"))
     on_mlx = name == "mlx"
     facts = _cpu("mlx" if on_mlx else "torch")
-    work = workspaces.MLX_CPU if on_mlx else workspaces.TORCH
+    work = workspaces.MLX_CPU if on_mlx else workspaces.TORCH_CPU
     total, limit = machine_ram() if memory is None else (0, "")
     free = memory or free_ram()
     return OnPaper(name=name, facts=facts, workspace=work, free=free, total=total, limit=limit, rate=_cpu_rate())

@@ -136,8 +136,10 @@ class MLXEngine:
 
     def expect(self, peak: int) -> None:
         """On a GPU what was planned stays wired, what the working set leaves beside it may hold buffers for another
-        use, and no more than the working set is allocated. On a CPU the C library's allocator is set."""
+        use, and no more than the working set is allocated. On a CPU freed buffers are not kept beside what is
+        planned."""
         if not self.on_gpu:
+            mx.set_cache_limit(0)
             allocator.give_back_blocks(peak)
         most = int(mx.device_info().get("max_recommended_working_set_size", 0)) if self.on_gpu else 0
         if most:

@@ -16,7 +16,7 @@ from qwenimg.backends.torch import compile, graphs, load, ops, stream
 from qwenimg.backends.torch.blocks import Blocks
 from qwenimg.backends.torch.ops import crossing
 from qwenimg.backends.torch.ops.cpu import SMALL, computing, multiplies
-from qwenimg.backends.workspaces import TORCH
+from qwenimg.backends.workspaces import TORCH, TORCH_CPU
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import BackendMissing
@@ -48,7 +48,7 @@ class TorchEngine:
             )
         self.name = name
         self.on_gpu = name == "cuda"
-        self.workspace = TORCH
+        self.workspace = TORCH if self.on_gpu else TORCH_CPU
         self._device = torch.device("cuda" if self.on_gpu else "cpu")
         threads = counted(torch.get_num_threads(), "thread")
         self.device = torch.cuda.get_device_name() if self.on_gpu else f"CPU (torch, {threads})"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-# Bytes from which on a block is mapped alone, and so given back when it is freed. With 1 MB a run with a limit of 220 MB
-# keeps 25 MB in holes, with 256 kB none; at each doubling fewer pages are made anew.
+# Bytes from which on a block is mapped alone, and so given back when it is freed. With 1 MB a run with a limit of
+# 220 MB kept 25 MB in holes, with 256 kB none. New pages take up to a twentieth of a run's CPU time.
 MAPPED = 2**18
 SMALL_RUN = 64 * 10**6  # bytes of a run in which holes are no larger than what Python keeps, and new pages are felt
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
