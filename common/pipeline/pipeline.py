@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any, Unpack, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from qwenimg.common.base import forked
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import NumericsError, PipelineBusy, QwenimgError, UsageError, out_of_memory
 from qwenimg.common.base.version import __version__
@@ -36,7 +38,7 @@ from qwenimg.common.request.loras import Key, Loras
 from qwenimg.common.request.option import no_effect, recorded
 from qwenimg.common.request.recipe import FORMAT, Recipe
 from qwenimg.common.request.request import OPTIONS, Defaults, Request
-from qwenimg.common.runtime import compiling, recording
+from qwenimg.common.runtime import compiling
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.compiling import Decision
 from qwenimg.common.runtime.engine import Array
@@ -77,7 +79,7 @@ class Pipeline:
         self.fallback = Fallback(model, wanted=fallback, tf32=tf32)
         self.loras = Loras(model.lora_names)
         self._adapted: Key | None = ()  # the LoRAs that the model has now; None where a change of them failed
-        self._running, self._closed = Lock(), False
+        self._running, self._closed, self._process = Lock(), False, os.getpid()
         self._fit = Fit(model)
 
     def __repr__(self) -> str:
@@ -145,6 +147,7 @@ class Pipeline:
     @call_options.described
     def estimate(self, prompt: str, **asked: Unpack[Asked]) -> Estimate:
         """Memory and time that the picture would take. Raises as `check` does, and DoesNotFit; loads no weight."""
+        forked.check(self._process)
         return self._fit.estimate(self.check(prompt, **asked))
 
     def prepare(self, prompts: Sequence[str], clip_skip: int = 0, lora: str = "", lora_mode: str = "auto") -> None:
@@ -171,16 +174,10 @@ class Pipeline:
     def compile(self, mode: str = "auto", seconds: float = 0.0) -> Decision:
         """Decides whether the denoiser is compiled when it is next loaded: `on`, `off`, or by the preset and by what
         that would save of a run whose steps take about so many `seconds`. Raises UsageError."""
-        compiling.check("compile", mode)
+        compiling.check(mode)
         wanted, kinds = self.runtime.choice.wishes.compiled, compiling.kinds(self.checkpoint)
         decision = compiling.decide(mode, self.engine.compiler(), seconds, kinds=kinds, wanted=wanted)
         self.runtime.compiles = decision.on
-        return decision
-
-    def record(self, mode: str = "auto", step: float = 0.0) -> Decision:
-        """The same of CUDA graphs of its calls, for steps of about so many seconds. Raises BackendMissing too."""
-        decision = recording.decide(mode, self.engine.no_graphs(), recording.launched(self.checkpoint), step)
-        self.runtime.records = decision.on
         return decision
 
     def free_transformer(self) -> None:
@@ -200,7 +197,8 @@ class Pipeline:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Raises PipelineBusy where something runs, and UsageError once the pipeline is closed."""
+        """Raises PipelineBusy where something runs, and UsageError once the pipeline is closed or in a forked child."""
+        forked.check(self._process)
         if not self._running.acquire(blocking=False):
             raise PipelineBusy(
                 "this pipeline is busy with another picture: wait for it, close its stream, or load a second pipeline"
@@ -323,6 +321,7 @@ class Pipeline:
         steps = segment.solver(x, segment.schedule, denoiser, lambda: run.array(stream.normal(initial.noise.shape)))
         i = 0
         while True:
+            forked.check(self._process)  # a stream that the parent process began
             begun = time.perf_counter()
             try:
                 x = next(steps, None)
