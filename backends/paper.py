@@ -49,7 +49,7 @@ def on_paper(name: str, memory: int | None, machine: Machine | None = None) -> O
         return _mac(memory)
     on_mlx = name == "mlx"
     facts = _cpu("mlx" if on_mlx else "torch")
-    work = workspaces.MLX_CPU if on_mlx else workspaces.TORCH
+    work = workspaces.MLX_CPU if on_mlx else workspaces.TORCH_CPU
     total, limit = machine_ram() if memory is None else (0, "")
     free = memory or free_ram()
     rate = _cpu_rate() * (MLX_SHARE if on_mlx else 1)

@@ -20,6 +20,7 @@ from qwenimg.backends.mlx.ops.functions import on_gpu
 from qwenimg.backends.workspaces import MLX_CPU, MLX_GPU
 from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import BackendMissing
+from qwenimg.common.memory import allocator
 from qwenimg.common.memory.memory import free_ram, machine_ram
 from qwenimg.common.precision import devices
 from qwenimg.common.precision.devices import Device
@@ -135,7 +136,11 @@ class MLXEngine:
 
     def expect(self, peak: int) -> None:
         """On a GPU what was planned stays wired, what the working set leaves beside it may hold buffers for another
-        use, and no more than the working set is allocated."""
+        use, and no more than the working set is allocated. On a CPU freed buffers are not kept beside what is
+        planned."""
+        if not self.on_gpu:
+            mx.set_cache_limit(0)
+            allocator.give_back_blocks(peak)
         most = int(mx.device_info().get("max_recommended_working_set_size", 0)) if self.on_gpu else 0
         if most:
             mx.set_memory_limit(most)
@@ -144,6 +149,8 @@ class MLXEngine:
 
     def release(self) -> None:
         mx.clear_cache()
+        if not self.on_gpu:
+            allocator.give_back_heap()
 
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         return observe(observer)

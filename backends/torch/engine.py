@@ -16,10 +16,11 @@ from qwenimg.backends.torch import compile, load, ops, stream
 from qwenimg.backends.torch.blocks import Blocks
 from qwenimg.backends.torch.ops import crossing
 from qwenimg.backends.torch.ops.cpu import SMALL, computing, multiplies
-from qwenimg.backends.workspaces import TORCH
+from qwenimg.backends.workspaces import TORCH, TORCH_CPU
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import BackendMissing
+from qwenimg.common.memory import allocator
 from qwenimg.common.memory.memory import free_ram, machine_ram, ram_peak
 from qwenimg.common.precision import devices
 from qwenimg.common.precision.devices import Device
@@ -47,7 +48,7 @@ class TorchEngine:
             )
         self.name = name
         self.on_gpu = name == "cuda"
-        self.workspace = TORCH
+        self.workspace = TORCH if self.on_gpu else TORCH_CPU
         self._device = torch.device("cuda" if self.on_gpu else "cpu")
         threads = counted(torch.get_num_threads(), "thread")
         self.device = torch.cuda.get_device_name() if self.on_gpu else f"CPU (torch, {threads})"
@@ -148,11 +149,16 @@ class TorchEngine:
         return peak
 
     def expect(self, peak: int) -> None:
-        """Nothing to tell: the allocator's settings are made before torch is imported (`backends.load`)."""
+        """Set the C library's allocator for a run on a CPU; that of a GPU is set before torch is imported
+        (`backends.load`)."""
+        if not self.on_gpu:
+            allocator.give_back_blocks(peak)
 
     def release(self) -> None:
         if self.on_gpu:
             torch.cuda.empty_cache()
+        else:
+            allocator.give_back_heap()
 
     @contextmanager
     def observe(self, observer: Observer) -> Iterator[None]:

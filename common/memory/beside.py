@@ -22,6 +22,13 @@ def decoded(plan: LoadPlan, once: bool = False) -> int:
 
 
 @found_once
+def packed(plan: LoadPlan) -> int:
+    """Return the bytes of the largest matrix as two threads pack it for their halves of a product."""
+    matrices = [e for e in plan.entries.values() if len(e.shape) == 2]
+    return max((2 * prod(e.shape) * BYTES[e.storage.dtype] for e in matrices), default=0)
+
+
+@found_once
 def loading(plan: LoadPlan) -> int:
     """Bytes that loading what is always there takes at its peak beyond all weights that are in memory at once later: a
     tensor as it is read where it is kept as another dtype, and those that are read ahead."""

@@ -11,4 +11,4 @@ class Workspace:
     conv_inputs: float  # of a convolution in a VAE, how often what it takes is in memory at its peak,
     conv_outputs: float  # and what it makes
     decoded: float  # how often a weight in codes is in memory as it is decoded
-    kept: int = 0  # most bytes of freed arrays that the backend keeps for others
+    kept: int = 0  # most bytes of packed matrices that the library of products keeps

@@ -225,11 +225,11 @@ class Runtime:
         return self.weight_bytes(component) - streaming.passing(self.plan(component))
 
     def call_bytes(self, component: Component, activations: int, once: bool = False) -> int:
-        """Bytes that a call takes beside weights: its activations, what the weights in codes are decoded to (`once`: as
-        in `beside.decoded`), and what the backend keeps of both when they are freed."""
-        workspace = self.engine.workspace
-        arrays = activations + int(workspace.decoded * beside.decoded(self.plan(component), once))
-        return arrays + min(workspace.kept, arrays)
+        """Return the bytes that a call takes beside weights: its activations, what the weights in codes are decoded to
+        (`once`: as in `beside.decoded`), and what the kernels' library keeps."""
+        workspace, plan = self.engine.workspace, self.plan(component)
+        decoded = int(workspace.decoded * beside.decoded(plan, once))
+        return activations + decoded + min(workspace.kept, beside.packed(plan))
 
     def loading_bytes(self, component: Component) -> int:
         """What loading it takes beside its weights (`beside.loading`)."""

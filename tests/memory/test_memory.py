@@ -66,6 +66,7 @@ from qwenimg.common.weights import keys
 from qwenimg.common.precision.precision import FP32, FP64
 
 attending = import_module(f"qwenimg.backends.{name}.ops.attention")
+backends.load(backend).expect(2**30)  # as for a large run
 
 def reset():
     "Begins to measure; returns what is in use now."
@@ -135,9 +136,6 @@ def measured(script: str, *arguments: object) -> Any:
         capture_output=True,
         text=True,
         timeout=300,
-        # A full-size image is larger than any block that glibc keeps in its heap when it is freed; these are not. How
-        # much of that stays varied by 20 MiB from run to run.
-        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(1 << 16), "MALLOC_TRIM_THRESHOLD_": str(1 << 16)},
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

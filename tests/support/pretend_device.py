@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_iter, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from qwenimg.backends.torch.engine import TorchEngine
+from qwenimg.backends.workspaces import TORCH
 from qwenimg.common.memory.memory import free_ram
 
 NAME = "pretend"
@@ -147,6 +148,7 @@ def pretend_engine() -> TorchEngine:
     """The CPU's engine, told that it is on an accelerator with as much memory."""
     engine = TorchEngine("cpu")
     engine._device, engine.device, engine.on_gpu = DEVICE, "a pretend accelerator", True
+    engine.workspace = TORCH
     engine.free_memory = free_ram  # type: ignore[method-assign]
     engine.release = lambda: None  # type: ignore[method-assign]
     engine.versions = lambda: {"torch": torch.__version__}  # type: ignore[method-assign]

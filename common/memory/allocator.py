@@ -1,0 +1,35 @@
+"""What glibc keeps of freed memory: on a CPU it is the allocator of torch, MLX and numpy alike.
+
+Left alone, glibc keeps blocks of up to 32 MB in its heap when they are freed, in holes that the next block does not
+fit into. These settings are those of the whole process. Other C libraries do not have them, and nothing happens there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+# Bytes from which on a block is mapped alone, and so given back when it is freed. With 1 MB a run with a limit of
+# 220 MB kept 25 MB in holes, with 256 kB none. New pages take up to a twentieth of a run's CPU time.
+MAPPED = 2**18
+SMALL_RUN = 64 * 10**6  # bytes of a run in which holes are no larger than what Python keeps, and new pages are felt
+_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
+
+
+def give_back_blocks(peak: int) -> None:
+    """Make glibc give back every large block when it is freed, for a run that is planned to take `peak` bytes."""
+    if peak >= SMALL_RUN and (mallopt := _of_libc("mallopt")):
+        mallopt(_MMAP_THRESHOLD, MAPPED)
+
+
+def give_back_heap() -> None:
+    """Give the free pages of glibc's heaps back to the system."""
+    if malloc_trim := _of_libc("malloc_trim"):
+        malloc_trim(0)
+
+
+def _of_libc(name: str) -> Callable[..., Any] | None:
+    """Return the function `name` of the C library, or None where that has none."""
+    import ctypes
+
+    return getattr(ctypes.CDLL(None), name, None)
