@@ -8,14 +8,13 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
-from threading import Lock
-from typing import Any, Unpack, cast
+from typing import Any, Self, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.base.amounts import size_text
-from qwenimg.common.base.errors import NumericsError, PipelineBusy, QwenimgError, UsageError, out_of_memory
+from qwenimg.common.base.errors import NumericsError, QwenimgError, UsageError, out_of_memory
 from qwenimg.common.base.version import __version__
 from qwenimg.common.memory.estimate import Estimate
 from qwenimg.common.numbers import noise
@@ -29,13 +28,15 @@ from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment
 from qwenimg.common.pipeline.result import Result, Step
 from qwenimg.common.pipeline.step_cache import StepCache
+from qwenimg.common.pipeline.turns import Turns
 from qwenimg.common.precision.precision import Precision
-from qwenimg.common.request import call_options, few_steps, lora_text
+from qwenimg.common.prompts.check import check_said
+from qwenimg.common.request import call_options, few_steps, given, lora_text
 from qwenimg.common.request.asked import Asked
 from qwenimg.common.request.loras import Key, Loras
 from qwenimg.common.request.option import no_effect, recorded
 from qwenimg.common.request.recipe import FORMAT, Recipe
-from qwenimg.common.request.request import OPTIONS, Defaults, Request
+from qwenimg.common.request.request import OPTIONS, Defaults, Request, random_seed
 from qwenimg.common.runtime import compiling, recording
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.compiling import Decision
@@ -48,8 +49,9 @@ Shape = tuple[int, int]
 class Pipeline:
     """A model on a backend. Call it for a picture, or `stream` it for the steps as well.
 
-    It draws one picture at a time: while it does, every other call, of any thread, raises PipelineBusy at once. A
-    stream that ends, fails, is closed or is dropped makes it free again.
+    It draws one picture at a time: while it does, every other call, of any thread, raises PipelineBusy at once, or
+    with `wait` stands in line for its turn. A stream that ends, fails, is closed or is dropped makes it free again.
+    `with` closes it at the end of the block.
     """
 
     def __init__(
@@ -77,11 +79,11 @@ class Pipeline:
         self.fallback = Fallback(model, wanted=fallback, tf32=tf32)
         self.loras = Loras(model.lora_names)
         self._adapted: Key | None = ()  # the LoRAs that the model has now; None where a change of them failed
-        self._running, self._closed = Lock(), False
+        self._turns: Turns[Step | Result] = Turns()
         self._fit = Fit(model)
 
     def __repr__(self) -> str:
-        return f"<Pipeline {'closed · ' if self._closed else ''}{self.headline()}>"
+        return f"<Pipeline {'closed · ' if self._turns.closed else ''}{self.headline()}>"
 
     @property
     def precision(self) -> Precision:
@@ -91,40 +93,50 @@ class Pipeline:
     # Public
 
     @call_options.described
-    def __call__(self, prompt: str, **asked: Unpack[Asked]) -> Result:
-        """A picture of `prompt`. Raises QwenimgError; UnknownOption, which is a TypeError too, for other keywords."""
-        *_, result = self.stream(prompt, **asked)
+    def __call__(self, prompt: str, *, wait: bool | float = False, **asked: Unpack[Asked]) -> Result:
+        """Return a picture of `prompt`. `wait`: stand in line while the pipeline draws for another thread, for at most
+        so many seconds where it is a number. Raises QwenimgError; UnknownOption, which is a TypeError too, for other
+        keywords."""
+        *_, result = self.stream(prompt, wait=wait, **asked)
         assert isinstance(result, Result)
         return result
 
     @call_options.described
-    def stream(self, prompt: str, **asked: Unpack[Asked]) -> Generator[Step | Result, None, None]:
-        """The same, yielding each `Step` when it is done and the `Result` last.
+    def stream(
+        self, prompt: str, *, wait: bool | float = False, **asked: Unpack[Asked]
+    ) -> Generator[Step | Result, None, None]:
+        """Yield each `Step` of the same when it is done, and the `Result` last.
 
-        The pipeline is taken from the first `next` until the stream ends or is closed."""
-        with self._alone():
-            request = self.check(prompt, **asked)
-        there = self._there(request)
-        found = (no_effect(one, asked.get(name), self.family, there, request.guidance) for name, one in OPTIONS.items())
-        return self._taken(request, [warning for warning in found if warning])
+        The pipeline is taken from the first `next` until the stream ends or is closed; `wait` waits in that `next`."""
+        patience = given.patience(wait)
+        if not patience:
+            self._turns.check_free()
+        settled, notes = given.asked(asked)
+        request = self.check(prompt, **cast(Asked, settled))
+        there, guidance = self._there(request), request.guidance
+        found = (no_effect(one, asked.get(name), self.family, there, guidance) for name, one in OPTIONS.items())
+        events = self._generate(request, [*notes, *(warning for warning in found if warning)])
+        return self._turns.driven(events, patience)
 
     @call_options.described
     def check(self, prompt: str, **asked: Unpack[Asked]) -> Request:
         """What `stream` would make of the same arguments. Raises UsageError and NumericsError; loads
         nothing."""
         call_options.check_names(asked)
-        asked = cast(Asked, self.settled(asked))
-        given = {key: value for key, value in asked.items() if value is not None}
-        picture = asked.get("image")
+        settled = self.settled(given.asked(asked)[0])
+        said = {key: value for key, value in settled.items() if value is not None}
+        picture = said.get("image")
         if not (isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.size):
             picture = None  # the request says what is wrong with it
-        given["width"], given["height"] = self.defaults.sides(asked.get("width"), asked.get("height"), picture)
+        said["width"], said["height"] = self.defaults.sides(said.get("width"), said.get("height"), picture)
+        said["seed"] = random_seed() if said.get("seed") is None else said["seed"]
         usual: dict[str, Any] = asdict(self.defaults)
         del usual["qwen_sizes"]
         with_mask = usual.pop("mask_strength")
-        if asked.get("mask") is not None:
+        if said.get("mask") is not None:
             usual["strength"] = with_mask
-        request = Request(**(usual | given), prompt=prompt)
+        request = Request(**(usual | said), prompt=prompt)
+        check_said(prompt)
         sampler = self.model.plan(request).sampler
         if request.caches and table.find(sampler).adaptive:
             raise UsageError(f"step-cache: {sampler} chooses its steps by what calls of the model differ; give another")
@@ -157,7 +169,7 @@ class Pipeline:
             self.model.check_weights()
             self.model.announce(prompts, clip_skip)
 
-        with self._alone(), self._in_memory():
+        with self._turns.taken(), self._in_memory():
             self.fallback.calling(announced, [])
 
     def headline(self) -> str:
@@ -185,40 +197,29 @@ class Pipeline:
 
     def free_transformer(self) -> None:
         """Frees the transformer, some two thirds of all memory; the next picture loads it again."""
-        with self._alone():
+        with self._turns.taken():
             self.model.free_transformer()
 
-    def close(self) -> None:
-        """Frees everything and closes the model's files. Every later call but `close` raises UsageError."""
-        if not self._closed:
-            with self._alone():
+    def close(self, *, wait: bool | float = False) -> None:
+        """Free everything and close the model's files. Every later call but `close` raises UsageError, and so does
+        every call that waits in line. `wait`: for the picture that is drawn now, as a call does."""
+        with self._turns.closing(given.patience(wait)) as is_open:
+            if is_open:
                 self.model.close()
                 self.loras.close()
-                self._closed = True
 
-    # One at a time
+    def __enter__(self) -> Self:
+        self._turns.check_open()
+        return self
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Raises PipelineBusy where something runs, and UsageError once the pipeline is closed."""
-        if not self._running.acquire(blocking=False):
-            raise PipelineBusy(
-                "this pipeline is busy with another picture: wait for it, close its stream, or load a second pipeline"
-            )
-        try:
-            if self._closed:
-                raise UsageError("this pipeline is closed; load the model again with qwenimg.load")
-            yield
-        finally:
-            self._running.release()
-
-    def _taken(self, request: Request, warnings: list[str]) -> Generator[Step | Result, None, None]:
-        with self._alone():
-            yield from self._generate(request, warnings)
+    def __exit__(self, *error: object) -> None:
+        """Close the pipeline, once the picture of another thread is done; a stream of this thread ends here."""
+        self._turns.end_mine()
+        self.close(wait=True)
 
     # The run
 
-    def _generate(self, request: Request, warnings: list[str]) -> Iterator[Step | Result]:
+    def _generate(self, request: Request, warnings: list[str]) -> Generator[Step | Result, None, None]:
         warnings += self._warnings(request)
         for warning in warnings:
             self.notify("warning", warning)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
@@ -35,6 +35,15 @@ ELSEWHERE = {
     "size": "give width and height",
     "aspect": "give width and height",
     "output": "save the result with result.save(path)",
+    "return_dict": "a call returns a Result; leave it out",
+    "cross_attention_kwargs": "did you mean lora? a pair (path, strength)",
+    "attention_kwargs": "did you mean lora? a pair (path, strength)",
+    "sigmas": "did you mean schedule?",
+    "timesteps": "did you mean schedule?",
+    "device": "give backend to qwenimg.load",
+    "dtype": "give precision to qwenimg.load",
+    "torch_dtype": "give precision to qwenimg.load",
+    "quantize": "give it to qwenimg.load",
 }
 
 
@@ -80,7 +89,11 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
     kept = [p for p in plain.parameters.values() if p.kind is not p.VAR_KEYWORD]
     hints = get_type_hints(Request, globalns={"np": np, "NDArray": NDArray})
     options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hints[name] | None)
-        for name in _keywords()
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(one, hints))
+        for name, one in _keywords().items()
     ]
     return plain.replace(parameters=[*kept, *options])
+
+
+def _annotation(one: Option, hints: Mapping[str, Any]) -> Any:
+    return f"{one.python} | None" if one.python else hints[one.name] | None

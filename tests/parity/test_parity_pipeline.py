@@ -123,7 +123,7 @@ def _reschedule(patch: pytest.MonkeyPatch, change: Callable[[tuple[float, ...]],
 
 def time_off_by_one(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:
     original = FlowMatchConfig.timestep
-    sigmas = pipe.model.plan(pipe.check("", width=80, height=48, steps=STEPS)).sigmas
+    sigmas = pipe.model.plan(pipe.check("x", width=80, height=48, steps=STEPS)).sigmas
     after = dict(zip(sigmas, (*sigmas[1:-1], sigmas[-2]), strict=False))
     patch.setattr(FlowMatchConfig, "timestep", lambda config, sigma: original(config, after[sigma]))
 
