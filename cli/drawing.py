@@ -200,9 +200,10 @@ def _located(flags: Flags, wanted: list[Picture]) -> tuple[Flags, list[Picture]]
     if not flags.models_dir:
         return flags, wanted
     from qwenimg.common.hub.model_folders import read_folders
+    from qwenimg.common.hub.part_files import located
 
     folders = read_folders(flags.models_dir)
-    found = folders.options({name: getattr(flags, name) for name in ("model", "refiner", *PARTS)})
+    found = located(folders, {name: getattr(flags, name) for name in ("model", "refiner", *PARTS)})
     changed = [replace(one, asked=one.asked | folders.options({"lora": one.said("lora")})) for one in wanted]
     return replace(flags, **found), changed
 
@@ -301,12 +302,14 @@ def _read_pictures(flags: Flags, report: Report) -> tuple[Any, Any]:
 
 def _open(flags: Flags, replay: Replay | None, report: Report) -> Pipeline:
     from qwenimg.common.families.choices import components_of
+    from qwenimg.common.hub.resolve import TOKENIZER
 
     model, refiner, precision, prediction = flags.model, flags.refiner, flags.precision, flags.prediction
     quantize, used = flags.quantize, {} if replay is None else replay.used
     parts: dict[str, Any] = {part: _part(part, flags, used) for part in PARTS}
     if replay is not None:
         without = components_of(part for part, path in parts.items() if path is not None)
+        without |= set() if flags.tokenizer is None else {TOKENIZER}
         model = model or (None if replay.model is None else _named(replay.model, "-m", flags, without))
         if refiner is None and "refiner" in replay.used:
             refiner = _named(replay.used["refiner"], "--refiner", flags, frozenset())

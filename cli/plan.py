@@ -79,6 +79,7 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | 
     from qwenimg.cli import config, environment
     from qwenimg.common.base.amounts import parse_bytes
     from qwenimg.common.hub.model_folders import read_folders
+    from qwenimg.common.hub.part_files import located
     from qwenimg.common.measure.machines import machine
     from qwenimg.common.pipeline.ways import Ways, needs
 
@@ -88,7 +89,7 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | 
     parts.taken(given)
     places.take_texts(given)
     given["model"] = what or given["model"]
-    given |= read_folders(given["models_dir"]).options(given)
+    given |= located(read_folders(given["models_dir"]), given)
     amount = None if memory is None else parse_bytes(memory, "--memory")
     engine = on_paper(given["backend"], amount, None if on is None else machine(on, "--on").title)
     pipe, here = _opened(given["model"], engine, given)

@@ -186,13 +186,14 @@ def _found(
 
     from qwenimg.common.base import arguments
     from qwenimg.common.hub.model_folders import read_folders
+    from qwenimg.common.hub.part_files import located
 
     several = [models_dir] if isinstance(models_dir, (str, os.PathLike)) else list(models_dir)
     arguments.check_paths(**given)
     for folder in several:
         arguments.check_paths(models_dir=folder)
     folders = read_folders([Path(folder) for folder in several])
-    return folders, given | folders.options(given)
+    return folders, given | located(folders, given)
 
 
 def _resolved(
@@ -203,12 +204,14 @@ def _resolved(
     from pathlib import Path
 
     from qwenimg.common.families.choices import PARTS, Choices
+    from qwenimg.common.hub.part_files import check_alone
     from qwenimg.common.hub.resolve import resolve, with_parts_found
 
     said = {name: path for name in (*PARTS, "tokenizer") if (path := given[name])}
     paths: dict[str, Any] = {name: Path(os.path.expanduser(path)) for name, path in said.items()}  # noqa: PTH111
     choices = with_parts_found(Choices(prediction=prediction, quantize=quantize, **paths))
     model = given["model"]
+    check_alone(None if model is None else str(model), choices)
     return resolve(None if model is None else str(model), offline=offline, without=choices.elsewhere), choices
 
 
