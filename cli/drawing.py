@@ -88,6 +88,7 @@ def draw(flags: Flags, stop: Stop, warnings: Iterable[str] = ()) -> int:
     replay = None if flags.replay is None else read_replay(flags.replay)
     for line in () if replay is None else replay.messages:
         report.notify("warning", line)
+    replay = _with_loras(flags, replay, report)
     wanted, failed = _wanted(flags, replay, report)
     flags, wanted = _located(flags, wanted)
     _check_files(flags, replay, wanted)
@@ -193,6 +194,21 @@ def _wanted(flags: Flags, replay: Replay | None, report: Report) -> tuple[list[P
     lines = None if flags.prompt_file is None else read_prompts(flags.prompt_file)
     wanted, faults = pictures(base, lines, flags.output, overwrite=flags.overwrite)
     return wanted, report_faults(faults, report, left=len(wanted), keep_going=flags.keep_going)
+
+
+def _with_loras(flags: Flags, replay: Replay | None, report: Report) -> Replay | None:
+    """`replay` with the LoRAs of its recipe that are in the folders of --models-dir. Raises UsageError where one is
+    not."""
+    if replay is None or "lora" not in replay.used or flags.said["lora"] is not None or not flags.models_dir:
+        return replay
+    from qwenimg.common.hub.lora_search import located
+    from qwenimg.common.hub.model_folders import read_folders
+
+    text, lines = located(read_folders(flags.models_dir), replay.used["lora"], replay.lora_fingerprints)
+    for line in lines:
+        report.notify("stage", line)
+    used = {name: value for name, value in replay.used.items() if name != "lora"}
+    return replace(replay, fields=replay.fields | {"lora": text}, used=used)
 
 
 def _located(flags: Flags, wanted: list[Picture]) -> tuple[Flags, list[Picture]]:

@@ -66,11 +66,13 @@ class Pipeline:
         options: Mapping[str, Any] | None = None,
         checkpoint: Checkpoint | None = None,
         find_lora: Callable[[str], str] = str,
+        hashes: Callable[[], Mapping[str, str]] = dict,
     ):
         """family: the name of the model's. fallback: goes on under the next policy where a value overflows. options:
-        what it was opened with, for recipes. checkpoint: its weights, without LoRAs. find_lora: gives a request's
-        `lora` paths for names."""
+        what it was opened with, for recipes, and `hashes` what is only known once its files are read. checkpoint: its
+        weights, without LoRAs. find_lora: gives a request's `lora` paths for names."""
         self.options, self.checkpoint, self._find_lora = dict(options or {}), checkpoint, find_lora
+        self._hashes = hashes
         self.model, self.model_name, self.family, self.defaults = model, name, family, defaults
         self.runtime, self.engine = model.runtime, model.runtime.engine
         self.notify = self.runtime.notify
@@ -390,4 +392,5 @@ class Pipeline:
         for key, picture in (("image_sha256", request.image), ("mask_sha256", request.mask)):
             if picture is not None:
                 made[key] = noise.sha256(picture)
+        made |= {**self._hashes(), **self.loras.hashes(request.lora)}
         return cast(Recipe, about | asked | made | self.options)

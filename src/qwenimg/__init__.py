@@ -148,6 +148,7 @@ def _pipeline(
     from contextlib import ExitStack
 
     from qwenimg.common.families import catalog
+    from qwenimg.common.hub.origin import model_hash
     from qwenimg.common.pipeline.pipeline import Pipeline
     from qwenimg.common.shapes import builtin
 
@@ -167,6 +168,7 @@ def _pipeline(
             options=entries,
             checkpoint=checkpoint,
             find_lora=folders.lora,
+            hashes=model_hash(opened),
         )
         if running.compile != "auto":
             pipeline.compile(running.compile)
