@@ -46,7 +46,7 @@ def find(folders: ModelFolders, wanted: Mapping[str, str]) -> tuple[dict[str, Pa
             break
         looked_at += 1
         mark = _fingerprint(path)
-        if mark in wanted and mark not in found:
+        if mark is not None and mark in wanted and mark not in found:
             found[mark] = path
     return found, looked_at
 

@@ -42,7 +42,6 @@ ELSEWHERE = {
     "timesteps": "did you mean schedule?",
     "device": "give backend to qwenimg.load",
     "dtype": "give precision to qwenimg.load",
-    "torch_dtype": "give precision to qwenimg.load",
     "quantize": "give it to qwenimg.load",
 }
 

@@ -15,9 +15,8 @@ _MEMORY = "did you mean max_memory? blocks that do not fit are streamed"
 
 # Other libraries' names.
 ELSEWHERE = {
-    "device": "did you mean backend? it takes cuda, mlx, cpu or auto",
+    "device": "did you mean backend?",
     "dtype": _DTYPE,
-    "torch_dtype": _DTYPE,
     "variant": _DTYPE,
     "device_map": _MEMORY,
     "offload": _MEMORY,
@@ -49,6 +48,8 @@ def _nearest(name: str, known: Sequence[str]) -> str:
     plain = name.lower()
     if plain in ELSEWHERE:
         return ELSEWHERE[plain]
+    if plain.endswith("_dtype"):
+        return _DTYPE
     if plain in OPTIONS:
         return f"give it to a call, as in pipe(prompt, {plain}=...)"
     near = difflib.get_close_matches(plain[:100], known, n=1)
