@@ -56,7 +56,7 @@ picture: $(VENV)/.demo-ready
 	$(BIN)/python tools/grid.py docs/pictures/first.png $(GRID)
 
 test: $(VENV)/.test-ready
-	@echo 'Lint, types and the tests, side by side: about five minutes on two idle cores.'
+	@echo 'Lint, types and the tests, side by side: about five minutes on two idle recent cores, twelve on two older ones.'
 	@$(MAKE) -j 2 lint suite
 
 suite: $(VENV)/.test-ready

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from qwenimg.common.base import forked
 from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.memory import limits
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 NAMES = ("auto", "mlx", "cuda", "cpu")
 PLACED = ("mlx:cpu", "mlx:gpu")  # for comparisons: MLX on that device, for as long as no other is loaded
 MISSING = "not available: "  # what `available` says starts with it where a backend is not
+_LOADED_BY: dict[str, int] = {}  # the process that first loaded a package
 _RUN = "import runpy, sys; runpy.run_path(sys.argv[1])['main'](sys.argv[2])"
 _PACKAGES = {"mlx": "mlx", "cuda": "torch", "cpu": "torch"}
 # Bytes of address space and of data that each takes to load: with less it ends the process itself.
@@ -71,6 +73,7 @@ def load(name: str = "auto") -> Engine:
     if not installed(name):
         raise BackendMissing(f"--backend {name} needs {_PACKAGES[name]}; {_INSTALL.format(_PACKAGES[name])}")
     _check_room(_PACKAGES[name])
+    forked.check(_LOADED_BY.setdefault(_PACKAGES[name], os.getpid()))
     if name == "mlx":
         # MLX reads this once per process: fp32 must mean fp32 even where a faster, coarser mode is its default.
         os.environ.setdefault("MLX_ENABLE_TF32", "0")

@@ -32,7 +32,6 @@ _FEW = 2  # steps of the shorter run
 @click.option("--backend", type=click.Choice(NAMES), default="auto", metavar="|".join(NAMES), help="Default auto.")
 @click.option("--precision", default="auto", metavar="POLICY", help="As of generate. On paper default that of a GPU.")
 @click.option("--compile", type=click.Choice(("off", "on")), default="off", metavar="off|on", help="Default off.")
-@click.option("--graphs", type=click.Choice(("off", "on")), default="off", metavar="off|on", help="Default off.")
 @click.option("--rounds", type=click.IntRange(1, 100), default=3, metavar="N", help="Default 3; medians are shown.")
 @click.option("--against", type=click.Choice([*PEERS]), metavar="|".join(PEERS), help="Time it as well.")
 @click.option(
@@ -52,12 +51,12 @@ def bench(
 ) -> None:
     """Measures what a picture of MODEL (a name, folder or file) takes here, stage by stage.
 
-    The steady step is the slope between two numbers of steps, so that what comes once is not in it. With --on-paper
-    nothing is run: kernels are counted for the program as it is, compiled, and the limit that no program passes, and
-    given their time on one of h100, h200, a100, 4090, 5090, m1-max, m2-ultra, m3-ultra, m4-max, m5-max. Known names
-    need no files for that. --against diffusers runs its pipeline on the same files, noise, prompt and dtype, and
-    --against mflux its transformer on MLX, with the text states and noise levels of ours; each arm is a process of its
-    own, the peer's of --peer-python. Where the latents differ, the ratio is INVALID.
+    The steady step is the slope between two numbers of steps, so that what comes once is not in it. With --on-
+    paper nothing is run: kernels are counted for the program as it is, compiled, and the limit that no program
+    passes, and given their time on a machine that `qwenimg plan --on list` lists. Known names need no files for
+    that. --against diffusers runs its pipeline on the same files, noise, prompt and dtype, and --against mflux its
+    transformer on MLX, with the text states and noise levels of ours; each arm is a process of its own, the peer's
+    of --peer-python. Where the latents differ, the ratio is INVALID.
     """
     from qwenimg.cli import streams
 
@@ -88,7 +87,6 @@ def _measured(model: str | None, as_json: bool, **given: Any) -> str:
             pipe = load(model, given["backend"], given["precision"])
             stack.callback(pipe.close)
             pipe.compile(given["compile"])
-            pipe.record(given["graphs"])
             return pipe
 
         with ExitStack() as files:
@@ -160,7 +158,6 @@ def _against(model: str | None, name: str, python: str, as_json: bool, **given: 
         device="cuda" if engine.name == "cuda" else "cpu",
         policy=given["precision"],
         compile=given["compile"],
-        graphs=given["graphs"],
         dtype=precision.compute_dtype("transformer"),
         vae_dtype=precision.compute_dtype("vae"),
         negative_prompt=usual.negative_prompt,
@@ -197,7 +194,6 @@ def _arm(file: str) -> str:
             pipe = qwenimg.load(job.folder, job.backend, job.policy)
             stack.callback(pipe.close)
             pipe.compile(job.compile)
-            pipe.record(job.graphs)
             return pipe
 
         made, last, pipe = measuring.measure(opened, job.ask(), imported, begun)

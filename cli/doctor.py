@@ -19,24 +19,33 @@ from qwenimg.cli import places
 def doctor(model: str | None, backend: str, as_json: bool) -> int:
     """Measures this device, in seconds: a matrix product, a convolution and attention in each dtype against float64.
 
-    With MODEL (a name, folder or file) it says what --preset auto chooses for that. Exit code 6 where float32 is not.
+    With MODEL (a name, folder or file) it says what --preset auto chooses for that; a known name needs no files. Ends
+    with the known models, best first for this machine. Exit code 6 where products in float32 are less exact than
+    float32.
     """
     from qwenimg import backends
     from qwenimg.cli import streams
     from qwenimg.common.base.errors import NumericsError
-    from qwenimg.common.families import registry
-    from qwenimg.common.hub.resolve import resolve
-    from qwenimg.common.measure.doctor import examine, lines
+    from qwenimg.common.base.text import aligned
+    from qwenimg.common.families.choices import Choices
+    from qwenimg.common.hub import outlook
+    from qwenimg.common.hub.planned import opened
+    from qwenimg.common.measure.doctor import examine, lines, on_paper
 
+    engine = backends.load(backend)
     with ExitStack() as stack:
-        opened = None
+        examined = None
         if model is not None:
-            resolved = resolve(model)
-            found = registry.open_model(resolved.folder)
+            resolved, found, _ = opened(model, Choices(), offline=True)
             stack.callback(found.checkpoint.close)
-            opened = (resolved.name, found.family.precision, found.checkpoint)
-        report = examine(backends.load(backend), opened)
-    text = json.dumps(report.as_json()) if as_json else "\n".join(lines(report))
+            examined = (resolved.name, found.family.precision, found.checkpoint)
+        report = examine(engine, examined)
+    fits = outlook.every(on_paper(engine, report))
+    if as_json:
+        text = json.dumps({**report.as_json(), "models": [one.as_json() for one in fits]})
+    else:
+        title = "what fits here, best first (times by the rate above; expect half to three times of them):"
+        text = "\n".join([*lines(report), title, *aligned(outlook.rows(fits))])
     streams.put(text.encode() + b"\n")
     if report.float32.faults:
         raise NumericsError(

@@ -58,7 +58,6 @@ class Flags:
     model: str | None
     backend: str
     compile: str
-    graphs: str
     preset: str | None
     precision: str | None
     step_cache_check: bool
@@ -117,13 +116,12 @@ def draw(flags: Flags, stop: Stop, warnings: Iterable[str] = ()) -> int:
             keep_going=flags.keep_going,
         )
         compiled = pipe.compile(flags.compile, sum(one.seconds for one in expected))
-        recorded = pipe.record(flags.graphs, max(one.step for one in expected))
+        step = max(one.step for one in expected)
         report.headline(pipe.headline(), expected)
         report.decided(flags.compile, compiled)
-        report.decided(flags.graphs, recorded)
         report.plan(pipe, wanted)
         prepare(pipe, wanted)
-        with stop.waits():
+        with stop.waits(step):
             listener = RunReport(report, stop, failed)
             return listener.code(run(pipe, job, wanted, listener))
     finally:
@@ -228,6 +226,9 @@ def _prompt(flags: Flags) -> str | None:
     """The one prompt of the command line. Raises UsageError if there are two."""
     if len(flags.words) > 1:
         shown = clean(" ".join(flags.words), 80)
+        if flags.said["lora"] and _is_number(flags.words[-1]):
+            lora = clean(flags.said["lora"][-1], 60)
+            raise UsageError(f"--lora takes its strength behind a colon: --lora {lora}:{flags.words[-1]}")
         raise UsageError(f'{len(flags.words)} words where one prompt is expected; quote the prompt: "{shown}"')
     if flags.words and flags.said["prompt"] is not None:
         raise UsageError(f"two prompts: {clean(flags.words[0], 60)!r} and that of -p; give one")
@@ -252,6 +253,14 @@ def _check_files(flags: Flags, replay: Replay | None, wanted: Sequence[Picture])
         check_model(replay, flags.model)
     if flags.save_latents is not None:
         atomic_files.check_output(flags.save_latents, overwrite=flags.overwrite)
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
 
 
 def _check_same(flags: Flags, used: Mapping[str, str]) -> None:

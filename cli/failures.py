@@ -9,8 +9,9 @@ import traceback
 
 import click
 
-from qwenimg.cli import environment, streams
+from qwenimg.cli import elsewhere, environment, streams
 from qwenimg.common.base.errors import QwenimgError, disk_full, out_of_memory
+from qwenimg.common.base.text import clean
 
 SCHEMA = 1  # of the events of --json
 PARTIAL = 7
@@ -55,12 +56,19 @@ def event(code: int, text: str, index: int | None = None) -> bytes:
 
 
 def _usage(error: click.ClickException) -> str:
+    if isinstance(error, click.NoSuchOption) and error.option_name.startswith("--"):
+        names = [opt for p in error.ctx.command.params if _shown(p) for opt in p.opts] if error.ctx else []
+        return elsewhere.unknown(clean(error.option_name, 40), names)
     text = " ".join(error.format_message().split())
     if isinstance(error, click.BadParameter) and (name := environment.variable(error.ctx, error.param)):
         text = f"{name} in the environment: {' '.join(error.message.split())}"
-    if isinstance(error, click.NoSuchOption) and not error.option_name.startswith("--"):
+    if isinstance(error, click.NoSuchOption):
         text += " A prompt that starts with - goes after -p."
     return text
+
+
+def _shown(param: click.Parameter) -> bool:
+    return isinstance(param, click.Option) and not param.hidden
 
 
 def _wants_traceback() -> bool:

@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from qwenimg.backends import NAMES
 from qwenimg.cli import options, parts, places, streams
-from qwenimg.cli.help import HELP_NAMES, Sectioned, complete_prompt, show_version
+from qwenimg.cli.help import HELP_NAMES, Sectioned, complete_prompt, show_all_help, show_version
 from qwenimg.cli.signals import Stop
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.jobs.fields import ALL, SAID
@@ -25,60 +25,8 @@ _SETTINGS = {
 }
 
 
-def _reserved(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
-    if value is None or ctx.resilient_parsing:
-        return
-    for what, names in NOT_BUILT.items():
-        if param.opts[0] in names:
-            raise UsageError(f"{names[0]}: {what} is not built yet; draw without it")
-    if param.opts[0] in _FEW_STEPS:
-        raise UsageError(f"{param.opts[0]}: is --few-steps {param.opts[0][2:]}, or {param.opts[0][2:]}:STEPS")
-    if param.opts[0] in _LORA_LISTS:
-        raise UsageError(f"{param.opts[0]}: a LoRA and its strength go together, as --lora FILE:SCALE, once for each")
-    raise UsageError(
-        "--scheduler means two things: the solver is --sampler and the noise levels are --schedule; "
-        "qwenimg samplers lists both"
-    )
-
-
-def _refused(*names: str) -> Callable[[_F], _F]:
-    """An option, with a value or without, that is not in the help and ends in a line of its own."""
-    return click.option(
-        *names,
-        is_flag=False,
-        flag_value="",
-        default=None,
-        hidden=True,
-        is_eager=True,
-        expose_value=False,
-        allow_from_autoenv=False,
-        callback=_reserved,
-    )
-
-
-# What is not built, and the options by which other programs ask for it.
-NOT_BUILT = {
-    "ControlNet": ("--controlnet", "--control-net", "--control-image", "--controlnet-image-path"),
-    "the IP-adapter": ("--ip-adapter",),
-    "textual inversion": ("--embedding", "--embeddings", "--textual-inversion"),
-    "Qwen-Image-Edit": ("--edit",),
-    "upscaling": ("--upscale", "--upscaler", "--hires", "--hires-fix"),
-}
-
-
-# Of programs that take files in one list and strengths in another.
-_FEW_STEPS = ("--turbo", "--lcm", "--hyper")
-_LORA_LISTS = ("--loras", "--lora-paths", "--lora-scale", "--lora-scales", "--lora-style")
-
-
 def _mode(name: str, help: str) -> Callable[[_F], _F]:
     return click.option(name, type=click.Choice(MODES), default="auto", metavar="|".join(MODES), help=help)
-
-
-def _not_built(command: _F) -> _F:
-    for names in (*NOT_BUILT.values(), *((name,) for name in (*_LORA_LISTS, *_FEW_STEPS))):
-        command = _refused(*names)(command)
-    return command
 
 
 def _of_pictures(command: _F) -> _F:
@@ -92,8 +40,8 @@ def _of_pictures(command: _F) -> _F:
 @click.argument("words", nargs=-1, metavar="PROMPT", shell_complete=complete_prompt)
 @_of_pictures
 # Prompt
-@click.option("--prompt-file", metavar="FILE|-", help="On each line a prompt, a JSON object or a # comment.")
-@click.option("--keep-going", is_flag=True, help="Leave out the lines of a prompt file that are at fault; exit code 7.")
+@click.option("--prompt-file", metavar="FILE|-", help="Draw each line: a prompt, or a JSON object with options.")
+@click.option("--keep-going", is_flag=True, help="Skip lines of a prompt file that cannot be drawn; exit code 7.")
 @click.option(
     "--from",
     "replay",
@@ -101,48 +49,64 @@ def _of_pictures(command: _F) -> _F:
     metavar="IMAGE",
     envvar="QWENIMG_FROM",
     allow_from_autoenv=False,
-    help="Make IMAGE again; other options override.",
+    help="Draw IMAGE again from its recipe; other options change it.",
 )
 # Model
-@click.option("-m", "--model", metavar="MODEL", help="A folder or file, a pulled name or hub id; shapes is built in.")
-@click.option("--lightning", type=int, metavar="N", help="--few-steps lightning:N, 4 or 8 steps for Qwen-Image.")
+@click.option(
+    "-m", "--model", metavar="MODEL", help="A name that was pulled (qwenimg models), a hub id, a folder or a file."
+)
+@click.option("--lightning", type=int, metavar="N", help="Draw Qwen-Image in 4 or 8 steps, with a LoRA made for that.")
 @click.option("--lora-side", is_flag=True, help="--lora-mode side.")
 @click.option("--lora-fuse", is_flag=True, help="--lora-mode fuse.")
 @places.models_dir
-@click.option("--refiner", metavar="MODEL", help="An SDXL refiner that ends each picture.")
+@click.option("--refiner", metavar="MODEL", help="An SDXL refiner for the last steps.")
 @places.weights
-@click.option("--backend", type=click.Choice(NAMES), default="auto", metavar="|".join(NAMES), help="Default auto.")
-@_mode("--compile", "Compile the denoiser; auto by what that saves.")
-@_mode("--graphs", "Its calls as CUDA graphs; auto for small sizes.")
 @click.option(
-    "--preset", metavar="NAME", help="quality, balanced, fast, memory or auto; qwenimg presets. Default auto."
+    "--backend",
+    type=options.Backend(NAMES),
+    default="auto",
+    metavar="|".join(NAMES),
+    help="What computes; auto takes a GPU first.",
 )
+@_mode("--compile", "Compile the model first; auto where that saves more time than it takes.")
+@click.option("--preset", metavar="NAME", help="Speed, memory and exactness in one word: qwenimg presets lists them.")
 @click.option(
     "--precision",
     metavar="POLICY",
-    help="The preset's, or fp32, bf16, fp16, fp16-upcast; with parts: bf16,vae=bf16.",
+    help="Number format: fp32, bf16, fp16 ...; by part as bf16,vae=fp32. Default the preset's.",
 )
 @parts.options
 @click.option(
-    "--cache-prompts", is_flag=True, help="Keep encoded prompts on the disk: later runs load no text encoder."
+    "--cache-prompts", is_flag=True, help="Keep encoded prompts on disk, so that later runs load no text encoder."
 )
-@click.option("--step-cache-check", is_flag=True, help="Also draw without --step-cache, and say how far that is.")
-@click.option("--fallback", is_flag=True, help="Go on in a larger dtype where a value overflows.")
-@click.option("--max-memory", metavar="AMOUNT", help="Stay below, as 12GB: blocks that do not fit are streamed.")
-@click.option("--offline", is_flag=True, help="Use no network.")
+@click.option(
+    "--step-cache-check", is_flag=True, help="Draw a second time without --step-cache and print the difference."
+)
+@click.option("--fallback", is_flag=True, help="Where a value overflows, go on in a wider number format.")
+@click.option(
+    "--max-memory",
+    metavar="AMOUNT",
+    help="Use at most so much memory, as 12GB; weights that do not fit are read anew each step.",
+)
+@click.option("--offline", is_flag=True, help="Never use the network.")
 # Output
 @click.option(
     "-o",
     "--output",
     metavar="PATH",
-    help="Name.png, .jpg or .webp, with {seed} {index} {prompt} {date}; folder/, or -.",
+    help="File (.png .jpg .webp; {seed} {index} {prompt} {date} are filled in), folder/, or - for standard output.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace files that exist.")
-@click.option("--save-latents", type=options.FILE, metavar="FILE", help="Also write the latents that are decoded.")
-@click.option("--no-metadata", is_flag=True, help="Write no recipe into the picture.")
-@click.option("--json", is_flag=True, help="Print events, a JSON object a line, instead of paths.")
-@click.option("--quiet", is_flag=True, help="Print warnings and errors only, besides paths.")
-@click.option("--debug", metavar="WHAT", help="Print timing, shapes or timing,shapes.")
+@click.option(
+    "--save-latents",
+    type=options.FILE,
+    metavar="FILE",
+    help="Also write the latents behind the picture, as .npy or .safetensors.",
+)
+@click.option("--no-metadata", is_flag=True, help="Leave the recipe out of the picture.")
+@click.option("--json", is_flag=True, help="Print one JSON object per event instead of paths.")
+@click.option("--quiet", is_flag=True, help="Print paths, warnings and errors only.")
+@click.option("--debug", metavar="WHAT", help="Print more: timing, shapes, or timing,shapes.")
 # Other
 @click.option(
     "--version",
@@ -153,8 +117,15 @@ def _of_pictures(command: _F) -> _F:
     callback=show_version,
     help="Show the version.",
 )
-@_refused("--scheduler")
-@_not_built
+@click.option(
+    "--help-all",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    allow_from_autoenv=False,
+    callback=show_all_help,
+    help="Show all options.",
+)
 @click.pass_context
 def generate(ctx: click.Context, /, **given: Any) -> int:
     """Makes pictures from text and prints their paths."""

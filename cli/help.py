@@ -39,13 +39,19 @@ _OWN: dict[str, tuple[str, ...]] = {
     "Picture": (),
     "Picture to start from": (),
     "Model": (
-        "model", "backend", "compile", "graphs", "preset", "precision", "fallback", "quantize", "max_memory",
+        "model", "backend", "compile", "preset", "precision", "fallback", "quantize", "max_memory",
         "cache_prompts", "offline", "step_cache_check",
         "transformer", "text_encoder", "vae", "models_dir", "refiner", "tokenizer", "prediction",
         "lightning", "lora_side", "lora_fuse",
     ),
     "Output": ("output", "overwrite", "save_latents", "no_metadata", "json", "quiet", "debug"),
 }  # fmt: skip
+# What most people need, in the order in which they need it; --help-all shows the rest.
+COMMON = (
+    "model", "output", "size", "aspect", "seed", "num_images", "steps", "guidance", "negative_prompt", "sampler",
+    "image", "strength", "mask", "lora", "lightning", "replay", "prompt_file", "quantize", "max_memory", "models_dir",
+)  # fmt: skip
+ALL_HELP = "qwenimg.help_all"
 SECTIONS = {title: (*[name for name in ALL if ALL[name].section == title], *_OWN[title]) for title in _OWN}
 EXAMPLES = """\
 qwenimg "a red circle"
@@ -83,7 +89,9 @@ class Sectioned(click.Command):
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         records = {option.name: option.get_help_record(ctx) for option in options}
         other = records.keys() - {name for names in SECTIONS.values() for name in names}
-        for title, names in {**SECTIONS, "Other": sorted(other, key=str, reverse=True)}.items():
+        last = sorted(other, key=str, reverse=True)
+        every = {**SECTIONS, "Other": last} if ctx.meta.get(ALL_HELP) else {"Options": (*COMMON, *reversed(last))}
+        for title, names in every.items():
             with formatter.section(title):
                 formatter.write_dl([record for name in names if (record := records[name])], col_max=34)
         with formatter.section("Commands (`qwenimg COMMAND --help`)"):
@@ -93,6 +101,13 @@ class Sectioned(click.Command):
         for title, text in (("Examples", EXAMPLES), ("Exit codes", EXIT_CODES)):
             with formatter.section(title):
                 formatter.write("".join(f"  {line}\n" for line in text.splitlines()))
+
+
+def show_all_help(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        ctx.meta[ALL_HELP] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
 
 
 def show_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:

@@ -18,24 +18,22 @@ COMPLETE_VAR = "_QWENIMG_COMPLETE"
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line `argv` (without the program's name) and returns its exit code.
+    """Run the command line `argv` (without the program's name) and return its exit code.
 
-    Without `argv` it is that of the process, which ends when this returns."""
+    Without `argv` it is that of the process, which ends when this returns; only there signals are handled."""
     try:
         from qwenimg.cli import signals
 
-        with signals.watched(process=argv is None) as stop:
-            code = _run(list(sys.argv[1:] if argv is None else argv), stop)
-            from qwenimg.cli import streams
+        if argv is not None:
+            return _run(list(argv), signals.Stop())
+        with signals.watched() as stop:
+            code = _run(sys.argv[1:], stop)
+        import gc
 
-            streams.forget_unwritten()
-        if argv is None:
-            import gc
-
-            if "triton" not in sys.modules:  # which takes what is not freed for leaks, and prints thirty lines of them
-                gc.freeze()  # before the process ends, Python would search all that torch has made for garbage
+        if "triton" not in sys.modules:  # which takes what is not freed for leaks, and prints thirty lines of them
+            gc.freeze()  # before the process ends, Python would search all that torch has made for garbage
         return code if stop.exit_code is None else stop.exit_code
-    except KeyboardInterrupt:  # before the signals were watched
+    except KeyboardInterrupt:  # before the signals were watched, or where they are not
         return _early("stopped by a signal", 130)
     except (RuntimeError, MemoryError):
         return _early("no memory for a thread: raise the limits on this process (ulimit -v, -d, -u)", 4)
@@ -49,22 +47,26 @@ def _early(text: str, code: int) -> int:
 
 
 def _run(args: list[str], stop: Stop) -> int:
-    try:
-        stop.raises = True
-        stop.check()
-        from qwenimg.cli import streams
+    from qwenimg.cli import streams
 
+    code = _answer(args, stop)
+    streams.forget_unwritten()
+    return code
+
+
+def _answer(args: list[str], stop: Stop) -> int:
+    from qwenimg.cli import streams
+
+    try:
         streams.make_safe()
         if instruction := os.environ.get(COMPLETE_VAR):
             code = _complete(instruction)
         else:
             code = _call(args, stop)
             streams.flush()
-        stop.raises = False  # here and below the last and first thing: between two assignments no signal is handled
+    except (SystemExit, KeyboardInterrupt):
+        raise
     except BaseException as error:
-        stop.raises = False
-        if isinstance(error, SystemExit) and stop.number is None:
-            raise
         return _end(error, stop, args)
     return code if stop.number is None else _end(None, stop, args)
 
@@ -82,16 +84,18 @@ def _call(args: list[str], stop: Stop) -> int:
 
     from click.exceptions import Exit
 
+    from qwenimg.cli import failures, signals
     from qwenimg.cli.help import HELP_NAMES
-    from qwenimg.cli.words import cli
+    from qwenimg.cli.words import cli, wants_json
     from qwenimg.common.base.safe_files import absolute
     from qwenimg.common.memory import limits
 
     absolute(Path())  # torch ends the process where there is no working folder
+    if wants_json(args):
+        stop.event = lambda code: failures.event(code, signals.STOPPED)
     try:
         with cli.make_context("qwenimg", args.copy(), obj=stop) as ctx:
-            stop.working = True
-            if not {*HELP_NAMES, "--version"} & {*args}:
+            if not {*HELP_NAMES, "--help-all", "--version"} & {*args}:
                 limits.check_room("numpy", limits.NUMPY)
             code = cli.invoke(ctx)
     except Exit as ended:
@@ -100,16 +104,15 @@ def _call(args: list[str], stop: Stop) -> int:
 
 
 def _end(error: BaseException | None, stop: Stop, args: list[str]) -> int:
-    """Reports `error` and returns its exit code; whatever was raised while a signal ended the run, the signal's."""
-    from qwenimg.cli import streams
-
-    if stop.exit_code is not None:
-        code, text = stop.exit_code, "stopped by a signal; the pictures that were done are kept"
-        streams.say(f"qwenimg: error: {text}")
-    from qwenimg.cli import failures
+    """Report `error` and return its exit code; whatever was raised after a signal came, the signal's."""
+    from qwenimg.cli import failures, signals, streams
     from qwenimg.cli.words import wants_json
 
-    if stop.exit_code is None:
+    if stop.exit_code is not None:
+        stop.claim()
+        code, text = stop.exit_code, signals.STOPPED
+        streams.say(f"qwenimg: error: {text}")
+    else:
         assert error is not None
         code, text = failures.report(error)
     if code and wants_json(args):

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from qwenimg.cli import elsewhere
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.fields import ALL
@@ -25,6 +26,16 @@ class _Texts(click.types.StringParamType):
 
 
 TEXTS = _Texts()
+
+
+class Backend(click.Choice[str]):
+    """The name of a backend; other programs' names are answered with ours."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            raise click.BadParameter(f"{error.message}{elsewhere.backend(str(value))}", ctx, param) from None
 
 
 def of_picture(one: Option) -> Callable[[_F], _F]:

@@ -18,7 +18,11 @@ _PATH = click.Path(path_type=Path, readable=False)  # what cannot be read is rep
 def models_dir(command: _F) -> _F:
     """Declares --models-dir."""
     return click.option(
-        "--models-dir", type=_PATH, multiple=True, metavar="DIR", help="Also find files by name in DIR, as ComfyUI's."
+        "--models-dir",
+        type=_PATH,
+        multiple=True,
+        metavar="DIR",
+        help="Find models, parts and LoRAs by name in DIR: ComfyUI's folder, A1111's, any.",
     )(command)
 
 
@@ -44,7 +48,12 @@ def weights(command: _F) -> _F:
     """Declares them."""
     bits = "Keep weights in so many bits; by part: text=8,transformer=4."
     command = click.option("-q", "--quantize", "--quantise", "--quantization", metavar="8|6|4", help=bits)(command)
-    predicts = click.option("--prediction", type=PREDICTS, metavar="eps|v|x0", help="What the UNet predicts.")
+    predicts = click.option(
+        "--prediction",
+        type=PREDICTS,
+        metavar="eps|v|x0",
+        help="What a Stable Diffusion file predicts, where that is not known.",
+    )
     return parts(predicts(command))
 
 

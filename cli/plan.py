@@ -1,9 +1,9 @@
-"""What a picture will take: memory stage by stage, what makes it fit, and about how long a step takes."""
+"""What a picture will take: memory stage by stage, what makes it fit, and about how long it takes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,25 +17,29 @@ from qwenimg.common.base.errors import UsageError
 
 if TYPE_CHECKING:
     from qwenimg import Pipeline
+    from qwenimg.common.hub.outlook import Outlook, Times
     from qwenimg.common.memory.needs import Needs
+    from qwenimg.common.pipeline.diffusion_model import DiffusionModel
     from qwenimg.common.pipeline.ways import Way
     from qwenimg.common.precision.precision import Precision
     from qwenimg.common.request.request import Request
     from qwenimg.common.runtime.paper import OnPaper
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-PROMPT = "a picture"  # where none is given; its tokens are then not counted
+LONG = 600  # seconds of a picture, from which on faster models are named
+OTHERS = 2  # models that are named where one does not fit or takes long
+SURE = "times: {}; expect half to three times of them, and loading beside"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Took:
-    """What was found of a picture, as it is or in another way: `title` of how, on a device that gives it `room`."""
+class _Row:
+    """What a picture takes, as it is or with other options."""
 
-    title: str
+    title: str  # of the options
     needs: Needs
     fits: bool
     steps: int
-    seconds: float | None  # of a step, where the rate of the device is known
+    times: Times
 
     @property
     def peak(self) -> int:
@@ -50,14 +54,33 @@ class _Took:
         return {
             "peak_bytes": self.peak,
             "fits": self.fits,
+            "steps": self.steps,
             "step_operations": self.needs.steps / self.steps,
             "step_streamed_bytes": self.streamed,
-            "step_seconds": self.seconds,
+            **self.times.as_json(),
         }
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """All that is told of one picture."""
+
+    pipe: Pipeline
+    request: Request
+    here: bool  # whether the model's files are
+    now: _Row
+    ways: Sequence[tuple[Way, _Row]]
+    few: Mapping[str, _Row]  # by option
+    others: Sequence[Outlook]  # models that fit where this one does not, or are faster
+    sentence: str  # what is said where nothing fits
+
+    @property
+    def rows(self) -> list[_Row]:
+        return [self.now, *(row for _, row in self.ways), *self.few.values()]
+
+
 def _options_of_generate(command: _F) -> _F:
-    """The same options, of which those that change no bytes are not looked at."""
+    """Give `command` the options of generate, also those that change no bytes."""
     taken = [param for param in generate.params if isinstance(param, click.Option) and param.name != "version"]
     command.__click_params__ = [*reversed(taken), *getattr(command, "__click_params__", [])]  # type: ignore[attr-defined]
     return command
@@ -65,24 +88,26 @@ def _options_of_generate(command: _F) -> _F:
 
 @click.command("plan", context_settings={**generate.context_settings, "help_option_names": ["-h", "--help"]})
 @click.argument("what", metavar="MODEL", required=False)
-@click.option("--memory", metavar="AMOUNT", allow_from_autoenv=False, help="For so much, as 24GB; else what is free.")
-@click.option("--on", metavar="MACHINE", allow_from_autoenv=False, help="One that is not here: 4090, h100, m4-max, ...")
+@click.option(
+    "--memory", metavar="AMOUNT", allow_from_autoenv=False, help="What is free, as 24GB; with --on all it has."
+)
+@click.option("--on", metavar="MACHINE", allow_from_autoenv=False, help="Another one: 4090, m4-max, ...; list for all.")
 @_options_of_generate
 @click.pass_context
 def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | None, **given: Any) -> int:
-    """Prints what a picture by MODEL takes, from the headers of its files alone, in under a second.
+    """Prints what a picture by MODEL takes: memory by stage, what makes it fit, and the time of a picture.
 
-    Takes the options of generate. Bytes are over what the framework takes when it is idle. MACHINE is one that
-    bench --on-paper knows; the time of a step is then that of its published rate.
+    Reads only the headers of files. Without MODEL it lists the known models, best first for this machine or for that
+    of --on. Takes the options of generate. Times are those of a machine's published rate, or of this CPU's measured
+    one.
     """
-    from qwenimg.backends.paper import on_paper
     from qwenimg.cli import config, environment
-    from qwenimg.common.base.amounts import parse_bytes
     from qwenimg.common.hub.model_folders import read_folders
     from qwenimg.common.hub.part_files import located
-    from qwenimg.common.measure.machines import machine
-    from qwenimg.common.pipeline.ways import Ways, needs
+    from qwenimg.common.measure import machines
 
+    if on is not None and on.strip().lower() == machines.LIST:
+        return _put(machines.lines())
     _check(ctx, what, given)
     config.settle(ctx, given)
     environment.check(ctx, given)
@@ -90,35 +115,42 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | 
     places.take_texts(given)
     given["model"] = what or given["model"]
     given |= located(read_folders(given["models_dir"]), given)
-    amount = None if memory is None else parse_bytes(memory, "--memory")
-    engine = on_paper(given["backend"], amount, None if on is None else machine(on, "--on").title)
+    engine = _engine(given["backend"], memory, on)
+    if _names_no_model(given):
+        return _put_all(engine, as_json=given["json"])
     pipe, here = _opened(given["model"], engine, given)
     with closing(pipe):
-        request, counted = _request(pipe, given)
-        counted = counted and here  # by a tokenizer
-        if given["cache_prompts"] and counted:
-            pipe.runtime.keep_prompts()
-        found = needs(pipe.model, request, counted)
-        every = Ways(pipe.model, request, found.room, counted=counted)
-        ways = every.listed()
-        now, others = _as_it_is(pipe, request, found), [(way, _other(pipe, request, way)) for way in ways]
-        fits = now.fits or any(took.fits for _, took in others)
-        if given["json"]:
-            text = _as_json(pipe, request, here, now, others)
-        else:
-            text = _text(pipe, request, here, now, others, "" if fits else every.sentence())
-        streams.put(text.encode() + b"\n")
+        made = _planned(pipe, here, engine, given)
+        return _put([json.dumps(_as_json(made))] if given["json"] else _lines(made, engine))
+
+
+def _put(lines: Sequence[str]) -> int:
+    streams.put("\n".join(lines).encode() + b"\n")
     return 0
 
 
 def _check(ctx: click.Context, what: str | None, given: dict[str, Any]) -> None:
-    """Raises UsageError."""
+    """Check that the options name one picture by one model. Raises UsageError."""
     source = ctx.get_parameter_source("model")
     if what is not None and source is ParameterSource.COMMANDLINE:
         raise UsageError("two models: MODEL and that of -m; give one")
     if given["prompt_file"] is not None and ctx.get_parameter_source("prompt_file") is ParameterSource.COMMANDLINE:
         raise UsageError("--prompt-file: a plan is of one picture; give its options")
     given["words"] = ()
+
+
+def _engine(backend: str, memory: str | None, on: str | None) -> OnPaper:
+    from qwenimg.backends.paper import on_paper
+    from qwenimg.common.base.amounts import parse_bytes
+    from qwenimg.common.measure.machines import machine
+
+    amount = None if memory is None else parse_bytes(memory, "--memory")
+    return on_paper(backend, amount, None if on is None else machine(on, "--on"))
+
+
+def _names_no_model(given: dict[str, Any]) -> bool:
+    named = ("model", "transformer", "text_encoder", "text_encoder_2", "vae", "refiner", "replay")
+    return not any(given[name] for name in named)
 
 
 def _opened(model: str | None, engine: OnPaper, given: dict[str, Any]) -> tuple[Pipeline, bool]:
@@ -139,36 +171,113 @@ def _opened(model: str | None, engine: OnPaper, given: dict[str, Any]) -> tuple[
     )
 
 
-def _as_it_is(pipe: Pipeline, request: Request, found: Needs) -> _Took:
-    return _took(pipe, request, "as it is", found, found.fits(found.room), pipe.precision)
+# All models
 
 
-def _other(pipe: Pipeline, request: Request, way: Way) -> _Took:
-    return _took(pipe, request, way.text, way.needs, way.fits, way.precision)
+def _put_all(engine: OnPaper, *, as_json: bool) -> int:
+    """Print how each known model fits."""
+    from qwenimg.common.base.text import aligned
+    from qwenimg.common.hub import outlook
+
+    found = outlook.every(engine)
+    if as_json:
+        about = {"backend": engine.name, "device": engine.device, "memory_bytes": engine.free}
+        return _put([json.dumps({**about, "models": [one.as_json() for one in found]})])
+    head = f"{engine.name} on {engine.device}: {_room(engine, engine.free)}"
+    return _put([head, "", *aligned(outlook.rows(found)), "", *_about_times(engine, found[0].times)])
 
 
-def _took(pipe: Pipeline, request: Request, title: str, found: Needs, fits: bool, precision: Precision) -> _Took:
-    from qwenimg.common.memory.estimate import steps_seconds
-
-    steps, rate = pipe.model.plan(request).steps, _rate(pipe, precision)
-    seconds = None if rate is None else steps_seconds(found, 1 / rate, pipe.engine.facts) / steps
-    return _Took(title=title, needs=found, fits=fits, steps=steps, seconds=seconds)
+# One picture
 
 
-def _rate(pipe: Pipeline, precision: Precision) -> float | None:
-    """Operations a second: measured here, or what products reach on a card or chip that `bench --on-paper` knows."""
-    from qwenimg.common.measure.machines import of_device
+def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any]) -> _Plan:
+    from qwenimg.common.pipeline.ways import Ways, needs
 
-    measured: float | None = pipe.engine.rate  # type: ignore[attr-defined]
-    machine = of_device(pipe.device)
-    if measured is not None or machine is None:
-        return measured
-    return machine.peak(precision.compute_dtype("transformer")) * machine.products
+    request, counted = _request(pipe, given)
+    counted = counted and here  # by a tokenizer
+    if given["cache_prompts"] and counted:
+        pipe.runtime.keep_prompts()
+    found = needs(pipe.model, request, counted)
+    search = Ways(pipe.model, request, found.room, counted=counted)
+    now = _row(pipe, request, "as it is", found, found.fits(found.room), pipe.precision)
+    ways = [(way, _row(pipe, request, way.text, way.needs, way.fits, way.precision)) for way in search.listed()]
+    few = _few(pipe, given, counted)
+    every = [now, *(row for _, row in ways), *few.values()]
+    fits = [row for row in every if row.fits]
+    fast = any((row.times.picture or 0) < LONG for row in fits)
+    return _Plan(
+        pipe=pipe,
+        request=request,
+        here=here,
+        now=now,
+        ways=ways,
+        few=few,
+        others=[] if fast else _others(pipe, engine, fits),
+        sentence="" if fits else search.sentence(),
+    )
+
+
+def _row(pipe: Pipeline, request: Request, title: str, found: Needs, fits: bool, precision: Precision) -> _Row:
+    from qwenimg.common.hub.outlook import times
+
+    steps = pipe.model.plan(request).steps
+    return _Row(title=title, needs=found, fits=fits, steps=steps, times=times(pipe, request, found, precision))
+
+
+def _few(pipe: Pipeline, given: dict[str, Any], counted: bool) -> dict[str, _Row]:
+    """Return the rows of the model's distilled LoRA, where it has one and the options do not say how many steps: with
+    as many bits as fit."""
+    from qwenimg.common.families.catalog import BUILT_IN
+    from qwenimg.common.hub.outlook import FEW
+    from qwenimg.common.pipeline.ways import needs
+
+    said = any(given[name] for name in ("lightning", "few_steps", "steps", "sampler", "lora", "replay"))
+    row = pipe.model.few_steps.get(FEW)
+    if said or row is None or pipe.model_name == BUILT_IN.name:
+        return {}
+    rows = dict[str, _Row]()
+    for count in row.steps:
+        request, _ = _request(pipe, {**given, "few_steps": f"{FEW}:{count}"})
+        tried = []
+        for bits, model in _variants(pipe):
+            found = needs(model, request, counted)
+            options = " ".join(filter(None, (f"--{FEW} {count}", bits)))
+            fits = found.fits(found.room)
+            tried.append((options, _row(pipe, request, f"with {options}", found, fits, model.runtime.precision)))
+            if fits:
+                break
+        rows |= dict(tried[-1:])
+    return rows
+
+
+def _variants(pipe: Pipeline) -> Iterator[tuple[str, DiffusionModel]]:
+    """Yield the model as it is, in fewer bits, and streamed, with the option for that."""
+    from qwenimg.common.pipeline.ways import BITS, MEGABYTE, amount_text
+    from qwenimg.common.runtime.runtime import Change
+
+    yield "", pipe.model
+    for bits in BITS if pipe.runtime.quantize is None else ():
+        yield f"-q {bits}", pipe.model.variant(Change(quantize=bits))
+    limit = pipe.engine.free_memory() // MEGABYTE * MEGABYTE
+    if pipe.runtime.max_memory is None and limit > 0:
+        yield f"--max-memory {amount_text(limit)}", pipe.model.variant(Change(max_memory=limit))
+
+
+def _others(pipe: Pipeline, engine: OnPaper, fits: Sequence[_Row]) -> list[Outlook]:
+    """Return smaller known models that fit where this one does not, or else are faster."""
+    from qwenimg.common.families import catalog
+    from qwenimg.common.hub.outlook import every
+
+    known = catalog.find(pipe.model_name)
+    smaller = [one for one in every(engine) if one.fits and known and 0 < one.model.bytes < known.bytes]
+    least = min((row.times.picture or 0 for row in fits), default=None)
+    return [one for one in smaller if least is None or (one.times.picture or 0) < least / 2][:OTHERS]
 
 
 def _request(pipe: Pipeline, given: dict[str, Any]) -> tuple[Request, bool]:
-    """The picture that `generate` would make of the same options, and whether it has a prompt. Raises UsageError and
-    ModelError."""
+    """Return the picture that `generate` would make of the same options, and whether it has a prompt. Raises UsageError
+    and ModelError."""
+    from qwenimg.common.hub.outlook import PROMPT, without_missing_loras
     from qwenimg.common.jobs import fields as said_
     from qwenimg.common.jobs.pictures import Picture
     from qwenimg.common.jobs.replay import read_replay
@@ -177,7 +286,7 @@ def _request(pipe: Pipeline, given: dict[str, Any]) -> tuple[Request, bool]:
     from qwenimg.common.request.request import OPTIONS
 
     if (steps := given["lightning"]) is not None:
-        given["few_steps"] = f"lightning:{steps}"
+        given = {**given, "few_steps": f"lightning:{steps}"}
     said = {name: given[name] or None if given[name] == () else given[name] for name in said_.SAID}
     asked = said_.fields({**said, "seed": None, "num_images": None})
     asked = said_.merged({} if given["replay"] is None else read_replay(given["replay"]).fields, asked)
@@ -187,58 +296,77 @@ def _request(pipe: Pipeline, given: dict[str, Any]) -> tuple[Request, bool]:
     job = Job(image=None if given["image"] is None else read_image(given["image"])[0])
     known = {name: asked[name] for name in OPTIONS if name in asked and name != "seed"}
     picture = completed(Picture(index=1, where="", asked=known, aspect=asked.get("aspect"), path=None), pipe, job)
-    return pipe.check(**picture.asked, image=job.image), counted
+    asked = picture.asked
+    if given["few_steps"] and not given["lora"]:
+        asked = without_missing_loras(asked)
+    return pipe.check(**asked, image=job.image), counted
 
 
-def _as_json(pipe: Pipeline, request: Request, here: bool, now: _Took, others: Sequence[tuple[Way, _Took]]) -> str:
-    about = {
+def _as_json(made: _Plan) -> dict[str, object]:
+    pipe, request = made.pipe, made.request
+    return {
         "model": pipe.model_name,
-        "here": here,
+        "here": made.here,
         "backend": pipe.backend,
         "device": pipe.device,
         "precision": pipe.precision.name,
         "size": [request.width, request.height],
-        "memory_bytes": now.needs.room,
-        **now.as_json(),
-        "stages": [stage.as_json() for stage in now.needs.stages],
-        "ways": [{"options": way.options, "without": way.without, **took.as_json()} for way, took in others],
+        "memory_bytes": made.now.needs.room,
+        **made.now.as_json(),
+        "stages": [stage.as_json() for stage in made.now.needs.stages],
+        "ways": [{"options": way.options, "without": way.without, **row.as_json()} for way, row in made.ways],
+        "few_steps": [{"options": option, **row.as_json()} for option, row in made.few.items()],
+        "others": [one.as_json() for one in made.others],
     }
-    return json.dumps(about)
 
 
-def _text(
-    pipe: Pipeline, request: Request, here: bool, now: _Took, others: Sequence[tuple[Way, _Took]], closing: str
-) -> str:
-    """closing: what is said where nothing fits."""
-    from qwenimg.common.base.amounts import counted, duration, size_text
+def _lines(made: _Plan, engine: OnPaper) -> list[str]:
+    from qwenimg.common.base.amounts import counted, size_text
     from qwenimg.common.base.text import aligned
 
+    pipe, request, now = made.pipe, made.request, made.now
     lines = [f"{pipe.headline()} · {request.width}x{request.height}, {counted(now.steps, 'step')}"]
-    if not here:
+    if not made.here:
         lines.append(f"{pipe.model_name} is not here: planned from its published configuration, for the longest prompt")
-    lines.append("")
-    rows: list[tuple[str, ...]] = [("stage", "weights", "activations", "peak", "")]
+    stages: list[tuple[str, ...]] = [("stage", "weights", "activations", "peak", "")]
     for stage in now.needs.stages:
-        rows.append((stage.name, *map(size_text, (stage.weights, stage.activations, stage.peak)), stage.about))
-    lines += [*aligned(rows), ""]
-    every = [now, *(took for _, took in others)]
-    verdicts: list[tuple[str, ...]] = [(f"of {size_text(now.needs.room)}", "peak", "", "a step")]
-    for took in every:
-        step = "" if took.seconds is None else duration(took.seconds)
-        verdicts.append((took.title, size_text(took.peak), "fits" if took.fits else "does not fit", step))
-    closing_lines = [closing, ""] if closing else []
-    return "\n".join([*lines, *aligned(verdicts), "", *closing_lines, *_about_steps(pipe, every)])
+        stages.append((stage.name, *map(size_text, (stage.weights, stage.activations, stage.peak)), stage.about))
+    verdicts: list[tuple[str, ...]] = [(_room(engine, now.needs.room), "peak", "", "a step", "a picture")]
+    for row in made.rows:
+        fits = "fits" if row.fits else "does not fit"
+        verdicts.append((row.title, size_text(row.peak), fits, *row.times.texts()))
+    lines += ["", *aligned(stages), "", *aligned(verdicts), ""]
+    if made.sentence:
+        lines += [made.sentence, ""]
+    if made.others:
+        names = (f"{one.model.name} ({size_text(one.peak)}, {one.times.texts()[1]} a picture)" for one in made.others)
+        lines += [f"other models that fit: {' or '.join(names)}; all of them: qwenimg plan", ""]
+    return [*lines, *_about_steps(made, engine)]
 
 
-def _about_steps(pipe: Pipeline, every: Sequence[_Took]) -> list[str]:
-    """Of what the times are made."""
+def _room(engine: OnPaper, room: int) -> str:
+    from qwenimg.common.base.amounts import size_text
+
+    return engine.about if engine.about and room == engine.free else f"of {size_text(room)}"
+
+
+def _about_steps(made: _Plan, engine: OnPaper) -> list[str]:
+    """Return what the times are made of."""
     from qwenimg.common.base.amounts import size_text
     from qwenimg.common.memory.estimate import streaming_rate
 
-    now = every[0]
-    unknown = "; the rate of this device is not known: name one with --on" if now.seconds is None else ""
-    lines = [f"a step: {now.needs.steps / now.steps / 1e12:.3g} x 10^12 operations{unknown}"]
-    if most := max(took.streamed for took in every):
-        rate = size_text(streaming_rate(pipe.engine.facts))
+    now = made.now
+    lines = [f"a step: {now.needs.steps / now.steps / 1e12:.3g} x 10^12 operations"]
+    if most := max(row.streamed for row in made.rows):
+        rate = size_text(streaming_rate(made.pipe.engine.facts))
         lines.append(f"streamed: up to {size_text(most)} a step, read at {rate} a second while others compute")
-    return lines
+    return [*lines, *_about_times(engine, now.times)]
+
+
+def _about_times(engine: OnPaper, times: Times) -> list[str]:
+    """Return how sure the times are."""
+    if times.step is None:
+        return ["times: the rate of this device is not known; name one with --on"]
+    if engine.rate is not None:
+        return [SURE.format("by the measured rate of a product on this CPU")]
+    return [SURE.format("by published rates, measured on no such machine")]

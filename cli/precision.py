@@ -51,7 +51,8 @@ def precision(
 ) -> int:
     """Draws one picture under each precision policy on this machine, and says which to take.
 
-    MODEL is a name, folder or file; without one the built-in model. For each policy: seconds a step, memory, and how
+    MODEL is a name, folder or file; without one the built-in model. Of a known model that was not pulled it says what
+    each policy takes and draws nothing. For each policy: seconds a step, memory, and how
     far latents and picture are from float32 (from float64 on torch's CPU, for a model whose weights take at most 1 GiB
     in it). For each block: its largest activation, how much float16 has left for it, and the error of each policy.
     """
@@ -67,6 +68,9 @@ def precision(
             atomic_files.check_output(path, overwrite=overwrite)
     picture = {"prompt": prompt, "steps": steps, "seed": seed}
     choices = with_parts_found(Choices(**weights))
+    if not any((as_json, plot, as_html)) and (lines := _on_paper(model, choices, backend)):
+        streams.put("\n".join(lines).encode() + b"\n")
+        return 0
     report = _measured(model, choices, backend, policies, None if size is None else parse_size(size), picture)
     streams.put("\n".join(precision_page.lines(report)).encode() + b"\n")
     if as_json is not None:
@@ -77,6 +81,22 @@ def precision(
     if as_html is not None:
         atomic_files.write_atomic(as_html, precision_page.page(report).encode(), overwrite=overwrite)
     return 0
+
+
+def _on_paper(model: str, choices: Choices, backend: str) -> list[str]:
+    """Return what each policy takes of a known model whose files are not here; nothing of any other."""
+    from qwenimg.backends.paper import on_paper
+    from qwenimg.common.base.text import aligned
+    from qwenimg.common.hub import outlook
+    from qwenimg.common.hub.planned import opened
+
+    resolved, found, here = opened(model, choices, offline=True)
+    found.checkpoint.close()
+    if here or choices.made():
+        return []
+    head = f"{resolved.name} is not here: what each policy takes by its published configuration, and nothing is drawn"
+    rows = aligned(outlook.policies(resolved.name, on_paper(backend, None)))
+    return [head, "", *rows, "", f"to measure it: qwenimg pull {resolved.name}"]
 
 
 def _measured(

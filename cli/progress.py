@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from qwenimg.common.runtime.compiling import Decision
 
 
+WARNING = "qwenimg: warning: "
+
+
 class Report:
     """One run's telling. `quiet` leaves warnings and errors on standard error, and nothing else."""
 
@@ -35,7 +38,7 @@ class Report:
         self.start = time.monotonic()
         self.total = 0
         self._expected: Sequence[Estimate] = ()  # until the first step gives a better one
-        self._compiles = False  # or records in the first step, whose time then says nothing of the others
+        self._compiles = False  # in the first step, whose time then says nothing of the others
         self._held: list[str] | None = []  # lines that wait for the headline, which comes first
         self._warned: set[str] = set()
         self._bar = Bar()
@@ -48,7 +51,7 @@ class Report:
             self._line(text, always=kind == "notice")
         elif text not in self._warned:
             self._warned.add(text)
-            self._line(f"qwenimg: warning: {text}", always=True)
+            self._line(f"{WARNING}{text}", always=True)
 
     def headline(self, text: str, expected: Sequence[Estimate]) -> None:
         """Printed first, with the memory and the time of all pictures together; a long time in a line of its own."""
@@ -63,16 +66,18 @@ class Report:
             streams.say(line)
 
     def decided(self, mode: str, decision: Decision) -> None:
-        """Whether the denoiser is compiled or recorded; where neither is and nobody asked, only with the timing."""
+        """Print whether the denoiser is compiled; where it is not and nobody asked, only with the timing."""
         self._compiles |= decision.on
         if mode != "auto" or decision.on or "timing" in self.debug:
             self._line(decision.line, always="timing" in self.debug)
 
     def give_up(self) -> None:
-        """Tells what still waits for a headline that will not come, and takes the bar away."""
+        """Print the warnings that still wait for a headline that will not come, so that the error stands alone behind
+        them, and take the bar away."""
         held, self._held = self._held or [], None
         for line in held:
-            streams.say(line)
+            if line.startswith(WARNING):
+                streams.say(line)
         self._bar.close()
 
     def plan(self, pipe: Pipeline, pictures: Sequence[Picture]) -> None:

@@ -92,13 +92,16 @@ def _answers(
     pipe.prepare([*(asked.prompt for asked in prompts), BUILT_IN.negative_prompt])
     found: list[Answer] = []
     try:
-        for event in test.draw(pipe, prompts, size):
-            stop.check()
-            if isinstance(event, test.Answer):
-                found.append(event)
-                report.answer(event)
-            else:
-                report.step(event.total)
+        with stop.waits():
+            for event in test.draw(pipe, prompts, size):
+                if isinstance(event, test.Answer):
+                    found.append(event)
+                    report.answer(event)
+                    stop.picture()
+                else:
+                    report.step(event.total)
+                    stop.step(event.index, event.total, event.seconds)
+                    stop.check_step()
     finally:
         report.close()
     return found

@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import filelock
+import pretend_machine  # noqa: F401 (for what it sets up, before anything reads the machine)
 import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("any load", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # both on the clock
 settings.load_profile("any load")
 
-pytest_plugins = ["cli_runner", "hub_cases"]  # fixtures of several rooms
+pytest_plugins = ["cli_runner", "hub_cases", "processor"]  # fixtures of several rooms
 
 # A background job of a script ignores Ctrl-C and hands that on; the tests send it to themselves and to what they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -82,10 +83,12 @@ class Ran:
 
 @pytest.fixture(autouse=True, scope="session")
 def short_estimates() -> None:
-    """The rate that a time is estimated with is measured for a tenth of it: it is one of each pipeline."""
+    """Measure the rate that a time is estimated with for a tenth of its time: it is one of each pipeline and plan."""
+    from qwenimg.backends import paper
     from qwenimg.common.pipeline import fit
 
     fit.RATE_SECONDS /= 10
+    paper.TRIALS, paper.PRODUCTS = 2, 128
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,6 @@ from qwenimg.common.measure.machines import MACHINES, Machine
 from qwenimg.common.measure.published import CLIP_TEXT, QWEN_TEXT, published
 from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.precision.precision import BF16, UNET, bases
-from qwenimg.common.runtime import recording
 from qwenimg.common.runtime.kernels import Case, Kernel
 
 MACHINE, APPLE = MACHINES["h100"], MACHINES["m4-max"]
@@ -172,19 +171,6 @@ def page(now: list[dict[str, Any]], before: list[dict[str, Any]]) -> str:
     return table(heads, lines)
 
 
-def launches_page(now: list[dict[str, Any]]) -> str:
-    """At the size at which they matter most."""
-    lines = []
-    for one in now:
-        if one["arm"] == "ours" and one["size"].startswith("512x512"):
-            counts = [one[form]["kernels"] for form in ("eager", "compiled")]
-            times = [f"{count * recording.LAUNCH * 1e3:.1f} ms" for count in counts]
-            computing = [f"{one[form]['seconds'] * 1e3:.1f} ms" for form in ("eager", "compiled")]
-            cells = [f"{counts[i]:,} in {times[i]}; {computing[i]}" for i in (0, 1)]
-            lines.append([one["model"], one["size"], *cells, "1"])
-    return table(["model", "size x branches", "eager: launched; computed", "compiled", "with a graph"], lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write only this")
@@ -194,7 +180,6 @@ def main() -> None:
     if options.out is None:
         before = json.loads(BEFORE.read_text()) if BEFORE.exists() else []
         write("performance.md", "paper", page([one for one in made if one["arm"] != "mlx"], before))
-        write("performance.md", "launches", launches_page(made))
         write("performance.md", "paper-apple", apple_page([one for one in made if one["arm"] == "mlx"]))
 
 

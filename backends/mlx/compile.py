@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import cache, wraps
-from pathlib import Path
 from typing import TypeVar
 
 import mlx.core as mx
 from mlx.core import array as Array
+
+from qwenimg.backends.mlx import kernel_files
 
 T = TypeVar("T")
 
@@ -34,6 +34,8 @@ def on_gpu() -> bool:
 
 def fusing(asked: bool | None) -> AbstractContextManager[None]:
     """Within it chains are compiled, are not, or (None) as the device suggests."""
+    if asked and not on_gpu():
+        kernel_files.ensure()
     return _within(_asked, asked)
 
 
@@ -64,21 +66,6 @@ def fused(function: Callable[..., Array]) -> Callable[..., Array]:
         return compiled()(*arguments) if wanted else function(*arguments)
 
     return call
-
-
-def keep(folder: Path) -> None:
-    """From now on what is compiled for a CPU is kept in `folder`/mlx, and found there. MLX knows the folder for
-    temporary files alone, which TMPDIR names for the whole process and for those that it starts: as it comes that is
-    everybody's, from which MLX would load code that somebody else put under the right name. Python's own temporary
-    files stay where they were. Nothing changes where `folder` cannot be made or written to, or has a name that MLX
-    cannot hand to a compiler."""
-    try:
-        tempfile.gettempdir()  # which is settled for Python by the first call
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return
-    if os.access(folder, os.W_OK | os.X_OK) and not set('"$`\\') & set(str(folder)):
-        os.environ["TMPDIR"] = str(folder)
 
 
 def missing() -> str:

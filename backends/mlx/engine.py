@@ -14,6 +14,7 @@ from mlx.core import array as Array
 
 from qwenimg.backends.mlx import compile, load, ops, stream
 from qwenimg.backends.mlx.blocks import Blocks
+from qwenimg.backends.mlx.kernel_files import kernel_files, name_gpu_folder
 from qwenimg.backends.mlx.ops import crossing
 from qwenimg.backends.mlx.ops.functions import on_gpu
 from qwenimg.backends.workspaces import MLX_CPU, MLX_GPU
@@ -24,7 +25,7 @@ from qwenimg.common.precision import devices
 from qwenimg.common.precision.devices import Device
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.residency import ALWAYS
-from qwenimg.common.runtime import compiling, traced
+from qwenimg.common.runtime import traced
 from qwenimg.common.runtime.compiling import Compiler
 from qwenimg.common.runtime.engine import NumpyArray, Observer
 from qwenimg.common.runtime.kernels import Kernel
@@ -43,6 +44,8 @@ class MLXEngine:
         if place:
             mx.set_default_device(mx.gpu if place == "gpu" else mx.cpu)
         self.on_gpu = on_gpu()
+        if self.on_gpu and not mx.metal.is_available():
+            name_gpu_folder()
         self.workspace = MLX_GPU if self.on_gpu else MLX_CPU
         self.device = _device_name() if self.on_gpu else "CPU (mlx)"
         self.facts = _facts(self.device) if self.on_gpu else devices.cpu(self.device, bf16=False, emulates=True)
@@ -60,18 +63,15 @@ class MLXEngine:
             return Compiler(share=0.0, seconds=10, about="a CPU gains nothing from it", missing=compile.missing())
         return Compiler(share=0.03, seconds=0, about="chains of a few operations compile in a moment")
 
-    def compile(self, opened: Any, on: bool) -> None:
+    def compile(self, opened: Any, on: bool, autotune: bool) -> str:
+        line = ""
         if on:
             mx.enable_compile()
-            if not self.on_gpu:
-                compile.keep(compiling.folder())
+        if on and not self.on_gpu:
+            line = kernel_files().open()
+            on = kernel_files().folder is not None
         opened.fuses = on
-
-    def no_graphs(self) -> str:
-        return "needs --backend cuda: MLX has none"
-
-    def record(self, opened: Any, tell: Callable[[str], None]) -> None:
-        raise AssertionError("MLX has no graphs to record")
+        return line
 
     def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str], branches: Iterable[str]) -> None:
         there = plan.when(ALWAYS)

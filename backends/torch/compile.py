@@ -14,22 +14,20 @@ from typing import Any
 import torch
 from torch.utils._triton import has_triton_package
 
-from qwenimg.backends.torch import ops
+from qwenimg.backends.torch import code_folder, ops
 from qwenimg.common.runtime import observers
 
 UNITS = ("TransformerBlock", "ResidualBlock", "TokenNorm")  # the classes of what repeats in denoisers
 KINDS = 64  # of one class, each with its variants: torch's own limit is 8, and a UNet's residual blocks are of 12
-ENDS = ("GEGLU",)  # of these what follows the product is at the end of a product of our own, in 16 bit
+CACHE = "TORCHINDUCTOR_CACHE_DIR"  # names the folder where torch's compiler keeps its results
+# Torch's mode that tries several kernels for each product and keeps the fastest. Its modes with CUDA graphs are not
+# used: blocks that are compiled one by one pass results to each other, which such graphs overwrite.
+AUTOTUNE = "max-autotune-no-cudagraphs"
 
 
 def units(model: torch.nn.Module) -> list[torch.nn.Module]:
     """What is compiled, each by itself."""
     return [module for module in model.modules() if type(module).__name__ in UNITS]
-
-
-def ends(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Of the units' modules those with a product of our own in them."""
-    return [module for module in model.modules() if type(module).__name__ in ENDS]
 
 
 def missing(on_gpu: bool) -> str:
@@ -41,18 +39,28 @@ def missing(on_gpu: bool) -> str:
     return ""
 
 
-def compile(model: torch.nn.Module, folder: Path, backend: str = "inductor") -> None:
-    """The blocks of `model` are compiled when they are first called. folder: where results are kept for later runs,
-    unless the environment names another."""
-    from qwenimg.backends.torch.ops.whole import CACHE
+def compile(model: torch.nn.Module, folder: Path, backend: str = "inductor", autotune: bool = False) -> str:
+    """Have the blocks of `model` compiled when they are first called. Return what to tell the user, or nothing.
 
-    os.environ.setdefault(CACHE, str(folder))  # before the import, which would name a folder that is cleared
+    folder: where results are kept for later runs, unless the environment names another. autotune: with torch's mode
+    `AUTOTUNE`, which takes longer once."""
+    line = ""
+    if not os.environ.get(CACHE):  # before the import, which would name a folder that is cleared
+        try:
+            folder, line = code_folder.take(folder)
+        except OSError as error:
+            return f"nothing is compiled: no temporary folder can be made: {error.strerror}"
+        os.environ[CACHE] = str(folder)
+        os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))  # of kernels that are not torch's own
     from torch._dynamo import config as dynamo  # 800 modules, which only a compiler needs
+
+    from qwenimg.backends.torch.ops import whole  # noqa: F401  an operation that compiled blocks call
 
     settle()
     dynamo.recompile_limit = max(KINDS, dynamo.recompile_limit)
     for unit in units(model):
-        unit.compile(fullgraph=True, dynamic=True, backend=backend)
+        unit.compile(fullgraph=True, dynamic=True, backend=backend, mode=AUTOTUNE if autotune else None)
+    return line
 
 
 def settle() -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import compile, graphs, load, ops, stream
+from qwenimg.backends.torch import compile, load, ops, stream
 from qwenimg.backends.torch.blocks import Blocks
 from qwenimg.backends.torch.ops import crossing
 from qwenimg.backends.torch.ops.cpu import SMALL, computing, multiplies
@@ -53,8 +53,6 @@ class TorchEngine:
         self.device = torch.cuda.get_device_name() if self.on_gpu else f"CPU (torch, {threads})"
         self.facts = self._facts()
         self._compiles = False
-        self.graph: Callable[[], graphs.Graph] | None = graphs.CudaGraph if self.on_gpu else None
-        self._recorded: WeakSet[graphs.Recorded] = WeakSet()
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
 
@@ -72,24 +70,18 @@ class TorchEngine:
         missing = compile.missing(self.on_gpu)
         if not self.on_gpu:
             return Compiler(share=0.0, seconds=60, about="products are nearly all of a step on a CPU", missing=missing)
-        kept = any(compiling.folder(f"torch-{torch.__version__}").glob("*"))
+        kept = any(compiling.folder(f"torch-{torch.__version__}-{platform.machine()}").glob("*"))
         return Compiler(share=0.13, seconds=10 if kept else 40, about="figures on paper say", missing=missing)
 
-    def compile(self, opened: Any, on: bool) -> None:
-        if on:
-            compile.compile(opened.model, compiling.folder(f"torch-{torch.__version__}"))
-            self._compiles = True
-
-    def no_graphs(self) -> str:
-        return "" if self.graph else "needs --backend cuda: only an NVIDIA GPU has them"
-
-    def record(self, opened: Any, tell: Callable[[str], None]) -> None:
-        assert self.graph is not None
-        self._recorded.add(graphs.Recorded(opened.model, self.graph, tell))
+    def compile(self, opened: Any, on: bool, autotune: bool) -> str:
+        if not on:
+            return ""
+        folder = compiling.folder(f"torch-{torch.__version__}-{platform.machine()}")
+        line = compile.compile(opened.model, folder, autotune=autotune and self.on_gpu)
+        self._compiles = True
+        return line
 
     def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str], branches: Iterable[str]) -> None:
-        for recorded in self._recorded:
-            recorded.forget()
         there = plan.when(ALWAYS)
         load.fill(opened.model, there.only(frozenset(names).__contains__), self._device)
         load.branch(opened.model, there.only(frozenset(branches).__contains__), self._device)
@@ -139,13 +131,11 @@ class TorchEngine:
         return list(batch.split(1))
 
     def free_memory(self) -> int:
-        """Bytes free on the GPU, torch's own cache included, but for what graphs keep of it; on the CPU what the system
-        could still give."""
+        """Return the bytes free on the GPU, torch's own cache included; on the CPU, what the system can still give."""
         if not self.on_gpu:
             return free_ram()
         free, _ = torch.cuda.mem_get_info()
-        kept = sum(recorded.nbytes for recorded in self._recorded)
-        return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated() - kept
+        return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
     def machine(self) -> tuple[int, str]:
         return (0, "") if self.on_gpu else machine_ram()
@@ -170,7 +160,10 @@ class TorchEngine:
             yield
 
     def product_seconds(self, side: int, dtype: str) -> float:
-        return ops.product_seconds(side, ops.DTYPES[dtype], self._device)
+        computed = ops.DTYPES[dtype]
+        if not ops.multiplies(computed, self._device.type):
+            computed = torch.float32  # which layers widen to there
+        return ops.product_seconds(side, computed, self._device)
 
     def repeating(self, kernel: Kernel, parameters: int) -> Callable[[int], float]:
         run = ops.alone(kernel, self._device)

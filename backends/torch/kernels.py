@@ -7,7 +7,7 @@ RMSNorm, enlarging an image.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from math import prod
 from typing import Any
@@ -43,7 +43,7 @@ def kernels(network: str, config: Any, precision: Precision, case: Case) -> list
     uses = row.uses(row.manifest(config))
     load.blank(component.model, {n: precision.weight_dtype(row.role, n, use.residency) for n, use in uses.items()})
     call, units = CALLS[network](component, config, case)
-    counter = Counter(units, compile.ends(component.model))
+    counter = Counter(units)
     with torch.inference_mode():
         call()  # what is kept from the first call on is not counted
         with counter:
@@ -90,27 +90,20 @@ CALLS: dict[str, Callable[[Any, Any, Case], Prepared]] = {
 
 
 class Counter(TorchDispatchMode):
-    """Keeps the kernels of all operations while it is on. A unit's kernels are one region; each other is its own. Of
-    `ends` what follows their product is at its end once it is compiled."""
+    """A record of the kernels of all operations while it is on. A unit's kernels are one region; each other is its
+    own."""
 
-    def __init__(self, units: list[torch.nn.Module], ends: Sequence[torch.nn.Module] = ()):
+    def __init__(self, units: list[torch.nn.Module]):
         super().__init__()
         self.kernels: list[Kernel] = []
         self._kept: list[Tensor] = []  # so that no two buffers have one address
         self._unit: int | None = None
-        self._ends = False
         for number, unit in enumerate(units):
             unit.register_forward_pre_hook(lambda module, args, number=number: self._enter(number))
             unit.register_forward_hook(lambda module, args, result: self._enter(None))
-        for end in ends:
-            end.register_forward_pre_hook(lambda module, args: self._end(True))
-            end.register_forward_hook(lambda module, args, result: self._end(False))
 
     def _enter(self, unit: int | None) -> None:
         self._unit = unit
-
-    def _end(self, inside: bool) -> None:
-        self._ends = inside
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -151,7 +144,6 @@ class Counter(TorchDispatchMode):
             writes=tuple(_span(x) for x in results),
             region=-1 - len(self.kernels) if self._unit is None else self._unit,
             launches=SEVERAL.get(name, 1),
-            at_end=self._ends and kind == "memory" and first.element_size() == 2,
         )
 
 

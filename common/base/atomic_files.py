@@ -13,6 +13,7 @@ import stat
 import time
 from pathlib import Path
 
+from qwenimg.common.base import leftovers
 from qwenimg.common.base.errors import DoesNotFit, QwenimgError, UsageError, disk_full
 from qwenimg.common.base.text import clean, shown_path
 
@@ -83,7 +84,7 @@ def write_atomic(path: Path, data: bytes, *, overwrite: bool) -> None:
         raise _failure(path, len(data), error) from None
     finally:
         if temp is not None:
-            temp.unlink(missing_ok=True)
+            leftovers.remove(temp)
 
 
 def check_space(path: Path, size: int) -> None:
@@ -103,7 +104,7 @@ def check_space(path: Path, size: int) -> None:
         raise _failure(path, size, error) from None
     finally:
         if temp is not None:
-            temp.unlink(missing_ok=True)
+            leftovers.remove(temp)
 
 
 def _open_temp(path: Path) -> tuple[int, Path]:
@@ -113,7 +114,9 @@ def _open_temp(path: Path) -> tuple[int, Path]:
         owner = f"{os.getpid()}-{attempt}" if attempt else str(os.getpid())
         temp = path.with_name(f".{name}.{owner}.qwenimg.part")
         with contextlib.suppress(FileExistsError):
-            return os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), temp
+            descriptor = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            leftovers.register(temp)
+            return descriptor, temp
     raise AssertionError
 
 

@@ -20,19 +20,17 @@ class Running:
     precision: str = "auto"
     preset: str = "auto"
     compile: str = "auto"
-    graphs: str = "auto"
     quantize: str | None = None
     max_memory: str | int | None = None
     fallback: bool = False
     cache_prompts: bool = False
 
     def __post_init__(self) -> None:
-        names = ("backend", "precision", "preset", "compile", "graphs")
+        names = ("backend", "precision", "preset", "compile")
         arguments.check_texts(**{name: getattr(self, name) for name in names}, quantize=self.quantize or "")
         presets.check(self.preset)
         registry.check_precision(self.precision)
-        compiling.check("compile", self.compile)
-        compiling.check("graphs", self.graphs)
+        compiling.check(self.compile)
         if self.quantize:
             quantise.parse(self.quantize)
         parse_max(self.max_memory)

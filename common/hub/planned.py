@@ -37,29 +37,30 @@ def planned(
     choices = with_parts_found(choices)
     check_alone(model, choices)
     with ExitStack() as stack:
-        resolved, opened, here = _opened(model, choices, offline)
-        stack.callback(opened.checkpoint.close)
+        resolved, model_opened, here = opened(model, choices, offline=offline)
+        stack.callback(model_opened.checkpoint.close)
         refining = None
         if refiner is not None:
-            refining = registry.open_refiner(opened, resolve(str(refiner), offline=offline).folder)
+            refining = registry.open_refiner(model_opened, resolve(str(refiner), offline=offline).folder)
             stack.callback(refining.close)
-        kind = opened.family.precision
+        kind = model_opened.family.precision
         policies.parse(precision, on_gpu=False, kind=kind)
-        choice = presets.choose(preset, precision, kind, engine.facts, opened.checkpoint.largest, engine.free)
+        choice = presets.choose(preset, precision, kind, engine.facts, model_opened.checkpoint.largest, engine.free)
         policy = policies.parse(choice.precision, on_gpu=engine.on_gpu, kind=kind)
         runtime = Runtime(engine, policy, lambda kind, text: None, choice, max_memory, choices.quantize)  # type: ignore[arg-type]
         pipeline = Pipeline(
-            opened.family.model(runtime, runtime.reduced(opened.checkpoint), refining),
+            model_opened.family.model(runtime, runtime.reduced(model_opened.checkpoint), refining),
             name=resolved.name,
-            family=opened.family.name,
-            defaults=opened.defaults(resolved.known),
+            family=model_opened.family.name,
+            defaults=model_opened.defaults(resolved.known),
         )
         stack.pop_all()
         return pipeline, here
 
 
-def _opened(model: str | None, choices: Choices, offline: bool) -> tuple[Resolved, Opened, bool]:
-    """Raises QwenimgError."""
+def opened(model: str | None, choices: Choices, *, offline: bool) -> tuple[Resolved, Opened, bool]:
+    """Return a model's files, and whether they are here: where they are not, the published configuration of a known
+    name. Raises QwenimgError."""
     try:
         resolved = resolve(model, offline=offline, without=choices.elsewhere)
     except ModelError:

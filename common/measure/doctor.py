@@ -25,7 +25,8 @@ from qwenimg.common.precision.presets import Choice
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Engine
-from qwenimg.common.weights import on_paper
+from qwenimg.common.runtime.paper import OnPaper
+from qwenimg.common.weights import on_paper as weights_on_paper
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +106,14 @@ def lines(report: Report) -> list[str]:
     ]
 
 
+def on_paper(engine: Engine, report: Report) -> OnPaper:
+    """Return `engine` as plans are made for it, with the measured rate of the dtype that its pictures are drawn in."""
+    dtype = "bfloat16" if engine.on_gpu else "float32"
+    rate = next(one.flops for one in report.dtypes if one.dtype == dtype)
+    free = report.free_memory
+    return OnPaper(name=engine.name, facts=engine.facts, workspace=engine.workspace, free=free, rate=rate)
+
+
 def _choice(kind: Kind, engine: Engine, weights: Any, free: int) -> Choice:
     return presets.choose(presets.AUTO, presets.AUTO, kind, engine.facts, weights, free)
 
@@ -112,7 +121,7 @@ def _choice(kind: Kind, engine: Engine, weights: Any, free: int) -> Choice:
 def _published(family: Family, engine: Engine, free: int) -> Auto:
     """For the denoiser of the size that is published under the family's name."""
     network = family.networks[0]
-    plan = on_paper.plan(network.role, network.uses(network.manifest(network.config())))
+    plan = weights_on_paper.plan(network.role, network.uses(network.manifest(network.config())))
 
     def weights(policy: Precision) -> int:
         return plan.stored(policy).when(ALWAYS).nbytes

@@ -1,36 +1,39 @@
-"""What cards and chips can do at most, and what is reached of it, for figures on paper.
+"""What graphics cards and Apple's chips can do at most, what is reached of it, and the memory that they come with.
 
-Each row says where its numbers come from. Nothing here was measured by this project.
+Rates are those of the makers' data sheets: products in 16 bit are dense, with sums in float32 (on a GeForce card half
+of what is advertised). Nothing here was measured by this project.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.base.text import clean
+from qwenimg.common.base.text import aligned, clean
 
 PASSES = 0.85  # of the bandwidth that memory-bound kernels reach
 LAUNCH = 3e-6  # seconds that the smallest kernel takes
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Machine:
-    """Rates are dense, with sums in float32. The shares are those of a card whose attention keeps no scores."""
+    """A card or chip. The shares are those of a card whose attention keeps no scores."""
 
     name: str
     title: str
+    memory: tuple[int, ...]  # GiB that it comes with
     gigabytes: float  # bandwidth, a second
     teraflops: float  # of products in 16 bit, at most
     teraflops32: float  # in float32
     products: float = 0.85  # share of its rate that products of these shapes reach
     attention: float = 0.5  # share of its rate that attention reaches
-    source: str
+    source: str = "the maker's data sheet"
 
     @property
     def is_apple(self) -> bool:
-        """Whether it has kernels of its own, and not torch's."""
+        """Whether MLX runs on it, and not torch."""
         return self.title.startswith("Apple")
 
     @property
@@ -39,83 +42,108 @@ class Machine:
         return self.gigabytes * 1e9
 
     def peak(self, dtype: str) -> float:
-        """Operations a second."""
+        """Return the operations a second in `dtype` at most."""
         return 1e12 * (self.teraflops if dtype in ("bfloat16", "float16") else self.teraflops32)
 
 
-_SHEET = "NVIDIA's data sheet"
 _BEST = "bandwidth from NVIDIA's data sheet; 790 TFLOP/s is the best that others measured, of 989 there"
-_CHIP = "data sheet; up to M4 16 bit is no faster than float32"
-# Of Apple's chips attention reaches 0.9 of what products reach.
-_MACHINES = (
-    Machine(name="h100", title="NVIDIA H100 SXM", gigabytes=3350, teraflops=790, teraflops32=67, source=_BEST),
-    Machine(name="h200", title="NVIDIA H200", gigabytes=4800, teraflops=790, teraflops32=67, source=_BEST),
-    Machine(name="a100", title="NVIDIA A100 80 GB", gigabytes=2039, teraflops=312, teraflops32=19.5, source=_SHEET),
-    Machine(name="4090", title="NVIDIA RTX 4090", gigabytes=1008, teraflops=165.2, teraflops32=82.6, source=_SHEET),
-    Machine(name="5090", title="NVIDIA RTX 5090", gigabytes=1792, teraflops=209.5, teraflops32=104.8, source=_SHEET),
-    Machine(
-        name="m1-max",
-        title="Apple M1 Max",
-        gigabytes=400,
-        teraflops=10.4,
-        teraflops32=10.4,
-        products=0.76,
-        attention=0.68,
-        source=f"{_CHIP}; the share that products reach is that of the M4 Max",
-    ),
-    Machine(
-        name="m2-ultra",
-        title="Apple M2 Ultra",
-        gigabytes=800,
-        teraflops=27.2,
-        teraflops32=27.2,
-        products=0.76,
-        attention=0.68,
-        source=f"{_CHIP}; the share that products reach is that of the M4 Max",
-    ),
-    Machine(
-        name="m3-ultra",
-        title="Apple M3 Ultra",
-        gigabytes=819,
-        teraflops=28.4,
-        teraflops32=28.4,
-        products=0.61,
-        attention=0.55,
-        source=f"{_CHIP}; others measured 17.4 TFLOP/s",
-    ),
-    Machine(
-        name="m4-max",
-        title="Apple M4 Max",
-        gigabytes=546,
-        teraflops=18.4,
-        teraflops32=18.4,
-        products=0.76,
-        attention=0.68,
-        source=f"{_CHIP}; the speed at which others' language models read prompts means 14 TFLOP/s",
-    ),
-    Machine(
-        name="m5-max",
-        title="Apple M5 Max",
-        gigabytes=614,
-        teraflops=60,
-        teraflops32=30,
-        products=1.0,
-        attention=0.9,
-        source="bandwidth from the data sheet; 60 TFLOP/s in float16 is the best that others measured, float32 a guess",
-    ),
+# name, title, memory, GB/s, TFLOP/s in 16 bit and in float32
+_CARDS = (
+    ("2080-ti", "NVIDIA RTX 2080 Ti", (11,), 616, 53.8, 13.4),
+    ("3060", "NVIDIA RTX 3060", (12,), 360, 25.5, 12.7),
+    ("3060-ti", "NVIDIA RTX 3060 Ti", (8,), 448, 32.4, 16.2),
+    ("3070", "NVIDIA RTX 3070", (8,), 448, 40.6, 20.3),
+    ("3070-ti", "NVIDIA RTX 3070 Ti", (8,), 608, 43.5, 21.7),
+    ("3080", "NVIDIA RTX 3080", (10, 12), 760, 59.5, 29.8),
+    ("3080-ti", "NVIDIA RTX 3080 Ti", (12,), 912, 68.2, 34.1),
+    ("3090", "NVIDIA RTX 3090", (24,), 936, 71.0, 35.6),
+    ("3090-ti", "NVIDIA RTX 3090 Ti", (24,), 1008, 80.0, 40.0),
+    ("4060", "NVIDIA RTX 4060", (8,), 272, 30.2, 15.1),
+    ("4060-ti", "NVIDIA RTX 4060 Ti", (8, 16), 288, 44.1, 22.1),
+    ("4070", "NVIDIA RTX 4070", (12,), 504, 58.3, 29.1),
+    ("4070-super", "NVIDIA RTX 4070 SUPER", (12,), 504, 71.0, 35.5),
+    ("4070-ti", "NVIDIA RTX 4070 Ti", (12,), 504, 80.2, 40.1),
+    ("4070-ti-super", "NVIDIA RTX 4070 Ti SUPER", (16,), 672, 88.2, 44.1),
+    ("4080", "NVIDIA RTX 4080", (16,), 717, 97.5, 48.7),
+    ("4080-super", "NVIDIA RTX 4080 SUPER", (16,), 736, 104.4, 52.2),
+    ("4090", "NVIDIA RTX 4090", (24,), 1008, 165.2, 82.6),
+    ("5060", "NVIDIA RTX 5060", (8,), 448, 38.4, 19.2),
+    ("5060-ti", "NVIDIA RTX 5060 Ti", (8, 16), 448, 47.4, 23.7),
+    ("5070", "NVIDIA RTX 5070", (12,), 672, 61.7, 30.9),
+    ("5070-ti", "NVIDIA RTX 5070 Ti", (16,), 896, 87.9, 43.9),
+    ("5080", "NVIDIA RTX 5080", (16,), 960, 112.6, 56.3),
+    ("5090", "NVIDIA RTX 5090", (32,), 1792, 209.5, 104.8),
+    ("a10", "NVIDIA A10", (24,), 600, 125, 31.2),
+    ("a40", "NVIDIA A40", (48,), 696, 149.7, 37.4),
+    ("a6000", "NVIDIA RTX A6000", (48,), 768, 154.8, 38.7),
+    ("6000-ada", "NVIDIA RTX 6000 Ada", (48,), 960, 364.2, 91.1),
+    ("l4", "NVIDIA L4", (24,), 300, 121, 30.3),
+    ("l40", "NVIDIA L40", (48,), 864, 181, 90.5),
+    ("l40s", "NVIDIA L40S", (48,), 864, 362, 91.6),
+    ("a100", "NVIDIA A100", (40, 80), 2039, 312, 19.5),
+    ("h100", "NVIDIA H100 SXM", (80,), 3350, 790, 67, 0.85, 0.5, _BEST),
+    ("h200", "NVIDIA H200", (141,), 4800, 790, 67, 0.85, 0.5, _BEST),
 )
-MACHINES = {machine.name: machine for machine in _MACHINES}
+_CHIP = "the maker's data sheet; up to M4 16 bit is no faster than float32"
+_LIKE_M4_MAX = f"{_CHIP}; the share that products reach is that of the M4 Max"
+_M4_MAX = f"{_CHIP}; the speed at which others' language models read prompts means 14 TFLOP/s"
+_M3_ULTRA = f"{_CHIP}; others measured 17.4 TFLOP/s"
+_M5 = "bandwidth from the data sheet; the rate in 16 bit from what others measured of its cores, float32 a guess"
+# Chips with the most cores that they come with. Attention reaches 0.9 of what products reach.
+_CHIPS = (
+    ("m1", "Apple M1", (8, 16), 68, 2.6, 2.6, 0.76, 0.68, _LIKE_M4_MAX),
+    ("m1-pro", "Apple M1 Pro", (16, 32), 200, 5.3, 5.3, 0.76, 0.68, _LIKE_M4_MAX),
+    ("m1-max", "Apple M1 Max", (32, 64), 400, 10.4, 10.4, 0.76, 0.68, _LIKE_M4_MAX),
+    ("m1-ultra", "Apple M1 Ultra", (64, 128), 800, 20.8, 20.8, 0.76, 0.68, _LIKE_M4_MAX),
+    ("m2", "Apple M2", (8, 16, 24), 100, 3.6, 3.6, 0.76, 0.68, _LIKE_M4_MAX),
+    ("m2-pro", "Apple M2 Pro", (16, 32), 200, 6.8, 6.8, 0.76, 0.68, _LIKE_M4_MAX),
+    ("m2-max", "Apple M2 Max", (32, 64, 96), 400, 13.6, 13.6, 0.76, 0.68, _LIKE_M4_MAX),
+    ("m2-ultra", "Apple M2 Ultra", (64, 128, 192), 800, 27.2, 27.2, 0.76, 0.68, _LIKE_M4_MAX),
+    ("m3", "Apple M3", (8, 16, 24), 100, 4.1, 4.1, 0.76, 0.68, _LIKE_M4_MAX),
+    ("m3-pro", "Apple M3 Pro", (18, 36), 150, 7.4, 7.4, 0.76, 0.68, _LIKE_M4_MAX),
+    ("m3-max", "Apple M3 Max", (36, 48, 64, 96, 128), 400, 16.4, 16.4, 0.76, 0.68, _LIKE_M4_MAX),
+    ("m3-ultra", "Apple M3 Ultra", (96, 256, 512), 819, 28.4, 28.4, 0.61, 0.55, _M3_ULTRA),
+    ("m4", "Apple M4", (16, 24, 32), 120, 4.6, 4.6, 0.76, 0.68, _LIKE_M4_MAX),
+    ("m4-pro", "Apple M4 Pro", (24, 48, 64), 273, 9.3, 9.3, 0.76, 0.68, _LIKE_M4_MAX),
+    ("m4-max", "Apple M4 Max", (36, 48, 64, 128), 546, 18.4, 18.4, 0.76, 0.68, _M4_MAX),
+    ("m5", "Apple M5", (16, 24, 32), 153, 16.5, 5.7, 1.0, 0.9, _M5),
+    ("m5-pro", "Apple M5 Pro", (24, 48, 64), 307, 30, 15, 1.0, 0.9, _M5),
+    ("m5-max", "Apple M5 Max", (36, 48, 64, 128), 614, 60, 30, 1.0, 0.9, _M5),
+)
+MACHINES = {row[0]: Machine(*row) for row in (*_CARDS, *_CHIPS)}
+LIST = "list"  # that `--on` takes in place of a name
 
 
 def of_device(device: str) -> Machine | None:
-    """The machine that a driver calls `device`: NVIDIA H100 80GB HBM3, Apple M4 Max."""
-    words = [(one, rf"\b{name.replace('-', ' ')}\b") for name, one in MACHINES.items()]
-    return next((one for one, word in words if re.search(word, device, re.IGNORECASE)), None)
+    """Return the machine that a driver calls `device` (NVIDIA H100 80GB HBM3, Apple M4 Max), or None. A card of a
+    laptop has another rate than the one of its name."""
+    if "laptop" in device.lower():
+        return None
+    longest = sorted(MACHINES.values(), key=lambda one: -len(one.name))
+    return next((one for one in longest if re.search(_words(one), device, re.IGNORECASE)), None)
 
 
 def machine(name: str, option: str = "--on-paper") -> Machine:
-    """That `option` names. Raises UsageError."""
-    found = MACHINES.get(name.strip().lower().replace("_", "-").replace(" ", "-"))
+    """Return the machine that the value of `option` names. Raises UsageError."""
+    plain = re.sub(r"[\s_-]+", "-", name.strip().lower()).removeprefix("nvidia-").removeprefix("apple-")
+    found = MACHINES.get(plain.removeprefix("geforce-").removeprefix("rtx-"))
     if found is None:
-        raise UsageError(f"{option} {clean(name, 40)!r} is not one of {', '.join(MACHINES)}")
+        raise UsageError(f"{option} {clean(name, 40)!r} is not known; qwenimg plan --on {LIST} lists all names")
     return found
+
+
+def lines() -> list[str]:
+    """Return a table of all machines, a line each."""
+    head = ("name", "machine", "memory, GB", "TFLOP/s, 16 bit")
+    return list(aligned([head, *_rows()]))
+
+
+def _rows() -> Iterator[tuple[str, ...]]:
+    for one in MACHINES.values():
+        yield one.name, one.title, ", ".join(map(str, one.memory)), f"{one.teraflops:g}"
+
+
+def _words(one: Machine) -> str:
+    """Return the pattern of its name in the name that a driver gives."""
+    name = one.title.removeprefix("NVIDIA ").removesuffix(" SXM").removeprefix("RTX ")
+    return rf"\b{re.escape(name)}\b"

@@ -21,7 +21,6 @@ from qwenimg.common.base.text import aligned
 from qwenimg.common.measure.machines import LAUNCH, PASSES, Machine
 from qwenimg.common.measure.published import Subject
 from qwenimg.common.precision.precision import Precision
-from qwenimg.common.runtime import recording
 from qwenimg.common.runtime.kernels import Counts, Kernel, fused
 
 LABEL = "MODEL"
@@ -206,17 +205,9 @@ def lines(made: OnPaper) -> list[str]:
         f"a step is {batch} of guidance; kernels: {kernels}; rates: {_rates(machine)}",
         *aligned(rows),
         *blocks,
-        *([] if machine.is_apple else [_launching(made.step)]),
         f"a picture of {made.steps} steps, without text encoder and loading: {', '.join(whole)}",
         f"{LABEL}: no host, no gaps between kernels; rates: {machine.source}",
     ]
-
-
-def _launching(step: Stage) -> str:
-    """What the host does for a step, as `--graphs auto` takes it."""
-    times = [f"{name} {_time(row.kernels * recording.LAUNCH)}" for name, row in _forms(step)]
-    each = f"{recording.LAUNCH * 1e6:.0f} us each"
-    return f"the host launches a step's kernels, {each}, in: {', '.join(times)}; with graphs it launches {step.calls}"
 
 
 def _forms(stage: Stage) -> tuple[tuple[str, Row], ...]:

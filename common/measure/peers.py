@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qwenimg.common.base import leftovers
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.base.text import aligned, clean
@@ -47,7 +48,6 @@ class Job:
     device: str  # the peer's
     policy: str  # ours: what --precision says
     compile: str
-    graphs: str
     dtype: str  # of the denoiser
     vae_dtype: str
     prompt: str
@@ -196,11 +196,13 @@ def compare(job: Job, arms: Mapping[str, list[str]], shape: tuple[int, int, int,
 
 def _arm(name: str, command: list[str], job: Job, file: Path) -> Measured:
     file.write_text(json.dumps(asdict(job)), encoding="utf-8")
-    done = subprocess.run([*command, str(file)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    child = subprocess.Popen([*command, str(file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with child, leftovers.running(child):
+        out, err = child.communicate()
+    if child.returncode:
+        last = (err.strip().splitlines() or ["no message"])[-1]
         raise BackendMissing(f"bench: the arm of {name} failed: {clean(last, 160)}")
-    made: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    made: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
     return Measured(**made)
 
 

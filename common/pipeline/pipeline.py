@@ -37,7 +37,7 @@ from qwenimg.common.request.loras import Key, Loras
 from qwenimg.common.request.option import no_effect, recorded
 from qwenimg.common.request.recipe import FORMAT, Recipe
 from qwenimg.common.request.request import OPTIONS, Defaults, Request, random_seed
-from qwenimg.common.runtime import compiling, recording
+from qwenimg.common.runtime import compiling
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.compiling import Decision
 from qwenimg.common.runtime.engine import Array
@@ -159,6 +159,7 @@ class Pipeline:
     @call_options.described
     def estimate(self, prompt: str, **asked: Unpack[Asked]) -> Estimate:
         """Memory and time that the picture would take. Raises as `check` does, and DoesNotFit; loads no weight."""
+        self._turns.check_process()
         return self._fit.estimate(self.check(prompt, **asked))
 
     def prepare(self, prompts: Sequence[str], clip_skip: int = 0, lora: str = "", lora_mode: str = "auto") -> None:
@@ -185,16 +186,10 @@ class Pipeline:
     def compile(self, mode: str = "auto", seconds: float = 0.0) -> Decision:
         """Decides whether the denoiser is compiled when it is next loaded: `on`, `off`, or by the preset and by what
         that would save of a run whose steps take about so many `seconds`. Raises UsageError."""
-        compiling.check("compile", mode)
+        compiling.check(mode)
         wanted, kinds = self.runtime.choice.wishes.compiled, compiling.kinds(self.checkpoint)
         decision = compiling.decide(mode, self.engine.compiler(), seconds, kinds=kinds, wanted=wanted)
         self.runtime.compiles = decision.on
-        return decision
-
-    def record(self, mode: str = "auto", step: float = 0.0) -> Decision:
-        """The same of CUDA graphs of its calls, for steps of about so many seconds. Raises BackendMissing too."""
-        decision = recording.decide(mode, self.engine.no_graphs(), recording.launched(self.checkpoint), step)
-        self.runtime.records = decision.on
         return decision
 
     def free_transformer(self) -> None:
@@ -326,6 +321,7 @@ class Pipeline:
         steps = segment.solver(x, segment.schedule, denoiser, lambda: run.array(stream.normal(initial.noise.shape)))
         i = 0
         while True:
+            self._turns.check_process()  # a stream that the parent process began
             begun = time.perf_counter()
             try:
                 x = next(steps, None)

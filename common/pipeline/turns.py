@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -16,6 +17,7 @@ from threading import Lock, get_ident
 from typing import Generic, TypeVar
 from weakref import WeakSet
 
+from qwenimg.common.base import forked
 from qwenimg.common.base.errors import PipelineBusy, UsageError
 
 E = TypeVar("E")
@@ -34,9 +36,13 @@ class Turns(Generic[E]):
     """The line of a pipeline: its head runs, the others wait. Its streams yield `E`."""
 
     def __init__(self) -> None:
-        self.closed = False
+        self.closed, self._process = False, os.getpid()
         self._line: list[Turn] = []
         self._streams: WeakSet[Generator[E, None, None]] = WeakSet()
+
+    def check_process(self) -> None:
+        """Raises UsageError in a forked child, where no framework has threads to draw with."""
+        forked.check(self._process)
 
     def check_open(self) -> None:
         """Raises UsageError once the pipeline is closed."""
@@ -44,7 +50,8 @@ class Turns(Generic[E]):
             raise UsageError("this pipeline is closed; load the model again with qwenimg.load")
 
     def check_free(self) -> None:
-        """Raises PipelineBusy where something runs, and UsageError once the pipeline is closed."""
+        """Raises PipelineBusy where something runs, and UsageError once the pipeline is closed or in a forked child."""
+        self.check_process()
         if self._line:
             raise PipelineBusy(f"{BUSY}: wait for it (wait=True), close its stream, or load a second pipeline")
         self.check_open()
@@ -95,6 +102,7 @@ class Turns(Generic[E]):
     @contextmanager
     def _placed(self, patience: float, *, overtakes: bool) -> Iterator[Turn]:
         """Stand in line, at its end or behind its head, and hold the turn when it comes."""
+        self.check_process()
         turn = Turn()
         turn.gate.acquire()
         try:

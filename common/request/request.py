@@ -81,102 +81,107 @@ class Request:
         longest=MAX_CHARACTERS, checks=check_prompt, recorded="always",
     ))  # fmt: skip
     negative_prompt: str = option(" ", Option(
-        help="what to steer away from; needs guidance above 1", section="Prompt", metavar="TEXT", flags=("-n",),
+        help="what the picture must not show; needs guidance above 1", section="Prompt", metavar="TEXT", flags=("-n",),
         title="the negative prompt", longest=MAX_CHARACTERS, checks=check_prompt, config=True, recorded="always",
         needs="guidance",
     ))  # fmt: skip
     width: int = option(1024, Option(  # pixels
-        help="width; the model's unless given", call="pixels; beside image, in its proportions", section="Picture",
+        help="width; default the model's", call="pixels; beside image, in its proportions", section="Picture",
         metavar="PIXELS", flags=("-W",), least=1, most=sizes.MAX_SIDE, recorded="always",
     ))  # fmt: skip
     height: int = option(1024, Option(
-        help="height; the model's unless given", call="pixels; beside image, in its proportions", section="Picture",
+        help="height; default the model's", call="pixels; beside image, in its proportions", section="Picture",
         metavar="PIXELS", flags=("-H",), least=1, most=sizes.MAX_SIDE, recorded="always",
     ))  # fmt: skip
     steps: int = option(50, Option(
-        help="{bounds}; the model's unless given", section="Picture", metavar="N", aliases=("num-inference-steps",),
+        help="{bounds}; default the model's", section="Picture", metavar="N", aliases=("num-inference-steps",),
         least=1, most=MAX_STEPS, config=True, recorded="always",
     ))  # fmt: skip
     guidance: float = option(4.0, Option(
-        help="{bounds}; at 1 or below one pass, no negative prompt", section="Picture", metavar="X",
+        help="{bounds}, how closely to follow the prompt; up to 1 is without, and twice as fast", section="Picture",
+        metavar="X",
         flags=("--cfg", "--cfg-scale"), aliases=("true-cfg-scale",), least=0, most=MAX_GUIDANCE, config=True,
         recorded="always",
     ))  # fmt: skip
     cfg_end: float = option(1.0, Option(
-        help="{bounds}, the share of the steps that have guidance; after it one pass", section="Picture", metavar="X",
+        help="{bounds}, the share of the steps that have guidance; the rest takes half the time", section="Picture",
+        metavar="X",
         least=0, most=1, open="least", config=True, recorded="changed", needs="guidance",
     ))  # fmt: skip
     step_cache: float = option(0.0, Option(
-        help="{bounds}: calls of the model that differ by at most X keep what deeper blocks made; 0 is off",
+        help="{bounds}, skip most of a step that barely changes; 0.1 takes about half the time, 0 is off",
         section="Picture", metavar="X", least=0, most=1, config=True, recorded="changed", families=_SPLIT,
         elsewhere="this model is always computed whole",
     ))  # fmt: skip
     cached_calls: str = option("", Option(
-        help="the calls that do, as 3-5,7, in place of a choice by --step-cache",
-        call="the calls that do, as 3-5,7, in place of a choice by step_cache", section="Picture", metavar="CALLS",
+        help="the model calls to skip, as 3-5,7, in place of --step-cache",
+        call="the model calls to skip, as 3-5,7, in place of step_cache", section="Picture", metavar="CALLS",
         longest=8_000, checks=cached_calls.parse, recorded="changed", families=_SPLIT,
         elsewhere="this model is always computed whole",
     ))  # fmt: skip
     guidance_rescale: float = option(0.0, Option(
-        help="{bounds}, against pictures that guidance overexposes", section="Picture", metavar="X", least=0, most=1,
+        help="{bounds}, against overexposed pictures at high guidance; 0.7 is usual", section="Picture", metavar="X",
+        least=0, most=1,
         recorded="changed", needs="guidance", families=_STABLE_DIFFUSION,
         elsewhere="this model's guidance always keeps the prediction's norm",
     ))  # fmt: skip
     sampler: str = option("", Option(  # "": the model's own
-        help="the model's unless given; `qwenimg samplers` lists them", section="Picture", metavar="NAME",
+        help="how steps are made; qwenimg samplers lists them. Default the model's", section="Picture", metavar="NAME",
         aliases=("sampling-method",), checks=_check_sampler, names=_samplers, config=True, recorded="always",
     ))  # fmt: skip
     schedule: str = option("", Option(  # "": the model's own
-        help="noise levels: model, karras, exponential, beta, ays and others; the model's unless given",
+        help="noise levels: model, karras, exponential, beta, ays, ...; default the model's",
         section="Picture", metavar="NAME", checks=_check_schedule, names=_schedules, config=True, recorded="always",
     ))  # fmt: skip
     seed: int = option(0, Option(
-        help="7, a list 1,2,3 or a range 1-4; -1, the default: random",
+        help="7, a list 1,2,3 or a range 1-4; random unless given",
         call="0 to 2**64 - 1; by chance unless given, and then in the result",
         section="Picture", metavar="SEEDS", flags=("-s",), least=0, most=MAX_SEED, several=True, checks=_check_seed,
         recorded="always",
     ))  # fmt: skip
     lora: str = option("", Option(
-        help="a LoRA file or hub id and its strength, 1 unless given; again for a second",
+        help="a LoRA file or hub id, with its strength; give it again for a second one",
         call="FILE:SCALE, a path, a pair (path, strength), or a list of these", python="Loras", section="Model",
         metavar="FILE[:SCALE]",
         aliases=("lora-path",), longest=8_000, joined="; ", checks=lora_text.parse, config=True, recorded="changed",
     ))  # fmt: skip
     lora_mode: str = option("auto", Option(
-        help="fuse: LoRAs in the weights; side: beside them; auto, the default: beside weights in codes",
+        help="fuse merges LoRAs into the weights, side keeps them apart; auto keeps them apart from quantized weights",
         section="Model", metavar="auto|fuse|side", checks=lora_text.mode, names=lora_text.modes, config=True,
         recorded="changed",
     ))  # fmt: skip
     few_steps: str = option("", Option(
-        help="distilled: lightning, lcm, hyper, hyper-cfg, hyper-unified, hyper-unet, turbo, all that goes with it",
+        help="draw in 1 to 8 steps: lightning, lcm, hyper, hyper-cfg, hyper-unified, hyper-unet, turbo",
         section="Model", metavar="NAME[:STEPS]", checks=_check_few_steps, config=True,
     ))  # fmt: skip
     latents: NDArray[np.float32] | None = option(None, Option(  # [1, C, H/8, W/8], standard normal
-        help="noise from .npy or .safetensors, not from the seed",
+        help="noise from a .npy or .safetensors file, in place of the seed's",
         call="noise [1, C, H/8, W/8] in place of the seed's", section="Model", metavar="FILE",
     ))  # fmt: skip
     image: NDArray[np.uint8] | None = option(None, Option(  # [H, W, 3]
-        help="start from this PNG, JPEG or WebP", call="a PIL image, an array [H, W, 3] or a file to start from",
+        help="a PNG, JPEG or WebP to start from", call="a PIL image, an array [H, W, 3] or a file to start from",
         python="Picture", section="Picture to start from", metavar="FILE", flags=("-i",),
         aliases=("init-img", "init-image", "image-path"),
     ))  # fmt: skip
     strength: float = option(0.8, Option(
-        help="{bounds}, the share of the schedule that is run on it",
-        call="{bounds}, the share of the schedule that is run on image", section="Picture to start from", metavar="X",
+        help="{bounds}, how much of the -i picture is drawn anew",
+        call="{bounds}, how much of image is drawn anew: the share of the schedule that is run",
+        section="Picture to start from", metavar="X",
         least=0, most=1, open="least", recorded="used", needs="image",
     ))  # fmt: skip
     mask: NDArray[np.uint8] | None = option(None, Option(  # [H, W]
-        help="of its size: white is made anew, black is kept",
+        help="a picture of the same size as -i: white is drawn anew, black is kept",
         call="where image is made anew, from 128 on: a PIL image, an array [H, W] or a file", python="Picture",
         section="Picture to start from", metavar="FILE",
         aliases=("mask-image",),
     ))  # fmt: skip
     refine_at: float = option(0.8, Option(
-        help="{bounds} of the trained times, where the refiner takes over", section="Model", metavar="X", least=0,
+        help="{bounds}, where the refiner takes over: 0.8 leaves it the last fifth", section="Model", metavar="X",
+        least=0,
         most=1, open="both", recorded="used", needs="refiner", families=_STABLE_DIFFUSION,
     ))  # fmt: skip
     clip_skip: int = option(0, Option(
-        help="{bounds}, the last layers of CLIP that are left out", section="Model", metavar="N", least=0,
+        help="{bounds}, leave out so many last layers of CLIP", section="Model", metavar="N", least=0,
         most=MAX_CLIP_SKIP, config=True, recorded="changed", families=_STABLE_DIFFUSION,
         elsewhere="this model's text encoder is not CLIP",
     ))  # fmt: skip

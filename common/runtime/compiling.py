@@ -31,18 +31,17 @@ class Decision:
     line: str  # for the first lines of a run
 
 
-def folder(framework: str = "") -> Path:
-    """Where what was compiled is kept for later runs: the user's cache. framework: with its version, where it does not
-    name a folder by that itself."""
+def folder(framework: str) -> Path:
+    """Return where what was compiled is kept for later runs: in the user's cache. framework: its name and version."""
     from platformdirs import user_cache_path
 
     return user_cache_path("qwenimg") / "compiled" / framework
 
 
-def check(option: str, mode: str) -> None:
-    """Raises UsageError."""
+def check(mode: str) -> None:
+    """Check a value of --compile. Raises UsageError."""
     if mode not in MODES:
-        raise UsageError(f"--{option} {clean(mode, 40)!r} is not one of {', '.join(MODES)}")
+        raise UsageError(f"--compile {clean(mode, 40)!r} is not one of {', '.join(MODES)}")
 
 
 def kinds(checkpoint: Checkpoint | None) -> int:
@@ -55,19 +54,13 @@ def kinds(checkpoint: Checkpoint | None) -> int:
     return len(set(map(frozenset, blocks.values())))
 
 
-def settled(option: str, mode: str, missing: str, otherwise: str) -> Decision | None:
-    """`--option on` and `off`, which need no reckoning; of what is missing, `otherwise` says what to do without it.
-    Raises BackendMissing."""
-    if mode == "on" and missing:
-        raise BackendMissing(f"--{option} on {missing}; {otherwise}")
-    return None if mode == "auto" else Decision(on=mode == "on", line=f"--{option} {mode}")
-
-
 def decide(mode: str, compiler: Compiler, seconds: float, *, kinds: int = 1, wanted: bool = False) -> Decision:
-    """For a run whose steps take about so many seconds as it is, by a denoiser with so many kinds of blocks. `wanted`:
-    a preset asks for it wherever it saves anything. Raises BackendMissing."""
-    if found := settled("compile", mode, compiler.missing, "install it, or use --compile off"):
-        return found
+    """Decide for a run whose steps take about `seconds` without compiling, by a denoiser with `kinds` kinds of blocks.
+    wanted: a preset asks for it wherever it saves anything. Raises BackendMissing."""
+    if mode == "on" and compiler.missing:
+        raise BackendMissing(f"--compile on {compiler.missing}; install it, or use --compile off")
+    if mode != "auto":
+        return Decision(on=mode == "on", line=f"--compile {mode}")
     if compiler.missing and compiler.share:
         return Decision(on=False, line=f"--compile auto: off, since it {compiler.missing}")
     if not compiler.share:

@@ -116,18 +116,10 @@ class Engine(Protocol):
         """What compiling a denoiser is here."""
         ...
 
-    def compile(self, opened: Any, on: bool) -> None:
-        """Whether the next calls of `opened`, a denoiser, are compiled, from outside: they give the same up to
-        rounding."""
-        ...
-
-    def no_graphs(self) -> str:
-        """Why calls are not recorded as CUDA graphs here; empty where they can be."""
-        ...
-
-    def record(self, opened: Any, tell: Callable[[str], None]) -> None:
-        """Records the next calls of `opened`, a denoiser that is always in memory, as CUDA graphs and replays them: the
-        same bits. Where that fails it tells so in one line, and the calls are as they were."""
+    def compile(self, opened: Any, on: bool, autotune: bool) -> str:
+        """Set whether the next calls of `opened`, a denoiser, are compiled; results are the same up to rounding. Return
+        what to tell the user, such as why no folder keeps what is compiled, or nothing. autotune: also look for the
+        fastest kernels, where the framework can."""
         ...
 
     def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str], branches: Iterable[str]) -> None:

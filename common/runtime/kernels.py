@@ -34,7 +34,6 @@ class Kernel:
     writes: tuple[Span, ...]
     region: int  # kernels of one region may be fused
     launches: int = 1
-    at_end: bool = False  # compiled, the product in front of it does this at its end
 
     @property
     def nbytes(self) -> int:
@@ -66,7 +65,7 @@ def fused(kernels: Sequence[Kernel]) -> list[Kernel]:
     """`kernels` with those merged that a compiler makes one of: memory-bound kernels of one region of which one reads
     what the other wrote, with no product or attention in between, or which mostly read the same. A merged kernel reads
     what comes from outside once, and writes what is used outside."""
-    kernels = _inlined(_ended(kernels))
+    kernels = _inlined(kernels)
     groups = _groups(kernels)
     readers: dict[int, set[int]] = {}
     for i, kernel in enumerate(kernels):
@@ -76,17 +75,6 @@ def fused(kernels: Sequence[Kernel]) -> list[Kernel]:
     for i, kernel in enumerate(kernels):
         members.setdefault(groups[i], []).append(kernel)
     return [_merged(group, those, readers) if len(those) > 1 else those[0] for group, those in members.items()]
-
-
-def _ended(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """With what is at the end of products in them."""
-    made: list[Kernel] = []
-    for kernel in kernels:
-        if kernel.at_end:
-            made[-1] = replace(made[-1], writes=kernel.writes, shape=kernel.shape)
-        else:
-            made.append(kernel)
-    return made
 
 
 def _inlined(kernels: Sequence[Kernel]) -> list[Kernel]:

@@ -14,7 +14,8 @@ class OnPaper:
     name: str
     facts: Device
     workspace: Workspace
-    free: int  # bytes
+    free: int  # bytes that a run may take
+    about: str = ""  # how that follows from the memory of the machine
     total: int = 0  # as `Engine.machine` has it, and the limit
     limit: str = ""
     rate: float | None  # operations a second of its products, where that was measured here

@@ -91,7 +91,6 @@ class Runtime:
         self.choice = choice or Choice(preset="", precision=precision.name)
         self.clock = Clock()
         self.compiles: bool | None = None  # whether the denoiser is when it is opened; None is the engine's usual
-        self.records = False  # its calls, as CUDA graphs
         self.prompts: TextStore | None = None  # encoded ones that are kept on the disk
         self._held = 0  # bytes that another run on this engine holds, and would give up for this one
 
@@ -183,16 +182,11 @@ class Runtime:
         with self.clock.timed(f"load {title}"):
             opened = self.engine.open(component.network, component.config, self.plan(component), self.precision)
             if self.compiles is not None and component.role == "transformer":
-                self.engine.compile(opened, self.compiles and not count)  # whose blocks are not always there
-            if self.records and component.role == "transformer":
-                self._record(opened, count)
+                on = self.compiles and not count  # streamed blocks are not always in memory
+                line = self.engine.compile(opened, on, autotune=self.choice.wishes.compiled)
+                if line:
+                    self.notify("notice", line)
             return opened
-
-    def _record(self, opened: Any, streamed: int) -> None:
-        if streamed:
-            self.notify("notice", f"no graphs: {counted(streamed, 'block')} of the denoiser are streamed")
-        else:
-            self.engine.record(opened, lambda line: self.notify("notice", line))
 
     def readapt(
         self, opened: Any, before: Component, now: Component, title: str, free: Callable[[], None]

@@ -89,7 +89,6 @@ def load(
     prediction: Prediction | None = None,
     quantize: int | str | None = None,
     compile: str = "auto",
-    graphs: str = "auto",
     max_memory: str | int | None = None,
     fallback: bool = False,
     cache_prompts: bool = False,
@@ -102,7 +101,7 @@ def load(
     its parts elsewhere, else the built-in model, with a notice. backend: auto, mlx, cuda or cpu. precision: see
     `syntax` in `qwenimg.common.precision.precision`; `auto` is the preset's: quality, balanced, fast, memory, or auto.
     quantize: weights in 8, 6 or 4 bits, or text=8,transformer=4. compile: the denoiser, on or off; auto: where it costs
-    next to nothing. graphs: its calls as CUDA graphs, on, or off as with auto. max_memory: bytes or `12GB`; blocks that
+    next to nothing. max_memory: bytes or `12GB`; blocks that
     do not fit are streamed. fallback: where a value overflows, goes on in the next dtype. cache_prompts: keeps encoded
     prompts on the disk. notify(kind, text) gets stages, warnings and notices. transformer (or UNet), text_encoder,
     text_encoder_2, vae: folder or file of that part's weights. models_dir: folders where models, parts and LoRAs have
@@ -116,7 +115,7 @@ def load(
         _check_names(unknown)
     bits = accepted.bits(quantize)
     running = Running(
-        backend=backend, precision=precision, preset=preset, compile=compile, graphs=graphs, quantize=bits,
+        backend=backend, precision=precision, preset=preset, compile=compile, quantize=bits,
         max_memory=max_memory, fallback=fallback, cache_prompts=cache_prompts,
     )  # fmt: skip
     parts = {"transformer": transformer, "text_encoder": text_encoder, "text_encoder_2": text_encoder_2, "vae": vae}
@@ -172,8 +171,6 @@ def _pipeline(
         )
         if running.compile != "auto":
             pipeline.compile(running.compile)
-        if running.graphs != "auto":
-            pipeline.record(running.graphs)
         stack.pop_all()  # from here on the pipeline closes them
     return pipeline
 

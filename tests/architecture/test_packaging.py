@@ -174,8 +174,8 @@ def test_frameworks_and_references_are_extras():
     assert {"diffusers", "transformers"} <= extras["dev"]
     assert not extras["dev"] & FRAMEWORKS
     assert not core & (FRAMEWORKS | extras["dev"])
-    # Pillow's name, training draws its curve; triton comes with torch where that is for NVIDIA's cards.
-    assert imports("backends/torch") - core - PEERS.keys() == {"torch", "PIL", "triton"}
+    # Pillow's name, training draws its curve.
+    assert imports("backends/torch") - core - PEERS.keys() == {"torch", "PIL"}
     assert imports("backends/mlx") - core - PEERS.keys() == {"mlx"}
     package = ("src", "common", "cli", "backends")
     assert "transformers" not in imports(*package)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -115,8 +116,18 @@ def test_no_prompt_shows_the_help(library: Library) -> None:
         cli(empty).refused(2, "empty")
 
 
-def test_help_names_every_option_once() -> None:
-    ran = cli("--help")
+def test_the_short_help_is_what_most_people_need() -> None:
+    """Twenty options in the order of use, then how to see all; the rest is behind --help-all."""
+    text = cli("--help").out.decode()
+    options = re.findall(r"^  (-\S.*?)(?:  |$)", text.partition("Commands")[0], re.MULTILINE)
+    print(*options, sep="\n")
+    assert len(options) == 20 + 3 and options[0].startswith("-m, --model") and options[-2] == "--help-all"
+    assert "--step-cache" not in text and "Exit codes" in text
+    assert cli("generate", "--help").out.decode() == text
+
+
+def test_all_help_names_every_option_once() -> None:
+    ran = cli("--help-all")
     assert ran.code == 0 and ran.err == ""
     text = ran.out.decode()
     shown = [p for p in generate.params if not getattr(p, "hidden", False) and p.name != "words"]
@@ -129,7 +140,7 @@ def test_help_names_every_option_once() -> None:
     assert len(named) == len(set(named)) and set(named) <= {p.name for p in shown}
     assert all(f"\n  {name} " in text for name in COMMANDS)
     assert "Examples" in text and "Exit codes" in text and "--num-inference-steps" not in text
-    assert cli("generate", "--help").out == ran.out
+    assert cli("generate", "--help-all").out == ran.out
     assert b"info" in cli("--help", "info").out and b"PROMPT" not in cli("info", "--help").out
 
 

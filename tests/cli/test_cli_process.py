@@ -22,7 +22,7 @@ HANGS = 300  # seconds after which a process that should have ended is taken for
 HEAVY = ("torch", "mlx", "numpy", "PIL", "tokenizers", "huggingface_hub", "safetensors", "tqdm", "platformdirs")
 
 # Runs the command line with a stand-in for the models. STUCK: in which stage it sits in one call into C. GATE: a file
-# that the second step of the second picture waits for. REPEAT: seconds in which a signal is the first one over again.
+# that the second step of the second picture waits for. REPEAT and LONG: those of `signals`.
 SCRIPT = """
 import hashlib, os, sys, threading, time
 from pathlib import Path
@@ -33,6 +33,7 @@ from qwenimg.cli.main import run
 from qwenimg.common.shapes import builtin
 
 signals.REPEAT = float(os.environ.get("REPEAT", signals.REPEAT))
+signals.LONG = float(os.environ.get("LONG", 3600))  # the clock decides nothing
 
 def stuck(stage):
     if os.environ.get("STUCK") == stage:
@@ -185,19 +186,39 @@ def test_a_signal_is_an_error_event(tmp_path: Path) -> None:
     assert process.returncode == 130 and '"event": "error", "index": null, "exit": 130' in out.splitlines()[-1]
 
 
+ENDED = "qwenimg: error: stopped by a signal; the pictures that were done are kept\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("stage", ["load", "prepare", "stream"])
-def test_a_second_signal_ends_the_process_at_once(tmp_path: Path, stage: str) -> None:
-    """It sits in C for hours, where no exception can be raised: nothing but the second signal can end it."""
-    with started(tmp_path, "x", STUCK=stage, REPEAT="0") as process:
+def test_one_signal_ends_what_lasts_long(tmp_path: Path, stage: str, number: signal.Signals) -> None:
+    """It sits in C for hours, where no exception can be raised: in a step, which has no limit here, or before it."""
+    with started(tmp_path, "x", "--json", STUCK=stage, LONG="0") as process:
         wait_for(process, "stuck")
-        process.send_signal(signal.SIGINT)
-        told = wait_for(process, "again to stop at once")
+        process.send_signal(number)
+        out, err = process.communicate(timeout=HANGS)
+    code = 130 if number == signal.SIGINT else 143
+    assert process.returncode == code and err == ENDED and not list(tmp_path.iterdir())
+    assert f'"event": "error", "index": null, "exit": {code}' in out.splitlines()[-1]
+
+
+def test_a_step_that_lasts_as_long_as_those_before_it_is_not_waited_for(tmp_path: Path) -> None:
+    with started(tmp_path, "x", "-s", "1-3", "-o", "{seed}", GATE=str(tmp_path / "never"), LONG="0.2") as process:
+        wait_for(process, "at the gate")  # the steps before it took 0.25 s each, as the pipeline says
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=HANGS)
+    assert process.returncode == 143 and err == ENDED
+    assert out == f"{tmp_path / '1.png'}\n" and [p.name for p in tmp_path.iterdir()] == ["1.png"]
+
+
+def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
+    with started(tmp_path, "x", STUCK="stream", REPEAT="0") as process:
+        wait_for(process, "stuck")
+        process.send_signal(signal.SIGTERM)
+        wait_for(process, "stopping after this step; again to stop at once")
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=HANGS)
-    assert ("after this step" in told and "no step is done yet" in told) == (stage == "stream")
-    assert process.returncode == 130 and out == ""
-    assert err.splitlines()[-1].startswith("qwenimg: error: stopped") and "Traceback" not in err
-    assert not list(tmp_path.iterdir())
+    assert (process.returncode, out, err) == (130, "", ENDED) and not list(tmp_path.iterdir())
 
 
 def test_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ WRONG = {
     "seed": "x", "steps": "0", "guidance": "-1", "sampler": "nope", "schedule": "nope", "cfg_end": "2",
     "step_cache": "3", "cached_calls": "x", "guidance_rescale": "7", "strength": "9", "refine_at": "4",
     "clip_skip": "99", "lora": "a:0.5:c:", "lora_mode": "no", "few_steps": "lcm:x", "num_images": "0", "width": "-3",
-    "height": "0", "prediction": "x", "backend": "x", "compile": "x", "graphs": "x", "debug": "x", "output": "a.gif",
+    "height": "0", "prediction": "x", "backend": "x", "compile": "x", "debug": "x", "output": "a.gif",
     "save_latents": "x.txt", "lightning": "x", "latents": "x.txt",
 }  # fmt: skip
 # Any text may be one of these: a prompt, or the name of a file, a folder or a model.
@@ -53,7 +53,6 @@ def test_a_wrong_form_is_told_before_a_file_is_opened(
         ({"max_memory": -1}, "max_memory is -1"),
         ({"compile": "maybe"}, "--compile 'maybe' is not one of"),
         ({"compile": True}, "compile is True; expected a text"),
-        ({"graphs": "maybe"}, "--graphs 'maybe' is not one of"),
         ({"precision": "fp33"}, "fp33"),
         ({"preset": "nice"}, "--preset 'nice'"),
         ({"quantize": "7"}, "--quantize '7'"),

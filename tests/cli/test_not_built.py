@@ -2,25 +2,53 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from cli_runner import Library, cli
 
 from qwenimg.cli import near
-from qwenimg.cli.generate import NOT_BUILT
+from qwenimg.cli.elsewhere import BACKENDS, LIKE, OPTIONS, unknown
+from qwenimg.cli.generate import generate
 from qwenimg.cli.help import COMMANDS
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.prompts.check import check_prompt
 
-OPTIONS = [(name, what.split(",")[0]) for what, names in NOT_BUILT.items() for name in names]
+MISSING = [(name, text.split(" is")[0].split(" are")[0]) for name, text in OPTIONS.items() if "not built" in text]
 
 
-@pytest.mark.parametrize(("name", "what"), OPTIONS)
+@pytest.mark.parametrize(("name", "what"), MISSING)
 def test_options_for_what_is_not_built(library: Library, name: str, what: str) -> None:
     for args in (["x", name, "y"], [name, "y", "x"], ["x", name], [f"{name}=y", "x"]):
         cli(*args).refused(2, what, "not built yet")
-    assert not library.calls and name not in cli("--help").out.decode().split()
+    assert not library.calls and name not in cli("--help-all").out.decode().split()
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--neg", "y"], "--negative-prompt"), (["--device", "cuda"], "--backend"),
+        (["--dtype", "fp16"], "--precision"),
+        (["--tiling"], "where memory asks for them"), (["--low-vram"], "--max-memory"),
+        (["--lora", "f.safetensors", "0.7"], "f.safetensors:0.7"),
+        (["--backend", "metal"], "mlx"), (["--lora-scales", "1"], "FILE:SCALE"), (["--format", "webp"], "-o"),
+        (["--scheduler", "y"], "--sampler"), (["--turbo"], "--few-steps"), (["--stepz", "4"], "--steps"),
+        (["--negative_promt", "y"], "--negative-prompt"), (["--quux"], "--help-all"), (["--cpu-offload"], "-q 8"),
+    ],
+)  # fmt: skip
+def test_options_of_other_programs_are_answered_by_meaning(library: Library, args: list[str], said: str) -> None:
+    cli("x", *args).refused(2, said)
+    assert not library.calls
+
+
+def test_the_table_of_other_programs_names_what_there_is() -> None:
+    """No option of ours is in it, and every option that it advises is one."""
+    known = {opt for param in generate.params for opt in param.opts if not getattr(param, "hidden", False)}
+    advised = {word for text in OPTIONS.values() for word in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", text)}
+    assert not OPTIONS.keys() & known and advised <= known, advised - known
+    assert {*BACKENDS.values()} <= {"auto", "mlx", "cuda"}
+    assert unknown("--" + "x" * 30, known).endswith("qwenimg --help-all lists all") and 0.5 < LIKE < 1
 
 
 @pytest.mark.parametrize(

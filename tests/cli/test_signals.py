@@ -15,33 +15,29 @@ from qwenimg.cli.signals import Stop, Stopped
 
 HANGS = 300  # seconds after which a process that should have ended is taken for stuck; no test waits for them
 SIGTERM = "os.kill(os.getpid(), signal.SIGTERM)"
-# Places where Python prints an exception and goes on.
+ENDED = "qwenimg: error: stopped by a signal; the pictures that were done are kept\n"
+# Places where Python prints an exception and goes on, and one where foreign code does.
 SWALLOWERS = {
     "destructor": f"""
 class Eats:
     def __del__(self):
         {SIGTERM}
-        sum(range(9))
+        time.sleep(3600)
 x = Eats()
-del x""",
-    "weak reference": f"""
-import weakref
-class Eats: pass
-def call(ref):
-    {SIGTERM}
-    sum(range(9))
-x = Eats()
-y = weakref.ref(x, call)
 del x""",
     "garbage collector": f"""
 import gc
 def call(phase, info):
-    if phase == "start":
-        gc.callbacks.clear()
-        {SIGTERM}
-        sum(range(9))
+    {SIGTERM}
+    time.sleep(3600)
 gc.callbacks.append(call)
 gc.collect()""",
+    "except": f"""
+try:
+    {SIGTERM}
+    time.sleep(3600)
+except BaseException:
+    time.sleep(3600)""",
 }
 
 
@@ -51,22 +47,70 @@ def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("place", SWALLOWERS)
-def test_what_was_swallowed_is_raised_again(tmp_path: Path, place: str) -> None:
-    body = SWALLOWERS[place].replace("\n", "\n        ")
+def test_nothing_can_swallow_a_signal(tmp_path: Path, place: str) -> None:
+    body = SWALLOWERS[place].replace("\n", "\n    ")
+    ran = run(f"from qwenimg.cli import signals\nwith signals.watched():\n    {body}", tmp_path)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (143, "", ENDED), ran
+
+
+def test_a_signal_while_a_file_is_written_leaves_nothing(tmp_path: Path) -> None:
+    """Its temporary file is there, and the system writes it out for hours."""
     ran = run(
         f"""
+from pathlib import Path
 from qwenimg.cli import signals
-with signals.watched() as stop:
-    try:
-        stop.raises = True
-        {body}
-        time.sleep(10 * {HANGS})
-    except signals.Stopped:
-        print("stopped", stop.exit_code)
+from qwenimg.common.base import atomic_files
+def fsync(descriptor):
+    assert [path.suffix for path in Path().iterdir()] == [".part"]
+    {SIGTERM}
+    time.sleep(3600)
+with signals.watched():
+    os.fsync = fsync
+    atomic_files.write_atomic(Path("a.png"), bytes(1000), overwrite=False)
 """,
         tmp_path,
     )
-    assert (ran.stdout, ran.stderr) == ("stopped 143\n", ""), ran
+    assert (ran.returncode, ran.stderr) == (143, ENDED) and list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_ends_the_processes_that_were_started(tmp_path: Path) -> None:
+    """What they hold of ours is closed then: a pipe ends, of which they have the only other end."""
+    ran = run(
+        f"""
+import subprocess
+from qwenimg.cli import signals
+from qwenimg.common.base import leftovers
+with signals.watched(), subprocess.Popen(["sleep", "3600"], text=True) as child, leftovers.running(child):
+    {SIGTERM}
+    child.wait()
+""",
+        tmp_path,
+    )
+    assert (ran.returncode, ran.stderr) == (143, ENDED)
+
+
+@pytest.mark.parametrize("full", ["1", "2"])
+def test_a_reader_that_does_not_read_holds_nothing_up(tmp_path: Path, full: str) -> None:
+    """Standard output or error is a pipe that is full."""
+    ran = run(
+        f"""
+from qwenimg.cli import signals
+inlet, outlet = os.pipe()
+os.set_blocking(outlet, False)
+try:
+    while os.write(outlet, bytes(4096)):
+        pass
+except BlockingIOError:
+    os.set_blocking(outlet, True)
+with signals.watched() as stop:
+    stop.event = lambda code: b"event"
+    os.dup2(outlet, {full})
+    {SIGTERM}
+    time.sleep(3600)
+""",
+        tmp_path,
+    )
+    assert ran.returncode == 143 and (ran.stderr, ran.stdout) == ((ENDED, "") if full == "1" else ("", "event"))
 
 
 @pytest.mark.parametrize("args", [["--version"], ["samplers"], ["info", "none"]])
@@ -112,7 +156,7 @@ def test_nothing_is_imported_before_the_signals_are_watched(tmp_path: Path) -> N
     assert theirs <= {"__future__"}, theirs
 
 
-# The thread that watches
+# Which signal does what
 
 
 class Ended(Exception):
@@ -120,20 +164,22 @@ class Ended(Exception):
 
 
 def watch(data: list[int], repeat: float, monkeypatch: pytest.MonkeyPatch) -> int | None:
-    """The exit code with which the thread ends the process, if it does."""
+    """The exit code with which the thread ends the process, if it does, while a finished picture is written."""
 
     def end(code: int) -> None:
         raise Ended(code)
 
     monkeypatch.setattr(signals, "REPEAT", repeat)
-    monkeypatch.setattr(signals, "UNWIND", 0)
     monkeypatch.setattr(signals.os, "_exit", end)
-    monkeypatch.setattr(signals, "_print", lambda line: None)
+    monkeypatch.setattr(signals, "_tell", lambda line: None)
     inlet, outlet = os.pipe()
     os.write(outlet, bytes(data))
     os.close(outlet)
+    stop = Stop()
     try:
-        signals._watch(inlet, Stop(), frozenset({2, 15}))
+        with stop.waits():
+            stop.step(1, 1, 0.1)
+            signals._watch(inlet, stop)
     except Ended as ended:
         return int(ended.args[0])
     finally:
@@ -151,23 +197,48 @@ def test_which_signal_is_the_second(
     assert watch(data, repeat, monkeypatch) == code
 
 
+def test_how_long_the_main_thread_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(signals.time, "monotonic", lambda: clock[0])
+    stop = Stop()
+    assert stop.patience() == 0
+    with stop.waits(step=9.0):
+        clock[0] += 4
+        assert stop.patience() == signals.LONG - 4
+        clock[0] += 100
+        assert stop.patience() == 0, "it takes longer than was expected"
+        stop.step(1, 3, 104.0)
+        assert stop.patience() == 0, "as the one before"
+        stop.step(3, 3, 1.0)
+        assert stop.patience() is None, "decoded and written first"
+        stop.picture()
+    with stop.waits(step=3600.0):
+        assert Stop().patience() == 0
+    stop = Stop()
+    with stop.waits():
+        stop.claim()
+    assert stop.patience() is None, "the main thread ends the run"
+
+
 # What is said
 
 
-def test_how_long_it_may_take() -> None:
+def test_what_is_said() -> None:
     stop = Stop()
-    assert stop.words().startswith("stopping; again to stop at once")
+    assert stop.words() == ""
     with stop.waits():
-        assert "after this step; again to stop at once (no step is done yet" in stop.words()
-        stop.step(1, 3, 100.0)
-        assert "(in about 100 s: 1 step so far took 100 s)" in stop.words()
-        stop.step(2, 3, 200.0)
-        assert "(in about 150 s: 2 steps so far took, each, 150 s)" in stop.words()
-        stop.step(3, 3, 100.0)
+        assert "after this step; again to stop at once (no step is done yet; 10 s at most)" in stop.words()
+        stop.step(1, 4, 4.0)
+        assert "(in about 4 s: 1 step so far took 4 s)" in stop.words()
+        stop.step(2, 4, 8.0)
+        assert "(in about 6 s: 2 steps so far took, each, 6 s)" in stop.words()
+        stop.step(3, 4, 90.0)
+        assert stop.words() == ""
+        stop.step(4, 4, 4.0)
         assert "when this picture is decoded and written" in stop.words()
-        stop.picture()
-        assert "after this step" in stop.words()
-    assert not stop.drawing
+    stop = Stop()
+    with stop.waits(step=7.0):
+        assert "(in about 7 s: a step is expected to take 7 s)" in stop.words()
 
 
 def test_a_picture_whose_steps_are_done_is_finished_first() -> None:

@@ -582,15 +582,18 @@ def wait_for(condition, seconds=300):
         time.sleep(0.01)
 
 
-def test_kill_9_half_way_then_resume(fake, cache):
-    """A process is killed with 150,003 bytes of the first shard on disk; the next one asks for the rest only."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_half_way_then_resume(fake, cache, number, code):
+    """A process is ended with 150,003 bytes of the first shard on disk; the next one asks for the rest only."""
     fake.faults[FIRST] = [("stall", 0.5)]
     half = len(fake.files[FIRST]) // 2
-    process = subprocess.Popen([*COMMAND, REPO], env=environment(cache), stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    command = [sys.executable, "-c", "import sys; from qwenimg.cli.main import run; sys.exit(run())", "pull", REPO]
+    process = subprocess.Popen(command, env=environment(cache), stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     wait_for(lambda: part_sizes(cache) == [half])
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    process.send_signal(number)
+    _, told = process.communicate(timeout=300)
+    assert process.returncode == code and b"Traceback" not in told
+    assert told.splitlines()[-1].startswith(b"qwenimg: error: stopped by a signal") == (number != signal.SIGKILL)
     ended = subprocess.run([*COMMAND, REPO], env=environment(cache), capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     folder = Path(ended.stdout.rstrip("\n"))

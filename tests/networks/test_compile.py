@@ -343,9 +343,23 @@ def test_the_fast_preset_compiles_where_that_saves_anything(mode: str, compiler:
     assert compiling.decide(mode, compiler, 1, wanted=fast["fast"]).on is on
 
 
+@pytest.mark.parametrize(("autotune", "mode"), [(False, None), (True, "max-autotune-no-cudagraphs")])
+def test_what_torch_is_asked_for(
+    autotune: bool, mode: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every block is compiled whole, in the mode that was asked for, which torch has."""
+    made, _ = dit("bf16")
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: asked.append(options))
+    compiling_torch.compile(made.model, tmp_path, autotune=autotune)
+    assert len(asked) == DIT.num_layers
+    assert all(one["fullgraph"] and one["dynamic"] and one["mode"] == mode for one in asked), asked
+    assert mode is None or mode in torch._inductor.list_mode_options()
+
+
 def test_a_wrong_mode() -> None:
     with pytest.raises(UsageError, match="is not one of auto, on, off"):
-        compiling.check("compile", "fast")
+        compiling.check("fast")
 
 
 def test_a_missing_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,7 @@ request = Request(prompt="a ring", glow=2)
 print(codes, asked, "glow: above 0 to 2" in Pipeline.__call__.__doc__)
 print(recorded(OPTIONS.values(), request, frozenset())["glow"], check_recipe(RECIPE | {"glow": 1}, Path("x"))["glow"])
 print(no_effect(OPTIONS["glow"], 2.0, "", frozenset(), 1.0))
-run(["--help"])
+run(["--help-all"])
 run(["--help", "--json"])
 """
 

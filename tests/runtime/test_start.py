@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
-import mlx.core as mx
 import pytest
 from processes import ENVIRONMENT
 
@@ -57,10 +54,10 @@ sys.exit(main.run())
 @pytest.mark.parametrize(("module", "frozen"), [("numpy", True), ("triton", False)])
 def test_the_end_of_a_process_searches_for_no_garbage(tmp_path: Path, module: str, frozen: bool) -> None:
     """But where triton is loaded, which takes what is still there then for leaks, in thirty lines on standard error."""
+    if module == "triton":  # which comes with torch for NVIDIA's cards only
+        (tmp_path / "triton.py").touch()
     end = [sys.executable, "-c", END.replace("MODULE", module)]
     done = subprocess.run(end, capture_output=True, text=True, timeout=100, cwd=tmp_path, env=ENVIRONMENT)
-    if "not here" in done.stdout:
-        pytest.skip(f"{module} is not installed")
     assert done.returncode == 0 and ("frozen" in done.stdout) is frozen and done.stderr == ""
 
 
@@ -108,74 +105,13 @@ def test_a_second_process_finds_what_was_compiled(tmp_path: Path) -> None:
     assert max(first["error"], second["error"]) < 1e-5
 
 
-# MLX for a CPU: each kernel is a library in a folder
-
-FUSE = """
-import sys, tempfile
-from pathlib import Path
-import mlx.core as mx
-from qwenimg.backends.mlx import compile
-
-before = tempfile.gettempdir() if len(sys.argv) > 2 else None
-mx.set_default_device(mx.cpu)
-compile.keep(Path(sys.argv[1]))
-chain = compile.fused(lambda x: mx.sigmoid(x) * x + 1)
-x = mx.arange(4.0)
-with compile.fusing(True):
-    made = chain(x)
-mx.eval(made)
-assert float(mx.abs(made - (x / (1 + mx.exp(-x)) + 1)).max()) < 1e-6
-assert before in (None, tempfile.gettempdir())
-print(tempfile.gettempdir())
-"""
-
-
-def fuse(folder: Path, *more: str) -> tuple[str, dict[Path, int]]:
-    """What Python takes for the folder of temporary files then, and the libraries in `folder` with their times."""
-    environment = {name: value for name, value in ENVIRONMENT.items() if name != "MLX_DISABLE_COMPILE"}
-    environment |= {"TMPDIR": str(folder.parent)}
-    command = [sys.executable, "-c", FUSE, str(folder), *more]
-    done = subprocess.run(command, capture_output=True, timeout=600, env=environment, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.strip(), {path: path.stat().st_mtime_ns for path in folder.rglob("*.so")}
-
-
-@pytest.mark.skipif(not shutil.which("g++"), reason="MLX compiles for a CPU by g++")
-def test_a_second_process_finds_what_mlx_compiled(tmp_path: Path) -> None:
-    """In our folder and not in that of temporary files, which stays Python's."""
-    kept = tmp_path / "kept"
-    first = fuse(kept)
-    print(first)
-    assert first[0] == str(tmp_path) and len(first[1]) == 1
-    assert fuse(kept, "asked before") == first, "written once"
-    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
-
-
-def test_a_folder_that_mlx_could_not_use_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that cannot be made or written to, or whose name would be more than that to a shell."""
-    from qwenimg.backends.mlx import compile
-
-    monkeypatch.setenv("TMPDIR", "where it was")
-    (tmp_path / "file").write_text("")
-    compile.keep(tmp_path / "file" / "kept")
-    compile.keep(tmp_path / "with $HOME")
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "access", lambda *_: False)
-        compile.keep(tmp_path / "of another user")
-        assert os.environ["TMPDIR"] == "where it was"
-    compile.keep(tmp_path / "with a space")
-    assert os.environ["TMPDIR"] == str(tmp_path / "with a space")
-
-
-def test_compiling_for_a_cpu_names_the_folder_to_mlx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from qwenimg import backends
-    from qwenimg.common.runtime import compiling
-
-    monkeypatch.setenv("TMPDIR", "where it was")
-    monkeypatch.setattr(compiling, "folder", lambda: tmp_path)
-    engine, opened = backends.load("mlx"), SimpleNamespace()
-    engine.compile(opened, False)
-    assert (os.environ["TMPDIR"], opened.fuses) == ("where it was", False)
-    engine.compile(opened, True)
-    assert (os.environ["TMPDIR"], opened.fuses) == (str(tmp_path), True)
-    mx.disable_compile()  # as the environment of the tests has it
+@pytest.mark.slow
+def test_half_a_library_is_compiled_again(tmp_path: Path) -> None:
+    """As a process leaves it that is killed while its compiler writes; loaded, it would end the process by SIGBUS."""
+    compiled(tmp_path, "run")
+    for library in tmp_path.rglob("*.so"):
+        library.chmod(0o755)
+        os.truncate(library, library.stat().st_size // 2)
+    again = compiled(tmp_path, "run")
+    print(again)
+    assert again["error"] < 1e-5

@@ -47,9 +47,6 @@ class FakePipeline:
     def compile(self, mode: str = "auto", seconds: float = 0.0) -> Decision:
         return Decision(on=mode == "on", line=f"--compile {mode}")
 
-    def record(self, mode: str = "auto", step: float = 0.0) -> Decision:
-        return Decision(on=mode == "on", line=f"--graphs {mode}")
-
     def check(self, prompt: str, **asked: Any) -> None:
         pass
 

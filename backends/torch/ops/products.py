@@ -45,11 +45,7 @@ def linear_gelu(layer: Linear, x: Tensor) -> Tensor:
 
 
 def linear_geglu(layer: Linear, x: Tensor) -> Tensor:
-    """The first half of a linear layer's result times GELU of the second: [... in] -> [... out/2]. In a compiled block
-    a product of our own may have it inside, rounded once (`whole.py`)."""
-    if torch.compiler.is_compiling() and _takes_more(layer):
-        made: Tensor = torch.ops.qwenimg.linear_geglu(x.to(layer.dtype), layer.weight, layer.bias)
-        return made
+    """Return the first half of a linear layer's result times GELU of the second: [... in] -> [... out/2]."""
     return geglu(layer(x))
 
 

@@ -1,0 +1,81 @@
+"""What other programs call their options, and what to give here for them: one table, for the line that says that an
+option is not known."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+_NEGATIVE = "give -n, --negative-prompt"
+_DTYPE = "give --precision"
+_DEVICE = "give --backend"
+_MEMORY = "give --max-memory, as 8GB, or -q 8; qwenimg plan says what fits"
+_TILES = "the VAE takes tiles where memory asks for them; --max-memory sets a limit"
+_LORA = "a LoRA and its strength go together, as --lora FILE:SCALE, once for each"
+_FEW = "give --few-steps turbo, lcm or hyper, as lcm:4"
+_SCHEDULER = "the solver is --sampler and the noise levels are --schedule; qwenimg samplers lists both"
+_NOISE = "noise is the same on every machine, that of torch's CPU generator; --latents gives another"
+_FORMAT = "the ending of -o decides, as -o picture.webp"
+_LINES = "--quiet leaves out progress, --json prints events"
+_BLOCKS = "give --step-cache, as 0.1"
+
+OPTIONS = {
+    **dict.fromkeys(("--neg", "--negative", "--neg-prompt", "--uc", "--negprompt"), _NEGATIVE),
+    **dict.fromkeys(("--dtype", "--torch-dtype", "--fp16", "--bf16", "--half", "--type", "--no-half"), _DTYPE),
+    **dict.fromkeys(("--device", "--gpu", "--cpu", "--cuda", "--mps", "--metal", "--gpu-id"), _DEVICE),
+    **dict.fromkeys(
+        ("--low-vram", "--lowvram", "--medvram", "--low-ram", "--cpu-offload", "--offload", "--offload-to-cpu",
+         "--mlx-cache-limit-gb", "--novram", "--highvram", "--vram"),
+        _MEMORY,
+    ),
+    **dict.fromkeys(("--tiling", "--vae-tiling", "--vae-slicing", "--tiled", "--tiled-vae", "--vae-on-cpu"), _TILES),
+    **dict.fromkeys(("--loras", "--lora-paths", "--lora-scale", "--lora-scales", "--lora-style"), _LORA),
+    **dict.fromkeys(("--turbo", "--lcm", "--hyper"), _FEW),
+    **dict.fromkeys(("--scheduler",), _SCHEDULER),
+    **dict.fromkeys(("--rng", "--sampler-rng", "--generator"), _NOISE),
+    **dict.fromkeys(("--format", "--image-format", "--output-format", "--ext"), _FORMAT),
+    **dict.fromkeys(("--progress", "--no-progress", "--verbose", "--log-level"), _LINES),
+    **dict.fromkeys(("--cache", "--cache-mode", "--teacache", "--fbcache", "--step-cache-ratio"), _BLOCKS),
+    **dict.fromkeys(("--batch-size", "--batch-count", "--count", "--num"), "give -N, --num-images"),
+    **dict.fromkeys(("--outdir", "--out-dir", "--output-dir", "--out"), "give -o, as -o folder/"),
+    **dict.fromkeys(("--prompts", "--from-file"), "give --prompt-file"),
+    **dict.fromkeys(("--clip-l", "--clip-g", "--t5xxl", "--llm", "--qwen2vl", "--clip"), "give --text-encoder"),
+    **dict.fromkeys(("--diffusion-model", "--ckpt", "--checkpoint"), "give -m, or --transformer for that part"),
+    **dict.fromkeys(("--flow-shift", "--shift"), "the shift is the model's own; --schedule has other noise levels"),
+    "--sidecar": "give --save-latents for latents; the recipe is in the picture, and qwenimg info prints it",
+    **dict.fromkeys(
+        ("--controlnet", "--control-net", "--control-image", "--controlnet-image-path"), "ControlNet is not built yet"
+    ),
+    **dict.fromkeys(("--ip-adapter", "--ip-adapter-image"), "the IP-adapter is not built yet"),
+    **dict.fromkeys(("--embedding", "--embeddings", "--textual-inversion"), "textual inversion is not built yet"),
+    **dict.fromkeys(("--edit",), "Qwen-Image-Edit is not built yet"),
+    **dict.fromkeys(("--upscale", "--upscaler", "--hires", "--hires-fix"), "upscaling is not built yet"),
+    **dict.fromkeys(("--listen", "--port", "--host"), "the server is not built yet"),
+    **dict.fromkeys(("--preview", "--stepwise-image-output-dir", "--preview-dir"), "previews are not built yet"),
+}  # fmt: skip
+BACKENDS = {
+    "metal": "mlx",
+    "mps": "mlx",
+    "apple": "mlx",
+    "gpu": "auto",
+    "nvidia": "cuda",
+    "torch": "cuda",
+    "rocm": "cuda",
+}
+LIKE = 0.78  # of difflib, between an option and one that is known
+
+
+def unknown(option: str, known: Iterable[str]) -> str:
+    """Return the line for an `option` that is not among the `known` ones."""
+    if (said := OPTIONS.get(option)) is not None:
+        return f"{option} is no option here: {said}"
+    near = difflib.get_close_matches(option, list(known), n=2, cutoff=LIKE)
+    if near:
+        return f"{option} is no option here; did you mean {' or '.join(near)}?"
+    return f"{option} is no option here; qwenimg --help-all lists all"
+
+
+def backend(name: str) -> str:
+    """Return what to say beside the names of backends where `name` is none of them."""
+    meant = BACKENDS.get(name.strip().lower())
+    return f" Did you mean {meant}?" if meant else ""

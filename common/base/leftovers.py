@@ -1,0 +1,48 @@
+"""What this process leaves behind if it ends without unwinding: temporary files and folders, and child processes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_PATHS: dict[Path, int] = {}  # each with the process that made it: a forked child removes nothing of its parent's
+_CHILDREN: set[subprocess.Popen[str]] = set()
+
+
+def register(path: Path) -> None:
+    """Have the file or folder `path` removed by `remove_all`."""
+    _PATHS[path] = os.getpid()
+
+
+def remove(path: Path) -> None:
+    """Remove `path` with all that is in it, if this process has registered it and it is still there."""
+    if _PATHS.pop(path, None) != os.getpid():
+        return
+    with suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def running(child: subprocess.Popen[str]) -> Iterator[None]:
+    """Kill `child` when the context ends, or in `remove_all` before that."""
+    _CHILDREN.add(child)
+    try:
+        yield
+    finally:
+        _CHILDREN.discard(child)
+        child.kill()
+
+
+def remove_all() -> None:
+    """Kill every child and remove every path that this process has registered."""
+    for child in list(_CHILDREN):
+        child.kill()
+    for path in list(_PATHS):
+        remove(path)

@@ -1,0 +1,185 @@
+"""What known models take on a machine, from their published configurations: which fit, by which options, and how long a
+picture takes about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from qwenimg.common.base.amounts import duration, size_text
+from qwenimg.common.families import catalog
+from qwenimg.common.families.catalog import KnownModel
+from qwenimg.common.families.choices import Choices
+from qwenimg.common.hub.planned import planned
+from qwenimg.common.measure import machines
+from qwenimg.common.memory.estimate import steps_seconds
+from qwenimg.common.memory.needs import Needs
+from qwenimg.common.pipeline.pipeline import Pipeline
+from qwenimg.common.pipeline.ways import amount_text, needs
+from qwenimg.common.precision.precision import Precision
+from qwenimg.common.request.loras import in_cache
+from qwenimg.common.request.request import Request
+from qwenimg.common.runtime.paper import OnPaper
+from qwenimg.common.runtime.runtime import Change
+
+PROMPT = "a picture"  # where none is given
+BITS = ("", "8", "4")  # of weights that are tried, in this order
+FEW = "lightning"  # the distilled models that get a row of their own
+LONG = 1200  # seconds of a picture, above which a model is listed behind faster ones
+MEGABYTE = 10**6
+NO_MODELS = ("sdxl-refiner",)  # that draw nothing by themselves
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """Seconds that are expected of a picture: None where the rate of the device is not known."""
+
+    step: float | None
+    picture: float | None  # steps and decoding, without loading
+
+    def as_json(self) -> dict[str, float | None]:
+        return {"step_seconds": self.step, "picture_seconds": self.picture}
+
+    def texts(self) -> tuple[str, str]:
+        """Return both for a table."""
+        step, picture = ("" if one is None else duration(one) for one in (self.step, self.picture))
+        return step, picture
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """One known model on a machine, with the options by which it fits best, or the least it takes where none fits."""
+
+    model: KnownModel
+    options: str  # of `generate`, beside -m
+    size: tuple[int, int]  # width and height, pixels
+    steps: int
+    peak: int  # bytes
+    fits: bool
+    times: Times
+
+    @property
+    def command(self) -> str:
+        return " ".join(filter(None, (f"qwenimg PROMPT -m {self.model.name}", self.options)))
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "model": self.model.name,
+            "options": self.options,
+            "size": list(self.size),
+            "steps": self.steps,
+            "peak_bytes": self.peak,
+            "fits": self.fits,
+            **self.times.as_json(),
+        }
+
+
+def times(pipe: Pipeline, request: Request, found: Needs, precision: Precision) -> Times:
+    """Return the expected times of a picture that needs `found`."""
+    operations = operations_per_second(pipe.engine, precision)
+    if operations is None:
+        return Times(step=None, picture=None)
+    steps = steps_seconds(found, 1 / operations, pipe.engine.facts)
+    return Times(step=steps / pipe.model.plan(request).steps, picture=steps + found.decoding / operations)
+
+
+def operations_per_second(engine: Any, precision: Precision) -> float | None:
+    """Return the rate of products: measured on this CPU, or what is reached of a known machine's published rate."""
+    measured: float | None = engine.rate
+    machine = machines.of_device(engine.device)
+    if measured is not None or machine is None:
+        return measured
+    return machine.peak(precision.compute_dtype("transformer")) * machine.products
+
+
+def every(engine: OnPaper, offline: bool = False) -> list[Outlook]:
+    """Return all known models on `engine`, best first: those that fit, large models before small ones, but models
+    whose picture takes long behind the others."""
+    found = [one for known in catalog.KNOWN.values() if known.name not in NO_MODELS for one in _both(known, engine)]
+
+    def order(one: Outlook) -> tuple[bool, bool, int, int, int]:
+        width, height = one.size
+        return not one.fits, (one.times.picture or 0) > LONG, -one.model.bytes, -width * height, one.steps
+
+    return sorted(found, key=order)
+
+
+def _both(known: KnownModel, engine: OnPaper) -> list[Outlook]:
+    """Return `known` as it is usually drawn, and in a few steps where it has a distilled LoRA."""
+    usual = of_model(known, engine)
+    few = of_model(known, engine, few=True) if known.family == "qwen-image" and known is not catalog.BUILT_IN else None
+    return [usual] if few is None else [usual, few]
+
+
+def of_model(known: KnownModel, engine: OnPaper, few: bool = False) -> Outlook:
+    """Return how `known` is drawn on `engine`: the first of as it is, in 8 and 4 bits, and streamed that fits. few: in
+    the few steps of its distilled LoRA."""
+    tried: list[Outlook] = []
+    for quantize, limit in [*((bits, None) for bits in BITS), ("", engine.free // MEGABYTE * MEGABYTE)]:
+        tried.append(_tried(known, engine, few, quantize, limit))
+        if tried[-1].fits:
+            return tried[-1]
+    return min(tried, key=lambda one: one.peak)
+
+
+def _tried(known: KnownModel, engine: OnPaper, few: bool, quantize: str, limit: int | None) -> Outlook:
+    choices = Choices(quantize=quantize or None)
+    pipe, _ = planned(known.name, engine, precision="auto", preset="auto", choices=choices, max_memory=limit)
+    with closing(pipe):
+        request = pipe.check(PROMPT, **(without_missing_loras(pipe.settled({"few_steps": FEW})) if few else {}))
+        found = needs(pipe.model, request, counted=False)
+        steps = pipe.model.plan(request).steps
+        options = [f"--{FEW} {steps}"] if few else []
+        options += [f"-q {quantize}"] if quantize else []
+        options += [f"--max-memory {amount_text(limit)}"] if limit else []
+        return Outlook(
+            model=known,
+            options=" ".join(options),
+            size=(request.width, request.height),
+            steps=steps,
+            peak=found.largest.peak,
+            fits=found.fits(found.room),
+            times=times(pipe, request, found, pipe.precision),
+        )
+
+
+def policies(name: str, engine: OnPaper) -> list[tuple[str, ...]]:
+    """Return a table of what each precision policy takes of the known model `name`: memory, and time of a picture."""
+    known = catalog.find(name)
+    assert known is not None, name
+    lines: list[tuple[str, ...]] = [("policy", "peak", "", "a step", "a picture")]
+    with closing(planned(known.name, engine, precision="auto", preset="auto", choices=Choices())[0]) as pipe:
+        auto = pipe.precision.name
+        for policy in pipe.precision.kind.bases:
+            model = pipe.model.variant(Change(precision=policy))
+            request = pipe.check(PROMPT)
+            found = needs(model, request, counted=False)
+            fits = "fits" if found.fits(found.room) else "does not fit"
+            texts = times(pipe, request, found, model.runtime.precision).texts()
+            lines.append(
+                (f"{policy} (auto)" if policy == auto else policy, size_text(found.largest.peak), fits, *texts)
+            )
+    return lines
+
+
+def without_missing_loras(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `asked` without LoRAs of the hub that are not in the cache: merged into the weights they take no memory
+    of their own."""
+    lora = asked.get("lora") or ""
+    return {name: value for name, value in asked.items() if name != "lora" or not lora or in_cache(lora)}
+
+
+def rows(outlooks: Sequence[Outlook]) -> list[tuple[str, ...]]:
+    """Return a table: model, size, steps, peak, fit, time of a picture and the command."""
+    head = ("model", "size", "steps", "peak", "", "a picture", "command")
+    lines: list[tuple[str, ...]] = [head]
+    for one in outlooks:
+        width, height = one.size
+        fits, picture = "fits" if one.fits else "does not fit", one.times.texts()[1]
+        lines.append(
+            (one.model.name, f"{width}x{height}", str(one.steps), size_text(one.peak), fits, picture, one.command)
+        )
+    return lines

@@ -1,0 +1,173 @@
+"""What machines can draw: the memory that a program may have there, the known models, and the time of a picture."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli_runner import cli
+
+import qwenimg
+from qwenimg.backends.torch.ops import cpu
+from qwenimg.common.families.catalog import KNOWN
+from qwenimg.common.hub import outlook
+from qwenimg.common.measure.machines import MACHINES
+from qwenimg.common.memory import share
+
+MIB = 2**20
+# What Metal recommends as its working set, by the GiB of a Mac, as users of such Macs report it.
+REPORTED = {16: 10922.67, 32: 21845.34, 64: 49152.00, 96: 73728.00}
+Planned = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def nothing_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))
+
+
+def told(*words: object) -> str:
+    ran = cli(*map(str, words))
+    assert ran.code == 0, ran.err
+    print(ran.out.decode())
+    return ran.out.decode()
+
+
+def planned(*words: object) -> Any:
+    return json.loads(told("plan", *words, "--json"))
+
+
+@pytest.mark.parametrize("memory", REPORTED)
+def test_a_mac_has_what_metal_recommends(memory: int) -> None:
+    assert share.of_mac(memory * share.GIB) / MIB == pytest.approx(REPORTED[memory], abs=0.7)
+
+
+def test_gigabytes_on_a_box_are_binary() -> None:
+    assert share.on_the_box(24 * 10**9) == 24 * share.GIB == share.on_the_box(24 * share.GIB)
+
+
+def test_a_mac_of_32_gb_does_not_hold_the_whole_model() -> None:
+    """Its weights and a step take 28.6 GB, and its GPU may have 22.9."""
+    found = planned("qwen-image", "--on", "m2-pro", "--memory", "32GB")
+    print(f"{found['peak_bytes']:,} of {found['memory_bytes']:,} bytes")
+    assert found["memory_bytes"] == pytest.approx(REPORTED[32] * MIB, abs=MIB) and not found["fits"]
+    text = told("plan", "qwen-image", "--on", "m2-pro", "--memory", "32GB")
+    assert re.search(r"^of 32 GB the GPU may have 22\.9 GB +peak", text, re.MULTILINE)
+    assert planned("qwen-image", "--on", "m4-max", "--memory", "48GB")["fits"]
+
+
+def test_a_card_that_is_named_has_its_memory() -> None:
+    found = planned("sdxl", "--on", "rtx 3060")
+    assert found["device"] == "NVIDIA RTX 3060" and found["memory_bytes"] == 11 * share.GIB
+    assert "of 12 GB a program may have 11.8 GB" in told("plan", "sdxl", "--on", "3060")
+
+
+def test_the_list_of_machines() -> None:
+    lines = told("plan", "--on", "list").splitlines()
+    assert len(lines) == len(MACHINES) + 1
+    assert any(re.fullmatch(r"4060-ti +NVIDIA RTX 4060 Ti +8, 16 +44\.1", line) for line in lines)
+
+
+def test_the_time_of_a_picture() -> None:
+    """Its steps, and the operations of decoding at the same rate."""
+    found = planned("sdxl", "--on", "4090")
+    machine = MACHINES["4090"]
+    rate = machine.peak("float16") * machine.products
+    decoding = found["picture_seconds"] - 50 * found["step_seconds"]
+    print(f"{found['step_seconds']:.3f} s a step, {found['picture_seconds']:.1f} s a picture, decoding {decoding:.2f}")
+    # a VAE of SDXL takes some 2.5e12 multiplications to decode 1024x1024, as others count them
+    assert 4e12 < decoding * rate < 12e12
+
+
+def test_distilled_models_have_rows() -> None:
+    """Of 4 and 8 steps with one branch each, in as many bits as fit."""
+    found = planned("qwen-image", "--on", "3060")
+    rows = {row["options"]: row for row in found["few_steps"]}
+    assert [*rows] == ["--lightning 8 -q 4", "--lightning 4 -q 4"]
+    for row in rows.values():
+        assert row["fits"] and row["step_operations"] == pytest.approx(found["step_operations"] / 2)
+    again = planned("qwen-image", "--on", "3060", "--lightning", 8, "-q", 4)
+    assert again["peak_bytes"] == rows["--lightning 8 -q 4"]["peak_bytes"]
+    assert planned("qwen-image", "--on", "h100")["few_steps"][0]["options"] == "--lightning 8"
+    assert planned("qwen-image", "--on", "h100", "--steps", 20)["few_steps"] == []
+    assert planned("shapes", "--on", "h100")["few_steps"] == [], "the LoRA is not made for it"
+
+
+@pytest.mark.parametrize("machine", ["3060", "m4 --memory 16GB", "h100"])
+def test_all_models_of_a_machine(machine: str) -> None:
+    """Each row's options, planned again, take what the row says; what fits comes first."""
+    found = planned("--on", *machine.split())["models"]
+    assert {row["model"] for row in found} == KNOWN.keys() - {"sdxl-refiner"}
+    assert [row["fits"] for row in found] == sorted((row["fits"] for row in found), reverse=True)
+    for row in found:
+        again = planned(row["model"], "--on", *machine.split(), *row["options"].split())
+        assert (again["peak_bytes"], again["fits"]) == (row["peak_bytes"], row["fits"]), row
+        assert again["picture_seconds"] == pytest.approx(row["picture_seconds"])
+
+
+def test_all_models_as_text() -> None:
+    text = told("plan", "--on", "m1", "--memory", "8GB")
+    assert text.startswith("mlx on Apple M1: of 8 GB the GPU may have 5.7 GB\n")
+    assert re.search(r"qwenimg PROMPT -m sd15$", text, re.MULTILINE)
+    assert "measured on no such machine" in text
+
+
+def test_smaller_models_are_named_where_one_does_not_fit_or_takes_long() -> None:
+    slow = planned("qwen-image", "--on", "m4", "--memory", "16GB", "--steps", 50)
+    least = min(row["picture_seconds"] for row in (slow, *slow["ways"]) if row["fits"])
+    assert [one["model"] for one in slow["others"]] == ["sdxl", "sdxl-turbo"] and least > 600
+    assert all(one["fits"] and one["picture_seconds"] < least / 2 for one in slow["others"])
+    text = told("plan", "qwen-image", "--on", "m4", "--memory", "16GB", "--steps", 50)
+    assert re.search(
+        r"^other models that fit: sdxl \(.*\) or sdxl-turbo \(.*\); all of them: qwenimg plan$", text, re.M
+    )
+    assert planned("sdxl", "--on", "h100")["others"] == []
+
+
+def test_plan_and_run_expect_the_same_of_a_cpu_without_16_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers widen to float32 there, and so does the product by which a run estimates."""
+    monkeypatch.setattr(cpu, "_multiplies", lambda dtype, device: dtype == torch.float32)
+    asked: list[torch.dtype] = []
+
+    def product(side: int, dtype: torch.dtype, device: torch.device) -> float:
+        asked.append(dtype)
+        return 1e-3
+
+    monkeypatch.setattr("qwenimg.backends.torch.ops.product_seconds", product)
+    pipe = qwenimg.load("shapes", "cpu", "fp16")
+    try:
+        pipe.estimate("a red circle")
+    finally:
+        pipe.close()
+    assert set(asked) == {torch.float32}
+
+
+def test_doctor_ends_with_what_fits() -> None:
+    text = told("doctor", "qwen-image", "--backend", "cpu")
+    assert "--preset auto, qwen-image: " in text
+    assert re.search(r"^shapes-v1 .* fits .*qwenimg PROMPT -m shapes-v1$", text, re.MULTILINE)
+    found = json.loads(told("doctor", "--backend", "cpu", "--json"))
+    assert {row["model"] for row in found["models"]} == KNOWN.keys() - {"sdxl-refiner"}
+
+
+def test_policies_of_a_model_that_was_not_pulled() -> None:
+    text = told("precision", "sdxl", "--backend", "cpu")
+    assert text.startswith("sdxl is not here") and text.endswith("to measure it: qwenimg pull sdxl\n")
+    assert len(re.findall(r"^(fp32|bf16|fp16)\S*( \(auto\))? +\S+ GB", text, re.MULTILINE)) == 6
+    assert cli("precision", "sdxl", "--json", "x.json").code == 5, "figures to write need the files"
+
+
+def test_the_order_of_models() -> None:
+    names = [one.model.name for one in outlook.every(paper("h100"))]
+    assert names.index("qwen-image") < names.index("sdxl") < names.index("sdxl-turbo") < names.index("sd15")
+    assert names[-1] == "shapes-v1"
+
+
+def paper(name: str) -> Any:
+    from qwenimg.backends.paper import on_paper
+
+    return on_paper("auto", None, MACHINES[name])
