@@ -13,7 +13,7 @@ from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.pipeline import ways
 from qwenimg.common.runtime import vae
 
-ASKED: dict[str, Any] = {"width": 48, "height": 32, "steps": 2, "guidance": 3.0}
+ASKED: dict[str, Any] = {"width": 48, "height": 32, "steps": 2, "guidance": 3.0, "seed": 0}
 
 
 @pytest.mark.parametrize("kind", ["qwen", "sd15"])
