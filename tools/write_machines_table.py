@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 
 from doc_tables import table, write
 
@@ -31,8 +30,6 @@ MACS = ((16, "m1"), (24, "m4"), (32, "m1-max"), (48, "m4-pro"), (64, "m4-max"))
 # Of a CPU that is nobody's: float32 products on 8 cores, at half of what AVX2 does at 3 GHz; 8 of its 16 GB free.
 CORES, CORE_RATE, CPU_FREE = 8, 48e9, 8 * 10**9
 CPU_MODELS = ("sd15", "sdxl-turbo")
-# Beside weights in fewer bits the Lightning LoRA stays apart: rank 64 on 720 layers, in bfloat16.
-LORA_BYTES = 850 * 10**6
 TITLES = {"qwen-image": "Qwen-Image", "sdxl": "SDXL", "sdxl-turbo": "SDXL-Turbo", "sd15": "SD 1.5"}
 
 
@@ -65,17 +62,12 @@ def on_gpu(engine: OnPaper) -> list[Outlook]:
     """Return Qwen-Image in few steps, in all its steps where that is not long, and SDXL: those that fit."""
     usual = of_model(KNOWN["qwen-image"], engine)
     slow = usual.times.picture is None or usual.times.picture > LONG
-    found = [in_few_steps(engine), *([] if slow else [usual]), of_model(KNOWN["sdxl"], engine)]
+    found = [
+        of_model(KNOWN["qwen-image"], engine, few=True),
+        *([] if slow else [usual]),
+        of_model(KNOWN["sdxl"], engine),
+    ]
     return [one for one in found if one.fits]
-
-
-def in_few_steps(engine: OnPaper) -> Outlook:
-    """Return Qwen-Image in the steps of its distilled LoRA, with room for the LoRA where it is not merged."""
-    merged = of_model(KNOWN["qwen-image"], engine, few=True)
-    if "-q" not in merged.options.split():
-        return merged
-    apart = of_model(KNOWN["qwen-image"], replace(engine, free=engine.free - LORA_BYTES), few=True)
-    return replace(apart, peak=apart.peak + LORA_BYTES) if "-q" in apart.options.split() else apart
 
 
 def _row(one: Outlook) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from qwenimg.backends import paper
 from qwenimg.cli.words import cli
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.families.catalog import KNOWN
+from qwenimg.common.hub import outlook
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| (.*?) \| (.*?) \| `qwenimg PROMPT (.*?)` \| ([\d.]+) GB \| (.*?) \|$", re.MULTILINE)
@@ -88,4 +89,4 @@ def test_the_readme_is_read_in_two_minutes() -> None:
 def test_the_lora_that_stays_apart_has_this_size() -> None:
     """By the model card: 60 blocks with 8 layers of 3072x3072 and 4 of 3072x12288, rank 64, 2 bytes a number."""
     width, rank = 3072, 64
-    assert pytest.approx(60 * 2 * rank * (8 * 2 * width + 4 * 5 * width), rel=0.01) == tool.LORA_BYTES
+    assert pytest.approx(60 * 2 * rank * (8 * 2 * width + 4 * 5 * width), rel=0.01) == outlook.LORA_BYTES
