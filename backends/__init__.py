@@ -17,7 +17,6 @@ from qwenimg.common.memory import limits
 if TYPE_CHECKING:
     from qwenimg.common.runtime.engine import Engine
     from qwenimg.common.runtime.kernels import Counts
-    from qwenimg.common.training.config import Train
 
 NAMES = ("auto", "mlx", "cuda", "cpu")
 PLACED = ("mlx:cpu", "mlx:gpu")  # for comparisons: MLX on that device, for as long as no other is loaded
@@ -89,26 +88,6 @@ def load(name: str = "auto") -> Engine:
             f"--backend {name}: {package} is installed but does not load ({clean(error, 80)}); install it again"
         ) from None
     return TorchEngine(name)
-
-
-def trainer(name: str = "auto") -> Train:
-    """What trains the built-in model. Raises BackendMissing where that is not torch: only torch trains."""
-    if name not in NAMES:
-        raise UsageError(f"backend {clean(name, 40)!r} is not one of {', '.join(NAMES)}")
-    if name == "mlx":
-        raise BackendMissing(
-            "--backend mlx: training is built on torch, and a trained model runs on both; use --backend cpu or cuda"
-        )
-    if not installed("cpu"):
-        raise BackendMissing(f"training needs torch; {_INSTALL.format('torch')}")
-    from functools import partial
-
-    from qwenimg.backends.torch.engine import has_cuda
-    from qwenimg.backends.torch.training.loop import train
-
-    if name == "cuda" and not has_cuda():
-        raise BackendMissing("--backend cuda: torch sees no NVIDIA GPU here; use --backend cpu")
-    return partial(train, device="cuda" if name == "cuda" or (name == "auto" and has_cuda()) else "cpu")
 
 
 def counter(apple: bool = False) -> Counts:

@@ -19,7 +19,6 @@ OTHERS = {
     **dict.fromkeys(("schedules", "schedulers"), "samplers"),
     **dict.fromkeys(("metadata", "inspect"), "info"),
     **dict.fromkeys(("complete", "completions"), "completion"),
-    **dict.fromkeys(("finetune", "fine-tune"), "train"),
     **dict.fromkeys(("usage", "commands"), "--help"),
     **dict.fromkeys(("version",), "--version"),
 }

@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from doc_tables import DOCS, table, write
+from training.config import RATES, ModelSize
 
-from qwenimg.common.training.config import ModelSize, TrainConfig
+from qwenimg.common.training.config import TrainConfig
 
 RESULT = DOCS / "results" / "training-cpu.json"
 SIZES = {
@@ -51,11 +52,13 @@ def child(options: dict[str, Any]) -> dict[str, float]:
     import torch
 
     torch.set_num_threads(1)
-    from qwenimg.backends.torch.training import loop as train
-    from qwenimg.backends.torch.training import vae as train_vae
+    from training import stages
+    from training import vae as train_vae
+
+    from qwenimg.backends.torch.training import loop
 
     train_vae.MEASURED = 8  # pictures for the latents' statistics, of 64
-    train.LOG_EVERY = min(LAST, options["steps"])
+    loop.LOG_EVERY = min(LAST, options["steps"])
     size = SIZES[options["size"]]
     config = TrainConfig(
         stage=options["stage"],
@@ -66,10 +69,11 @@ def child(options: dict[str, Any]) -> dict[str, float]:
         seed=SEED,
         precision=options["precision"],
         size=size,
+        rate=RATES[options["stage"]],
         threads=1,
         save_every=options["steps"],
     )
-    run = train.Run(config, lambda text: None, torch.device("cpu"))
+    run = stages.open_run(config, lambda text: None, torch.device("cpu"))
     before, start = _peak(), time.perf_counter()
     run.all_steps()
     seconds = time.perf_counter() - start

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 from doc_tables import DOCS, table, write
 from gate_draw import EXTRA, LOW_GUIDANCE, PLAIN, WITHOUT_RED, Artist, Drawn, Job, Pixels, draw_all, jobs, model_folder
+from training.config import parse_sizes
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families import catalog
@@ -37,7 +38,6 @@ from qwenimg.common.shapes import builtin, scenes
 from qwenimg.common.shapes import gate as shapes_gate
 from qwenimg.common.shapes.check import Verdict
 from qwenimg.common.shapes.selftest import LEAST
-from qwenimg.common.training.config import parse_sizes
 
 RESULTS = DOCS / "results"
 PAIRS = RESULTS / "shapes-pairs.json"

@@ -25,8 +25,8 @@ from typing import Any
 from doc_tables import table
 from gate import gate_rows, head
 from safetensors import safe_open
+from training.data import COLOR_ONLY, DROPPED
 
-from qwenimg.backends.torch.training.data import COLOR_ONLY, DROPPED
 from qwenimg.backends.torch.training.state import FORMAT, curve
 from qwenimg.common.families import catalog
 from qwenimg.common.families.qwen_image.checkpoint import open_folder
@@ -93,7 +93,7 @@ def _command(stage: str, steps: int, options: dict[str, Any], sizes: str) -> str
     words = ["--steps", steps, "--batch", options["batch"], "--size", sizes, "--seed", options["seed"]]
     if options.get("simple"):  # not among the options of every stage
         words += ["--simple", options["simple"]]
-    return shlex.join(["qwenimg", "train", stage, "--out", "OUT", *map(str, words)])
+    return shlex.join(["python", "tools/train.py", stage, "--out", "OUT", *map(str, words)])
 
 
 def kept_runs(folder: Path, new: Sequence[Run], append: bool) -> list[Run]:
@@ -134,7 +134,7 @@ def card(folder: Path, runs: Sequence[Run], gates: Sequence[dict[str, Any]]) -> 
         f"Data: `shapes_gate.dataset_hash()` is `{gate.dataset_hash()}`. Of the prompts, "
         f'{DROPPED:.0%} are replaced by `" "`, and {COLOR_ONLY:.0%} of those of one object by its colour alone. '
         "As in the published Qwen-Image, the text encoder is trained first and stays as it is; it learned to "
-        "tell what a prompt asks for from its last token, as `backends/torch/training/text.py` says.",
+        "tell what a prompt asks for from its last token, as `tools/training/text.py` says.",
         "## Held out",
         _held_out(),
         "## The gate",

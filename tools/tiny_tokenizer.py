@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from qwenimg.common.shapes import tokenizer
+from training import tokenizer
 
 Pair = tuple[str, str]
 

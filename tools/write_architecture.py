@@ -23,7 +23,7 @@ FACES = {
     "cli": "The command line: options in, lines and files out; touches no array and names no backend.",
     "backends/torch": "PyTorch on an NVIDIA GPU and on any CPU. The networks here are written by hand.",
     "backends/mlx": "MLX on Apple silicon and on Linux. The networks here are translated from those on torch.",
-    "backends/torch/training": "Training of the built-in model, on torch alone.",
+    "backends/torch/training": "The loop of a training, on torch alone; the wheel calls it nowhere yet.",
     "tools": "Commands for those who work on it: figures, tables, the translation.",
 }
 

@@ -1,7 +1,7 @@
 """ComfyUI's `extra_model_paths.yaml`: where it finds models beside its own folders.
 
-Read is what ComfyUI's example has and no more of YAML: groups at the margin, in them `name: path` or `name: |` with a
-path on each line below. Anchors, lists, tables and tags are refused, as they would say nothing that a path cannot.
+The file holds groups of `name: path`, or `name: |` with a path on each line below. PyYAML reads it into nodes, and
+builds no values: a path stays the text that it is. Lists, deeper tables and tags are refused: none of them is a path.
 """
 
 from __future__ import annotations
@@ -11,110 +11,84 @@ import re
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
 
+import yaml
+
+from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad, open_regular
 from qwenimg.common.base.text import clean
 
 NAME = "extra_model_paths.yaml"
 MAX_BYTES = 64 << 10
 MAX_PATHS = 500
-_ENTRY = re.compile(r"""(?P<key>[A-Za-z0-9_.-]+|"[^"\\]*"|'[^']*')\s*:(?:\s+(?P<value>.*))?""")
-_COMMENT = re.compile(r"(^|\s)#.*")
-
-
-class _Line(NamedTuple):
-    number: int
-    indent: int
-    text: str
+_SCALARS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "null", "bool", "int", "float", "timestamp")}
+_COMMENT = re.compile(r"(^|\s)#.*")  # in a block of lines YAML has no comments, but ComfyUI's own example does
 
 
 def read_paths(file: Path) -> dict[str, list[Path]]:
-    """{name of a kind, as ComfyUI calls it: folders}, of every group. Raises ModelError that names the line."""
-    found: dict[str, list[Path]] = {}
-    groups = list(_groups(file, _lines(file)))
-    if sum(len(values) for group in groups for values in group.values()) > MAX_PATHS:
-        raise bad(file, f"names more than {MAX_PATHS} folders")
-    for group in groups:
-        base = Path(_expanded(group.pop("base_path", [""])[0]))
-        for key, values in group.items():
-            if key != "is_default":
-                folders = [file.parent / base / _expanded(value) for value in values if value]
-                found.setdefault(key, []).extend(Path(os.path.normpath(folder)) for folder in folders)
-    return found
+    """Return {name of a kind, as ComfyUI calls it: folders} of every group. Raises ModelError that names the line."""
+    folders: dict[str, list[Path]] = {}
+    count = 0
+    for _, group in _pairs(file, _root(file)):
+        paths = {key: _lines(file, value) for key, value in _pairs(file, group)}
+        base = Path(_expanded("".join(paths.pop("base_path", [])[:1])))
+        paths.pop("is_default", None)
+        count += max(1, sum(len(values) for values in paths.values()))
+        if count > MAX_PATHS:
+            raise bad(file, f"names more than {MAX_PATHS} folders")
+        for key, values in paths.items():
+            joined = [os.path.normpath(file.parent / base / _expanded(value)) for value in values]
+            folders.setdefault(key, []).extend(map(Path, joined))
+    return folders
+
+
+def _root(file: Path) -> yaml.Node | None:
+    """Return the tree of the file's YAML; None where it is empty."""
+    with closing(open_regular(file)) as opened:
+        if opened.size > MAX_BYTES:
+            raise bad(file, f"has {opened.size:,} bytes; at most {MAX_BYTES:,} are read")
+        raw = opened.read(0, opened.size)
+    try:
+        return yaml.compose(raw.decode("utf-8-sig"), Loader=yaml.SafeLoader)
+    except UnicodeDecodeError as error:
+        raise bad(file, f"is not UTF-8 (byte {error.start})") from None
+    except RecursionError:
+        raise bad(file, "is nested too deep; expected groups of `name: path`") from None
+    except yaml.reader.ReaderError as error:
+        raise bad(file, f"holds a character that no YAML has (at {error.position})") from None
+    except yaml.MarkedYAMLError as error:
+        place = error.problem_mark or error.context_mark
+        raise bad(file, f"line {place.line + 1} is not YAML: {clean(error.problem, 120)}") from None
+
+
+def _pairs(file: Path, table: yaml.Node | None) -> Iterator[tuple[str, yaml.Node]]:
+    """Yield the keys and values of a table whose keys differ; none of an empty one."""
+    if table is None or (isinstance(table, yaml.ScalarNode) and table.tag.endswith(":null")):
+        return
+    if not isinstance(table, yaml.MappingNode) or table.tag != "tag:yaml.org,2002:map":
+        raise _fault(file, table, "is in no group; expected `name:` at the margin and its paths below")
+    keys = set()
+    for key, value in table.value:
+        if not isinstance(key, yaml.ScalarNode) or key.tag not in _SCALARS:
+            raise _fault(file, key, "is not the name of a group or of a kind of model")
+        if key.value in keys:
+            raise _fault(file, key, f"names '{clean(key.value, 40)}' twice; keep one of the two")
+        keys.add(key.value)
+        yield key.value, value
+
+
+def _lines(file: Path, node: yaml.Node) -> list[str]:
+    """Return the paths of a value, one of each of its lines."""
+    if not isinstance(node, yaml.ScalarNode) or node.tag not in _SCALARS or "\0" in node.value:
+        raise _fault(file, node, "is not a path; write `name: path`, or `name: |` with a path on each line below")
+    text = "" if node.tag.endswith(":null") else node.value
+    lines = [_COMMENT.sub("", line) if node.style == "|" else line for line in text.splitlines()]
+    return [line.strip() for line in lines if line.strip()]
 
 
 def _expanded(path: str) -> str:
     return os.path.expandvars(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises for no such user)
 
 
-def _lines(file: Path) -> list[_Line]:
-    with closing(open_regular(file)) as opened:
-        if opened.size > MAX_BYTES:
-            raise bad(file, f"has {opened.size:,} bytes; at most {MAX_BYTES:,} are read")
-        raw = opened.read(0, opened.size)
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise bad(file, f"is not UTF-8 (byte {error.start})") from None
-    lines = []
-    for number, whole in enumerate(text.splitlines(), 1):
-        line = _COMMENT.sub("", whole).rstrip()
-        if "\0" in line or line[: len(line) - len(line.lstrip())].count("\t"):
-            raise _fault(file, _Line(number, 0, line), "is indented by tabs, or has a zero byte")
-        if line and line != "---":
-            lines.append(_Line(number, len(line) - len(line.lstrip(" ")), line.strip()))
-    return lines
-
-
-def _groups(file: Path, lines: list[_Line]) -> Iterator[dict[str, list[str]]]:
-    at = 0
-    while at < len(lines):
-        _, value = _entry(file, lines[at])
-        if lines[at].indent or value:
-            raise _fault(file, lines[at], "is in no group; expected `name:` at the margin and its paths below")
-        at += 1
-        end = next((i for i in range(at, len(lines)) if not lines[i].indent), len(lines))
-        yield _group(file, lines[at:end])
-        at = end
-
-
-def _group(file: Path, lines: list[_Line]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    at = 0
-    while at < len(lines):
-        line = lines[at]
-        if line.indent != lines[0].indent:
-            raise _fault(file, line, "is indented otherwise than the group's first line")
-        key, value = _entry(file, line)
-        if key in found:
-            raise _fault(file, line, "names a kind twice in its group")
-        at += 1
-        if value in ("|", "|-", "|+"):
-            end = next((i for i in range(at, len(lines)) if lines[i].indent <= line.indent), len(lines))
-            found[key] = [below.text for below in lines[at:end]]
-            at = end
-        else:
-            found[key] = [_scalar(file, line, value)]
-    return found
-
-
-def _entry(file: Path, line: _Line) -> tuple[str, str]:
-    match = _ENTRY.fullmatch(line.text)
-    if match is None:
-        raise _fault(file, line, "is not `name: path`")
-    return match["key"].strip("\"'"), (match["value"] or "").strip()
-
-
-def _scalar(file: Path, line: _Line, value: str) -> str:
-    if value[:1] == value[-1:] == "'" and len(value) > 1:
-        return value[1:-1].replace("''", "'")
-    if value[:1] == value[-1:] == '"' and len(value) > 1:
-        return value[1:-1].replace("\\\\", "\\")
-    if value[:1] in tuple("[{&*!|>%@`\"'"):
-        raise _fault(file, line, "is not a path; write `name: path`, or `name: |` with a path on each line below")
-    return "" if value in ("~", "null") else value
-
-
-def _fault(file: Path, line: _Line, what: str) -> Exception:
-    return bad(file, f"line {line.number}, '{clean(line.text, 60)}', {what}")
+def _fault(file: Path, node: yaml.Node, reason: str) -> ModelError:
+    return bad(file, f"line {node.start_mark.line + 1} {reason}")

@@ -40,7 +40,7 @@ def absent() -> ModelError:
     """The error where it was asked for and is not there."""
     return ModelError(
         f"{NAME}: the built-in model is not in this installation ({clean(folder(), 120)}); install a released wheel, "
-        f"or train one: qwenimg train all --out FOLDER"
+        f"or train one in a clone: python tools/train.py all --out FOLDER"
     )
 
 

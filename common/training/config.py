@@ -1,23 +1,21 @@
-"""What a training run is, as data: its options, its steps' learning rates, and the precision of each phase.
+"""A training run as data, without a model: its options, its steps' learning rates, and the precision of each phase.
 
 - A phase is a named span of steps with a dtype. The spans cover all steps; none is skipped.
 - Presets: conservative keeps every phase in float32, default runs `predict` in bfloat16, aggressive all but `correct`.
+- The wheel calls none of this yet: `tools/train.py` trains the built-in model with it, and LoRA training will.
 - Everything random in step N is made from (seed, N), so a run that is resumed is the run that was not interrupted.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.precision.precision import DTYPES, short
-
-Stage = Literal["vae", "text", "dit"]
 
 PHASES = ("warm-up", "full", "predict", "correct")
 SHARES = {"warm-up": 10.0, "full": 20.0, "predict": 60.0, "correct": 10.0}
@@ -33,40 +31,23 @@ RELATIVE_MEMORY = {"float32": 1.0, "bfloat16": 0.5, "float16": 0.5}
 
 MAX_STEPS = 100_000_000
 MAX_BATCH = 65_536
-RATES = {"vae": 1e-3, "text": 1.3e-3, "dit": 1.3e-3}
-"""Peak learning rates of AdamW; Muon's is a multiple."""
 FINAL_RATE = 0.02  # of the peak, at the last step
 WARM_UP = 200  # steps until the peak, or 5 % of a shorter run
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSize:
-    """The widths of the built-in model; the defaults are those that ship (5 M parameters)."""
-
-    vae_base: int = 16
-    vae_mult: tuple[int, ...] = (1, 2, 4, 4)
-    heads: int = 4
-    rope_axes: tuple[int, int, int] = (8, 12, 12)
-    layers: int = 6
-    text_hidden: int = 128
-    text_intermediate: int = 256
-    text_layers: int = 2
-    text_heads: int = 4
-    text_key_heads: int = 2
-
-
-@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """One stage of a training run. `sizes` are (width, height) in pixels, taken in turn by the steps; `simple` is
-    how many steps, from the first, show one object under a plain prompt (the second stage's only)."""
+    """One stage of a training run. `stage` names its files; `rate` is AdamW's peak learning rate, and Muon's is a
+    multiple; `sizes` are (width, height) in pixels, taken in turn by the steps; `size` is a dataclass with the widths
+    of the model; `simple` counts the first steps that show one object under a plain prompt."""
 
-    stage: Stage
+    stage: str
     out: Path
     steps: int
     batch: int = 64
     sizes: tuple[tuple[int, int], ...] = ((128, 128),)
     seed: int = 0
-    rate: float | None = None
+    rate: float = 1e-3
     precision: str = "auto"
     shares: str | None = None
     init: Path | None = None
@@ -76,7 +57,7 @@ class TrainConfig:
     checkpointing: bool = False
     save_every: int = 500
     simple: int = 0
-    size: ModelSize = field(default_factory=ModelSize)
+    size: object = None
 
     def __post_init__(self) -> None:
         _between("steps", self.steps, 1, MAX_STEPS)
@@ -86,7 +67,7 @@ class TrainConfig:
         _between("simple", self.simple, 0, MAX_STEPS)
         _between("threads", self.threads or 1, 1, 1024)
         _between("seed", self.seed, 0, 2**63 - 1)
-        if self.rate is not None and not 0 < self.rate <= 1:
+        if not 0 < self.rate <= 1:
             raise UsageError(f"rate is {self.rate}; choose a learning rate above 0, at most 1")
         for width, height in self.sizes:
             if width % 16 or height % 16 or not 32 <= min(width, height) <= max(width, height) <= 2048:
@@ -95,31 +76,10 @@ class TrainConfig:
                 )
         plan_phases("fp32" if self.precision == "auto" else self.precision, self.steps, self.shares)
 
-    @property
-    def peak_rate(self) -> float:
-        return RATES[self.stage] if self.rate is None else self.rate
-
-
-class Train(Protocol):
-    """A backend's trainer: runs one stage to its end and reports in lines."""
-
-    def __call__(self, config: TrainConfig, tell: Callable[[str], None]) -> None: ...
-
 
 def _between(name: str, value: int, least: int, most: int) -> None:
     if not least <= value <= most:
         raise UsageError(f"{name} is {clean(value, 40)}; choose {least} to {most}")
-
-
-def parse_sizes(text: str) -> tuple[tuple[int, int], ...]:
-    """Sizes from `128`, `160x96`, or a list such as `128,160x96,96x160`, taken in turn. Raises UsageError."""
-    found = []
-    for part in text.lower().split(","):
-        sides = part.strip().split("x")
-        if len(sides) > 2 or not all(side.isascii() and side.isdigit() and len(side) < 6 for side in sides):
-            raise UsageError(f"size {clean(part, 40)!r} is not a side or WIDTHxHEIGHT in pixels, such as 128 or 160x96")
-        found.append((int(sides[0]), int(sides[-1])))
-    return tuple(found)
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:

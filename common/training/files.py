@@ -12,7 +12,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,25 +24,13 @@ from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.safetensors import read_header
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.training.config import MAX_STEPS, Stage, TrainConfig
+from qwenimg.common.training.config import MAX_STEPS, TrainConfig
 
 FORMAT = "qwenimg-training-1"
 SAME = ("stage", "batch", "sizes", "seed", "accumulate", "simple", "size")
 """Options that a resumed run must have in common with its checkpoint; steps and precision may change."""
 COLUMNS = ("step", "loss", "rate", "gradient", "dtype", "scale", "growths", "back_offs", "images_per_second")
 MAX_TABLE = 8 << 20  # bytes; a run of 5 million steps
-
-STEM = "diffusion_pytorch_model.safetensors"
-TEXT_STEM = "model.safetensors"
-OUTPUTS: dict[Stage, dict[str, tuple[str, ...]]] = {
-    "vae": {"vae": ("config.json", STEM)},
-    "text": {
-        "tokenizer": ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"),
-        "text_encoder": ("config.json", TEXT_STEM),
-    },
-    "dit": {"transformer": ("config.json", STEM), "scheduler": ("scheduler_config.json",), ".": ("model_index.json",)},
-}
-"""Files by folder that a stage writes, beside those of `training/`."""
 
 
 # Before a run
@@ -53,9 +41,10 @@ def stem(config: TrainConfig) -> Path:
     return config.out / "training" / config.stage
 
 
-def check(config: TrainConfig) -> None:
-    """Refuses what would fail later, and changes nothing: a checkpoint that is broken or of another run, and a file or
-    folder that cannot be written. Raises ModelError and UsageError."""
+def check(config: TrainConfig, outputs: Iterable[Path]) -> None:
+    """Refuse what would fail later, and change nothing: a checkpoint that is broken or of another run, and a file or
+    folder that cannot be written. `outputs` are the files that the stage writes beside those of the folder `training`.
+    Raises ModelError and UsageError."""
     own = stem(config)
     checkpoint = own.with_suffix(".safetensors")
     if config.resume:
@@ -68,22 +57,9 @@ def check(config: TrainConfig) -> None:
         raise ModelError(f"--init {clean(config.init, 120)}: no such folder")
     if is_link(own.with_suffix(".log")):
         raise UsageError(f"{clean(own.with_suffix('.log'))}: is a link, and lines would go elsewhere; move it away")
-    for path in _outputs(config):
+    own_files = (own.with_suffix(suffix) for suffix in (".safetensors", ".csv", ".png", ".log"))
+    for path in (*own_files, *outputs):
         _check_place(path)
-
-
-def _outputs(config: TrainConfig) -> Iterator[Path]:
-    for suffix in (".safetensors", ".csv", ".png", ".log"):
-        yield stem(config).with_suffix(suffix)
-    written = dict(OUTPUTS[config.stage])
-    if config.stage == "dit":
-        written["tokenizer"] = OUTPUTS["text"]["tokenizer"]
-        copied = OUTPUTS["vae"] | {"text_encoder": OUTPUTS["text"]["text_encoder"]} if config.init is not None else {}
-        for part, names in copied.items():
-            if not is_file(config.out / part / "config.json"):
-                written[part] = names
-    for folder, names in written.items():
-        yield from (config.out / folder / name for name in names)
 
 
 def is_file(path: Path) -> bool:
@@ -108,13 +84,13 @@ def _check_place(path: Path) -> None:
         check_output(path, overwrite=True)
 
 
-def prepare(config: TrainConfig) -> None:
-    """`check`, and the folder for the run's own files. Raises DoesNotFit too, for a full disk."""
-    check(config)
+def prepare(config: TrainConfig, outputs: Iterable[Path]) -> None:
+    """Check the run and make the folder for its own files. Raises DoesNotFit too, for a full disk."""
+    check(config, outputs)
     make_folder(stem(config).parent, parents=True)
 
 
-def resumed(out: Path, stages: Sequence[Stage]) -> list[Stage]:
+def resumed(out: Path, stages: Sequence[str]) -> list[str]:
     """Of `stages` those that go on with --resume: all that have a checkpoint in `out`. Raises UsageError where there is
     no such folder, ModelError where none has one."""
     if not os.path.isdir(out):  # noqa: PTH112 (as above)
@@ -175,7 +151,7 @@ def open_checkpoint(path: Path, config: TrainConfig) -> State:
 
 def _fields(path: Path, metadata: dict[str, str], config: TrainConfig) -> tuple[int, dict[str, object]]:
     if FORMAT not in metadata:
-        raise bad(path, "is not a checkpoint of `qwenimg train`; move it away or choose another --out")
+        raise bad(path, "is not a checkpoint of a training run; move it away or choose another --out")
     found = strict_json(metadata[FORMAT].encode(), f"{path} (run)", depth=8, values=1000)
     if not isinstance(found, dict) or found.keys() != {"step", "run", "scaler"}:
         raise bad(path, "its header is not that of a checkpoint: step, run and scaler; move it away")

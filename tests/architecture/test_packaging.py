@@ -23,8 +23,8 @@ from qwenimg.common.base.version import __version__
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 FOLDERS = ("backends", "common", "cli")
 # The most that a core install may bring; each must be imported somewhere.
-AGREED = {"click", "huggingface_hub", "numpy", "pillow", "platformdirs", "safetensors", "tokenizers", "tqdm"}
-MODULES = {"pillow": "PIL"}  # where the module has another name
+AGREED = {"click", "huggingface_hub", "numpy", "pillow", "platformdirs", "pyyaml", "safetensors", "tokenizers", "tqdm"}
+MODULES = {"pillow": "PIL", "pyyaml": "yaml"}  # where the module has another name
 OPTIONAL = {
     "certifi": "certificates for a Python without any; huggingface_hub brings it along",
 }

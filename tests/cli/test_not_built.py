@@ -78,7 +78,7 @@ def test_no_tags(prompt: str) -> None:
     [
         ("device", "devices"), ("Device", "devices"), ("devcies", "devices"), ("sampler", "samplers"),
         ("self-test", "selftest"), ("self_test", "selftest"), ("generat", "generate"), ("ifno", "info"),
-        ("trian", "train"), ("plul", "pull"), ("list", "models"), ("ls", "models"), ("download", "pull"),
+        ("plul", "pull"), ("list", "models"), ("ls", "models"), ("download", "pull"),
         ("txt2img", "generate"), ("version", "--version"), ("gpus", "devices"),
     ],
 )  # fmt: skip

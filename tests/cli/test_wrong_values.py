@@ -28,7 +28,6 @@ NEEDED = {  # what a command cannot do without
     "doctor": [MISSING],
     "convert": [MISSING, "out"],
     "selftest": ["-m", MISSING],
-    "train": ["vae", "--out", "nowhere/deeper", "--steps", "0"],
     "models": [],
     "pull": ["./none"],
     "completion": ["zzz"],
@@ -84,11 +83,6 @@ def test_every_value_that_is_none(
 
 
 # Values by name
-
-
-def test_training_from_a_folder_that_is_not_there_makes_none(tmp_path: Path) -> None:
-    cli("train", "vae", "--out", str(tmp_path / "new"), "--init", str(tmp_path / "none")).refused(5, "no such folder")
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("instruction", ["x", "bash_x", "zsh", "_", "bash_complete", "\x1b[2J"])

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from cli_runner import cli
 from safetensors.torch import load_file, save_file
 
@@ -69,8 +70,7 @@ def test_comfyuis_own_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_same_as_a_yaml_parser_reads(tmp_path: Path) -> None:
-    """PyYAML, where it is installed, on texts without comments in blocks, which to it are part of a path."""
-    yaml = pytest.importorskip("yaml")
+    """PyYAML's own values, of texts without comments in blocks, which to it are part of a path."""
     text = EXAMPLE.replace("  # legacy location still supported", "")
     expected: dict[str, list[Path]] = {}
     for group in yaml.safe_load(text).values():
@@ -86,22 +86,36 @@ def test_the_same_as_a_yaml_parser_reads(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("checkpoints: /x", "line 1"),
-        ("a:\n  - /x", "line 2, '- /x', is not `name: path`"),
+        ("a:\n  - /x", "line 2 is in no group"),
         ("a:\n  vae: [/x]", "is not a path"),
-        ("a:\n  vae: &b /x\n  loras: *b", "is not a path"),
-        ("a: &a\n  vae: x", "line 1"),
         ("a:\n  <<: *a", "line 2"),
+        ("a: &a\n  vae: *a", "line 1 is not a path"),
+        ("a: &a {vae: x}\nb:\n  <<: *a", "line 3"),
+        ("a: &a\n  vae: |\n" + "    x\n" * 400 + "".join(f"k{i}: *a\n" for i in range(5000)), "more than 500"),
+        ("a0: &a0 {x: y}\n" + "".join(f"a{i}: &a{i} [{f'*a{i - 1},' * 9}]\n" for i in range(1, 200)), "line 2 is in"),
+        ("a: &a [*a]", "line 1 is in no group"),
+        ("? [b, c]\n: x", "not the name of"),
+        ("!!set {a, b}", "line 1"),
+        ("a: !!python/object/apply:os.system [true]", "line 1"),
+        ("? " * 30_000, "too deep"),
+        ("- " * 30_000, "too deep"),
+        ("{a: " * 10_000, "too deep"),
+        ("a:\n  vae: x\n---\nb:\n  vae: y", "line 3"),
+        ("a:\n  vae: 'x\\0", "line 2"),
+        ('a:\n  vae: "x\\0y"', "is not a path"),
+        ("a: " + "9" * 60_000, "line 1"),
+        ("".join(f"k{i}:\n" for i in range(501)), "more than 500"),
         ("a:\n  vae: !!python/object:os.system x", "is not a path"),
-        ("a:\n\tvae: x", "tabs"),
+        ("a:\n\tvae: x", "line 2 is not YAML"),
         ("a:\n  vae: x\n   loras: y", "line 3"),
         ("a:\n  vae: x\n  vae: y", "twice"),
-        ("  a:\n vae: x", "line 1"),
-        ("a:\n  vae: x\0y", "zero byte"),
-        ("a:\n  \x1b[2J: x", "\\x1b"),
+        ("  a:\n vae: x", "line 2"),
+        ("a:\n  vae: x\0y", "no YAML has"),
+        ("a:\n  \x1b[2J: x", "no YAML has"),
         (b"a:\n  vae: \xff", "not UTF-8 (byte 10)"),
         ("a:\n" + "".join(f"  k{i}: x\n" for i in range(501)), "more than 500"),
         ("a:\n" + "  " * 40_000, "bytes; at most"),
-        ("[" * 60_000, "line 1"),
+        ("[" * 60_000, "too deep"),
         ("a:\n  k: |\n" + "   x\n" * 10_000, "more than 500"),
     ],
 )
@@ -115,6 +129,14 @@ def test_other_texts_are_one_line(tmp_path: Path, text: str | bytes, words: str)
     shown = str(caught.value)
     print(shown)
     assert words in shown and comfy_paths.NAME in shown and shown.isprintable() and len(shown) <= 300
+
+
+def test_a_value_stays_the_text_that_it_is(tmp_path: Path) -> None:
+    """YAML's numbers, dates and truth values are names of folders here."""
+    names = ["0x10", "1e400", "2026-11-25", "no", "9" * 5000, "1:30"]
+    text = "a:\n" + "".join(f"  k{i}: {name}\n" for i, name in enumerate(names))
+    found = read_paths(write(tmp_path / comfy_paths.NAME, text))
+    assert found == {f"k{i}": [tmp_path / name] for i, name in enumerate(names)}
 
 
 @pytest.mark.parametrize("what", ["fifo", "folder", "loop"])

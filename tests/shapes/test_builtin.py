@@ -20,6 +20,7 @@ from cli_runner import Library, cli
 from huggingface_hub import constants
 from random_model import write_random_model
 from refusals import refused
+from training.config import parse_sizes
 
 import qwenimg
 from qwenimg.common.base.errors import ModelError
@@ -32,7 +33,6 @@ from qwenimg.common.request.recipe import recipe_from_png
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.shapes import builtin
 from qwenimg.common.shapes.words import parse
-from qwenimg.common.training.config import parse_sizes
 
 REAL = "qwenimg pull qwen-image (57.7 GB)"
 SMALL = replace(catalog.BUILT_IN, width=32, height=48, steps=2)
@@ -112,7 +112,7 @@ def test_a_folder_of_that_name_comes_first(placed: Path, tmp_path: Path, monkeyp
 
 def test_an_installation_without_it(missing: Path):
     assert refused(resolve.resolve, None).endswith("qwenimg pull qwen-image")
-    assert str(missing) in refused(resolve.resolve, "shapes") and "qwenimg train" in refused(resolve.resolve, "shapes")
+    assert str(missing) in refused(resolve.resolve, "shapes") and "tools/train.py" in refused(resolve.resolve, "shapes")
     assert not resolve.is_built_in(None) and not resolve.is_built_in("shapes")
     cli("a red circle").refused(5, "qwenimg pull qwen-image")
     cli("a red circle", "-m", "shapes").refused(5, "not in this installation")

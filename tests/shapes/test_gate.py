@@ -157,9 +157,10 @@ import sys
 from pathlib import Path
 sys.path[:0] = [{str(ROOT / "src")!r}, {str(ROOT / "tests" / "support")!r}, {str(ROOT / "tools")!r}]
 from training_runs import options
-from qwenimg.backends.torch.training import loop as train
-from qwenimg.backends.torch.training import vae as train_vae
-train_vae.MEASURED, train.LOG_EVERY = 4, 2
+from qwenimg.backends.torch.training import loop
+from training import stages as train
+from training import vae as train_vae
+train_vae.MEASURED, loop.LOG_EVERY = 4, 2
 for stage in ("vae", "text", "dit"):
     train.train(options(stage, Path({str(out)!r}), steps=4), print, device="cpu")
 """
@@ -216,7 +217,7 @@ def test_card(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     card = (folder / "MODEL_CARD.md").read_text(encoding="utf-8")
     print(card)
     assert "| an abacus |" in card and digest in card and "Apache-2.0" in card
-    assert "qwenimg train vae --out OUT --steps 4 --batch 4 --size 32x48,48x32 --seed 0" in card
+    assert "python tools/train.py vae --out OUT --steps 4 --batch 4 --size 32x48,48x32 --seed 0" in card
     for color, shape in scenes.held_out_pairs():
         assert f"{color} {shape}" in card
     [hours] = re.findall(r"([0-9.]+) hours in all", card)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from training import folder as train_folder
+from training import tokenizer as bpe
 
-from qwenimg.backends.torch.training import folder as train_folder
 from qwenimg.common.prompts import qwen
 from qwenimg.common.shapes import builtin, words
-from qwenimg.common.shapes import tokenizer as bpe
 from qwenimg.common.shapes.gate import gate_prompts
 from qwenimg.common.shapes.words import SAME_AS, parse
 

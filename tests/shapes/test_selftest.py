@@ -87,7 +87,7 @@ def test_a_perfect_model_has_every_picture_right(draws: Callable[..., Truthful])
 
 
 def test_another_size(draws: Callable[..., Truthful]):
-    """For a model that was trained at one: of what `qwenimg train` makes, say."""
+    """For a model that was trained at one: of what `tools/train.py` makes, say."""
     pipe = draws()
     assert cli("selftest", "--size", "160x96").code == 0
     assert {(a["width"], a["height"]) for a in pipe.asked} == {(160, 96)}
@@ -241,7 +241,7 @@ def test_a_signal_ends_it_and_leaves_no_sheet(draws: Callable[..., Truthful], tm
 
 def test_without_the_built_in_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(builtin, "folder", lambda: tmp_path / "nowhere")
-    cli("selftest").refused(5, "not in this installation", "qwenimg train")
+    cli("selftest").refused(5, "not in this installation", "tools/train.py")
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from tiny_model import randomise
+from training import tokenizer
 
 from qwenimg.common.prompts.vocabulary import byte_symbols
-from qwenimg.common.shapes import tokenizer
 
 BOS, EOS = "<|startoftext|>", "<|endoftext|>"
 WORDS = (

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qwenimg.common.training.config import ModelSize, TrainConfig
+from training.config import RATES, ModelSize
+
+from qwenimg.common.training.config import TrainConfig
 
 SIZE = ModelSize(
     vae_base=6,
@@ -19,5 +21,12 @@ SIZE = ModelSize(
 
 
 def options(stage: str, out: Path, **changes: object) -> TrainConfig:
-    toy = {"steps": 200, "batch": 4, "sizes": ((32, 48), (48, 32)), "save_every": 1000, "size": SIZE}
+    toy = {
+        "rate": RATES[stage],
+        "steps": 200,
+        "batch": 4,
+        "sizes": ((32, 48), (48, 32)),
+        "save_every": 1000,
+        "size": SIZE,
+    }
     return TrainConfig(stage=stage, out=out, **{"precision": "fp32", **toy, **changes})

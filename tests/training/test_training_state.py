@@ -26,15 +26,17 @@ import pytest
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save, save_file
+from training import folder as train_folder
+from training import stages as train
+from training import vae as train_vae
+from training.config import RATES, STEM, TEXT_STEM, ModelSize, Stage
 
-from qwenimg.backends.torch.training import folder as train_folder
-from qwenimg.backends.torch.training import loop as train
+from qwenimg.backends.torch.training import loop
 from qwenimg.backends.torch.training import state as train_state
-from qwenimg.backends.torch.training import vae as train_vae
 from qwenimg.common.base.errors import DoesNotFit, ModelError, NumericsError, QwenimgError, UsageError
 from qwenimg.common.training import files
-from qwenimg.common.training.config import ModelSize, Stage, TrainConfig
-from qwenimg.common.training.files import COLUMNS, FORMAT, STEM, TEXT_STEM
+from qwenimg.common.training.config import TrainConfig
+from qwenimg.common.training.files import COLUMNS, FORMAT
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -52,7 +54,15 @@ HANGS = 60  # seconds after which a test ends what would else wait for ever; not
 
 
 def options(stage: Stage, out: Path, **changes: Any) -> TrainConfig:
-    toy = {"steps": 2, "batch": 2, "sizes": ((32, 32),), "save_every": 1000, "size": SIZE, "threads": 1}
+    toy = {
+        "rate": RATES[stage],
+        "steps": 2,
+        "batch": 2,
+        "sizes": ((32, 32),),
+        "save_every": 1000,
+        "size": SIZE,
+        "threads": 1,
+    }
     return TrainConfig(stage=stage, out=out, **{"precision": "fp32", **toy, **changes})
 
 
@@ -67,7 +77,7 @@ def few_measured() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train_vae, "MEASURED", 8)
         patch.setattr(train_vae, "MEASURED_SIZE", (32, 32))
-        patch.setattr(train, "LOG_EVERY", 1)
+        patch.setattr(loop, "LOG_EVERY", 1)
         yield
 
 
@@ -121,7 +131,7 @@ def refused(call: Callable[[], object], *codes: int) -> str:
 
 
 def starts(config: TrainConfig) -> Callable[[], object]:
-    return lambda: train.Run(config, lambda text: None, CPU)
+    return lambda: train.open_run(config, lambda text: None, CPU)
 
 
 # Values of a checkpoint
@@ -537,7 +547,7 @@ def test_no_room_is_told_before_the_first_step(tmp_path: Path):
 
 
 def test_full_disk_while_it_runs(out: Path):
-    made = train.Run(options("vae", out, steps=3, resume=True), lambda text: None, CPU)
+    made = train.open_run(options("vae", out, steps=3, resume=True), lambda text: None, CPU)
     before = listing(out)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, limit[1]))
@@ -557,7 +567,7 @@ def test_full_disk_while_it_runs(out: Path):
 @pytest.mark.parametrize("kind", ["model", "average", "exp_avg"])
 def test_nothing_that_is_not_finite_is_written(out: Path, stage: Stage, kind: str):
     """A value that goes bad in memory: neither folder nor checkpoint is written, and the old ones stay."""
-    made = train.Run(options(stage, out, steps=3, resume=True), lambda text: None, CPU)
+    made = train.open_run(options(stage, out, steps=3, resume=True), lambda text: None, CPU)
     before = listing(out)
     name = next(name for name in made._tensors() if name.startswith(f"{kind}."))
     with torch.no_grad():
@@ -569,7 +579,7 @@ def test_nothing_that_is_not_finite_is_written(out: Path, stage: Stage, kind: st
 
 def test_weights_that_overflow_in_bfloat16(out: Path):
     """3.4e38 is a float32, and infinite in bfloat16, in which the folder is written."""
-    made = train.Run(options("dit", out, steps=3, resume=True), lambda text: None, CPU)
+    made = train.open_run(options("dit", out, steps=3, resume=True), lambda text: None, CPU)
     before = listing(out)
     with torch.no_grad():
         next(iter(made.average.values())).view(-1)[0] = 3.4e38
@@ -579,7 +589,7 @@ def test_weights_that_overflow_in_bfloat16(out: Path):
 
 def test_latents_that_are_not_finite(out: Path):
     """Finite weights whose VAE makes none that is."""
-    made = train.Run(options("vae", out, steps=3, resume=True), lambda text: None, CPU)
+    made = train.open_run(options("vae", out, steps=3, resume=True), lambda text: None, CPU)
     before = listing(out)
     with torch.no_grad():
         for value in made.average.values():
@@ -631,8 +641,9 @@ def test_check_finite_names_the_tensor():
 
 def command(*words: str) -> tuple[int, str]:
     """Exit code and text of an error."""
+    from train import train as command
+
     from qwenimg.cli.failures import explain
-    from qwenimg.cli.train import train as command
 
     with no_hang():
         error = CliRunner().invoke(command, list(words)).exception
@@ -662,10 +673,10 @@ def test_all_with_resume_and_no_checkpoint(tmp_path: Path):
 
 def test_a_broken_checkpoint_is_refused_without_a_framework(out: Path, tmp_path: Path):
     (out / "training" / "vae.safetensors").write_bytes(b"")
-    code = "import sys; from qwenimg.cli.main import run; print(run(), 'torch' in sys.modules)"
+    code = "import sys, train; print(train.main(), 'torch' in sys.modules)"
     ended = subprocess.run(
-        [sys.executable, "-c", code, "train", "vae", "--out", str(out), "--resume"],
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        [sys.executable, "-c", code, "vae", "--out", str(out), "--resume"],
+        env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tools'}"},
         capture_output=True,
         text=True,
         check=False,

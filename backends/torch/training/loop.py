@@ -1,5 +1,6 @@
-"""Training on torch: the loop that all stages share. Only this backend trains.
+"""Training on torch: the loop, of whatever stage it is given. Only this backend trains.
 
+- The wheel calls it nowhere yet: `tools/train.py` trains the built-in model with it, and LoRA training will.
 - A batch is made in a thread while the step before it runs. On a CPU, threads take a part of each batch.
 - The weights that are written are an exponential average of those that are trained.
 - On the CPU a run that was killed and resumed equals the unbroken one bit for bit.
@@ -8,7 +9,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -18,13 +19,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from qwenimg.backends.torch.training.dit import DiTStage
 from qwenimg.backends.torch.training.optimizer import Optimizer
 from qwenimg.backends.torch.training.precision import LossScaler, MixedPrecision, Part, recommend
 from qwenimg.backends.torch.training.state import Log, Progress, check_finite, load_checkpoint, save_checkpoint
-from qwenimg.backends.torch.training.text import TextStage
 from qwenimg.backends.torch.training.threads import Workers
-from qwenimg.backends.torch.training.vae import VAEStage
 from qwenimg.common.base.atomic_files import check_space
 from qwenimg.common.base.errors import DoesNotFit, NumericsError
 from qwenimg.common.base.text import clean
@@ -49,32 +47,30 @@ class Stage(Protocol):
     def write(self, weights: Mapping[str, Tensor]) -> None: ...
 
 
-STAGES: dict[str, Callable[..., Stage]] = {"vae": VAEStage, "text": TextStage, "dit": DiTStage}
-
-
-def train(config: TrainConfig, tell: Callable[[str], None], *, device: str) -> None:
-    """Runs one stage and writes its part of `config.out`; checkpoints and logs are in its folder `training`.
-
-    Raises UsageError, ModelError, NumericsError (a loss that is not finite) and DoesNotFit (a full disk); the last
-    checkpoint stays whole."""
-    run = Run(config, tell, torch.device(device))
-    run.all_steps()
+MakeStage = Callable[[TrainConfig, torch.device, Callable[[str], None]], Stage]
 
 
 class Run:
-    """One stage from where it is to its last step."""
+    """One stage from where it is to its last step. `outputs` are the files that the stage writes."""
 
-    def __init__(self, config: TrainConfig, tell: Callable[[str], None], device: torch.device):
+    def __init__(
+        self,
+        config: TrainConfig,
+        make_stage: MakeStage,
+        outputs: Iterable[Path],
+        tell: Callable[[str], None],
+        device: torch.device,
+    ):
         self.config = config
         self.stem = files.stem(config)
-        files.prepare(config)
+        files.prepare(config, outputs)
         threads = config.threads or torch.get_num_threads()
         self.at_once = min(threads, AT_ONCE) if device.type == "cpu" else 1
         self.maker = Workers(1, cores=1)
         self.workers = Workers(self.at_once, cores=threads // self.at_once) if self.at_once > 1 else None
         torch.set_num_threads(threads)
         self.tell = self.say(tell)
-        self.stage: Stage = STAGES[config.stage](config, device, self.tell)
+        self.stage = make_stage(config, device, self.tell)
         self.parameters = dict(self.stage.model.named_parameters())
         self.average = {name: p.detach().clone() for name, p in self.parameters.items()}
         self.optimizer = Optimizer(self.parameters, self.stage.matrices())
@@ -161,7 +157,7 @@ class Run:
         length = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), CLIP))
         if not length < float("inf"):
             raise NumericsError(f"step {step}: the gradient is not finite")
-        self.optimizer.step(training.learning_rate(step, config.steps, config.peak_rate))
+        self.optimizer.step(training.learning_rate(step, config.steps, config.rate))
         self.step = step + 1
         decay = min(AVERAGE, self.step / (self.step + 9))
         with torch.no_grad():
@@ -185,7 +181,7 @@ class Run:
         self.log.row(
             step=self.step,
             loss=f"{loss:.6g}",
-            rate=f"{training.learning_rate(self.step - 1, config.steps, config.peak_rate):.4g}",
+            rate=f"{training.learning_rate(self.step - 1, config.steps, config.rate):.4g}",
             gradient=f"{length:.4g}",
             dtype=dtype,
             scale=scaler.scale if dtype == "float16" else 1,

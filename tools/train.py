@@ -1,18 +1,23 @@
-"""`qwenimg train`: trains the built-in model, or goes on from its weights."""
+"""Train the built-in model, or go on from its weights: python tools/train.py STAGE --out FOLDER"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import get_args
 
 import click
+from training.config import RATES, ModelSize, Stage, outputs, parse_sizes
 
-from qwenimg.cli import streams
+from qwenimg import backends
+from qwenimg.cli import failures, streams
+from qwenimg.common.base.errors import BackendMissing, QwenimgError
+from qwenimg.common.training import files
+from qwenimg.common.training.config import TrainConfig
 
 STAGES = ("vae", "text", "dit", "all")
 STEPS = {"vae": 6000, "text": 2000, "dit": 8200}
 BATCH = {"vae": 16, "text": 128, "dit": 48}
-_FOLDER = click.Path(path_type=Path, readable=False)  # what cannot be read is reported later, with its exit code
 _FOLDER = click.Path(path_type=Path, readable=False)  # what cannot be read is reported later, with its exit code
 SIZE = {"vae": "64", "text": "128", "dit": "128"}
 
@@ -43,7 +48,7 @@ SIZE = {"vae": "64", "text": "128", "dit": "128"}
 @click.option("--save-every", type=int, default=500, help="Steps between checkpoints [500].")
 @click.option("--simple", type=int, default=0, help="Steps of dit, from the first, with one object, plain words [0].")
 @click.option("--threads", type=int, help="CPU threads, beside the one that makes the pictures.")
-@click.option("--backend", default="auto", help="cpu or cuda [auto]; training is built on torch.")
+@click.option("--backend", type=click.Choice(("auto", "cpu", "cuda")), default="auto", help="[auto]")
 def train(
     stage: str,
     out: Path,
@@ -69,10 +74,6 @@ def train(
     three. A run that was stopped, however hard, goes on with --resume and the same options. Checkpoint, table and curve
     of the loss are in OUT/training.
     """
-    from qwenimg import backends
-    from qwenimg.common.training import files
-    from qwenimg.common.training.config import Stage, TrainConfig, parse_sizes
-
     stages: list[Stage] = [name for name in get_args(Stage) if stage in (name, "all")]
     resumed = files.resumed(out, stages) if resume else []
     configs = [
@@ -83,7 +84,7 @@ def train(
             batch=BATCH[name] if batch is None else batch,
             sizes=parse_sizes(SIZE[name] if size is None else size),
             seed=seed,
-            rate=rate,
+            rate=RATES[name] if rate is None else rate,
             precision=precision,
             shares=phases,
             init=init,
@@ -93,11 +94,38 @@ def train(
             checkpointing=checkpointing,
             save_every=save_every,
             simple=simple,
+            size=ModelSize(),
         )
         for name in stages
     ]
     for config in configs:  # before the first stage, which may take hours
-        files.check(config)
-    run = backends.trainer(backend)
+        files.check(config, outputs(config))
+    place = device(backend)
+    from training.stages import train as run
+
     for config in configs:
-        run(config, streams.say)
+        run(config, streams.say, device=place)
+
+
+def device(backend: str) -> str:
+    """Return torch's name of the device. Raises BackendMissing without torch, or without the GPU that is asked for."""
+    if not backends.installed("cpu"):
+        raise BackendMissing("training needs torch: pip install '.[torch]'")
+    from qwenimg.backends.torch.engine import has_cuda
+
+    if backend == "cuda" and not has_cuda():
+        raise BackendMissing("--backend cuda: torch sees no NVIDIA GPU here; use --backend cpu")
+    return "cuda" if backend == "cuda" or (backend == "auto" and has_cuda()) else "cpu"
+
+
+def main() -> int:
+    """Run the command and return its exit code; an error is one line."""
+    try:
+        train(standalone_mode=False)
+    except (QwenimgError, click.ClickException) as error:
+        return failures.report(error)[0]
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

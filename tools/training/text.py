@@ -18,15 +18,15 @@ from torch import Tensor
 
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.qwen_vl import QwenTextEncoder
-from qwenimg.backends.torch.training import folder as train_folder
-from qwenimg.backends.torch.training.data import TEXT_KIND, generator, padded, prompt
-from qwenimg.backends.torch.training.vae import fresh, initialise
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
 from qwenimg.common.numbers import rope
 from qwenimg.common.prompts import qwen
 from qwenimg.common.shapes import scenes as shapes
 from qwenimg.common.shapes.scenes import Object, Scene
 from qwenimg.common.training.config import TrainConfig
+from training import folder as train_folder
+from training.data import TEXT_KIND, generator, padded, prompt
+from training.vae import fresh, initialise
 
 EMBEDDING = 0.5  # deviation of the token embeddings at the start
 NONE = "none"

@@ -22,10 +22,6 @@ from torch import Tensor
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.qwen_dit import Pair, QwenImageTransformer, TransformerBlock
 from qwenimg.backends.torch.networks.qwen_vl import QwenTextEncoder
-from qwenimg.backends.torch.training import folder as train_folder
-from qwenimg.backends.torch.training.data import Batch, LatentBatches, padded
-from qwenimg.backends.torch.training.text import states_of
-from qwenimg.backends.torch.training.vae import Encoder, fresh, initialise
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import open_regular
@@ -36,10 +32,14 @@ from qwenimg.common.networks.qwen_dit import TIME_CHANNELS, QwenDiTConfig
 from qwenimg.common.numbers import packing
 from qwenimg.common.prompts import qwen
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
-from qwenimg.common.shapes import tokenizer
-from qwenimg.common.shapes.folder import SHAPES_SCHEDULER
 from qwenimg.common.training.config import TrainConfig
 from qwenimg.common.training.files import is_file
+from training import folder as train_folder
+from training import tokenizer
+from training.data import Batch, LatentBatches, padded
+from training.folder import SHAPES_SCHEDULER
+from training.text import states_of
+from training.vae import Encoder, fresh, initialise
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def _folder(config: TrainConfig, part: str, stage: str) -> Path:
         if folder is not None and is_file(folder / part / "config.json"):
             return folder / part
     out = clean(config.out)
-    raise ModelError(f"{out}: has no {part}/ yet; run `qwenimg train {stage} --out {out}` first")
+    raise ModelError(f"{out}: has no {part}/ yet; run `python tools/train.py {stage} --out {out}` first")
 
 
 def shifted(levels: np.ndarray, mu: float) -> np.ndarray:
