@@ -22,7 +22,7 @@ OTHERS = {
     **dict.fromkeys(("usage", "commands"), "--help"),
     **dict.fromkeys(("version",), "--version"),
 }
-NOT_BUILT = ("webui", "gui", "server", "upscale", "quantize", "controlnet", "caption")
+NOT_BUILT = ("web", "webui", "gui", "server", "upscale", "quantize", "controlnet", "caption")
 
 
 def meant(word: str, commands: tuple[str, ...]) -> str | None:

@@ -19,7 +19,7 @@ _TAGS = {
     "embedding": "textual inversion",
 }
 _LORAS = ("lora", "lyco")
-_TAG = re.compile(rf"(?i)<\s*({'|'.join(_TAGS)})\s*:[^<>]*>|\b(embedding):[\w.-]")
+_TAG = re.compile(rf"(?i)<\s*({'|'.join(_TAGS)})\s*:[^<>]*>|\b(embedding):[\w.-]+")
 
 
 def check_said(prompt: str) -> None:

@@ -120,3 +120,8 @@ def test_words_for_what_is_not_built(library: Library, word: str) -> None:
 def test_what_is_suggested_is_there() -> None:
     known = {*COMMANDS, "models", "--help", "--version"}
     assert {text.split()[0] for text in near.OTHERS.values()} <= known and set(near.LONG) <= known
+
+
+def test_an_embedding_is_reported_by_its_whole_name(library: Library) -> None:
+    cli("a cat, embedding:easynegative, (embedding:bad-hands.v2:1.2)").refused(2, "(embedding:easynegative)")
+    cli("(embedding:bad-hands.v2:1.2)").refused(2, "(embedding:bad-hands.v2)")
