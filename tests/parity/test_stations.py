@@ -21,7 +21,14 @@ from qwenimg.common.parity.passport import Passport
 from qwenimg.common.parity.stations import FARTHEST, FLOOR, GIVEN, MARGIN, Station, judged
 from qwenimg.common.parity.tape import Tape, taped
 
-ASKED: dict[str, Any] = {"prompt": "a large blue star", "width": 32, "height": 32, "steps": 2, "guidance": 3.0}
+ASKED: dict[str, Any] = {
+    "prompt": "a large blue star",
+    "width": 32,
+    "height": 32,
+    "steps": 2,
+    "guidance": 3.0,
+    "seed": 0,
+}
 X = np.arange(1.0, 7.0, dtype=np.float32).reshape(2, 3)
 
 
