@@ -70,4 +70,7 @@ def shown(value: object) -> str:
 
 
 def _is_path(value: object) -> bool:
-    return isinstance(value, os.PathLike) and isinstance(os.fspath(value), str)
+    try:
+        return isinstance(value, os.PathLike) and isinstance(os.fspath(value), str)
+    except TypeError:  # its class returns neither a text nor bytes
+        return False

@@ -225,7 +225,10 @@ class PassportJson:
         kinds = {family.name: family.precision for family in registry.FAMILIES}
         if self.model.family not in kinds:
             raise ValueError(f"the family {clean(self.model.family, 30)!r} is none of {', '.join(kinds)}")
-        precision.parse(self.precision, on_gpu=False, kind=kinds[self.model.family])
+        policy = precision.parse(self.precision, on_gpu=False, kind=kinds[self.model.family])
+        far = next((station.name for station in self.run if station.own), None)
+        if far is not None and not policy.has_16_bit:
+            raise ValueError(f"station {clean(far, 30)!r} was made in float32, and is said to be far from float32")
         for side in self.sides:
             self._check_figures(side)
         if len(self.run) > MAX_BLOCKS or len({station.name for station in self.run}) != len(self.run):

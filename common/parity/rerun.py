@@ -10,7 +10,7 @@ from qwenimg.common.base.errors import DoesNotFit
 from qwenimg.common.parity.stations import FARTHEST, Station, made_distance
 from qwenimg.common.parity.tape import Tape, taped
 from qwenimg.common.pipeline.pipeline import Pipeline
-from qwenimg.common.precision.precision import FP32, Precision
+from qwenimg.common.precision.precision import FP32
 from qwenimg.common.runtime.runtime import Change
 
 Notify = Callable[[str], None]
@@ -19,7 +19,7 @@ Notify = Callable[[str], None]
 def with_own(pipe: Pipeline, asked: Mapping[str, Any], run: Sequence[Station], notify: Notify) -> tuple[Station, ...]:
     """Return `run` with how far each station is from what float32 makes of the same. Where float32 does not fit into
     memory, not even with blocks that are streamed, the distance stays unknown."""
-    if not _in_16_bit(pipe.precision):
+    if not pipe.precision.has_16_bit:
         return tuple(replace(station, own=0.0) if station.made else station for station in run)
     notify("drawing the same picture in float32")
     tape, reference = Tape(run), _in_float32(pipe)
@@ -59,7 +59,3 @@ def _limit(pipe: Pipeline) -> int | None:
     assert pipe.checkpoint is not None
     free = pipe.engine.free_memory()
     return pipe.runtime.max_memory or (None if pipe.checkpoint.largest(FP32) < free // 2 else free)
-
-
-def _in_16_bit(precision: Precision) -> bool:
-    return bool({precision.text, precision.transformer, precision.vae} & {"bfloat16", "float16"})

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 Arrays: TypeAlias = tuple[NDArray[Any], ...]
 
 GIVEN = 1e-5  # relative, of what enters a network: measured 3e-7 at most; the smallest of the planted faults has 2e-3
-FARTHEST = 1.0  # of a policy from float32: beyond, nothing can be held against it
 FLOOR = 1e-4  # relative, of what a network makes in float32: measured 4e-6 at most
 # Times a policy's own distance from float32. Healthy pairs measure 2.1 at most, the smallest of the planted faults that
 # is seen by this alone 12 (docs/parity.md): 4 is nearly twice the one and a third of the other.
 MARGIN = 4.0
+FARTHEST = 1 / MARGIN  # of a policy from float32: beyond, a network that makes nothing but zeros would pass
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,6 +68,8 @@ def _judged(then: Station, here: Mapping[str, Station]) -> Passed:
     given, made, failures = distance(now.given, then.given), None, []
     if not given <= GIVEN:
         failures.append(_other(given))
+    if now.made and not then.made:
+        failures.append("what it makes was not recorded")
     if then.made:
         made = made_distance(now, then)
         if then.allowed is not None and not made <= then.allowed:

@@ -154,6 +154,11 @@ class Precision:
         assert {self.text, self.transformer, self.vae} <= BYTES.keys(), self
         assert self.timestep in ("fp32", "rounded") and self.attention in ("fused", "fp32"), self
 
+    @property
+    def has_16_bit(self) -> bool:
+        """Whether the weights of a component are in 16 bit."""
+        return bool({self.text, self.transformer, self.vae} & {"bfloat16", "float16"})
+
     def compute_dtype(self, component: str) -> str:
         """The dtype of a component's matrix products, but for the FP32 places."""
         dtype = self.stored_dtype(component)

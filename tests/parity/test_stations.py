@@ -18,10 +18,17 @@ import qwenimg
 from qwenimg.common.base.errors import DoesNotFit
 from qwenimg.common.parity import check, passport_file, record, rerun, stations, summary
 from qwenimg.common.parity.passport import Passport
-from qwenimg.common.parity.stations import FLOOR, GIVEN, MARGIN, Station, judged
+from qwenimg.common.parity.stations import FARTHEST, FLOOR, GIVEN, MARGIN, Station, judged
 from qwenimg.common.parity.tape import Tape, taped
 
-ASKED: dict[str, Any] = {"prompt": "a large blue star", "width": 32, "height": 32, "steps": 2, "guidance": 3.0}
+ASKED: dict[str, Any] = {
+    "prompt": "a large blue star",
+    "width": 32,
+    "height": 32,
+    "steps": 2,
+    "guidance": 3.0,
+    "seed": 0,
+}
 X = np.arange(1.0, 7.0, dtype=np.float32).reshape(2, 3)
 
 
@@ -79,8 +86,16 @@ def test_roundings_are_not() -> None:
         STEP, given=(X * np.float32(1 + 0.5 * GIVEN), np.asarray(0.5)), made=(Y + np.float32(0.025) * (Y - X),)
     )
     assert all(not one.failures for one in judged([TEXT, STEP], [TEXT, near]))
+    lost = judged([replace(STEP, made=())], [STEP])
+    assert lost[0].failures == ("step 1: what it makes was not recorded",)
     unknown = judged([replace(STEP, own=None)], [replace(STEP, made=(2 * Y,))])
     assert [one.allowed for one in unknown] == [None] and not unknown[0].failures, "nothing is known of it"
+
+
+def test_where_zeros_would_pass_nothing_is_judged() -> None:
+    """The largest distance that is recorded still refuses a step that changes nothing."""
+    widest = replace(STEP, own=0.99 * FARTHEST)
+    assert judged([widest], [replace(STEP, made=(X,))])[0].failures
 
 
 # What is recorded
@@ -194,14 +209,15 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], object]] = {
     "its own distance true": lambda d: d.update(run=[STATION | {"own": True}]),
     "its own distance negative": lambda d: d.update(run=[STATION | {"own": -1e-9}]),
     "its own distance huge": lambda d: d.update(run=[STATION | {"own": 1e300}]),
-    "its own distance above all": lambda d: d.update(run=[STATION | {"own": 1.01}]),
+    "its own distance above all": lambda d: d.update(run=[STATION | {"own": 1.01 / MARGIN}]),
+    "float32 that is far from float32": lambda d: d.update(run=[STATION], precision="fp32"),
     "too many": lambda d: d.update(run=[STATION | {"name": f"step {i}"} for i in range(10_001)]),
 }
 
 
 def hostile(change: Callable[[dict[str, Any]], object], folder: Path) -> Path:
     document: dict[str, Any] = {
-        "version": "0", "created": "", "precision": "fp32", "places": {}, "picture": None,
+        "version": "0", "created": "", "precision": "bf16", "places": {}, "picture": None,
         "model": {"name": "shapes", "family": "qwen-image", "quantize": "", "fingerprints": {}, "shapes": {}},
         "blocks": [
             {"component": "vae", "block": "conv", "path": "a", "name": "a", "arguments": [], "operations": {},

@@ -22,6 +22,13 @@ class Stranger:
     """A class, and a kind of object, that nothing takes."""
 
 
+class NoPath:
+    """A path that is no text: `os.fspath` refuses it."""
+
+    def __fspath__(self) -> int:
+        return 5
+
+
 def function(*given: object) -> None:
     """A function."""
 
@@ -37,7 +44,7 @@ VALUES: list[tuple[Any, tuple[str, ...]]] = [
     *((value, ("Sequence", "list", "tuple")) for value in ([], ["x"], [1], [None], [[1], [1, 2]], (1, 2))),
     *((value, ("Mapping", "dict")) for value in ({}, {"x": 1})),
     (function, ("Callable",)),
-    *((value, ()) for value in (b"x", object(), Stranger, Stranger(), 1j, {1})),
+    *((value, ()) for value in (b"x", object(), Stranger, Stranger(), NoPath(), 1j, {1})),
     (np.int64(3), ("int", "float")),
     (np.float32(2), ("float",)),
     (np.bool_(True), ("bool",)),
