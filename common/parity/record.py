@@ -22,6 +22,7 @@ from qwenimg.common.parity.blocks import Part, network, parts, shapes_sum
 from qwenimg.common.parity.judged import figures
 from qwenimg.common.parity.parity import dtype_name
 from qwenimg.common.parity.passport import MAX_GAIN, Given, Kept, Model, Passport, Picture, Recorded, Side
+from qwenimg.common.parity.passport_schema import AskedJson
 from qwenimg.common.parity.rerun import with_own
 from qwenimg.common.parity.sample import TINY, Drawn, drawn_like, projected, rounded_otherwise, smaller
 from qwenimg.common.parity.tape import Tape, taped
@@ -112,6 +113,7 @@ def record(
 
     exact: an engine that computes in float64. sampled: inputs are drawn and results projected for small models too.
     Raises QwenimgError as a picture does."""
+    asked = {**asked, "seed": pipe.check(**asked).seed}  # one for all runs, also where none was asked for
     checkpoint = with_loras(pipe, asked)
     found = parts(checkpoint, pipe.precision)
     small = all(part.plan.parameters < LARGE for part in found.values())
@@ -151,7 +153,7 @@ def _drawn(pipe: Pipeline, asked: Mapping[str, Any], trace: Trace) -> Result:
 
 def _picture(pipe: Pipeline, asked: Mapping[str, Any], result: Result) -> Picture:
     return Picture(
-        asked={name: value for name, value in asked.items() if name != "lora"},  # which may have paths
+        asked=AskedJson(**{name: value for name, value in asked.items() if name != "lora"}).said(),  # which has paths
         sigmas=pipe.model.plan(pipe.check(**asked)).sigmas,
         noise=result.recipe["noise_sha256"],
         latents=result.latents,

@@ -45,6 +45,15 @@ def passport() -> Passport:
     return recorded()
 
 
+def test_a_picture_without_a_seed_has_one_for_all_its_runs() -> None:
+    """The float32 reference of another noise would be as far off as a wrong picture, and hide one."""
+    made = recorded(seed=None)
+    assert made.picture is not None and isinstance(made.picture.asked["seed"], int)
+    own = [station.own for station in made.run if station.made]
+    print(made.picture.asked["seed"], own)
+    assert own and all(one is not None and one < 0.05 for one in own)
+
+
 # The comparator
 
 
