@@ -87,6 +87,7 @@ def draw(flags: Flags, stop: Stop, warnings: Iterable[str] = ()) -> int:
     replay = None if flags.replay is None else read_replay(flags.replay)
     for line in () if replay is None else replay.messages:
         report.notify("warning", line)
+    replay = _with_loras(flags, replay, report)
     wanted, failed = _wanted(flags, replay, report)
     flags, wanted = _located(flags, wanted)
     _check_files(flags, replay, wanted)
@@ -193,14 +194,30 @@ def _wanted(flags: Flags, replay: Replay | None, report: Report) -> tuple[list[P
     return wanted, report_faults(faults, report, left=len(wanted), keep_going=flags.keep_going)
 
 
+def _with_loras(flags: Flags, replay: Replay | None, report: Report) -> Replay | None:
+    """`replay` with the LoRAs of its recipe that are in the folders of --models-dir. Raises UsageError where one is
+    not."""
+    if replay is None or "lora" not in replay.used or flags.said["lora"] is not None or not flags.models_dir:
+        return replay
+    from qwenimg.common.hub.lora_search import located
+    from qwenimg.common.hub.model_folders import read_folders
+
+    text, lines = located(read_folders(flags.models_dir), replay.used["lora"], replay.lora_fingerprints)
+    for line in lines:
+        report.notify("stage", line)
+    used = {name: value for name, value in replay.used.items() if name != "lora"}
+    return replace(replay, fields=replay.fields | {"lora": text}, used=used)
+
+
 def _located(flags: Flags, wanted: list[Picture]) -> tuple[Flags, list[Picture]]:
     """With the paths of what is found by name in the folders of --models-dir. Raises UsageError and ModelError."""
     if not flags.models_dir:
         return flags, wanted
     from qwenimg.common.hub.model_folders import read_folders
+    from qwenimg.common.hub.part_files import located
 
     folders = read_folders(flags.models_dir)
-    found = folders.options({name: getattr(flags, name) for name in ("model", "refiner", *PARTS)})
+    found = located(folders, {name: getattr(flags, name) for name in ("model", "refiner", *PARTS)})
     changed = [replace(one, asked=one.asked | folders.options({"lora": one.said("lora")})) for one in wanted]
     return replace(flags, **found), changed
 
@@ -310,12 +327,14 @@ def _read_pictures(flags: Flags, report: Report) -> tuple[Any, Any]:
 
 def _open(flags: Flags, replay: Replay | None, report: Report) -> Pipeline:
     from qwenimg.common.families.choices import components_of
+    from qwenimg.common.hub.resolve import TOKENIZER
 
     model, refiner, precision, prediction = flags.model, flags.refiner, flags.precision, flags.prediction
     quantize, used = flags.quantize, {} if replay is None else replay.used
     parts: dict[str, Any] = {part: _part(part, flags, used) for part in PARTS}
     if replay is not None:
         without = components_of(part for part, path in parts.items() if path is not None)
+        without |= set() if flags.tokenizer is None else {TOKENIZER}
         model = model or (None if replay.model is None else _named(replay.model, "-m", flags, without))
         if refiner is None and "refiner" in replay.used:
             refiner = _named(replay.used["refiner"], "--refiner", flags, frozenset())

@@ -12,7 +12,6 @@ _DEVICE = "give --backend"
 _MEMORY = "give --max-memory, as 8GB, or -q 8; qwenimg plan says what fits"
 _TILES = "the VAE takes tiles where memory asks for them; --max-memory sets a limit"
 _LORA = "a LoRA and its strength go together, as --lora FILE:SCALE, once for each"
-_FEW = "give --few-steps turbo, lcm or hyper, as lcm:4"
 _SCHEDULER = "the solver is --sampler and the noise levels are --schedule; qwenimg samplers lists both"
 _NOISE = "noise is the same on every machine, that of torch's CPU generator; --latents gives another"
 _FORMAT = "the ending of -o decides, as -o picture.webp"
@@ -30,7 +29,9 @@ OPTIONS = {
     ),
     **dict.fromkeys(("--tiling", "--vae-tiling", "--vae-slicing", "--tiled", "--tiled-vae", "--vae-on-cpu"), _TILES),
     **dict.fromkeys(("--loras", "--lora-paths", "--lora-scale", "--lora-scales", "--lora-style"), _LORA),
-    **dict.fromkeys(("--turbo", "--lcm", "--hyper"), _FEW),
+    "--turbo": "give --few-steps turbo, or turbo:STEPS",
+    "--lcm": "give --few-steps lcm, or lcm:STEPS",
+    "--hyper": "give --few-steps hyper, or hyper:STEPS",
     **dict.fromkeys(("--scheduler",), _SCHEDULER),
     **dict.fromkeys(("--rng", "--sampler-rng", "--generator"), _NOISE),
     **dict.fromkeys(("--format", "--image-format", "--output-format", "--ext"), _FORMAT),

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+from qwenimg.cli import places
+
+if TYPE_CHECKING:
+    from qwenimg.common.hub.folder_listing import Row
 
 
 @click.command("models")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def models(as_json: bool) -> None:
-    """Prints the models that are known by name, and those in the Hugging Face cache that have no name here.
+@places.models_dir
+def models(as_json: bool, models_dir: tuple[Path, ...]) -> None:
+    """Prints the models that are known by name, and those in the Hugging Face cache that have no name here. With
+    --models-dir: the files in DIR, what each is, and the option that takes it.
 
     Size: to fetch. Memory: what drawing takes on a GPU or a Mac, about; twice that on a CPU. Any other model in
     diffusers layout is drawn with by its folder, file or hub id."""
+    if models_dir:
+        click.echo(_folders(models_dir, as_json))
+        return
     click.echo(_as_json() if as_json else table())
 
 
@@ -39,3 +51,37 @@ def table() -> str:
     return "\n".join(
         [*aligned(lines), "", 'get one: qwenimg pull NAME     draw with it: qwenimg -m NAME "a red circle"']
     )
+
+
+# In the folders of other programs
+
+
+def _folders(given: tuple[Path, ...], as_json: bool) -> str:
+    """The files in the folders `given`, as JSON or as lines. Raises UsageError and ModelError."""
+    from qwenimg.common.base.text import shown_path
+    from qwenimg.common.hub import folder_listing
+    from qwenimg.common.hub.model_folders import read_folders
+
+    rows, more = folder_listing.rows(read_folders(given))
+    if as_json:
+        return json.dumps({"files": [asdict(row) for row in rows], "more": more})
+    if not rows:
+        shown = ", ".join(shown_path(path, 60) for path in given)
+        return f"{shown}: no model, part or LoRA in a folder that ComfyUI would look in"
+    cut = [f"more than {folder_listing.MAX_FILES:,} files; the others are not listed"] if more else []
+    used = 'draw with one: qwenimg --models-dir DIR OPTION NAME "a red circle"     more of a file: qwenimg info FILE'
+    return "\n".join([*_table(rows), *cut, "", used])
+
+
+def _table(rows: list[Row]) -> list[str]:
+    from qwenimg.common.base.amounts import size_text
+    from qwenimg.common.base.text import aligned, clean
+
+    lines: list[tuple[str, ...]] = [("use it by", "size", "stored", "for", "kind", "needs")]
+    for row in rows:
+        named = f"{row.use} {row.name}" if row.use else row.name
+        kind = "not read" if row.fault else row.kind or "unknown here"
+        last = clean(row.fault, 100) or row.needs
+        cells = (named, size_text(row.bytes), row.stored, row.family, kind, last)
+        lines.append(tuple(clean(cell, 100) for cell in cells))
+    return aligned(lines)

@@ -80,13 +80,14 @@ def found(command: Callable[..., Any]) -> Callable[..., Any]:
 def _located(given: dict[str, Any]) -> dict[str, Any]:
     """Raises UsageError and ModelError."""
     from qwenimg.common.hub.model_folders import read_folders
+    from qwenimg.common.hub.part_files import located
 
     if "text_encoder" in given:
         take_texts(given)
     folders = read_folders(given.pop("models_dir") or _config_folders())
     if "file" in given:
         given["file"] = Path(folders.of_any_kind(str(given["file"])))
-    return given | folders.options(given)
+    return given | located(folders, given)
 
 
 def _config_folders() -> Sequence[Path]:

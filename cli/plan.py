@@ -103,6 +103,7 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | 
     """
     from qwenimg.cli import config, environment
     from qwenimg.common.hub.model_folders import read_folders
+    from qwenimg.common.hub.part_files import located
     from qwenimg.common.measure import machines
 
     if on is not None and on.strip().lower() == machines.LIST:
@@ -113,7 +114,7 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | 
     parts.taken(given)
     places.take_texts(given)
     given["model"] = what or given["model"]
-    given |= read_folders(given["models_dir"]).options(given)
+    given |= located(read_folders(given["models_dir"]), given)
     engine = _engine(given["backend"], memory, on)
     if _names_no_model(given):
         return _put_all(engine, as_json=given["json"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
-from qwenimg.common.request.request import Request
+from qwenimg.common.request.request import OPTIONS, Request
 
 FILE = Path(__file__).resolve().parent.parent / "common" / "request" / "asked.py"
 HEAD = '''\
@@ -24,15 +24,18 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from qwenimg.common.request.given import Loras, Picture
+
 
 class Asked(TypedDict, total=False):
-    """What a call may say besides the prompt. None takes the model's default; the seed's is 0."""
+    """What a call may say besides the prompt. None takes the model's default, and a seed by chance."""
 
 '''
 
 
 def text() -> str:
-    types = {field.name: str(field.type).removesuffix(" | None") for field in fields(Request)}
+    plain = {field.name: str(field.type).removesuffix(" | None") for field in fields(Request)}
+    types = {name: OPTIONS[name].python or kind for name, kind in plain.items()}
     return HEAD + "".join(f"    {name}: {kind} | None\n" for name, kind in types.items() if name != "prompt")
 
 

@@ -49,8 +49,9 @@ class Choices:
 
     @property
     def elsewhere(self) -> frozenset[str]:
-        """The components whose weights are not the model's own."""
-        return components_of(part for part in PARTS if self.part(part) is not None)
+        """The components whose weights are not the model's own, and `tokenizer` where one is given."""
+        given = components_of(part for part in PARTS if self.part(part) is not None)
+        return given if self.tokenizer is None else given | {"tokenizer"}
 
     def part(self, name: str) -> Path | None:
         """Of one of PARTS the folder or file that was chosen."""

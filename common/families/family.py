@@ -44,6 +44,9 @@ class Family:
     reads_file: Callable[[Header], bool] | None = None  # whether one file with this header is a model of the family's
     # What is said of one file with this header, with the user's word on its prediction; None where it is not of these
     describe_file: Callable[[Header, Prediction | None], Description | None] | None = None
+    # The option that a file with this header goes with: `model`, one of PARTS, or None for no file of the family's
+    part: Callable[[Header], str | None]
+    parts_alone: bool = False  # whether files of all parts are a model without a folder: its configurations ship
     layouts: tuple[tuple[str, str], ...] = ()  # other files of its parts: a key that only they have, and what they are
     model: Callable[[Runtime, Checkpoint, Checkpoint | None], DiffusionModel]  # with its refiner
     lora_names: Callable[[Checkpoint], Names] = lambda checkpoint: ()  # of the layers that LoRAs may change

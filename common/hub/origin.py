@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,12 @@ from qwenimg.common.base.safe_files import absolute
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import PARTS, Choices
 from qwenimg.common.families.registry import Opened
+from qwenimg.common.formats.file_hash import sha256
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.hub.resolve import Resolved, from_path
 from qwenimg.common.runtime.checkpoint import Checkpoint
+
+MAX_HASHED = 8 << 30  # bytes of a model's file: some ten seconds, once
 
 
 def origin(resolved: Resolved, opened: Opened, choices: Choices) -> dict[str, Any]:
@@ -31,6 +36,19 @@ def origin(resolved: Resolved, opened: Opened, choices: Choices) -> dict[str, An
             found[part] = cached_name(absolute(path)) or from_path(str(path), path).name
             prints[part] = _print_at(checkpoint, path)
     return found | {"fingerprints": prints} if prints else found
+
+
+def model_hash(opened: Opened) -> Callable[[], dict[str, str]]:
+    """Return what gives the entry of a recipe for the file of the denoiser, by which other programs know a model: it
+    is hashed when it is first asked for. Nothing for a model in several files, and for one too large to be hashed."""
+    files = {file.path: file for file in opened.checkpoint[opened.family.denoiser].plan.files}
+
+    @cache
+    def entry() -> dict[str, str]:
+        only = next(iter(files.values())) if len(files) == 1 else None
+        return {} if only is None or only.size > MAX_HASHED else {"model_sha256": sha256(only)}
+
+    return entry
 
 
 def with_refiner(entries: dict[str, Any], resolved: Resolved, opened: Opened, refiner: Checkpoint) -> dict[str, Any]:

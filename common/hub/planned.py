@@ -11,6 +11,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.registry import Opened
+from qwenimg.common.hub.part_files import check_alone
 from qwenimg.common.hub.resolve import Resolved, resolve, with_parts_found
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.precision import precision as policies
@@ -34,6 +35,7 @@ def planned(
     known by name and is not here is planned as it is published. Raises QwenimgError."""
     presets.check(preset)
     choices = with_parts_found(choices)
+    check_alone(model, choices)
     with ExitStack() as stack:
         resolved, model_opened, here = opened(model, choices, offline=offline)
         stack.callback(model_opened.checkpoint.close)

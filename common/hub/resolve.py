@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,19 @@ from qwenimg.common.base.hf_cache import (
 )
 from qwenimg.common.base.safe_files import absolute, bad, kind
 from qwenimg.common.base.text import clean
-from qwenimg.common.families import catalog
+from qwenimg.common.families import catalog, file_kind
 from qwenimg.common.families.catalog import KnownModel
 from qwenimg.common.families.choices import PARTS, Choices
 from qwenimg.common.families.repository import has_weights, lacks
 from qwenimg.common.formats.files import PICKLES
+from qwenimg.common.hub import part_files
 from qwenimg.common.shapes import builtin
 
-_QWEN_PARTS = frozenset({"transformer", "text_encoder", "vae"})
+_QWEN = "qwen-image"  # the family whose parts alone are a model
+_QWEN_PARTS = ("transformer", "text_encoder", "vae")
+_OR_FOLDER = " (or give --tokenizer FOLDER)"
+TOKENIZER = "tokenizer"
+"""In the place of a component's name: a tokenizer is given."""
 _HUB_ID = re.compile(REPO)
 _FILES = (".safetensors", ".gguf", *PICKLES)  # a model in one file, readable or not
 
@@ -64,7 +70,7 @@ def is_hub_id(text: str) -> bool:
 def resolve(model: str | None, *, offline: bool = False, without: frozenset[str] = frozenset()) -> Resolved:
     """The folder of `model`: an existing path, else a known name, else a hub id. None is the default model,
     and the built-in one where the cache has nothing of it. `without`: components whose weights come from elsewhere and
-    need not be there; the built-in model is never meant by None then.
+    need not be there, TOKENIZER among them; the built-in model is never meant by None where a component is given.
 
     A name is looked for in the Hugging Face cache only. Raises ModelError for what is not there, is there in part,
     or is known and not supported; `offline` changes only the wording."""
@@ -72,7 +78,10 @@ def resolve(model: str | None, *, offline: bool = False, without: frozenset[str]
     if model:
         path = Path(os.path.expanduser(model))  # noqa: PTH111 (Path.expanduser raises for a user who does not exist)
         if os.path.lexists(path) or kind(path) is not None:
-            return from_path(model, path)
+            found = from_path(model, path)
+            part_files.check_whole(found.folder)
+            part_files.check_no_collection(found.folder)
+            return found
     return _by_name(given, model is None, offline, without)
 
 
@@ -118,13 +127,15 @@ def _by_name(given: str, is_default: bool, offline: bool, without: frozenset[str
     repo, known = find_repo(given)
     name = known.name if known else repo
     folders = snapshots(storage_folder(repo))
+    if without.issuperset({*_QWEN_PARTS, TOKENIZER}) and known is not None and known.family == _QWEN:
+        return Resolved(folder=configurations(), name=name, known=known)
     for folder in folders:
         if lacks(folder, without) is None:
             return Resolved(folder=folder, name=name, known=known, revision=folder.name)
-    if is_default and not without and builtin.present() and not any(map(has_weights, folders)):
+    if is_default and not without - {TOKENIZER} and builtin.present() and not any(map(has_weights, folders)):
         return _built_in()
-    if without.issuperset(_QWEN_PARTS) and repo == catalog.QWEN_IMAGE_FILES.repo:
-        raise ModelError(_small_files_absent(name, offline))
+    if without and known is not None and known.family == _QWEN and _all_given_or_none_here(without, folders):
+        raise _parts_missing(known, folders, without, offline)
     if not folders:
         raise ModelError(_absent(name, repo, known, offline))
     raise ModelError(
@@ -196,13 +207,28 @@ def find_repo(given: str) -> tuple[str, KnownModel | None]:
     )
 
 
-def _small_files_absent(name: str, offline: bool) -> str:
+def _all_given_or_none_here(without: frozenset[str], folders: list[Path]) -> bool:
+    """Return whether the rest of a model is to be given too, and not to be pulled."""
+    return without.issuperset(_QWEN_PARTS) or not any(map(has_weights, folders))
+
+
+def _parts_missing(known: KnownModel, folders: list[Path], without: frozenset[str], offline: bool) -> ModelError:
+    """The error that names the options and the tokenizer which a Qwen-Image lacks whose parts `without` are given."""
+    missing = [part for part in _QWEN_PARTS if part not in without]
+    has_tokenizer = TOKENIZER in without or any(lacks(folder, frozenset(_QWEN_PARTS)) is None for folder in folders)
     piece = catalog.QWEN_IMAGE_FILES
     when = " with the network on" if offline or is_offline() else ""
-    return (
-        f"{name}: its tokenizer and configurations ({size_text(piece.bytes)}), which files of weights do not hold, are "
-        f"not in the cache {clean(cache_folder(), 80)}; get them{when} by: qwenimg pull {piece.name}"
-    )
+    ways = [f"give {file_kind.listed_flags(missing)}"] if missing else []
+    if not has_tokenizer:
+        ways.append(f"get its tokenizer ({size_text(piece.bytes)}){when} by: qwenimg pull {piece.name}")
+    given = [file_kind.FLAGS[part] for part in _QWEN_PARTS if part in without]
+    beside = f"beside {' and '.join(given)}, " if missing else ""
+    return ModelError(f"{known.name}: {beside}{', and '.join(ways)}{'' if has_tokenizer else _OR_FOLDER}")
+
+
+def configurations() -> Path:
+    """The folder of Qwen-Image's configurations, which this package ships: without weights and tokenizer."""
+    return Path(str(files("qwenimg.common"))) / "data" / "qwen-image"
 
 
 def _absent(name: str, repo: str, known: KnownModel | None, offline: bool) -> str:

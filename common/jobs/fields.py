@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.numbers.sizes import parse_aspect, parse_size
+from qwenimg.common.prompts.check import check_said
 from qwenimg.common.request.option import Option, option, options_of
 from qwenimg.common.request.request import MAX_SEED, OPTIONS
 
@@ -84,8 +85,8 @@ def check(said: Fields) -> None:
     for name, one in SAID.items():
         if name in said and name not in ("seed", "aspect"):
             one.check(said[name])
-    if not said.get("prompt", "x").strip():
-        raise UsageError("the prompt is empty; say what to draw")
+    if "prompt" in said:
+        check_said(said["prompt"])
 
 
 def seeds(said: Fields, chance: int) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,7 +15,7 @@ from qwenimg.common.base.safe_files import absolute, bad
 from qwenimg.common.jobs.fields import MAX_PICTURES, Fields, check, merged, seeds
 from qwenimg.common.jobs.naming import check_distinct, output_path
 from qwenimg.common.jobs.prompt_file import Line
-from qwenimg.common.request.request import OPTIONS
+from qwenimg.common.request.request import OPTIONS, random_seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +46,7 @@ def pictures(
 ) -> tuple[list[Picture], list[ModelError]]:
     """Every prompt with every seed, and the file of each; and the faults of `lines`, which override `base`. Raises
     UsageError."""
-    # So far below 2^32 that counting up from it stays there.
-    chance = secrets.randbelow(2**32 - MAX_PICTURES)
+    chance = random_seed()
     check(base)
     seeds(base, chance)
     wanted: list[tuple[Fields, int, str]] = []

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
-from threading import Lock
-from typing import Any, Unpack, cast
+from typing import Any, Self, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.base import forked
 from qwenimg.common.base.amounts import size_text
-from qwenimg.common.base.errors import NumericsError, PipelineBusy, QwenimgError, UsageError, out_of_memory
+from qwenimg.common.base.errors import NumericsError, QwenimgError, UsageError, out_of_memory
 from qwenimg.common.base.version import __version__
 from qwenimg.common.memory.estimate import Estimate
 from qwenimg.common.numbers import noise
@@ -31,13 +28,15 @@ from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment
 from qwenimg.common.pipeline.result import Result, Step
 from qwenimg.common.pipeline.step_cache import StepCache
+from qwenimg.common.pipeline.turns import Turns
 from qwenimg.common.precision.precision import Precision
-from qwenimg.common.request import call_options, few_steps, lora_text
+from qwenimg.common.prompts.check import check_said
+from qwenimg.common.request import call_options, few_steps, given, lora_text
 from qwenimg.common.request.asked import Asked
 from qwenimg.common.request.loras import Key, Loras
 from qwenimg.common.request.option import no_effect, recorded
 from qwenimg.common.request.recipe import FORMAT, Recipe
-from qwenimg.common.request.request import OPTIONS, Defaults, Request
+from qwenimg.common.request.request import OPTIONS, Defaults, Request, random_seed
 from qwenimg.common.runtime import compiling
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.compiling import Decision
@@ -50,8 +49,9 @@ Shape = tuple[int, int]
 class Pipeline:
     """A model on a backend. Call it for a picture, or `stream` it for the steps as well.
 
-    It draws one picture at a time: while it does, every other call, of any thread, raises PipelineBusy at once. A
-    stream that ends, fails, is closed or is dropped makes it free again.
+    It draws one picture at a time: while it does, every other call, of any thread, raises PipelineBusy at once, or
+    with `wait` stands in line for its turn. A stream that ends, fails, is closed or is dropped makes it free again.
+    `with` closes it at the end of the block.
     """
 
     def __init__(
@@ -66,11 +66,13 @@ class Pipeline:
         options: Mapping[str, Any] | None = None,
         checkpoint: Checkpoint | None = None,
         find_lora: Callable[[str], str] = str,
+        hashes: Callable[[], Mapping[str, str]] = dict,
     ):
         """family: the name of the model's. fallback: goes on under the next policy where a value overflows. options:
-        what it was opened with, for recipes. checkpoint: its weights, without LoRAs. find_lora: gives a request's
-        `lora` paths for names."""
+        what it was opened with, for recipes, and `hashes` what is only known once its files are read. checkpoint: its
+        weights, without LoRAs. find_lora: gives a request's `lora` paths for names."""
         self.options, self.checkpoint, self._find_lora = dict(options or {}), checkpoint, find_lora
+        self._hashes = hashes
         self.model, self.model_name, self.family, self.defaults = model, name, family, defaults
         self.runtime, self.engine = model.runtime, model.runtime.engine
         self.notify = self.runtime.notify
@@ -79,11 +81,11 @@ class Pipeline:
         self.fallback = Fallback(model, wanted=fallback, tf32=tf32)
         self.loras = Loras(model.lora_names)
         self._adapted: Key | None = ()  # the LoRAs that the model has now; None where a change of them failed
-        self._running, self._closed, self._process = Lock(), False, os.getpid()
+        self._turns: Turns[Step | Result] = Turns()
         self._fit = Fit(model)
 
     def __repr__(self) -> str:
-        return f"<Pipeline {'closed · ' if self._closed else ''}{self.headline()}>"
+        return f"<Pipeline {'closed · ' if self._turns.closed else ''}{self.headline()}>"
 
     @property
     def precision(self) -> Precision:
@@ -93,39 +95,49 @@ class Pipeline:
     # Public
 
     @call_options.described
-    def __call__(self, prompt: str, **asked: Unpack[Asked]) -> Result:
-        """A picture of `prompt`. Raises QwenimgError; UnknownOption, which is a TypeError too, for other keywords."""
-        *_, result = self.stream(prompt, **asked)
+    def __call__(self, prompt: str, *, wait: bool | float = False, **asked: Unpack[Asked]) -> Result:
+        """Return a picture of `prompt`. `wait`: stand in line while the pipeline draws for another thread, for at most
+        so many seconds where it is a number. Raises QwenimgError; UnknownOption, which is a TypeError too, for other
+        keywords."""
+        *_, result = self.stream(prompt, wait=wait, **asked)
         assert isinstance(result, Result)
         return result
 
     @call_options.described
-    def stream(self, prompt: str, **asked: Unpack[Asked]) -> Generator[Step | Result, None, None]:
-        """The same, yielding each `Step` when it is done and the `Result` last.
+    def stream(
+        self, prompt: str, *, wait: bool | float = False, **asked: Unpack[Asked]
+    ) -> Generator[Step | Result, None, None]:
+        """Yield each `Step` of the same when it is done, and the `Result` last.
 
-        The pipeline is taken from the first `next` until the stream ends or is closed."""
-        with self._alone():
-            request = self.check(prompt, **asked)
-        there = self._there(request)
-        found = (no_effect(one, asked.get(name), self.family, there, request.guidance) for name, one in OPTIONS.items())
-        return self._taken(request, [warning for warning in found if warning])
+        The pipeline is taken from the first `next` until the stream ends or is closed; `wait` waits in that `next`."""
+        patience = given.patience(wait)
+        if not patience:
+            self._turns.check_free()
+        settled, notes = given.asked(asked)
+        request = self.check(prompt, **cast(Asked, settled))
+        there, guidance = self._there(request), request.guidance
+        found = (no_effect(one, asked.get(name), self.family, there, guidance) for name, one in OPTIONS.items())
+        events = self._generate(request, [*notes, *(warning for warning in found if warning)])
+        return self._turns.driven(events, patience)
 
     @call_options.described
     def check(self, prompt: str, **asked: Unpack[Asked]) -> Request:
         """What `stream` would make of the same arguments. Raises UsageError and NumericsError; loads
         nothing."""
         call_options.check_names(asked)
-        given = self.settled(asked)
-        picture = given.get("image")
+        said = self.settled(given.asked(asked)[0])
+        picture = said.get("image")
         if not (isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.size):
             picture = None  # the request says what is wrong with it
-        given["width"], given["height"] = self.defaults.sides(given.get("width"), given.get("height"), picture)
+        said["width"], said["height"] = self.defaults.sides(said.get("width"), said.get("height"), picture)
+        said["seed"] = said.get("seed", random_seed())
         usual: dict[str, Any] = asdict(self.defaults)
         del usual["qwen_sizes"]
         with_mask = usual.pop("mask_strength")
-        if "mask" in given:
+        if "mask" in said:
             usual["strength"] = with_mask
-        request = Request(**(usual | given), prompt=prompt)
+        request = Request(**(usual | said), prompt=prompt)
+        check_said(prompt)
         sampler = self.model.plan(request).sampler
         if request.caches and table.find(sampler).adaptive:
             raise UsageError(f"step-cache: {sampler} chooses its steps by what calls of the model differ; give another")
@@ -140,14 +152,14 @@ class Pipeline:
     def settled(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """What a call asks for with its `few_steps` worked out: steps, sampler, schedule, guidance and LoRA, where it
         does not say them itself. Raises UsageError."""
-        self._check_open()
+        self._turns.check_open()
         found = few_steps.settled(call_options.converted(asked), self.model.few_steps)
         return found | {"lora": self._find_lora(found["lora"])} if found.get("lora") else found
 
     @call_options.described
     def estimate(self, prompt: str, **asked: Unpack[Asked]) -> Estimate:
         """Memory and time that the picture would take. Raises as `check` does, and DoesNotFit; loads no weight."""
-        forked.check(self._process)
+        self._turns.check_process()
         return self._fit.estimate(self.check(prompt, **asked))
 
     def prepare(self, prompts: Sequence[str], clip_skip: int = 0, lora: str = "", lora_mode: str = "auto") -> None:
@@ -163,7 +175,7 @@ class Pipeline:
             self.model.check_weights()
             self.model.announce(texts, skipped)
 
-        with self._alone(), self._in_memory():
+        with self._turns.taken(), self._in_memory():
             self.fallback.calling(announced, [])
 
     def headline(self) -> str:
@@ -177,7 +189,7 @@ class Pipeline:
     def compile(self, mode: str = "auto", seconds: float = 0.0) -> Decision:
         """Decides whether the denoiser is compiled when it is next loaded: `on`, `off`, or by the preset and by what
         that would save of a run whose steps take about so many `seconds`. Raises UsageError."""
-        self._check_open()
+        self._turns.check_open()
         wanted, kinds = self.runtime.choice.wishes.compiled, compiling.kinds(self.checkpoint)
         decision = compiling.decide(mode, self.engine.compiler(), seconds, kinds=kinds, wanted=wanted)
         self.runtime.compiles = decision.on
@@ -185,45 +197,29 @@ class Pipeline:
 
     def free_transformer(self) -> None:
         """Frees the transformer, some two thirds of all memory; the next picture loads it again."""
-        with self._alone():
+        with self._turns.taken():
             self.model.free_transformer()
 
-    def close(self) -> None:
-        """Frees everything and closes the files. Every later call but `close` and `headline` raises UsageError."""
-        if not self._closed:
-            with self._alone():
+    def close(self, *, wait: bool | float = False) -> None:
+        """Free everything and close the model's files. Every later call but `close` and `headline` raises UsageError,
+        and so does every call that waits in line. `wait`: for the picture that is drawn now, as a call does."""
+        with self._turns.closing(given.patience(wait)) as is_open:
+            if is_open:
                 self.model.close()
                 self.loras.close()
-                self._closed = True
 
-    # One at a time
+    def __enter__(self) -> Self:
+        self._turns.check_open()
+        return self
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Raises PipelineBusy where something runs, and UsageError once the pipeline is closed or in a forked child."""
-        forked.check(self._process)
-        if not self._running.acquire(blocking=False):
-            raise PipelineBusy(
-                "this pipeline is busy with another picture: wait for it, close its stream, or load a second pipeline"
-            )
-        try:
-            self._check_open()
-            yield
-        finally:
-            self._running.release()
-
-    def _check_open(self) -> None:
-        """Raise UsageError once the pipeline is closed."""
-        if self._closed:
-            raise UsageError("this pipeline is closed; load the model again with qwenimg.load")
-
-    def _taken(self, request: Request, warnings: list[str]) -> Generator[Step | Result, None, None]:
-        with self._alone():
-            yield from self._generate(request, warnings)
+    def __exit__(self, *error: object) -> None:
+        """Close the pipeline, once the picture of another thread is done; a stream of this thread ends here."""
+        self._turns.end_mine()
+        self.close(wait=True)
 
     # The run
 
-    def _generate(self, request: Request, warnings: list[str]) -> Iterator[Step | Result]:
+    def _generate(self, request: Request, warnings: list[str]) -> Generator[Step | Result, None, None]:
         warnings += self._warnings(request)
         for warning in warnings:
             self.notify("warning", warning)
@@ -328,7 +324,7 @@ class Pipeline:
         steps = segment.solver(x, segment.schedule, denoiser, lambda: run.array(stream.normal(initial.noise.shape)))
         i = 0
         while True:
-            forked.check(self._process)  # a stream that the parent process began
+            self._turns.check_process()  # a stream that the parent process began
             begun = time.perf_counter()
             try:
                 x = next(steps, None)
@@ -395,4 +391,5 @@ class Pipeline:
         for key, picture in (("image_sha256", request.image), ("mask_sha256", request.mask)):
             if picture is not None:
                 made[key] = noise.sha256(picture)
+        made |= {**self._hashes(), **self.loras.hashes(request.lora)}
         return cast(Recipe, about | asked | made | self.options)

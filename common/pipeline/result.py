@@ -58,6 +58,11 @@ class Result:
 
         return Image.fromarray(self.pixels)
 
+    @property
+    def images(self) -> list[Image]:
+        """The picture alone in a list, as diffusers has it."""
+        return [self.image]
+
     def save(self, path: str | Path, *, overwrite: bool = False, metadata: bool = True) -> Path:
         """Writes the picture with its recipe, whole or not at all, in the format that the suffix says (.png, .jpg,
         .jpeg or .webp; .png is added where there is none); its absolute path.

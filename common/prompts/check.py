@@ -22,6 +22,12 @@ _LORAS = ("lora", "lyco")
 _TAG = re.compile(rf"(?i)<\s*({'|'.join(_TAGS)})\s*:[^<>]*>|\b(embedding):[\w.-]")
 
 
+def check_said(prompt: str) -> None:
+    """Raises UsageError for a prompt that says nothing."""
+    if not prompt.strip():
+        raise UsageError("the prompt is empty; say what to draw")
+
+
 def check_prompt(prompt: str) -> None:
     """UsageError unless `prompt` is Unicode text of at most MAX_CHARACTERS characters."""
     if len(prompt) > MAX_CHARACTERS:

@@ -10,9 +10,11 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from qwenimg.common.request.given import Loras, Picture
+
 
 class Asked(TypedDict, total=False):
-    """What a call may say besides the prompt. None takes the model's default; the seed's is 0."""
+    """What a call may say besides the prompt. None takes the model's default, and a seed by chance."""
 
     negative_prompt: str | None
     width: int | None
@@ -26,12 +28,12 @@ class Asked(TypedDict, total=False):
     sampler: str | None
     schedule: str | None
     seed: int | None
-    lora: str | None
+    lora: Loras | None
     lora_mode: str | None
     few_steps: str | None
     latents: NDArray[np.float32] | None
-    image: NDArray[np.uint8] | None
+    image: Picture | None
     strength: float | None
-    mask: NDArray[np.uint8] | None
+    mask: Picture | None
     refine_at: float | None
     clip_skip: int | None

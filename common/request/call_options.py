@@ -36,6 +36,14 @@ ELSEWHERE = {
     "size": "give width and height",
     "aspect": "give width and height",
     "output": "save the result with result.save(path)",
+    "return_dict": "a call returns a Result; leave it out",
+    "cross_attention_kwargs": "did you mean lora? a pair (path, strength)",
+    "attention_kwargs": "did you mean lora? a pair (path, strength)",
+    "sigmas": "did you mean schedule?",
+    "timesteps": "did you mean schedule?",
+    "device": "give backend to qwenimg.load",
+    "dtype": "give precision to qwenimg.load",
+    "quantize": "give it to qwenimg.load",
 }
 
 
@@ -102,7 +110,11 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
     kept = [p for p in plain.parameters.values() if p.kind is not p.VAR_KEYWORD]
     hints = get_type_hints(Request, globalns={"np": np, "NDArray": NDArray})
     options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hints[name] | None)
-        for name in _keywords()
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(one, hints))
+        for name, one in _keywords().items()
     ]
     return plain.replace(parameters=[*kept, *options])
+
+
+def _annotation(one: Option, hints: Mapping[str, Any]) -> Any:
+    return f"{one.python} | None" if one.python else hints[one.name] | None

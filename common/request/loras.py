@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
@@ -12,6 +13,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.hf_cache import REPO, cache_folder, snapshots, storage_folder
 from qwenimg.common.base.safe_files import bad, is_folder, kind
 from qwenimg.common.base.text import clean
+from qwenimg.common.formats.file_hash import data_sha256
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.request import lora_text
 from qwenimg.common.request.lora_text import Asked
@@ -65,6 +67,11 @@ class _Opened:
     print: str
     at: dict[tuple[float, str], Deltas] = field(default_factory=dict)
 
+    @cached_property
+    def sha256(self) -> str:
+        """The hash of the file behind its header."""
+        return data_sha256(self.file.file)
+
     def with_strength(self, strength: float, mode: Mode) -> Deltas:
         if (strength, mode) not in self.at:
             self.at[strength, mode] = files.strengthened(self.deltas, strength, mode)
@@ -98,6 +105,11 @@ class Loras:
             return {}
         named = (f"{label(one.name)}:{one.strength:g}" for one in asked)
         return {"lora": "; ".join(named), "lora_fingerprints": [self._open(one).print for one in asked]}
+
+    def hashes(self, text: str) -> dict[str, object]:
+        """Return the entry of a recipe by which other programs find the files; reads them once."""
+        found = [self._open(one).sha256 for one in lora_text.parse(text)]
+        return {"lora_sha256": found} if found else {}
 
     def close(self) -> None:
         for one in self._opened.values():

@@ -24,6 +24,7 @@ class Option:
 
     help: str  # a phrase for the command line; {bounds} and {default} stand for theirs
     call: str = ""  # the same for a call from Python, where that takes something else
+    python: str = ""  # the type of what such a call takes, of `request/given.py`, where it is more than the request's
     section: str = ""  # of the command line's help
     metavar: str = ""
     flags: tuple[str, ...] = ()  # on the command line, besides --its-name

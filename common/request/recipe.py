@@ -18,6 +18,7 @@ from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
 from qwenimg.common.pictures.texts import read_texts
+from qwenimg.common.request import lora_text
 from qwenimg.common.request.request import OPTIONS
 from qwenimg.common.sampling.table import SAMPLERS
 
@@ -57,6 +58,8 @@ class Recipe(TypedDict):
     image_sha256: NotRequired[str]  # of that picture's pixels, 8 bit
     mask_sha256: NotRequired[str]
     lora_fingerprints: NotRequired[list[str]]  # of the files of `lora`, in its order
+    lora_sha256: NotRequired[list[str]]  # of the same files, each behind its header
+    model_sha256: NotRequired[str]  # of the denoiser's file, or the model's, where it is one
     refiner: NotRequired[str]  # its name, as `model`
     transformer: NotRequired[str]  # of the folder or file that its weights came from, where it was given
     text_encoder: NotRequired[str]
@@ -89,8 +92,9 @@ _TEXTS = (
 )
 _PREDICTIONS = ("eps", "v", "x0")
 _TABLES = ("precision", "versions", "fingerprints")
-_HASHES = ("sigmas_sha256", "noise_sha256", "image_sha256", "mask_sha256")
+_HASHES = ("sigmas_sha256", "noise_sha256", "image_sha256", "mask_sha256", "model_sha256")
 _HUB_FILE = re.compile(rf"{REPO}(/[\w-][\w.-]*)+\.(safetensors|gguf)", re.ASCII)
+_TAG_ENDS = re.compile(r"[<>:,\"\s]+")  # what ends the name of a LoRA in a tag, or in the list of hashes
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 # https://iptc.org/std/photometadata, "Digital Source Type"
@@ -121,8 +125,13 @@ def model_label(given: str) -> str:
 
 
 def a1111_parameters(recipe: Recipe) -> str:
-    """The recipe in the grammar of AUTOMATIC1111's PNG info, which many tools and viewers read."""
-    rng = recipe["rng"]
+    """The recipe in the grammar of AUTOMATIC1111's PNG info, which many tools and viewers read.
+
+    LoRAs stand in the prompt as tags, and in `Lora hashes` by the first 12 digits of what is behind their headers; the
+    model's file by the first 10 of its whole."""
+    rng, loras = recipe["rng"], _lora_tags(recipe)
+    model_hash = {"Model hash": recipe["model_sha256"][:10]} if "model_sha256" in recipe else {}
+    hashes = ", ".join(f"{name}: {sha256[:12]}" for name, _, sha256 in loras if sha256)
     fields = {
         "Steps": str(recipe["steps"]),
         "Sampler": SAMPLERS[recipe["sampler"]].title if recipe["sampler"] in SAMPLERS else recipe["sampler"],
@@ -130,13 +139,24 @@ def a1111_parameters(recipe: Recipe) -> str:
         "CFG scale": f"{recipe['guidance']:.12g}",
         "Seed": str(recipe["seed"]),
         "Size": f"{recipe['width']}x{recipe['height']}",
+        **model_hash,
         "Model": model_label(recipe["model"]),
         "RNG": "CPU" if rng == "torch-cpu" else rng,
+        **({"Lora hashes": hashes} if hashes else {}),
         "Version": f"qwenimg {recipe['version']}",
     }
     negative = recipe["negative_prompt"].strip()
-    lines = [recipe["prompt"], *([f"Negative prompt: {negative}"] if negative else [])]
+    prompt = " ".join([recipe["prompt"], *(f"<lora:{name}:{strength:g}>" for name, strength, _ in loras)])
+    lines = [prompt, *([f"Negative prompt: {negative}"] if negative else [])]
     return "\n".join([*lines, ", ".join(f"{name}: {_quoted(value)}" for name, value in fields.items())])
+
+
+def _lora_tags(recipe: Recipe) -> list[tuple[str, float, str]]:
+    """Return of each LoRA the name of its file without what a tag cannot hold, its strength, and its hash or ""."""
+    asked = lora_text.parse(str(cast(dict[str, object], recipe).get("lora", "")))
+    hashes = [*recipe.get("lora_sha256", []), *("" for _ in asked)]
+    named = (_TAG_ENDS.sub("_", PurePath(one.name).name.removesuffix(".safetensors")) for one in asked)
+    return [(name, one.strength, sha256) for name, one, sha256 in zip(named, asked, hashes, strict=False)]
 
 
 def _quoted(value: str) -> str:
@@ -210,9 +230,9 @@ def _fault(key: str, value: object) -> str | None:
         return None if isinstance(value, str) and _SHA256.fullmatch(value) else "64 hexadecimal digits"
     if key in _TABLES:
         return None if isinstance(value, dict) and _are_texts([*value, *value.values()]) else "an object of short texts"
-    if key == "lora_fingerprints":
+    if key in ("lora_fingerprints", "lora_sha256"):
         right = isinstance(value, list) and _are_texts(value) and all(_SHA256.fullmatch(one) for one in value)
-        return None if right else "a list of fingerprints, 64 hexadecimal digits each"
+        return None if right else "a list of hashes, 64 hexadecimal digits each"
     if key == "warnings":
         return None if isinstance(value, list) and _are_texts(value) else "a list of short texts"
     return "a time in ISO 8601" if key == "created" and not _is_time(cast(str, value)) else None

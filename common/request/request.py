@@ -6,6 +6,7 @@ Each field says all that the rest of the program asks about it: see `Option`. nu
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -64,6 +65,11 @@ def _schedules() -> Sequence[str]:
     from qwenimg.common.sampling import schedules
 
     return schedules.SCHEDULES
+
+
+def random_seed() -> int:
+    """Return a seed by chance, so far below 2**32 that counting up 10,000 pictures from it stays there."""
+    return secrets.randbelow(2**32 - 10_000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,13 +134,15 @@ class Request:
         section="Picture", metavar="NAME", checks=_check_schedule, names=_schedules, config=True, recorded="always",
     ))  # fmt: skip
     seed: int = option(0, Option(
-        help="7, a list 1,2,3 or a range 1-4; random unless given", call="0 to 2**64 - 1; 0 unless given",
+        help="7, a list 1,2,3 or a range 1-4; random unless given",
+        call="0 to 2**64 - 1; by chance unless given, and then in the result",
         section="Picture", metavar="SEEDS", flags=("-s",), least=0, most=MAX_SEED, several=True, checks=_check_seed,
         recorded="always",
     ))  # fmt: skip
     lora: str = option("", Option(
         help="a LoRA file or hub id, with its strength; give it again for a second one",
-        call='FILE:SCALE, a list or "a.safetensors:0.8; b.safetensors"', section="Model", metavar="FILE[:SCALE]",
+        call="FILE:SCALE, a path, a pair (path, strength), or a list of these", python="Loras", section="Model",
+        metavar="FILE[:SCALE]",
         aliases=("lora-path",), longest=8_000, joined="; ", checks=lora_text.parse, config=True, recorded="changed",
     ))  # fmt: skip
     lora_mode: str = option("auto", Option(
@@ -151,8 +159,8 @@ class Request:
         call="noise [1, C, H/8, W/8] in place of the seed's", section="Model", metavar="FILE",
     ))  # fmt: skip
     image: NDArray[np.uint8] | None = option(None, Option(  # [H, W, 3]
-        help="a PNG, JPEG or WebP to start from", call="[H, W, 3], the picture to start from",
-        section="Picture to start from", metavar="FILE", flags=("-i",),
+        help="a PNG, JPEG or WebP to start from", call="a PIL image, an array [H, W, 3] or a file to start from",
+        python="Picture", section="Picture to start from", metavar="FILE", flags=("-i",),
         aliases=("init-img", "init-image", "image-path"),
     ))  # fmt: skip
     strength: float = option(0.8, Option(
@@ -163,7 +171,8 @@ class Request:
     ))  # fmt: skip
     mask: NDArray[np.uint8] | None = option(None, Option(  # [H, W]
         help="a picture of the same size as -i: white is drawn anew, black is kept",
-        call="[H, W], from 128 on where image is to be made anew", section="Picture to start from", metavar="FILE",
+        call="where image is made anew, from 128 on: a PIL image, an array [H, W] or a file", python="Picture",
+        section="Picture to start from", metavar="FILE",
         aliases=("mask-image",),
     ))  # fmt: skip
     refine_at: float = option(0.8, Option(

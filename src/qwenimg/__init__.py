@@ -12,10 +12,10 @@ from qwenimg.common.base.version import __version__
 
 TYPE_CHECKING = False  # typing's own takes longer to import than this file: `cli/main.py` says why that matters
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from contextlib import ExitStack
     from pathlib import Path
-    from typing import Any
+    from typing import Any, Never
 
     from qwenimg.common.base.errors import (
         BackendMissing,
@@ -87,12 +87,13 @@ def load(
     tokenizer: str | Path | None = None,
     models_dir: str | Path | Sequence[str | Path] | None = (),
     prediction: Prediction | None = None,
-    quantize: str | None = None,
+    quantize: int | str | None = None,
     compile: str = "auto",
     max_memory: str | int | None = None,
     fallback: bool = False,
     cache_prompts: bool = False,
     notify: Callable[[str, str], None] | None = None,
+    **unknown: Never,
 ) -> Pipeline:
     """Opens a model on a backend; weights are read when they are first needed.
 
@@ -105,20 +106,34 @@ def load(
     prompts on the disk. notify(kind, text) gets stages, warnings and notices. transformer (or UNet), text_encoder,
     text_encoder_2, vae: folder or file of that part's weights. models_dir: folders where models, parts and LoRAs have
     names. For Stable Diffusion: refiner, of SDXL; tokenizer and prediction of one file. Forms are checked before files.
-    Raises QwenimgError."""
+    Raises QwenimgError; UnknownOption, which is a TypeError too, for other keywords. As a context manager the pipeline
+    is closed at the end of the block."""
     from qwenimg.common.base import arguments
     from qwenimg.common.families.running import Running
+    from qwenimg.common.request import given as accepted
 
+    if unknown:
+        _check_names(unknown)
     arguments.check_flags(offline=offline)
     arguments.check_functions(notify=notify)
+    bits = accepted.bits(quantize)
     running = Running(
-        backend=backend, precision=precision, preset=preset, compile=compile, quantize=quantize,
+        backend=backend, precision=precision, preset=preset, compile=compile, quantize=bits,
         max_memory=max_memory, fallback=fallback, cache_prompts=cache_prompts,
     )  # fmt: skip
     parts = {"transformer": transformer, "text_encoder": text_encoder, "text_encoder_2": text_encoder_2, "vae": vae}
     folders, given = _found(models_dir, {**parts, "model": model, "refiner": refiner, "tokenizer": tokenizer})
-    resolved, choices = _resolved(given, prediction, quantize, offline=offline)
+    resolved, choices = _resolved(given, prediction, bits, offline=offline)
     return _pipeline(resolved, choices, given, running, folders, notify or _ignore, offline=offline)
+
+
+def _check_names(unknown: Iterable[str]) -> None:
+    """Raises UnknownOption for the keywords of `load` that are `unknown`."""
+    import inspect
+
+    from qwenimg.common.request import load_options
+
+    load_options.check_names(unknown, [name for name in inspect.signature(load).parameters if name != "unknown"])
 
 
 def _pipeline(
@@ -135,6 +150,7 @@ def _pipeline(
     from contextlib import ExitStack
 
     from qwenimg.common.families import catalog
+    from qwenimg.common.hub.origin import model_hash
     from qwenimg.common.pipeline.pipeline import Pipeline
     from qwenimg.common.shapes import builtin
 
@@ -154,6 +170,7 @@ def _pipeline(
             options=entries,
             checkpoint=checkpoint,
             find_lora=folders.lora,
+            hashes=model_hash(opened),
         )
         if running.compile != "auto":
             pipeline.compile(running.compile)
@@ -170,10 +187,11 @@ def _found(
 
     from qwenimg.common.base import arguments
     from qwenimg.common.hub.model_folders import read_folders
+    from qwenimg.common.hub.part_files import located
 
     arguments.check_paths(**given)
     folders = read_folders([Path(folder) for folder in arguments.paths("models_dir", models_dir)])
-    return folders, given | folders.options(given)
+    return folders, given | located(folders, given)
 
 
 def _resolved(
@@ -184,12 +202,14 @@ def _resolved(
     from pathlib import Path
 
     from qwenimg.common.families.choices import PARTS, Choices
+    from qwenimg.common.hub.part_files import check_alone
     from qwenimg.common.hub.resolve import resolve, with_parts_found
 
     said = {name: path for name in (*PARTS, "tokenizer") if (path := given[name])}
     paths: dict[str, Any] = {name: Path(os.path.expanduser(path)) for name, path in said.items()}  # noqa: PTH111
     choices = with_parts_found(Choices(prediction=prediction, quantize=quantize, **paths))
     model = given["model"]
+    check_alone(None if model is None else str(model), choices)
     return resolve(None if model is None else str(model), offline=offline, without=choices.elsewhere), choices
 
 

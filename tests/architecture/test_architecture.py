@@ -173,7 +173,7 @@ def test_no_work_at_import():
     declares = {("cli/generate.py", name): reason for name in ("_of_pictures(", "_mode(", "parts.", "options.Backend(")}
     declares |= {("cli/parity.py", name): reason for name in ("_asking(", "_opening(", "parity.command(")}
     declares[("cli/plan.py", "_options_of_generate(")] = reason
-    opening = ("bench", "convert", "doctor", "generate", "info", "parity", "precision")
+    opening = ("bench", "convert", "doctor", "generate", "info", "models", "parity", "precision")
     declares |= {(f"cli/{name}.py", "places."): reason for name in opening}
     assert broken(rules.work_at_import, PACKAGE, declares) == []
 

@@ -29,6 +29,7 @@ NEEDED = {  # what a command cannot do without
     "convert": [MISSING, "out"],
     "selftest": ["-m", MISSING],
     "train": ["vae", "--out", "nowhere/deeper", "--steps", "0"],
+    "models": [],
     "pull": ["./none"],
     "completion": ["zzz"],
     "parity record": [MISSING, "-o", "out.safetensors"],

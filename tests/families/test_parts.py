@@ -313,12 +313,18 @@ def test_a_picture_of_cached_parts_is_made_again_by_itself(pulled: Path, tmp_pat
 @pytest.mark.parametrize("model", [None, "qwen-image"])
 def test_what_is_missing_is_said_with_what_gets_it(cache: Path, files: dict[str, Path], model: str | None) -> None:
     given = {part: files[part] for part in PARTS}
-    with pytest.raises(ModelError, match=r"tokenizer and configurations .*qwenimg pull qwen-image-files"):
+    with pytest.raises(ModelError, match=r"get its tokenizer \(4\.7 MB\) .*by: qwenimg pull qwen-image-files"):
         qwenimg.load(model, "cpu", **given)
     del given["vae"]
-    with pytest.raises(ModelError, match=r"get it .*by: qwenimg pull qwen-image$"):
+    with pytest.raises(
+        ModelError, match=r"beside --transformer and --text-encoder, give --vae FILE, and get its tokenizer"
+    ):
         qwenimg.load(model, "cpu", **given)
     shutil.copytree(files["model"], snapshot(cache, "Qwen/Qwen-Image"))
+    with pytest.raises(ModelError, match=r"beside --transformer and --text-encoder, give --vae FILE$"):
+        qwenimg.load(model, "cpu", **given)
+    weights = snapshot(cache, "Qwen/Qwen-Image") / "text_encoder" / "model.safetensors"
+    shutil.copy(files["text_encoder"], weights)  # a pull that was broken off
     with pytest.raises(ModelError, match=r"it lacks vae/.*qwenimg pull qwen-image. resumes"):
         qwenimg.load(model, "cpu", **given)
     with pytest.raises(ModelError, match=r"get it by: qwenimg pull a/b/c\.safetensors"):

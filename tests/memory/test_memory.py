@@ -286,7 +286,7 @@ def test_what_does_not_fit_is_refused_before_it_is_read(
     opened = pipe.model._text_encoder if part == "text encoder" else pipe.model.transformer
     calls = {
         "(the transformer|decoding a picture of 32x32)": lambda: pipe(
-            "a red circle", guidance=1.0, width=32, height=32, steps=1
+            "a red circle", guidance=1.0, width=32, height=32, steps=1, seed=0
         ),
         f"the {part}": opened,
     }
@@ -307,7 +307,7 @@ def test_a_vae_that_does_not_fit_is_refused_before_it_is_read(
     pipe = qwenimg.load(tiny_folder if kind == "qwen" else folders[kind], backend="cpu", precision="fp32")
     told: list[str] = []
     pipe.runtime.notify = lambda stage, text: told.append(text)
-    pipe("a red circle", width=32, height=32, steps=1)
+    pipe("a red circle", width=32, height=32, steps=1, seed=0)
     pipe.model.vae.free()
     touched: list[str] = []
     monkeypatch.setattr(OpenFile, "fill", lambda self, view, begin: touched.append(self.path.name))
@@ -330,7 +330,7 @@ def test_an_inpainting_unet_is_loaded_after_its_empty_picture_is_encoded(folders
     pipe = qwenimg.load(folders["inpaint"], backend="cpu", precision="fp32")
     told: list[str] = []
     pipe.runtime.notify = lambda stage, text: told.append(text.split(" (")[0])
-    pipe("a red circle", width=32, height=32, steps=1)
+    pipe("a red circle", width=32, height=32, steps=1, seed=0)
     pipe.close()
     loaded = [text for text in told if text.startswith("loading")]
     assert loaded == ["loading text encoder", "loading vae encoder", "loading unet", "loading vae decoder"]

@@ -116,7 +116,14 @@ def test_every_fault_can_still_be_planted(kind: str, backend: str, folders: dict
     is shown by `make mutations`, which does not run with each change."""
     mutants, folder = (MUTANTS, resolve("shapes").folder) if kind == "qwen" else (SD_MUTANTS, folders["sdxl"])
     lora = write_lora(folder, kind, tmp_path / "lora.safetensors")
-    asked = {"width": 40, "height": 24, "steps": 1, "image": np.full((24, 40, 3), 90, np.uint8), "strength": 1.0}
+    asked = {
+        "width": 40,
+        "height": 24,
+        "steps": 1,
+        "image": np.full((24, 40, 3), 90, np.uint8),
+        "strength": 1.0,
+        "seed": 0,
+    }
     with pytest.MonkeyPatch.context() as monkeypatch:
         probe = Probe(monkeypatch, side(backend))
         for mutant in mutants:

@@ -23,7 +23,7 @@ from qwenimg.backends.torch import engine as torch_engine
 from qwenimg.cli.main import run
 from qwenimg.common.base.errors import DoesNotFit
 
-ASKED: dict[str, Any] = {"width": 32, "height": 32, "steps": 2, "guidance": 1.0}
+ASKED: dict[str, Any] = {"width": 32, "height": 32, "steps": 2, "guidance": 1.0, "seed": 0}
 METAL = (
     "[metal::malloc] Attempting to allocate 48736917632 bytes which is greater than the maximum allowed buffer size.",
     "[metal::malloc] Resource limit (499000) exceeded.",

@@ -69,7 +69,8 @@ def test_an_unknown_keyword_names_the_nearest(pipe: Pipeline, name: str, told: s
 def test_help_and_completion_show_every_option(pipe: Pipeline, method: str) -> None:
     function = getattr(Pipeline, method)
     parameters = inspect.signature(function).parameters
-    assert list(parameters) == ["self", "prompt", *Asked.__annotations__]
+    before = ["self", "prompt"] if method == "check" else ["self", "prompt", "wait"]
+    assert list(parameters) == [*before, *Asked.__annotations__]
     for name in Asked.__annotations__:
         assert parameters[name].kind is parameters[name].KEYWORD_ONLY and parameters[name].default is None
         assert re.search(rf"^    {name}: \S.{{5}}", function.__doc__, re.MULTILINE), name
@@ -85,6 +86,58 @@ def test_a_pipeline_is_called_by_what_its_signature_says(pipe: Pipeline) -> None
         inspect.signature(pipe).bind("a ring", num_inference_steps=1)
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("device", "did you mean backend?"),
+        ("dtype", "did you mean precision?"),
+        ("torch_dtype", "did you mean precision?"),
+        ("load_in_8bit", "did you mean quantize?"),
+        ("local_files_only", "did you mean offline?"),
+        ("unet", "did you mean transformer?"),
+        ("seed", "give it to a call, as in pipe(prompt, seed=...)"),
+        ("quantise", "did you mean quantize?"),
+        ("Backend", "did you mean backend?"),
+        ("zzz", "known are model, backend, precision"),
+        ("x\x1b[31m" + "y" * 500, "known are model, backend, precision"),
+    ],
+)
+def test_load_names_the_nearest_of_an_unknown_keyword(name: str, told: str) -> None:
+    for value in (8, None):
+        with pytest.raises(UnknownOption, match=re.escape(told)) as caught:
+            qwenimg.load("no such model", **{name: value})  # type: ignore[arg-type]
+        assert isinstance(caught.value, TypeError) and str(caught.value).isprintable()
+        assert len(str(caught.value)) < 400 and "unknown" not in str(caught.value)
+
+
+# Seeds and prompts
+
+
+def test_without_a_seed_each_picture_has_another_one(pipe: Pipeline) -> None:
+    plain = {name: value for name, value in SMALL.items() if name != "seed"}
+    one, two = (pipe("a red circle", **plain) for _ in range(2))
+    assert one.seed != two.seed and one.recipe["seed"] == one.seed  # equal once in 4 billion runs
+    assert not np.array_equal(one.latents, two.latents)
+    again = pipe("a red circle", **plain, seed=one.seed)
+    assert again.latents.tobytes() == one.latents.tobytes()
+    assert all(0 <= pipe.check("x").seed < 2**32 for _ in range(100))
+
+
+@pytest.mark.parametrize("prompt", ["", " ", "\n\t"])
+def test_an_empty_prompt_is_refused_as_on_the_command_line(pipe: Pipeline, prompt: str) -> None:
+    with pytest.raises(UsageError, match="the prompt is empty; say what to draw"):
+        pipe(prompt, **SMALL)
+
+
+def test_bits_may_be_a_number(tiny_folder: Path) -> None:
+    by_number, by_text = (qwenimg.load(tiny_folder, "cpu", "fp32", quantize=bits) for bits in (8, "8"))
+    one, two = by_number("a ring", **SMALL), by_text("a ring", **SMALL)
+    assert one.latents.tobytes() == two.latents.tobytes() and dict(one.recipe)["quantize"] == "8"
+    for value, told in ((5, "5"), (True, "quantize is True; expected 8, 6 or 4"), (8.0, "expected 8, 6 or 4")):
+        with pytest.raises(UsageError, match=told):
+            qwenimg.load(tiny_folder, quantize=value)  # type: ignore[arg-type]
+
+
 # Results
 
 
@@ -93,6 +146,7 @@ def test_a_result_is_one_line(result: Result, pipe: Pipeline) -> None:
     assert shown.startswith("<Result 32x32, seed 7, steps 1, tiny-qwen-image, 'a red") and len(shown) < 200
     for one in (shown, repr([result]), repr(pipe)):
         assert one.isprintable() and "array" not in one
+    assert [image.tobytes() for image in result.images] == [result.image.tobytes()] == [result.pixels.tobytes()]
     assert result.seed == 7 and repr(pipe) == f"<Pipeline {pipe.headline()}>"
 
 

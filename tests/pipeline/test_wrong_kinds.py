@@ -49,7 +49,11 @@ VALUES: list[tuple[Any, tuple[str, ...]]] = [
     (np.array(None, object), ()),
 ]
 SMALL: dict[str, Any] = {"prompt": "a red circle", "width": 32, "height": 32, "steps": 1}
-ELSEWHERE = {"lora": ("list", "tuple"), "max_memory": ("int",)}  # what the annotation of an option does not say
+# What the annotation of an option does not say: files are given as texts and paths.
+PICTURE = ("str", "Path", "ndarray")
+ELSEWHERE = {
+    "lora": ("list", "tuple", "str", "Path"), "image": PICTURE, "mask": PICTURE, "max_memory": ("int",),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -285,38 +285,6 @@ def test_still_is_what_one_frame_needs(decoding):
     assert {key: prod(shape) for key, shape in live.items()} == {key: prod(shape) for key, shape in half.items()}
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"num_res_blocks": 1},
-        {"num_res_blocks": 2},  # as published
-        {"num_res_blocks": 1, "dim_mult": (1, 2), "temperal_downsample": (False,)},
-        {"num_res_blocks": 3, "dim_mult": (1, 2, 1), "temperal_downsample": (False, True)},
-    ],
-)
-def test_halo_covers_the_receptive_field(changes):
-    """One latent changed in the middle of an image, in float64: no pixel further away than the halo moves."""
-    from qwenimg.backends.torch.networks.qwen_vae import QwenImageVAE
-
-    vae_config = QwenVAEConfig(base_dim=4, **changes)
-    halo, scale = qwen_vae.halo(vae_config), vae_config.scale
-    torch.manual_seed(1)
-    decoder = QwenImageVAE(vae_config).decoder.double().requires_grad_(False)
-    for parameter in decoder.parameters():
-        parameter.copy_(torch.randn(parameter.shape) / parameter[0].numel() ** 0.5)
-    side = 2 * halo + 5
-    x = torch.randn(1, vae_config.decoder_dims[0], side, side, dtype=torch.float64)
-    other = x.clone()
-    other[:, :, halo + 2, halo + 2] += 3 * torch.randn(x.shape[1], dtype=torch.float64)
-    moved = (decoder.up(x) != decoder.up(other)).any(1)[0]
-    for axis in (0, 1):
-        cells = moved.any(axis).nonzero().flatten() // scale - (halo + 2)
-        reach = int(cells.abs().max())
-        print(f"{changes}: halo {halo}, a latent reaches from {int(cells.min())} to {int(cells.max())} latents away")
-        assert reach <= halo
-        assert reach >= halo - 2, "a halo this much too large costs time"
-
-
 # Text encoder
 
 

@@ -13,7 +13,7 @@ from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.pipeline import ways
 from qwenimg.common.runtime import vae
 
-ASKED: dict[str, Any] = {"width": 48, "height": 32, "steps": 2, "guidance": 3.0}
+ASKED: dict[str, Any] = {"width": 48, "height": 32, "steps": 2, "guidance": 3.0, "seed": 0}
 
 
 @pytest.mark.parametrize("kind", ["qwen", "sd15"])
@@ -52,10 +52,10 @@ def test_between_pictures_nothing_is_read_that_fits(
 def test_what_the_preset_memory_does(
     tiny_folder: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """It decodes in tiles and frees or streams what does not fit in what is free, which is planned too; the latents are
+    """It decodes in bands and frees or streams what does not fit in what is free, which is planned too; the latents are
     those of the same weights with room for all."""
     path = tiny_folder if kind == "qwen" else folders[kind]
-    monkeypatch.setattr(vae, "TILE", 2)
+    monkeypatch.setattr(vae, "LARGE", 2)
     asked = ASKED | {"seed": 5}
     roomy = qwenimg.load(path, backend="cpu", precision="fp32")
     latents = roomy("a red circle", **asked).latents.tobytes()
@@ -71,5 +71,5 @@ def test_what_the_preset_memory_does(
     made = pipe("a red circle", **asked)
     pipe.close()
     print(f"{kind}: {planned.largest.peak} bytes planned of {free}; {told}")
-    assert planned.largest.peak <= free and any(line.startswith("decoding in tiles of") for line in told)
+    assert planned.largest.peak <= free and any(line.startswith("decoding in bands of") for line in told)
     assert made.latents.tobytes() == latents

@@ -10,7 +10,7 @@ from typing import Any
 
 from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.base.safe_files import is_file
+from qwenimg.common.base.safe_files import is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.components import open_component, read_config
@@ -43,7 +43,8 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
     """
     choices = choices or Choices()
     whole = is_file(folder / "model_index.json")
-    if whole and choices.tokenizer is not None:
+    has_tokenizer = whole and is_folder(folder / "tokenizer")
+    if has_tokenizer and choices.tokenizer is not None:
         raise UsageError(f"--tokenizer is for a model that has none; {clean(folder, 80)} has its own")
     places = {name: choices.part(name) or folder / name for name in _NETWORKS}
     configs = {
@@ -53,7 +54,7 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
     _check_fit(folder, configs["transformer"], configs["text_encoder"], configs["vae"])
     vocabulary: int = configs["text_encoder"].vocab_size
     scheduler = folder / "scheduler" / "scheduler_config.json"
-    tokenizer = folder / "tokenizer" if whole else mflux.tokenizer(folder, choices.tokenizer)
+    tokenizer = folder / "tokenizer" if has_tokenizer else mflux.tokenizer(folder, choices.tokenizer)
     components = {}
     with closed_on_failure() as keep:
         for name, network in _NETWORKS.items():

@@ -8,6 +8,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.description import Description, listed, summary, weights_summary
 from qwenimg.common.families.qwen_image.layouts import RENAMES
+from qwenimg.common.formats import gguf
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.weights.keys import named_weights
@@ -19,6 +20,19 @@ _SIGNS = {
     "text_encoder": ("layers.0.self_attn.k_proj.bias", "norm.weight"),
     "vae": ("decoder.mid_block.resnets.0.norm1.gamma", "decoder.conv_in.weight"),
 }
+
+
+def part_of(header: Header) -> str | None:
+    """Return which part a file with this header is, by what GGUF says of its architecture or by the names of its
+    tensors; None for another file."""
+    said = header.metadata.get(gguf.ARCHITECTURE, "") if header.format == "GGUF" else ""
+    if said not in gguf.UNSPECIFIC:
+        return next((part for part, network in NETWORKS.items() if said in network.architectures), None)
+    for part, network in NETWORKS.items():
+        rename = RENAMES[part](network.manifest(network.config()))
+        if any(rename(key) == _SIGNS[part][0] for key in header.tensors):
+            return part
+    return None
 
 
 def describe_file(header: Header, prediction: Prediction | None) -> Description | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.qwen_image import lora_names, mflux
 from qwenimg.common.families.qwen_image.checkpoint import REFUSED, open_folder
-from qwenimg.common.families.qwen_image.describe_file import describe_file
+from qwenimg.common.families.qwen_image.describe_file import describe_file, part_of
 from qwenimg.common.families.qwen_image.model import QwenImage
 from qwenimg.common.families.qwen_image.published import published
 from qwenimg.common.families.qwen_image.small_files import small_files
@@ -48,6 +48,8 @@ FAMILY = Family(
     small_files=small_files,
     defaults=_defaults,
     described=lambda folder: "Qwen-Image, text to image",
+    part=part_of,
+    parts_alone=True,
     layouts=(
         ("model.diffusion_model.transformer_blocks.", "Qwen-Image transformer, ComfyUI's names (--transformer)"),
         ("transformer_blocks.0.img_mod.1.weight", "Qwen-Image transformer, diffusers' names (--transformer)"),

@@ -9,6 +9,22 @@ from qwenimg.common.families.description import Description, in_memory, summary
 from qwenimg.common.families.stable_diffusion import single_file, text_files
 from qwenimg.common.formats.stored import Header
 
+# A tensor that only this part has under diffusers' names.
+_SIGNS = {"transformer": "time_embedding.linear_1.weight", "vae": "decoder.mid_block.resnets.0.norm1.weight"}
+
+
+def part_of(header: Header) -> str | None:
+    """Return `model` for a whole model in one file, else which part it is; None for another file."""
+    if text_files.described(header.tensors) is not None:
+        return "text_encoder"
+    if single_file.reads(header):
+        found = single_file.detect(header)
+        whole = found.unet is not None and found.vae is not None
+        return "model" if whole else "vae" if found.unet is None else "transformer"
+    if header.format == "GGUF":
+        return None
+    return next((part for part, sign in _SIGNS.items() if sign in header.tensors), None)
+
 
 def describe_file(header: Header, prediction: Prediction | None) -> Description | None:
     """Its type and the reasons for it, its models, and what does not fit; None for another file."""

@@ -13,7 +13,7 @@ from qwenimg.common.families.family import Family
 from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
 from qwenimg.common.families.stable_diffusion import lora_names
 from qwenimg.common.families.stable_diffusion.checkpoint import PIPELINES, facts
-from qwenimg.common.families.stable_diffusion.describe_file import describe_file
+from qwenimg.common.families.stable_diffusion.describe_file import describe_file, part_of
 from qwenimg.common.families.stable_diffusion.model import StableDiffusion
 from qwenimg.common.families.stable_diffusion.published import published
 from qwenimg.common.families.stable_diffusion.single_file import reads
@@ -79,6 +79,7 @@ FAMILY = Family(
     reads_file=reads,
     describe_file=describe_file,
     layouts=(("down_blocks.", "a UNet or VAE, diffusers' names (--unet, --vae)"),),
+    part=part_of,
     model=StableDiffusion,
     lora_names=lora_names.names,
     small_files=small_files,

@@ -1,0 +1,112 @@
+"""What lies in the folders of other programs: each file with what it is, what takes it and what it needs beside it.
+
+Only headers and configurations are read. A file that cannot be read is a row that says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from qwenimg.common.base.errors import QwenimgError
+from qwenimg.common.base.safe_files import is_file
+from qwenimg.common.base.text import clean
+from qwenimg.common.families import file_kind, registry
+from qwenimg.common.families.describe_lora import describe_lora
+from qwenimg.common.families.file_kind import FileKind
+from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.stored import Header
+from qwenimg.common.hub.model_folders import SUFFIXES, ModelFolders, _below
+
+MAX_FILES = 1_000  # whose headers are read
+_FITS = "fits: "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One file or folder. `use` is the option that takes it, "" where nothing does; `fault` says why it is not read."""
+
+    name: str  # below the folder that it lies in, by which the option finds it
+    folder: str
+    bytes: int
+    family: str = ""
+    kind: str = ""
+    stored: str = ""  # the dtype or code of most of its weights
+    use: str = ""
+    needs: str = ""
+    fault: str = ""
+
+
+def rows(folders: ModelFolders) -> tuple[list[Row], bool]:
+    """Return what is in `folders`, and whether there is more than is looked at."""
+    found: list[Row] = []
+    for root, path in _candidates(folders):
+        if len(found) == MAX_FILES:
+            return found, True
+        found.append(_row(root, path))
+    return found, False
+
+
+def _candidates(folders: ModelFolders) -> Iterator[tuple[Path, Path]]:
+    """Each file of weights and each model's folder once, with the folder that it was found in."""
+    seen: set[Path] = set()
+    roots = dict.fromkeys(root for kind in folders.folders.values() for root in kind)
+    for root in roots:
+        models: list[Path] = []
+        for path in _below(root):
+            if path in seen or any(model in path.parents for model in models):
+                continue
+            if _is(path / "model_index.json"):
+                models.append(path)
+            elif not path.name.lower().endswith(SUFFIXES):
+                continue
+            seen.add(path)
+            yield root, path
+
+
+def _is(path: Path) -> bool:
+    try:
+        return is_file(path)
+    except QwenimgError:
+        return False
+
+
+def _row(root: Path, path: Path) -> Row:
+    name, folder = path.relative_to(root).as_posix(), root.name
+    try:
+        if _is(path / "model_index.json"):
+            family = registry.of_folder(path)
+            return Row(name=name, folder=folder, bytes=_size(path), family=family.title, kind="model", use="-m")
+        header = read_header(path)
+        header.file.close()
+        kind = file_kind.kind_of(header)
+        about = {} if kind is None else _about(kind, path)
+        return Row(name=name, folder=folder, bytes=header.file.size, stored=_stored(header), **about)
+    except QwenimgError as error:
+        return Row(name=name, folder=folder, bytes=_size(path), fault=str(error).removeprefix(f"{clean(path)}: "))
+
+
+def _about(kind: FileKind, path: Path) -> dict[str, str]:
+    if kind.family is None:
+        fits = next((line for line in describe_lora(path).lines if line.startswith(_FITS)), "")
+        return {"family": fits.removeprefix(_FITS), "kind": "LoRA", "use": kind.flag, "needs": kind.needs}
+    return {"family": kind.family.title, "kind": kind.option.replace("_", " "), "use": kind.flag, "needs": kind.needs}
+
+
+def _stored(header: Header) -> str:
+    """Return the dtype that holds most of the values of a file."""
+    sizes: dict[str, int] = {}
+    for stored in header.tensors.values():
+        sizes[stored.dtype] = sizes.get(stored.dtype, 0) + prod(stored.shape)
+    return max(sizes, key=lambda dtype: sizes[dtype], default="")
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a file, or of what lies in a folder of a model and below it."""
+    try:
+        files = [path] if path.is_file() else [each for each in path.glob("*/*") if each.is_file()]
+        return sum(each.stat().st_size for each in files)
+    except OSError:
+        return 0

@@ -1,0 +1,82 @@
+"""Files of parts that are given as if they were a model: what each is, and what it takes to draw with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from qwenimg.common.base.amounts import size_text
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.safe_files import bad, is_file, is_folder
+from qwenimg.common.base.text import clean, shown_path
+from qwenimg.common.families import catalog, file_kind
+from qwenimg.common.families.choices import PARTS, Choices
+from qwenimg.common.families.file_kind import FileKind
+from qwenimg.common.hub.model_folders import ModelFolders, read_folders
+
+
+def check_whole(path: Path, name: str = "") -> None:
+    """Raises ModelError where the file at `path` is a part or a LoRA, with the option that takes it; `name` is what
+    the user calls it. What cannot be read is left to whoever opens it."""
+    try:
+        kind = file_kind.kind_at(path) if os.path.isfile(path) else None  # noqa: PTH113
+    except ModelError:
+        return
+    if kind is not None and kind.option != "model":
+        raise bad(path, f"is {kind.title} and no whole model: give it with {kind.flag}{_beside(kind, name)}")
+
+
+def _beside(kind: FileKind, name: str) -> str:
+    """What goes with the option for a file of that kind."""
+    given = f" {clean(name, 80)}" if name else ""
+    if not kind.is_part or kind.family is None or not kind.family.parts_alone:
+        return f"{given}, beside the model that it belongs to (-m)"
+    others = [part for part in PARTS if part in file_kind.FLAGS and part != kind.option]
+    piece = catalog.QWEN_IMAGE_FILES
+    tokenizer = f"its tokenizer is {size_text(piece.bytes)}, qwenimg pull {piece.name}"
+    return f"{given}, beside {file_kind.listed_flags(others)}; {tokenizer}"
+
+
+def check_alone(model: str | None, choices: Choices) -> None:
+    """Raises ModelError where no `model` is given and a part is of a family that needs one."""
+    for part in PARTS if model is None else ():
+        path = choices.part(part)
+        if path is None:
+            continue
+        try:
+            kind = file_kind.kind_at(path) if os.path.isfile(path) else None  # noqa: PTH113
+        except ModelError:
+            continue
+        if kind is not None and kind.family is not None and not kind.family.parts_alone:
+            raise bad(path, f"is {kind.title}: say with -m which model it belongs to")
+
+
+# In the folders of other programs
+
+
+def located(folders: ModelFolders, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `folders.options` finds of the options `given`. Raises ModelError with the right option for a part or
+    a LoRA whose name is given as a model's."""
+    name = given.get("model")
+    if name and (path := folders.of_any_kind(str(name))) != str(name):
+        check_whole(Path(path), str(name))
+    return folders.options(given)
+
+
+def check_no_collection(path: Path) -> None:
+    """Raises ModelError for a folder in which another program keeps its models, and which is no model."""
+    if not is_folder(path) or is_file(path / "model_index.json"):
+        return
+    try:
+        folders = read_folders([path]).folders
+    except ModelError:
+        return
+    if folders["model"] or folders["lora"]:
+        shown = shown_path(path, 80)
+        raise bad(
+            path,
+            f"is a folder of models: give it with --models-dir, and what is in it by name; "
+            f"qwenimg models --models-dir {shown} lists that",
+        )

@@ -1,0 +1,43 @@
+"""Pictures and masks that a Python call gives as PIL images, brought to the arrays that a request takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
+from qwenimg.common.pictures import input_pixels
+from qwenimg.common.pictures.input import MAX_PIXELS, MAX_SIDE
+from qwenimg.common.pictures.pixels import Uint8
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+def rgb(name: str, picture: Image) -> tuple[Uint8, list[str]]:
+    """Return `picture` as uint8 [H, W, 3] in sRGB, and a line for each way in which it was converted; `name` is the
+    option's. Raises UsageError."""
+    return _converted(name, picture, input_pixels.rgb)
+
+
+def grey(name: str, picture: Image) -> tuple[Uint8, list[str]]:
+    """Return `picture` as uint8 [H, W], and lines as `rgb` does. Raises UsageError."""
+    return _converted(name, picture, input_pixels.grey)
+
+
+def _converted(
+    name: str, picture: Image, convert: Callable[[Image], tuple[Uint8, list[str]]]
+) -> tuple[Uint8, list[str]]:
+    width, height = picture.size
+    if not 0 < width * height <= MAX_PIXELS or max(width, height) > MAX_SIDE:
+        limit = f"{MAX_PIXELS // 1_000_000} megapixels and {MAX_SIDE:,} a side"
+        raise UsageError(f"{name} is {width}x{height}; expected at least one pixel and at most {limit}")
+    try:
+        pixels, notes = convert(picture)
+    # A picture that was opened and not yet loaded is decoded here, and Pillow's decoders raise whatever they raise.
+    except Exception as error:
+        raise UsageError(f"{name} is a PIL image that cannot be read: {clean(error, 80)}") from None
+    return np.ascontiguousarray(pixels), [f"{name} {line}" for line in notes]

@@ -1,0 +1,132 @@
+"""One run at a time on a pipeline: a call that finds it busy is refused at once, or waits in line for its turn.
+
+A stream that is dropped gives its turn back from the garbage collector, which may run inside of any statement of any
+thread. So nothing here holds a lock while it changes the line: each change is one operation on a list.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+import time
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from threading import Lock, get_ident
+from typing import Generic, TypeVar
+from weakref import WeakSet
+
+from qwenimg.common.base import forked
+from qwenimg.common.base.errors import PipelineBusy, UsageError
+
+E = TypeVar("E")
+BUSY = "this pipeline is busy with another picture"
+
+
+@dataclass(eq=False)
+class Turn:
+    """A place in the line. `thread` is the one that drives the run; `gate` opens when the place moves to the head."""
+
+    thread: int = field(default_factory=get_ident)
+    gate: Lock = field(default_factory=Lock)
+
+
+class Turns(Generic[E]):
+    """The line of a pipeline: its head runs, the others wait. Its streams yield `E`."""
+
+    def __init__(self) -> None:
+        self.closed, self._process = False, os.getpid()
+        self._line: list[Turn] = []
+        self._streams: WeakSet[Generator[E, None, None]] = WeakSet()
+
+    def check_process(self) -> None:
+        """Raises UsageError in a forked child, where no framework has threads to draw with."""
+        forked.check(self._process)
+
+    def check_open(self) -> None:
+        """Raises UsageError once the pipeline is closed."""
+        if self.closed:
+            raise UsageError("this pipeline is closed; load the model again with qwenimg.load")
+
+    def check_free(self) -> None:
+        """Raises PipelineBusy where something runs, and UsageError once the pipeline is closed or in a forked child."""
+        self.check_process()
+        if self._line:
+            raise PipelineBusy(f"{BUSY}: wait for it (wait=True), close its stream, or load a second pipeline")
+        self.check_open()
+
+    @contextmanager
+    def taken(self, patience: float = 0.0) -> Iterator[Turn]:
+        """Hold the turn, after at most `patience` seconds of waiting. Raises PipelineBusy, and UsageError once the
+        pipeline is closed."""
+        if not patience:
+            self.check_free()
+        with self._placed(patience, overtakes=False) as turn:
+            self.check_open()
+            yield turn
+
+    def driven(self, events: Generator[E, None, None], patience: float) -> Generator[E, None, None]:
+        """Return `events` as a stream that holds the turn from its first event to its end."""
+        stream = self._driven(events, patience)
+        self._streams.add(stream)
+        return stream
+
+    def end_mine(self) -> None:
+        """Close the stream that holds the turn, where the thread that calls drives it."""
+        if self._is_mine():
+            for stream in list(self._streams):
+                if inspect.getgeneratorstate(stream) == inspect.GEN_SUSPENDED:
+                    stream.close()
+
+    @contextmanager
+    def closing(self, patience: float) -> Iterator[bool]:
+        """Hold the turn, before all who wait, and leave the pipeline closed; yields whether it was open. Raises
+        PipelineBusy."""
+        if self._line and not patience:
+            self.check_free()
+        with self._placed(patience, overtakes=True):
+            was_open, self.closed = not self.closed, True
+            yield was_open
+
+    def _driven(self, events: Generator[E, None, None], patience: float) -> Generator[E, None, None]:
+        with self.taken(patience) as turn, closing(events):
+            for event in events:
+                yield event
+                turn.thread = get_ident()
+
+    def _is_mine(self) -> bool:
+        """Return whether the thread that calls drives the run at the head."""
+        return [head.thread for head in self._line[:1]] == [get_ident()]
+
+    @contextmanager
+    def _placed(self, patience: float, *, overtakes: bool) -> Iterator[Turn]:
+        """Stand in line, at its end or behind its head, and hold the turn when it comes."""
+        self.check_process()
+        turn = Turn()
+        turn.gate.acquire()
+        try:
+            if overtakes:
+                self._line.insert(1, turn)
+            else:
+                self._line.append(turn)
+            self._await(turn, patience)
+            yield turn
+        finally:
+            self._leave(turn)
+
+    def _await(self, turn: Turn, patience: float) -> None:
+        end = time.monotonic() + patience
+        while self._line[0] is not turn:
+            if self._is_mine():
+                raise PipelineBusy(f"{BUSY}, which this same thread draws: end or close its stream first")
+            rest = -1 if math.isinf(patience) else max(0.0, end - time.monotonic())
+            if not turn.gate.acquire(timeout=rest) and self._line[0] is not turn:
+                raise PipelineBusy(f"{BUSY}, still after {patience:g} s of waiting")
+
+    def _leave(self, turn: Turn) -> None:
+        """Take `turn` out of the line, and open the gate of the place that is at the head now."""
+        with suppress(ValueError):  # interrupted before it stood in line
+            self._line.remove(turn)
+        with suppress(IndexError, RuntimeError):  # nobody waits; the gate is open already
+            self._line[0].gate.release()

@@ -1,0 +1,158 @@
+"""What a call from Python may give in more than one form, brought to the one form that a `Request` takes.
+
+Everything that is taken besides arrays, numbers and texts is taken here: pictures as PIL images and files, LoRAs as
+paths and with their strength beside them, bits as a number.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from threading import TIMEOUT_MAX
+from typing import TYPE_CHECKING, Any, SupportsFloat, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Picture: TypeAlias = "NDArray[np.uint8] | Image | str | os.PathLike[str]"
+"""A picture to start from, or a mask: an array, a PIL image, or a file."""
+Lora: TypeAlias = "str | os.PathLike[str] | tuple[str | os.PathLike[str], float]"
+"""One LoRA: `FILE[:SCALE]`, a path, or either with its strength."""
+Loras: TypeAlias = "Lora | Sequence[Lora]"
+
+
+def asked(said: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return what a call `said` with pictures as arrays and LoRAs as a text, and a line for each conversion of a
+    picture. Raises UsageError, and ModelError for a file."""
+    settled, notes = dict(said), list[str]()
+    if settled.get("image") is not None:
+        settled["image"], lines = _image(settled["image"])
+        notes += lines
+    if settled.get("mask") is not None:
+        settled["mask"], lines = _mask(settled["mask"], settled.get("image"))
+        notes += lines
+    if settled.get("lora") is not None:
+        settled["lora"] = lora_text(settled["lora"])
+    return settled, notes
+
+
+# Pictures
+
+
+def _image(value: object) -> tuple[object, list[str]]:
+    from qwenimg.common.pictures import in_memory, input
+
+    if isinstance(value, np.ndarray):
+        return value, []
+    if _is_pil(value):
+        return in_memory.rgb("image", value)  # type: ignore[arg-type]
+    return input.read_image(_file("image", value))
+
+
+def _mask(value: object, image: object) -> tuple[object, list[str]]:
+    from qwenimg.common.pictures import in_memory, input
+
+    if isinstance(value, np.ndarray):
+        return value, []
+    if not isinstance(image, np.ndarray) or image.ndim != 3:
+        raise UsageError("a mask needs the image that it belongs to")
+    if _is_pil(value):
+        return in_memory.grey("mask", value)  # type: ignore[arg-type]
+    return input.read_mask(_file("mask", value), image)
+
+
+def _is_pil(value: object) -> bool:
+    from PIL.Image import Image
+
+    return isinstance(value, Image)
+
+
+def _file(name: str, value: object) -> Path:
+    """Return the path that `value` is. Raises UsageError for what is none."""
+    path = _path_text(value)
+    if not path:
+        kind = type(value).__name__ if path is None else "empty"
+        raise UsageError(f"{name} is {clean(kind, 40)}; expected a PIL image, a uint8 array or the path of a file")
+    return Path(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises for a user who does not exist)
+
+
+def _path_text(value: object) -> str | None:
+    """Return a text, or the text of a path; None for anything else."""
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    return path if isinstance(path, str) else None
+
+
+# LoRAs
+
+
+def lora_text(value: object) -> str:
+    """Return the text `FILE:SCALE; FILE:SCALE` for one LoRA or a list of them. Raises UsageError."""
+    if isinstance(value, str):
+        return value
+    several = value if isinstance(value, (list, tuple)) and not _is_pair(value) else [value]
+    return "; ".join(map(_one_lora, several))
+
+
+def _is_pair(value: Sequence[object]) -> bool:
+    """Return whether `value` is one LoRA and its strength."""
+    return isinstance(value, tuple) and len(value) == 2 and _path_text(value[1]) is None and not _is_list(value[1])
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, (list, tuple))
+
+
+def _one_lora(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    file, strength = value if isinstance(value, tuple) and len(value) == 2 else (value, 1.0)
+    path = _path_text(file)
+    if path is None:
+        kind = type(value).__name__
+        raise UsageError(f"lora has {clean(kind, 40)}; expected FILE, FILE:SCALE, a path, or a pair (path, strength)")
+    if ";" in path:
+        raise UsageError(f"lora {clean(path, 80)}: a semicolon parts LoRAs; give the file a name without it")
+    if isinstance(strength, bool) or not isinstance(strength, SupportsFloat):
+        raise UsageError(f"lora {clean(path, 80)}: its strength is {clean(strength, 40)!r}; expected a number")
+    return f"{path}:{_number(path, strength)!r}"
+
+
+def _number(path: str, strength: SupportsFloat) -> float:
+    try:
+        number = float(strength)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise UsageError(f"lora {clean(path, 80)}: its strength is {clean(strength, 40)}; expected a finite number")
+    return number
+
+
+# Of `qwenimg.load`, and of a call's own
+
+
+def bits(value: object) -> str | None:
+    """Return the text for `quantize`, which a number of bits may stand for. Raises UsageError."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if value is not None and not isinstance(value, str):
+        shown = clean(value, 40)
+        raise UsageError(f"quantize is {shown}; expected 8, 6 or 4, or a text such as text=8,transformer=4")
+    return value
+
+
+def patience(wait: object) -> float:
+    """Return the seconds that a call waits for its turn: `wait` itself, 0 for False, infinity for True. Raises
+    UsageError."""
+    if isinstance(wait, bool):
+        return math.inf if wait else 0.0
+    if not isinstance(wait, (int, float)) or not wait >= 0:
+        raise UsageError(f"wait is {clean(wait, 40)}; expected True, False or a number of seconds")
+    return math.inf if wait > TIMEOUT_MAX else float(wait)

@@ -1,0 +1,64 @@
+"""The Python in README and docs: it passes mypy --strict, so that the types that the package ships are right."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rules import ROOT
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`((?:pipe|pipe\.\w+|qwenimg\.load)\([^`]*\))`")
+HEAD = 'import qwenimg\n\npipe = qwenimg.load("shapes")\n'
+
+
+def snippets() -> dict[str, str]:
+    """{name of a page: its Python, blocks and calls in the text}, as one file that a reader could type."""
+    found = {}
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        blocks = [code for language, code in BLOCK.findall(text) if language == "python"]
+        calls = [" ".join(call.split()) for call in INLINE.findall(BLOCK.sub("", text)) if "..." not in call]
+        if blocks or calls:
+            found[page.stem.replace("-", "_")] = "\n".join([*blocks, HEAD, *calls, ""])
+    return found
+
+
+def strict(folder: Path, files: dict[str, str]) -> str:
+    """What mypy --strict says of `files`, against the package as it is installed."""
+    for name, code in files.items():
+        (folder / f"page_{name}.py").write_text(code, encoding="utf-8")
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir", str(folder / "cache")]
+    pages = [f"page_{name}.py" for name in files]
+    return subprocess.run([*command, *pages], cwd=folder, capture_output=True, text=True, check=False).stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("snippets")
+
+
+def test_the_python_of_every_page_passes_mypy(folder: Path) -> None:
+    found = snippets()
+    assert {"README", "python", "lora"} <= found.keys()
+    assert "Success: no issues found" in strict(folder, found)
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ('pipe("x", image=5)', "[arg-type]"),
+        ('pipe("x", lora=[("a", "b")])', "[list-item]"),
+        ('pipe("x", stps=5)', "[call-arg]"),
+        ('qwenimg.load("x", device="cuda")', "[arg-type]"),
+        ('qwenimg.load("x", quantize=8.5)', "[arg-type]"),
+        ('pipe("x").images.size', "[attr-defined]"),
+        ('with qwenimg.load("x") as other:\n    other.imagine()', "[attr-defined]"),
+    ],
+)
+def test_mypy_knows_what_a_call_takes(folder: Path, code: str, told: str) -> None:
+    assert told in strict(folder, {"wrong": HEAD + code + "\n"})

@@ -1,0 +1,209 @@
+"""Parts of models as files: what is missing beside them, which option takes them, and what a folder of them holds."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import gguf_files
+import numpy as np
+import pytest
+import write_configurations
+from cli_runner import cli
+from published import write_published
+from safetensors.numpy import save_file
+
+import qwenimg
+from qwenimg import DoesNotFit, ModelError
+from qwenimg.common.base.config import parse, read_json
+from qwenimg.common.hub import folder_listing, resolve
+from qwenimg.common.hub.model_folders import read_folders
+from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
+
+KINDS = {"transformer": "diffusion_models", "text_encoder": "text_encoders", "vae": "vae"}
+LORA = "transformer.transformer_blocks.0.attn.to_q.lora_"
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Qwen-Image of its published size, whose data are holes."""
+    return write_published(tmp_path_factory.mktemp("published") / "model")
+
+
+@pytest.fixture
+def comfy(published: Path, cache: Path, tmp_path: Path) -> Path:
+    """A folder of ComfyUI with the three parts, a GGUF transformer and a LoRA; nothing is in the hub's cache."""
+    root = tmp_path / "comfy"
+    for part, kind in KINDS.items():
+        place = root / "models" / kind
+        place.mkdir(parents=True)
+        (place / f"qwen_{part}.safetensors").symlink_to(next((published / part).glob("*.safetensors")))
+    img_mod = {"transformer_blocks.0.img_mod.1.weight": (np.zeros((4, 32), np.float32), "Q4_0")}
+    gguf_files.write(root / "models" / "diffusion_models" / "qwen-Q4.gguf", img_mod, "qwen_image")
+    (root / "models" / "loras").mkdir()
+    halves = {f"{LORA}A.weight": np.zeros((4, 8), np.float32), f"{LORA}B.weight": np.zeros((8, 4), np.float32)}
+    save_file(halves, root / "models" / "loras" / "style.safetensors")
+    (root / "models" / "checkpoints").mkdir()
+    return root
+
+
+def part(comfy: Path, name: str) -> Path:
+    return comfy / "models" / KINDS[name] / f"qwen_{name}.safetensors"
+
+
+def printed(*words: str) -> str:
+    told = cli(*words)
+    assert told.code == 0, told.err
+    return told.out.decode()
+
+
+# What is missing
+
+
+@pytest.mark.parametrize(
+    ("given", "needed", "not_said"),
+    [
+        (
+            ("transformer",),
+            "beside --transformer, give --text-encoder FILE and --vae FILE, and get its tokenizer",
+            "--u",
+        ),
+        (("transformer", "vae"), "beside --transformer and --vae, give --text-encoder FILE, and", "--vae FILE"),
+        (("vae",), "give --transformer FILE and --text-encoder FILE, and get its tokenizer (4.7 MB)", "--vae FILE"),
+        (("transformer", "tokenizer"), "beside --transformer, give --text-encoder FILE and --vae FILE", "okenizer"),
+        ((*KINDS,), "qwen-image: get its tokenizer (4.7 MB) with the network on by: qwenimg pull", "beside"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("model", [None, "qwen-image"])
+def test_exactly_what_is_missing_is_named(
+    comfy: Path, published: Path, model: str | None, given: tuple[str, ...], needed: str, not_said: str
+) -> None:
+    paths = {name: published / "tokenizer" if name == "tokenizer" else part(comfy, name) for name in given}
+    with pytest.raises(ModelError, match=re.escape(needed)) as caught:
+        qwenimg.load(model, "cpu", **paths)  # type: ignore[arg-type]
+    assert "57" not in str(caught.value) and not_said not in str(caught.value)
+    assert str(caught.value).count("qwenimg pull") == ("tokenizer" not in given)
+
+
+def test_three_files_and_a_tokenizer_are_a_model_without_a_pull(comfy: Path, published: Path) -> None:
+    """Its configurations ship."""
+    paths = {name: part(comfy, name) for name in KINDS}
+    pipe = qwenimg.load(None, "cpu", "fp32", **paths, tokenizer=published / "tokenizer", max_memory="1GB")  # type: ignore[arg-type]
+    assert (pipe.model_name, pipe.defaults.width, pipe.family) == ("qwen-image", 1328, "qwen-image")
+    with pytest.raises(DoesNotFit):
+        pipe("a ring", width=4096, height=4096, steps=2)
+    pipe.close()
+
+
+def test_the_shipped_configurations_are_the_published_ones() -> None:
+    """Each file is what the code writes, and says what a network's defaults are without it."""
+    folder = resolve.configurations()
+    written = {path: (folder / path).read_text(encoding="utf-8") for path in write_configurations.files()}
+    assert written == write_configurations.files(), "run: python tools/write_configurations.py"
+    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*.*")} == written.keys()
+    for name, config in (
+        ("transformer", qwen_dit.QwenDiTConfig),
+        ("text_encoder", qwen_vl.QwenVLConfig),
+        ("vae", qwen_vae.QwenVAEConfig),
+    ):
+        data = read_json(folder / name / "config.json")
+        fields = {key: value for key, value in data.items() if key not in ("_class_name", "model_type")}
+        assert parse(config, fields, source=name) == config()
+
+
+# A part in the place of a model
+
+
+def test_a_part_that_is_given_as_a_model_is_told_with_its_option(comfy: Path) -> None:
+    gguf = comfy / "models" / "diffusion_models" / "qwen-Q4.gguf"
+    told = "is Qwen-Image's transformer and no whole model: give it with --transformer, beside --text-encoder FILE and"
+    cli("x", "-m", str(gguf), "--quiet").refused(5, told)
+    cli("x", "-m", str(part(comfy, "vae"))).refused(5, "is Qwen-Image's VAE and no whole model: give it with --vae")
+    cli("x", "-m", str(comfy)).refused(5, "is a folder of models: give it with --models-dir")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("qwen-Q4", "give it with --transformer qwen-Q4, beside --text-encoder FILE and --vae FILE; its tokenizer"),
+        ("qwen-Q4.gguf", "give it with --transformer qwen-Q4.gguf, beside"),
+        ("qwen_vae", "is Qwen-Image's VAE and no whole model: give it with --vae qwen_vae, beside --transformer FILE"),
+        ("style", "is a LoRA and no whole model: give it with --lora style, beside the model"),
+    ],
+)
+def test_a_name_that_is_a_part_in_the_models_folder(comfy: Path, name: str, told: str) -> None:
+    cli("x", "--models-dir", str(comfy), "-m", name).refused(5, told)
+    cli("plan", name, "--models-dir", str(comfy)).refused(5, told)
+    with pytest.raises(ModelError, match=re.escape(told)):
+        qwenimg.load(name, "cpu", models_dir=comfy)
+
+
+def test_the_sentence_that_is_told_works(comfy: Path, published: Path) -> None:
+    names = [word for name in KINDS for word in (f"--{name.replace('_', '-')}", f"qwen_{name}")]
+    tokenizer = str(published / "tokenizer")
+    options = ("--models-dir", str(comfy), *names, "--tokenizer", tokenizer)
+    assert "1328x1328, 50 steps" in printed("plan", *options, "--on", "4090", "--memory", "24GB")
+
+
+def test_a_unet_alone_asks_for_its_model(folders: dict[str, Path], cache: Path) -> None:
+    unet = next((folders["sd15"] / "unet").glob("*.safetensors"))
+    with pytest.raises(ModelError, match="is Stable Diffusion's UNet: say with -m which model it belongs to"):
+        qwenimg.load(None, "cpu", transformer=unet)
+    with pytest.raises(ModelError, match=r"no whole model: give it with --transformer, beside the model that it"):
+        qwenimg.load(unet, "cpu")
+
+
+# What a folder holds
+
+
+def listed(comfy: Path) -> dict[str, dict[str, object]]:
+    rows = json.loads(printed("models", "--models-dir", str(comfy), "--json"))["files"]
+    return {str(row["name"]): row for row in rows}
+
+
+def test_every_file_is_listed_with_what_takes_it(comfy: Path, folders: dict[str, Path]) -> None:
+    shutil.copytree(folders["sd15"], comfy / "models" / "checkpoints" / "tiny sd")
+    save_file({"a": np.zeros(3, np.float32)}, comfy / "models" / "checkpoints" / "odd.safetensors")
+    rows = listed(comfy)
+    assert {name: (row["family"], row["kind"], row["use"], row["stored"]) for name, row in rows.items()} == {
+        "qwen-Q4.gguf": ("Qwen-Image", "transformer", "--transformer", "Q4_0"),
+        "qwen_transformer.safetensors": ("Qwen-Image", "transformer", "--transformer", "BF16"),
+        "qwen_text_encoder.safetensors": ("Qwen-Image", "text encoder", "--text-encoder", "BF16"),
+        "qwen_vae.safetensors": ("Qwen-Image", "vae", "--vae", "BF16"),
+        "style.safetensors": ("Qwen-Image (1 block)", "LoRA", "--lora", "F32"),
+        "tiny sd": ("Stable Diffusion", "model", "-m", ""),
+        "odd.safetensors": ("", "", "", "F32"),
+    }
+    assert 40e9 < float(str(rows["qwen_transformer.safetensors"]["bytes"])) < 42e9
+    assert rows["qwen_transformer.safetensors"]["needs"] == "text encoder, VAE"
+    assert re.search(r"--vae qwen_vae\.safetensors +253\.8 MB", printed("models", "--models-dir", str(comfy)))
+    empty = comfy / "empty"
+    empty.mkdir()
+    assert "no model, part or LoRA" in printed("models", "--models-dir", str(empty))
+
+
+def test_a_file_that_cannot_be_read_is_a_row(comfy: Path) -> None:
+    place = comfy / "models" / "checkpoints"
+    (place / "broken.safetensors").write_bytes(b"\xff" * 20)
+    (place / "empty.gguf").write_bytes(b"")
+    (place / "evil\x1b[31m.safetensors").write_bytes((2**40).to_bytes(8, "little") + b"{")
+    (place / "nowhere.safetensors").symlink_to(place / "gone")
+    (place / "folder.safetensors").mkdir()
+    (place / "model").mkdir()
+    (place / "model" / "model_index.json").write_text("{")
+    rows = listed(comfy)
+    for name in ("broken.safetensors", "empty.gguf", "evil\x1b[31m.safetensors", "model"):
+        assert rows[name]["fault"] and not rows[name]["use"], name
+    told = printed("models", "--models-dir", str(comfy))
+    assert all(line.isprintable() for line in told.splitlines())
+    assert told.count("not read") == sum(bool(row["fault"]) for row in rows.values())
+
+
+def test_no_more_headers_are_read_than_said(comfy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_listing, "MAX_FILES", 3)
+    rows, more = folder_listing.rows(read_folders([comfy]))
+    assert len(rows) == 3 and more
+    assert "more than 3 files" in printed("models", "--models-dir", str(comfy))
