@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -40,10 +40,11 @@ class _Row:
     fits: bool
     steps: int
     times: Times
+    beside: int = 0  # bytes of a LoRA that is not here and stays beside the weights
 
     @property
     def peak(self) -> int:
-        return self.needs.largest.peak
+        return self.needs.largest.peak + self.beside
 
     @property
     def streamed(self) -> float:
@@ -194,6 +195,7 @@ def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any])
     from qwenimg.common.pipeline.ways import Ways, needs
 
     request, counted = _request(pipe, given)
+    pipe.model.adapt(pipe.loras.deltas(request.lora, request.lora_mode))  # what stays beside the weights is counted
     counted = counted and here  # by a tokenizer
     if given["cache_prompts"] and counted:
         pipe.runtime.keep_prompts()
@@ -228,7 +230,7 @@ def _few(pipe: Pipeline, given: dict[str, Any], counted: bool) -> dict[str, _Row
     """Return the rows of the model's distilled LoRA, where it has one and the options do not say how many steps: with
     as many bits as fit."""
     from qwenimg.common.families.catalog import BUILT_IN
-    from qwenimg.common.hub.outlook import FEW
+    from qwenimg.common.hub.outlook import FEW, few_steps_bytes
     from qwenimg.common.pipeline.ways import needs
 
     said = any(given[name] for name in ("lightning", "few_steps", "steps", "sampler", "lora", "replay"))
@@ -242,8 +244,10 @@ def _few(pipe: Pipeline, given: dict[str, Any], counted: bool) -> dict[str, _Row
         for bits, model in _variants(pipe):
             found = needs(model, request, counted)
             options = " ".join(filter(None, (f"--{FEW} {count}", bits)))
-            fits = found.fits(found.room)
-            tried.append((options, _row(pipe, request, f"with {options}", found, fits, model.runtime.precision)))
+            row_ = _row(pipe, request, f"with {options}", found, True, model.runtime.precision)
+            beside = 0 if request.lora else few_steps_bytes(model.runtime)
+            fits = found.largest.peak + beside <= found.room
+            tried.append((options, replace(row_, fits=fits, beside=beside)))
             if fits:
                 break
         rows |= dict(tried[-1:])

@@ -23,13 +23,15 @@ from qwenimg.common.precision.precision import Precision
 from qwenimg.common.request.loras import in_cache
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.paper import OnPaper
-from qwenimg.common.runtime.runtime import Change
+from qwenimg.common.runtime.runtime import Change, Runtime
 
 PROMPT = "a picture"  # where none is given
 BITS = ("", "8", "4")  # of weights that are tried, in this order
 FEW = "lightning"  # the distilled models that get a row of their own
 LONG = 1200  # seconds of a picture, above which a model is listed behind faster ones
 MEGABYTE = 10**6
+# A distilled LoRA of Qwen-Image stays beside quantized weights: rank 64 on 720 layers, in bfloat16.
+LORA_BYTES = 850 * 10**6
 NO_MODELS = ("sdxl-refiner",)  # that draw nothing by themselves
 
 
@@ -110,8 +112,8 @@ def every(engine: OnPaper, offline: bool = False) -> list[Outlook]:
 def _both(known: KnownModel, engine: OnPaper) -> list[Outlook]:
     """Return `known` as it is usually drawn, and in a few steps where it has a distilled LoRA."""
     usual = of_model(known, engine)
-    few = of_model(known, engine, few=True) if known.family == "qwen-image" and known is not catalog.BUILT_IN else None
-    return [usual] if few is None else [usual, few]
+    has_few = known.family == "qwen-image" and known is not catalog.BUILT_IN
+    return [usual, of_model(known, engine, few=True)] if has_few else [usual]
 
 
 def of_model(known: KnownModel, engine: OnPaper, few: bool = False) -> Outlook:
@@ -135,13 +137,14 @@ def _tried(known: KnownModel, engine: OnPaper, few: bool, quantize: str, limit: 
         options = [f"--{FEW} {steps}"] if few else []
         options += [f"-q {quantize}"] if quantize else []
         options += [f"--max-memory {amount_text(limit)}"] if limit else []
+        peak = found.largest.peak + (few_steps_bytes(pipe.runtime) if few else 0)
         return Outlook(
             model=known,
             options=" ".join(options),
             size=(request.width, request.height),
             steps=steps,
-            peak=found.largest.peak,
-            fits=found.fits(found.room),
+            peak=peak,
+            fits=peak <= found.room,
             times=times(pipe, request, found, pipe.precision),
         )
 
@@ -165,9 +168,13 @@ def policies(name: str, engine: OnPaper) -> list[tuple[str, ...]]:
     return lines
 
 
+def few_steps_bytes(runtime: Runtime) -> int:
+    """Return the bytes of a distilled LoRA that is not here: none where it is merged into the weights."""
+    return LORA_BYTES if runtime.quantize else 0
+
+
 def without_missing_loras(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `asked` without LoRAs of the hub that are not in the cache: merged into the weights they take no memory
-    of their own."""
+    """Return `asked` without LoRAs of the hub that are not in the cache."""
     lora = asked.get("lora") or ""
     return {name: value for name, value in asked.items() if name != "lora" or not lora or in_cache(lora)}
 

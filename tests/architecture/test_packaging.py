@@ -9,11 +9,13 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 import rules
+from PIL import Image
 from rules import ROOT, sources
 
 from qwenimg.common.base.version import __version__
@@ -106,6 +108,27 @@ def test_the_wheel_installs_and_runs(wheel, tmp_path):
     shown = run(sys.executable, target / "bin" / "qwenimg", "--version", cwd=tmp_path, PYTHONPATH=str(target))
     print(shown.strip())
     assert __version__ in shown
+
+
+def test_the_wheel_draws_in_a_fresh_environment(wheel, tmp_path):
+    """Draw as a user does, by the command that the wheel brings, with packages from the folders where the tests find
+    them. A folder that a .pth file names is not searched for .pth files, so the editable install is out of reach."""
+    venv.create(tmp_path / "fresh", with_pip=False)
+    python = tmp_path / "fresh" / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", wheel)
+    where = Path(run(python, "-c", "import qwenimg; print(qwenimg.__file__)", cwd=tmp_path, PYTHONPATH="").strip())
+    assert where.is_relative_to(tmp_path / "fresh")
+    packages = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    (where.parent.parent / "packages.pth").write_text("\n".join(packages), encoding="utf-8")
+    drawn = tmp_path / "circle.png"
+    asked = ("a red circle", "-o", drawn, "--seed", "1", "--steps", "8", "--backend", "cpu")
+    shown = run(python.with_name("qwenimg"), *asked, cwd=tmp_path, PYTHONPATH="")
+    assert Path(shown.strip()) == drawn
+    code = "import qwenimg; print(qwenimg.__file__)"
+    assert run(python, "-c", code, cwd=tmp_path, PYTHONPATH="").strip() == str(where)
+    red, green, blue = Image.open(drawn).convert("RGB").getpixel((128, 128))
+    print("in the middle", red, green, blue)
+    assert red > 150 and green < 80 and blue < 80
 
 
 def test_the_built_in_model_is_shipped(tmp_path):

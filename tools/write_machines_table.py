@@ -1,0 +1,91 @@
+"""Writes the table of the README: on which machine which command draws, in how much memory and how long.
+
+python tools/write_machines_table.py
+
+Computed from published configurations and rates; nothing in it depends on the machine that writes it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+
+from doc_tables import table, write
+
+from qwenimg.backends.paper import on_paper
+from qwenimg.backends.workspaces import TORCH_CPU
+from qwenimg.common.base.amounts import parse_bytes, size_text
+from qwenimg.common.families.catalog import KNOWN
+from qwenimg.common.hub.outlook import LONG, Outlook, of_model
+from qwenimg.common.measure.machines import machine
+from qwenimg.common.precision import devices
+from qwenimg.common.runtime.paper import OnPaper
+
+PAGE, BLOCK = "../README.md", "machines"
+HEADS = ("you have", "model", "command", "peak memory", "a picture takes about")
+# GB on the box, and one common machine with as much. Cards that stream have all 16 lanes of PCI Express 4.0.
+CARDS = ((8, "3070"), (12, "3060"), (16, "4060-ti"), (24, "4090"))
+MACS = ((16, "m1"), (24, "m4"), (32, "m1-max"), (48, "m4-pro"), (64, "m4-max"))
+# Of a CPU that is nobody's: float32 products on 8 cores, at half of what AVX2 does at 3 GHz; 8 of its 16 GB free.
+CORES, CORE_RATE, CPU_FREE = 8, 48e9, 8 * 10**9
+CPU_MODELS = ("sd15", "sdxl-turbo")
+TITLES = {"qwen-image": "Qwen-Image", "sdxl": "SDXL", "sdxl-turbo": "SDXL-Turbo", "sd15": "SD 1.5"}
+
+
+def rows() -> list[tuple[str, ...]]:
+    """Return the lines of the table."""
+    lines: list[tuple[str, ...]] = []
+    for title, engine, outlooks in _machines():
+        found = [_row(one) for one in outlooks]
+        assert found, f"{title}: nothing fits on {engine.device}"
+        lines += [(title if number == 0 else "", *row) for number, row in enumerate(found)]
+    return lines
+
+
+def _machines() -> Iterator[tuple[str, OnPaper, list[Outlook]]]:
+    for kind, several in (("NVIDIA, {} GB: {}", CARDS), ("Mac, {} GB: {}", MACS)):
+        for gigabytes, name in several:
+            found = machine(name)
+            engine = on_paper("auto", parse_bytes(f"{gigabytes}GB", name), found)
+            short = found.title.removeprefix("NVIDIA ").removeprefix("Apple ")
+            yield kind.format(gigabytes, short), engine, on_gpu(engine)
+    yield f"CPU, {CORES} cores", a_cpu(), [of_model(KNOWN[name], a_cpu()) for name in CPU_MODELS]
+
+
+def a_cpu() -> OnPaper:
+    facts = devices.cpu("CPU (torch)", bf16=False)
+    return OnPaper(name="cpu", facts=facts, workspace=TORCH_CPU, free=CPU_FREE, rate=CORES * CORE_RATE)
+
+
+def on_gpu(engine: OnPaper) -> list[Outlook]:
+    """Return Qwen-Image in few steps, in all its steps where that is not long, and SDXL: those that fit."""
+    usual = of_model(KNOWN["qwen-image"], engine)
+    slow = usual.times.picture is None or usual.times.picture > LONG
+    found = [
+        of_model(KNOWN["qwen-image"], engine, few=True),
+        *([] if slow else [usual]),
+        of_model(KNOWN["sdxl"], engine),
+    ]
+    return [one for one in found if one.fits]
+
+
+def _row(one: Outlook) -> tuple[str, ...]:
+    step = "step" if one.steps == 1 else "steps"
+    _, time = one.times.texts()
+    title = f"{TITLES[one.model.name]}, {one.steps} {step}"
+    return title, f"`{one.command}`", size_text(one.peak), time.removeprefix("roughly ")
+
+
+def text() -> str:
+    return table(HEADS, rows())
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as empty:
+        os.environ["HF_HUB_CACHE"] = empty  # as for who has pulled nothing: all is planned as it is published
+        write(PAGE, BLOCK, text())
+
+
+if __name__ == "__main__":
+    main()
