@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from in_bands import in_bands
 
 import qwenimg
-from qwenimg.common.memory import bands
 
 WIDTH, HEIGHT = 80, 144
 BACKENDS = ("cpu", "mlx")
@@ -55,11 +54,3 @@ def test_a_picture_in_bands_is_the_whole_one(
     print(f"{kind} on {backend}: {apart} of 255")
     assert max(apart) <= ONE and all(np.mean(a != b) < 1e-3 for a, b in zip(whole, banded, strict=True))
     assert all(picture.std() > 1 for picture in whole)
-
-
-def in_bands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes every whole one too large."""
-    needed: Callable[..., int] = bands.encode_bytes
-    monkeypatch.setattr(bands, "ROWS", (16,))
-    monkeypatch.setattr(bands, "decode_whole", lambda *given: False)
-    monkeypatch.setattr(bands, "encode_bytes", lambda *given: 2**60 if given[5] is None else needed(*given))

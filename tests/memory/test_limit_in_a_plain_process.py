@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,6 +44,39 @@ def test_a_streamed_run_stays_below_its_limit(folder: Path, monkeypatch: pytest.
     print({name: f"{count / 1e6:.0f} MB" for name, count in stages.items()})
     assert {"text", "denoise", "decode"} <= stages.keys()
     assert run.limit is not None and max(stages.values()) <= run.limit
+
+
+# Blocks that are smaller than those that are mapped alone, and one above them, which is not freed.
+FREED = """
+import ctypes, sys
+from pathlib import Path
+from qwenimg import backends
+
+def resident():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(dict(line.split(":", 1) for line in lines)["VmRSS"].split()[0]) * 1024
+
+engine, libc = backends.load(sys.argv[1]), ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+blocks = [libc.malloc(100_000) for _ in range(1001)]
+for block in blocks:
+    ctypes.memset(block, 1, 100_000)
+for block in blocks[:-1]:
+    libc.free(block)
+held = resident()
+engine.release()
+print(held - resident())
+"""
+
+
+@linux
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library has no such heap")
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+def test_release_gives_back_small_blocks_that_were_freed(backend: str) -> None:
+    """100 MB of them, which glibc keeps below a block that is in use."""
+    run = subprocess.run([sys.executable, "-c", FREED, backend], capture_output=True, text=True, check=True)
+    print(f"{int(run.stdout) / 1e6:.0f} MB given back")
+    assert int(run.stdout) > 95 * 10**6
 
 
 @pytest.mark.parametrize("function", [allocator.give_back_heap, lambda: allocator.give_back_blocks(2**30)])

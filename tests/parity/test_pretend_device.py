@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch._dynamo
 from family_cases import ASKED, KINDS, PROMPT, TASKS, opener, places, relative
+from in_bands import in_bands
 from pretend_device import DEVICE, Shell, WrongDeviceError, pretend_engine, pretending
 from toy_family import add_toy, write_toy
 
@@ -54,6 +55,26 @@ def test_every_family_draws_what_the_cpu_draws(pipes: list[Pipeline]) -> None:
         print(f"{task}: {error:.1e} (limit {LATENTS}) on {pipes[1].device}")
         assert error <= LATENTS and np.abs(made.pixels.astype(int) - expected.pixels).max() <= 1
     assert isinstance(pipes[1].engine.array(np.zeros(2, np.float32)), Shell)
+
+
+@pytest.mark.parametrize("pipes", ["qwen", "sd15"], indirect=True)
+def test_images_between_bands_are_kept_by_the_host(pipes: list[Pipeline], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The picture is that of the whole VAE on the CPU."""
+    expected = pipes[0](PROMPT, **ASKED, **TASKS["mask"])
+    in_bands(monkeypatch)
+    kept, away = list[torch.Tensor](), ops.away
+
+    def listed(x: torch.Tensor) -> torch.Tensor:
+        assert isinstance(x, Shell)
+        kept.append(away(x))
+        return kept[-1]
+
+    monkeypatch.setattr(ops, "away", listed)
+    made = pipes[1](PROMPT, **ASKED, **TASKS["mask"])
+    error, apart = relative(made.latents, expected.latents), np.abs(made.pixels.astype(int) - expected.pixels).max()
+    print(f"{len(kept)} bands, latents {error:.1e} (limit {LATENTS}), pixels {apart} of 255")
+    assert len(kept) > 20 and all(band.device.type == "cpu" for band in kept)
+    assert error <= LATENTS and apart <= 1
 
 
 @pytest.mark.slow
