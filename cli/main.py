@@ -5,6 +5,7 @@ Nothing is imported here, nor by the package itself, before `run` is called: unt
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -35,7 +36,9 @@ def run(argv: Sequence[str] | None = None) -> int:
         return code if stop.exit_code is None else stop.exit_code
     except KeyboardInterrupt:  # before the signals were watched, or where they are not
         return _early("stopped by a signal", 130)
-    except (RuntimeError, MemoryError):
+    except (RuntimeError, MemoryError, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+            raise
         return _early("no memory for a thread: raise the limits on this process (ulimit -v, -d, -u)", 4)
 
 

@@ -17,14 +17,20 @@ from qwenimg.common.families.file_kind import FileKind
 from qwenimg.common.hub.model_folders import ModelFolders, read_folders
 
 
-def check_whole(path: Path, name: str = "") -> None:
+def check_whole(path: Path, name: str = "", *, completed: bool = False) -> None:
     """Raises ModelError where the file at `path` is a part or a LoRA, with the option that takes it; `name` is what
-    the user calls it. What cannot be read is left to whoever opens it."""
+    the user calls it. What cannot be read is left to whoever opens it. completed: whether other parts are given, with
+    which a Stable Diffusion file need not be whole."""
     try:
         kind = file_kind.kind_at(path) if os.path.isfile(path) else None  # noqa: PTH113
     except ModelError:
         return
-    if kind is not None and kind.option != "model":
+    if kind is None or kind.option == "model":
+        return
+    others = kind.is_part and kind.family is not None and not kind.family.parts_alone
+    if not (
+        others and (completed or kind.option == "transformer")
+    ):  # such a file may lack the rest, which is asked for
         raise bad(path, f"is {kind.title} and no whole model: give it with {kind.flag}{_beside(kind, name)}")
 
 
@@ -61,7 +67,7 @@ def located(folders: ModelFolders, given: Mapping[str, Any]) -> dict[str, Any]:
     a LoRA whose name is given as a model's."""
     name = given.get("model")
     if name and (path := folders.of_any_kind(str(name))) != str(name):
-        check_whole(Path(path), str(name))
+        check_whole(Path(path), str(name), completed=any(given.get(part) for part in PARTS))
     return folders.options(given)
 
 

@@ -26,12 +26,11 @@ from qwenimg.common.base.hf_cache import (
 )
 from qwenimg.common.base.safe_files import absolute, bad, kind
 from qwenimg.common.base.text import clean
-from qwenimg.common.families import catalog, file_kind
+from qwenimg.common.families import catalog
 from qwenimg.common.families.catalog import KnownModel
 from qwenimg.common.families.choices import PARTS, Choices
 from qwenimg.common.families.repository import has_weights, lacks
 from qwenimg.common.formats.files import PICKLES
-from qwenimg.common.hub import part_files
 from qwenimg.common.shapes import builtin
 
 _QWEN = "qwen-image"  # the family whose parts alone are a model
@@ -79,10 +78,17 @@ def resolve(model: str | None, *, offline: bool = False, without: frozenset[str]
         path = Path(os.path.expanduser(model))  # noqa: PTH111 (Path.expanduser raises for a user who does not exist)
         if os.path.lexists(path) or kind(path) is not None:
             found = from_path(model, path)
-            part_files.check_whole(found.folder)
-            part_files.check_no_collection(found.folder)
+            _check_is_model(found.folder, without)
             return found
     return _by_name(given, model is None, offline, without)
+
+
+def _check_is_model(path: Path, without: frozenset[str]) -> None:
+    """Raises ModelError for a part, a LoRA, or a folder of models."""
+    from qwenimg.common.hub import part_files  # which imports numpy; a name in the cache needs none
+
+    part_files.check_whole(path, completed=bool(without))
+    part_files.check_no_collection(path)
 
 
 def named(name: str, *, offline: bool = False, without: frozenset[str] = frozenset()) -> str:
@@ -214,6 +220,8 @@ def _all_given_or_none_here(without: frozenset[str], folders: list[Path]) -> boo
 
 def _parts_missing(known: KnownModel, folders: list[Path], without: frozenset[str], offline: bool) -> ModelError:
     """The error that names the options and the tokenizer which a Qwen-Image lacks whose parts `without` are given."""
+    from qwenimg.common.families import file_kind
+
     missing = [part for part in _QWEN_PARTS if part not in without]
     has_tokenizer = TOKENIZER in without or any(lacks(folder, frozenset(_QWEN_PARTS)) is None for folder in folders)
     piece = catalog.QWEN_IMAGE_FILES

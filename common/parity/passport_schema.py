@@ -16,6 +16,7 @@ from qwenimg.common.families.choices import PARTS
 from qwenimg.common.parity.passport import MAX_GAIN
 from qwenimg.common.parity.stations import FARTHEST
 from qwenimg.common.precision import precision
+from qwenimg.common.prompts.check import check_said
 from qwenimg.common.request import lora_text
 from qwenimg.common.request.request import Request
 from qwenimg.common.weights import quantise
@@ -156,6 +157,7 @@ class AskedJson:
 
     def __post_init__(self) -> None:
         Request(**self.said())
+        check_said(self.prompt)
 
     def said(self) -> dict[str, Any]:
         """The keywords of the call."""

@@ -86,7 +86,10 @@ def _file(name: str, value: object) -> Path:
 
 def _path_text(value: object) -> str | None:
     """Return a text, or the text of a path; None for anything else."""
-    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    try:
+        path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    except TypeError:  # a class whose `__fspath__` gives something else
+        return None
     return path if isinstance(path, str) else None
 
 

@@ -195,6 +195,7 @@ FAMILY = Family(
     defaults=lambda checkpoint: Defaults(width=32, height=24, steps=3, guidance=2.0, negative_prompt="dull"),
     described=lambda folder: "the Toy, text to image",
     layouts=(("letters.weight", "the Toy's denoiser"),),
+    part=lambda header: None,
 )
 
 # Files, and making it known
