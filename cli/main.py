@@ -5,7 +5,6 @@ Nothing is imported here, nor by the package itself, before `run` is called: unt
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 
@@ -37,6 +36,8 @@ def run(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # before the signals were watched, or where they are not
         return _early("stopped by a signal", 130)
     except (RuntimeError, MemoryError, OSError) as error:
+        import errno
+
         if isinstance(error, OSError) and error.errno != errno.ENOMEM:
             raise
         return _early("no memory for a thread: raise the limits on this process (ulimit -v, -d, -u)", 4)
