@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -219,11 +219,13 @@ def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any])
     )
 
 
-def _row(pipe: Pipeline, request: Request, title: str, found: Needs, fits: bool, precision: Precision) -> _Row:
+def _row(
+    pipe: Pipeline, request: Request, title: str, found: Needs, fits: bool, precision: Precision, beside: int = 0
+) -> _Row:
     from qwenimg.common.hub.outlook import times
 
-    steps = pipe.model.plan(request).steps
-    return _Row(title=title, needs=found, fits=fits, steps=steps, times=times(pipe, request, found, precision))
+    steps, seconds = pipe.model.plan(request).steps, times(pipe, request, found, precision)
+    return _Row(title=title, needs=found, fits=fits, steps=steps, times=seconds, beside=beside)
 
 
 def _few(pipe: Pipeline, given: dict[str, Any], counted: bool) -> dict[str, _Row]:
@@ -244,10 +246,9 @@ def _few(pipe: Pipeline, given: dict[str, Any], counted: bool) -> dict[str, _Row
         for bits, model in _variants(pipe):
             found = needs(model, request, counted)
             options = " ".join(filter(None, (f"--{FEW} {count}", bits)))
-            row_ = _row(pipe, request, f"with {options}", found, True, model.runtime.precision)
             beside = 0 if request.lora else few_steps_bytes(model.runtime)
-            fits = found.largest.peak + beside <= found.room
-            tried.append((options, replace(row_, fits=fits, beside=beside)))
+            fits, policy = found.largest.peak + beside <= found.room, model.runtime.precision
+            tried.append((options, _row(pipe, request, f"with {options}", found, fits, policy, beside)))
             if fits:
                 break
         rows |= dict(tried[-1:])

@@ -18,7 +18,7 @@ from qwenimg.common.measure import machines
 from qwenimg.common.memory.estimate import steps_seconds
 from qwenimg.common.memory.needs import Needs
 from qwenimg.common.pipeline.pipeline import Pipeline
-from qwenimg.common.pipeline.ways import amount_text, needs
+from qwenimg.common.pipeline.ways import MEGABYTE, amount_text, needs
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.request.loras import in_cache
 from qwenimg.common.request.request import Request
@@ -29,7 +29,6 @@ PROMPT = "a picture"  # where none is given
 BITS = ("", "8", "4")  # of weights that are tried, in this order
 FEW = "lightning"  # the distilled models that get a row of their own
 LONG = 1200  # seconds of a picture, above which a model is listed behind faster ones
-MEGABYTE = 10**6
 # A distilled LoRA of Qwen-Image stays beside quantized weights: rank 64 on 720 layers, in bfloat16.
 LORA_BYTES = 850 * 10**6
 NO_MODELS = ("sdxl-refiner",)  # that draw nothing by themselves
@@ -97,7 +96,7 @@ def operations_per_second(engine: Any, precision: Precision) -> float | None:
     return machine.peak(precision.compute_dtype("transformer")) * machine.products
 
 
-def every(engine: OnPaper, offline: bool = False) -> list[Outlook]:
+def every(engine: OnPaper) -> list[Outlook]:
     """Return all known models on `engine`, best first: those that fit, large models before small ones, but models
     whose picture takes long behind the others."""
     found = [one for known in catalog.KNOWN.values() if known.name not in NO_MODELS for one in _both(known, engine)]
