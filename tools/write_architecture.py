@@ -1,6 +1,7 @@
 """Writes the picture and the tables of docs/architecture.md, from pyproject.toml and the source.
 
-python tools/write_architecture.py
+python tools/write_architecture.py           writes them
+python tools/write_architecture.py --sizes   prints the files and lines of each room instead
 
 The order of the rooms is that of the contract in pyproject.toml, a room's sentence the docstring of its folder, what it
 uses its imports.
@@ -10,8 +11,8 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 import tomllib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,15 @@ def uses(room: str) -> list[str]:
     return [other for layer in layers() for other in layer if other in imported and other != room]
 
 
-def sizes(files: Iterable[Path]) -> tuple[str, str]:
-    """How many files, and how many lines they have together."""
-    lines = [len(path.read_text(encoding="utf-8").splitlines()) for path in files]
-    return str(len(lines)), f"{sum(lines):,}"
+def print_sizes() -> None:
+    """Print the number of files and lines of each folder, and the sums of the product (all but tools)."""
+    folders = [f"common/{room}" for layer in layers() for room in layer] + [*FACES, "backends", "src"]
+    product: list[int] = []
+    for folder in folders:
+        lines = [len(path.read_text(encoding="utf-8").splitlines()) for path in sources(folder)]
+        product += [] if folder == "tools" else lines
+        print(f"{folder:26}{len(lines):5}{sum(lines):8,}")
+    print(f"{'product':26}{len(product):5}{sum(product):8,}")
 
 
 def sentence(room: str) -> str:
@@ -83,17 +89,13 @@ def sentence(room: str) -> str:
 
 
 def rooms() -> str:
-    rows = [
-        (f"`{room}`", sentence(room), ", ".join(uses(room)), *sizes(sources(f"common/{room}")))
-        for layer in layers()
-        for room in layer
-    ]
-    return table(("room of `common/`", "what is in it", "uses", "files", "lines"), rows)
+    rows = [(f"`{room}`", sentence(room), ", ".join(uses(room))) for layer in layers() for room in layer]
+    return table(("room of `common/`", "what is in it", "uses"), rows)
 
 
 def faces() -> str:
-    rows = [(f"`{folder}/`", text, *sizes(sources(folder))) for folder, text in FACES.items()]
-    return table(("folder", "what is in it", "files", "lines"), rows)
+    rows = [(f"`{folder}/`", text) for folder, text in FACES.items()]
+    return table(("folder", "what is in it"), rows)
 
 
 def blocks() -> dict[str, str]:
@@ -102,6 +104,9 @@ def blocks() -> dict[str, str]:
 
 
 def main() -> None:
+    if sys.argv[1:] == ["--sizes"]:
+        print_sizes()
+        return
     for name, text in blocks().items():
         write(PAGE, name, text)
 

@@ -10,8 +10,6 @@ import write_architecture
 from rules import ROOT
 
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-LINES = re.compile(r"(?<=\| )[\d,]+(?= \|$)", re.MULTILINE)  # the last column
-DRIFT = 0.1  # of a count of lines: a change of a few lines needs no new page, a table out of date does
 
 
 def block(name: str) -> str:
@@ -20,23 +18,15 @@ def block(name: str) -> str:
     return found[0]
 
 
-def counts(text: str) -> list[int]:
-    return [int(count.replace(",", "")) for count in LINES.findall(text)]
-
-
 @pytest.mark.parametrize("name", ["picture", "rooms", "faces"])
 def test_the_page_is_what_the_command_writes(name: str) -> None:
-    shown, made = block(name), write_architecture.blocks()[name]
-    again = "run `python tools/write_architecture.py`"
-    assert LINES.sub("", shown) == LINES.sub("", made), again
-    for old, new in zip(counts(shown), counts(made), strict=True):
-        assert old == pytest.approx(new, rel=DRIFT, abs=20), again
+    assert block(name) == write_architecture.blocks()[name], "run `python tools/write_architecture.py`"
 
 
 def test_every_room_has_a_row_and_a_sentence() -> None:
     rooms = {path.name for path in (ROOT / "common").iterdir() if (path / "__init__.py").exists()}
     assert {room for layer in write_architecture.layers() for room in layer} == rooms
-    assert len(rooms) == len(counts(write_architecture.rooms()))
+    assert all(f"| `{room}` |" in write_architecture.rooms() for room in rooms)
     assert all(write_architecture.sentence(room).endswith(".") for room in rooms)
 
 
