@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from qwenimg.common.runtime.kernels import Counts
 
 NAMES = ("auto", "mlx", "cuda", "cpu")
-PLACED = ("mlx:cpu", "mlx:gpu")  # for comparisons: MLX on that device, for as long as no other is loaded
-MISSING = "not available: "  # what `available` says starts with it where a backend is not
+PLACED = ("mlx:cpu", "mlx:gpu")  # for comparisons: MLX on that device, while no other is loaded
+MISSING = "not available: "  # how `available` begins the reason of a missing backend
 _LOADED_BY: dict[str, int] = {}  # the process that first loaded a package
 _RUN = "import runpy, sys; runpy.run_path(sys.argv[1])['main'](sys.argv[2])"
 _PACKAGES = {"mlx": "mlx", "cuda": "torch", "cpu": "torch"}
-# Bytes of address space and of data that each takes to load: with less it ends the process itself.
+# Bytes of address space and of data that loading takes: with less, the package ends the process itself
 _ROOM = {"mlx": (320 << 20, 120 << 20), "torch": (700 << 20, 300 << 20)}
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the name before torch 2.9
 # qwenimg itself is on no index: it is installed from a clone.
@@ -52,16 +52,16 @@ PEERS = {
 
 
 def installed(name: str) -> bool:
-    """Whether the package behind backend `name` can be imported. Imports nothing."""
+    """Return whether the package behind backend `name` can be imported. Imports nothing."""
     return importlib.util.find_spec(_PACKAGES[name]) is not None
 
 
 def load(name: str = "auto") -> Engine:
-    """The engine of backend `name`.
+    """Return the engine of backend `name`.
 
     `mlx` is MLX's default device (Metal, its CUDA build, else the CPU); `cuda` is torch on an NVIDIA GPU; `cpu` is
-    torch on the CPU; `auto` is mlx on Metal, else cuda, else cpu, else mlx on the CPU. Raises BackendMissing where
-    the package or the device is missing: never a silent change.
+    torch on the CPU; `auto` is mlx on Metal, else cuda, else cpu, else mlx on the CPU. Raises BackendMissing where the
+    package or the device is missing: never a silent change.
     """
     if name not in (*NAMES, *PLACED):
         raise UsageError(f"backend {clean(name, 40)!r} is not one of {', '.join(NAMES)}")
@@ -107,19 +107,22 @@ def counter(apple: bool = False) -> Counts:
 
 
 def available() -> dict[str, str]:
-    """Of each backend, what it would run on here, or why it cannot. Imports the frameworks."""
-    found = {}
+    """Return for each backend the device on which it would run here, or why it cannot. Imports the frameworks."""
+    devices = {}
     for name in NAMES[1:]:
         try:
-            found[name] = load(name).device
+            devices[name] = load(name).device
         except BackendMissing as error:
-            found[name] = f"{MISSING}{error}"
-    return found
+            devices[name] = f"{MISSING}{error}"
+    return devices
 
 
 def _set_allocator() -> None:
-    """Segments that grow, against fragments that hold a third of a card: torch reads this when it is imported, and
-    warns where a system has none. What the user has set stays."""
+    """Have torch's CUDA allocator use segments that grow, against fragments that hold a third of a card.
+
+    Torch reads this when it is imported, and warns on systems without such segments. A value that the user has set
+    stays.
+    """
     if "torch" in sys.modules or sys.platform != "linux" or not installed("cuda"):
         return
     if not any(name in os.environ for name in _ALLOCATOR):

@@ -1,4 +1,4 @@
-"""Engines on paper: what can be known of a backend and its device without importing a framework."""
+"""Engines on paper: what is known of a backend and its device without importing a framework."""
 
 from __future__ import annotations
 
@@ -25,19 +25,22 @@ from qwenimg.common.runtime.paper import OnPaper
 if TYPE_CHECKING:
     from qwenimg.common.measure.machines import Machine
 
-SECONDS = 5.0  # for a program of the system to answer
-CLOCK = 1e-4  # seconds, below which a system's clock says nothing
-MODERN = (8, 0)  # compute capability of a card that is not here: of Ampere and later
+SECONDS = 5.0  # how long a program of the system may take to answer
+CLOCK = 1e-4  # seconds; a system's clock measures nothing shorter
+MODERN = (8, 0)  # compute capability assumed of a card that is not here: Ampere's
 TURING = (7, 5)
-# Of what a CPU's rate is measured with: so small a product is of one thread in every library, and as many fill it.
+# The products that measure a CPU's rate: each small enough for one thread in every library, and enough to fill it
 SIDE, PRODUCTS, TRIALS = 64, 512, 6
-# Of that rate MLX's build for Linux reaches: its reference library takes 59 times as long as torch's (512 x 512).
+# MLX's build for Linux reaches this share of it: its reference library takes 59 times as long as torch's (512 x 512)
 MLX_SHARE = 1 / 50
 
 
 def on_paper(name: str, memory: int | None, machine: Machine | None = None) -> OnPaper:
-    """Return backend `name` on paper. machine: one that is not here. memory: bytes that are free, or that `machine`
-    has; None: as here, or what `machine` comes with. Raises UsageError and BackendMissing."""
+    """Return backend `name` on paper.
+
+    machine: one that is not here. memory: bytes that are free, or that `machine` has; None: the bytes of this machine,
+    or those that `machine` comes with. Raises UsageError and BackendMissing.
+    """
     if name not in NAMES:
         raise UsageError(f"backend {clean(name, 40)!r} is not one of {', '.join(NAMES)}")
     if machine is not None:
@@ -57,7 +60,7 @@ def on_paper(name: str, memory: int | None, machine: Machine | None = None) -> O
 
 
 def _choose() -> str:
-    """As `backends.load` does, by what is installed."""
+    """Return the backend that `backends.load` would choose, judged by what is installed."""
     if sys.platform == "darwin" and installed("mlx"):
         return "mlx"
     if installed("cuda"):
@@ -66,7 +69,8 @@ def _choose() -> str:
 
 
 def backend_of(device: str, name: str) -> str:
-    """The backend of a card or chip, by its title; `name` is what was asked for. Raises UsageError."""
+    """Return the backend of a card or chip, by its title. Raises UsageError if `name`, which the user asked for, is
+    another one."""
     needed = "mlx" if device.startswith("Apple") else "cuda"
     if name not in ("auto", needed):
         raise UsageError(f"--backend {name}: {device} is a device of --backend {needed}")
@@ -74,7 +78,7 @@ def backend_of(device: str, name: str) -> str:
 
 
 def _elsewhere(name: str, memory: int | None, machine: Machine) -> OnPaper:
-    """Return `machine` with `memory` bytes, or with what it comes with."""
+    """Return `machine` with `memory` bytes, or with those that it comes with."""
     needed = backend_of(machine.title, name)
     if memory is None and len(machine.memory) > 1:
         *others, last = machine.memory
@@ -92,12 +96,12 @@ def _capability(machine: Machine) -> tuple[int, int]:
 
 
 def _apple(free: int, name: str, memory: int) -> OnPaper:
-    facts, about = devices.apple(name), _leaves(memory, "the GPU", free)
+    facts, about = devices.apple(name), _share_text(memory, "the GPU", free)
     return OnPaper(name="mlx", facts=facts, workspace=workspaces.MLX_GPU, free=free, about=about, rate=None)
 
 
 def _mac(memory: int | None) -> OnPaper:
-    """Return the Mac that is here, with `memory` bytes or what Metal recommends as its working set."""
+    """Return this Mac, with `memory` bytes or the working set that Metal recommends."""
     total, raised = (_number(_answer("sysctl", "-n", name)) for name in ("hw.memsize", "iogpu.wired_limit_mb"))
     chip = _answer("sysctl", "-n", "machdep.cpu.brand_string")
     return _apple(memory or raised * 2**20 or share.of_mac(total), chip, 0 if memory else total)
@@ -108,26 +112,26 @@ def _number(text: str) -> int:
 
 
 def _nvidia(free: int, name: str, capability: tuple[int, int], memory: int = 0) -> OnPaper:
-    facts, about = devices.nvidia(name, capability), _leaves(memory, "a program", free)
+    facts, about = devices.nvidia(name, capability), _share_text(memory, "a program", free)
     return OnPaper(name="cuda", facts=facts, workspace=workspaces.TORCH, free=free, about=about, rate=None)
 
 
-def _leaves(memory: int, whom: str, free: int) -> str:
-    """Return what of a machine's `memory` is `free`; nothing where that memory is not known."""
+def _share_text(memory: int, whom: str, free: int) -> str:
+    """Return a sentence on how much of a machine's `memory` is `free`; nothing where `memory` is not known."""
     return "" if not memory else f"of {memory / share.GIB:.4g} GB {whom} may have {size_text(free)}"
 
 
 def _cuda(memory: int | None) -> OnPaper:
-    """Return the card that is here, or with `memory` any."""
-    found = _card()
-    if not found and memory is None:
+    """Return the card of this machine, or any card with `memory` bytes."""
+    here = _card()
+    if not here and memory is None:
         raise BackendMissing("--backend cuda: no NVIDIA GPU is here; name one with --on, or say its --memory")
-    card, major, minor, free = found or ("an NVIDIA GPU", *MODERN, 0)
+    card, major, minor, free = here or ("an NVIDIA GPU", *MODERN, 0)
     return _nvidia(memory or free, card, (major, minor))
 
 
 def _card() -> tuple[str, int, int, int] | None:
-    """Name, compute capability and free bytes of the first card."""
+    """Return name, compute capability and free bytes of the first card, or None."""
     text = _answer("nvidia-smi", "--query-gpu=name,compute_cap,memory.free", "--format=csv,noheader,nounits")
     try:
         name, capability, free = text.splitlines()[0].rsplit(", ", 2)
@@ -152,21 +156,24 @@ def _multiplies_bf16() -> bool:
 
 
 def _cpu_rate() -> float:
-    """Operations a second of float32 products on all cores here: those of one thread in the time that it computes,
-    which other programs hardly change. The best of some, since the first one is slow."""
+    """Return the operations a second of float32 products on all cores here.
+
+    One thread is timed by its own processor time, which other programs hardly change, and the best of some trials
+    counts, since the first one is slow.
+    """
     import numpy as np
 
     x = np.ones((PRODUCTS, SIDE, SIDE), np.float32)
-    found = []
+    seconds = []
     for _ in range(TRIALS):
-        begun = time.thread_time()
+        start = time.thread_time()
         np.matmul(x, x)
-        found.append(time.thread_time() - begun)
-    return _cores() * 2 * PRODUCTS * SIDE**3 / max(min(found), CLOCK)
+        seconds.append(time.thread_time() - start)
+    return _cores() * 2 * PRODUCTS * SIDE**3 / max(min(seconds), CLOCK)
 
 
 def _cores() -> int:
-    """That this process may use, of which a system may count each twice."""
+    """Return the number of cores that this process may use. A system may count each core twice; this does not."""
     info = Path("/proc/cpuinfo")
     text = info.read_text() if info.exists() else ""
     counts = dict(re.findall(r"^(siblings|cpu cores)\s*: (\d+)$", text, re.MULTILINE))
@@ -176,7 +183,7 @@ def _cores() -> int:
 
 
 def _answer(*command: str) -> str:
-    """What a program of the system prints; nothing where it is not there or fails."""
+    """Return what a program of the system prints, or nothing if it is missing or fails."""
     if shutil.which(command[0]) is None:
         return ""
     try:

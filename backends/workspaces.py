@@ -1,4 +1,5 @@
-"""What each backend's kernels take on each kind of device, as data: read by the engines, and by plans without them."""
+"""The memory that each backend's kernels take on each kind of device, as data for the engines and for plans without
+them."""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ from qwenimg.common.memory.workspace import Workspace
 
 SCORE_BYTES = 2**28  # attention without a fused kernel runs over chunks of queries whose scores take at most this much
 
-# Measured on a CPU: each twice, as it is and in the kernel's order; a GPU's workspace for convolutions comes on top.
+# Measured on a CPU: each image twice, as it is and in the kernel's order; a GPU adds its workspace for convolutions
 TORCH = Workspace(score_bytes=0, conv_inputs=2.2, conv_outputs=2.2, decoded=1.0)
-# Measured: after a few products and convolutions torch's library keeps 5 to 13 MB, on two threads.
+# Measured: after a few products and convolutions oneDNN keeps 5 to 13 MB, on two threads
 TORCH_CPU = replace(TORCH, kept=10**7)
 # Measured: 14.6 and 1, since its convolutions on a CPU copy every window. A weight is decoded in parts and joined.
 # Its cache of freed arrays is off there (`Engine.expect`).
 MLX_CPU = Workspace(score_bytes=2 * SCORE_BYTES, conv_inputs=15.0, conv_outputs=1.0, decoded=2.0)
-# Metal has no such copy, and multiplies codes; not measured there.
+# Metal makes no such copy, and multiplies codes. Not measured there
 MLX_GPU = Workspace(score_bytes=0, conv_inputs=5.0, conv_outputs=2.0, decoded=0.0)

@@ -109,13 +109,13 @@ def _torch(weight: np.ndarray, code: Affine | None, dtype: str) -> Callable[[Any
     import torch
 
     from qwenimg.backends.torch.ops import DTYPES, Linear
-    from qwenimg.backends.torch.ops.quantised import Decoded, QuantisedLinear
+    from qwenimg.backends.torch.ops.quantised import DecodeBuffer, QuantisedLinear
 
     layer = Linear(WIDTH, len(weight), bias=False)
     if code is None:
         layer.weight = torch.nn.Parameter(torch.from_numpy(weight).to(DTYPES[dtype]))
     else:
-        layer = QuantisedLinear(layer, code, DTYPES[dtype], Decoded())
+        layer = QuantisedLinear(layer, code, DTYPES[dtype], DecodeBuffer())
         codes, *rest = map(torch.from_numpy, encode([weight], weight.shape, code).arrays)
         layer.put(codes.view(torch.int32), *rest)
 

@@ -1,4 +1,4 @@
-"""A network whose blocks run alone, in the dtypes of the policy or in float32."""
+"""A network whose blocks are called one at a time, in the dtypes of the policy or in float32."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from qwenimg.common.runtime.traced import Tree
 from qwenimg.common.weights.plan import LoadPlan
 
 
-class Blocks:
+class NetworkBlocks:
     def __init__(self, opened: Any, plan: LoadPlan, wide: bool):
-        """opened: a component without weights, of `plan`. wide: in float32, with the weights that `plan` keeps."""
+        """Wrap `opened`, a component without weights, of `plan`. wide: compute in float32, with the weights that
+        `plan` keeps."""
         self.model, self.plan, self.wide = opened.model, plan, wide
 
     def call(self, path: str, block: Block, arguments: Sequence[Tree]) -> Tree:
+        """Load the block at `path`, call it on `arguments` and free it."""
         plan = self.plan.under(path).when(ONCE if block.once else ALWAYS)
         load.fill(self.model, plan)
         if self.wide:
             load.widen(self.model, path)
         module = dict(self.model.named_modules())[path]
-        given = [crossing.inward(one, block.image and i == 0, self.wide) for i, one in enumerate(arguments)]
-        made = crossing.outward(getattr(module, block.method or "__call__")(*given), block.image)
+        inputs = [crossing.inward(one, block.image and i == 0, self.wide) for i, one in enumerate(arguments)]
+        outputs = crossing.outward(getattr(module, block.method or "__call__")(*inputs), block.image)
         load.drop(self.model, plan.entries)
-        return made
+        return outputs

@@ -1,7 +1,8 @@
-"""Chains of elementwise operations as one kernel each, by MLX's compiler: which functions are such chains, and when.
+"""Compilation of chains of elementwise operations to one kernel each, by MLX's compiler: which functions are such
+chains, and when.
 
-On a GPU they are compiled unless that is asked not to be, at next to no cost. On a CPU each kernel would call the
-system's compiler, so there only on request.
+On a GPU they are compiled by default, at next to no cost. On a CPU each kernel would call the system's compiler, so
+there only on request.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from qwenimg.backends.mlx import kernel_files
 
 T = TypeVar("T")
 
-# Of a context: what was asked for; None is what the device suggests.
-_asked: ContextVar[bool | None] = ContextVar("fusing", default=None)
-# What is called in the place of a chain that would be compiled, for counting kernels.
+# Whether chains are compiled in this context; None: as suits the device
+_fuses: ContextVar[bool | None] = ContextVar("fusing", default=None)
+# The function called in place of a chain that would be compiled, for counting kernels
 Counting = Callable[[Callable[..., Array], Sequence[Array]], Array]
 _counting: ContextVar[Counting | None] = ContextVar("counting", default=None)
 
@@ -32,15 +33,15 @@ def on_gpu() -> bool:
     return mx.default_device().type == mx.DeviceType.gpu
 
 
-def fusing(asked: bool | None) -> AbstractContextManager[None]:
-    """Within it chains are compiled, are not, or (None) as the device suggests."""
-    if asked and not on_gpu():
+def fusing(wanted: bool | None) -> AbstractContextManager[None]:
+    """Compile chains while the context is open if `wanted`, do not if False, or (None) do as suits the device."""
+    if wanted and not on_gpu():
         kernel_files.ensure()
-    return _within(_asked, asked)
+    return _within(_fuses, wanted)
 
 
 def counting(chain: Counting | None) -> AbstractContextManager[None]:
-    """Within it `chain` is called where a chain would be compiled; None: nothing is in its place."""
+    """Call `chain` while the context is open where a chain would be compiled; None: compile chains again."""
     return _within(_counting, chain)
 
 
@@ -54,13 +55,13 @@ def _within(variable: ContextVar[T], value: T) -> Iterator[None]:
 
 
 def fused(function: Callable[..., Array]) -> Callable[..., Array]:
-    """`function` as one kernel where that is wanted. Shapes are those of each call."""
+    """Return `function` as one kernel where compiling is wanted. Shapes are those of each call."""
     compiled = cache(lambda: mx.compile(function))
 
     @wraps(function)
     def call(*arguments: Array) -> Array:
-        asked = _asked.get()
-        wanted = on_gpu() and "MLX_DISABLE_COMPILE" not in os.environ if asked is None else asked
+        setting = _fuses.get()
+        wanted = on_gpu() and "MLX_DISABLE_COMPILE" not in os.environ if setting is None else setting
         if wanted and (counted := _counting.get()) is not None:
             return counted(function, arguments)
         return compiled()(*arguments) if wanted else function(*arguments)
@@ -69,7 +70,7 @@ def fused(function: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def missing() -> str:
-    """What is missing for compiling here."""
+    """Return what compiling needs and does not find here, or nothing."""
     if on_gpu() or any(shutil.which(name) for name in ("g++", "clang++", "c++")):
         return ""
     return "needs a C++ compiler on this machine (g++ or clang++)"

@@ -13,7 +13,7 @@ import numpy as np
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx import compile, load, ops, stream
-from qwenimg.backends.mlx.blocks import Blocks
+from qwenimg.backends.mlx.blocks import NetworkBlocks
 from qwenimg.backends.mlx.kernel_files import kernel_files, name_gpu_folder
 from qwenimg.backends.mlx.ops import crossing
 from qwenimg.backends.mlx.ops.functions import on_gpu
@@ -39,7 +39,8 @@ class MLXEngine:
     name = "mlx"
 
     def __init__(self, place: str = "") -> None:
-        """place: `cpu` or `gpu`, which is then MLX's default for the whole process. Raises BackendMissing."""
+        """Choose the device. place: `cpu` or `gpu`, which becomes MLX's default for the whole process. Raises
+        BackendMissing."""
         if place == "gpu" and not mx.is_available(mx.gpu):
             raise BackendMissing("--backend mlx:gpu: MLX has no GPU here; use mlx:cpu or cpu")
         if place:
@@ -75,9 +76,9 @@ class MLXEngine:
         return line
 
     def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str], branches: Iterable[str]) -> None:
-        there = plan.when(ALWAYS)
-        load.fill(opened.model, there.only(frozenset(names).__contains__))
-        load.branch(opened.model, there.only(frozenset(branches).__contains__))
+        resident = plan.when(ALWAYS)
+        load.fill(opened.model, resident.only(frozenset(names).__contains__))
+        load.branch(opened.model, resident.only(frozenset(branches).__contains__))
         opened.plan = plan
         if streaming.streamed_blocks(plan):
             opened.streamed.renew(plan)
@@ -85,9 +86,9 @@ class MLXEngine:
     def watch(self, opened: Any, blocks: Iterable[Block], look: traced.Look) -> None:
         traced.watch(opened.model, blocks, look, "__call__", crossing.outward)
 
-    def blocks(self, network: str, config: Any, plan: LoadPlan, precision: Precision, wide: str = "") -> Blocks:
+    def blocks(self, network: str, config: Any, plan: LoadPlan, precision: Precision, wide: str = "") -> NetworkBlocks:
         assert wide in ("", "float32"), "float64 is another backend's"
-        return Blocks(self.open(network, config, plan.only(lambda name: False), precision), plan, bool(wide))
+        return NetworkBlocks(self.open(network, config, plan.only(lambda name: False), precision), plan, bool(wide))
 
     def array(self, values: NumpyArray) -> Array:
         return ops.table(values, mx.float32)
@@ -122,7 +123,8 @@ class MLXEngine:
         return list(mx.split(batch, batch.shape[0]))
 
     def free_memory(self) -> int:
-        """Bytes below the working set that the system recommends for the GPU; on the CPU what it could still give."""
+        """Return the free bytes of the working set that the system recommends for the GPU; on the CPU, the bytes
+        that the system can still give."""
         limit = mx.device_info().get("max_recommended_working_set_size") if self.on_gpu else None
         return int(limit) - mx.get_active_memory() if limit else free_ram()
 
@@ -135,9 +137,11 @@ class MLXEngine:
         return peak
 
     def expect(self, peak: int) -> None:
-        """On a GPU what was planned stays wired, what the working set leaves beside it may hold buffers for another
-        use, and no more than the working set is allocated. On a CPU freed buffers are not kept beside what is
-        planned."""
+        """Set MLX's limits for a run that was planned to take `peak` bytes.
+
+        On a GPU the planned bytes stay wired, the rest of the working set may hold buffers for another use, and no more
+        than the working set is allocated. On a CPU freed buffers are not kept.
+        """
         if not self.on_gpu:
             mx.set_cache_limit(0)
             allocator.give_back_blocks(peak)
@@ -183,7 +187,7 @@ def _device_name() -> str:
 
 
 def _facts(name: str) -> Device:
-    """Of the GPU: Metal's, or a card under MLX's CUDA build."""
+    """Return the facts of the GPU: Metal's, or a card's under MLX's CUDA build."""
     if mx.metal.is_available():
         return devices.apple(name)
     info = mx.device_info()

@@ -1,8 +1,8 @@
 """Kernels that MLX compiles for a CPU, kept between runs.
 
-MLX loads `$TMPDIR/mlx/VERSION/cpu/libNAME.so` unseen where that is there, and has its compiler write it there where it
-is not. So TMPDIR names a new folder of each process. Kernels of earlier runs are copied into it once they are known to
-be whole and to load; what this process compiled is kept when it ends.
+MLX loads `$TMPDIR/mlx/VERSION/cpu/libNAME.so` unchecked if it exists, and otherwise has its compiler write it there. So
+TMPDIR names a new folder of each process. Kernels of earlier runs are copied into it once they are known to be whole
+and to load; the kernels that this process has compiled are kept when it ends.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from qwenimg.common.runtime import compiling
 _NAME = re.compile(r"lib\w{1,250}\.so", re.ASCII)
 _SUFFIX = ".kernel"
 _GPU_FOLDER = "MLX_PTX_CACHE_DIR"
-_MOST_BYTES = 2**24  # of one kernel; usual ones have 20 to 60 kB
+_MOST_BYTES = 2**24  # limit of one kernel; usual ones have 20 to 60 kB
 _MOST_FILES = 4096
-_YOUNG = 60.0  # seconds that a folder gets from being made to being locked
+_YOUNG = 60.0  # seconds in which a new folder must be locked
 
 
 @cache
@@ -47,20 +47,22 @@ def kernel_files() -> KernelFiles:
 
 
 class KernelFiles:
-    """The folder of this process, named to MLX by TMPDIR, and the folder of kept kernels."""
+    """The folder of this process, named to MLX by TMPDIR, and the folder that keeps kernels for later runs."""
 
     def __init__(self, kept: Path) -> None:
         self.kept = kept
-        self.folder: Path | None = None  # None until `open`, and where none can be made
+        self.folder: Path | None = None  # None until `open`, and if none can be made
         self._keeps = False  # whether kernels are kept for later runs
         self._known: set[str] = set()  # names of kernels that were kept before this run
         self._process = os.getpid()
         self._opening = Lock()
 
     def open(self) -> str:
-        """Make the folder if it is not there, and copy kept kernels into it. Return what to tell the user, or nothing.
+        """Make the folder if it does not exist, and copy kept kernels into it. Return what to tell the user, or
+        nothing.
 
-        Where no folder can be made `folder` is None: nothing may be compiled then."""
+        If no folder can be made, `folder` is None, and nothing may be compiled.
+        """
         with self._opening:
             if self.folder is not None and self.folder.is_dir():
                 return ""
@@ -78,7 +80,7 @@ class KernelFiles:
             return f"compiled kernels are not kept for later runs: {reason}" if reason else ""
 
     def close(self) -> None:
-        """Keep what MLX has compiled and loaded here, and remove the folder."""
+        """Keep the kernels that MLX has compiled and loaded in this process, and remove the folder."""
         if self.folder is None or os.getpid() != self._process:
             return
         if self._keeps:
@@ -109,14 +111,17 @@ def ensure() -> None:
 
 
 def name_gpu_folder() -> None:
-    """Name to MLX's CUDA build a folder for compiled kernels: one of this user alone, or one that cannot be made,
-    so that none are kept. By itself it would load them from the folder for temporary files, which is everybody's."""
+    """Name to MLX's CUDA build a folder of this user for compiled kernels, or one that cannot be made, so that none are
+    kept.
+
+    By itself MLX would load them from the folder for temporary files, to which everybody can write.
+    """
     folder = compiling.folder(f"mlx-{mx.__version__}-ptx")
     os.environ.setdefault(_GPU_FOLDER, os.devnull + "/none" if private_folder.make(folder) else str(folder))
 
 
 def _new_folder(within: Path | None) -> tuple[Path | None, str]:
-    """Return a new folder for this process, locked as long as it lives, or None and the reason."""
+    """Return a new folder for this process, locked while it lives, or None and the reason."""
     try:
         folder = private_folder.temporary("run" if within else "qwenimg", within)
     except OSError as error:
@@ -129,7 +134,7 @@ def _new_folder(within: Path | None) -> tuple[Path | None, str]:
 
 
 def _libraries(folder: Path) -> Path:
-    """Return where MLX looks for kernels if TMPDIR is `folder`."""
+    """Return the folder in which MLX looks for kernels if TMPDIR is `folder`."""
     return folder / "mlx" / mx.__version__ / "cpu"
 
 
@@ -149,7 +154,7 @@ def _sweep(kept: Path) -> None:
 
 
 def _loads(file: Path, library: bytes) -> bool:
-    """Write `library` as `file` and load it; remove it where that fails."""
+    """Write `library` as `file` and load it; remove it if that fails."""
     file.write_bytes(library)
     try:
         ctypes.CDLL(str(file))
@@ -172,23 +177,23 @@ def _path(store: Path, name: str) -> Path:
 
 
 def _keep(store: Path, name: str, library: bytes) -> None:
-    """Write a kept kernel: a hash of all that follows, the name, a newline, the library."""
+    """Write a kept kernel: a hash of the rest, the name, a newline, the library."""
     body = name.encode() + b"\n" + library
     atomic_files.write_atomic(_path(store, name), hashlib.sha256(body).digest() + body, overwrite=True)
 
 
 def _read(path: Path) -> tuple[str, bytes]:
-    """Return name and library of the kept kernel `path`, both empty where it is not one that `_keep` has written."""
-    nothing = ("", b"")
+    """Return name and library of the kept kernel `path`, both empty if `_keep` has not written it."""
+    invalid = ("", b"")
     try:
         with io.FileIO(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_size > _MOST_BYTES:
-                return nothing
+                return invalid
             data = file.readall()
     except OSError:
-        return nothing
+        return invalid
     digest, body = data[:32], data[32:]
     name, _, library = body.partition(b"\n")
-    known = hashlib.sha256(body).digest() == digest and _NAME.fullmatch(name.decode("latin-1"))
-    return (name.decode(), library) if known else nothing
+    is_ours = hashlib.sha256(body).digest() == digest and _NAME.fullmatch(name.decode("latin-1"))
+    return (name.decode(), library) if is_ours else invalid

@@ -1,4 +1,4 @@
-"""Executes a LoadPlan: bytes -> array -> dtype and layout -> parameter. Every value is checked to be finite."""
+"""Execution of a LoadPlan: bytes -> array -> dtype and layout -> parameter. Every value is checked to be finite."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Model = TypeVar("Model", bound=mlx.nn.Module)
 
 
 def empty(build: Callable[[], Model], precision: Precision | None = None, role: str = "") -> Model:
-    """A model without memory for its parameters (they are lazy until `fill`), each layer knowing its own path, and how
-    it computes where that is another dtype than its weight's."""
+    """Build a model without memory for its parameters, which are lazy until `fill`. Each layer gets its path, and
+    its compute dtype where that differs from its weight's."""
     model = build()
     for path, module in model.named_modules():
         if hasattr(module, "path"):
@@ -35,20 +35,20 @@ def empty(build: Callable[[], Model], precision: Precision | None = None, role: 
 
 
 def fill(model: mlx.nn.Module, plan: LoadPlan) -> None:
-    """Reads every tensor of `plan` into the parameter of its name. Nothing may be missing from the model."""
+    """Read every tensor of `plan` into the parameter of its name. Every name must be in the model."""
     for entry in plan.entries.values():
         fill_one(model, entry)
     branch(model, plan)
 
 
 def fill_one(model: mlx.nn.Module, entry: Entry) -> None:
-    """Raises ModelError."""
+    """Read the values of `entry` into its parameter. Raises ModelError."""
     packed = isinstance(entry.storage, Packed)
     put(model, entry, [mx.array(part) for part in read_codes(entry).arrays] if packed else [tensor(entry)])
 
 
 def put(model: mlx.nn.Module, entry: Entry, arrays: Sequence[mx.array]) -> None:
-    """Puts what is kept of `entry` into its parameter."""
+    """Put the arrays of `entry` into its parameter."""
     if isinstance(entry.storage, Packed):
         _pack(model, entry, arrays)
     else:
@@ -56,25 +56,25 @@ def put(model: mlx.nn.Module, entry: Entry, arrays: Sequence[mx.array]) -> None:
 
 
 def branch(model: mlx.nn.Module, plan: LoadPlan) -> None:
-    """Gives every linear layer whose weight is in `plan` what is to be beside it, or nothing."""
+    """Give every linear layer whose weight is in `plan` its LoRA branch, or none."""
     for name, entry in plan.entries.items():
         layer, leaf = _owner(model, name)
         if not isinstance(layer, Linear) or leaf != "weight":
             assert not entry.is_beside, name
             continue
-        found = read_branch(entry)
-        layer.branch = () if found is None else tuple(mx.array(part).astype(layer.dtype) for part in found)
+        factors = read_branch(entry)
+        layer.branch = () if factors is None else tuple(mx.array(part).astype(layer.dtype) for part in factors)
 
 
 def blank(model: mlx.nn.Module, dtypes: Mapping[str, str], make: Callable[[Sequence[int], mx.Dtype], mx.array]) -> None:
-    """Gives the parameters of `dtypes` theirs, of no value, as `make` makes them: for counting what a forward would
-    do."""
+    """Give the parameters of `dtypes` their dtypes, as arrays of no value from `make`: for counting what a forward
+    would do."""
     for name, dtype in dtypes.items():
         _put(model, name, make(_owner(model, name)[0][name.rpartition(".")[2]].shape, DTYPES[dtype]))
 
 
 def drop(model: mlx.nn.Module, names: Iterable[str]) -> None:
-    """Frees these parameters; `fill` can bring them back."""
+    """Free these parameters; `fill` can bring them back."""
     for name in names:
         owner, leaf = _owner(model, name)
         if isinstance(owner, Linear) and leaf == "weight":
@@ -86,7 +86,7 @@ def drop(model: mlx.nn.Module, names: Iterable[str]) -> None:
 
 
 def widen(model: mlx.nn.Module, path: str) -> None:
-    """Make the module at `path` compute in float32, with the weights that it has."""
+    """Make the module at `path` compute in float32 with the weights that it has."""
     for name, module in list(model.named_modules()):
         if path and name != path and not name.startswith(f"{path}."):
             continue
@@ -105,43 +105,44 @@ def widen(model: mlx.nn.Module, path: str) -> None:
 
 
 def _decoded(layer: QuantisedLinear) -> Linear:
-    """A linear layer of the same values, in float32."""
+    """Return a linear layer with the values of a quantized one, in float32."""
     weight = layer.weight.astype(mx.float32)
-    made = Linear(weight.shape[1], weight.shape[0], bias="bias" in layer)
-    made.path, made.weight = layer.path, weight
-    made.branch = tuple(part.astype(mx.float32) for part in layer.branch)
+    linear = Linear(weight.shape[1], weight.shape[0], bias="bias" in layer)
+    linear.path, linear.weight = layer.path, weight
+    linear.branch = tuple(part.astype(mx.float32) for part in layer.branch)
     if "bias" in layer:
-        made.bias = layer.bias.astype(mx.float32)
-    return made
+        linear.bias = layer.bias.astype(mx.float32)
+    return linear
 
 
 def tensor(entry: Entry) -> mx.array:
-    """One tensor of a checkpoint in the dtype of its storage, finite; convolutions [O I h w] -> [O h w I]. Raises
-    ModelError."""
+    """Return one tensor of a checkpoint in the dtype of its storage, finite; convolutions [O I h w] -> [O h w I].
+    Raises ModelError."""
     plain = entry.source.is_plain and not entry.fused and entry.nbytes >= WORTH_A_THREAD
     stored = _straight(entry) if plain else _by_numpy(entry)
     return _laid_out(entry, stored)
 
 
 def _laid_out(entry: Entry, stored: mx.array) -> mx.array:
-    """`stored` as it is kept, made at once, so that `stored` can go: MLX would make it in the forward, beside all that
-    was laid out before. Moved in its own dtype, which is the smaller one."""
+    """Return `stored` in the layout and dtype of its storage, evaluated at once, so that `stored` can be freed: MLX
+    would otherwise convert it in the forward, beside all arrays that were laid out before. It is moved in its own
+    dtype, the smaller one."""
     if len(entry.shape) == 4:
         stored = mx.contiguous(stored.transpose(0, 2, 3, 1))
-    made = mx.contiguous(stored.astype(DTYPES[entry.storage.dtype]))
-    mx.eval(made)
-    return made
+    converted = mx.contiguous(stored.astype(DTYPES[entry.storage.dtype]))
+    mx.eval(converted)
+    return converted
 
 
 def _straight(entry: Entry) -> mx.array:
-    """Read by MLX into its own memory, in a thread of its own: no copy on the way."""
+    """Return the tensor, read by MLX in its own thread into its own memory: no copy on the way."""
     file = TensorFile(entry.source.first)
     read: Any = mx.load(file, format="safetensors")
-    found: mx.array = read[NAME]
-    mx.eval(found)
+    values: mx.array = read[NAME]
+    mx.eval(values)
     file.check()
-    check_largest(entry, file.largest, lambda: int(mx.sum(~mx.isfinite(found)).item()))
-    return found.reshape(entry.shape)
+    check_largest(entry, file.largest, lambda: int(mx.sum(~mx.isfinite(values)).item()))
+    return values.reshape(entry.shape)
 
 
 def _by_numpy(entry: Entry) -> mx.array:
@@ -150,25 +151,25 @@ def _by_numpy(entry: Entry) -> mx.array:
 
 
 def fetched_again(entry: Entry) -> list[mx.array]:
-    """What is read for `entry` as it is kept, where it was checked before."""
+    """Read the arrays of `entry`, which was checked before, as they are stored."""
     if isinstance(entry.storage, Packed):
         return [mx.array(part) for part in read_codes(entry).arrays]
     if not entry.source.is_plain or entry.fused:
         return [mx.array(read(entry))]
-    found, view = writable(entry.shape, NUMPY[entry.source.first.dtype])
+    values, view = writable(entry.shape, NUMPY[entry.source.first.dtype])
     into(entry.source.first, view)
-    return [found]
+    return [values]
 
 
 def converted(entry: Entry, arrays: Sequence[mx.array]) -> list[mx.array]:
-    """What is kept of `entry`, of what was fetched again."""
+    """Return the arrays that memory holds for `entry`, from those that `fetched_again` read."""
     if isinstance(entry.storage, Packed):
         return list(arrays)
     return [_laid_out(entry, arrays[0].view(mx.bfloat16) if entry.dtype == "bfloat16" else arrays[0])]
 
 
 def _pack(model: mlx.nn.Module, entry: Entry, arrays: Sequence[mx.array]) -> None:
-    """Puts the codes of `entry` into its layer, which becomes one of codes the first time."""
+    """Put the codes of `entry` into its layer, which is replaced by a quantized one the first time."""
     layer, leaf = _owner(model, entry.name)
     assert isinstance(entry.storage, Packed) and leaf == "weight", entry.name
     if not isinstance(layer, QuantisedLinear):
@@ -178,11 +179,11 @@ def _pack(model: mlx.nn.Module, entry: Entry, arrays: Sequence[mx.array]) -> Non
 
 
 def _replace(model: mlx.nn.Module, path: str, layer: mlx.nn.Module) -> None:
-    parent, own = _owner(model, path)
-    if own.isdigit():
-        parent[int(own)] = layer
+    parent, attribute = _owner(model, path)
+    if attribute.isdigit():
+        parent[int(attribute)] = layer
     else:
-        parent[own] = layer
+        parent[attribute] = layer
 
 
 def _owner(model: mlx.nn.Module, name: str) -> tuple[mlx.nn.Module, str]:

@@ -18,7 +18,7 @@ from qwenimg.backends.mlx.ops import writable
 from qwenimg.backends.mlx.ops.functions import on_gpu
 from qwenimg.common.runtime.read_ahead import Order, ReadAhead
 from qwenimg.common.weights import streaming
-from qwenimg.common.weights.again import Part, TwoPieces, straight
+from qwenimg.common.weights.again import PlacedArray, TwoPieces, straight
 from qwenimg.common.weights.plan import Entry, LoadPlan
 
 
@@ -103,6 +103,6 @@ def _read(blocks: streaming.Blocks, pieces: TwoPieces[mx.array] | None, path: st
     return lambda entry: load.converted(entry, found.pop(0))
 
 
-def _part(memory: mx.array, part: Part) -> mx.array:
+def _part(memory: mx.array, part: PlacedArray) -> mx.array:
     """No copy: of a stretch of bytes."""
     return memory[part.begin : part.end].view(getattr(mx, part.dtype)).reshape(part.shape)

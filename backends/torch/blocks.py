@@ -1,4 +1,4 @@
-"""A network whose blocks run alone, in the dtypes of the policy or in a wider one."""
+"""A network whose blocks are called one at a time, in the dtypes of the policy or in a wider one."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from qwenimg.common.runtime.traced import Tree
 from qwenimg.common.weights.plan import LoadPlan
 
 
-class Blocks:
+class NetworkBlocks:
     def __init__(self, opened: Any, plan: LoadPlan, device: torch.device, wide: torch.dtype | None):
-        """opened: a component without weights, of `plan`. wide: what is computed in, with the weights that `plan`
-        keeps."""
+        """Wrap `opened`, a component without weights, of `plan`. wide: the dtype to compute in, with the weights
+        that `plan` keeps."""
         self.model, self.plan, self.device, self.wide = opened.model, plan, device, wide
 
     @ops.computes
     def call(self, path: str, block: Block, arguments: Sequence[Tree]) -> Tree:
+        """Load the block at `path`, call it on `arguments` and free it."""
         plan = self.plan.under(path).when(ONCE if block.once else ALWAYS)
         load.fill(self.model, plan, self.device)
         if self.wide is not None:
             load.widen(self.model, path, self.wide)
         module = self.model.get_submodule(path)
-        given = [
+        inputs = [
             crossing.inward(one, block.image and i == 0, self.device, self.wide) for i, one in enumerate(arguments)
         ]
-        results = getattr(module, block.method or "forward")(*given)
-        made = crossing.outward(results, block.image)
+        results = getattr(module, block.method or "forward")(*inputs)
+        outputs = crossing.outward(results, block.image)
         load.drop(self.model, plan.entries)
-        return made
+        return outputs

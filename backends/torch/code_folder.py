@@ -1,8 +1,8 @@
 """The folder in which torch's compiler keeps its code between runs.
 
-torch loads a library or a module that is there unseen, and writes libraries in place: after kill -9 half a library may
-be there, which ends every later run. So a list of all files with their hashes is written when a process ends, and what
-is not as listed is removed before the next one begins. One process at a time uses the folder.
+torch loads a library or a module from it unchecked, and writes libraries in place: after kill -9 half a library may
+remain, which ends every later run. So a process writes a list of all files with their hashes when it ends, and the next
+one removes what does not match the list before it begins. One process at a time uses the folder.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ _LIST = "files.json"
 
 
 def take(folder: Path) -> tuple[Path, str]:
-    """Return `folder`, checked and locked for this process, or a temporary one and what to tell the user.
+    """Check and lock `folder` for this process. Return it and "", or a temporary folder and what to tell the user.
 
-    Raises OSError."""
-    reason = private_folder.make(folder) or _locked(folder)
+    Raises OSError.
+    """
+    reason = private_folder.make(folder) or _lock(folder)
     if reason:
-        return private_folder.temporary("qwenimg"), f"what is compiled is not kept for later runs: {reason}"
+        return private_folder.temporary("qwenimg"), f"compiled code is not kept for later runs: {reason}"
     _clean(folder)
     atexit.register(_write_list, folder, os.getpid())
     return folder, ""
 
 
-def _locked(folder: Path) -> str:
-    """Lock `folder` as long as this process lives. Return why that is not possible, or nothing."""
+def _lock(folder: Path) -> str:
+    """Lock `folder` while this process lives. Return why that is not possible, or nothing."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -49,7 +50,7 @@ def _locked(folder: Path) -> str:
 
 
 def _clean(folder: Path) -> None:
-    """Remove everything but folders and the files that are as listed."""
+    """Remove everything but folders and the files that match the list."""
     listed = _read_list(folder)
     for place, folders, files in os.walk(folder):
         for path in (Path(place, name) for name in (*folders, *files)):
@@ -84,7 +85,7 @@ def _read_list(folder: Path) -> dict[str, str]:
 
 
 def _write_list(folder: Path, process: int) -> None:
-    """List what the process of that id has left in `folder`; a forked child lists nothing."""
+    """List the files that the process of that id has left in `folder`; do nothing in a forked child."""
     if os.getpid() != process:
         return
     paths = [Path(place, name) for place, _, files in os.walk(folder) for name in files if name != _LIST]

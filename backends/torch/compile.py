@@ -1,6 +1,8 @@
-"""Compiles a denoiser by torch's own compiler, from outside: each transformer block, and of a UNet each residual block
-and each norm in front of transformer blocks, by itself and in place. Blocks of one kind, which have weights of the same
-shapes, share what is compiled; lengths of texts, sizes and branches are not fixed in it.
+"""Compilation of a denoiser by torch's compiler, from outside of the network.
+
+Each transformer block, and in a UNet each residual block and each norm in front of transformer blocks, is compiled by
+itself and in place. Blocks of one class and of the same shapes share compiled code. Text lengths, sizes and branches
+are not fixed in it.
 """
 
 from __future__ import annotations
@@ -17,21 +19,21 @@ from torch.utils._triton import has_triton_package
 from qwenimg.backends.torch import code_folder, ops
 from qwenimg.common.runtime import observers
 
-UNITS = ("TransformerBlock", "ResidualBlock", "TokenNorm")  # the classes of what repeats in denoisers
-KINDS = 64  # of one class, each with its variants: torch's own limit is 8, and a UNet's residual blocks are of 12
+UNITS = ("TransformerBlock", "ResidualBlock", "TokenNorm")  # classes of the blocks that repeat in denoisers
+KINDS = 64  # variants of one class: torch's own limit is 8, and a UNet has residual blocks of 12 shapes
 CACHE = "TORCHINDUCTOR_CACHE_DIR"  # names the folder where torch's compiler keeps its results
 # Torch's mode that tries several kernels for each product and keeps the fastest. Its modes with CUDA graphs are not
-# used: blocks that are compiled one by one pass results to each other, which such graphs overwrite.
+# used: such graphs overwrite the results that blocks compiled one by one pass to each other.
 AUTOTUNE = "max-autotune-no-cudagraphs"
 
 
 def units(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """What is compiled, each by itself."""
+    """Return the modules that are compiled, each by itself."""
     return [module for module in model.modules() if type(module).__name__ in UNITS]
 
 
 def missing(on_gpu: bool) -> str:
-    """What is missing of what torch's compiler calls."""
+    """Return what torch's compiler needs and does not find on this machine, or nothing."""
     if on_gpu and not has_triton_package():
         return "needs the package triton on an NVIDIA GPU"
     if not any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++", "cl")):
@@ -42,8 +44,9 @@ def missing(on_gpu: bool) -> str:
 def compile(model: torch.nn.Module, folder: Path, backend: str = "inductor", autotune: bool = False) -> str:
     """Have the blocks of `model` compiled when they are first called. Return what to tell the user, or nothing.
 
-    folder: where results are kept for later runs, unless the environment names another. autotune: with torch's mode
-    `AUTOTUNE`, which takes longer once."""
+    folder: where compiled code is kept for later runs, unless the environment names another. autotune: use torch's mode
+    `AUTOTUNE`, whose first run takes longer.
+    """
     line = ""
     if not os.environ.get(CACHE):  # before the import, which would name a folder that is cleared
         try:
@@ -64,11 +67,12 @@ def compile(model: torch.nn.Module, folder: Path, backend: str = "inductor", aut
 
 
 def settle() -> None:
-    """What is asked once, when something is compiled: whether it is observed, and what the processor multiplies."""
+    """Fix for the compiler what does not change after compilation: whether an observer watches, and what the
+    processor multiplies."""
     for settled in (observers.observed, ops.multiplies):
         settled.__dict__["_dynamo_marked_constant"] = True
 
 
 def eager(compiled: bool) -> AbstractContextManager[Any]:
-    """Within it nothing compiled is called: an observer sees every operation."""
+    """Call nothing compiled while the context is open, so that an observer sees every operation."""
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()

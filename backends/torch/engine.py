@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import compile, load, ops, stream
-from qwenimg.backends.torch.blocks import Blocks
+from qwenimg.backends.torch.blocks import NetworkBlocks
 from qwenimg.backends.torch.ops import crossing
 from qwenimg.backends.torch.ops.cpu import SMALL, computing, multiplies
 from qwenimg.backends.workspaces import TORCH, TORCH_CPU
@@ -36,7 +36,7 @@ from qwenimg.common.weights.plan import LoadPlan
 
 
 def has_cuda() -> bool:
-    """Whether torch sees an NVIDIA GPU. Queries the driver."""
+    """Return whether torch sees an NVIDIA GPU. Queries the driver."""
     return torch.cuda.is_available() and torch.version.hip is None
 
 
@@ -56,7 +56,7 @@ class TorchEngine:
         self._compiles = False
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
-        # Partial sums of a product stay in float32: rounded to 16 bit they lose what a passport holds a block to.
+        # Partial sums of a product stay in float32: rounded to 16 bit they would fail the tolerances of a passport.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
@@ -69,13 +69,16 @@ class TorchEngine:
         return opened
 
     def compiler(self) -> Compiler:
-        """On paper 13 % of a step of Qwen-Image are saved (docs/performance.md); others
-        report half a minute for one block of it."""
+        """Return what compiling takes and saves here.
+
+        By figures on paper it saves 13 % of a step of Qwen-Image on a GPU (docs/performance.md); others report half a
+        minute of compiling for one block of it.
+        """
         missing = compile.missing(self.on_gpu)
         if not self.on_gpu:
             return Compiler(share=0.0, seconds=60, about="products are nearly all of a step on a CPU", missing=missing)
-        kept = any(compiling.folder(f"torch-{torch.__version__}-{platform.machine()}").glob("*"))
-        return Compiler(share=0.13, seconds=10 if kept else 40, about="figures on paper say", missing=missing)
+        cached = any(compiling.folder(f"torch-{torch.__version__}-{platform.machine()}").glob("*"))
+        return Compiler(share=0.13, seconds=10 if cached else 40, about="figures on paper say", missing=missing)
 
     def compile(self, opened: Any, on: bool, autotune: bool) -> str:
         if not on:
@@ -86,9 +89,9 @@ class TorchEngine:
         return line
 
     def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str], branches: Iterable[str]) -> None:
-        there = plan.when(ALWAYS)
-        load.fill(opened.model, there.only(frozenset(names).__contains__), self._device)
-        load.branch(opened.model, there.only(frozenset(branches).__contains__), self._device)
+        resident = plan.when(ALWAYS)
+        load.fill(opened.model, resident.only(frozenset(names).__contains__), self._device)
+        load.branch(opened.model, resident.only(frozenset(branches).__contains__), self._device)
         opened.plan = plan
         if streaming.streamed_blocks(plan):
             opened.streamed.renew(plan)
@@ -96,9 +99,9 @@ class TorchEngine:
     def watch(self, opened: Any, blocks: Iterable[Block], look: traced.Look) -> None:
         traced.watch(opened.model, blocks, look, "forward", crossing.outward)
 
-    def blocks(self, network: str, config: Any, plan: LoadPlan, precision: Precision, wide: str = "") -> Blocks:
+    def blocks(self, network: str, config: Any, plan: LoadPlan, precision: Precision, wide: str = "") -> NetworkBlocks:
         opened = self.open(network, config, plan.only(lambda name: False), precision)
-        return Blocks(opened, plan, self._device, ops.DTYPES[wide] if wide else None)
+        return NetworkBlocks(opened, plan, self._device, ops.DTYPES[wide] if wide else None)
 
     def array(self, values: NumpyArray) -> Tensor:
         return ops.table(values, torch.float32, self._device)
@@ -135,7 +138,8 @@ class TorchEngine:
         return list(batch.split(1))
 
     def free_memory(self) -> int:
-        """Return the bytes free on the GPU, torch's own cache included; on the CPU, what the system can still give."""
+        """Return the free bytes of the GPU, torch's own cache included; on the CPU, the bytes that the system can
+        still give."""
         if not self.on_gpu:
             return free_ram()
         free, _ = torch.cuda.mem_get_info()
@@ -152,7 +156,7 @@ class TorchEngine:
         return peak
 
     def expect(self, peak: int) -> None:
-        """Set the C library's allocator for a run on a CPU; that of a GPU is set before torch is imported
+        """Set the C library's allocator for a run on a CPU. The allocator of a GPU is set before torch is imported
         (`backends.load`)."""
         if not self.on_gpu:
             allocator.give_back_blocks(peak)
@@ -171,7 +175,7 @@ class TorchEngine:
     def product_seconds(self, side: int, dtype: str) -> float:
         computed = ops.DTYPES[dtype]
         if not ops.multiplies(computed, self._device.type):
-            computed = torch.float32  # which layers widen to there
+            computed = torch.float32  # layers widen to it there
         return ops.product_seconds(side, computed, self._device)
 
     def repeating(self, kernel: Kernel, parameters: int) -> Callable[[int], float]:

@@ -1,4 +1,4 @@
-"""Executes a LoadPlan: bytes -> tensor -> dtype and device -> parameter. Every value is checked to be finite."""
+"""Execution of a LoadPlan: bytes -> tensor -> dtype and device -> parameter. Every value is checked to be finite."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from qwenimg.backends.torch.ops import DTYPES, Linear
 from qwenimg.backends.torch.ops.cpu import laid_out
-from qwenimg.backends.torch.ops.quantised import Decoded, QuantisedLinear
+from qwenimg.backends.torch.ops.quantised import DecodeBuffer, QuantisedLinear
 from qwenimg.common.codes.affine import Coded
 from qwenimg.common.formats.arrays import ahead
 from qwenimg.common.precision.precision import Precision
@@ -23,8 +23,8 @@ Model = TypeVar("Model", bound=torch.nn.Module)
 
 
 def empty(build: Callable[[], Model], precision: Precision | None = None, role: str = "") -> Model:
-    """A model without memory for its parameters, each of its layers knowing its own path, and how it computes where
-    that is another dtype than its weight's."""
+    """Build a model without memory for its parameters. Each layer gets its path, and its compute dtype where that
+    differs from its weight's."""
     with torch.device("meta"):
         model = build()
     for path, module in model.named_modules():
@@ -39,14 +39,14 @@ def empty(build: Callable[[], Model], precision: Precision | None = None, role: 
 
 
 def fill(model: torch.nn.Module, plan: LoadPlan, device: torch.device) -> None:
-    """Reads every tensor of `plan` into the parameter of its name. Nothing may be missing from the model."""
-    for entry, found in ahead(plan.entries.values(), fetched, lambda entry: entry.nbytes):
-        put(model, entry, kept(entry, found, device))
+    """Read every tensor of `plan` into the parameter of its name. Every name must be in the model."""
+    for entry, values in ahead(plan.entries.values(), fetched, lambda entry: entry.nbytes):
+        put(model, entry, kept(entry, values, device))
     branch(model, plan, device)
 
 
 def put(model: torch.nn.Module, entry: Entry, tensors: Sequence[torch.Tensor]) -> None:
-    """Puts what is kept of `entry` into its parameter."""
+    """Put the tensors of `entry` into its parameter."""
     if isinstance(entry.storage, Packed):
         _pack(model, entry, tensors)
     else:
@@ -54,24 +54,24 @@ def put(model: torch.nn.Module, entry: Entry, tensors: Sequence[torch.Tensor]) -
 
 
 def branch(model: torch.nn.Module, plan: LoadPlan, device: torch.device) -> None:
-    """Gives every linear layer whose weight is in `plan` what is to be beside it, or nothing."""
+    """Give every linear layer whose weight is in `plan` its LoRA branch, or none."""
     for name, entry in plan.entries.items():
         layer, leaf = _owner(model, name)
         if not isinstance(layer, Linear) or leaf != "weight":
             assert not entry.is_beside, name
             continue
-        found = read_branch(entry)
-        layer.branch = found and (_factor(found[0], layer, device), _factor(found[1], layer, device))
+        factors = read_branch(entry)
+        layer.branch = factors and (_factor(factors[0], layer, device), _factor(factors[1], layer, device))
 
 
 def blank(model: torch.nn.Module, dtypes: Mapping[str, str]) -> None:
-    """Gives the parameters of `dtypes` theirs, still without memory: for counting what a forward would do."""
+    """Give the parameters of `dtypes` their dtypes, still without memory: for counting what a forward would do."""
     for name, dtype in dtypes.items():
         _put(model, name, torch.empty(model.get_parameter(name).shape, dtype=DTYPES[dtype], device="meta"))
 
 
 def drop(model: torch.nn.Module, names: Iterable[str]) -> None:
-    """Frees these parameters; `fill` can bring them back."""
+    """Free these parameters; `fill` can bring them back."""
     for name in names:
         owner, leaf = _owner(model, name)
         if isinstance(owner, Linear) and leaf == "weight":
@@ -83,31 +83,32 @@ def drop(model: torch.nn.Module, names: Iterable[str]) -> None:
 
 
 def fetched(entry: Entry) -> Coded | np.ndarray:
-    """What is read for `entry` as it is kept, finite. Raises ModelError."""
+    """Read the values of `entry` as they are stored, finite. Raises ModelError."""
     return read_codes(entry) if isinstance(entry.storage, Packed) else read_finite(entry)
 
 
 def fetched_again(entry: Entry) -> Coded | np.ndarray:
-    """The same, where it was checked before."""
+    """Read the values of `entry`, which `fetched` has checked before."""
     return read_codes(entry) if isinstance(entry.storage, Packed) else read(entry)
 
 
-def kept(entry: Entry, found: Coded | np.ndarray, device: torch.device) -> list[torch.Tensor]:
-    """What is kept of `entry`, of what was fetched: its values, or its codes and what they mean."""
-    if not isinstance(found, Coded):
-        return [tensor(entry, device, found)]
-    codes, *rest = (torch.from_numpy(part).to(device) for part in found.arrays)
+def kept(entry: Entry, values: Coded | np.ndarray, device: torch.device) -> list[torch.Tensor]:
+    """Return the tensors that memory holds for `entry`, from what was fetched: its values, or its codes, scales and
+    biases."""
+    if not isinstance(values, Coded):
+        return [tensor(entry, device, values)]
+    codes, *rest = (torch.from_numpy(part).to(device) for part in values.arrays)
     return [codes.view(torch.int32), *rest]
 
 
 def widen(model: torch.nn.Module, path: str, dtype: torch.dtype) -> None:
-    """Make the module at `path` compute in `dtype`, with the weights that it has: in float64 the reference of all
-    comparisons."""
+    """Make the module at `path` compute in `dtype` with the weights that it has. In float64 it is the reference of
+    all comparisons."""
     top = model.get_submodule(path)
     for name, module in list(top.named_modules(prefix=path)):
         if isinstance(module, QuantisedLinear):
-            parent, own = _owner(model, name)
-            setattr(parent, own, _decoded(module))
+            parent, attribute = _owner(model, name)
+            setattr(parent, attribute, _decoded(module))
         elif getattr(module, "compute", None) is not None:
             module.compute = None
         elif hasattr(module, "stream"):
@@ -118,18 +119,20 @@ def widen(model: torch.nn.Module, path: str, dtype: torch.dtype) -> None:
 
 
 def _decoded(layer: QuantisedLinear) -> Linear:
-    """A linear layer of the same values."""
+    """Return a linear layer with the values of a quantized one."""
     weight = layer.weight.clone()
-    made = Linear(weight.shape[1], weight.shape[0], bias=layer.bias is not None, device="meta")
-    made.path = layer.path
-    made.branch = layer.branch
-    made.weight, made.bias = torch.nn.Parameter(weight, requires_grad=False), layer.bias
-    return made
+    linear = Linear(weight.shape[1], weight.shape[0], bias=layer.bias is not None, device="meta")
+    linear.path = layer.path
+    linear.branch = layer.branch
+    linear.weight, linear.bias = torch.nn.Parameter(weight, requires_grad=False), layer.bias
+    return linear
 
 
 def tensor(entry: Entry, device: torch.device, values: np.ndarray | None = None) -> torch.Tensor:
-    """One tensor of a checkpoint in the dtype of its storage, finite. `values`: what `read_finite` gave for it, where
-    it is read already. Raises ModelError."""
+    """Return one tensor of a checkpoint in the dtype of its storage, finite.
+
+    values: what `read_finite` returned for it, if it was read before. Raises ModelError.
+    """
     stored = torch.from_numpy(read_finite(entry) if values is None else values)
     if entry.dtype == "bfloat16":
         stored = stored.view(torch.bfloat16)
@@ -137,15 +140,15 @@ def tensor(entry: Entry, device: torch.device, values: np.ndarray | None = None)
 
 
 def _pack(model: torch.nn.Module, entry: Entry, tensors: Sequence[torch.Tensor]) -> None:
-    """Puts the codes of `entry` into its layer, which becomes one of codes the first time."""
+    """Put the codes of `entry` into its layer, which is replaced by a quantized one the first time."""
     layer, leaf = _owner(model, entry.name)
     assert isinstance(entry.storage, Packed) and leaf == "weight", entry.name
     if not isinstance(layer, QuantisedLinear):
         assert isinstance(layer, Linear), entry.name
-        shared = None if entry.residency is ONCE else vars(model).setdefault("decoded", Decoded())
+        shared = None if entry.residency is ONCE else vars(model).setdefault("decoded", DecodeBuffer())
         layer = QuantisedLinear(layer, entry.storage.code, DTYPES[entry.storage.dtype], shared)
-        parent, own = _owner(model, entry.name.rpartition(".")[0])
-        setattr(parent, own, layer)
+        parent, attribute = _owner(model, entry.name.rpartition(".")[0])
+        setattr(parent, attribute, layer)
     layer.put(*tensors)
 
 

@@ -21,7 +21,7 @@ from qwenimg.backends.torch.ops.cpu import laid_out
 from qwenimg.common.formats.arrays import empty
 from qwenimg.common.runtime.read_ahead import Order, ReadAhead
 from qwenimg.common.weights import streaming
-from qwenimg.common.weights.again import ALIGNED, Part, TwoPieces, straight
+from qwenimg.common.weights.again import ALIGNED, PlacedArray, TwoPieces, straight
 from qwenimg.common.weights.plan import Entry, LoadPlan
 
 Tensors = list[torch.Tensor]
@@ -109,7 +109,7 @@ def _read(blocks: streaming.Blocks, pieces: TwoPieces[torch.Tensor] | None, path
     return lambda: [load.kept(entry, found.pop(0), torch.device(CPU)) for entry in blocks[path]]
 
 
-def _part(memory: torch.Tensor, part: Part) -> torch.Tensor:
+def _part(memory: torch.Tensor, part: PlacedArray) -> torch.Tensor:
     dtype = torch.int32 if part.dtype == "uint32" else getattr(torch, part.dtype)  # words of codes
     return memory[part.begin : part.end].view(dtype).view(part.shape)
 

@@ -1,9 +1,9 @@
-"""Weights in 2 to 8 bits as MLX keeps them: codes, and for each group of a row a scale and a bias.
+"""Weights quantized to 2 to 8 bits in MLX's format: codes, and a scale and a bias for each group of a row.
 
 W [out in] is three tensors: `weight` U32 [out, in * bits / 32], whose rows are strings of bits, little endian, the
 first code in the lowest; `scales` and `biases` [out, in / group]. A value is float32(code) * float32(scale) +
-float32(bias), and is rounded once, to whatever dtype is asked for. (MLX's own `dequantize` rounds twice, in the dtype
-of the scales.)
+float32(bias), rounded once to the dtype that is asked for. (MLX's own `dequantize` rounds twice, in the dtype of the
+scales.)
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     import numpy as np
 
     from qwenimg.common.codes.block_float import BlockFloat
-    from qwenimg.common.formats.stored import Piece
+    from qwenimg.common.formats.stored import TensorSlice
 
 WIDTHS = (2, 3, 4, 5, 6, 8)  # bits
 GROUPS = (32, 64, 128)
-VALUES = 1 << 18  # that are coded at once
-# By bits, how often scale and bias are fitted to the codes by least squares and the codes chosen anew: Lloyd's way
-# (https://doi.org/10.1109/TIT.1982.1056489) for levels at equal distances. From 6 bits on it gains little. It begins at
-# codes of which one is zero, and ends near them: a search over many beginnings is nearer to Gaussian weights by another
+VALUES = 1 << 18  # values that are quantized at once
+# Rounds of fitting scale and bias to the codes by least squares and choosing the codes anew, by bits: Lloyd's method
+# (https://doi.org/10.1109/TIT.1982.1056489) for levels at equal distances. From 6 bits on it gains little. It starts at
+# codes with a zero among them, and ends near them: a search from many starts is closer to Gaussian weights by another
 # 4 %, but a quarter worse where small weights meet large activations.
 REFITS = {2: 2, 3: 2, 4: 2, 5: 2}
 
 
 class Affine(NamedTuple):
-    """Codes of `bits` bits; `group` of them along a row share a scale and a bias."""
+    """Codes of `bits` bits, of which `group` along a row share a scale and a bias."""
 
     bits: int
     group: int
@@ -42,37 +42,37 @@ class Affine(NamedTuple):
         """The names of the tensors beside the codes."""
         return ("scales", "biases")
 
-    def shape(self, pieces: Sequence[Piece]) -> Shape:
+    def shape(self, pieces: Sequence[TensorSlice]) -> Shape:
         *rows, words = pieces[0].shape
         return (*rows, words * 32 // self.bits)
 
     def values(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """Of codes [out words], scales and biases [out groups]."""
+        """Return the float32 values of codes [out words], scales and biases [out groups]."""
         import numpy as np
 
         codes, scales, biases = arrays
-        made = unpack(codes, self.bits).astype(np.float32)
-        grouped = made.reshape(*scales.shape, self.group)
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused by its tensor's name
+        values = unpack(codes, self.bits).astype(np.float32)
+        grouped = values.reshape(*scales.shape, self.group)
+        with np.errstate(over="ignore", invalid="ignore"):  # a later check refuses values that are not finite
             grouped *= widened(scales)[..., None]
             grouped += widened(biases)[..., None]
-        return made
+        return values
 
-    def kept(self, pieces: Sequence[Piece]) -> Kept:
-        return Kept(self, 4 if pieces[1].dtype == "F32" else 2)
+    def storage(self, pieces: Sequence[TensorSlice]) -> QuantStorage:
+        return QuantStorage(self, 4 if pieces[1].dtype == "F32" else 2)
 
     def coded(self, arrays: Sequence[np.ndarray], shape: Shape) -> Coded:
         codes, scales, biases = arrays
-        if scales.dtype == "u2":  # those of bfloat16, which numpy has not
+        if scales.dtype == "u2":  # the bits of bfloat16, which numpy lacks
             scales, biases = widened(scales), widened(biases)
         return Coded(codes, scales, biases)
 
     def fits(self, shape: Shape) -> bool:
-        """Whether a weight of this shape can be kept so: a matrix, of rows of whole groups."""
+        """Return whether a weight of this shape can be quantized so: a matrix whose rows are whole groups."""
         return len(shape) == 2 and shape[1] % self.group == 0
 
     def nbytes(self, shape: Shape, scale: int = 2) -> int:
-        """With scales and biases of `scale` bytes each."""
+        """Return the bytes of a weight with scales and biases of `scale` bytes each."""
         rows, width = shape
         return rows * (width * self.bits // 8 + width // self.group * 2 * scale)
 
@@ -80,16 +80,16 @@ class Affine(NamedTuple):
 BITS8, BITS6, BITS4 = Affine(8, 64), Affine(6, 64), Affine(4, 32)
 
 
-class Kept(NamedTuple):
-    """As what the codes of a file stay codes in memory."""
+class QuantStorage(NamedTuple):
+    """The storage of a file's codes that stay quantized in memory."""
 
     code: Affine | BlockFloat
-    scale: int  # bytes of a group's scale, and of its bias
+    scale: int  # bytes of a group's scale, and of its bias if it has one
 
 
 class Coded(NamedTuple):
-    """A weight as it is kept: U32 [out words], and [out groups] twice, both float16 or both float32; or scales alone,
-    of 8 bits."""
+    """A quantized weight in memory: codes U32 [out words], scales and biases [out groups], both float16 or both
+    float32; or scales alone, of 8 bits."""
 
     codes: np.ndarray
     scales: np.ndarray
@@ -100,52 +100,56 @@ class Coded(NamedTuple):
         return [part for part in self if part is not None]
 
 
-def exact16(made: Coded) -> Coded:
-    """Scales and biases in float16 where that changes none of them."""
+def exact16(weight: Coded) -> Coded:
+    """Return the weight with scales and biases in float16 if that changes none of them."""
     import numpy as np
 
-    if made.biases is None:
-        return made
+    if weight.biases is None:
+        return weight
     with np.errstate(over="ignore"):
-        scales, biases = (part.astype(np.float16) for part in (made.scales, made.biases))
-    same = np.array_equal(scales, made.scales) and np.array_equal(biases, made.biases)
-    return Coded(made.codes, scales, biases) if same else made
+        scales, biases = (part.astype(np.float16) for part in (weight.scales, weight.biases))
+    same = np.array_equal(scales, weight.scales) and np.array_equal(biases, weight.biases)
+    return Coded(weight.codes, scales, biases) if same else weight
 
 
 def of_widths(width: int, words: int, groups: int) -> Affine | None:
-    """The one code in which rows of `width` values take so many words and groups."""
+    """Return the only code with which rows of `width` values take this many words and groups, or None."""
     if not (width > 0 and words > 0 and groups > 0) or 32 * words % width or width % groups:
         return None
-    made = Affine(32 * words // width, width // groups)
-    return made if made.bits in WIDTHS and made.group in GROUPS else None
+    code = Affine(32 * words // width, width // groups)
+    return code if code.bits in WIDTHS and code.group in GROUPS else None
 
 
 def encode(parts: Iterable[np.ndarray], shape: Shape, code: Affine) -> Coded:
-    """Of a weight of `shape`, its rows in `parts` as `plan.parts` gives them, in float32: by each group's least and
-    largest, the codes that MLX's `quantize` chooses; in few bits (REFITS) nearer to the values."""
+    """Quantize a weight of `shape`, whose rows come in `parts` (`plan.parts`), in float32.
+
+    The codes follow from each group's least and largest value, as in MLX's `quantize`; in few bits (REFITS) they come
+    closer to the values.
+    """
     import numpy as np
 
     height, width = shape
     groups = (height, width // code.group)
-    made = Coded(
+    result = Coded(
         empty((height, width * code.bits // 32), "<u4"), np.empty(groups, np.float32), np.empty(groups, np.float32)
     )
     at, step = 0, max(1, VALUES // max(1, width))
     for part in parts:
         for start in range(0, len(part), step):
             values = widened(np.ascontiguousarray(part[start : start + step]))
-            for whole, own in zip(made.arrays, _encode(values, code).arrays, strict=True):
-                whole[at : at + len(values)] = own
+            for whole, part_of_it in zip(result.arrays, _encode(values, code).arrays, strict=True):
+                whole[at : at + len(values)] = part_of_it
             at += len(values)
     assert at == height
-    return _narrow(made)
+    return _narrow(result)
 
 
 def _encode(values: np.ndarray, code: Affine) -> Coded:
-    """The scale has the sign that puts the group's value of largest size on a code, so that it is kept exactly."""
+    """Quantize rows of values. The sign of the scale puts the group's value of largest size on a code, so that it is
+    exact."""
     import numpy as np
 
-    grouped = values.reshape(-1, code.group).T.copy()  # [group n]: what all groups do alike is one pass
+    grouped = values.reshape(-1, code.group).T.copy()  # [group n]: one pass serves all groups
     most = np.float32(2**code.bits - 1)
     low, high = grouped.min(0), grouped.max(0)
     below = np.abs(low) > np.abs(high)
@@ -173,7 +177,7 @@ def _encode(values: np.ndarray, code: Affine) -> Coded:
 
 
 def _nearest(grouped: np.ndarray, most: np.float32) -> np.ndarray:
-    """The codes [group n] of values in units of their scale, from their bias."""
+    """Return the codes [group n] of values in units of their scale, counted from their bias."""
     import numpy as np
 
     codes: np.ndarray = np.rint(grouped)
@@ -183,21 +187,21 @@ def _nearest(grouped: np.ndarray, most: np.float32) -> np.ndarray:
 
 
 def _fit(grouped: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The factor and offset [n] of least squares: grouped [group n] is about codes * factor + offset. Where all codes
-    are the same: 1 and 0."""
+    """Return factor and offset [n] of least squares: grouped [group n] is about codes * factor + offset. Where all
+    codes are equal they are 1 and 0."""
     import numpy as np
 
     count = np.float32(len(codes))
     middle, mean = _sum(codes) / count, _sum(grouped) / count
     spread = _sum(codes * codes) - count * middle * middle  # of whole numbers: exact
-    some = spread > 0
-    factor = (_sum(codes * grouped) - count * middle * mean) / np.where(some, spread, np.float32(1))
-    factor = np.where(some, factor, np.float32(1))
-    return factor, np.where(some, mean - factor * middle, np.float32(0))
+    varies = spread > 0
+    factor = (_sum(codes * grouped) - count * middle * mean) / np.where(varies, spread, np.float32(1))
+    factor = np.where(varies, factor, np.float32(1))
+    return factor, np.where(varies, mean - factor * middle, np.float32(0))
 
 
 def _sum(grouped: np.ndarray) -> np.ndarray:
-    """Over the first axis, in an order that no library chooses: halves, the same bits everywhere."""
+    """Return the sum over the first axis, by halves: an order that no library chooses, so the same bits everywhere."""
     while len(grouped) > 1:
         half = len(grouped) // 2
         grouped = grouped[:half] + grouped[half:]
@@ -205,24 +209,27 @@ def _sum(grouped: np.ndarray) -> np.ndarray:
     return total
 
 
-def _narrow(made: Coded) -> Coded:
-    """Scales and biases in float16 where none overflows, and none that counts falls among its subnormals; else as they
-    are. It has three bits more than bfloat16, whose scales make 8-bit weights 1.3 times worse."""
+def _narrow(weight: Coded) -> Coded:
+    """Return the weight with scales and biases in float16 unless one overflows, or one in use falls among its
+    subnormals.
+
+    float16 has three bits more than bfloat16, whose scales make 8-bit weights 1.3 times worse.
+    """
     import numpy as np
 
-    assert made.biases is not None
+    assert weight.biases is not None
     limits = np.finfo(np.float16)
-    scales = np.abs(made.scales)
-    largest = max(float(scales.max(initial=0)), float(np.abs(made.biases).max(initial=0)))
-    groups = made.codes.reshape(*scales.shape, -1)  # a group is whole words: 32 codes or more
+    scales = np.abs(weight.scales)
+    largest = max(float(scales.max(initial=0)), float(np.abs(weight.biases).max(initial=0)))
+    groups = weight.codes.reshape(*scales.shape, -1)  # a group is whole words: 32 codes or more
     least = float(scales[groups.any(-1)].min(initial=1))
     if largest <= float(limits.max) and least >= float(limits.tiny):
-        return made._replace(scales=made.scales.astype(np.float16), biases=made.biases.astype(np.float16))
-    return made
+        return weight._replace(scales=weight.scales.astype(np.float16), biases=weight.biases.astype(np.float16))
+    return weight
 
 
 def pack(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Codes [... n], uint8, as words [... n * bits / 32]."""
+    """Pack codes [... n], uint8, into words [... n * bits / 32]."""
     import numpy as np
 
     if bits == 8:
@@ -243,7 +250,7 @@ def pack(codes: np.ndarray, bits: int) -> np.ndarray:
 
 
 def unpack(words: np.ndarray, bits: int) -> np.ndarray:
-    """Words [... n * bits / 32] as codes [... n], uint8."""
+    """Unpack words [... n * bits / 32] into codes [... n], uint8."""
     import numpy as np
 
     raw = np.ascontiguousarray(words).view(np.uint8)
@@ -262,5 +269,5 @@ def unpack(words: np.ndarray, bits: int) -> np.ndarray:
 
 
 def unit(bits: int) -> tuple[int, int]:
-    """The fewest codes that fill whole bytes, and how many bytes."""
+    """Return the smallest number of codes that fills whole bytes, and the number of bytes."""
     return {2: (4, 1), 3: (8, 3), 4: (2, 1), 5: (8, 5), 6: (4, 3)}[bits]

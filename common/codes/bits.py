@@ -1,4 +1,4 @@
-"""Between float32 and what numpy holds of a file's numbers: bfloat16 as its bits."""
+"""Conversion between float32 and a file's numbers in numpy, where bfloat16 is its bits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def widened(array: np.ndarray) -> np.ndarray:
-    """float32 of float16, of float32 as it is, and of uint16, which holds the bits of bfloat16."""
+    """Return float16, float32 or bfloat16 (its bits, uint16) as float32."""
     import numpy as np
 
     if array.dtype == np.uint16:
@@ -18,7 +18,8 @@ def widened(array: np.ndarray) -> np.ndarray:
 
 
 def narrowed(array: np.ndarray, dtype: str) -> np.ndarray:
-    """float32 rounded once to float16, bfloat16 (its bits, uint16) or float32; what is too large becomes infinite."""
+    """Round float32 once to float16, bfloat16 (its bits, uint16) or float32; a value that is too large becomes
+    infinite."""
     import numpy as np
 
     if dtype == "float32":
@@ -33,8 +34,8 @@ def narrowed(array: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def finite(array: np.ndarray) -> np.ndarray:
-    """Of each number of a file whether it is finite."""
+    """Return for each number of a file whether it is finite."""
     import numpy as np
 
-    found: np.ndarray = (array & 0x7F80) != 0x7F80 if array.dtype == np.uint16 else np.isfinite(array)
-    return found
+    mask: np.ndarray = (array & 0x7F80) != 0x7F80 if array.dtype == np.uint16 else np.isfinite(array)
+    return mask

@@ -1,6 +1,6 @@
-"""Weights as 4- or 8-bit floats whose groups share a scale that is a float of 8 bits too: mxfp4, mxfp8 and nvfp4.
+"""Weights as 4- or 8-bit floats whose groups share an 8-bit float as scale: mxfp4, mxfp8 and nvfp4.
 
-As MLX keeps them: `weight` U32 as for affine codes, `scales` U8 [out, in / group], no biases. A code is E2M1 (sixteen
+MLX's format: `weight` U32 as for affine codes, `scales` U8 [out, in / group], no biases. A code is E2M1 (sixteen
 values) or E4M3, a scale a power of two (E8M0) or, for nvfp4, E4M3; a value is their product in float32.
 """
 
@@ -10,22 +10,22 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from qwenimg.common.base.shape import Shape
-from qwenimg.common.codes.affine import Coded, Kept, unpack
+from qwenimg.common.codes.affine import Coded, QuantStorage, unpack
 from qwenimg.common.codes.eight_bits import table
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from qwenimg.common.formats.stored import Piece
+    from qwenimg.common.formats.stored import TensorSlice
 
 MODES = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}  # bits of a code, and group
-SCALES = ("U8", "F8_E8M0", "F8_E4M3")  # what files call the dtype of scales
+SCALES = ("U8", "F8_E8M0", "F8_E4M3")  # the names of the scales' dtype in files
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 E8M0_BIAS = 127
 
 
 class BlockFloat(NamedTuple):
-    """Floats of `bits` bits; `group` of them along a row share a scale."""
+    """Floats of `bits` bits, of which `group` along a row share a scale."""
 
     mode: str
 
@@ -42,30 +42,30 @@ class BlockFloat(NamedTuple):
         """The names of the tensors beside the codes."""
         return ("scales",)
 
-    def shape(self, pieces: Sequence[Piece]) -> Shape:
+    def shape(self, pieces: Sequence[TensorSlice]) -> Shape:
         *rows, words = pieces[0].shape
         return (*rows, words * 32 // self.bits)
 
     def values(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """Of codes [out words] and scales [out groups]."""
+        """Return the float32 values of codes [out words] and scales [out groups]."""
         import numpy as np
 
         codes, scales = arrays
-        values = np.array(E2M1, np.float32) if self.bits == 4 else table("F8_E4M3")
-        made: np.ndarray = values[unpack(codes, self.bits)]
+        levels = np.array(E2M1, np.float32) if self.bits == 4 else table("F8_E4M3")
+        values: np.ndarray = levels[unpack(codes, self.bits)]
         with np.errstate(over="ignore", invalid="ignore"):
-            made.reshape(*scales.shape, self.group)[...] *= self._scales(scales)[..., None]
-        return made
+            values.reshape(*scales.shape, self.group)[...] *= self._scales(scales)[..., None]
+        return values
 
-    def kept(self, pieces: Sequence[Piece]) -> Kept:
-        return Kept(self, 1)
+    def storage(self, pieces: Sequence[TensorSlice]) -> QuantStorage:
+        return QuantStorage(self, 1)
 
     def coded(self, arrays: Sequence[np.ndarray], shape: Shape) -> Coded:
         codes, scales = arrays
         return Coded(codes, scales)
 
     def fits(self, shape: Shape) -> bool:
-        """Whether a weight of this shape can be kept so: a matrix, of rows of whole groups."""
+        """Return whether a weight of this shape can be quantized so: a matrix whose rows are whole groups."""
         return len(shape) == 2 and shape[1] % self.group == 0
 
     def nbytes(self, shape: Shape, scale: int = 1) -> int:
@@ -76,16 +76,16 @@ class BlockFloat(NamedTuple):
         import numpy as np
 
         if self.mode == "nvfp4":
-            found: np.ndarray = table("F8_E4M3")[scales]
-            return found
+            factors: np.ndarray = table("F8_E4M3")[scales]
+            return factors
         powers = np.ldexp(np.float32(1), np.arange(256) - E8M0_BIAS).astype(np.float32)
         powers[255] = np.nan
-        made: np.ndarray = powers[scales]
-        return made
+        scaled: np.ndarray = powers[scales]
+        return scaled
 
 
 def of_widths(width: int, words: int, groups: int) -> BlockFloat | None:
-    """The one in which rows of `width` values take so many words and groups."""
+    """Return the only code with which rows of `width` values take this many words and groups, or None."""
     for mode, (bits, group) in MODES.items():
         if words * 32 == width * bits and groups * group == width and width:
             return BlockFloat(mode)

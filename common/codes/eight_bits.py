@@ -1,5 +1,5 @@
-"""Weights as 8-bit codes, each of a value: floating point numbers or signed integers; with a scale for all of them, for
-each row, or for each of the equal blocks of a row."""
+"""Weights as 8-bit codes: floating point numbers or signed integers, with one scale for all, for each row, or for
+each of the equal blocks of a row."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from qwenimg.common.codes.bits import widened
 if TYPE_CHECKING:
     import numpy as np
 
-    from qwenimg.common.formats.stored import Piece
+    from qwenimg.common.formats.stored import TensorSlice
 
 Format = Literal["F8_E4M3", "F8_E5M2", "I8"]
-FORMATS: tuple[Format, ...] = ("F8_E4M3", "F8_E5M2")  # of floating point numbers
+FORMATS: tuple[Format, ...] = ("F8_E4M3", "F8_E5M2")  # the floating point ones
 
 
 def format_of(dtype: str) -> Format | None:
-    """That of a tensor whose dtype a file names so; None where it is another."""
+    """Return the 8-bit float format that a file calls `dtype`, or None."""
     return next((format for format in FORMATS if format == dtype), None)
 
 
 class EightBits(NamedTuple):
-    """Codes; then, where there is a second piece, their scale: one number, one for each row [out] or [out 1], or one
-    for each block [out blocks 1]."""
+    """A code of 8 bits. Its pieces are the codes and, if there is a second one, their scale: one number, one for
+    each row [out] or [out 1], or one for each block [out blocks 1]."""
 
     format: Format
 
-    def shape(self, pieces: Sequence[Piece]) -> Shape:
+    def shape(self, pieces: Sequence[TensorSlice]) -> Shape:
         return pieces[0].shape
 
     def values(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """float32(code) * float32(scale), in float32."""
+        """Return float32(code) * float32(scale), in float32."""
         decoded: np.ndarray = table(self.format)[arrays[0].view("uint8")]
         return multiplied(decoded, *arrays[1:])
 
 
 def multiplied(values: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
-    """`values`, float32, times a scale as `EightBits` has it, in place."""
+    """Multiply `values`, float32, in place by a scale as `EightBits` describes it, and return them."""
     import numpy as np
 
     if scale is None:
@@ -51,14 +51,15 @@ def multiplied(values: np.ndarray, scale: np.ndarray | None = None) -> np.ndarra
         by, into = numbers, values.reshape(*numbers.shape[:2], -1)
     elif numbers.size > 1:
         by = numbers.reshape(-1, *[1] * (values.ndim - 1))
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused by its tensor's name
+    with np.errstate(over="ignore", invalid="ignore"):  # a later check refuses values that are not finite
         into *= by
     return values
 
 
 @cache
 def table(format: Format) -> np.ndarray:
-    """What each of the 256 codes means, float32. E4M3 has no infinity: all but the two NaN are numbers."""
+    """Return the float32 value of each of the 256 codes. E4M3 has no infinity: all codes but two, the NaNs, are
+    numbers."""
     import numpy as np
 
     if format == "I8":

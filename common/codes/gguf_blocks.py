@@ -1,12 +1,12 @@
-"""GGUF's blocks of codes: what their values are, and as which affine codes some of them can be kept.
+"""GGUF's blocks of codes: their values, and the affine codes that some of them can stay in memory as.
 
-A tensor is blocks of 32 or 256 values, row by row. A block has a scale d, float16, and in some types a minimum; one of
-256 has smaller groups with a scale, and perhaps a minimum, of their own, in 4 or 6 bits. The values are those that the
-reference computes in float32, bit for bit. Where all of a group share one scale and one bias, a value is
-float32(code) * scale + bias in exactly those bits, so that the codes can be kept (`Affine`) and nothing is rounded;
-but a zero may lose its sign.
+A tensor is blocks of 32 or 256 values, row by row. A block has a scale d, float16, and in some types a minimum. A block
+of 256 has smaller groups with their own scale, and perhaps a minimum, in 4 or 6 bits. The values are those of the
+reference in float32, bit for bit. Where all values of a group share one scale and one bias, a value is float32(code) *
+scale + bias in exactly those bits. Such weights can stay quantized (`Affine`) without rounding, but a zero may lose its
+sign.
 
-Nibbles are in an order of their own: of n bytes the low ones, then the high ones.
+The nibbles of n bytes come in this order: all low ones, then all high ones.
 (https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-quants.c)
 """
 
@@ -16,60 +16,60 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from qwenimg.common.base.shape import Shape
-from qwenimg.common.codes.affine import Affine, Coded, Kept, exact16, pack
+from qwenimg.common.codes.affine import Affine, Coded, QuantStorage, exact16, pack
 from qwenimg.common.formats.gguf_types import named
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from qwenimg.common.formats.stored import Piece
+    from qwenimg.common.formats.stored import TensorSlice
 
 CHUNK = 1 << 20  # values that are decoded at once
 
 
 class Groups(NamedTuple):
-    """Blocks [n bytes] taken apart into groups: values are codes * scales + biases, or codes * scales."""
+    """Blocks [n bytes] split into groups: values are codes * scales + biases, or codes * scales."""
 
     codes: np.ndarray  # [n groups size], unsigned where there are biases
     scales: np.ndarray  # float32 [n groups]
     biases: np.ndarray | None  # float32 [n groups]
 
 
-class Blocks(NamedTuple):
+class GGUFBlocks(NamedTuple):
     """The code of a tensor of GGML's type `type`."""
 
     type: str
 
-    def shape(self, pieces: Sequence[Piece]) -> Shape:
+    def shape(self, pieces: Sequence[TensorSlice]) -> Shape:
         return pieces[0].shape
 
-    def kept(self, pieces: Sequence[Piece]) -> Kept | None:
-        return kept_as(self.type)
+    def storage(self, pieces: Sequence[TensorSlice]) -> QuantStorage | None:
+        return storage_of(self.type)
 
     def values(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """In float32, flat, of the bytes."""
+        """Return the values of the bytes, float32, flat."""
         import numpy as np
 
         size = named(self.type)
         blocks = arrays[0].reshape(-1, size.bytes)
-        made = np.empty((len(blocks), size.values), np.float32)
-        step = CHUNK // made.shape[1]
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused by its tensor's name
+        values = np.empty((len(blocks), size.values), np.float32)
+        step = CHUNK // values.shape[1]
+        with np.errstate(over="ignore", invalid="ignore"):  # a later check refuses values that are not finite
             for start in range(0, len(blocks), step):
                 codes, scales, biases = READERS[self.type](blocks[start : start + step])
-                grouped = made[start : start + step].reshape(codes.shape)
+                grouped = values[start : start + step].reshape(codes.shape)
                 np.multiply(codes, scales[..., None], out=grouped, dtype=np.float32)
                 if biases is not None:
                     grouped += biases[..., None]
-        return made.reshape(-1)
+        return values.reshape(-1)
 
     def coded(self, arrays: Sequence[np.ndarray], shape: Shape) -> Coded:
-        """The same values as the codes that they are kept as, of a weight [out in]."""
+        """Return a weight [out in] in the affine code of its storage, with the same values."""
         import numpy as np
 
-        kept, size = kept_as(self.type), named(self.type)
-        assert kept is not None
-        code, blocks = kept.code, arrays[0].reshape(-1, size.bytes)
+        storage, size = storage_of(self.type), named(self.type)
+        assert storage is not None
+        code, blocks = storage.code, arrays[0].reshape(-1, size.bytes)
         step = CHUNK // size.values
         parts = []
         with np.errstate(over="ignore", invalid="ignore"):
@@ -81,11 +81,12 @@ class Blocks(NamedTuple):
         return exact16(Coded(words.reshape(shape[0], -1), scales.reshape(groups), biases.reshape(groups)))
 
 
-def _unsigned(found: Groups, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Codes that are signed, moved up by half of their range, which the bias takes back."""
+def _unsigned(groups: Groups, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return unsigned codes, scales and biases. Signed codes are moved up by half of their range, which the bias
+    takes back."""
     import numpy as np
 
-    codes, scales, biases = found
+    codes, scales, biases = groups
     if biases is None:
         half = 1 << (bits - 1)
         return (codes + np.int16(half)).astype(np.uint8), scales, scales * np.float32(-half)
@@ -96,21 +97,22 @@ def _unsigned(found: Groups, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 
 def _halves(raw: np.ndarray) -> np.ndarray:
-    """float32 of pairs of bytes that are float16."""
+    """Return pairs of bytes, which are float16, as float32."""
     import numpy as np
 
     return np.ascontiguousarray(raw).view("<f2").astype(np.float32)
 
 
 def _fields(blocks: np.ndarray, *sizes: int) -> list[np.ndarray]:
-    """The columns of `blocks`, in runs of so many bytes and the rest."""
+    """Split the columns of `blocks` into runs of these sizes in bytes, and the rest."""
     import numpy as np
 
     return np.split(blocks, np.cumsum(sizes), axis=1)
 
 
 def _bits(raw: np.ndarray, width: int, run: int) -> np.ndarray:
-    """Codes [n, bytes * 8 / width] of `width` bits in uint8: of each `run` bytes the lowest of all, then the next."""
+    """Return the codes [n, bytes * 8 / width] of `width` bits as uint8: of each `run` bytes all lowest codes, then
+    all next ones."""
     import numpy as np
 
     shifts = np.arange(0, 8, width, dtype=np.uint8)[:, None]
@@ -150,18 +152,18 @@ def _q5_1(blocks: np.ndarray) -> Groups:
 
 
 def _five(codes: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Of 32 values: 4 bits of each, and the fifth of each, bit i for value i."""
+    """Return 32 codes of 5 bits: 4 bits of each, and the fifth of each in bit i for value i."""
     import numpy as np
 
-    made: np.ndarray = _bits(codes, 4, 16) | np.unpackbits(high, axis=1, bitorder="little") << np.uint8(4)
-    return made
+    joined: np.ndarray = _bits(codes, 4, 16) | np.unpackbits(high, axis=1, bitorder="little") << np.uint8(4)
+    return joined
 
 
 _IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
 def _iq4_nl(blocks: np.ndarray) -> Groups:
-    """Codes of values that lie closer to each other near zero."""
+    """Read codes of values that lie closer to each other near zero."""
     import numpy as np
 
     d, codes = _fields(blocks, 2)
@@ -169,7 +171,8 @@ def _iq4_nl(blocks: np.ndarray) -> Groups:
 
 
 def _iq4_xs(blocks: np.ndarray) -> Groups:
-    """The same codes in 8 groups of 32. Of a group's scale 2 bits are in `high`, 4 in `low`, group by group."""
+    """Read the codes of IQ4_NL in 8 groups of 32. A group's scale has 2 bits in `high` and 4 in `low`, group by
+    group."""
     import numpy as np
 
     d, high, low, codes = _fields(blocks, 2, 2, 4)
@@ -179,7 +182,7 @@ def _iq4_xs(blocks: np.ndarray) -> Groups:
 
 
 def _q2_k(blocks: np.ndarray) -> Groups:
-    """16 groups of 16; the low nibble of a byte is the group's scale, the high one its minimum."""
+    """Read 16 groups of 16. The low nibble of a byte is the group's scale, the high one its minimum."""
     import numpy as np
 
     both, codes, d, low = _fields(blocks, 16, 64, 2)
@@ -189,7 +192,7 @@ def _q2_k(blocks: np.ndarray) -> Groups:
 
 
 def _q3_k(blocks: np.ndarray) -> Groups:
-    """16 groups of 16; the third bit of a code lies apart, and counts where it is not set: as -4."""
+    """Read 16 groups of 16. The third bit of a code lies apart, and stands for -4 if it is not set."""
     import numpy as np
 
     high, codes, raw, d = _fields(blocks, 32, 64, 12)
@@ -213,8 +216,8 @@ def _q5_k(blocks: np.ndarray) -> Groups:
 
 
 def _eight(head: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scales and biases of 8 groups. Their 6 bits: of the first four in the low ones of a byte each; of the last four
-    the low 4 in a nibble, the high 2 in the high ones of the first four's bytes."""
+    """Return scales and biases of 8 groups, of 6 bits each. The first four have theirs in the low bits of a byte
+    each. The last four have the low 4 bits in a nibble, and the high 2 in the high bits of the first four's bytes."""
     import numpy as np
 
     d, low, scales, minima, both = _fields(head, 2, 2, 4, 4)
@@ -225,7 +228,7 @@ def _eight(head: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _q6_k(blocks: np.ndarray) -> Groups:
-    """16 groups of 16, their scales in 8 bits."""
+    """Read 16 groups of 16 with scales of 8 bits."""
     import numpy as np
 
     low, high, scales, d = _fields(blocks, 128, 64, 16)
@@ -238,16 +241,16 @@ READERS: dict[str, Callable[[np.ndarray], Groups]] = {
     "IQ4_XS": _iq4_xs, "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k,
 }  # fmt: skip
 
-# Those whose groups are as long as `Affine` has them: bits of a code, and bytes of a group's scale and of its bias. Of
-# 256 the scales are products, which take float32.
-KEPT = {
+# Types whose groups are as long as `Affine`'s: bits of a code, and bytes of a group's scale and of its bias. In blocks
+# of 256 the scales are products, which need float32.
+STORAGE = {
     "Q8_0": (8, 2), "Q4_0": (4, 2), "Q4_1": (4, 2), "Q5_0": (5, 2), "Q5_1": (5, 2), "Q4_K": (4, 4), "Q5_K": (5, 4),
 }  # fmt: skip
 
 
-def kept_as(type: str) -> Kept | None:
-    """As what blocks of this type stay codes; None where they are decoded."""
-    if type not in KEPT:
+def storage_of(type: str) -> QuantStorage | None:
+    """Return the storage in which blocks of this type stay quantized, or None if they are decoded."""
+    if type not in STORAGE:
         return None
-    bits, scale = KEPT[type]
-    return Kept(Affine(bits, 32), scale)
+    bits, scale = STORAGE[type]
+    return QuantStorage(Affine(bits, 32), scale)

@@ -12,7 +12,7 @@ from qwenimg.common.base.shape import Shape
 from qwenimg.common.base.text import clean
 from qwenimg.common.codes.affine import Affine
 from qwenimg.common.codes.block_float import BlockFloat
-from qwenimg.common.codes.gguf_blocks import kept_as
+from qwenimg.common.codes.gguf_blocks import storage_of
 from qwenimg.common.formats.stored import Stored
 from qwenimg.common.weights.plan import Source
 
@@ -59,7 +59,7 @@ def in_memory(tensors: Mapping[str, Stored], looked_up: Callable[[str], bool]) -
     and not multiplied; else 16 bit."""
     codes = dense = 0
     for name, stored in tensors.items():
-        kept = kept_as(stored.dtype)
+        kept = storage_of(stored.dtype)
         if kept and kept.code.fits(stored.shape) and not looked_up(name):
             codes += kept.code.nbytes(stored.shape, kept.scale)
         else:

@@ -11,7 +11,7 @@ from qwenimg.common.families.description import Description
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.network import Network
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel
-from qwenimg.common.precision.precision import Kind
+from qwenimg.common.precision.precision import DenoiserKind
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.runtime import Runtime
@@ -33,7 +33,7 @@ class Family:
     networks: tuple[Network, ...]  # the denoiser first
     denoiser: str  # the folder of the denoiser
     components: tuple[tuple[str, ...], ...]  # folders with weights: of each group one at least, the denoiser's first
-    precision: Kind
+    precision: DenoiserKind
     # The model known by a name, with its published configurations and weights that are nowhere; None of another
     published: Callable[[str], Checkpoint | None]
     choices: frozenset[str] = frozenset()  # of `Choices`, those that it takes

@@ -1,4 +1,4 @@
-"""Memory that weights are read to, and the look at every value."""
+"""Memory that weights are read into, and the check of every value."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Fetched = TypeVar("Fetched")
 
-THREADS = 2  # that read ahead: of so many tensors more than one is in memory beside those that are in their place
+THREADS = 2  # threads that read ahead; so many tensors wait in memory beside those in their place
 WORTH_A_THREAD = 1 << 20  # bytes: handing less to a thread and back takes longer than reading it
 _LARGE = 1 << 22  # bytes: from here on numpy asks the system for huge pages
-_IN_CACHE = 1 << 18  # bytes that are looked at in one go
-# Of the bits of a number those without its sign, as an integer of its size. They are in the order of the numbers' size,
-# infinity above all numbers and what is none above infinity.
+_IN_CACHE = 1 << 18  # bytes that are checked at once
+# The bits of a number without its sign, as an integer. They are in the order of the absolute values: infinity above all
+# numbers, NaN above infinity.
 _UNSIGNED = {"f4": ("<u4", 0x7FFFFFFF), "f2": ("<u2", 0x7FFF), "u2": ("<u2", 0x7FFF)}
 
 
 def empty(shape: Shape, dtype: str) -> np.ndarray:
-    """As numpy.empty, but large ones are not on huge pages: looking for those took four times as long as reading."""
+    """Return memory like numpy.empty, but without huge pages for large arrays: looking for those took four times as
+    long as reading."""
     import mmap
 
     import numpy as np
@@ -38,7 +39,8 @@ def empty(shape: Shape, dtype: str) -> np.ndarray:
 
 
 def largest_bits(array: np.ndarray) -> int:
-    """Of float32, float16 or bfloat16 (its bits, uint16) the bits of the largest absolute value; no value gives 0."""
+    """Return the bits of the largest absolute value in float32, float16 or bfloat16 (its bits, uint16); 0 for an
+    empty array."""
     kind, mask = _UNSIGNED[array.dtype.str[1:]]
     bits = array.reshape(-1).view(kind)
     step = _IN_CACHE // bits.itemsize
@@ -46,7 +48,7 @@ def largest_bits(array: np.ndarray) -> int:
 
 
 def value(bits: int, dtype: str) -> float:
-    """The number of these bits: not finite where one of those that were looked at was not."""
+    """Return the number with these bits: not finite if one of the checked values was not."""
     import numpy as np
 
     if dtype == "bfloat16":
@@ -57,8 +59,10 @@ def value(bits: int, dtype: str) -> float:
 def ahead(
     items: Iterable[Item], fetch: Callable[[Item], Fetched], size: Callable[[Item], int]
 ) -> Iterator[tuple[Item, Fetched]]:
-    """Each item with what `fetch` returns for it: threads fetch the next ones while this one is used. `size`: bytes of
-    an item; small ones are fetched together. Raises what `fetch` raises."""
+    """Yield each item with the result of `fetch` for it; threads fetch the next ones meanwhile.
+
+    `size` returns the bytes of an item; small items are fetched together. Raises what `fetch` raises.
+    """
     from concurrent.futures import Future, ThreadPoolExecutor
 
     def fetch_all(batch: list[Item]) -> list[Fetched]:
@@ -70,18 +74,18 @@ def ahead(
             for batch in _batches(items, size):
                 coming.append((batch, pool.submit(fetch_all, batch)))
                 if len(coming) > THREADS:
-                    first, found = coming.popleft()
-                    yield from zip(first, found.result(), strict=True)
+                    first, results = coming.popleft()
+                    yield from zip(first, results.result(), strict=True)
             while coming:
-                first, found = coming.popleft()
-                yield from zip(first, found.result(), strict=True)
+                first, results = coming.popleft()
+                yield from zip(first, results.result(), strict=True)
         finally:
-            for _, left in coming:
-                left.cancel()
+            for _, unused in coming:
+                unused.cancel()
 
 
 def _batches(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """The items in their order, so many at a time that handing them to a thread and back takes little beside them."""
+    """Yield the items in their order, in batches so large that handing them to a thread and back costs little."""
     batch, bytes_of_it = [], 0
     for item in items:
         batch.append(item)

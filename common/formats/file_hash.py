@@ -1,6 +1,6 @@
-"""SHA-256 of weight files, by which other programs and the sites that share models know them.
+"""SHA-256 of weight files, by which other programs and model-sharing sites know them.
 
-A large file takes seconds, so that its hash is kept on the disk, with the size and the time of change that it had.
+A large file takes seconds, so its hash is kept on the disk, with the size and the time of change that it had.
 """
 
 from __future__ import annotations
@@ -16,26 +16,28 @@ from qwenimg.common.base.atomic_files import write_atomic
 from qwenimg.common.base.errors import QwenimgError
 from qwenimg.common.base.safe_files import CHUNK, OpenFile
 
-KEPT_FROM = 64 << 20  # bytes of a file, from which on its hash is kept
+KEPT_FROM = 64 << 20  # bytes: hashes of files of this size or more are kept
 MAX_KEPT = 1_000  # files
 MAX_NOTES = 1 << 20  # bytes of the file of hashes
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 def sha256(file: OpenFile) -> str:
-    """Return the hash of the whole file, 64 hexadecimal digits; of a blob of the hub's cache that is its name."""
+    """Return the hash of the whole file, 64 hexadecimal digits. The name of a blob in the hub's cache is its hash."""
     real = Path(os.path.realpath(file.path))
     if real.parent.name == "blobs" and _SHA256.fullmatch(real.name):
         return real.name
-    return _kept(file, 0)
+    return _kept_hash(file, 0)
 
 
 def data_sha256(file: OpenFile) -> str:
-    """Return the hash of what is behind the header of a safetensors file: it stays when only metadata change."""
-    return _kept(file, 8 + int.from_bytes(file.read(0, 8), "little"))
+    """Return the hash of the data behind the header of a safetensors file, which stays the same when only metadata
+    change."""
+    return _kept_hash(file, 8 + int.from_bytes(file.read(0, 8), "little"))
 
 
-def _kept(file: OpenFile, begin: int) -> str:
+def _kept_hash(file: OpenFile, begin: int) -> str:
+    """Return the hash of the file's bytes from `begin` on: the kept one if the file has not changed since."""
     if file.size < KEPT_FROM:
         return _hash(file, begin)
     notes, key = _notes(), f"{os.path.realpath(file.path)}:{begin}"
@@ -44,40 +46,40 @@ def _kept(file: OpenFile, begin: int) -> str:
     note = notes.get(key)
     if isinstance(note, str) and note.startswith(state) and _SHA256.fullmatch(note.removeprefix(state)):
         return note.removeprefix(state)
-    found = _hash(file, begin)
-    notes = {**{name: notes[name] for name in [*notes][-MAX_KEPT + 1 :] if name != key}, key: state + found}
+    digest = _hash(file, begin)
+    notes = {**{name: notes[name] for name in [*notes][-MAX_KEPT + 1 :] if name != key}, key: state + digest}
     _write(notes)
-    return found
+    return digest
 
 
 def _hash(file: OpenFile, begin: int) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     while begin < file.size:
         piece = file.read(begin, min(CHUNK, file.size - begin))
-        found.update(piece)
+        digest.update(piece)
         begin += len(piece)
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 def notes_file() -> Path:
-    """Return where hashes are kept, whether or not it is there."""
+    """Return the file that keeps hashes, whether or not it exists."""
     from platformdirs import user_cache_path
 
     return user_cache_path("qwenimg") / "hashes.json"
 
 
 def _notes() -> dict[str, object]:
-    """Return what is kept; nothing of a file that is missing or broken."""
+    """Return the kept hashes; none if their file is missing or broken."""
     path = notes_file()
     try:
-        found = json.loads(path.read_bytes()) if path.stat().st_size <= MAX_NOTES else {}
+        notes = json.loads(path.read_bytes()) if path.stat().st_size <= MAX_NOTES else {}
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return notes if isinstance(notes, dict) else {}
 
 
 def _write(notes: dict[str, object]) -> None:
-    """Keep `notes`, where the disk lets us: without them the next run hashes again."""
+    """Keep `notes` if the disk allows it; otherwise the next run hashes again."""
     path = notes_file()
     with suppress(OSError, QwenimgError):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -35,8 +35,8 @@ MAX_SHARDS = 100  # all are held open, and macOS gives a process 256 descriptors
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """The files to read; `weight_map` is {tensor: file name} of the index, when there is one."""
+class WeightFiles:
+    """The weight files to read; `weight_map` is {tensor: file name} of the index, if there is one."""
 
     files: tuple[Path, ...]
     index: Path | None = None
@@ -44,19 +44,19 @@ class Found:
 
     @property
     def source(self) -> Path:
-        """The one file to name for a tensor that is in none."""
+        """The one file to name for a tensor that no file holds."""
         return self.index or self.files[0]
 
 
-def find_files(folder: Path) -> Found:
-    """The weight files in `folder`, or `folder` itself when it is a file. Raises ModelError.
+def find_files(folder: Path) -> WeightFiles:
+    """Return the weight files in `folder`, or `folder` itself if it is a file. Raises ModelError.
 
     Plain names come before variants. Two candidates of the same rank are an error, never a guess.
     """
     try:
         names = sorted(entry.name for entry in folder.iterdir())
     except NotADirectoryError:
-        return Found(files=(folder,))
+        return WeightFiles(files=(folder,))
     except FileNotFoundError:
         raise bad(folder, "does not exist: check the path or download the model") from None
     except (OSError, ValueError) as error:
@@ -66,16 +66,16 @@ def find_files(folder: Path) -> Found:
         if len(candidates) > 1:
             raise bad(folder, f"holds {_listed(candidates)}: keep the one to use and move the others away")
         if candidates:
-            return _found(folder / candidates[0])
+            return _files_of(folder / candidates[0])
     if any(_is_stale(folder / name, names) for name in names if PLAIN.fullmatch(name)):
-        return Found(files=tuple(folder / name for name in _all_shards(names)))
+        return WeightFiles(files=tuple(folder / name for name in _all_shards(names)))
     if numbered := _numbered(folder, names):
-        return Found(files=numbered)
+        return WeightFiles(files=numbered)
     raise bad(folder, _why_nothing(names))
 
 
 def _numbered(folder: Path, names: list[str]) -> tuple[Path, ...]:
-    """Shards that are counted from 0, without an index. Raises ModelError where one between them is missing."""
+    """Return shards numbered from 0, without an index. Raises ModelError if one between them is missing."""
     numbers = sorted(int(match["number"]) for name in names if (match := NUMBERED.fullmatch(name)))
     files = [f"{number}.safetensors" for number in range(len(numbers))]
     absent = next((file for file in files if file not in names), None)
@@ -86,8 +86,8 @@ def _numbered(folder: Path, names: list[str]) -> tuple[Path, ...]:
 
 
 def _is_stale(path: Path, names: list[str]) -> bool:
-    """Whether it is an index of shards of which not one is here, while the whole model is in other files: as is left
-    where a model is written again into fewer of them."""
+    """Return whether `path` is an index of shards none of which exist, while other files hold the whole model: the
+    remains of a model written again into fewer shards."""
     if path.suffix != ".json":
         return False
     try:
@@ -100,18 +100,18 @@ def _is_stale(path: Path, names: list[str]) -> bool:
 
 
 def _all_shards(names: list[str]) -> list[str]:
-    """Every shard of the one model that is here, where none is missing; else nothing."""
-    found = [match for name in names if (match := SHARD.fullmatch(name))]
-    ends = {match[0].rpartition("-of-")[2] for match in found}
+    """Return every shard of the one model in the folder, or nothing if one is missing."""
+    matches = [match for name in names if (match := SHARD.fullmatch(name))]
+    ends = {match[0].rpartition("-of-")[2] for match in matches}
     count = int(ends.pop().removesuffix(".safetensors")) if len(ends) == 1 else 0
-    numbers = {int(match["number"]) for match in found}
-    whole = count == len(found) <= MAX_SHARDS and numbers == set(range(1, count + 1))
-    return [match[0] for match in found] if whole and len({match[1] for match in found}) == 1 else []
+    numbers = {int(match["number"]) for match in matches}
+    whole = count == len(matches) <= MAX_SHARDS and numbers == set(range(1, count + 1))
+    return [match[0] for match in matches] if whole and len({match[1] for match in matches}) == 1 else []
 
 
-def _found(path: Path) -> Found:
+def _files_of(path: Path) -> WeightFiles:
     if path.suffix != ".json":
-        return Found(files=(path,))
+        return WeightFiles(files=(path,))
     weight_map = _read_weight_map(path)
     shards = sorted(set(weight_map.values()))
     if not 1 <= len(shards) <= MAX_SHARDS:
@@ -120,7 +120,7 @@ def _found(path: Path) -> Found:
         if not SHARD_NAME.fullmatch(shard):
             raise bad(path, f"names shard '{clean(shard, 80)}', which is not a plain file name *.safetensors")
         _check_inside(path.with_name(shard))
-    return Found(files=tuple(path.with_name(shard) for shard in shards), index=path, weight_map=weight_map)
+    return WeightFiles(files=tuple(path.with_name(shard) for shard in shards), index=path, weight_map=weight_map)
 
 
 def _read_weight_map(path: Path) -> dict[str, str]:
@@ -140,32 +140,33 @@ def _read_weight_map(path: Path) -> dict[str, str]:
     return weight_map
 
 
-def check_index(found: Found, headers: list[Header]) -> None:
-    """Every key of the index is in exactly the shard it names, and no shard holds another."""
-    if found.index is None:
+def check_index(files: WeightFiles, headers: list[Header]) -> None:
+    """Check that every key of the index is in exactly the shard it names, and that no shard holds another. Raises
+    ModelError."""
+    if files.index is None:
         return
-    weight_map = found.weight_map
+    weight_map = files.weight_map
     held = {header.file.path.name: header.tensors for header in headers}
     stale = [key for key, shard in weight_map.items() if key not in held[shard]]
     if stale:
         where = clean(weight_map[stale[0]], 60)
-        raise bad(found.index, f"places tensor {first(stale)} in {where}, which does not hold it: download both again")
+        raise bad(files.index, f"places tensor {first(stale)} in {where}, which does not hold it: download both again")
     for shard, tensors in held.items():
         stray = [key for key in tensors if weight_map.get(key) != shard]
         if stray:
             other = weight_map.get(stray[0])
             says = "is not in the index" if other is None else f"is also in {clean(other, 60)}"
-            raise bad(found.index.with_name(shard), f"tensor {first(stray)} {says}: download shards and index")
+            raise bad(files.index.with_name(shard), f"tensor {first(stray)} {says}: download shards and index")
 
 
 def first(names: Iterable[str]) -> str:
-    """The first of `names` in quotes, and how many more there are."""
+    """Return the first of `names` in quotes, and the number of the others."""
     one, *others = names
     return f"'{clean(one, 80)}'" + (f" (and {len(others)} more)" if others else "")
 
 
 def _check_inside(shard: Path) -> None:
-    """An index comes with the model, so what it names must not be a link out of the model.
+    """Check that a shard is no link out of the model, since an index comes with the model.
 
     In the Hugging Face cache, models--org--name/snapshots/<commit>/ holds links to models--org--name/blobs/, whose
     files may be links to a store that all models of the cache share.

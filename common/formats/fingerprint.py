@@ -1,8 +1,10 @@
-"""Which weights made a picture, for recipes: a hash of pieces, since all of a model of 40 GB would take a minute.
+"""A hash of pieces of a model's weights, which tells recipes the weights of an image: hashing all 40 GB of a model
+would take a minute.
 
-Of each file the hash sees its size, the start of its header (64 KiB) and 32 pieces of 4 KiB spread evenly over the
-whole. Two trainings of one model differ in it, since training moves every weight; two files that differ in a few
-tensors alone can have the same one. It tells files apart and proves nothing: it is no protection against a forged file.
+The hash covers each file's size, the start of its header (64 KiB) and 32 pieces of 4 KiB spread evenly over the file.
+Two trainings of one model have different hashes, since training moves every weight; two files that differ in a few
+tensors alone can have the same one. The hash tells files apart and proves nothing: it is no protection against a forged
+file.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ PIECES = 32
 
 
 def fingerprint(files: Iterable[OpenFile]) -> str:
-    """64 hexadecimal digits for opened weight files, each once and in the order of their names."""
+    """Return 64 hexadecimal digits for opened weight files, each once and in the order of their names."""
     once: dict[Path, OpenFile] = {file.path: file for file in files}
     whole = hashlib.sha256()
     for path in sorted(once, key=lambda path: path.name):
@@ -31,7 +33,7 @@ def fingerprint(files: Iterable[OpenFile]) -> str:
 
 
 def _pieces(size: int) -> list[tuple[int, int]]:
-    """(begin, bytes) of what is read of a file of `size` bytes."""
+    """Return (begin, bytes) of each piece that is read of a file of `size` bytes."""
     last = max(0, size - PIECE)
     spread = [(last * i // (PIECES - 1), min(size, PIECE)) for i in range(PIECES)]
     return [(0, min(size, HEAD)), *spread]

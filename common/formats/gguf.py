@@ -1,10 +1,10 @@
-"""The header of a GGUF file, parsed strictly, and nothing else of it.
+"""The header of a GGUF file, parsed strictly. Nothing else of the file is read.
 
-Layout, little endian: `GGUF`, version, number of tensors, number of keys; the keys with their values; of each tensor
-its name, dimensions, type and offset; padding; the data. A string is its length and UTF-8. Dimensions are written in
-reverse: the first is that of a row. Every tensor begins where the one before it ends, padded to the alignment.
+Layout, little endian: `GGUF`, version, number of tensors, number of keys; the keys with their values; name, dimensions,
+type and offset of each tensor; padding; the data. A string is its length and UTF-8. Dimensions are written in reverse:
+the first is that of a row. Every tensor begins where the one before it ends, padded to the alignment.
 
-What is unusual: ComfyUI's converter writes convolutions as rows of 256 and their true shape as a key.
+Unusual: ComfyUI's converter writes convolutions as rows of 256 and their true shape as a key.
 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md)
 """
 
@@ -24,19 +24,19 @@ from qwenimg.common.formats.stored import MAX_BITS, MAX_DIM, MAX_NAME, Header, S
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)  # the same layout
 ARCHITECTURE = "general.architecture"
-UNSPECIFIC = ("", "pig", "cow")  # what it is by programs that write no architecture; the tensors' names say it
-ORIGINAL = "comfy.gguf.orig_shape."  # and a tensor's name
+UNSPECIFIC = ("", "pig", "cow")  # architectures by programs that write no real one; the tensors' names tell it then
+ORIGINAL = "comfy.gguf.orig_shape."  # followed by a tensor's name
 
 MAX_HEADER = 32 << 20  # bytes; a text encoder's vocabulary and merges take 6 MB
 MAX_TENSORS = 20_000  # an SDXL checkpoint has some 2,600
 MAX_KEYS = 10_000
-MAX_KEY = 1 << 11  # bytes; also of a tensor's name
+MAX_KEY = 1 << 11  # bytes of a key, or of a tensor's name
 MAX_STRING = 1 << 20  # bytes
 MAX_STRINGS = 1_000_000  # in all arrays together
 MAX_RANK = 4
 MAX_ORIGINAL = 8  # dimensions of a true shape
 MAX_ALIGNMENT = 1 << 16
-MAX_KEPT = 1 << 12  # bytes of a value that is kept
+MAX_KEPT = 1 << 12  # bytes; longer values are skipped
 WINDOW = 1 << 16  # bytes that are read at once
 
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of a value, by its type
@@ -46,14 +46,14 @@ _ALIGNMENT = "general.alignment"
 
 
 class _Keys(NamedTuple):
-    """What of the keys is of use: values that are no arrays, as text, and true shapes by tensor."""
+    """The keys in use: values that are no arrays, as text, and true shapes by tensor."""
 
     values: dict[str, str]
     originals: dict[str, Shape]
 
 
 def parse(file: OpenFile) -> Header:
-    """The header of an open file, which stays the caller's to close. Raises ModelError."""
+    """Return the header of an open file, which the caller closes. Raises ModelError."""
     reader = _Reader(file)
     version, tensors, keys = _counts(reader)
     if version not in VERSIONS:
@@ -61,20 +61,20 @@ def parse(file: OpenFile) -> Header:
         raise bad(file.path, f"{what}; version {' or '.join(map(str, VERSIONS))}, little endian, is read")
     if tensors > MAX_TENSORS or keys > MAX_KEYS:
         raise bad(file.path, f"claims {tensors} tensors and {keys} keys; at most {MAX_TENSORS} and {MAX_KEYS} are read")
-    found = _read_keys(reader, keys)
-    if found.values.get("split.count", "0") not in ("0", "1"):
+    used = _read_keys(reader, keys)
+    if used.values.get("split.count", "0") not in ("0", "1"):
         raise bad(file.path, "is one part of a split GGUF: merge them with `llama-gguf-split --merge`")
-    alignment = _alignment(file.path, found.values)
-    named = _read_tensors(reader, tensors, found.originals)
+    alignment = _alignment(file.path, used.values)
+    named = _read_tensors(reader, tensors, used.originals)
     start = reader.at + -reader.at % alignment
     stored = {name: at._replace(begin=at.begin + start, end=at.end + start) for name, at in named.items()}
     stored = dict(sorted(stored.items(), key=lambda item: item[1][2:]))
     _check_cover(file, stored, start, alignment)
-    return Header(file=file, tensors=stored, metadata=found.values, format="GGUF")
+    return Header(file=file, tensors=stored, metadata=used.values, format="GGUF")
 
 
 class _Reader:
-    """Reads on from byte `at`, in windows, and never beyond the largest header or the end of the file."""
+    """A reader in windows that goes on from byte `at`, and never beyond the largest header or the end of the file."""
 
     def __init__(self, file: OpenFile) -> None:
         self.file, self.at = file, len(MAGIC)
@@ -82,7 +82,7 @@ class _Reader:
         self._window, self._begin = b"", 0
 
     def take(self, count: int) -> bytes:
-        """The next `count` bytes, at most MAX_STRING of them."""
+        """Return the next `count` bytes, at most MAX_STRING of them."""
         offset = self.at - self._begin
         if offset + count > len(self._window):
             self._fill(count)
@@ -95,7 +95,7 @@ class _Reader:
         self.at += count
 
     def skip_strings(self, count: int) -> None:
-        """A vocabulary has hundreds of thousands, so that this is in one loop."""
+        """Skip `count` strings in one loop: a vocabulary has hundreds of thousands."""
         read = Struct("<Q").unpack_from
         while count:
             self._fill(8)
@@ -108,25 +108,25 @@ class _Reader:
             self.skip(at)
 
     def _fill(self, count: int) -> None:
-        """A window that begins here and has `count` bytes at least."""
+        """Read a window that begins here and has at least `count` bytes."""
         self._check(count)
         self._begin = self.at
         self._window = self.file.read(self.at, min(max(WINDOW, count), self._limit - self.at))
 
     def _check(self, count: int) -> None:
-        """That `count` bytes follow."""
+        """Check that `count` bytes follow."""
         if count > self._limit - self.at:
             if self._limit < self.file.size:
                 raise bad(self.file.path, f"has a header of more than {MAX_HEADER} bytes: it is damaged")
             raise bad(self.file.path, f"is cut short in its header, at byte {self.file.size}: download it again")
 
     def number(self, kind: str = "<Q") -> int:
-        """By default an unsigned one of 8 bytes."""
+        """Read a number: by default unsigned, of 8 bytes."""
         value: int = unpack_from(kind, self.take({"<I": 4, "<Q": 8}[kind]))[0]
         return value
 
     def length(self, what: str, most: int = MAX_STRING) -> int:
-        """Of a string that follows, in bytes."""
+        """Read the length in bytes of the string that follows."""
         length = self.number()
         self._check_length(length, what, most)
         return length
@@ -136,7 +136,7 @@ class _Reader:
             raise bad(self.file.path, f"claims {what} of {length} bytes; at most {most} are read")
 
     def text(self, what: str) -> str:
-        """A key, or a tensor's name."""
+        """Read a key or a tensor's name."""
         try:
             return self.take(self.length(what, MAX_KEY)).decode()
         except UnicodeDecodeError:
@@ -144,7 +144,7 @@ class _Reader:
 
 
 def _counts(reader: _Reader) -> tuple[int, int, int]:
-    """Version, number of tensors and number of keys."""
+    """Read version, number of tensors and number of keys."""
     return reader.number("<I"), reader.number(), reader.number()
 
 
@@ -159,7 +159,7 @@ def _alignment(path: Path, values: dict[str, str]) -> int:
 
 
 def _read_keys(reader: _Reader, count: int) -> _Keys:
-    found = _Keys({}, {})
+    keys = _Keys({}, {})
     seen: set[str] = set()
     strings = 0
     for _ in range(count):
@@ -171,21 +171,21 @@ def _read_keys(reader: _Reader, count: int) -> _Keys:
         if key == _ALIGNMENT and kind != _UINT32:
             raise bad(reader.file.path, f"has {key} of type {kind}; expected {_UINT32}, an unsigned number")
         if kind == _ARRAY:
-            strings += _read_array(reader, key, found, MAX_STRINGS - strings)
+            strings += _read_array(reader, key, keys, MAX_STRINGS - strings)
         elif kind == _STRING:
             length = reader.length(f"a value of '{clean(key, 40)}'")
             raw = reader.take(length)
             if length <= MAX_KEPT:
-                found.values[key] = raw.decode(errors="replace")
+                keys.values[key] = raw.decode(errors="replace")
         elif kind in _SIZES:
-            found.values[key] = str(unpack_from(_FORMATS[kind], reader.take(_SIZES[kind]))[0])
+            keys.values[key] = str(unpack_from(_FORMATS[kind], reader.take(_SIZES[kind]))[0])
         else:
             raise bad(reader.file.path, f"has key '{clean(key, 80)}' of unknown type {kind}")
-    return found
+    return keys
 
 
-def _read_array(reader: _Reader, key: str, found: _Keys, strings: int) -> int:
-    """Skips an array, but for a tensor's true shape; `strings` is how many may be skipped. Returns how many were."""
+def _read_array(reader: _Reader, key: str, keys: _Keys, strings: int) -> int:
+    """Skip an array, but keep a tensor's true shape. `strings` may be skipped at most. Return how many were."""
     kind, count = reader.number("<I"), reader.number()
     if kind == _STRING:
         if count > strings:
@@ -195,7 +195,7 @@ def _read_array(reader: _Reader, key: str, found: _Keys, strings: int) -> int:
     if kind not in _SIZES:
         raise bad(reader.file.path, f"has key '{clean(key, 80)}', an array of type {kind}, which is not read")
     if key.startswith(ORIGINAL) and kind == _INT32 and 1 <= count <= MAX_ORIGINAL:
-        found.originals[key.removeprefix(ORIGINAL)] = unpack_from(f"<{count}i", reader.take(4 * count))
+        keys.originals[key.removeprefix(ORIGINAL)] = unpack_from(f"<{count}i", reader.take(4 * count))
     else:
         reader.skip(_SIZES[kind] * count)
     return 0
@@ -205,27 +205,27 @@ def _read_array(reader: _Reader, key: str, found: _Keys, strings: int) -> int:
 
 
 def _read_tensors(reader: _Reader, count: int, originals: dict[str, Shape]) -> dict[str, Stored]:
-    """By name, their bytes from the start of the data."""
-    found: dict[str, Stored] = {}
+    """Return the tensors by name, their bytes counted from the start of the data."""
+    tensors: dict[str, Stored] = {}
     for _ in range(count):
         name = reader.text("a tensor's name")
         if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
             raise bad(reader.file.path, f"tensor name '{clean(name, 60)}' is not 1 to {MAX_NAME} printable characters")
-        if name in found:
+        if name in tensors:
             raise bad(reader.file.path, f"tensor '{clean(name, 80)}' occurs twice")
         rank = reader.number("<I")
         if not 1 <= rank <= MAX_RANK:
             raise bad(reader.file.path, f"tensor '{clean(name, 80)}' has {rank} dimensions; 1 to {MAX_RANK} are read")
         *dims, kind, offset = unpack_from(f"<{rank}QIQ", reader.take(8 * rank + 12))
         try:
-            found[name] = _stored(dims[::-1], kind, offset, originals.get(name))
+            tensors[name] = _stored(dims[::-1], kind, offset, originals.get(name))
         except ValueError as error:
             raise bad(reader.file.path, f"tensor '{clean(name, 80)}': {error}") from None
-    return found
+    return tensors
 
 
 def _stored(shape: list[int], kind: int, offset: int, original: Shape | None) -> Stored:
-    """One tensor, or ValueError saying what is wrong with it."""
+    """Return one tensor. Raises ValueError that says what is wrong with it."""
     if kind not in TYPES:
         raise ValueError(f"unknown type {kind}")
     type = TYPES[kind]
@@ -243,7 +243,7 @@ def _stored(shape: list[int], kind: int, offset: int, original: Shape | None) ->
 
 
 def _check_cover(file: OpenFile, tensors: dict[str, Stored], start: int, alignment: int) -> None:
-    """The data must be covered from `start` to the file's end but for the padding."""
+    """Check that the tensors cover the data from `start` to the file's end but for the padding."""
     at = start
     for name, tensor in tensors.items():
         if tensor.begin != at:

@@ -1,4 +1,4 @@
-"""GGML's types of tensors by their numbers: how many values a block has, and how many bytes it takes."""
+"""GGML's tensor types by their numbers: the values of a block and its bytes."""
 
 from __future__ import annotations
 

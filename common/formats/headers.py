@@ -1,4 +1,4 @@
-"""The header of a weight file of any format that is read, told by its first bytes and never by its name."""
+"""The header of a weight file in any format that is read, told by its first bytes and never by its name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qwenimg.common.formats.stored import Header
 
 
 def read_header(path: Path) -> Header:
-    """The header of the safetensors or GGUF file `path`. Raises ModelError; the caller closes `Header.file`."""
+    """Return the header of the safetensors or GGUF file `path`. Raises ModelError. The caller closes `Header.file`."""
     file = open_regular(path)
     try:
         first = file.read(0, min(file.size, len(gguf.MAGIC)))

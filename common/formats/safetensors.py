@@ -1,8 +1,8 @@
-"""The header of a safetensors file, parsed strictly, and nothing else of it.
+"""The header of a safetensors file, parsed strictly. Nothing else of the file is read.
 
 Layout: 8 bytes N (little endian), N bytes of JSON {name: {dtype, shape, data_offsets}}, then the data.
-Stricter than the `safetensors` package, which this never reads past: what is accepted here is accepted there,
-and means one thing only (no duplicates, holes, overlaps, trailing bytes, or sizes a framework would wrap).
+Stricter than the `safetensors` package: a header that is accepted here is accepted there, and has one meaning only (no
+duplicates, holes, overlaps, trailing bytes, or sizes that a framework would wrap).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.stored import MAX_BITS, MAX_DIM, MAX_NAME, Header, Stored
 
-MAX_HEADER = 24 << 20  # bytes; 2,000 tensors take about 0.25 MB, one emoji makes 216 MB of memory of it all
+MAX_HEADER = 24 << 20  # bytes; 2,000 tensors take about 0.25 MB, one emoji in the whole makes it 216 MB of memory
 MAX_TENSORS = 100_000
 MAX_RANK = 8
 
@@ -45,7 +45,7 @@ KINDS = (
 
 
 def read_header(path: Path) -> Header:
-    """Parse the header of `path`. Raises ModelError; the caller closes `Header.file`."""
+    """Parse the header of `path`. Raises ModelError. The caller closes `Header.file`."""
     file = open_regular(path)
     try:
         return parse(file)
@@ -55,7 +55,7 @@ def read_header(path: Path) -> Header:
 
 
 def parse(file: OpenFile) -> Header:
-    """The header of an open file, which stays the caller's to close. Raises ModelError."""
+    """Return the header of an open file, which the caller closes. Raises ModelError."""
     path = file.path
     length = _header_length(file)
     raw = file.read(8, length)
@@ -88,7 +88,7 @@ def _header_length(file: OpenFile) -> int:
 
 
 def _metadata(path: Path, data: object) -> dict[str, str]:
-    if data is None:  # as MLX writes it where there is none
+    if data is None:  # MLX writes null for no metadata
         return {}
     if not isinstance(data, dict) or not all(isinstance(value, str) for value in data.values()):
         raise bad(path, "its __metadata__ is not a table of strings")
@@ -100,22 +100,22 @@ def _metadata(path: Path, data: object) -> dict[str, str]:
 
 
 def _tensors(path: Path, data: dict[str, object], start: int) -> dict[str, Stored]:
-    """The tensors, sorted as their data lies in the file."""
+    """Return the tensors in the order of their data in the file."""
     if len(data) > MAX_TENSORS:
         raise bad(path, f"holds {len(data)} tensors; at most {MAX_TENSORS} are allowed")
-    found = {}
+    tensors = {}
     for name, fields in data.items():
         if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
             raise bad(path, f"tensor name '{clean(name, 60)}' is not 1 to {MAX_NAME} printable characters")
         try:
-            found[name] = _stored(fields, start)
+            tensors[name] = _stored(fields, start)
         except ValueError as error:
             raise bad(path, f"tensor '{clean(name, 80)}': {error}") from None
-    return dict(sorted(found.items(), key=lambda item: item[1][2:]))
+    return dict(sorted(tensors.items(), key=lambda item: item[1][2:]))
 
 
 def _stored(fields: object, start: int) -> Stored:
-    """One entry of the header, or ValueError saying what is wrong with it."""
+    """Return one entry of the header. Raises ValueError that says what is wrong with it."""
     if not isinstance(fields, dict) or fields.keys() != FIELDS:
         raise ValueError("its entry is not exactly dtype, shape and data_offsets")
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
@@ -134,12 +134,12 @@ def _stored(fields: object, start: int) -> Stored:
 
 
 def _naturals(numbers: object, most: int) -> TypeGuard[list[int]]:
-    """Whether `numbers` is a list of at most `most` integers, none negative."""
+    """Return whether `numbers` is a list of at most `most` integers, none negative."""
     return isinstance(numbers, list) and len(numbers) <= most and all(type(n) is int and n >= 0 for n in numbers)
 
 
 def _check_cover(path: Path, tensors: dict[str, Stored], start: int, size: int) -> None:
-    """The data must be covered from `start` to `size` without hole or overlap, as the format demands."""
+    """Check that the tensors cover the data from `start` to `size` without hole or overlap, as the format demands."""
     at = start
     for name, tensor in tensors.items():
         if tensor.begin != at:

@@ -1,4 +1,4 @@
-"""What the header of a weight file says, of whichever format it is."""
+"""The contents of a weight file's header, of whichever format."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ NUMPY = {
     "F32": "<f4", "F16": "<f2", "BF16": "<u2", "U32": "<u4", "I8": "i1", "U8": "u1",
     "F8_E4M3": "u1", "F8_E5M2": "u1", "F8_E8M0": "u1",
 }  # fmt: skip
-"""What numpy reads a tensor of a file as: numbers, or their bits."""
+"""The dtype in which numpy reads a tensor of a file: numbers, or their bits."""
 
 TOO_LARGE = {"float16": 65520.0, "bfloat16": 2.0**128 - 2.0**119}
-"""The size from which on a dtype rounds to infinity: halfway from its largest number to the next power of two."""
+"""The least size that a dtype rounds to infinity: halfway from its largest number to the next power of two."""
 
 MAX_DIM = 2**31 - 1  # frameworks hold a dimension in 32 bits
-MAX_BITS = 2**63  # of one tensor, counting empty dimensions as 1, so that no product wraps
+MAX_BITS = 2**63  # bits of one tensor, counting empty dimensions as 1, so that no product wraps
 MAX_NAME = 512  # characters
 
-_IN_CACHE = 1 << 20  # bytes that are read and looked at in turn
+_IN_CACHE = 1 << 20  # bytes that are read and then checked
 
 
 class Stored(NamedTuple):
-    """One tensor as stored; `begin` and `end` are byte offsets in the file."""
+    """A tensor of a file; `begin` and `end` are byte offsets in the file."""
 
     dtype: str
     shape: Shape
@@ -40,7 +40,7 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What a file holds, in the order of the data, and the file, still open."""
+    """The tensors of a file, in the order of the data, its metadata, and the file, still open."""
 
     file: OpenFile
     tensors: dict[str, Stored]
@@ -48,7 +48,7 @@ class Header:
     format: Literal["safetensors", "GGUF"]
 
 
-class Piece(NamedTuple):
+class TensorSlice(NamedTuple):
     """A tensor of a file, or a range of its rows, as it is stored."""
 
     key: str  # the tensor's name
@@ -59,31 +59,33 @@ class Piece(NamedTuple):
     end: int
 
 
-def raw(piece: Piece) -> np.ndarray:
-    """What the file has: numbers where numpy has their dtype, the bits of bfloat16 as uint16, else bytes. Raises
+def raw(piece: TensorSlice) -> np.ndarray:
+    """Return the numbers of a piece if numpy has their dtype, bfloat16 as its bits in uint16, and else bytes. Raises
     ModelError if the file changed or ended early."""
-    return into(piece, _room(piece))
+    return into(piece, _empty_for(piece))
 
 
-def into(piece: Piece, array: np.ndarray) -> np.ndarray:
-    """The same, in an `array` of as many bytes, and that array."""
+def into(piece: TensorSlice, array: np.ndarray) -> np.ndarray:
+    """Read a piece into an `array` of as many bytes, and return that array. Raises ModelError if the file changed or
+    ended early."""
     if array.size:
         piece.file.fill(_bytes(array), piece.begin)
     piece.file.check_unchanged()
     return array
 
 
-def looked_at(piece: Piece) -> tuple[np.ndarray, int]:
-    """The same of float32, float16 or bfloat16, and the bits of its largest absolute value (`largest_bits`)."""
-    array = _room(piece)
+def read_checked(piece: TensorSlice) -> tuple[np.ndarray, int]:
+    """Return the numbers of a piece in float32, float16 or bfloat16, and the bits of its largest absolute value
+    (`largest_bits`). Raises ModelError if the file changed or ended early."""
+    array = _empty_for(piece)
     largest = fill(piece, _bytes(array), piece.begin) if array.size else 0
     piece.file.check_unchanged()
     return array, largest
 
 
-def fill(piece: Piece, view: memoryview, begin: int) -> int:
-    """Fills `view` with bytes of the file from `begin` on, and returns the bits of the largest absolute value that they
-    hold: looked at while they are in the processor's cache."""
+def fill(piece: TensorSlice, view: memoryview, begin: int) -> int:
+    """Fill `view` with bytes of the file from `begin` on. Return the bits of the largest absolute value in them,
+    found while they are in the processor's cache."""
     import numpy as np
 
     largest = 0
@@ -94,9 +96,9 @@ def fill(piece: Piece, view: memoryview, begin: int) -> int:
     return largest
 
 
-def _room(piece: Piece) -> np.ndarray:
-    known = NUMPY.get(piece.dtype)
-    return empty(piece.shape if known else (piece.end - piece.begin,), known or "u1")
+def _empty_for(piece: TensorSlice) -> np.ndarray:
+    dtype = NUMPY.get(piece.dtype)
+    return empty(piece.shape if dtype else (piece.end - piece.begin,), dtype or "u1")
 
 
 def _bytes(array: np.ndarray) -> memoryview:

@@ -1,4 +1,5 @@
-"""One tensor of a weight file as a safetensors file of its own, for what reads such files straight into its memory."""
+"""A tensor of a weight file as a safetensors file of its own, for readers that put such files straight into their
+own memory."""
 
 from __future__ import annotations
 
@@ -7,24 +8,25 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from qwenimg.common.formats.arrays import THREADS, WORTH_A_THREAD
-from qwenimg.common.formats.stored import Piece, fill
+from qwenimg.common.formats.stored import TensorSlice, fill
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 NAME = "tensor"
-_WHOLE = 4  # bytes of the widest number: a thread's share is of whole ones
+_WHOLE = 4  # bytes of the widest number; no number is split between two threads
 
 
 class TensorFile:
-    """What Python calls a file: `read`, `readinto`, `seek`, `tell`.
+    """A file object in Python's sense: `read`, `readinto`, `seek`, `tell`.
 
-    An exception here would end the process, for it would be raised in a thread that is not Python's: what goes wrong is
-    kept, and `check` raises it."""
+    An exception here would end the process, since it would be raised in a thread that is not Python's. So errors are
+    kept, and `check` raises them.
+    """
 
     closed = False
 
-    def __init__(self, piece: Piece):
+    def __init__(self, piece: TensorSlice):
         self._piece = piece
         size = piece.end - piece.begin
         header = {NAME: {"dtype": piece.dtype, "shape": list(piece.shape), "data_offsets": [0, size]}}
@@ -37,7 +39,7 @@ class TensorFile:
         self.largest = 0  # bits of the largest absolute value that was read
 
     def check(self) -> None:
-        """Raises ModelError if the file changed or ended early."""
+        """Raise ModelError if the file changed or ended early."""
         if self._error is not None:
             raise self._error
         self._piece.file.check_unchanged()
@@ -50,19 +52,19 @@ class TensorFile:
         return self._at
 
     def read(self, count: int = -1) -> bytes:
-        """Of the header alone."""
+        """Read bytes of the header alone."""
         end = len(self._head) if count < 0 else self._at + count
-        found = self._head[self._at : end]
-        self._at += len(found)
-        return found
+        text = self._head[self._at : end]
+        self._at += len(text)
+        return text
 
     def readinto(self, buffer: memoryview) -> int:
         view = memoryview(buffer).cast("B")
         if self._at < len(self._head):
-            found = self.read(len(view))
-            view[: len(found)] = found
-            return len(found)
-        self._kept(lambda: self._fill(view))
+            text = self.read(len(view))
+            view[: len(text)] = text
+            return len(text)
+        self._keep_error(lambda: self._fill(view))
         self._at += len(view)
         return len(view)
 
@@ -77,7 +79,7 @@ class TensorFile:
             parts = pool.map(lambda at: fill(self._piece, view[at : at + step], begin + at), starts)
             self.largest = max(self.largest, *parts)
 
-    def _kept(self, act: Callable[[], None]) -> None:
+    def _keep_error(self, act: Callable[[], None]) -> None:
         if self._error is None:
             try:
                 act()

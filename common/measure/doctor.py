@@ -20,7 +20,7 @@ from qwenimg.common.families.family import Family
 from qwenimg.common.measure.exactness import LIMITS, Measured, measure
 from qwenimg.common.memory.memory import free_ram
 from qwenimg.common.precision import presets
-from qwenimg.common.precision.precision import Kind, Precision, short
+from qwenimg.common.precision.precision import DenoiserKind, Precision, short
 from qwenimg.common.precision.presets import Choice
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.checkpoint import Checkpoint
@@ -63,7 +63,7 @@ class Report:
         return made
 
 
-def examine(engine: Engine, opened: tuple[str, Kind, Checkpoint] | None) -> Report:
+def examine(engine: Engine, opened: tuple[str, DenoiserKind, Checkpoint] | None) -> Report:
     """Measures for a second or two. opened: the name, kind and files of a model; without one `auto` is told of each
     family's published size."""
     free, cache = engine.free_memory(), hf_cache.cache_folder()
@@ -114,7 +114,7 @@ def on_paper(engine: Engine, report: Report) -> OnPaper:
     return OnPaper(name=engine.name, facts=engine.facts, workspace=engine.workspace, free=free, rate=rate)
 
 
-def _choice(kind: Kind, engine: Engine, weights: Any, free: int) -> Choice:
+def _choice(kind: DenoiserKind, engine: Engine, weights: Any, free: int) -> Choice:
     return presets.choose(presets.AUTO, presets.AUTO, kind, engine.facts, weights, free)
 
 

@@ -24,7 +24,7 @@ from qwenimg.common.pictures.pixels import decibels
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result
 from qwenimg.common.precision import presets
-from qwenimg.common.precision.precision import FP64, Kind, Precision, bases
+from qwenimg.common.precision.precision import FP64, DenoiserKind, Precision, bases
 from qwenimg.common.precision.presets import Choice
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.request.request import Defaults
@@ -242,7 +242,7 @@ def relative(made: Any, best: Any) -> float:
     return float(np.linalg.norm(made - wide)) / max(float(np.linalg.norm(wide)), 1e-300)
 
 
-def chosen(text: str | None, kind: Kind) -> list[str]:
+def chosen(text: str | None, kind: DenoiserKind) -> list[str]:
     """The policies that are named in `text`, with commas between, or all of a kind's. Raises UsageError."""
     if text is None:
         return list(kind.bases)

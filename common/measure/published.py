@@ -12,7 +12,7 @@ from qwenimg.common.families.catalog import KnownModel
 from qwenimg.common.families.qwen_image.model import BATCHED_TOKENS
 from qwenimg.common.families.registry import FAMILIES, Opened
 from qwenimg.common.networks import qwen_dit
-from qwenimg.common.precision.precision import Kind
+from qwenimg.common.precision.precision import DenoiserKind
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.kernels import Case
 
@@ -25,7 +25,7 @@ class Subject:
     """One model."""
 
     name: str
-    kind: Kind
+    kind: DenoiserKind
     denoiser: Network
     vae: Network
     defaults: Defaults

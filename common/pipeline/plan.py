@@ -13,10 +13,10 @@ from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.engine import Array
 from qwenimg.common.sampling import schedules, table
 from qwenimg.common.sampling.flow_match import FlowMatchConfig, flow_schedule
-from qwenimg.common.sampling.types import Denoiser, Noise, Schedule
+from qwenimg.common.sampling.types import DenoiseFunction, Noise, Schedule
 
 OWN = ("", "model")  # the model's schedule
-Solver: TypeAlias = Callable[[Array, Schedule, Denoiser, Noise], Iterator[Array]]
+Solver: TypeAlias = Callable[[Array, Schedule, DenoiseFunction, Noise], Iterator[Array]]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""In which 16-bit dtypes chips and cards multiply fast and right: a table, and the facts of one device.
+"""The 16-bit dtypes in which chips and cards multiply fast and right, and the facts of one device.
 
 Sources: Apple's Metal feature set tables (bfloat16 in hardware from the family of M3 and A17 on), NVIDIA's CUDA C++
 Programming Guide, "Arithmetic Instructions" (results per clock by compute capability). Nothing here was measured:
@@ -19,12 +19,12 @@ BOTH = frozenset({BF16, FP16})
 class Device:
     """One device of one backend."""
 
-    name: str  # as messages show it
+    name: str  # for messages
     on_gpu: bool
     units: frozenset[str]  # the 16-bit dtypes that it has units for
-    about: str  # that as the end of a sentence about it: `has units for bfloat16`
-    own_memory: bool = False  # whether weights come to it from the system's memory over a link
-    emulates: bool = False  # whether it computes 16 bit by way of float32, at no gain
+    about: str  # the same as a predicate for messages: `has units for bfloat16`
+    own_memory: bool = False  # whether weights reach it from the system's memory over a link
+    emulates: bool = False  # whether it emulates 16 bit in float32, at no gain
 
 
 class Units(NamedTuple):
@@ -37,16 +37,16 @@ _NO_BF16 = Units(frozenset({FP16}), "has units for float16 and none for bfloat16
 _SLOW = Units(frozenset(), "multiplies float16 at a fraction of float32's speed")
 _WRONG = Units(frozenset(), "is of a series whose float16 is reported to give black pictures")
 
-# Names of chips, the first that fits; any other of Apple's is newer.
+# Patterns of chips' names; the first match counts. Any other chip of Apple's is newer
 CHIPS: tuple[tuple[str, Units], ...] = (
     (r"M[12]\b|A1[0-6]\b", _NO_BF16),
     (r"", _BF16),
 )
-# Names of cards before their compute capability, the first that fits.
+# Patterns of cards' names, which come before the compute capability; the first match counts
 CARDS: tuple[tuple[str, Units], ...] = (
     (r"\b(GTX )?16[356]0\b|\bT(500|550|600|1000|1200|2000)\b|\bMX[45]50\b|\bCMP 30HX\b", _WRONG),
 )
-# The least compute capability, from the newest on.
+# The least compute capability of each, the newest first
 CAPABILITIES: tuple[tuple[tuple[int, int], Units], ...] = (
     ((8, 0), _BF16),  # Ampere, Ada, Hopper, Blackwell
     ((7, 0), _NO_BF16),  # Volta, Turing
@@ -57,20 +57,21 @@ CAPABILITIES: tuple[tuple[tuple[int, int], Units], ...] = (
 
 
 def apple(name: str) -> Device:
-    """A chip by its name: `Apple M4 Max`."""
+    """Return a chip by its name, such as `Apple M4 Max`."""
     units = next(units for pattern, units in CHIPS if re.match(pattern, name.removeprefix("Apple ")))
     return _gpu(name, units)
 
 
 def nvidia(name: str, capability: tuple[int, int]) -> Device:
-    """A card by its name and compute capability."""
+    """Return a card by its name and compute capability."""
     named = (units for pattern, units in CARDS if re.search(pattern, name))
     by_number = next(units for least, units in CAPABILITIES if capability >= least)
     return _gpu(name, next(named, by_number) if capability < (8, 0) else by_number, own_memory=True)
 
 
 def cpu(name: str, *, bf16: bool, emulates: bool = False) -> Device:
-    """A CPU, and whether the backend multiplies in bfloat16 there by instructions made for it, or emulates 16 bit."""
+    """Return a CPU. bf16: whether it has instructions for bfloat16 products; emulates: whether the backend emulates
+    16 bit there."""
     units = frozenset({BF16}) if bf16 else frozenset[str]()
     about = "has instructions for bfloat16" if bf16 else "has no instructions for bfloat16"
     if emulates:

@@ -1,12 +1,12 @@
-"""What holds larger numbers than a policy does: the next one up, for each part of a model.
+"""The next wider precision for each part of a model, for values that a policy does not hold.
 
-bfloat16 and float32 hold the same range, so that the last rung spares roundings; where float16 ended it is bfloat16
-that cures.
+bfloat16 and float32 have the same range, so the last step only spares roundings; after an overflow in float16, bfloat16
+is the cure.
 """
 
 from __future__ import annotations
 
-from qwenimg.common.precision.precision import DENOISERS, DTYPES, Kind, Precision, dtype_named, parse, short
+from qwenimg.common.precision.precision import DENOISERS, DTYPES, DenoiserKind, Precision, dtype_named, parse, short
 from qwenimg.common.precision.residency import Residency
 
 PARTS = ("text", "transformer", "vae")  # roles of components
@@ -16,25 +16,25 @@ _BASES = {"fp16-plain": "bf16", "fp16": "bf16", "fp16-upcast": "fp32", "bf16": "
 
 
 def higher(precision: Precision, part: str, operation: str = "") -> str | None:
-    """The text of the policy above `precision` for a value of `part` that it does not hold, the result of `operation`;
-    None where there is none. What else the user chose stays."""
+    """Return the text of the policy above `precision` for `part`, when it does not hold a value that is the result
+    of `operation`; None if there is none. The user's other choices stay."""
     base, *overrides = precision.name.split(",")
     kind = precision.kind
     names = (kind.denoiser, *DENOISERS) if part == "transformer" else (part,)
-    own = any(override.partition("=")[0] in names for override in overrides)
-    if part == "transformer" and not own:
+    overridden = any(override.partition("=")[0] in names for override in overrides)
+    if part == "transformer" and not overridden:
         above = _base_above(base, kind, operation)
         return None if above is None else ",".join([above, *overrides])
     dtype = _DTYPES.get(precision.stored_dtype(part))
     if dtype is None:
         return None
-    kept = [override for override in overrides if override.partition("=")[0] not in names]
-    return ",".join([base, *kept, f"{names[0]}={short(dtype)}"])
+    others = [override for override in overrides if override.partition("=")[0] not in names]
+    return ",".join([base, *others, f"{names[0]}={short(dtype)}"])
 
 
 def holding(precision: Precision, part: str, key: str, residency: Residency) -> str | None:
-    """The text of the first policy above `precision` that keeps the parameter `key` of `part` in another dtype; None
-    where there is none."""
+    """Return the text of the first policy above `precision` that stores the parameter `key` of `part` in another
+    dtype, or None."""
     dtype = precision.weight_dtype(part, key, residency)
     above = higher(precision, part)
     while above is not None:
@@ -45,8 +45,9 @@ def holding(precision: Precision, part: str, key: str, residency: Residency) -> 
     return None
 
 
-def _base_above(base: str, kind: Kind, operation: str) -> str | None:
-    """float32 streams, and scaled products where the kind has scales, may be all that plain float16 lacks."""
+def _base_above(base: str, kind: DenoiserKind, operation: str) -> str | None:
+    """Return the policy above `base`. After plain float16 that may be `fp16`, if float32 streams, or scaled
+    products, are enough."""
     if base == "fp16-plain" and "fp16" in kind.bases and (kind.scales or operation in _STREAMS):
         return "fp16"
     above = _BASES.get(base)
@@ -54,7 +55,7 @@ def _base_above(base: str, kind: Kind, operation: str) -> str | None:
 
 
 def advice(precision: Precision, part: str, operation: str = "") -> str:
-    """What to do about a value that is not finite, as the end of a sentence."""
+    """Return what to do about a value that is not finite, as the end of a sentence."""
     above = higher(precision, part, operation)
     if above is None:
         return f"{precision.stored_dtype(part)} has the widest range, so what went in is at fault"

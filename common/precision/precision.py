@@ -1,16 +1,16 @@
-"""What is computed in which dtype: a dtype per component and the named places that stay float32.
+"""The dtypes of computation: a dtype per component, and the named places that stay float32.
 
-The policy is data. A load plan asks `weight_dtype` of every parameter, so a linear layer computes in the dtype that its
-weight was loaded in; the models ask `residual_dtype` for their streams. Dtypes are named as torch and MLX name them.
+The policy is data. A load plan asks `weight_dtype` for every parameter, so a linear layer computes in the dtype in
+which its weight was loaded; the models ask `residual_dtype` for their streams. Dtypes are named as in torch and MLX.
 
 Why the three switchable places exist (measured against float64 on two full-width blocks with bfloat16 weights,
-normalised mean square error, docs/precision.md): everything in bfloat16 4.5e-5; residual stream and modulation in
+normalized mean square error, docs/precision.md): everything in bfloat16 4.5e-5; residual stream and modulation in
 float32 1.7e-5; the head as well 6.7e-6. They spare roundings, not overflow: bfloat16 has float32's range.
 
 Stable Diffusion's UNet has the same places. The same figure for two UNets (136 M and 63 M random parameters), in
-bfloat16 and in float16: all low 1.4e-4, 2.0e-4; 3.6e-6, 4.0e-6. Head and modulation 1.2e-4, 2.2e-4; 3.6e-6, 4.1e-6.
-The residual stream as well 7.9e-5, 1.4e-4; 2.0e-6, 2.0e-6. And the 1x1 convolutions that carry the stream where its
-width changes 4.8e-5, 6.8e-5; 1.4e-6, 1.5e-6. Its samplers too 4.5e-5, 6.1e-5; 1.2e-6, 1.6e-6, which would cost 3x3
+bfloat16 and in float16: all low 1.4e-4, 2.0e-4; 3.6e-6, 4.0e-6. Head and modulation 1.2e-4, 2.2e-4; 3.6e-6, 4.1e-6. The
+residual stream as well 7.9e-5, 1.4e-4; 2.0e-6, 2.0e-6. And the 1x1 convolutions that carry the stream where its width
+changes 4.8e-5, 6.8e-5; 1.4e-6, 1.5e-6. Its samplers too 4.5e-5, 6.1e-5; 1.2e-6, 1.6e-6, which would need 3x3
 convolutions in float32: they stay low. Its weights are published in float16, which is a base of its own for it.
 """
 
@@ -27,7 +27,7 @@ from qwenimg.common.precision.residency import ALWAYS, ONCE, Residency
 
 COMPONENTS = ("text", "transformer", "vae")
 DENOISERS = ("transformer", "unet")
-_ROLES = {"unet": "transformer", "text_encoder": "text", "text_encoder_2": "text"}  # of a folder
+_ROLES = {"unet": "transformer", "text_encoder": "text", "text_encoder_2": "text"}  # by folder
 
 PLACES: Mapping[str, str] = {
     "final_norm": "norm_out, its modulation and proj_out; the prediction stays float32 for the sampler (switchable)",
@@ -62,42 +62,42 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 @dataclass(frozen=True)
 class Compute:
-    """How a layer computes where that is not simply in its weight's dtype: it takes float32 and gives float32, and its
-    products are of `scale` times its input in `dtype`. A power of two, so that the scale itself rounds nothing."""
+    """The computation of a layer that differs from its weight's dtype: it takes and returns float32, and its
+    products are of `scale` times its input in `dtype`. `scale` is a power of two, so it rounds nothing."""
 
     dtype: str
     scale: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
-    """What a kind of denoiser makes of the policies."""
+class DenoiserKind:
+    """The policies of one kind of denoiser, and its data for them."""
 
-    denoiser: str  # its component, as the user names it
-    places: Mapping[str, str]  # the FP32 places and what each is
-    bases: tuple[str, ...]  # policies that it has
-    presets: Mapping[str, str]  # of `presets.PRESETS`, the policy of each
-    prefers: tuple[str, ...]  # for `auto` on a GPU: the first whose dtype the GPU has units for
-    preferred: str = ""  # why that order, where it is not that of the hardware
-    without_units: str = "fp32"  # for `auto` on a GPU without units for 16 bit
+    denoiser: str  # the user's name of its component
+    places: Mapping[str, str]  # the FP32 places, each described
+    bases: tuple[str, ...]  # its policies
+    presets: Mapping[str, str]  # the policy of each of `presets.PRESETS`
+    prefers: tuple[str, ...]  # `auto` on a GPU: the first with a dtype that the GPU has units for
+    preferred: str = ""  # the reason for that order, if it is not the hardware
+    without_units: str = "fp32"  # `auto` on a GPU without units for 16 bit
     syntax: str
-    # Of each switchable place, the starts of its parameters' names. What is there once for a schedule is modulation.
+    # The starts of parameter names, by switchable place. Parameters loaded once for a schedule are modulation.
     keys: Mapping[str, re.Pattern[str]]
-    # Of float16, the inputs that are scaled down, since their products or they themselves are beyond 65504
+    # The factor of inputs in float16 that are scaled down, since they or their products exceed 65504
     scales: Mapping[re.Pattern[str], float] = field(default_factory=dict)
-    texts: Mapping[str, str] = field(default_factory=dict)  # of a base, its text encoder's dtype where it is its own
-    rounds_time: bool = False  # whether timesteps can be rounded as diffusers does in half precision
+    texts: Mapping[str, str] = field(default_factory=dict)  # the text encoder's dtype, by base, where it differs
+    rounds_time: bool = False  # whether timesteps can be rounded as in diffusers' half precision
 
     def place(self, key: str, residency: Residency) -> str | None:
-        """The switchable place that the denoiser's parameter `key` belongs to."""
-        found = (place for place, keys in self.keys.items() if keys.match(key))
-        return next(found, "modulation" if residency is ONCE else None)
+        """Return the switchable place of the denoiser's parameter `key`, or None."""
+        places = (place for place, keys in self.keys.items() if keys.match(key))
+        return next(places, "modulation" if residency is ONCE else None)
 
 
 _BASES = ("fp32", "bf16", "bf16-plain", "fp16", "fp16-upcast", "fp16-plain")
 _OVERRIDES = "[,final_norm=fp32|off][,attention=fused|fp32][,matmul=fp32]"
 _BLOCK = r"transformer_blocks\.\d+\."
-MMDIT = Kind(
+MMDIT = DenoiserKind(
     denoiser="transformer",
     places=PLACES,
     bases=_BASES,
@@ -106,7 +106,7 @@ MMDIT = Kind(
     without_units="fp16-upcast",
     syntax=f"BASE[,text|transformer|vae=DTYPE]{_OVERRIDES}[,timestep=fp32|rounded]",
     keys={"final_norm": re.compile(r"(norm_out|proj_out)\."), "residual": re.compile(r"(img_in|txt_in)\.")},
-    # Activations reach 2e7 in the streams, which stay float32; these are what goes into and comes out of the products.
+    # Activations reach 2e7 in the streams, which stay float32; these scale the inputs and outputs of the products.
     scales={
         re.compile(_BLOCK + r"attn\.(to_[qkv]|add_[qkv]_proj|attend)"): 2.0**-3,
         re.compile(_BLOCK + r"attn\.(to_out\.0|to_add_out)"): 2.0**-4,
@@ -115,7 +115,7 @@ MMDIT = Kind(
     texts={"fp16": "bfloat16"},  # Qwen2.5-VL's activations are beyond float16 too
     rounds_time=True,
 )
-UNET = Kind(
+UNET = DenoiserKind(
     denoiser="unet",
     places=SD_PLACES,
     bases=_BASES,
@@ -134,7 +134,7 @@ UNET = Kind(
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """A dtype per component, that of its weights, and what is computed in another: the FP32 places that can be
+    """A dtype per component, that of its weights, and the computations in other dtypes: the FP32 places that can be
     switched, attention, and all products. An FP32 place is float32 *at least*."""
 
     name: str
@@ -145,10 +145,10 @@ class Precision:
     modulation: bool = True
     residual: bool = True
     timestep: str = "fp32"
-    attention: str = "fused"  # or fp32: queries, keys and values too, not scores and softmax alone
-    upcast: bool = False  # whether every product is of float32
-    scaled: bool = False  # whether the denoiser's inputs are scaled as its kind says
-    kind: Kind = MMDIT
+    attention: str = "fused"  # or fp32: queries, keys and values too, not only scores and softmax
+    upcast: bool = False  # whether every product is in float32
+    scaled: bool = False  # whether the denoiser's inputs are scaled by its kind's factors
+    kind: DenoiserKind = MMDIT
 
     def __post_init__(self) -> None:
         assert {self.text, self.transformer, self.vae} <= BYTES.keys(), self
@@ -156,16 +156,16 @@ class Precision:
 
     @property
     def has_16_bit(self) -> bool:
-        """Whether the weights of a component are in 16 bit."""
+        """True if the weights of a component are in 16 bit."""
         return bool({self.text, self.transformer, self.vae} & {"bfloat16", "float16"})
 
     def compute_dtype(self, component: str) -> str:
-        """The dtype of a component's matrix products, but for the FP32 places."""
+        """Return the dtype of a component's matrix products, but for the FP32 places."""
         dtype = self.stored_dtype(component)
         return at_least_float32(dtype) if self.upcast else dtype
 
     def stored_dtype(self, component: str) -> str:
-        """The dtype of a component's weights, but for the FP32 places."""
+        """Return the dtype of a component's weights, but for the FP32 places."""
         name = _ROLES.get(component, component)
         assert name in COMPONENTS, component
         dtype: str = getattr(self, name)
@@ -176,13 +176,13 @@ class Precision:
         return at_least_float32(dtype) if self.residual else dtype
 
     def weight_dtype(self, component: str, key: str, residency: Residency = ALWAYS) -> str:
-        """The dtype that the tensor `key` of `component` is loaded in, hence that its layer computes in."""
+        """Return the dtype in which the tensor `key` of `component` is loaded, hence in which its layer computes."""
         dtype = self.stored_dtype(component)
         place = self.kind.place(key, residency) if component in DENOISERS else None
         return at_least_float32(dtype) if place and getattr(self, place) else dtype
 
     def computes(self, component: str, path: str) -> Compute | None:
-        """How the layer at `path` computes; None is in its weight's dtype, and what attends in that of its values."""
+        """Return how the layer at `path` computes; None: in its weight's dtype, and attention in that of its values."""
         if self.stored_dtype(component) not in ("bfloat16", "float16"):
             return None
         attends = path.endswith("attend")
@@ -194,14 +194,14 @@ class Precision:
         return None if scale is None else Compute(self.stored_dtype(component), scale)
 
     def time_dtype(self) -> Literal["float32", "bfloat16", "float16"]:
-        """What a timestep is rounded to before its sinusoid is made in float64."""
+        """Return the dtype to which a timestep is rounded before its sinusoid is made in float64."""
         low = self.compute_dtype("transformer")
         if self.timestep == "fp32" or low not in ("bfloat16", "float16"):
             return "float32"
         return "bfloat16" if low == "bfloat16" else "float16"
 
     def places(self) -> dict[str, str]:
-        """Every named place and what it is now, for recipes and the documentation."""
+        """Return the dtype of every named place, for recipes and the documentation."""
         low = self.compute_dtype("transformer")
         switched = {
             "final_norm": at_least_float32(low) if self.final_norm else low,
@@ -212,12 +212,12 @@ class Precision:
         return {place: switched.get(place, at_least_float32(low)) for place in self.kind.places}
 
     def summary(self) -> str:
-        """One line for messages: `bf16 (text bf16, transformer bf16, vae fp32; final_norm fp32 ...)`."""
+        """Return one line for messages: `bf16 (text bf16, transformer bf16, vae fp32; final_norm fp32 ...)`."""
         shown = {"text": "text", "transformer": self.kind.denoiser, "vae": "vae"}
         parts = ", ".join(f"{name} {short(self.stored_dtype(part))}" for part, name in shown.items())
-        kept = [p for p in ("final_norm", "modulation", "residual") if getattr(self, p)]
+        in_fp32 = [p for p in ("final_norm", "modulation", "residual") if getattr(self, p)]
         low = self.compute_dtype("transformer") in ("bfloat16", "float16")
-        fp32 = f"; fp32: {' '.join(kept)}" if low and kept else ""
+        fp32 = f"; fp32: {' '.join(in_fp32)}" if low and in_fp32 else ""
         rounded = "; timestep rounded" if self.timestep == "rounded" else ""
         more = "; every product in fp32" if self.upcast else "; attention in fp32" if self.attention == "fp32" else ""
         return f"{self.name} ({parts}{fp32}{rounded}{more})"
@@ -238,24 +238,24 @@ _POLICIES = {policy.name: policy for policy in (FP32, BF16, BF16_PLAIN, FP16_PLA
 
 
 def short(dtype: str) -> str:
-    """What policies call it: fp32 of float32."""
+    """Return the policies' name of a dtype: fp32 for float32."""
     return {long: name for name, long in DTYPES.items()}.get(dtype, "fp64")
 
 
 def dtype_named(text: str) -> str | None:
-    """The dtype that a user calls `text`, or None: fp32, f32 and float32 are one."""
+    """Return the dtype that a user calls `text`, or None. fp32, f32 and float32 are one."""
     name = text.strip().lower()
     return DTYPES.get(_ALIASES.get(name, name))
 
 
-def bases(kind: Kind) -> dict[str, Precision]:
-    """The policies that `kind` has, by name."""
-    made = {name: _POLICIES[name] for name in kind.bases}
-    return {name: replace(p, kind=kind, text=kind.texts.get(name, p.text)) for name, p in made.items()}
+def bases(kind: DenoiserKind) -> dict[str, Precision]:
+    """Return the policies of `kind`, by name."""
+    policies = {name: _POLICIES[name] for name in kind.bases}
+    return {name: replace(p, kind=kind, text=kind.texts.get(name, p.text)) for name, p in policies.items()}
 
 
-def parse(text: str, *, on_gpu: bool, kind: Kind = MMDIT) -> Precision:
-    """The policy that `text` (`kind.syntax`) names; `auto` is fp32 on a CPU. Raises UsageError."""
+def parse(text: str, *, on_gpu: bool, kind: DenoiserKind = MMDIT) -> Precision:
+    """Return the policy that `text` (`kind.syntax`) names; `auto` is fp32 on a CPU. Raises UsageError."""
     base, *overrides = (part.strip() for part in text.strip().lower().split(","))
     base = _ALIASES.get(base, base)
     if base == "auto":
@@ -277,7 +277,7 @@ def parse(text: str, *, on_gpu: bool, kind: Kind = MMDIT) -> Precision:
 
 
 def _override(precision: Precision, override: str) -> Precision | None:
-    """`precision` with one thing changed; None where `override` does not say one that its family has."""
+    """Return `precision` with one thing changed, or None if `override` names nothing that its family has."""
     key, _, value = override.partition("=")
     dtype = dtype_named(value)
     if dtype and key == "text":

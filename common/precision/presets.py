@@ -1,6 +1,7 @@
-"""Presets: what a user wants of precision, time and memory, as a policy for each kind of denoiser; and what `auto` is.
+"""Presets: a wish for precision, time and memory, as a policy for each kind of denoiser; and the choice of `auto`.
 
-What a preset is for a kind is the kind's own data (`Kind.presets`); which one a device and a model get is `choose`.
+The policy of a preset is data of the denoiser's kind (`DenoiserKind.presets`); `choose` picks the one for a device and
+a model.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.precision.devices import Device
-from qwenimg.common.precision.precision import DTYPES, Kind, Precision, parse
+from qwenimg.common.precision.precision import DTYPES, DenoiserKind, Precision, parse
 
 AUTO = "auto"
-SMALL = 10**9  # bytes in float32, below which 16 bit spares a CPU nothing
+SMALL = 10**9  # bytes in float32; for smaller models 16 bit spares a CPU nothing
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
     purpose: str
-    tiled: bool = False  # the VAE decodes large pictures in bands, and blocks that do not fit are streamed
-    bits: str = ""  # that weights are kept in where they would not fit otherwise
-    compiled: bool = False  # whether the denoiser is compiled where that saves anything, however long it takes
+    tiled: bool = False  # the VAE decodes large images in bands, and blocks that do not fit are streamed
+    bits: str = ""  # bits of weights that would not fit otherwise
+    compiled: bool = False  # whether the denoiser is compiled if that saves anything, however long it takes
 
 
 PRESETS: Mapping[str, Preset] = {
@@ -43,38 +44,39 @@ _OWN = Preset(purpose="")
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """`precision` is the text of a policy without `auto`. `reason` is empty where the user chose it."""
+    """A chosen policy. `precision` is its text without `auto`. `reason` is empty if the user chose it."""
 
     preset: str
     precision: str
     reason: str = ""
-    fallback: str = ""  # why it is no longer the policy that was begun with
-    asked: str = ""  # the policy as it was asked for, with `auto` where that was chosen
+    fallback: str = ""  # why it is no longer the policy of the start
+    asked: str = ""  # the user's text of the policy, with `auto` if he chose that
 
     @property
     def wishes(self) -> Preset:
-        """What the preset asks for beside a policy; `auto` asks for nothing."""
+        """The wishes of the preset beside a policy; `auto` has none."""
         return PRESETS.get(self.preset, _OWN)
 
     def recorded(self) -> dict[str, str]:
-        """For a recipe."""
-        found = {"preset": self.preset, "reason": self.reason, "fallback": self.fallback}
-        return {name: text for name, text in found.items() if text}
+        """Return the fields for a recipe."""
+        fields = {"preset": self.preset, "reason": self.reason, "fallback": self.fallback}
+        return {name: text for name, text in fields.items() if text}
 
 
 def check(preset: str) -> None:
-    """Raises UsageError."""
+    """Raise UsageError unless there is a preset of that name."""
     if preset not in NAMES:
         raise UsageError(f"--preset {clean(preset, 40)!r} is not one of {', '.join(NAMES)}")
 
 
 def choose(
-    preset: str, precision: str, kind: Kind, device: Device, weights: Callable[[Precision], int], free: int
+    preset: str, precision: str, kind: DenoiserKind, device: Device, weights: Callable[[Precision], int], free: int
 ) -> Choice:
-    """The policy for a kind of denoiser on `device`: that of `preset`, or of `precision` where that names one.
+    """Return the policy for a kind of denoiser on `device`: that of `preset`, or of `precision` if it names one.
 
-    `auto` and overrides (`auto,vae=bf16`) go on from the preset's. weights: the bytes of the largest part of the model
-    that is in memory at once under a policy; free: bytes on the device. Raises UsageError for the policy."""
+    `auto` and overrides (`auto,vae=bf16`) start from the preset's. weights: returns the bytes of the largest part of
+    the model that is in memory at once under a policy; free: bytes on the device. Raises UsageError for the policy.
+    """
     assert preset in NAMES, preset
     base, *overrides = precision.split(",")
     if base.strip().lower() != AUTO:
@@ -83,8 +85,8 @@ def choose(
     return Choice(preset=preset, precision=",".join([chosen, *overrides]), reason=reason, asked=precision)
 
 
-def _auto(kind: Kind, device: Device, weights: Callable[[Precision], int], free: int) -> tuple[str, str]:
-    """The text of a policy, and why it."""
+def _auto(kind: DenoiserKind, device: Device, weights: Callable[[Precision], int], free: int) -> tuple[str, str]:
+    """Return the text of a policy, and the reason for it."""
 
     @cache
     def size(text: str) -> int:
@@ -97,19 +99,19 @@ def _auto(kind: Kind, device: Device, weights: Callable[[Precision], int], free:
     return policy, reason
 
 
-def _on_gpu(kind: Kind, device: Device, size: int) -> tuple[str, str]:
+def _on_gpu(kind: DenoiserKind, device: Device, size: int) -> tuple[str, str]:
     for policy in kind.prefers:
         if DTYPES[policy] in device.units:
             return policy, f"{device.name} {device.about}{_kinds_own(kind, policy)}"
     return kind.without_units, f"{device.name} {device.about}"
 
 
-def _kinds_own(kind: Kind, policy: str) -> str:
-    """Why the first of two that the device may have."""
+def _kinds_own(kind: DenoiserKind, policy: str) -> str:
+    """Return the reason for the kind's first choice of two, or nothing."""
     return f"; {kind.preferred}" if kind.preferred and policy == kind.prefers[0] else ""
 
 
-def _on_cpu(kind: Kind, device: Device, size: int) -> tuple[str, str]:
+def _on_cpu(kind: DenoiserKind, device: Device, size: int) -> tuple[str, str]:
     if not device.emulates and size <= SMALL:
         return "fp32", f"a model of {size_text(size)} needs no 16 bit on a CPU"
     if "bfloat16" in device.units:

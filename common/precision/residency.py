@@ -1,4 +1,4 @@
-"""When a parameter's weights are in memory."""
+"""The time for which a parameter is in memory."""
 
 from __future__ import annotations
 

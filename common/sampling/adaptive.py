@@ -1,6 +1,6 @@
-"""DPM-Solver's own samplers, which choose their steps themselves between the first and the last level of the schedule.
+"""DPM-Solver's own samplers, which choose their steps between the first and the last level of the schedule.
 
-The state is that of diffusion models (alpha = 1), so lambda = -log sigma. A schedule that ends with 0 ends with one
+The state is that of diffusion models (alpha = 1), so lambda = -log sigma. For a schedule that ends with 0 there is one
 more evaluation at the level before it.
 """
 
@@ -15,23 +15,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.base.errors import NumericsError
-from qwenimg.common.sampling.types import Array, Denoiser, Noise, Schedule
+from qwenimg.common.sampling.types import Array, DenoiseFunction, Noise, Schedule
 
 ToHost: TypeAlias = Callable[[Array], NDArray[np.float64]]
 
 MAX_TRIED = 1000
-_RTOL, _ATOL = 0.05, 0.0078  # Lu et al.'s, the latter 2 / 256
+_RTOL, _ATOL = 0.05, 0.0078  # tolerances of Lu et al.; the second is 2 / 256
 _FIRST_STEP = 0.05
 _SAFETY = 0.81
 _NO_STEP = 1e-5  # in lambda
 _ORDER = 3
-_P, _I, _D = 0.0, 1.0, 0.0  # Crowson's: of the PID controller the integral part
+_P, _I, _D = 0.0, 1.0, 0.0  # Crowson's controller has the integral part alone
 
 
-def dpm_fast(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """DPM-Solver-fast: as many evaluations as the schedule has steps, in steps of third order that are equal in lambda
-    and a last one or two of lower order (C. Lu et al., "DPM-Solver: A Fast ODE Solver for Diffusion Probabilistic
-    Model Sampling in Around 10 Steps", 2022)."""
+def dpm_fast(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+    """Sample with DPM-Solver-fast: as many evaluations as the schedule has steps, in third-order steps that are
+    equal in lambda, and one or two last steps of lower order (C. Lu et al., "DPM-Solver: A Fast ODE Solver for
+    Diffusion Probabilistic Model Sampling in Around 10 Steps", 2022)."""
     start, end, evaluations = _range(schedule)
     orders = _orders(evaluations)
     h = (end - start) / max(len(orders), 1)
@@ -49,11 +49,14 @@ def dpm_fast(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> I
         yield denoise(x, schedule.sigmas[-2])
 
 
-def dpm_adaptive(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise, to_host: ToHost) -> Iterator[Array]:
-    """DPM-Solver-12/23's pair of orders 2 and 3 with a controller of the step size (C. Lu et al., 2022; K. Crowson,
-    2022): a step is taken if the two agree within 5 %. `to_host` copies an array to the host as float64 numbers.
+def dpm_adaptive(
+    x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise, to_host: ToHost
+) -> Iterator[Array]:
+    """Sample with DPM-Solver-12/23's pair of orders 2 and 3 and a controller of the step size (C. Lu et al., 2022; K.
+    Crowson, 2022). A step is taken if the two results agree within 5 %.
 
-    Only first and last level of the schedule matter. Raises NumericsError where the answers never agree.
+    `to_host` copies an array to the host as float64 numbers. Only the first and the last level of the schedule matter.
+    Raises NumericsError if the results never agree.
     """
     start, end, _ = _range(schedule)
     control = _Controller(step=_FIRST_STEP)
@@ -77,7 +80,7 @@ def dpm_adaptive(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise, 
 
 
 def _error(low: NDArray[np.float64], high: NDArray[np.float64], previous: NDArray[np.float64]) -> float:
-    """The two results' root mean square difference, 1 where it is just allowed."""
+    """Return the root mean square difference of the two results, scaled so that 1 is just allowed."""
     allowed = np.maximum(_ATOL, _RTOL * np.maximum(np.abs(low), np.abs(previous)))
     error = float(np.sqrt(np.mean(((low - high) / allowed) ** 2)))
     if not math.isfinite(error):
@@ -93,10 +96,10 @@ class _Controller:
     step: float
     tried: int = 0
     errors: tuple[float, float] | None = None
-    """Of the two last steps that were taken, inverted."""
+    """The inverted errors of the last two steps that were taken, the newest first."""
 
     def accepts(self, error: float) -> bool:
-        """Whether the step was good; sets the size of the next one."""
+        """Return whether the step was good, and set the size of the next one."""
         now = 1.0 / (1e-8 + error)
         last, older = self.errors or (now, now)
         proportional = (_P + _I + _D, -(_P + 2.0 * _D), _D)
@@ -111,7 +114,7 @@ class _Controller:
 
 
 def _range(schedule: Schedule) -> tuple[float, float, int]:
-    """lambda at the start and at the last level with noise, and the evaluations in between."""
+    """Return lambda at the start and at the last level with noise, and the number of evaluations in between."""
     ends = schedule.sigmas[-1] == 0
     last = schedule.sigmas[-2 if ends else -1]
     return -math.log(schedule.sigmas[0]), -math.log(last), len(schedule.sigmas) - (2 if ends else 1)
@@ -124,13 +127,13 @@ def _orders(evaluations: int) -> list[int]:
     return [3] * (whole - 1) + [2, 1] if whole else []
 
 
-def _noise(x: Array, denoise: Denoiser, here: float) -> Array:
+def _noise(x: Array, denoise: DenoiseFunction, here: float) -> Array:
     sigma = math.exp(-here)
     return (1.0 / sigma) * (x - denoise(x, sigma))
 
 
-def _noise_at(x: Array, denoise: Denoiser, here: float, h: float, first: Array, node: float) -> Array:
-    """The noise that the model sees a share `node` into the step."""
+def _noise_at(x: Array, denoise: DenoiseFunction, here: float, h: float, first: Array, node: float) -> Array:
+    """Return the noise that the model predicts at the share `node` of the step."""
     return _noise(_step_1(x, here, node * h, first), denoise, here + node * h)
 
 
@@ -143,13 +146,14 @@ def _step_2(x: Array, here: float, h: float, first: Array, second: Array, node: 
     return _step_1(x, here, h, first) - weight * (second - first)
 
 
-def _step_3(x: Array, denoise: Denoiser, here: float, h: float, first: Array, second: Array) -> Array:
-    """From the noise at the start and a third into the step."""
-    late = _bent(x, here, 2 / 3 * h, first, second, 1 / 2)
-    return _bent(x, here, h, first, _noise(late, denoise, here + 2 / 3 * h), 2 / 3)
+def _step_3(x: Array, denoise: DenoiseFunction, here: float, h: float, first: Array, second: Array) -> Array:
+    """Return x after a third-order step, from the noise at its start and at a third of it."""
+    late = _linear_step(x, here, 2 / 3 * h, first, second, 1 / 2)
+    return _linear_step(x, here, h, first, _noise(late, denoise, here + 2 / 3 * h), 2 / 3)
 
 
-def _bent(x: Array, here: float, h: float, first: Array, second: Array, node: float) -> Array:
-    """A step with the noise on a line in lambda through its start and the share `node` of it."""
+def _linear_step(x: Array, here: float, h: float, first: Array, second: Array, node: float) -> Array:
+    """Return x after a step whose noise is linear in lambda: `first` at its start, `second` at the share `node` of
+    it."""
     weight = math.exp(-(here + h)) * (math.expm1(h) / h - 1.0) / node
     return _step_1(x, here, h, first) - weight * (second - first)

@@ -1,8 +1,8 @@
-"""CFG++: guidance that moves towards the guided prediction with the noise that is predicted without the prompt.
+"""CFG++: guidance that moves towards the guided prediction with the noise of the unconditional branch.
 
-With D the guided `denoised`, U that without the prompt and eps = (x - alpha U) / sigma, a step gives
-alpha' D + sigma' eps (H. Chung et al., "CFG++: Manifold-constrained Classifier Free Guidance for Diffusion Models",
-2024). Guidance of 1 or less is meant: the scale that CFG++ calls lambda.
+With D the guided `denoised`, U the unconditional one and eps = (x - alpha U) / sigma, a step gives alpha' D + sigma'
+eps (H. Chung et al., "CFG++: Manifold-constrained Classifier Free Guidance for Diffusion Models", 2024). The guidance
+scale is CFG++'s lambda, 1 or less.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 
 from qwenimg.common.sampling.steps import ancestral, gain, growth, halfway, renoised
-from qwenimg.common.sampling.types import Array, Denoiser, Noise, Schedule
+from qwenimg.common.sampling.types import Array, DenoiseFunction, Noise, Schedule
 
 
 def _step(x: Array, guided: Array, unguided: Array, schedule: Schedule, sigma: float, sigma_next: float) -> Array:
@@ -19,16 +19,16 @@ def _step(x: Array, guided: Array, unguided: Array, schedule: Schedule, sigma: f
     return share * x + (schedule.alpha(sigma_next) * guided - (share * schedule.alpha(sigma)) * unguided)
 
 
-def euler_cfgpp(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """DDIM with CFG++ (H. Chung et al., algorithm 2, 2024)."""
+def euler_cfgpp(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+    """Sample with DDIM and CFG++ (H. Chung et al., algorithm 2, 2024)."""
     for sigma, sigma_next in schedule.pairs():
         guided, unguided = denoise.both(x, sigma)
         x = _step(x, guided, unguided, schedule, sigma, sigma_next)
         yield x
 
 
-def euler_ancestral_cfgpp(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """An ancestral step with CFG++: down as `euler_cfgpp`, then noise up to the next level."""
+def euler_ancestral_cfgpp(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+    """Sample with ancestral steps and CFG++: down as in `euler_cfgpp`, then noise up to the next level."""
     for sigma, sigma_next in schedule.pairs():
         down, scale, up = ancestral(schedule, sigma, sigma_next)
         guided, unguided = denoise.both(x, sigma)
@@ -36,8 +36,9 @@ def euler_ancestral_cfgpp(x: Array, schedule: Schedule, denoise: Denoiser, noise
         yield x
 
 
-def dpmpp_2s_ancestral_cfgpp(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """DPM-Solver++(2S) ancestral with CFG++: both halves of a step carry the noise seen at its start."""
+def dpmpp_2s_ancestral_cfgpp(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+    """Sample with DPM-Solver++(2S) ancestral and CFG++: both halves of a step carry the noise predicted at its
+    start."""
     for sigma, sigma_next in schedule.pairs():
         down, scale, up = ancestral(schedule, sigma, sigma_next)
         guided, unguided = denoise.both(x, sigma)
@@ -45,15 +46,15 @@ def dpmpp_2s_ancestral_cfgpp(x: Array, schedule: Schedule, denoise: Denoiser, no
         if down > 0 and math.isfinite(growth(schedule, sigma, down)):
             middle = halfway(schedule, sigma, down)
             later = denoise(_step(x, guided, unguided, schedule, sigma, middle), middle)
-            # Where both predictions agree this is DPM-Solver++(2S): the later one replaces what the step took in.
-            taken = schedule.alpha(down) * gain(growth(schedule, sigma, down), 0.0)
-            moved = moved + taken * (later - guided)
+            # Where both predictions agree this is DPM-Solver++(2S): the later one replaces the one that the step took.
+            size = schedule.alpha(down) * gain(growth(schedule, sigma, down), 0.0)
+            moved = moved + size * (later - guided)
         x = renoised(moved, scale, up, noise)
         yield x
 
 
-def dpmpp_2m_cfgpp(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """DPM-Solver++(2M) with CFG++ (H. Chung et al., 2024)."""
+def dpmpp_2m_cfgpp(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+    """Sample with DPM-Solver++(2M) and CFG++ (H. Chung et al., 2024)."""
     previous, last = None, 0.0
     for sigma, sigma_next in schedule.pairs():
         guided, unguided = denoise.both(x, sigma)

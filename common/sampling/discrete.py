@@ -1,9 +1,9 @@
-"""The noise levels that a diffusion model was trained on, from its `scheduler_config.json`.
+"""The noise levels of a diffusion model's training, from its `scheduler_config.json`.
 
-- A level is sigma = sqrt((1 - a) / a), where a is the product of 1 - beta up to a timestep: what noise weighs beside
+- A level is sigma = sqrt((1 - a) / a), where a is the product of 1 - beta up to a timestep: the weight of noise beside
   the image in x = image + sigma noise (T. Karras et al., "Elucidating the Design Space of Diffusion-Based Generative
   Models", 2022). The published formulas, written for sqrt(a) x, are the same ones in this state.
-- A field that is missing has the default of the file's own scheduler class, and those differ.
+- A missing field has the default of the file's own scheduler class. Those defaults differ.
 - Zero terminal SNR makes the last sigma infinite. A finite one stands for it, far enough out for float32.
 """
 
@@ -24,14 +24,14 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.sampling.types import Schedule
 
 MAX_BETA = 0.999
-# sqrt(1 - a) / sqrt(a) is 4096, which solvers that take steps in log sigma can bear; one step from 2**24 is exact.
+# sqrt(1 - a) / sqrt(a) is 4096, which solvers that step in log sigma can bear; a single step is exact from 2**24.
 _LAST_PRODUCT = 2.0**-24
 _LAST_PRODUCT_STEPWISE = 2.0**-48
 
 _FROM_ZERO = {"timestep_spacing": "leading"}
 _STABLE = {"beta_start": 0.00085, "beta_end": 0.012}
 _DISTILLED = {**_STABLE, **_FROM_ZERO, "beta_schedule": "scaled_linear", "set_alpha_to_one": True}
-# Where a class of diffusers has other defaults than the fields of `DiffusionConfig`.
+# Defaults of diffusers' classes where they differ from the fields of `DiffusionConfig`
 _DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "PNDMScheduler": _FROM_ZERO,
     "DDIMScheduler": {**_FROM_ZERO, "set_alpha_to_one": True},
@@ -52,7 +52,7 @@ _DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "TCDScheduler": _DISTILLED,
 }
 _STEPWISE = ("DDIMScheduler", "DDPMScheduler", "LCMScheduler", "TCDScheduler")
-# Of no effect here: latents are never clipped, and an order is lowered where a solver's own rule says so.
+# Fields without effect here: latents are never clipped, and a solver lowers its order by its own rule
 _IGNORED = frozenset(
     (
         "clip_sample", "clip_sample_range", "dynamic_thresholding_ratio", "sample_max_value", "lower_order_final",
@@ -65,7 +65,7 @@ _ABSENT: tuple[object, ...] = (None, [], -math.inf)  # no corrector left out, no
 
 @dataclass(frozen=True, kw_only=True)
 class DiffusionConfig:
-    """`scheduler_config.json` of a diffusion model, in its own field names."""
+    """The fields of a diffusion model's `scheduler_config.json`, by their own names."""
 
     class_name: str = "EulerDiscreteScheduler"
     num_train_timesteps: int = field(default=1000, metadata={"min": 2, "max": 10_000})
@@ -102,26 +102,28 @@ class DiffusionConfig:
         self._check("timestep_type", ("discrete",))
         self._check("variance_type", ("fixed_small",))
         if not 0 < self.beta_start <= self.beta_end < 1:
-            found = f"beta_start is {self.beta_start}, beta_end {self.beta_end}"
-            raise ModelError(f"scheduler: {found}; expected 0 < beta_start <= beta_end < 1")
+            problem = f"beta_start is {self.beta_start}, beta_end {self.beta_end}"
+            raise ModelError(f"scheduler: {problem}; expected 0 < beta_start <= beta_end < 1")
         if self.original_inference_steps > self.num_train_timesteps:
-            found = f"original_inference_steps is {self.original_inference_steps}"
-            raise ModelError(f"scheduler: {found}, more than num_train_timesteps, which is {self.num_train_timesteps}")
+            problem = f"original_inference_steps is {self.original_inference_steps}"
+            raise ModelError(
+                f"scheduler: {problem}, more than num_train_timesteps, which is {self.num_train_timesteps}"
+            )
         if self.use_karras_sigmas and self.use_exponential_sigmas:
             raise ModelError("scheduler: use_karras_sigmas and use_exponential_sigmas are both true")
 
     def _check(self, name: str, known: tuple[str, ...]) -> None:
-        found = getattr(self, name)
-        if found not in known:
+        value = getattr(self, name)
+        if value not in known:
             expected = ", ".join(known)
-            raise ModelError(f"scheduler: {name} is {clean(found, 40)!r}, expected one of {expected}")
+            raise ModelError(f"scheduler: {name} is {clean(value, 40)!r}, expected one of {expected}")
 
     @property
     def levels(self) -> DiscreteSchedule:
         return _discrete_schedule(self)
 
     def betas(self) -> list[float]:
-        """The share of noise that each trained timestep adds."""
+        """Return the share of noise that each trained timestep adds."""
         n = self.num_train_timesteps
         if self.beta_schedule == "squaredcos_cap_v2":  # A. Nichol, P. Dhariwal, "Improved DDPM", 2021
             bar = [math.cos((i / n + 0.008) / 1.008 * math.pi / 2) ** 2 for i in range(n + 1)]
@@ -142,16 +144,16 @@ def _discrete_schedule(config: DiffusionConfig) -> DiscreteSchedule:
 
 
 def parse_diffusion(data: Mapping[str, object], source: Path | str) -> DiffusionConfig:
-    """The noise levels in `data`, which is what `scheduler_config.json` holds. Raises ModelError."""
+    """Return the noise levels in `data`, the contents of `scheduler_config.json`. Raises ModelError."""
     name = data.get("_class_name", DiffusionConfig.class_name)
-    given = {key: value for key, value in data.items() if value not in _ABSENT}
-    filled = {**_DEFAULTS.get(str(name), {}), **given, "class_name": name}
+    present = {key: value for key, value in data.items() if value not in _ABSENT}
+    filled = {**_DEFAULTS.get(str(name), {}), **present, "class_name": name}
     return parse(DiffusionConfig, filled, source=source, ignored=_IGNORED)
 
 
 def _without_terminal_signal(products: list[float]) -> list[float]:
-    """Shifted and scaled so that no signal is left at the end (S. Lin et al., "Common Diffusion Noise Schedules and
-    Sample Steps are Flawed", 2023)."""
+    """Shift and scale the products so that no signal is left at the end (S. Lin et al., "Common Diffusion Noise
+    Schedules and Sample Steps are Flawed", 2023)."""
     roots = [math.sqrt(a) for a in products]
     scale = roots[0] / (roots[0] - roots[-1])
     return [((root - roots[-1]) * scale) ** 2 for root in roots]
@@ -159,7 +161,7 @@ def _without_terminal_signal(products: list[float]) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class DiscreteSchedule:
-    """sigma of each trained timestep 0, 1, ...: rising."""
+    """The sigma of each trained timestep 0, 1, ...: rising."""
 
     sigmas: tuple[float, ...]
 
@@ -168,7 +170,7 @@ class DiscreteSchedule:
             raise ModelError("scheduler: the noise levels of its betas do not rise from step to step")
 
     def sigma(self, timestep: float) -> float:
-        """The level at a time in 0 .. T - 1: linear in between, as diffusers interpolates."""
+        """Return the level at a time in 0 .. T - 1: linear in between, as diffusers interpolates."""
         low = min(max(int(timestep), 0), len(self.sigmas) - 2)
         weight = timestep - low
         if weight in (0, 1):
@@ -176,7 +178,7 @@ class DiscreteSchedule:
         return (1 - weight) * self.sigmas[low] + weight * self.sigmas[low + 1]
 
     def sigma_log(self, timestep: float) -> float:
-        """The level at a time in 0 .. T - 1: the inverse of `timestep`, linear in log sigma in between."""
+        """Return the level at a time in 0 .. T - 1: linear in log sigma in between, the inverse of `timestep`."""
         low = min(max(int(timestep), 0), len(self.sigmas) - 2)
         weight = timestep - low
         if weight in (0, 1):
@@ -185,7 +187,8 @@ class DiscreteSchedule:
         return below * math.exp(weight * math.log(above / below))
 
     def timestep(self, sigma: float) -> float:
-        """The time of a level: linear in log sigma in between, exact on the trained levels, never outside them."""
+        """Return the time of a level: linear in log sigma in between, exact on the trained levels, never outside
+        them."""
         if sigma <= self.sigmas[0]:
             return 0.0
         if sigma >= self.sigmas[-1]:
@@ -198,15 +201,16 @@ class DiscreteSchedule:
 
 
 def clock(levels: DiscreteSchedule, schedule: Schedule) -> Callable[[float], float]:
-    """The model's time at any level of a run: what the schedule says, or between its levels what the training says."""
+    """Return a function from a noise level to the model's time: from the schedule at its own levels, from the
+    training between them."""
     named = dict(zip(schedule.sigmas, schedule.timesteps, strict=False))
     return lambda sigma: named[sigma] if sigma in named else levels.timestep(sigma)
 
 
 def scalings(prediction: str, sigma: float) -> tuple[float, float, float]:
-    """c_in, c_skip and c_out, with which denoised = c_skip x + c_out model(c_in x, t).
+    """Return c_in, c_skip and c_out, with which denoised = c_skip x + c_out model(c_in x, t).
 
-    `prediction` is what the model gives: "epsilon" the noise, "v_prediction" the velocity (T. Salimans, J. Ho,
+    `prediction` names the model's output: "epsilon" the noise, "v_prediction" the velocity (T. Salimans, J. Ho,
     "Progressive Distillation for Fast Sampling of Diffusion Models", 2022), "sample" the image.
     """
     c_in = 1.0 / math.sqrt(sigma * sigma + 1.0)

@@ -1,7 +1,7 @@
 """The noise levels of a flow-match model's run.
 
-A flow-match model sees x(sigma) = (1 - sigma) image + sigma noise and predicts the velocity
-dx/dsigma = noise - image. Sampling integrates from sigma = 1 (noise) to sigma = 0 (image).
+A flow-match model receives x(sigma) = (1 - sigma) image + sigma noise and predicts the velocity dx/dsigma = noise -
+image. Sampling integrates from sigma = 1 (noise) to sigma = 0 (image).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from qwenimg.common.sampling.types import MAX_STEPS
 
 _LARGEST_SHIFT = 100.0
 _LARGEST_MU = 80.0  # exp(mu) stays below the largest float32
-LIGHTNING_SHIFT = 1.0986122886681098  # ln 3, of the shift that Qwen-Image-Lightning was distilled with
+LIGHTNING_SHIFT = 1.0986122886681098  # ln 3: Qwen-Image-Lightning was distilled with a shift of 3
 _UNSUPPORTED = (
     "invert_sigmas",
     "use_karras_sigmas",
@@ -31,7 +31,7 @@ _UNSUPPORTED = (
 
 @dataclass(frozen=True, kw_only=True)
 class FlowMatchConfig:
-    """`scheduler_config.json` of a flow-match Euler schedule, in its own field names and defaults."""
+    """The fields of a flow-match Euler scheduler's `scheduler_config.json`, with their own names and defaults."""
 
     num_train_timesteps: int = 1000
     shift: float = 1.0
@@ -53,8 +53,8 @@ class FlowMatchConfig:
             if getattr(self, name):
                 raise ModelError(f"scheduler: {name} is true; only false is supported")
         if self.time_shift_type not in ("exponential", "linear"):
-            found = clean(self.time_shift_type, 40)
-            raise ModelError(f"scheduler: time_shift_type is {found!r}, expected 'exponential' or 'linear'")
+            kind = clean(self.time_shift_type, 40)
+            raise ModelError(f"scheduler: time_shift_type is {kind!r}, expected 'exponential' or 'linear'")
         terminal = 0.0 if self.shift_terminal is None else self.shift_terminal
         self._check(self.num_train_timesteps >= 1, "num_train_timesteps", "1 or more")
         self._check(0 < self.shift <= _LARGEST_SHIFT, "shift", f"above 0, at most {_LARGEST_SHIFT}")
@@ -70,7 +70,8 @@ class FlowMatchConfig:
             raise ModelError(f"scheduler: {name} is {getattr(self, name)}, expected {expected}")
 
     def lightning(self) -> FlowMatchConfig:
-        """The schedule of Qwen-Image-Lightning: a shift of 3 whatever the size, down to the last of even levels."""
+        """Return the schedule of Qwen-Image-Lightning: a shift of 3 at every size, and no stretching towards a
+        terminal level."""
         return replace(
             self,
             use_dynamic_shifting=True,
@@ -81,24 +82,24 @@ class FlowMatchConfig:
         )
 
     def mu(self, tokens: int) -> float:
-        """The shift for an image of `tokens` latent tokens: on the line through the two trained sizes."""
+        """Return the shift for an image of `tokens` latent tokens, on the line through the two trained sizes."""
         slope = (self.max_shift - self.base_shift) / (self.max_image_seq_len - self.base_image_seq_len)
         return tokens * slope + (self.base_shift - slope * self.base_image_seq_len)
 
     def timestep(self, sigma: float) -> float:
-        """The model's timestep of a noise level, as float32 arithmetic gives it: 0 to `num_train_timesteps`."""
+        """Return the model's timestep of a noise level, as float32 arithmetic has it: 0 to `num_train_timesteps`."""
         return float(np.float32(sigma) * np.float32(self.num_train_timesteps))
 
 
 def flow_schedule(config: FlowMatchConfig, steps: int, tokens: int) -> tuple[float, ...]:
-    """steps + 1 noise levels, from 1 down to 0, for an image of `tokens` latent tokens (width/16 * height/16): those of
-    the flow-match Euler schedule. Every one is exactly a float32 value.
+    """Return the noise levels of the flow-match Euler schedule for an image of `tokens` latent tokens (width/16 *
+    height/16): steps + 1 levels, from 1 down to 0, each exactly a float32 value.
 
-    Evenly spaced noise levels 1 .. 1/steps, shifted towards 1 (P. Esser et al., "Scaling Rectified Flow
-    Transformers for High-Resolution Image Synthesis", 2024), then stretched so that the last one is
-    `shift_terminal`. Computed in float32 as diffusers does and equal to it bit for bit, with one exception: a
-    single step with a terminal starts at 1, where diffusers divides 0 by 0. Raises UsageError for steps
-    outside 1 .. 1000, and for a size so far from the trained ones that float32 holds no schedule.
+    Evenly spaced noise levels 1 .. 1/steps, shifted towards 1 (P. Esser et al., "Scaling Rectified Flow Transformers
+    for High-Resolution Image Synthesis", 2024), then stretched so that the last one is `shift_terminal`. They are
+    computed in float32 as in diffusers and equal its levels bit for bit, with one exception: a single step with a
+    terminal starts at 1, where diffusers divides 0 by 0. Raises UsageError for steps outside 1 .. 1000, and for a size
+    so far from the trained ones that float32 holds no schedule.
     """
     if not 1 <= steps <= MAX_STEPS:
         raise UsageError(f"steps is {clean(steps, 40)}; choose 1 to {MAX_STEPS}")
@@ -108,7 +109,7 @@ def flow_schedule(config: FlowMatchConfig, steps: int, tokens: int) -> tuple[flo
         sigmas = _shifted(config, np.linspace(1.0, 1.0 / steps, steps).astype(np.float32), tokens)
         if config.shift_terminal and steps > 1:
             sigmas = _stretched(sigmas, config.shift_terminal)
-    # Written so that a NaN fails it. A static shift may round the first level to just above 1.
+    # A NaN fails this condition. A static shift may round the first level to just above 1.
     if not (sigmas[0] < 1.001 and sigmas[-1] > 0 and np.all(sigmas[1:] <= sigmas[:-1])):
         raise UsageError(f"{counted(steps, 'step')}: no schedule for {tokens} image tokens; choose another size")
     return (*map(float, sigmas), 0.0)

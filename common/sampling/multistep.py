@@ -1,7 +1,7 @@
-"""Samplers that use what the model said in earlier steps: one evaluation a step, whatever their order.
+"""Samplers that reuse the model's predictions of earlier steps: one evaluation a step, whatever their order.
 
-Those that work with dx/dsigma are the same for diffusion and flow models; the exponential ones work in lambda =
-log(alpha / sigma). An earlier level without signal has lambda = minus infinity, and its answer weighs nothing.
+The samplers that work with dx/dsigma are the same for diffusion and flow models. The exponential ones work in lambda =
+log(alpha / sigma). An earlier level without signal has lambda = minus infinity, and its prediction has the weight 0.
 """
 
 from __future__ import annotations
@@ -10,17 +10,20 @@ import math
 from collections.abc import Iterator, Sequence
 
 from qwenimg.common.sampling.steps import adams, gain, growth, to_d, toward, weighted
-from qwenimg.common.sampling.types import Array, Denoiser, Noise, Schedule
+from qwenimg.common.sampling.types import Array, DenoiseFunction, Noise, Schedule
 
 # Adams and Bashforth's weights for equal steps, the newest slope first.
 _EQUAL = ((1.0,), (3 / 2, -1 / 2), (23 / 12, -16 / 12, 5 / 12), (55 / 24, -59 / 24, 37 / 24, -9 / 24))
-_FEW = 15  # steps of a run whose last step is one of first order, as DPM-Solver's authors advise
+_FEW = 15  # a run of fewer steps ends with one of first order, as DPM-Solver's authors advise
 
 
-def pndm(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """Pseudo numerical methods (L. Liu et al., "Pseudo Numerical Methods for Diffusion Models on Manifolds", 2022):
-    Adams and Bashforth's four-step rule on the noise. It starts with Runge and Kutta's method where the grid has
-    levels in between, else with Heun's (K. Crowson's PLMS)."""
+def pndm(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+    """Sample with pseudo numerical methods (L. Liu et al., "Pseudo Numerical Methods for Diffusion Models on
+    Manifolds", 2022): Adams and Bashforth's four-step rule on the noise.
+
+    It starts with Runge and Kutta's method where the schedule has levels in between, else with Heun's (K. Crowson's
+    PLMS).
+    """
     ds: list[Array] = []
     for i, (sigma, sigma_next) in enumerate(schedule.pairs()):
         denoised = denoise(x, sigma)
@@ -36,7 +39,9 @@ def pndm(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Itera
         yield x
 
 
-def _runge_kutta(x: Array, first: Array, denoise: Denoiser, sigma: float, middle: float, sigma_next: float) -> Array:
+def _runge_kutta(
+    x: Array, first: Array, denoise: DenoiseFunction, sigma: float, middle: float, sigma_next: float
+) -> Array:
     def ahead(known: Array, level: float) -> Array:
         reached = x + (level - sigma) * known
         return to_d(reached, denoise(reached, level), level)
@@ -46,19 +51,19 @@ def _runge_kutta(x: Array, first: Array, denoise: Denoiser, sigma: float, middle
     return weighted([first, second, third, ahead(third, sigma_next)], [1 / 6, 1 / 3, 1 / 3, 1 / 6])
 
 
-def lms(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """Linear multistep of order 4: Adams and Bashforth's rule for the schedule's own spacing (K. Crowson,
-    "k-diffusion", 2022, after T. Karras et al.)."""
+def lms(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+    """Sample with the linear multistep method of order 4: Adams and Bashforth's rule for the schedule's own spacing
+    (K. Crowson, "k-diffusion", 2022, after T. Karras et al.)."""
     return _adams(x, schedule, denoise, to_denoised=False)
 
 
-def ipndm_v(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """iPNDM for unequal steps (Q. Zhang, Y. Chen, "Fast Sampling of Diffusion Models with Exponential Integrator",
-    2023): the same weights as `lms`, but a step to sigma = 0 gives `denoised`."""
+def ipndm_v(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+    """Sample with iPNDM for unequal steps (Q. Zhang, Y. Chen, "Fast Sampling of Diffusion Models with Exponential
+    Integrator", 2023): the weights of `lms`, but a step to sigma = 0 gives `denoised`."""
     return _adams(x, schedule, denoise, to_denoised=True)
 
 
-def _adams(x: Array, schedule: Schedule, denoise: Denoiser, *, to_denoised: bool) -> Iterator[Array]:
+def _adams(x: Array, schedule: Schedule, denoise: DenoiseFunction, *, to_denoised: bool) -> Iterator[Array]:
     ds: list[Array] = []
     for i, (sigma, sigma_next) in enumerate(schedule.pairs()):
         denoised = denoise(x, sigma)
@@ -71,9 +76,9 @@ def _adams(x: Array, schedule: Schedule, denoise: Denoiser, *, to_denoised: bool
         yield x
 
 
-def ipndm(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """Improved PNDM (Q. Zhang, Y. Chen, 2023): Adams and Bashforth's weights for equal steps, started with lower
-    orders; a step to sigma = 0 gives `denoised`."""
+def ipndm(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+    """Sample with improved PNDM (Q. Zhang, Y. Chen, 2023): Adams and Bashforth's weights for equal steps, of lower
+    order in the first steps. A step to sigma = 0 gives `denoised`."""
     ds: list[Array] = []
     for sigma, sigma_next in schedule.pairs():
         denoised = denoise(x, sigma)
@@ -82,8 +87,9 @@ def ipndm(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iter
         yield x
 
 
-def deis(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """DEIS tAB2 in log rho, rho = sigma / alpha (Q. Zhang, Y. Chen, 2023): the noise on a line, integrated exactly."""
+def deis(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+    """Sample with DEIS tAB2 in log rho, rho = sigma / alpha (Q. Zhang, Y. Chen, 2023): the noise on a line,
+    integrated exactly."""
     previous, last = None, 0.0
     for i, (sigma, sigma_next) in enumerate(schedule.pairs()):
         denoised, h = denoise(x, sigma), growth(schedule, sigma, sigma_next)
@@ -97,17 +103,17 @@ def deis(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Itera
         yield x
 
 
-def dpmpp_2m(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """DPM-Solver++(2M) (C. Lu et al., "DPM-Solver++: Fast Solver for Guided Sampling of Diffusion Probabilistic
-    Models", 2022)."""
+def dpmpp_2m(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+    """Sample with DPM-Solver++(2M) (C. Lu et al., "DPM-Solver++: Fast Solver for Guided Sampling of Diffusion
+    Probabilistic Models", 2022)."""
     previous, last = None, 0.0
     for i, (sigma, sigma_next) in enumerate(schedule.pairs()):
         denoised, h = denoise(x, sigma), growth(schedule, sigma, sigma_next)
-        seen = denoised
+        denoised_d = denoised
         if previous is not None and sigma_next > 0 and not _last_of_few(schedule, i):
             weight = h / (2.0 * last)
-            seen = (1.0 + weight) * denoised - weight * previous
-        x = toward(x, seen, sigma, sigma_next)
+            denoised_d = (1.0 + weight) * denoised - weight * previous
+        x = toward(x, denoised_d, sigma, sigma_next)
         previous, last = denoised, h
         yield x
 
@@ -117,9 +123,10 @@ def _last_of_few(schedule: Schedule, step: int) -> bool:
     return step == steps - 1 and steps < _FEW
 
 
-def res_multistep(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """RES, the multistep form of second order: `denoised` on a line in lambda, integrated exactly (Q. Zhang et al.,
-    "Improved Order Analysis and Design of Exponential Integrator for Diffusion Models Sampling", 2023)."""
+def res_multistep(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+    """Sample with RES, the multistep form of second order: `denoised` on a line in lambda, integrated exactly (Q.
+    Zhang et al., "Improved Order Analysis and Design of Exponential Integrator for Diffusion Models Sampling",
+    2023)."""
     previous, last = None, 0.0
     for sigma, sigma_next in schedule.pairs():
         denoised, h = denoise(x, sigma), growth(schedule, sigma, sigma_next)
@@ -130,23 +137,23 @@ def res_multistep(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise)
         yield x
 
 
-def unipc(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """UniPC-2 with B(h) = exp(h) - 1: each step is predicted, then corrected by what the model says of the
-    prediction, which costs no evaluation more (W. Zhao et al., "UniPC: A Unified Predictor-Corrector Framework for
-    Fast Sampling of Diffusion Models", 2023)."""
+def unipc(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+    """Sample with UniPC-2 with B(h) = exp(h) - 1: each step is predicted, then corrected by the model's prediction
+    at its end, which costs no further evaluation (W. Zhao et al., "UniPC: A Unified Predictor-Corrector Framework
+    for Fast Sampling of Diffusion Models", 2023)."""
     before, sigma_before = x, 0.0  # where the last step began
-    old_denoised: list[Array] = []  # seen at the start of the last step and of the one before it
-    steps: list[float] = []  # how much those steps made lambda grow
+    old_denoised: list[Array] = []  # at the start of the last step and of the one before it
+    steps: list[float] = []  # growth of lambda over those steps
     for i, (sigma, sigma_next) in enumerate(schedule.pairs()):
         denoised, h = denoise(x, sigma), growth(schedule, sigma, sigma_next)
         if old_denoised and math.isfinite(steps[0]):
             x = _corrected(before, schedule, sigma_before, sigma, [denoised, *old_denoised], steps)
         old_denoised, before, sigma_before = [denoised, *old_denoised[:1]], x, sigma
-        seen = denoised
+        denoised_d = denoised
         if len(old_denoised) == 2 and i < len(schedule.sigmas) - 2:  # the last step is one of first order
             weight = h / (2.0 * steps[0])
-            seen = (1.0 + weight) * denoised - weight * old_denoised[1]
-        x = toward(x, seen, sigma, sigma_next)
+            denoised_d = (1.0 + weight) * denoised - weight * old_denoised[1]
+        x = toward(x, denoised_d, sigma, sigma_next)
         steps = [h, *steps[:1]]
         yield x
 
@@ -154,7 +161,8 @@ def unipc(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iter
 def _corrected(
     x: Array, schedule: Schedule, sigma: float, sigma_next: float, old_denoised: Sequence[Array], steps: Sequence[float]
 ) -> Array:
-    """The step from `sigma` to `sigma_next` again, with `denoised` of its end. `old_denoised`: the newest first."""
+    """Return x after the step from `sigma` to `sigma_next`, taken again with `denoised` of its end. `old_denoised`:
+    the newest first."""
     h, now, start = steps[0], old_denoised[0], old_denoised[1]
     size = schedule.alpha(sigma_next) * gain(h, 0.0)
     moved = toward(x, start, sigma, sigma_next)

@@ -1,7 +1,7 @@
-"""Samplers without noise of their own that look at one step at a time.
+"""Samplers that add no noise and use no earlier step.
 
 They solve dx/dsigma = (x - denoised) / sigma, which is the same for diffusion and flow models. A step to sigma = 0 is
-one of Euler's in all of them: there `denoised` is the answer.
+an Euler step in all of them: its result is `denoised`.
 """
 
 from __future__ import annotations
@@ -10,26 +10,29 @@ import math
 from collections.abc import Iterator
 
 from qwenimg.common.sampling.steps import ancestral, renoised, to_d, toward
-from qwenimg.common.sampling.types import Array, Denoiser, Noise, Schedule
+from qwenimg.common.sampling.types import Array, DenoiseFunction, Noise, Schedule
 
 
-def ddim(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise, eta: float = 0.0) -> Iterator[Array]:
-    """DDIM; `eta` is the share of DDPM's noise (J. Song et al., "Denoising Diffusion Implicit Models", 2021)."""
+def ddim(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise, eta: float = 0.0) -> Iterator[Array]:
+    """Sample with DDIM; `eta` is the share of DDPM's noise (J. Song et al., "Denoising Diffusion Implicit Models",
+    2021)."""
     for sigma, sigma_next in schedule.pairs():
         down, scale, up = ancestral(schedule, sigma, sigma_next, eta)
         x = renoised(toward(x, denoise(x, sigma), sigma, down), scale, up, noise)
         yield x
 
 
-def euler(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """Euler's method (T. Karras et al., "Elucidating the Design Space of Diffusion-Based Generative Models", 2022)."""
+def euler(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+    """Sample with Euler's method (T. Karras et al., "Elucidating the Design Space of Diffusion-Based Generative
+    Models", 2022)."""
     for sigma, sigma_next in schedule.pairs():
         x = toward(x, denoise(x, sigma), sigma, sigma_next)
         yield x
 
 
-def heun(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """Heun's method: the mean of the slopes before and after (T. Karras et al., algorithm 1, 2022)."""
+def heun(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+    """Sample with Heun's method: the mean of the slopes before and after a step (T. Karras et al., algorithm 1,
+    2022)."""
     for sigma, sigma_next in schedule.pairs():
         denoised = denoise(x, sigma)
         ahead = toward(x, denoised, sigma, sigma_next)
@@ -40,9 +43,9 @@ def heun(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Itera
         yield x
 
 
-def heunpp2(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """Heun++: the slopes of up to two later levels, weighted by those levels over the first one of the run
-    (Carzit, "sd-webui-samplers-scheduler", 2023). The weights make it a first-order method."""
+def heunpp2(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+    """Sample with Heun++: the slopes of up to two later levels, weighted by those levels over the first one of the
+    run (Carzit, "sd-webui-samplers-scheduler", 2023). The weights make it a first-order method."""
     first, end = schedule.sigmas[0], len(schedule.sigmas) - 1
     for i, (sigma, sigma_next) in enumerate(schedule.pairs()):
         denoised = denoise(x, sigma)
@@ -59,14 +62,15 @@ def heunpp2(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> It
         yield x
 
 
-def dpm2(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """The midpoint method with the middle by log sigma: DPM-Solver-2 as T. Karras et al. (2022) write it."""
+def dpm2(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+    """Sample with the midpoint method, the middle taken by log sigma: DPM-Solver-2 as T. Karras et al. (2022) write
+    it."""
     for sigma, sigma_next in schedule.pairs():
         x = midpoint(x, denoise, sigma, sigma_next)
         yield x
 
 
-def midpoint(x: Array, denoise: Denoiser, sigma: float, sigma_next: float) -> Array:
+def midpoint(x: Array, denoise: DenoiseFunction, sigma: float, sigma_next: float) -> Array:
     denoised = denoise(x, sigma)
     if sigma_next == 0:
         return denoised

@@ -1,8 +1,7 @@
-"""Schedules of noise levels for diffusion models: which levels of its training a run passes.
+"""Schedules of noise levels for diffusion models: which of its trained levels a run passes.
 
-- "model" is what diffusers' scheduler for that sampler does with the model's configuration: the sampler's
-  `ScheduleRule`.
-- The others spread the levels in their own way over all that the model was trained on, and end with 0.
+- "model" follows diffusers' scheduler for that sampler, with the model's configuration: the sampler's `ScheduleRule`.
+- The others spread the levels by their own rule over all trained levels, and end with 0.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from qwenimg.common.sampling.types import MAX_STEPS, Schedule
 
 MODEL = "model"
 TRAILING = "trailing"
-LIGHTNING = "lightning"  # of flow models: see `flow_match.LIGHTNING_SHIFT`
+LIGHTNING = "lightning"  # for flow models: see `flow_match.LIGHTNING_SHIFT`
 HYPER = "hyper"
 SCHEDULES = (MODEL, *SPREADS, "ays", TRAILING, LIGHTNING, HYPER)
 _GAMMA = 0.3  # TCD's
-_HYPER_TIME = 800.0  # at which Hyper-SDXL's UNet of one step is asked (Y. Ren et al., "Hyper-SD", 2024)
+_HYPER_TIME = 800.0  # the time of Hyper-SDXL's single step (Y. Ren et al., "Hyper-SD", 2024)
 
 _SAMPLER_OF: Mapping[str, str] = MappingProxyType(
     {
@@ -58,47 +57,49 @@ _DPM_SOLVER: Mapping[tuple[str, str, int], str] = MappingProxyType(
 
 
 def sampler_of(config: DiffusionConfig) -> str:
-    """The name of the sampler that the model's configuration means. Raises ModelError if it is not built."""
-    found = _SAMPLER_OF.get(config.class_name)
+    """Return the name of the sampler that the model's configuration asks for. Raises ModelError if it is not built."""
+    sampler = _SAMPLER_OF.get(config.class_name)
     if config.class_name == "DPMSolverMultistepScheduler":
-        found = _DPM_SOLVER.get((config.algorithm_type, config.solver_type, config.solver_order))
-    orders = (config.predictor_order, config.corrector_order) if found == "sa_solver" else (config.solver_order,)
-    if found in ("unipc", "deis", "sa_solver") and set(orders) != {2}:
-        found = None
-    if found == "unipc" and (config.solver_type != "bh2" or not config.predict_x0):
-        found = None
-    if found is None:
-        what = f"{config.class_name} with algorithm_type {clean(config.algorithm_type, 30)!r}"
-        what += f", solver_type {clean(config.solver_type, 30)!r}, solver_order {config.solver_order}"
-        raise ModelError(f"scheduler: {what} is not built; choose another with --sampler")
-    return found
+        sampler = _DPM_SOLVER.get((config.algorithm_type, config.solver_type, config.solver_order))
+    orders = (config.predictor_order, config.corrector_order) if sampler == "sa_solver" else (config.solver_order,)
+    if sampler in ("unipc", "deis", "sa_solver") and set(orders) != {2}:
+        sampler = None
+    if sampler == "unipc" and (config.solver_type != "bh2" or not config.predict_x0):
+        sampler = None
+    if sampler is None:
+        asked_for = f"{config.class_name} with algorithm_type {clean(config.algorithm_type, 30)!r}"
+        asked_for += f", solver_type {clean(config.solver_type, 30)!r}, solver_order {config.solver_order}"
+        raise ModelError(f"scheduler: {asked_for} is not built; choose another with --sampler")
+    return sampler
 
 
 def check_name(schedule: str) -> None:
-    """Raises UsageError unless there is a schedule of that name."""
+    """Raise UsageError unless a schedule has that name."""
     if schedule not in SCHEDULES:
         raise UsageError(f"no schedule {clean(schedule, 40)!r}; choose one of {', '.join(SCHEDULES)}")
 
 
 def build(config: DiffusionConfig, rule: ScheduleRule, schedule: str, steps: int, *, sdxl: bool = False) -> Schedule:
-    """The levels of a run of `steps` steps by a sampler of this `rule`; `sdxl` chooses the table of "ays". Raises
-    UsageError."""
+    """Return the levels of a run of `steps` steps by a sampler of this `rule`; `sdxl` chooses the table of "ays".
+    Raises UsageError."""
     most = min(MAX_STEPS, config.num_train_timesteps)
     if not 1 <= steps <= most:
         raise UsageError(f"steps is {steps}; choose 1 to {most}")
     levels = config.levels
     if schedule in ("", MODEL):
-        return _finished(config, rule, steps, *_own(config, rule, steps))
+        return _finished(config, rule, steps, *_model_schedule(config, rule, steps))
     check_name(schedule)
     if schedule == LIGHTNING:
         raise UsageError("--schedule lightning is for flow models, such as Qwen-Image; SDXL-Lightning's is trailing")
     if schedule == TRAILING:
-        own = replace(config, timestep_spacing=TRAILING)
-        return _finished(own, rule, steps, *_own(own, rule, steps))
+        trailing = replace(config, timestep_spacing=TRAILING)
+        return _finished(trailing, rule, steps, *_model_schedule(trailing, rule, steps))
     if schedule == HYPER:
         if steps != 1 or config.num_train_timesteps <= _HYPER_TIME:
-            found = f"{counted(steps, 'step')} of {config.num_train_timesteps} trained times"
-            raise UsageError(f"--schedule hyper is one step from time {_HYPER_TIME:g}, found {found}; give --steps 1")
+            given_steps = f"{counted(steps, 'step')} of {config.num_train_timesteps} trained times"
+            raise UsageError(
+                f"--schedule hyper is one step from time {_HYPER_TIME:g}, found {given_steps}; give --steps 1"
+            )
         ends = [levels.sigma(_HYPER_TIME), _last_level(config, rule, steps, _HYPER_TIME)]
         return _finished(config, rule, steps, ends, [_HYPER_TIME])
     if schedule == "ays":
@@ -110,8 +111,8 @@ def build(config: DiffusionConfig, rule: ScheduleRule, schedule: str, steps: int
     return _finished(config, rule, steps, [*sigmas, 0.0], times)
 
 
-def _own(config: DiffusionConfig, rule: ScheduleRule, steps: int) -> tuple[list[float], list[float]]:
-    """Levels and times of the model's own schedule: one level more than times."""
+def _model_schedule(config: DiffusionConfig, rule: ScheduleRule, steps: int) -> tuple[list[float], list[float]]:
+    """Return levels and times of the model's own schedule: one level more than times."""
     levels = config.levels
     if rule.times == "distilled":
         times = _distilled_times(config, steps)
@@ -146,7 +147,7 @@ def _last_level(config: DiffusionConfig, rule: ScheduleRule, steps: int, time: f
 
 
 def _times(config: DiffusionConfig, steps: int, *, whole: bool, leave_out: bool) -> list[float]:
-    """Times by the configuration's spacing, falling (S. Lin et al., 2023, table 2)."""
+    """Return falling times by the configuration's spacing (S. Lin et al., 2023, table 2)."""
     trained, count = config.num_train_timesteps, steps + leave_out
     if config.timestep_spacing == "linspace":  # numpy's sums, in which some halves are rounded down
         apart = (trained - 1) / max(count - 1, 1)
@@ -161,7 +162,7 @@ def _times(config: DiffusionConfig, steps: int, *, whole: bool, leave_out: bool)
 
 
 def _distilled_times(config: DiffusionConfig, steps: int) -> list[float]:
-    """Every so many of the steps on which the teacher was distilled (S. Luo et al., 2023)."""
+    """Return times spread evenly over the steps on which the teacher was distilled (S. Luo et al., 2023)."""
     teacher = config.original_inference_steps
     if steps > teacher:
         raise UsageError(f"{counted(steps, 'step')}: this model was distilled on {teacher}; choose fewer")
@@ -173,7 +174,8 @@ def _distilled_times(config: DiffusionConfig, steps: int) -> list[float]:
 def _finished(
     config: DiffusionConfig, rule: ScheduleRule, steps: int, sigmas: list[float], times: list[float]
 ) -> Schedule:
-    """The schedule, with the weight of the first noise and of the result, and what PNDM and TCD look up in between."""
+    """Return the schedule, with the weights of the first noise and of the result, and the levels in between that
+    PNDM and TCD look up."""
     levels = config.levels
     between: list[float] = []
     if rule.between == "jump":
@@ -195,15 +197,16 @@ def _finished(
 
 
 def skipped(steps: int, strength: float) -> int:
-    """Steps left out where a run starts from a picture, as diffusers counts them. Raises UsageError if all are."""
-    left = min(int(steps * strength), steps)
-    if left < 1:
+    """Return the number of steps left out in a run that starts from an image, as diffusers counts them. Raises
+    UsageError if all are."""
+    remaining = min(int(steps * strength), steps)
+    if remaining < 1:
         raise UsageError(f"strength {strength:g} of {counted(steps, 'step')} leaves none; give more of either")
-    return steps - left
+    return steps - remaining
 
 
 def part(whole: Schedule, start: int, stop: int | None = None) -> Schedule:
-    """Steps start .. stop of a schedule. Only what holds its end is scaled as the whole is."""
+    """Return steps start .. stop of a schedule. Only the part with the end of the whole is scaled like it."""
     steps = len(whole.sigmas) - 1
     stop = steps if stop is None else stop
     return replace(
@@ -216,8 +219,8 @@ def part(whole: Schedule, start: int, stop: int | None = None) -> Schedule:
 
 
 def split(whole: Schedule, fraction: float, trained: int = 1000) -> tuple[Schedule, Schedule]:
-    """One schedule for two models, SDXL's base and refiner: the first takes the steps whose time lies in the first
-    `fraction` of the `trained` times, as diffusers' `denoising_end` and `denoising_start`. Raises UsageError."""
+    """Split a schedule for two models, SDXL's base and refiner. The first takes the steps whose time lies in the
+    first `fraction` of the `trained` times, as diffusers' `denoising_end` and `denoising_start`. Raises UsageError."""
     border = round(trained - fraction * trained)
     count = sum(time >= border for time in whole.timesteps)
     if not 0 < count < len(whole.timesteps):

@@ -1,8 +1,8 @@
 """Samplers that add fresh noise in every step.
 
-A step's noise depends on no other's, so independent draws are the increments of one Brownian path. Where a step has a
-point in its middle, two draws are made, one for each half, and the whole step's noise is composed of both with the
-weights that the SDE gives them: again one path, without a tree of bridges.
+The noise of each step is independent of the others', so independent draws are the increments of one Brownian path.
+Where a step has a point in its middle, each half has its own draw, and the noise of the whole step is composed of both
+with the weights that the SDE gives them: again one path, without a tree of bridges.
 """
 
 from __future__ import annotations
@@ -12,38 +12,39 @@ from collections.abc import Callable, Iterator, Sequence
 
 from qwenimg.common.sampling.ode import ddim, midpoint
 from qwenimg.common.sampling.steps import ancestral, diffused, gain, growth, halfway, renoised, toward
-from qwenimg.common.sampling.types import Array, Denoiser, Noise, Schedule
+from qwenimg.common.sampling.types import Array, DenoiseFunction, Noise, Schedule
 
-# Where SA-Solver is stochastic: timesteps 200 to 800 of Stable Diffusion's betas, and the same share of a flow.
+# Levels between which SA-Solver is stochastic: of Stable Diffusion, timesteps 200 to 800; of flow models, that share
 SA_LEVELS = (0.5705, 5.12)
 SA_LEVELS_FLOW = (0.2, 0.8)
 
 
-def ddpm(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """Ancestral sampling with the smaller of the two variances (J. Ho et al., "Denoising Diffusion Probabilistic
-    Models", 2020)."""
+def ddpm(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+    """Sample with ancestral steps of the smaller of the two variances (J. Ho et al., "Denoising Diffusion
+    Probabilistic Models", 2020)."""
     return ddim(x, schedule, denoise, noise, eta=1.0)
 
 
-def euler_ancestral(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """An Euler step below the next level, then noise up to it (K. Crowson, "k-diffusion", 2022); for flow models in
-    the rectified-flow form."""
+def euler_ancestral(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+    """Sample with Euler steps below the next level, then noise up to it (K. Crowson, "k-diffusion", 2022); for flow
+    models in the rectified-flow form."""
     for sigma, sigma_next in schedule.pairs():
         down, scale, up = ancestral(schedule, sigma, sigma_next)
         x = renoised(toward(x, denoise(x, sigma), sigma, down), scale, up, noise)
         yield x
 
 
-def dpm2_ancestral(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """DPM2 below the next level, then noise up to it (K. Crowson, 2022)."""
+def dpm2_ancestral(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+    """Sample with DPM2 below the next level, then noise up to it (K. Crowson, 2022)."""
     for sigma, sigma_next in schedule.pairs():
         down, scale, up = ancestral(schedule, sigma, sigma_next)
         x = renoised(midpoint(x, denoise, sigma, down), scale, up, noise)
         yield x
 
 
-def dpmpp_2s_ancestral(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """DPM-Solver++(2S) (C. Lu et al., 2022) below the next level, then noise up to it (K. Crowson, 2022)."""
+def dpmpp_2s_ancestral(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+    """Sample with DPM-Solver++(2S) (C. Lu et al., 2022) below the next level, then noise up to it (K. Crowson,
+    2022)."""
     for sigma, sigma_next in schedule.pairs():
         down, scale, up = ancestral(schedule, sigma, sigma_next)
         denoised = denoise(x, sigma)
@@ -54,8 +55,9 @@ def dpmpp_2s_ancestral(x: Array, schedule: Schedule, denoise: Denoiser, noise: N
         yield x
 
 
-def dpmpp_sde(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """DPM-Solver++ for the SDE with a point in the middle of each step (C. Lu et al., 2022; K. Crowson, 2022)."""
+def dpmpp_sde(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+    """Sample with DPM-Solver++ for the SDE, with a point in the middle of each step (C. Lu et al., 2022; K. Crowson,
+    2022)."""
     for sigma, sigma_next in schedule.pairs():
         denoised = denoise(x, sigma)
         if sigma_next == 0 or math.isinf(growth(schedule, sigma, sigma_next)):
@@ -64,28 +66,28 @@ def dpmpp_sde(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> 
             continue
         middle = halfway(schedule, sigma, sigma_next)
         first = noise()
-        kept, taken, added = diffused(schedule, sigma, middle)
-        denoised = denoise(kept * x + taken * denoised + added * first, middle)
+        keep, take, fresh = diffused(schedule, sigma, middle)
+        denoised = denoise(keep * x + take * denoised + fresh * first, middle)
         carried, _, late = diffused(schedule, middle, sigma_next)
-        kept, taken, _ = diffused(schedule, sigma, sigma_next)
-        x = kept * x + taken * denoised + (carried * added) * first + late * noise()
+        keep, take, _ = diffused(schedule, sigma, sigma_next)
+        x = keep * x + take * denoised + (carried * fresh) * first + late * noise()
         yield x
 
 
 def _sde_step(x: Array, denoised: Array, schedule: Schedule, sigma: float, sigma_next: float, noise: Noise) -> Array:
     if sigma_next == 0:
         return denoised
-    kept, taken, added = diffused(schedule, sigma, sigma_next)
-    return kept * x + taken * denoised + added * noise()
+    keep, take, fresh = diffused(schedule, sigma, sigma_next)
+    return keep * x + take * denoised + fresh * noise()
 
 
-def dpmpp_2m_sde(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """SDE-DPM-Solver++(2M), the midpoint form (C. Lu et al., 2022)."""
+def dpmpp_2m_sde(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+    """Sample with SDE-DPM-Solver++(2M), the midpoint form (C. Lu et al., 2022)."""
     return _multistep_sde(x, schedule, denoise, noise, _middle)
 
 
-def dpmpp_2m_sde_heun(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """SDE-DPM-Solver++(2M) with `denoised` on a line in lambda, integrated exactly (K. Crowson, 2023)."""
+def dpmpp_2m_sde_heun(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+    """Sample with SDE-DPM-Solver++(2M) with `denoised` on a line in lambda, integrated exactly (K. Crowson, 2023)."""
     return _multistep_sde(x, schedule, denoise, noise, _line)
 
 
@@ -98,7 +100,7 @@ def _line(h: float) -> float:
 
 
 def _multistep_sde(
-    x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise, weight: Callable[[float], float]
+    x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise, weight: Callable[[float], float]
 ) -> Iterator[Array]:
     previous, last = None, 0.0
     for sigma, sigma_next in schedule.pairs():
@@ -110,12 +112,13 @@ def _multistep_sde(
         yield x
 
 
-def dpmpp_3m_sde(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """SDE-DPM-Solver++(3M): `denoised` on a parabola in lambda (K. Crowson, "k-diffusion", 2023, after C. Lu et al.).
+def dpmpp_3m_sde(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+    """Sample with SDE-DPM-Solver++(3M): `denoised` on a parabola in lambda (K. Crowson, "k-diffusion", 2023, after C.
+    Lu et al.).
 
-    The parabola's square term has half the weight that the exact integral gives, as published: its order is 2.
+    The parabola's square term has half the weight of the exact integral, as published: the method's order is 2.
     """
-    old_denoised: list[Array] = []  # of the two steps before, the newest first
+    old_denoised: list[Array] = []  # `denoised` of the two steps before, the newest first
     steps: list[float] = []
     for sigma, sigma_next in schedule.pairs():
         denoised, h = denoise(x, sigma), growth(schedule, sigma, sigma_next)
@@ -128,7 +131,7 @@ def dpmpp_3m_sde(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) 
 
 
 def _parabola(h: float, steps: Sequence[float]) -> list[float]:
-    """Weights of the newest difference of `denoised` and of the one before it."""
+    """Return the weights of the newest difference of `denoised` and of the one before it."""
     phi_2 = _line(h)
     if len(steps) == 1 or math.isinf(sum(steps)):
         return [phi_2 * h / steps[0], 0.0][: len(steps)]
@@ -138,21 +141,21 @@ def _parabola(h: float, steps: Sequence[float]) -> list[float]:
     return [(phi_2 + bend) / near, -bend / far]
 
 
-def sa_solver(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """SA-Solver, a two-step predictor and a corrector for the SDE whose noise tau is 1 at middle levels and else 0
-    (S. Xue et al., "SA-Solver: Stochastic Adams Solver for Fast Sampling of Diffusion Models", 2023)."""
+def sa_solver(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+    """Sample with SA-Solver, a two-step predictor and a corrector for the SDE whose noise tau is 1 at middle levels
+    and else 0 (S. Xue et al., "SA-Solver: Stochastic Adams Solver for Fast Sampling of Diffusion Models", 2023)."""
     low, high = SA_LEVELS_FLOW if schedule.flow else SA_LEVELS
-    denoised, last = None, 0.0  # of the step before
-    base, size = x, 0.0  # what that step added up without `denoised`, and the weight of a difference of them
+    denoised, last = None, 0.0  # `denoised` and h of the step before
+    base, size = x, 0.0  # that step's sum without differences, and the weight of a difference of `denoised`
     for i, (sigma, sigma_next) in enumerate(schedule.pairs()):
         now, h = denoise(x, sigma), growth(schedule, sigma, sigma_next)
         if denoised is not None and math.isfinite(last):
             x = base + size * (now - denoised)
         tau = 1.0 if low <= sigma <= high else 0.0
-        kept, taken, added = diffused(schedule, sigma, sigma_next, tau)
-        base = now if sigma_next == 0 else kept * x + taken * now
-        if sigma_next > 0:  # a draw in each step, whether it is used or not, as the authors' program does
-            base = base + added * noise()
+        keep, take, fresh = diffused(schedule, sigma, sigma_next, tau)
+        base = now if sigma_next == 0 else keep * x + take * now
+        if sigma_next > 0:  # a draw in each step, used or not, as in the authors' program
+            base = base + fresh * noise()
         size = schedule.alpha(sigma_next) * (1.0 + tau * tau) * h / 2.0
         x = base
         if denoised is not None and i < len(schedule.sigmas) - 2:  # the last step is one of first order
@@ -161,8 +164,9 @@ def sa_solver(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> 
         yield x
 
 
-def lcm(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """Multistep consistency sampling: `denoised`, noised anew (S. Luo et al., "Latent Consistency Models", 2023).
+def lcm(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+    """Sample by multistep consistency sampling: `denoised`, noised anew (S. Luo et al., "Latent Consistency Models",
+    2023).
 
     The weight of x itself in the consistency function, below 1e-5 on the levels of these models, is left out.
     """
@@ -172,9 +176,9 @@ def lcm(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterat
         yield x
 
 
-def tcd(x: Array, schedule: Schedule, denoise: Denoiser, noise: Noise) -> Iterator[Array]:
-    """Strategic stochastic sampling with gamma 0.3: a jump below the next level, which the schedule gives, then noise
-    up to it (J. Zheng et al., "Trajectory Consistency Distillation", 2024)."""
+def tcd(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+    """Sample by strategic stochastic sampling with gamma 0.3: a jump below the next level, to a level of the
+    schedule, then noise up to it (J. Zheng et al., "Trajectory Consistency Distillation", 2024)."""
     for (sigma, sigma_next), down in zip(schedule.pairs(), schedule.between, strict=True):
         x = toward(x, denoise(x, sigma), sigma, down)
         if down < sigma_next:

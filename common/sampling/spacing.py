@@ -1,4 +1,4 @@
-"""Schedules that spread a run's levels over all those that a model was trained on: falling, all above 0."""
+"""Schedules that spread a run's levels over all trained levels: falling, all above 0."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from types import MappingProxyType
 
 from qwenimg.common.sampling.discrete import DiscreteSchedule
 
-LARGEST = 4096.0  # of levels that are spread by their size: zero terminal SNR may be further out
-_RHO = 7.0  # Karras et al.'s
+LARGEST = 4096.0  # the largest level to spread by size: zero terminal SNR may be further out
+_RHO = 7.0  # the exponent of Karras et al.
 _BETA = 0.6
 
-# A. Sabour et al., "Align Your Steps: Optimizing Sampling Schedules in Diffusion Models", 2024: ten steps.
+# A. Sabour et al., "Align Your Steps: Optimizing Sampling Schedules in Diffusion Models", 2024: levels of ten steps
 AYS_SD = (14.615, 6.475, 3.861, 2.697, 1.886, 1.396, 0.963, 0.652, 0.399, 0.152, 0.029)
 AYS_SDXL = (14.615, 6.315, 3.771, 2.181, 1.342, 0.862, 0.555, 0.380, 0.234, 0.113, 0.029)
 
@@ -27,36 +27,37 @@ def even_in_log(high: float, low: float, steps: int) -> list[float]:
 
 
 def _shares(steps: int) -> list[float]:
-    """Evenly from 0 to 1, both included."""
+    """Return even shares from 0 to 1, both included."""
     return [i / max(steps - 1, 1) for i in range(steps)]
 
 
 def karras(levels: DiscreteSchedule, steps: int) -> list[float]:
-    """Even in sigma^(1/7) (T. Karras et al., 2022)."""
+    """Spread levels evenly in sigma^(1/7) (T. Karras et al., 2022)."""
     return even_in_root(min(levels.sigmas[-1], LARGEST), levels.sigmas[0], steps)
 
 
 def exponential(levels: DiscreteSchedule, steps: int) -> list[float]:
-    """Even in log sigma."""
+    """Spread levels evenly in log sigma."""
     return even_in_log(min(levels.sigmas[-1], LARGEST), levels.sigmas[0], steps)
 
 
 def beta(levels: DiscreteSchedule, steps: int) -> list[float]:
-    """Times at quantiles of the Beta distribution: more at both ends (H. Lee et al., "Beta Sampling is All You Need:
-    Efficient Image Generation Strategy for Diffusion Models using Stepwise Spectral Analysis", 2024)."""
+    """Place times at quantiles of the Beta distribution, denser at both ends (H. Lee et al., "Beta Sampling is All
+    You Need: Efficient Image Generation Strategy for Diffusion Models using Stepwise Spectral Analysis", 2024)."""
     last = len(levels.sigmas) - 1
     times = [round(last * beta_quantile(1 - i / steps, _BETA)) for i in range(steps)]
     return [levels.sigmas[time] for time in dict.fromkeys(times)]
 
 
 def sgm_uniform(levels: DiscreteSchedule, steps: int) -> list[float]:
-    """Even in time from the last trained one to the first, which is left out (Stability AI, generative-models)."""
+    """Spread times evenly from the last trained one to the first, which is left out (Stability AI,
+    generative-models)."""
     last = len(levels.sigmas) - 1
     return [levels.sigma_log(last * (1 - i / steps)) for i in range(steps)]
 
 
 def simple(levels: DiscreteSchedule, steps: int) -> list[float]:
-    """Every so many of the trained times, from the last one down."""
+    """Take every n-th of the trained times, from the last one down."""
     count = len(levels.sigmas)
     return [levels.sigmas[-1 - i * count // steps] for i in range(steps)]
 
@@ -67,18 +68,18 @@ SPREADS: Mapping[str, Callable[[DiscreteSchedule, int], list[float]]] = MappingP
 
 
 def ays(table: tuple[float, ...], steps: int) -> list[float]:
-    """A published table of levels for another number of steps: log sigma on lines between its points."""
+    """Interpolate a published table of levels to another number of steps, linearly in log sigma."""
     logs, last = [math.log(sigma) for sigma in table], len(table) - 1
-    found = []
+    sigmas = []
     for i in range(steps):
         low, rest = divmod(i * last, steps)
         weight = rest / steps
-        found.append(table[low] if rest == 0 else math.exp((1 - weight) * logs[low] + weight * logs[low + 1]))
-    return found
+        sigmas.append(table[low] if rest == 0 else math.exp((1 - weight) * logs[low] + weight * logs[low + 1]))
+    return sigmas
 
 
 def beta_quantile(share: float, shape: float) -> float:
-    """Where the distribution Beta(shape, shape) has reached `share`, from 0 to 1: by bisection."""
+    """Return the x at which the distribution function of Beta(shape, shape) is `share`, by bisection."""
     if share > 0.5:
         return 1.0 - beta_quantile(1.0 - share, shape)
     low, high = 0.0, 0.5
@@ -89,7 +90,7 @@ def beta_quantile(share: float, shape: float) -> float:
 
 
 def _beta_reached(x: float, shape: float) -> float:
-    """The regularised incomplete beta function of (shape, shape) for x up to 1/2, by its power series."""
+    """Return the regularized incomplete beta function of (shape, shape) for x up to 1/2, by its power series."""
     term, total = 1.0, 1.0 / shape
     for n in range(1, 80):
         term *= (n - shape) / n * x

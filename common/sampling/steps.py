@@ -1,8 +1,9 @@
-"""What several samplers share: steps as coefficients, which are Python floats computed before they touch an array.
+"""Building blocks of several samplers: steps as coefficients, which are Python floats computed before they touch an
+array.
 
-D is `denoised`, what the model predicts of the image. With `h` the growth of lambda = log(alpha / sigma) over a step,
-for both kinds of model: deterministic steps are exact where D is constant, stochastic ones have the distribution that
-belongs to the level they end on.
+D is `denoised`, the model's prediction of the image. h is the growth of lambda = log(alpha / sigma) over a step. For
+both kinds of model deterministic steps are exact where D is constant, and stochastic steps have the distribution that
+belongs to the level at their end.
 """
 
 from __future__ import annotations
@@ -18,28 +19,28 @@ _WEIGHTS = (0.3626837833783620, 0.3137066458778873, 0.2223810344533745, 0.101228
 
 
 def toward(x: Array, denoised: Array, sigma: float, sigma_next: float) -> Array:
-    """x moved from `sigma` to `sigma_next` with `denoised` constant: exact for dx/dsigma = (x - denoised) / sigma."""
+    """Move x from `sigma` to `sigma_next` with `denoised` constant: exact for dx/dsigma = (x - denoised) / sigma."""
     share = sigma_next / sigma
     return share * x + (1.0 - share) * denoised
 
 
 def to_d(x: Array, denoised: Array, sigma: float) -> Array:
-    """dx/dsigma."""
+    """Return dx/dsigma."""
     return (1.0 / sigma) * (x - denoised)
 
 
 def growth(schedule: Schedule, sigma: float, sigma_next: float) -> float:
-    """h: infinite from a level without signal and to one without noise."""
+    """Return h, the growth of lambda: infinite from a level without signal and to one without noise."""
     return schedule.half_log_snr(sigma_next) - schedule.half_log_snr(sigma)
 
 
 def halfway(schedule: Schedule, sigma: float, sigma_next: float) -> float:
-    """The level in the middle, by lambda."""
+    """Return the level in the middle, by lambda."""
     return schedule.sigma_at(0.5 * (schedule.half_log_snr(sigma) + schedule.half_log_snr(sigma_next)))
 
 
 def ancestral(schedule: Schedule, sigma: float, sigma_next: float, eta: float = 1.0) -> tuple[float, float, float]:
-    """An ancestral step: the level to go down to, what to multiply x with there, and the weight of fresh noise.
+    """Return an ancestral step: the level to go down to, the factor of x there, and the weight of fresh noise.
 
     The result has the distribution of `sigma_next`. For diffusion models with eta 1 this is the reverse process of DDPM
     (J. Ho et al., "Denoising Diffusion Probabilistic Models", 2020), for flow models its rectified-flow form.
@@ -53,43 +54,44 @@ def ancestral(schedule: Schedule, sigma: float, sigma_next: float, eta: float = 
 
 
 def renoised(x: Array, scale: float, up: float, noise: Noise) -> Array:
-    """The second half of an ancestral step."""
+    """Return x after the second half of an ancestral step: scaled, with noise added."""
     if up == 0:
         return x
     return (x if scale == 1 else scale * x) + up * noise()
 
 
 def diffused(schedule: Schedule, sigma: float, sigma_next: float, tau: float = 1.0) -> tuple[float, float, float]:
-    """A step of the reverse SDE with D constant: the weights of x, of D, and of fresh noise.
+    """Return a step of the reverse SDE with D constant: the weights of x, of D, and of fresh noise.
 
-    tau is the noise of the SDE: 0 the ODE, 1 the process that adds as much as the forward one did.
+    tau is the noise of the SDE: 0 gives the ODE, 1 the process that adds as much noise as the forward one.
     """
     h = growth(schedule, sigma, sigma_next)
-    kept = sigma_next / sigma * (math.exp(-tau * tau * h) if tau else 1.0)
-    added = sigma_next * math.sqrt(-math.expm1(-2.0 * tau * tau * h)) if tau else 0.0
-    return kept, schedule.alpha(sigma_next) * gain(h, tau), added
+    keep = sigma_next / sigma * (math.exp(-tau * tau * h) if tau else 1.0)
+    fresh = sigma_next * math.sqrt(-math.expm1(-2.0 * tau * tau * h)) if tau else 0.0
+    return keep, schedule.alpha(sigma_next) * gain(h, tau), fresh
 
 
 def gain(h: float, tau: float = 1.0) -> float:
-    """1 - exp(-(1 + tau^2) h)."""
+    """Return 1 - exp(-(1 + tau^2) h)."""
     return -math.expm1(-(1.0 + tau * tau) * h)
 
 
 def integral(function: Callable[[float], float], start: float, end: float) -> float:
-    """Of a function that is nearly a polynomial between two numbers."""
+    """Return the integral of a nearly polynomial function between two numbers."""
     middle, half = 0.5 * (start + end), 0.5 * (end - start)
     pairs = zip(_POINTS, _WEIGHTS, strict=True)
     return half * sum(w * (function(middle - half * p) + function(middle + half * p)) for p, w in pairs)
 
 
 def lagrange(at: float, nodes: Sequence[float], index: int) -> float:
-    """The polynomial that is 1 at node `index` and 0 at the others."""
-    own = nodes[index]
-    return math.prod((at - node) / (own - node) for i, node in enumerate(nodes) if i != index)
+    """Return the value at `at` of the polynomial that is 1 at node `index` and 0 at the others."""
+    chosen = nodes[index]
+    return math.prod((at - node) / (chosen - node) for i, node in enumerate(nodes) if i != index)
 
 
 def adams(nodes: Sequence[float], sigma_next: float) -> list[float]:
-    """Weights of slopes at `nodes` in the step from nodes[0] to `sigma_next`: Adams and Bashforth's, any spacing."""
+    """Return the weights of slopes at `nodes` in the step from nodes[0] to `sigma_next`: Adams and Bashforth's, for
+    any spacing."""
     return [
         integral(lambda sigma, i=i: lagrange(sigma, nodes, i), nodes[0], sigma_next)  # type: ignore[misc]
         for i in range(len(nodes))
@@ -97,7 +99,7 @@ def adams(nodes: Sequence[float], sigma_next: float) -> list[float]:
 
 
 def weighted(arrays: Sequence[Array], weights: Sequence[float]) -> Array:
-    """The sum of arrays times numbers, from the first to the last."""
+    """Return the sum of arrays times numbers, added from the first to the last."""
     total = weights[0] * arrays[0]
     for array, weight in zip(arrays[1:], weights[1:], strict=True):
         total = total + weight * array

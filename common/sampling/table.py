@@ -1,4 +1,4 @@
-"""All samplers, by name, and by the names that other programs give them."""
+"""All samplers, by our names and by those of other programs."""
 
 from __future__ import annotations
 
@@ -17,50 +17,50 @@ from qwenimg.common.sampling.types import Array
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleRule:
-    """What the published scheduler of a sampler does with a model's own schedule."""
+    """The rule by which a sampler's published scheduler builds the model's own schedule."""
 
     times: Literal["sigma", "whole", "lambda", "distilled"] = "sigma"
-    """How the trained times are spaced: as schedulers in sigma do it; in whole timesteps; in lambda, which takes one
-    step more and leaves out the last; or on the steps of a distilled model's teacher."""
+    """The spacing of the trained times: as in schedulers in sigma; in whole timesteps; in lambda, with one step more,
+    the last left out; or on the steps of a distilled model's teacher."""
     exact_from_afar: bool = False
-    """Whether any level is a good one to start from, however far: no level is capped."""
+    """True if a run may start from any level, however large: no level is capped."""
     rounds_karras: bool = False
-    """Whether times are rounded where the levels are spread as T. Karras et al. do it."""
+    """True if times are rounded where the levels are spread by T. Karras et al.'s rule."""
     last: Literal["zero", "configured", "before", "lowest"] = "configured"
-    """The level that a run ends on: 0; what the configuration says; the level a step before the last one's time; or
-    the lowest trained one."""
+    """The level at the end of a run: 0; the configured one; the level a step before the last one's time; or the lowest
+    trained one."""
     between: Literal["", "half", "jump"] = ""
-    """The levels in between that it looks up: half-way in time, for PNDM; what a step jumps to, for TCD."""
+    """The levels in between: half-way in time, for PNDM; the level that a step jumps to, for TCD."""
 
     @property
     def scaled(self) -> bool:
-        """Whether diffusers runs it on x / sqrt(sigma^2 + 1)."""
+        """True if diffusers runs the sampler on x / sqrt(sigma^2 + 1)."""
         return self.times != "sigma"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
-    """A sampler: `function(x, schedule, denoise, noise)` yields x after each step, of the last one the result."""
+    """A sampler: `function(x, schedule, denoise, noise)` yields x after each step; the last x is the result."""
 
     name: str
     title: str
     order: int
-    """Of accuracy: half the step divides the error by 2 to this power. Of a stochastic sampler it is the order of its
-    results' distribution, of a multistep one that of its rule, which the first steps do not have yet."""
+    """Order of accuracy: half the step divides the error by 2 to this power. A stochastic sampler's is the order of its
+    results' distribution, a multistep sampler's the order of its rule, which the first steps do not have yet."""
     evaluations: str
-    """How often the model is asked in a step."""
+    """The evaluations of the model in a step, in words."""
     source: str
     function: Callable[..., Iterator[Array]]
     stochastic: bool = False
     flow: bool = True
-    """Whether it has a form for flow models."""
+    """True if it has a form for flow models."""
     rule: ScheduleRule = ScheduleRule()
-    """What its published scheduler does with a model's own schedule."""
+    """The rule of its published scheduler for the model's own schedule."""
     adaptive: bool = False
-    """Whether it chooses its steps by looking at x: its function then takes `to_host` too."""
+    """True if it chooses its steps by looking at x: its function then takes `to_host` too."""
 
     def described(self) -> dict[str, str | int | bool]:
-        """What is known of it, for a table."""
+        """Return the sampler's properties for a table."""
         return {
             "name": self.name,
             "title": self.title,
@@ -72,7 +72,7 @@ class Sampler:
         }
 
     def row(self) -> tuple[str, ...]:
-        """The same in words."""
+        """Return the properties in words."""
         words = (
             "yes" if value is True else "-" if value is False else str(value) for value in self.described().values()
         )
@@ -206,7 +206,7 @@ _ALL = (
 )  # fmt: skip
 SAMPLERS: Mapping[str, Sampler] = MappingProxyType({sampler.name: sampler for sampler in _ALL})
 
-# Spelled as `_plain` leaves them.
+# Other programs' names, in the spelling that `_plain` returns
 ALIASES: Mapping[str, str] = MappingProxyType(
     {
         "plms": "pndm",
@@ -228,21 +228,21 @@ _SCHEDULES = ("karras", "exponential", "beta")
 
 
 def find(name: str) -> Sampler:
-    """The sampler of a name in any spelling: dpmpp_2m, "DPM++ 2M", dpmpp2m, k_dpmpp_2m. Raises UsageError."""
-    known = {_plain(own): own for own in SAMPLERS} | dict(ALIASES)
+    """Return the sampler of a name in any spelling: dpmpp_2m, "DPM++ 2M", dpmpp2m, k_dpmpp_2m. Raises UsageError."""
+    known = {_plain(ours): ours for ours in SAMPLERS} | dict(ALIASES)
     plain = _plain(name)
     if plain in known:
         return SAMPLERS[known[plain]]
     for schedule in _SCHEDULES:
-        own = known.get(plain.removesuffix(schedule))
-        if plain.endswith(schedule) and own:
-            raise UsageError(f"no sampler {clean(name, 40)!r}; use --sampler {own} --schedule {schedule}")
+        sampler = known.get(plain.removesuffix(schedule))
+        if plain.endswith(schedule) and sampler:
+            raise UsageError(f"no sampler {clean(name, 40)!r}; use --sampler {sampler} --schedule {schedule}")
     near = dict.fromkeys(known[close] for close in get_close_matches(plain, known, n=3, cutoff=0.5))
     advice = f"did you mean {' or '.join(near)}?" if near else "`qwenimg samplers` lists them"
     raise UsageError(f"no sampler {clean(name, 40)!r}; {advice}")
 
 
 def _plain(name: str) -> str:
-    """Small letters and digits only, without what other programs put around a name."""
+    """Return the name's lower-case letters and digits, without the prefixes and suffixes of other programs."""
     plain = re.sub("[^a-z0-9]", "", name.lower().replace("+", "p"))
     return plain.removeprefix("sample").removeprefix("k").removesuffix("gpu")

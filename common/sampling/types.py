@@ -1,4 +1,4 @@
-"""What samplers and the denoise loop agree on: a schedule of noise levels, and the functions that a sampler is given.
+"""The contract of samplers and the denoise loop: a schedule of noise levels, and the functions that a sampler calls.
 
 One state serves every model: x = alpha denoised + sigma noise, with alpha = 1 for diffusion models (T. Karras et al.,
 "Elucidating the Design Space of Diffusion-Based Generative Models", 2022) and alpha = 1 - sigma for flow models. In
@@ -17,18 +17,19 @@ from typing import Any, Protocol, TypeAlias
 # An array of any backend, or a float: supports + - * with itself and with Python floats.
 Array: TypeAlias = Any
 
-MAX_STEPS = 1000  # of a run
+MAX_STEPS = 1000  # the most steps of a run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Noise levels of a run, falling; the last may be 0. A run starts from `initial` noise and ends with `final` x."""
+    """The noise levels of a run, falling; the last may be 0. A run starts from `initial` noise and ends with `final`
+    x."""
 
     sigmas: tuple[float, ...]
     timesteps: tuple[float, ...] = ()
     """The model's time at each of `sigmas` but the last."""
     between: tuple[float, ...] = ()
-    """For PNDM's Runge-Kutta start the level half-way in time of each step; for TCD the level that a step jumps to."""
+    """The level half-way in time of each step, for PNDM's Runge-Kutta start; a step's jump to a level, for TCD."""
     flow: bool = False
     initial: float = 1.0
     final: float = 1.0
@@ -37,34 +38,36 @@ class Schedule:
         return 1.0 - sigma if self.flow else 1.0
 
     def half_log_snr(self, sigma: float) -> float:
-        """lambda = log(alpha / sigma): infinite where there is no noise, minus infinite where nothing else is."""
+        """Return lambda = log(alpha / sigma): infinite where there is no noise, minus infinite where there is no
+        signal."""
         if sigma == 0:
             return math.inf
         alpha = self.alpha(sigma)
         return math.log(alpha / sigma) if alpha > 0 else -math.inf
 
     def sigma_at(self, half_log_snr: float) -> float:
-        """The inverse of `half_log_snr`, for finite values."""
+        """Return the sigma of a finite `half_log_snr`."""
         return 1.0 / (1.0 + math.exp(half_log_snr)) if self.flow else math.exp(-half_log_snr)
 
     def pairs(self) -> Iterator[tuple[float, float]]:
-        """The noise levels before and after each step."""
+        """Return the noise levels before and after each step."""
         return pairwise(self.sigmas)
 
 
-class Denoiser(Protocol):
-    """The model with its guidance."""
+class DenoiseFunction(Protocol):
+    """The model with its guidance, as a sampler calls it."""
 
     def __call__(self, x: Array, sigma: float) -> Array:
-        """`denoised`: the prediction, from `x` at noise level `sigma`, of x without its noise, guidance applied."""
+        """Return `denoised`: the prediction, from `x` at noise level `sigma`, of x without its noise, guidance
+        applied."""
         ...
 
     def both(self, x: Array, sigma: float) -> tuple[Array, Array]:
-        """The same with guidance, and as predicted without the prompt (for CFG++)."""
+        """Return the prediction with guidance, and that of the unconditional branch (for CFG++)."""
         ...
 
 
 class Noise(Protocol):
     def __call__(self) -> Array:
-        """Fresh standard normal noise of x's shape: each call the next draw of the run's generator."""
+        """Return fresh standard normal noise of x's shape: each call is the next draw of the run's generator."""
         ...

@@ -1,2 +1,1 @@
-"""Of every parameter where it is in which file, in which dtype it is kept, and when it is in memory; reads headers
-and bytes."""
+"""The load plan: for each parameter its source, storage dtype, LoRA deltas and residency. Reads headers and bytes."""

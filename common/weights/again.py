@@ -1,5 +1,7 @@
-"""Blocks that were read and checked before, read again into memory that is there: one piece for what computes, one for
-what is read meanwhile. The system clears new memory page by page, which takes several times as long as reading.
+"""Blocks that were read and checked before, read again into memory that exists: one half for the block that computes,
+one for the block that is read meanwhile.
+
+The system clears new memory page by page, which takes several times as long as reading.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.codes.affine import Affine
 from qwenimg.common.codes.block_float import BlockFloat
-from qwenimg.common.formats.stored import DTYPES, NUMPY, Piece, into
+from qwenimg.common.formats.stored import DTYPES, NUMPY, TensorSlice, into
 from qwenimg.common.weights.plan import Entry
 from qwenimg.common.weights.storage import Packed
 from qwenimg.common.weights.streaming import Blocks
@@ -24,15 +26,15 @@ if TYPE_CHECKING:
 
 Memory = TypeVar("Memory")
 
-ALIGNED = 256  # bytes, as torch's allocator has it: kernels read wide words
+ALIGNED = 256  # bytes, as in torch's allocator: kernels read wide words
 _BYTES = {"float32": 4, "uint32": 4, "float16": 2, "bfloat16": 2, "uint8": 1}
 _AT_ONCE = 1 << 18  # values that are widened while they are in the processor's cache
 
 
-class Part(NamedTuple):
-    """One array of an entry as it is kept, and where in a block's memory."""
+class PlacedArray(NamedTuple):
+    """One array of an entry in its storage, and its place in a block's memory."""
 
-    piece: Piece
+    piece: TensorSlice
     dtype: str
     shape: Shape
     begin: int  # bytes
@@ -43,24 +45,24 @@ class Part(NamedTuple):
 
 
 class TwoPieces(Generic[Memory]):
-    """`make` gives memory of so many bytes, and the same bytes for numpy."""
+    """Two pieces of memory that take turns. `make` returns memory of so many bytes, and the same bytes for numpy."""
 
     def __init__(self, blocks: Blocks, make: Callable[[int], tuple[Memory, Bytes]]):
-        """Every entry of `blocks` goes `straight`."""
+        """Place the arrays of `blocks`, every entry of which is `straight`."""
         self._make, self._turn = make, 0
         self._parts = {path: _placed(block) for path, block in blocks.items()}
         self._size = max(parts[-1][-1].end for parts in self._parts.values())
         self._pieces: list[tuple[Memory, Bytes] | None] = [None, None]
 
     def turn(self) -> None:
-        """What is read next goes into the other piece, which is made the first time."""
+        """Switch to the other piece for the next read. It is made the first time."""
         self._turn = 1 - self._turn
         if self._pieces[self._turn] is None:
             self._pieces[self._turn] = self._make(self._size)
 
-    def read(self, path: str) -> tuple[Memory, list[list[Part]]]:
-        """The memory that holds the block now, and where in it the parts of its entries are. Raises ModelError where a
-        file changed or ended early."""
+    def read(self, path: str) -> tuple[Memory, list[list[PlacedArray]]]:
+        """Read a block. Return the memory that holds it now, and the places of its entries' arrays. Raises
+        ModelError if a file changed or ended early."""
         piece = self._pieces[self._turn]
         assert piece is not None
         memory, view = piece
@@ -70,38 +72,42 @@ class TwoPieces(Generic[Memory]):
 
 
 def straight(entry: Entry) -> bool:
-    """Whether a file has what is kept of it, or the same in 16 bit where 32 are kept."""
+    """Return whether a file holds the bytes of the entry's storage, or its values in 16 bit for a storage of 32."""
     if entry.fused:
         return False
     if isinstance(entry.storage, Packed):
-        own = entry.source.kept
-        return isinstance(entry.source.code, Affine | BlockFloat) and own is not None and own.code == entry.storage.code
+        stays = entry.source.kept
+        return (
+            isinstance(entry.source.code, Affine | BlockFloat)
+            and stays is not None
+            and stays.code == entry.storage.code
+        )
     return entry.source.is_plain and entry.storage.dtype in (entry.source.dtype, "float32")
 
 
-def _placed(block: list[Entry]) -> list[list[Part]]:
-    """The parts of its entries, one behind the other."""
-    begin, found = 0, []
+def _placed(block: list[Entry]) -> list[list[PlacedArray]]:
+    """Return the arrays of each entry, placed one behind the other."""
+    begin, placed = 0, []
     for entry in block:
         parts = []
         for piece, dtype, shape in _arrays(entry):
-            parts.append(Part(piece, dtype, shape, begin))
+            parts.append(PlacedArray(piece, dtype, shape, begin))
             begin = -(-parts[-1].end // ALIGNED) * ALIGNED
-        found.append(parts)
-    return found
+        placed.append(parts)
+    return placed
 
 
-def _arrays(entry: Entry) -> list[tuple[Piece, str, Shape]]:
-    """What is kept of an entry that goes `straight`: its values; or its codes, and their scales and biases."""
+def _arrays(entry: Entry) -> list[tuple[TensorSlice, str, Shape]]:
+    """Return the arrays of a `straight` entry in its storage: its values; or its codes, and their scales and biases."""
     pieces = entry.source.pieces
     if not isinstance(entry.storage, Packed):
         return [(pieces[0], entry.storage.dtype, entry.shape)]
-    # numpy has no bfloat16: scales in it are kept in float32
+    # numpy has no bfloat16: such scales become float32
     dtypes = {"U32": "uint32", "F32": "float32", "BF16": "float32", "F16": "float16"}
     return [(piece, dtypes.get(piece.dtype, "uint8"), piece.shape) for piece in pieces]
 
 
-def _fill(part: Part, memory: Bytes) -> None:
+def _fill(part: PlacedArray, memory: Bytes) -> None:
     piece = part.piece
     if piece.end - piece.begin == len(memory):
         into(piece, memory)
@@ -109,8 +115,8 @@ def _fill(part: Part, memory: Bytes) -> None:
         _widen(piece, memory)
 
 
-def _widen(piece: Piece, memory: Bytes) -> None:
-    """Fills `memory` with the float32 of float16 or bfloat16."""
+def _widen(piece: TensorSlice, memory: Bytes) -> None:
+    """Fill `memory` with the float32 values of float16 or bfloat16."""
     import numpy as np
 
     assert DTYPES[piece.dtype] in ("float16", "bfloat16")

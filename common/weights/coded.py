@@ -1,8 +1,8 @@
-"""Which tensors of a file together are one weight: those that hold its codes, and those that say what they mean.
+"""The tensors of a file that together are one weight: its codes, and the tensors that give their meaning.
 
-A weight in fewer bits is a few tensors: codes, scales, perhaps zero points. `grouped` does that, by what the headers
-say and never by a file's name, so that the planner sees one source for each weight whatever it is kept as. A layout is
-a function that takes its tensors out of `pieces` and returns their sources: here, or in `comfy`.
+A quantized weight is a few tensors: codes, scales, perhaps zero points. `grouped` finds them by the headers and never
+by a file's name, so that the planner has one source for each weight in whatever storage. A layout is a function, here
+or in `comfy`, that takes its tensors out of `pieces` and returns their sources.
 """
 
 from __future__ import annotations
@@ -18,93 +18,97 @@ from qwenimg.common.codes import block_float
 from qwenimg.common.codes.affine import GROUPS, WIDTHS, Affine, of_widths
 from qwenimg.common.codes.block_float import BlockFloat
 from qwenimg.common.codes.eight_bits import EightBits, format_of
-from qwenimg.common.codes.gguf_blocks import READERS, Blocks
-from qwenimg.common.formats.stored import DTYPES, Piece
+from qwenimg.common.codes.gguf_blocks import READERS, GGUFBlocks
+from qwenimg.common.formats.stored import DTYPES, TensorSlice
 from qwenimg.common.weights import comfy
 from qwenimg.common.weights.plan import Source
 
-Pieces = dict[str, Piece]  # by the tensor's name, in the order of files and bytes
-Expected = Callable[[str], Shape | None]  # the shape of the weight with this name, where the model has one
+Pieces = dict[str, TensorSlice]  # by the tensor's name, in the order of files and bytes
+Expected = Callable[[str], Shape | None]  # returns the shape of the weight with this name, or None
 
 
 class Grouped(NamedTuple):
-    """The weights of files, by the names of their first tensors; and the tensors that are known and of no use."""
+    """The weights of files, by the names of their first tensors; and the known tensors that are not used."""
 
     sources: dict[str, Source]
     unused: frozenset[str]
 
 
 def grouped(pieces: Pieces, expected: Expected, notes: Mapping[str, str]) -> Grouped:
-    """Every weight of `pieces`, in their order. `notes`: the metadata of the headers. Raises ModelError."""
+    """Return every weight of `pieces`, in their order. `notes`: the metadata of the headers. Raises ModelError."""
     comfy.refuse_others(pieces)
-    left = dict(pieces)
-    wanted = {name: None for name in left if expected(name) is not None}
-    scaled, unused = comfy.scaled(left, wanted, notes)
-    found = scaled | _packed(left, expected) | _float8(left) | _blocks(left)
-    found |= {name: Source((piece,)) for name, piece in left.items()}
-    return Grouped({name: found[name] for name in pieces if name in found}, frozenset(unused))
+    ungrouped = dict(pieces)
+    wanted = {name: None for name in ungrouped if expected(name) is not None}
+    scaled, unused = comfy.scaled(ungrouped, wanted, notes)
+    sources = scaled | _packed(ungrouped, expected) | _float8(ungrouped) | _blocks(ungrouped)
+    sources |= {name: Source((piece,)) for name, piece in ungrouped.items()}
+    return Grouped({name: sources[name] for name in pieces if name in sources}, frozenset(unused))
 
 
-def _packed(left: Pieces, expected: Expected) -> dict[str, Source]:
-    """MLX's: X.weight U32, X.scales and, for affine codes, X.biases. Which code, the true width says; what a file
-    says of it is not needed, and not always there."""
-    made = {}
-    for name in [name for name, piece in left.items() if piece.dtype == "U32" and name.endswith(".weight")]:
-        codes, shape = left[name], expected(name)
+def _packed(ungrouped: Pieces, expected: Expected) -> dict[str, Source]:
+    """Return MLX's weights: X.weight U32, X.scales and, for affine codes, X.biases.
+
+    The weight's true width tells the code. The file's own statement of it is not needed, and not always there.
+    """
+    sources = {}
+    for name in [name for name, piece in ungrouped.items() if piece.dtype == "U32" and name.endswith(".weight")]:
+        codes, shape = ungrouped[name], expected(name)
         if shape is None:
-            continue  # of no use or unknown: the planner's to say
+            continue  # unused or unknown: the planner decides
         layer = name.removesuffix(".weight")
-        parts = [left.get(f"{layer}.{part}") for part in ("scales", "biases")]
+        parts = [ungrouped.get(f"{layer}.{part}") for part in ("scales", "biases")]
         scales, biases = parts
         if scales is None:
             raise bad(codes.file.path, f"tensor '{clean(name, 80)}' holds codes (U32) without scales")
         if biases is None:
-            made[name] = Source((codes, scales), _block_float(codes, scales, shape))
+            sources[name] = Source((codes, scales), _block_float(codes, scales, shape))
         else:
-            made[name] = Source((codes, scales, biases), _code(codes, scales, biases, shape))
-        for part in made[name].pieces:
-            del left[part.key]
-    return made
+            sources[name] = Source((codes, scales, biases), _code(codes, scales, biases, shape))
+        for part in sources[name].pieces:
+            del ungrouped[part.key]
+    return sources
 
 
-def _code(codes: Piece, scales: Piece, biases: Piece, shape: Shape) -> Affine:
-    """Raises ModelError where the three do not fit together, or to a weight of this shape."""
+def _code(codes: TensorSlice, scales: TensorSlice, biases: TensorSlice, shape: Shape) -> Affine:
+    """Return the code of these tensors. Raises ModelError if they do not fit together, or not a weight of this
+    shape."""
     last = [piece.shape[-1] if piece.shape else 0 for piece in (codes, scales)]
-    one = of_widths(prod(shape[1:]) if len(shape) > 1 else 0, *last)  # of a kernel of one point too
+    code = of_widths(prod(shape[1:]) if len(shape) > 1 else 0, *last)  # also for a 1x1 kernel
     rows = {codes.shape[:-1], scales.shape[:-1], biases.shape[:-1]}
     same = scales.shape == biases.shape and scales.dtype == biases.dtype and scales.dtype in DTYPES
-    if one is None or len(rows) != 1 or not same:
+    if code is None or len(rows) != 1 or not same:
         shapes = " and ".join(str(list(piece.shape)) for piece in (codes, scales, biases))
         raise bad(
             codes.file.path,
             f"tensor '{clean(codes.key, 80)}': codes, scales and biases of {shapes} are no weight {list(shape)} in "
             f"{', '.join(map(str, WIDTHS))} bits by groups of {', '.join(map(str, GROUPS))}",
         )
-    return one
+    return code
 
 
-def _block_float(codes: Piece, scales: Piece, shape: Shape) -> BlockFloat:
-    """Raises ModelError where the two do not fit together, or to a weight of this shape."""
-    one = block_float.of_widths(prod(shape[1:]), *(piece.shape[-1] if piece.shape else 0 for piece in (codes, scales)))
-    if one is None or codes.shape[:-1] != scales.shape[:-1] or scales.dtype not in block_float.SCALES:
+def _block_float(codes: TensorSlice, scales: TensorSlice, shape: Shape) -> BlockFloat:
+    """Return the code of these tensors. Raises ModelError if they do not fit together, or not a weight of this
+    shape."""
+    code = block_float.of_widths(prod(shape[1:]), *(piece.shape[-1] if piece.shape else 0 for piece in (codes, scales)))
+    if code is None or codes.shape[:-1] != scales.shape[:-1] or scales.dtype not in block_float.SCALES:
         raise bad(
             codes.file.path,
             f"tensor '{clean(codes.key, 80)}': codes {list(codes.shape)} and scales {scales.dtype} "
             f"{list(scales.shape)} without biases are no weight {list(shape)} in {', '.join(block_float.MODES)}",
         )
-    return one
+    return code
 
 
-def _float8(left: Pieces) -> dict[str, Source]:
-    """Plain 8-bit floats, without scales."""
-    made = {}
-    for name, piece in list(left.items()):
+def _float8(ungrouped: Pieces) -> dict[str, Source]:
+    """Return weights in plain 8-bit floats, without scales."""
+    sources = {}
+    for name, piece in list(ungrouped.items()):
         if format := format_of(piece.dtype):
-            made[name] = Source((left.pop(name),), EightBits(format))
-    return made
+            sources[name] = Source((ungrouped.pop(name),), EightBits(format))
+    return sources
 
 
-def _blocks(left: Pieces) -> dict[str, Source]:
-    """GGUF's blocks."""
-    names = [name for name, piece in left.items() if piece.dtype in READERS]
-    return {name: Source((piece,), Blocks(piece.dtype)) for name in names for piece in [left.pop(name)]}
+def _blocks(ungrouped: Pieces) -> dict[str, Source]:
+    """Return weights in GGUF's blocks."""
+    names = [name for name, piece in ungrouped.items() if piece.dtype in READERS]
+    return {name: Source((piece,), GGUFBlocks(piece.dtype)) for name in names for piece in [ungrouped.pop(name)]}

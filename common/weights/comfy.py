@@ -1,10 +1,10 @@
-"""ComfyUI's weights in 8 bits: which tensors belong to one, and which of its formats are read.
+"""ComfyUI's weights in 8 bits: the tensors that belong to one weight, and the formats that are read.
 
-A layer X of the older kind has X.scale_weight, and perhaps X.scale_input; one tensor of the file, `scaled_fp8`, has
-the dtype of all codes. One of the newer kind has X.weight_scale, perhaps X.input_scale, and a descriptor: JSON such as
-{"format": "float8_e4m3fn"}, as the bytes of a tensor X.comfy_quant, or of all layers in the header's metadata under
-`_quantization_metadata`. A value is float32(code) * float32(scale). The scales of activations are of no use where
-activations are not in 8 bits. Layers that have none of these are plain weights: files mix them freely.
+A layer X of the older kind has X.scale_weight, and perhaps X.scale_input; one tensor of the file, `scaled_fp8`, has the
+dtype of all codes. A layer of the newer kind has X.weight_scale, perhaps X.input_scale, and a descriptor: JSON such as
+{"format": "float8_e4m3fn"}, as the bytes of a tensor X.comfy_quant, or for all layers in the header's metadata under
+`_quantization_metadata`. A value is float32(code) * float32(scale). The scales of activations are unused, since
+activations are not in 8 bits here. Layers without any of these are plain weights: files mix them freely.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
 from qwenimg.common.codes.eight_bits import FORMATS, EightBits, Format, format_of
-from qwenimg.common.formats.stored import DTYPES, Piece
+from qwenimg.common.formats.stored import DTYPES, TensorSlice
 from qwenimg.common.weights.plan import Source
 
 METADATA = "_quantization_metadata"
@@ -48,71 +48,78 @@ _OTHERS = {
 
 
 class Descriptor(NamedTuple):
-    """What is said of a layer."""
+    """The format that a descriptor names for a layer."""
 
     format: str
     rotated: bool
 
 
-def refuse_others(pieces: Mapping[str, Piece]) -> None:
-    """Raises ModelError for weights of programs whose formats are not read, by the program's name."""
+def refuse_others(pieces: Mapping[str, TensorSlice]) -> None:
+    """Raise ModelError for weights of programs whose formats are not read, by the program's name."""
     ends = tuple(_OTHERS)
     name = next((name for name in pieces if name.endswith(ends)), None)
     if name is not None:
-        what = next(program for end, program in _OTHERS.items() if name.endswith(end))
+        program_name = next(program for end, program in _OTHERS.items() if name.endswith(end))
         path = pieces[name].file.path
-        raise bad(path, f"has weights of {what} (tensor '{clean(name, 80)}'), which are not read: {_ADVICE}")
+        raise bad(path, f"has weights of {program_name} (tensor '{clean(name, 80)}'), which are not read: {_ADVICE}")
 
 
 def scaled(
-    pieces: dict[str, Piece], wanted: Mapping[str, object], notes: Mapping[str, str]
+    pieces: dict[str, TensorSlice], wanted: Mapping[str, object], notes: Mapping[str, str]
 ) -> tuple[dict[str, Source], set[str]]:
-    """Of the weights whose names are `wanted` those that have a scale, taken out of `pieces`; and the names of what is
-    known there and of no use. `notes`: the header's metadata. Raises ModelError."""
+    """Take the weights with a scale whose names are `wanted` out of `pieces`. Return their sources, and the names of
+    known tensors that are not used.
+
+    `notes`: the header's metadata. Raises ModelError.
+    """
     described = _descriptors(pieces, wanted, notes)
     markers = [pieces.pop(name) for name in list(pieces) if name == MARKER or name.endswith(f".{MARKER}")]
-    usual = next((found for marker in markers if (found := format_of(marker.dtype))), None)
-    made, unused = {}, {marker.key for marker in markers}
+    usual = next((format for marker in markers if (format := format_of(marker.dtype))), None)
+    sources, unused = {}, {marker.key for marker in markers}
     for layer in [name.removesuffix(".weight") for name in wanted if name.endswith(".weight") and name in pieces]:
-        weight, said = pieces[f"{layer}.weight"], described.get(layer)
+        weight, descriptor = pieces[f"{layer}.weight"], described.get(layer)
         scale = next((pieces[name] for part in SCALES if (name := f"{layer}.{part}") in pieces), None)
-        code = _code(weight, scale, said, usual)
+        code = _code(weight, scale, descriptor, usual)
         if code is None:
             continue
         used = (weight,) if scale is None else (weight, scale)
-        made[weight.key] = Source(used, code)
+        sources[weight.key] = Source(used, code)
         unused |= {name for part in UNUSED if (name := f"{layer}.{part}") in pieces}
         for piece in used:
             del pieces[piece.key]
     for name in unused:
         pieces.pop(name, None)
-    return made, unused
+    return sources, unused
 
 
-def _code(weight: Piece, scale: Piece | None, said: Descriptor | None, usual: Format | None) -> EightBits | None:
-    """What the codes of a weight mean; None where it has none, or no scale and no descriptor. Raises ModelError."""
-    if said is None and (weight.dtype not in _CODES or (scale is None and weight.dtype != "U8")):
+def _code(
+    weight: TensorSlice, scale: TensorSlice | None, descriptor: Descriptor | None, usual: Format | None
+) -> EightBits | None:
+    """Return the code of a weight, or None if it is not quantized, or has neither scale nor descriptor. Raises
+    ModelError."""
+    if descriptor is None and (weight.dtype not in _CODES or (scale is None and weight.dtype != "U8")):
         return None
-    if said is not None and (said.rotated or said.format not in (*_FLOATS, _INT8)):
-        what = f"{clean(said.format, 40)}{' with convrot' if said.rotated else ''}"
+    if descriptor is not None and (descriptor.rotated or descriptor.format not in (*_FLOATS, _INT8)):
+        what = f"{clean(descriptor.format, 40)}{' with convrot' if descriptor.rotated else ''}"
         _refuse(weight, f"is in ComfyUI's format {what}, which is not read: {_ADVICE}")
-    if said is not None and said.format == _INT8:
+    if descriptor is not None and descriptor.format == _INT8:
         if weight.dtype != "I8" or scale is None:
             _refuse(weight, f"is {weight.dtype}{'' if scale else ' without weight_scale'}; its descriptor says {_INT8}")
         _check_scale(weight, scale)
         return EightBits("I8")
-    format = format_of(weight.dtype) or (_FLOATS[said.format] if said else usual)
+    format = format_of(weight.dtype) or (_FLOATS[descriptor.format] if descriptor else usual)
     if weight.dtype == "I8" or format is None:
-        return None  # no descriptor says what they mean: the planner names the dtype
-    if said is not None and (weight.dtype not in _CODES or format != _FLOATS[said.format]):
-        _refuse(weight, f"is {weight.dtype}; its descriptor says {said.format}")
+        return None  # no descriptor gives their meaning: the planner refuses the dtype
+    if descriptor is not None and (weight.dtype not in _CODES or format != _FLOATS[descriptor.format]):
+        _refuse(weight, f"is {weight.dtype}; its descriptor says {descriptor.format}")
     if scale is not None:
         _check_scale(weight, scale)
     return EightBits(format)
 
 
-def _check_scale(weight: Piece, scale: Piece) -> None:
-    """One number, or one for each row, or one for each block of a row [out blocks 1]."""
+def _check_scale(weight: TensorSlice, scale: TensorSlice) -> None:
+    """Check that the scale is one number, one for each row, or one for each block of a row [out blocks 1]. Raises
+    ModelError."""
     rows = weight.shape[0] if weight.shape else 0
     single = scale.shape in ((), (1,), (1, 1))
     by_row = scale.shape in ((rows,), (rows, 1))
@@ -126,21 +133,21 @@ def _check_scale(weight: Piece, scale: Piece) -> None:
         )
 
 
-def _refuse(weight: Piece, what: str) -> NoReturn:
+def _refuse(weight: TensorSlice, what: str) -> NoReturn:
     raise bad(weight.file.path, f"tensor '{clean(weight.key, 80)}' {what}")
 
 
 def _descriptors(
-    pieces: Mapping[str, Piece], wanted: Mapping[str, object], notes: Mapping[str, str]
+    pieces: Mapping[str, TensorSlice], wanted: Mapping[str, object], notes: Mapping[str, str]
 ) -> dict[str, Descriptor]:
-    """Of each layer that is wanted and that something is said of. Raises ModelError."""
-    found: dict[str, Descriptor] = {}
+    """Return the descriptor of each layer that is wanted and has one. Raises ModelError."""
+    descriptors: dict[str, Descriptor] = {}
     if METADATA in notes and pieces:
         path = next(iter(pieces.values())).file.path
-        for layer, said in _table(notes[METADATA], path).items():
-            name = _behind(layer, pieces)
+        for layer, entry in _table(notes[METADATA], path).items():
+            name = _with_prefix(layer, pieces)
             if f"{name}.weight" in wanted:
-                found[name] = _descriptor(said, path, layer)
+                descriptors[name] = _descriptor(entry, path, layer)
     tensors = [layer for name in wanted if f"{(layer := name.removesuffix('.weight'))}.comfy_quant" in pieces]
     if len(tensors) > _MAX_DESCRIPTORS:
         path = next(iter(pieces.values())).file.path
@@ -151,12 +158,14 @@ def _descriptors(
         if piece.dtype not in ("U8", "I8") or size > _MAX_DESCRIPTOR:
             _refuse(piece, f"is {piece.dtype} of {size} bytes; expected U8 of at most {_MAX_DESCRIPTOR}")
         where = f"{piece.file.path} ({clean(piece.key, 80)})"
-        found[layer] = _descriptor(strict_json(piece.file.read(piece.begin, size), where, depth=4, values=50), where)
-    return found
+        descriptors[layer] = _descriptor(
+            strict_json(piece.file.read(piece.begin, size), where, depth=4, values=50), where
+        )
+    return descriptors
 
 
-def _behind(layer: str, pieces: Mapping[str, Piece]) -> str:
-    """A layer's name in the file: some metadata leaves out the prefix of the model."""
+def _with_prefix(layer: str, pieces: Mapping[str, TensorSlice]) -> str:
+    """Return a layer's name in the file: some metadata leaves out the prefix of the model."""
     prefixes = ("", "model.diffusion_model.", "diffusion_model.", "model.")
     return next((prefix + layer for prefix in prefixes if f"{prefix}{layer}.weight" in pieces), layer)
 
@@ -172,11 +181,11 @@ def _table(text: str, path: Path) -> dict[str, object]:
     return layers
 
 
-def _descriptor(said: object, where: Path | str, layer: str = "") -> Descriptor:
-    format = said.get("format") if isinstance(said, dict) else None
-    if not isinstance(said, dict) or not isinstance(format, str):
+def _descriptor(entry: object, where: Path | str, layer: str = "") -> Descriptor:
+    format = entry.get("format") if isinstance(entry, dict) else None
+    if not isinstance(entry, dict) or not isinstance(format, str):
         of = f" of '{clean(layer, 80)}'" if layer else ""
         raise bad(where, f"its descriptor{of} names no format: {_ADVICE}")
-    params = said.get("params")
+    params = entry.get("params")
     nested = params.get("convrot") if isinstance(params, dict) else None
-    return Descriptor(format, bool(said.get("convrot", nested)))
+    return Descriptor(format, bool(entry.get("convrot", nested)))

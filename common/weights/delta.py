@@ -1,4 +1,4 @@
-"""What one LoRA adds to one weight: a few small factors and the formula that makes a whole weight of them.
+"""The change that one LoRA makes to one weight: a few small factors, and the formula that makes a whole weight of them.
 
 Everything is computed here, in float32 and for both backends alike, so that a fused weight has the same bits on both.
 Every formula is over the weight as rows of outputs, [out, in] or [out, in * kh * kw]:
@@ -22,7 +22,7 @@ from qwenimg.common.base.shape import Shape
 from qwenimg.common.base.text import clean
 from qwenimg.common.codes.bits import widened
 from qwenimg.common.codes.eight_bits import FORMATS, EightBits, format_of
-from qwenimg.common.formats.stored import DTYPES, Piece, raw
+from qwenimg.common.formats.stored import DTYPES, TensorSlice, raw
 from qwenimg.common.weights.plan import Mode
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ MAX_RANK = 4096
 LORA, TUCKER, LOHA, LOKR = "LoRA", "LoRA, Tucker", "LoHa", "LoKr"
 FACTORS = (*DTYPES, *FORMATS)  # dtypes that are read
 
-# The factors of each kind, and those that may be there besides. LoKr's are listed by `_lokr`.
+# The required factors of each kind; optional ones follow
 _ROLES: Mapping[str, frozenset[str]] = {
     LORA: frozenset({"up", "down"}),
     TUCKER: frozenset({"up", "down", "mid"}),
@@ -52,57 +52,59 @@ _LOKR_HALVES = (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LowRank:
-    """One module of a LoRA file for one weight. `scale`: alpha / rank, of the file; `strength`: the user's."""
+    """One module of a LoRA file for one weight. `scale`: the file's alpha / rank; `strength`: the user's."""
 
     module: str  # its name in the file
     kind: str
-    parts: Mapping[str, Piece]  # by role
+    parts: Mapping[str, TensorSlice]  # by role
     rank: int | None  # None: whole factors
     scale: float
     strength: float = 1.0
     mode: Mode = "auto"
-    magnitude: Piece | None = None  # of DoRA
-    by_inputs: bool = False  # the axis of its norm
+    magnitude: TensorSlice | None = None  # DoRA's
+    by_inputs: bool = False  # whether its norm is over inputs, not outputs
 
     @property
     def is_product(self) -> bool:
-        """Whether it is `up` times `down` and nothing else, so that it can be computed beside the weight."""
+        """True if the delta is `up` times `down` and nothing else, so that it can be a branch beside the weight."""
         return self.kind == LORA and self.magnitude is None
 
     def factors(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of a product: down [rank in], and up [out rank] with scale and strength in it, float32. Raises ModelError for
-        values that are not finite."""
+        """Return the factors of a product, float32: down [rank in], and up [out rank] times scale and strength.
+        Raises ModelError for values that are not finite."""
         import numpy as np
 
         assert self.is_product
         down, up = (_flat(role, floats(self.parts[role])) for role in ("down", "up"))
-        with np.errstate(all="ignore"):  # what is not finite is refused below
+        with np.errstate(all="ignore"):  # the check below refuses values that are not finite
             up = up * np.float32(self.scale * self.strength)
         if not (np.isfinite(down).all() and np.isfinite(up).all()):
             raise self._not_finite()
         return down, up
 
     def added(self, weight: np.ndarray) -> np.ndarray:
-        """What is added to `weight`, float32, in its shape. Raises ModelError for values that are not finite."""
+        """Return what the LoRA adds to `weight`, float32, in its shape. Raises ModelError for values that are not
+        finite."""
         import numpy as np
 
-        with np.errstate(all="ignore"):  # what is not finite is refused below
+        with np.errstate(all="ignore"):  # the check below refuses values that are not finite
             if self.magnitude is None:
-                made = self._product(self.scale * self.strength).reshape(weight.shape)
+                change = self._product(self.scale * self.strength).reshape(weight.shape)
             else:
-                made = self._decomposed(weight, self._product(self.scale).reshape(weight.shape))
-                made *= np.float32(self.strength)
-            sound = np.isfinite(made.sum()) or np.isfinite(made).all()  # a sum is faster, and may be too large
+                change = self._decomposed(weight, self._product(self.scale).reshape(weight.shape))
+                change *= np.float32(self.strength)
+            sound = np.isfinite(change.sum()) or np.isfinite(change).all()  # a sum is faster, and may be too large
         if not sound:
             raise self._not_finite()
-        return made
+        return change
 
     def _not_finite(self) -> ModelError:
         path = next(iter(self.parts.values())).file.path
         return bad(path, f"module '{clean(self.module, 80)}' has values that are not finite: fetch it again")
 
     def _product(self, scale: float) -> np.ndarray:
-        """scale times the product of the factors; of two factors the smaller work is to scale one of them."""
+        """Return scale times the product of the factors. Scaling one of two factors is less work than scaling their
+        product."""
         import numpy as np
 
         arrays = {role: _flat(role, floats(piece)) for role, piece in self.parts.items()}
@@ -114,15 +116,16 @@ class LowRank:
         up = arrays["up"] * np.float32(scale)
         if self.kind == TUCKER:
             return _core(arrays["mid"], up.T, arrays["down"])
-        made: np.ndarray = up @ arrays["down"]
-        return made
+        change: np.ndarray = up @ arrays["down"]
+        return change
 
-    def _decomposed(self, weight: np.ndarray, made: np.ndarray) -> np.ndarray:
-        """The formula of PEFT, whose norm is that of the changed weight. ComfyUI divides by the unchanged one's."""
+    def _decomposed(self, weight: np.ndarray, change: np.ndarray) -> np.ndarray:
+        """Return the change by PEFT's formula, whose norm is that of the changed weight. ComfyUI divides by the norm
+        of the unchanged one."""
         import numpy as np
 
         assert self.magnitude is not None
-        changed = weight + made
+        changed = weight + change
         axes = tuple(i for i in range(weight.ndim) if i != int(self.by_inputs))
         norm = np.sqrt(np.square(changed).sum(axis=axes, keepdims=True))
         wanted = floats(self.magnitude).reshape(norm.shape)
@@ -130,34 +133,35 @@ class LowRank:
         return result
 
 
-def floats(piece: Piece) -> np.ndarray:
-    """The values of a tensor in float32. Raises ModelError if the file changed or ended early."""
+def floats(piece: TensorSlice) -> np.ndarray:
+    """Return the values of a tensor in float32. Raises ModelError if the file changed or ended early."""
     array, format = raw(piece), format_of(piece.dtype)
     return widened(array) if format is None else EightBits(format).values([array])
 
 
 def _flat(role: str, array: np.ndarray) -> np.ndarray:
-    """A factor as a matrix, its kernel behind its columns; the core of a Tucker form as it is."""
+    """Return a factor as a matrix, its kernel behind its columns; the core of a Tucker form as it is."""
     return array if role in _CORES else array.reshape(len(array), -1)
 
 
 def _core(core: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Sum over r, s of left[r o] core[r s k l] right[s i], as [o, i * k * l]."""
+    """Return the sum over r, s of left[r o] core[r s k l] right[s i], as [o, i * k * l]."""
     import numpy as np
 
-    made: np.ndarray = np.einsum("ro,rskl,si->oikl", left, core, right, optimize=True)
-    return made.reshape(left.shape[1], -1)
+    product: np.ndarray = np.einsum("ro,rskl,si->oikl", left, core, right, optimize=True)
+    return product.reshape(left.shape[1], -1)
 
 
 def _hadamard(arrays: Mapping[str, np.ndarray], number: str) -> np.ndarray:
     a, b = arrays[f"hada_w{number}_a"], arrays[f"hada_w{number}_b"]
     core = arrays.get(f"hada_t{number}")
-    made: np.ndarray = a @ b if core is None else _core(core, a, b)
-    return made
+    product: np.ndarray = a @ b if core is None else _core(core, a, b)
+    return product
 
 
 def _kronecker(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """A kernel's places stay the last axis of the second factor, and so of the product's rows."""
+    """Return the Kronecker product. A kernel's points stay the last axis of the second factor, and so of the
+    product's rows."""
     import numpy as np
 
     first = arrays["lokr_w1"] if "lokr_w1" in arrays else arrays["lokr_w1_a"] @ arrays["lokr_w1_b"]
@@ -167,33 +171,33 @@ def _kronecker(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         second = _core(arrays["lokr_t2"], arrays["lokr_w2_a"], arrays["lokr_w2_b"])
     else:
         second = arrays["lokr_w2_a"] @ arrays["lokr_w2_b"]
-    made: np.ndarray = np.kron(first, second)
-    return made
+    product: np.ndarray = np.kron(first, second)
+    return product
 
 
-# From headers: which kind it is, and whether it fits
+# Checks by headers: the kind of a LoRA, and whether it fits
 
 
 def kind_of(roles: frozenset[str]) -> str | None:
-    """The kind whose factors these are; None for a set that is incomplete or mixed."""
+    """Return the kind that has these factors, or None for an incomplete or mixed set."""
     for kind, needed in _ROLES.items():
         if roles == needed or (kind == LOHA and roles == needed | _LOHA_CORES):
             return kind
     halves = ([half for half in side if roles & half == half] for side in _LOKR_HALVES)
-    chosen = [max(found, key=len, default=set[str]()) for found in halves]
+    chosen = [max(complete, key=len, default=set[str]()) for complete in halves]
     return LOKR if all(chosen) and roles == frozenset().union(*chosen) else None
 
 
-def rank_of(parts: Mapping[str, Piece]) -> int | None:
-    """What alpha is divided by; None for whole factors and for what is no factor's shape."""
+def rank_of(parts: Mapping[str, TensorSlice]) -> int | None:
+    """Return the divisor of alpha, or None for whole factors and for shapes that no factor has."""
     for role in ("down", "hada_w1_b", "lokr_w2_b", "lokr_w1_b"):
         if role in parts and parts[role].shape and parts[role].shape[0]:
             return parts[role].shape[0]
     return None
 
 
-def check(kind: str, parts: Mapping[str, Piece], weight: Shape) -> int | None:
-    """The rank of factors whose product has the shape of `weight`. Raises ValueError saying what is wrong."""
+def check(kind: str, parts: Mapping[str, TensorSlice], weight: Shape) -> int | None:
+    """Return the rank of factors whose product has the shape of `weight`. Raises ValueError that says what is wrong."""
     shapes = {role: piece.shape for role, piece in parts.items()}
     for role, piece in parts.items():
         if piece.dtype not in FACTORS:
@@ -201,16 +205,17 @@ def check(kind: str, parts: Mapping[str, Piece], weight: Shape) -> int | None:
         if not 2 <= len(piece.shape) <= 4 or 0 in piece.shape:
             raise ValueError(f"{role} has shape {list(piece.shape)}")
     flat = (weight[0], prod(weight[1:]))
-    made, rank = {LORA: _check_lora, TUCKER: _check_tucker, LOHA: _check_loha, LOKR: _check_lokr}[kind](shapes, weight)
-    if made != flat:
-        raise ValueError(f"makes {list(made)} of a weight {list(weight)}")
+    shape, rank = {LORA: _check_lora, TUCKER: _check_tucker, LOHA: _check_loha, LOKR: _check_lokr}[kind](shapes, weight)
+    if shape != flat:
+        raise ValueError(f"makes {list(shape)} of a weight {list(weight)}")
     if rank is not None and not 1 <= rank <= MAX_RANK:
         raise ValueError(f"has rank {rank}; 1 to {MAX_RANK} are read")
     return rank
 
 
-def check_magnitude(piece: Piece, weight: Shape, *, of_peft: bool) -> bool:
-    """Whether DoRA's magnitude is for each input, and not for each output. Raises ValueError where it is neither."""
+def check_magnitude(piece: TensorSlice, weight: Shape, *, of_peft: bool) -> bool:
+    """Return whether DoRA's magnitude has a value for each input, and not for each output. Raises ValueError if it
+    has neither."""
     count = prod(piece.shape)
     if piece.dtype not in FACTORS or not piece.shape:
         raise ValueError(f"its magnitude is {piece.dtype} {list(piece.shape)}, which is not read")
@@ -226,7 +231,7 @@ _Flat = tuple[tuple[int, int], int | None]
 
 
 def _matrix(shape: Shape, role: str) -> tuple[int, int]:
-    """A factor without a kernel, [a b] or [a b 1 1]."""
+    """Return the sides of a factor without a kernel, [a b] or [a b 1 1]. Raises ValueError."""
     if prod(shape[2:]) != 1:
         raise ValueError(f"{role} has shape {list(shape)}; expected a matrix")
     return shape[0], shape[1]
@@ -239,7 +244,7 @@ def _joined(left: int, right: int) -> int:
 
 
 def _kernel(shape: Shape, weight: Shape, role: str) -> None:
-    """The places of a kernel behind the first two axes are those of the weight's, where there are any."""
+    """Check that the kernel behind the first two axes is the weight's, if there is one. Raises ValueError."""
     if tuple(n for n in shape[2:] if n != 1) != tuple(n for n in weight[2:] if n != 1):
         raise ValueError(f"{role} has shape {list(shape)}, for a weight {list(weight)}")
 
@@ -266,10 +271,10 @@ def _cored(core: Shape, weight: Shape, left: int, right: int, role: str, sides: 
 
 
 def _check_loha(shapes: _Shapes, weight: Shape) -> _Flat:
-    made, ranks = zip(*(_check_half(shapes, weight, number) for number in "12"), strict=True)
-    if made[0] != made[1]:
-        raise ValueError(f"its halves make {list(made[0])} and {list(made[1])}")
-    return made[0], ranks[0]
+    shapes_made, ranks = zip(*(_check_half(shapes, weight, number) for number in "12"), strict=True)
+    if shapes_made[0] != shapes_made[1]:
+        raise ValueError(f"its halves make {list(shapes_made[0])} and {list(shapes_made[1])}")
+    return shapes_made[0], ranks[0]
 
 
 def _check_half(shapes: _Shapes, weight: Shape, number: str) -> tuple[tuple[int, int], int]:
@@ -282,7 +287,8 @@ def _check_half(shapes: _Shapes, weight: Shape, number: str) -> tuple[tuple[int,
 
 
 def _check_lokr(shapes: _Shapes, weight: Shape) -> _Flat:
-    """The rank is that of a half that is split, the second's where both are; of whole halves there is none."""
+    """Return the product's shape and the rank: that of a half that is split, the second's if both are, None for
+    whole halves."""
     rank: int | None = None
     if "lokr_w1" in shapes:
         first = _matrix(shapes["lokr_w1"], "lokr_w1")
@@ -303,6 +309,6 @@ def _check_lokr(shapes: _Shapes, weight: Shape) -> _Flat:
 
 
 def not_complete(path: object, module: str, roles: frozenset[str]) -> ModelError:
-    """Why these factors alone make nothing."""
+    """Return the error for factors that alone make no delta."""
     shown = ", ".join(sorted(roles))
     return bad(str(path), f"module '{clean(module, 80)}' has only {shown}: the file is incomplete, fetch it again")

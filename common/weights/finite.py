@@ -1,4 +1,4 @@
-"""Whether the weights of a plan are finite in the dtypes that they will be kept in, without keeping them."""
+"""Checks that the weights of a plan are finite in the dtypes of their storage, without keeping them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from qwenimg.common.codes.bits import finite
 from qwenimg.common.formats.arrays import largest_bits, value
-from qwenimg.common.formats.stored import TOO_LARGE, looked_at
+from qwenimg.common.formats.stored import TOO_LARGE, read_checked
 from qwenimg.common.weights.not_finite import not_finite
 from qwenimg.common.weights.plan import Entry, LoadPlan, read, read_codes
 from qwenimg.common.weights.storage import Packed
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_values(plan: LoadPlan) -> None:
-    """Reads one tensor after the other. Raises ModelError for the first that is not finite."""
+    """Read one tensor after the other. Raises ModelError for the first that is not finite."""
     for entry in plan.entries.values():
         if isinstance(entry.storage, Packed):
             read_codes(entry)
@@ -27,9 +27,9 @@ def check_values(plan: LoadPlan) -> None:
 
 
 def read_finite(entry: Entry) -> np.ndarray:
-    """`read`, with every value finite in the dtype that it will be kept in. Raises ModelError."""
+    """Return `read(entry)` if every value is finite in the dtype of its storage. Raises ModelError."""
     if entry.source.is_plain and not entry.fused:
-        values, largest = looked_at(entry.source.first)
+        values, largest = read_checked(entry.source.first)
         values = values.reshape(entry.shape)
     else:
         values = read(entry)
@@ -39,8 +39,11 @@ def read_finite(entry: Entry) -> np.ndarray:
 
 
 def check_largest(entry: Entry, bits: int, count: Callable[[], int]) -> None:
-    """Raises ModelError where the largest value of `entry`, of these bits (`largest_bits`), is not finite, `count`
-    saying how many are not, or is infinite in the dtype that it will be kept in."""
+    """Check that the largest value of `entry`, with these bits (`largest_bits`), is finite, also in the dtype of its
+    storage.
+
+    `count` returns the number of values that are not finite. Raises ModelError.
+    """
     largest = value(bits, entry.dtype)
     if not isfinite(largest):
         raise not_finite(entry, count(), 0.0, entry.storage.dtype)

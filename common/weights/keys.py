@@ -1,8 +1,8 @@
-"""The planner: which tensor of which file is which parameter, found and checked before anything is read.
+"""The planner: finds the tensor of each parameter in the files, and checks it before anything is read.
 
-`plan` is for a folder or file in the manifest's own names, `plan_places` for one component of a file in another
-layout. Both hold every name, shape and dtype of the headers against the manifest; neither reads a weight or imports
-a framework.
+`plan` is for a folder or file in the manifest's own names, `plan_places` for one component of a file in another layout.
+Both compare every name, shape and dtype of the headers with the manifest. Neither reads a weight or imports a
+framework.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from qwenimg.common.codes.gguf_blocks import READERS
 from qwenimg.common.formats import gguf, gguf_types
 from qwenimg.common.formats.files import check_index, find_files, first
 from qwenimg.common.formats.headers import read_header
-from qwenimg.common.formats.stored import DTYPES, Header, Piece
+from qwenimg.common.formats.stored import DTYPES, Header, TensorSlice
 from qwenimg.common.weights.coded import Pieces, grouped
 from qwenimg.common.weights.plan import Decode, Entry, LoadPlan, Source, Use, Uses, as_stored
 from qwenimg.common.weights.storage import Dense
 
-Named = dict[str, Source]  # by the parameter's name, in the order of files and bytes
+Named = dict[str, Source]  # by parameter, in the order of files and bytes
 Rename = Callable[[str], str | None]
 
 
 class Place(NamedTuple):
-    """Where a file in another layout has a parameter: in a tensor, or in the `part`-th of its `parts` equal ranges of
-    rows."""
+    """The place of a parameter in a file of another layout: a tensor, or the `part`-th of its `parts` equal ranges
+    of rows."""
 
     key: str
     part: int = 0
@@ -50,45 +50,45 @@ def plan(
     channels_last: str = "",
     optional: frozenset[str] = frozenset(),
 ) -> LoadPlan:
-    """Check the headers of `folder` (or of one file) against `manifest` {parameter: stored shape}.
+    """Check the headers of `folder` (or of one file) against `manifest` {parameter: stored shape}, and return the plan.
 
-    `uses(manifest)` is what is loaded, and as what; the rest of the manifest is checked only. `rename` maps a name in
-    the file to the manifest's, or to None when it is known and of no use. `architectures` are what a GGUF file may say
-    that it is; it may also say nothing. `channels_last` stands in names of files only whose convolutions have the
-    channels of their input last. A parameter that is `optional` may be missing.
+    `uses(manifest)` says which parameters are loaded, and in which shape; the others are only checked. `rename` maps a
+    name in the file to the manifest's, or to None for a known tensor that is not used. `architectures` are the values
+    that a GGUF file may have as its architecture; it may also have none. `channels_last` occurs in the tensor names of
+    those files only whose convolutions have their input channels last. A parameter that is `optional` may be missing.
     Raises ModelError on the first kind of disagreement, naming file and tensor.
     """
-    found = find_files(folder)
+    files = find_files(folder)
     with ExitStack() as stack:
         headers: list[Header] = []
-        for path in found.files:
+        for path in files.files:
             headers.append(read_header(path))
             stack.callback(headers[-1].file.close)
             check_architecture(headers[-1], architectures, component)
-        check_index(found, headers)
+        check_index(files, headers)
         named, unused = named_weights(headers, rename, manifest, channels_last)
         if not named:
-            raise bad(found.source, "holds no tensors")
+            raise bad(files.source, "holds no tensors")
         _check_dtypes(named)
-        _check_names(found.source, component, named, manifest, optional)
-        made = _planned(component, named, manifest, uses(manifest), headers, unused)
+        _check_names(files.source, component, named, manifest, optional)
+        load_plan = _planned(component, named, manifest, uses(manifest), headers, unused)
         stack.pop_all()
-        return made
+        return load_plan
 
 
 def plan_places(
     header: Header, component: str, places: Mapping[str, Place], manifest: Manifest, uses: Uses
 ) -> LoadPlan:
-    """The plan for one component of an open file: `places` {parameter: place} against `manifest`, of which `uses`
-    is loaded. The file stays the caller's to close. Raises ModelError as `plan` does."""
+    """Return the plan for one component of an open file: `places` {parameter: place} against `manifest`, of which
+    `uses` is loaded. The caller closes the file. Raises ModelError as `plan` does."""
     assert places.keys() == manifest.keys()
     expected = _expected_at(places, manifest).get
     stored, unused = grouped(_pieces([header], expected), expected, header.metadata)
     missing = [place.key for place in places.values() if place.key not in stored]
     if missing:
         raise bad(header.file.path, f"lacks tensor {first(dict.fromkeys(missing))} of its {component}")
-    found = {name: _part(stored[place.key], place) for name, place in places.items()}
-    named = dict(sorted(found.items(), key=lambda item: item[1].first.begin))
+    sources = {name: _part(stored[place.key], place) for name, place in places.items()}
+    named = dict(sorted(sources.items(), key=lambda item: item[1].first.begin))
     _check_dtypes(named)
     return _planned(component, named, manifest, uses, [header], unused)
 
@@ -104,7 +104,8 @@ def _planned(
 
 
 def _entry(name: str, source: Source, stored: Shape, use: Use) -> Entry:
-    """Manifest and forward are ours, so a disagreement between them is our mistake, not the file's."""
+    """Return the entry of one parameter. Manifest and forward are ours, so a disagreement between them is our
+    mistake, not the file's."""
     if use.decode == "last_tap":
         stored = stored[:2] + stored[3:]
         assert stored == use.shape, f"{name}: the last tap is {stored}, the forward uses {use.shape}"
@@ -119,7 +120,7 @@ def _entry(name: str, source: Source, stored: Shape, use: Use) -> Entry:
 
 
 def check_architecture(header: Header, architectures: frozenset[str], component: str, hint: str = "") -> None:
-    """Raise ModelError, with `hint`, where a GGUF file says that it is of another model than these."""
+    """Raise ModelError, with `hint`, if a GGUF file names an architecture that is none of these."""
     name = header.metadata.get(gguf.ARCHITECTURE, "") if header.format == "GGUF" else ""
     if name not in architectures and name not in gguf.UNSPECIFIC:
         hint = hint or (f"expected {' or '.join(sorted(architectures))}" if architectures else "give another file")
@@ -127,20 +128,22 @@ def check_architecture(header: Header, architectures: frozenset[str], component:
 
 
 def _pieces(headers: Iterable[Header], expected: Callable[[str], Shape | None], flat: bool = False) -> Pieces:
-    """Every tensor by its name in the files, which must not repeat. In GGUF, and of what has one dimension in files
-    that are `flat`, a dimension of 1 may be missing or too many, so that the tensor has the `expected` shape where it
-    differs in them only."""
-    found: Pieces = {}
+    """Return every tensor by its name in the files, which must not repeat.
+
+    In GGUF, and for tensors of one dimension in files that are `flat`, a dimension of 1 may be missing or too many: a
+    tensor that differs from the `expected` shape in those only takes that shape.
+    """
+    pieces: Pieces = {}
     for header in headers:
         for key, tensor in header.tensors.items():
-            if key in found:
+            if key in pieces:
                 raise bad(header.file.path, _same(key, key))
-            found[key] = Piece(key, header.file, *tensor)
+            pieces[key] = TensorSlice(key, header.file, *tensor)
             loose = header.format == "GGUF" or (flat and len(tensor.shape) == 1)
             shape = expected(key) if loose else None
             if shape is not None and _without_ones(shape) == _without_ones(tensor.shape):
-                found[key] = found[key]._replace(shape=shape)
-    return found
+                pieces[key] = pieces[key]._replace(shape=shape)
+    return pieces
 
 
 def _without_ones(shape: Shape) -> Shape:
@@ -150,7 +153,7 @@ def _without_ones(shape: Shape) -> Shape:
 def named_weights(
     headers: Sequence[Header], rename: Rename | None, manifest: Manifest, channels_last: str = ""
 ) -> tuple[Named, frozenset[str]]:
-    """Every weight under its manifest name, and the tensors that are known and of no use. `channels_last`: see
+    """Return every weight under its manifest name, and the known tensors that are not used. `channels_last`: see
     `plan`."""
 
     def name_of(key: str) -> str | None:
@@ -163,15 +166,15 @@ def named_weights(
 
     notes = {key: text for header in headers for key, text in header.metadata.items()}
     moved = bool(channels_last) and any(channels_last in key for header in headers for key in header.tensors)
-    found = grouped(_pieces(headers, expected, moved), expected, notes)
-    for key, source in found.sources.items():
+    weights = grouped(_pieces(headers, expected, moved), expected, notes)
+    for key, source in weights.sources.items():
         name = name_of(key)
         if name is None:
             continue
         if name in named:
             raise bad(source.first.file.path, _same(key, named[name].first.key))
         named[name] = source._replace(channels_last=moved and source.code is None and len(source.shape) > 2)
-    return named, found.unused
+    return named, weights.unused
 
 
 def _same(key: str, other: str) -> str:
@@ -179,7 +182,7 @@ def _same(key: str, other: str) -> str:
 
 
 def _expected_at(places: Mapping[str, Place], manifest: Manifest) -> dict[str, Shape]:
-    """The shape of every tensor that `places` names, as it is stored."""
+    """Return the stored shape of every tensor that `places` names."""
     shapes = {}
     for name, place in places.items():
         shape = manifest[name][::-1] if place.decode == "transposed" else manifest[name]
@@ -188,13 +191,13 @@ def _expected_at(places: Mapping[str, Place], manifest: Manifest) -> dict[str, S
 
 
 def _part(source: Source, place: Place) -> Source:
-    """The rows that `place` names, of every piece that has them. Rows that do not divide stay whole, and fail the check
-    of shapes."""
+    """Return the rows that `place` names, of every piece that has rows. Rows that do not divide stay whole, and fail
+    the check of shapes."""
     rows = source.shape[0] if source.shape else 0
     if place.parts == 1 or not rows or rows % place.parts:
         return source._replace(decode=place.decode)
 
-    def cut(piece: Piece) -> Piece:
+    def cut(piece: TensorSlice) -> TensorSlice:
         if piece.shape[:1] != (rows,):
             return piece  # such as one scale for all
         size = (piece.end - piece.begin) // place.parts
@@ -223,7 +226,7 @@ def _check_names(where: Path, component: str, named: Named, manifest: Manifest, 
 
 
 def has_shape(source: Source, shape: Shape) -> bool:
-    """Codes are of a matrix, also where it is stored as a kernel of one point."""
+    """Return whether the source has this shape. Codes belong to a matrix, also where the weight is a 1x1 kernel."""
     return source.shape == shape or bool(source.code and prod(shape[2:]) == 1 and source.shape == shape[:2])
 
 

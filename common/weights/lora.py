@@ -1,8 +1,9 @@
-"""A LoRA file: its header read strictly, its keys told apart, and each module held against the weight it belongs to.
+"""A LoRA file: its header is read strictly, its keys are recognized, and each module is checked against its weight.
 
-A key is a module's name and what it is of it, in any of the endings that trainers write. Which weight a module's name
-stands for says a table made from the model (`lora_names`), never a rule that happens to match. Every key is used, or
-the file is refused by the key's name. No factor is read before it is needed, but the scale alpha is, being one number.
+A key is a module's name and the role of the tensor in it, with any of the endings that trainers write. A table made
+from the model (`lora_names`) gives the weight of a module's name, never a rule that happens to match. Every key is
+used, or the file is refused with the key's name. No factor is read before it is needed; the scale alpha, one number,
+is.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from qwenimg.common.base.safe_files import OpenFile, bad, is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.files import first
 from qwenimg.common.formats.safetensors import read_header
-from qwenimg.common.formats.stored import Piece
+from qwenimg.common.formats.stored import TensorSlice
 from qwenimg.common.weights import delta
 from qwenimg.common.weights.delta import LowRank
 from qwenimg.common.weights.lora_names import Names, Target, find
 from qwenimg.common.weights.peft_config import ADAPTER, ModuleConfig, read_config
 from qwenimg.common.weights.plan import Mode
 
-# What ends a key behind its module: PEFT's (with the adapter's name or without), kohya's, old diffusers' and LyCORIS's.
+# The ends of keys behind the module: PEFT's (with the adapter's name or without), kohya's, old diffusers', LyCORIS's
 _ENDINGS = (
     (re.compile(r"(.+)\.lora_A(?:\.[A-Za-z0-9_-]+)??(?:\.weight)?"), "down"),
     (re.compile(r"(.+)\.lora_B(?:\.[A-Za-z0-9_-]+)??(?:\.weight)?"), "up"),
@@ -35,8 +36,8 @@ _ENDINGS = (
     (re.compile(r"(.+)\.lora_magnitude_vector(?:\.[A-Za-z0-9_-]+)??(?:\.weight)?"), "magnitude"),
     (re.compile(r"(.+)\.(?P<role>alpha|dora_scale|hada_(?:w[12]_[ab]|t[12])|lokr_(?:w[12](?:_[ab])?|t2))"), None),
 )
-_SCALES = ("alpha", "dora_scale", "magnitude")  # what is no factor
-# Endings of what is known and not read.
+_SCALES = ("alpha", "dora_scale", "magnitude")  # roles that are no factors
+# Ends of keys that are known and not read
 _REFUSED = (
     (re.compile(r".*\.(oft_[A-Za-z]+|.*boft.*)(\.weight)?"), "is an OFT or BOFT adapter"),
     (re.compile(r".*\.[ab][12]\.weight"), "is a GLoRA adapter"),
@@ -50,10 +51,10 @@ _REFUSED = (
 
 
 class Module(NamedTuple):
-    """What a file has for one weight, by role."""
+    """The tensors of a file for one weight, by role."""
 
-    parts: Mapping[str, Piece]  # the factors
-    scales: Mapping[str, Piece]  # alpha, dora_scale or magnitude
+    parts: Mapping[str, TensorSlice]  # the factors
+    scales: Mapping[str, TensorSlice]  # alpha, dora_scale or magnitude
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,23 +64,23 @@ class LoraFile:
     file: OpenFile
     modules: Mapping[str, Module]  # by their names in the file, in the order of its bytes
     metadata: Mapping[str, str]
-    peft: Mapping[str, ModuleConfig]  # by module, what PEFT's configuration says in the header or the file beside
+    peft: Mapping[str, ModuleConfig]  # PEFT's configuration by module, from the header or the file beside
 
     def close(self) -> None:
         self.file.close()
 
 
 Deltas = dict[str, dict[str, tuple[LowRank, ...]]]
-"""By component, then by parameter."""
+"""The deltas of LoRAs, by component, then by parameter."""
 
 
 def read_lora(path: Path) -> LoraFile:
-    """The LoRA in the safetensors file `path`, or in a folder that PEFT saved. Raises ModelError."""
+    """Return the LoRA in the safetensors file `path`, or in a folder that PEFT saved. Raises ModelError."""
     inside = path / ADAPTER
     path = inside if is_file(inside) else path
     header = read_header(path)
     try:
-        pieces = {key: Piece(key, header.file, *stored) for key, stored in header.tensors.items()}
+        pieces = {key: TensorSlice(key, header.file, *stored) for key, stored in header.tensors.items()}
         modules = _modules(path, pieces)
         peft = read_config(path, header.metadata, modules)
         return LoraFile(file=header.file, modules=modules, metadata=header.metadata, peft=peft)
@@ -89,43 +90,43 @@ def read_lora(path: Path) -> LoraFile:
 
 
 def fit(lora: LoraFile, names: Names) -> Deltas:
-    """What `lora` adds to which weights of a model with these `names`, at strength 1. Raises ModelError where a module
-    is of no weight of the model, or has not its shape."""
+    """Return the deltas of `lora` for a model with these `names`, at strength 1. Raises ModelError if a module
+    belongs to no weight of the model, or does not have its shape."""
     path = lora.file.path
     targets = {module: find(names, module) for module in lora.modules}
     unknown = [module for module, target in targets.items() if target is None]
     if unknown:
         raise bad(path, f"{_stranger(unknown, len(targets))}: not a LoRA for this model")
-    found: Deltas = {}
+    deltas: Deltas = {}
     for module, target in targets.items():
         assert target is not None
-        there = found.setdefault(target.component, {})
-        if target.name in there:
-            twice = there[target.name][0].module
+        of_component = deltas.setdefault(target.component, {})
+        if target.name in of_component:
+            twice = of_component[target.name][0].module
             raise bad(path, f"modules {first([module])} and '{clean(twice, 80)}' are of one weight")
-        there[target.name] = (_low_rank(lora, module, target),)
-    return found
+        of_component[target.name] = (_low_rank(lora, module, target),)
+    return deltas
 
 
 def strengthened(deltas: Deltas, strength: float, mode: Mode = "auto") -> Deltas:
-    """The same at another strength, in the weights or beside them."""
+    """Return the deltas at another strength, in the weights or as branches beside them."""
     return {
         component: {
-            name: tuple(replace(one, strength=strength, mode=mode) for one in every) for name, every in there.items()
+            name: tuple(replace(one, strength=strength, mode=mode) for one in every) for name, every in by_name.items()
         }
-        for component, there in deltas.items()
+        for component, by_name in deltas.items()
     }
 
 
 def joined(several: Sequence[Deltas]) -> Deltas:
-    """Of each weight what all of `several` add to it, in their order."""
-    found: Deltas = {}
+    """Return for each weight the deltas of all of `several`, in their order."""
+    result: Deltas = {}
     for deltas in several:
-        for component, there in deltas.items():
-            for name, every in there.items():
-                mine = found.setdefault(component, {})
-                mine[name] = mine.get(name, ()) + every
-    return found
+        for component, by_name in deltas.items():
+            for name, every in by_name.items():
+                of_component = result.setdefault(component, {})
+                of_component[name] = of_component.get(name, ()) + every
+    return result
 
 
 def _stranger(unknown: list[str], count: int) -> str:
@@ -142,34 +143,34 @@ def _more(names: list[str]) -> str:
 # Keys
 
 
-def _modules(path: Path, pieces: Mapping[str, Piece]) -> dict[str, Module]:
-    roles: dict[str, dict[str, Piece]] = {}
+def _modules(path: Path, pieces: Mapping[str, TensorSlice]) -> dict[str, Module]:
+    roles: dict[str, dict[str, TensorSlice]] = {}
     for key, piece in pieces.items():
         name, role = _parsed(path, key)
         other = roles.setdefault(name, {}).setdefault(role, piece)
         if other is not piece:
             raise bad(path, f"tensors '{clean(other.key, 80)}' and {first([key])} are the same")
-    found = {
+    modules = {
         name: Module(
-            {role: piece for role, piece in there.items() if role not in _SCALES},
-            {role: piece for role, piece in there.items() if role in _SCALES},
+            {role: piece for role, piece in by_role.items() if role not in _SCALES},
+            {role: piece for role, piece in by_role.items() if role in _SCALES},
         )
-        for name, there in roles.items()
+        for name, by_role in roles.items()
     }
-    if not found:
+    if not modules:
         raise bad(path, "holds no tensors")
-    for module in found.values():
+    for module in modules.values():
         if not module.parts:
             key = next(iter(module.scales.values())).key
             raise bad(path, f"tensor {first([key])} is of a module without factors: the file is incomplete")
         for piece in module.parts.values():
             if len(piece.shape) < 2 or 0 in piece.shape:
                 raise bad(path, f"tensor {first([piece.key])} has shape {list(piece.shape)}, which no factor has")
-    return found
+    return modules
 
 
 def _parsed(path: Path, key: str) -> tuple[str, str]:
-    """The module and the role of a key. Raises ModelError."""
+    """Return the module and the role of a key. Raises ModelError."""
     for pattern, what in _REFUSED:
         if pattern.fullmatch(key):
             raise bad(path, f"{what}, see tensor {first([key])}: LoRA, LoCon, LoHa, LoKr and DoRA are read")
@@ -183,14 +184,14 @@ def _parsed(path: Path, key: str) -> tuple[str, str]:
 
 
 def _low_rank(lora: LoraFile, module: str, target: Target) -> LowRank:
-    path, found = lora.file.path, lora.modules[module]
-    kind = delta.kind_of(frozenset(found.parts))
+    path, parts_of = lora.file.path, lora.modules[module]
+    kind = delta.kind_of(frozenset(parts_of.parts))
     if kind is None:
-        raise delta.not_complete(path, module, frozenset(found.parts))
-    magnitude = found.scales.get("dora_scale") or found.scales.get("magnitude")
+        raise delta.not_complete(path, module, frozenset(parts_of.parts))
+    magnitude = parts_of.scales.get("dora_scale") or parts_of.scales.get("magnitude")
     try:
-        rank = delta.check(kind, found.parts, target.shape)
-        of_peft = "magnitude" in found.scales
+        rank = delta.check(kind, parts_of.parts, target.shape)
+        of_peft = "magnitude" in parts_of.scales
         by_inputs = magnitude is not None and delta.check_magnitude(magnitude, target.shape, of_peft=of_peft)
         scale = scale_of(lora, module, rank)
     except ValueError as error:
@@ -198,7 +199,7 @@ def _low_rank(lora: LoraFile, module: str, target: Target) -> LowRank:
     return LowRank(
         module=module,
         kind=kind,
-        parts=found.parts,
+        parts=parts_of.parts,
         rank=rank,
         scale=scale,
         magnitude=magnitude,
@@ -207,15 +208,18 @@ def _low_rank(lora: LoraFile, module: str, target: Target) -> LowRank:
 
 
 def scale_of(lora: LoraFile, module: str, rank: int | None) -> float:
-    """Return alpha / rank, of the module's own alpha, else PEFT's, else kohya's for the whole file; 1 where there is
-    none, and of LoKr's whole factors, but for PEFT's. Raise ValueError."""
-    own = lora.modules[module].scales.get("alpha")
-    if own is None and module in lora.peft:
+    """Return alpha / rank, with the module's own alpha, else PEFT's, else kohya's for the whole file.
+
+    It is 1 without any alpha, and for LoKr's whole factors unless PEFT's configuration says otherwise. Raises
+    ValueError.
+    """
+    alpha = lora.modules[module].scales.get("alpha")
+    if alpha is None and module in lora.peft:
         return lora.peft[module].scale(rank)
     if rank is None:
         return 1.0
-    if own is not None:
-        return _alpha(own) / rank
+    if alpha is not None:
+        return _alpha(alpha) / rank
     whole = lora.metadata.get("ss_network_alpha", "None")
     if whole in ("None", ""):
         return 1.0
@@ -225,7 +229,7 @@ def scale_of(lora: LoraFile, module: str, rank: int | None) -> float:
         raise ValueError(f"ss_network_alpha is {clean(whole, 30)!r}, not a number") from None
 
 
-def _alpha(piece: Piece) -> float:
+def _alpha(piece: TensorSlice) -> float:
     if math.prod(piece.shape) != 1 or piece.dtype not in (*delta.FACTORS, "F64", "I64", "I32"):
         raise ValueError(f"alpha is {piece.dtype} {list(piece.shape)}; expected one number")
     if piece.dtype in delta.FACTORS:

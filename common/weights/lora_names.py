@@ -1,8 +1,8 @@
-"""Which weight of a model a LoRA's module is of: a table of names, made from the model's own.
+"""The weight of a model to which a LoRA's module belongs: a table of names, made from the model's own.
 
-Every linear layer and convolution is known by its dotted path, by that with dots as underscores, and by what else its
-family calls it; before that stands one of the prefixes that trainers write for its component. A name of two weights is
-a mistake of ours, which building the table finds.
+Every linear layer and convolution is known by its dotted path, by that with dots as underscores, and by the other names
+that its family has for it; one of the prefixes that trainers write for its component comes before. A name of two
+weights is our mistake, which building the table finds.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import NamedTuple, TypeAlias
 
 from qwenimg.common.base.shape import Manifest, Shape
 
-# Of the denoiser: transformer or unet. Trainers write one or the other of those they know, or neither.
+# Prefixes of the denoiser, transformer or unet: trainers write one that they know, or none
 DENOISER = (
     "transformer.", "unet.", "diffusion_model.", "model.diffusion_model.", "base_model.model.",
     "base_model.model.transformer.", "base_model.model.unet.", "lora_unet_", "lora_transformer_", "lycoris_",
     "lycoris_unet_", "lycoris_transformer_", "",
 )  # fmt: skip
-# Of the only text encoder, and of the first and the second of two.
+# Prefixes of the only text encoder, and of the first and the second of two
 TEXT = ("text_encoder.", "lora_te_", "lora_te1_", "lycoris_te_", "lycoris_text_encoder_")
 TEXT_1 = ("text_encoder.", "lora_te1_", "lycoris_te1_")
 TEXT_2 = ("text_encoder_2.", "lora_te2_", "lycoris_te2_")
@@ -34,20 +34,22 @@ class Target(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Part:
+class ComponentNames:
     """The weights of one component by their names behind any of `prefixes`."""
 
     prefixes: tuple[str, ...]
     names: Mapping[str, Target]
 
 
-Names: TypeAlias = tuple[Part, ...]
+Names: TypeAlias = tuple[ComponentNames, ...]
 Others: TypeAlias = Mapping[str, Iterable[str]]
-"""Of a layer's dotted path, what else it is called, dotted."""
+"""Other dotted names of a layer, by its dotted path."""
 
 
-def part(component: str, weights: Manifest, prefixes: tuple[str, ...], others: Others | None = None) -> Part:
-    """The table of `component` with these `weights` (parameter: shape), of which matrices and kernels count."""
+def component_names(
+    component: str, weights: Manifest, prefixes: tuple[str, ...], others: Others | None = None
+) -> ComponentNames:
+    """Return the table of `component` with these `weights` (parameter: shape). Only matrices and kernels are in it."""
     names: dict[str, Target] = {}
     for name, shape in weights.items():
         path, _, leaf = name.rpartition(".")
@@ -57,11 +59,11 @@ def part(component: str, weights: Manifest, prefixes: tuple[str, ...], others: O
         for called in (path, *(others or {}).get(path, ())):
             for form in {called, called.replace(".", "_")}:
                 assert names.setdefault(form, target) is target, f"{form} is {target.name} and {names[form].name}"
-    return Part(prefixes=prefixes, names=names)
+    return ComponentNames(prefixes=prefixes, names=names)
 
 
 def find(names: Names, module: str) -> Target | None:
-    """The weight that a file calls `module`."""
+    """Return the weight that a file calls `module`, or None."""
     for one in names:
         for prefix in one.prefixes:
             if module.startswith(prefix) and (target := one.names.get(module.removeprefix(prefix))):

@@ -1,10 +1,11 @@
 """PEFT's patterns for the names of modules, matched in bounded time.
 
-PEFT takes the keys of `alpha_pattern` and `rank_pattern` for regular expressions: a module takes the first pattern for
-which `re.match(rf"(.*\\.)?({pattern})$", module)` matches. On some patterns Python's `re` takes exponential time, and
-a file is not trusted. So a pattern is matched here, at all positions of a name at once: a set of positions is an
-integer whose bit i stands before character i. What is repeated more than once has no such repeat in it, so each part of
-a pattern is taken at most once for each position. What is no text, class, group, choice, repeat or edge is refused.
+PEFT treats the keys of `alpha_pattern` and `rank_pattern` as regular expressions: a module takes the first pattern for
+which `re.match(rf"(.*\\.)?({pattern})$", module)` matches. On some patterns Python's `re` takes exponential time, and a
+file is not trusted. So this module matches a pattern at all positions of a name at once: a set of positions is an
+integer whose bit i stands before character i. A part that is repeated more than once may not contain such a repeat, so
+each part of a pattern is tried at most once for each position. Syntax other than text, classes, groups, choices,
+repeats and edges is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from qwenimg.common.base.text import clean
 MAX_PATTERN = 512  # characters; as many as a name of a tensor has
 MAX_PATTERNS = 5_000
 MAX_DEPTH = 20  # groups in groups
-MAX_STEPS = 4_000_000  # in all names together: some seconds
+MAX_STEPS = 4_000_000  # for all names together: some seconds
 
 _ESCAPE = r"\\(?:[dDsSwW]|[^A-Za-z0-9])"
 _CLASS = rf"\[\^?\]?(?:{_ESCAPE}|(?!--)[^\]\\\[&|~])*\]"
@@ -59,7 +60,7 @@ _Part: TypeAlias = _Atom | _Edge | _Sequence | _Choice | _Repeat
 
 
 class _Pattern(NamedTuple):
-    """A pattern; `plain` where it is `length` single characters and nothing else, as a name is."""
+    """A pattern; `plain` if it is `length` single characters and nothing else, like a name."""
 
     part: _Part
     plain: re.Pattern[str] | None
@@ -69,8 +70,9 @@ class _Pattern(NamedTuple):
 def first_matches(patterns: Iterable[str], names: Iterable[str]) -> dict[str, str]:
     """Return {name: the first of `patterns` that matches it}, without the names that no pattern matches.
 
-    Raises ValueError for a pattern that cannot be read, for one that matches none of `names`, and where both together
-    take too long."""
+    Raises ValueError for a pattern that cannot be read, for one that matches none of `names`, and if both together take
+    too long.
+    """
     parsed = {pattern: _parse(pattern) for pattern in patterns}
     if len(parsed) > MAX_PATTERNS:
         raise ValueError(f"has {len(parsed)} patterns; at most {MAX_PATTERNS} are read")
@@ -91,7 +93,7 @@ def first_matches(patterns: Iterable[str], names: Iterable[str]) -> dict[str, st
 
 
 def _parse(pattern: str) -> _Pattern:
-    """Raise ValueError for a pattern that is wrong or not read."""
+    """Parse a pattern. Raises ValueError if it is wrong or uses other syntax."""
     try:
         if len(pattern) > MAX_PATTERN:
             raise ValueError(f"it has {len(pattern)} characters; at most {MAX_PATTERN} are read")
@@ -117,7 +119,7 @@ def _tokens(pattern: str) -> Iterator[re.Match[str]]:
 
 
 def _choice(tokens: list[re.Match[str]], at: int, depth: int) -> tuple[_Part, int]:
-    """Parse sequences with '|' between them, from token `at` to the end of the group; return where that is."""
+    """Parse sequences with '|' between them, from token `at` to the end of the group. Return the part and the end."""
     if depth > MAX_DEPTH:
         raise ValueError(f"it has groups more than {MAX_DEPTH} deep")
     parts = []
@@ -170,14 +172,14 @@ def _repeat(part: _Part, token: re.Match[str]) -> _Repeat:
 
 
 def _loops(part: _Part) -> bool:
-    """Whether a part may be taken more than once."""
+    """Return whether a part may be repeated more than once."""
     if isinstance(part, _Repeat):
         return part.most != 1 or _loops(part.part)
     return isinstance(part, (_Sequence, _Choice)) and any(map(_loops, part.parts))
 
 
 def _compiled(atom: str) -> re.Pattern[str]:
-    """Raise ValueError for a class that is wrong."""
+    """Compile a single character. Raises ValueError for a wrong class."""
     try:
         return re.compile(atom)
     except re.error as error:
@@ -188,7 +190,7 @@ def _compiled(atom: str) -> re.Pattern[str]:
 
 
 class _Places:
-    """A name, and where it has which characters."""
+    """A name, and the positions of its characters."""
 
     def __init__(self, name: str):
         self.name = name
@@ -206,7 +208,7 @@ class _Places:
 
 
 class _Search:
-    """Matching that counts its steps. Raises ValueError where they are too many."""
+    """Matching that counts its steps. Raises ValueError if they are too many."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -219,7 +221,7 @@ class _Search:
         return bool(self._after(pattern.part, places, places.starts) & places.end)
 
     def _after(self, part: _Part, places: _Places, at: int) -> int:
-        """Return the positions behind `part` where it begins at one of the positions `at`."""
+        """Return the positions behind `part` if it begins at one of the positions `at`."""
         self._count()
         if isinstance(part, _Atom):
             return (at & places.of(part.text)) << 1

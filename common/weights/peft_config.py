@@ -1,4 +1,4 @@
-"""PEFT's configuration of a LoRA: in the header of a file or in a file beside it, and what it says of each module."""
+"""PEFT's configuration of a LoRA, from the header of a file or a file beside it, for each module."""
 
 from __future__ import annotations
 
@@ -12,25 +12,30 @@ from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
 from qwenimg.common.weights.module_patterns import first_matches
 
-ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"  # as PEFT saves them
+ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"  # PEFT's own names
 MAX_CONFIG = 1 << 20  # bytes
-_METADATA = "lora_adapter_metadata"  # as diffusers writes PEFT's configuration into the header
-_COMPONENTS = ("transformer.", "unet.", "text_encoder.", "text_encoder_2.")  # that a configuration may be of
+_METADATA = "lora_adapter_metadata"  # under this key diffusers writes PEFT's configuration into the header
+_COMPONENTS = (
+    "transformer.",
+    "unet.",
+    "text_encoder.",
+    "text_encoder_2.",
+)  # components that a configuration may belong to
 _BEFORE = ("base_model.model.", "model.diffusion_model.", "diffusion_model.", *_COMPONENTS)
-"""What stands in a file before the name that PEFT knows a module by."""
+"""Prefixes in a file before the name that PEFT knows a module by."""
 _CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # beginnings of `init_lora_weights`
 
 
 class ModuleConfig(NamedTuple):
-    """What PEFT's configuration says of one module."""
+    """PEFT's configuration of one module."""
 
     alpha: float
     rank: int | None
     rslora: bool
 
     def scale(self, rank: int | None) -> float:
-        """Return alpha / rank, or alpha / √rank, of factors of `rank` (None: whole factors of LoKr, which have the
-        configuration's). Raise ValueError where the configuration says another rank."""
+        """Return alpha / rank, or alpha / √rank, for factors of `rank` (None: whole factors of LoKr, which take the
+        configuration's rank). Raises ValueError if the configuration names another rank."""
         if rank is not None and self.rank not in (None, rank):
             raise ValueError(
                 f"its factors have rank {rank}, PEFT's configuration says {self.rank}: it is of another LoRA"
@@ -42,8 +47,8 @@ class ModuleConfig(NamedTuple):
 
 
 def read_config(path: Path, metadata: Mapping[str, str], modules: Iterable[str]) -> dict[str, ModuleConfig]:
-    """Return what PEFT's configuration of the LoRA file `path` says of each of its `modules`; nothing of a module that
-    it says no alpha of. Raise ModelError."""
+    """Return PEFT's configuration of the LoRA file `path` for each of its `modules` that it gives an alpha. Raises
+    ModelError."""
     data, where = _read_json(path, metadata)
     prefixes = [prefix for prefix in _COMPONENTS if any(key.startswith(prefix) for key in data)]
     members: dict[str, list[str]] = {prefix: [] for prefix in (*prefixes, "")}
@@ -51,16 +56,17 @@ def read_config(path: Path, metadata: Mapping[str, str], modules: Iterable[str])
         members[_component(module, prefixes)].append(module)
     configs = {}
     for prefix, names in members.items():
-        own = {key.removeprefix(prefix): value for key, value in data.items() if key.startswith(prefix)}
+        settings = {key.removeprefix(prefix): value for key, value in data.items() if key.startswith(prefix)}
         try:
-            configs.update(_of_modules(own, names))
+            configs.update(_of_modules(settings, names))
         except ValueError as error:
             raise bad(where, str(error)) from None
     return configs
 
 
 def _read_json(path: Path, metadata: Mapping[str, str]) -> tuple[dict[str, Any], str]:
-    """Return the configuration in the header, else in the file beside one that PEFT saved, and where it is."""
+    """Return the configuration in the header, else in the file beside one that PEFT saved, and its place for
+    messages."""
     beside = path.with_name(ADAPTER_CONFIG)
     if _METADATA in metadata:
         raw, where = metadata[_METADATA].encode(), f"{path} ({_METADATA})"
@@ -81,19 +87,20 @@ def _read_json(path: Path, metadata: Mapping[str, str]) -> tuple[dict[str, Any],
 
 
 def _component(module: str, prefixes: list[str]) -> str:
-    """Return which of the `prefixes` of a configuration is of `module`: its own, or the only one for a bare name."""
-    mine = next((prefix for prefix in _COMPONENTS if module.startswith(prefix)), "")
-    if mine in prefixes:
-        return mine
-    return prefixes[0] if not mine and len(prefixes) == 1 else ""
+    """Return the prefix of the `prefixes` that covers `module`: its own, or the only one for a bare name."""
+    prefix_of_module = next((prefix for prefix in _COMPONENTS if module.startswith(prefix)), "")
+    if prefix_of_module in prefixes:
+        return prefix_of_module
+    return prefixes[0] if not prefix_of_module and len(prefixes) == 1 else ""
 
 
 def _of_modules(config: Mapping[str, Any], modules: list[str]) -> dict[str, ModuleConfig]:
-    """Raise ValueError for values of another kind, and for patterns that match no module."""
+    """Return the configuration of each module. Raises ValueError for values of another kind, and for patterns that
+    match no module."""
     names = {module: _name(module) for module in modules}
     alphas = _matched(config, "alpha_pattern", names.values())
     ranks = _matched(config, "rank_pattern", names.values())
-    alpha = config.get("lora_alpha", config.get("alpha"))  # the latter of LoHa and LoKr
+    alpha = config.get("lora_alpha", config.get("alpha"))  # `alpha` in LoHa and LoKr
     start = config.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_CHANGED_BASE):
         raise ValueError(
@@ -102,19 +109,19 @@ def _of_modules(config: Mapping[str, Any], modules: list[str]) -> dict[str, Modu
         )
     configs = {}
     for module, name in names.items():
-        own_alpha, rank = alphas.get(name, alpha), ranks.get(name, config.get("r"))
-        if own_alpha is not None:
-            configs[module] = ModuleConfig(_alpha(own_alpha), _rank(rank), config.get("use_rslora") is True)
+        module_alpha, rank = alphas.get(name, alpha), ranks.get(name, config.get("r"))
+        if module_alpha is not None:
+            configs[module] = ModuleConfig(_alpha(module_alpha), _rank(rank), config.get("use_rslora") is True)
     return configs
 
 
 def _name(module: str) -> str:
-    """Return what PEFT calls a module, within the model that it was given."""
+    """Return PEFT's name of a module, within the model that PEFT was given."""
     return next((module.removeprefix(prefix) for prefix in _BEFORE if module.startswith(prefix)), module)
 
 
 def _matched(config: Mapping[str, Any], key: str, names: Iterable[str]) -> dict[str, object]:
-    """Return for each of `names` the value of the first pattern that matches it."""
+    """Return for each of `names` the value of the first pattern that matches it. Raises ValueError."""
     patterns = config.get(key) or {}
     if not isinstance(patterns, dict):
         raise ValueError(f"{key} is {clean(patterns, 30)!r}, not an object of patterns")

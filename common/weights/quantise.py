@@ -1,7 +1,7 @@
-"""Policies for keeping weights in codes: of which layers, in how many bits.
+"""Policies for quantizing weights: which layers, in how many bits.
 
-Measured (docs/weights.md): the first and the last two blocks and the modulation cost little in 8 bits and much in 4;
-what stands outside of the blocks stays as it is. The VAE and convolutions are never coded.
+Measured (docs/weights.md): the first and the last two blocks and the modulation cost little in 8 bits and much in 4.
+Layers outside of the blocks stay as they are. The VAE and convolutions are never quantized.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.codes.affine import BITS4, BITS6, BITS8, Affine, Kept
+from qwenimg.common.codes.affine import BITS4, BITS6, BITS8, Affine, QuantStorage
 from qwenimg.common.precision.residency import ONCE
 from qwenimg.common.weights.plan import Entry, LoadPlan
 from qwenimg.common.weights.storage import Dense, Packed
@@ -22,7 +22,8 @@ SYNTAX = "8, 6 or 4, or by part: text=8,transformer=4"
 
 @dataclass(frozen=True)
 class Policy:
-    """Codes of a denoiser's blocks, of its first and last two and of its modulation; or of a text encoder's layers."""
+    """The codes of a denoiser's blocks, and of its first and last two and its modulation; or of a text encoder's
+    layers."""
 
     blocks: Affine
     rest: Affine = BITS8
@@ -36,40 +37,40 @@ POLICIES: Mapping[str, Mapping[str, Policy]] = {
 
 
 def parse(text: str) -> dict[str, Policy]:
-    """The policy of each role that `text` (SYNTAX) names. Raises UsageError."""
-    found: dict[str, Policy] = {}
+    """Return the policy of each role that `text` (SYNTAX) names. Raises UsageError."""
+    policies: dict[str, Policy] = {}
     for part in text.strip().lower().replace("unet=", "transformer=").split(","):
         role, _, bits = part.strip().rpartition("=")
         if bits not in POLICIES or role not in ("", "text", "transformer"):
             raise UsageError(f"--quantize {clean(text, 40)!r}: cannot read {clean(part, 40)!r}; give {SYNTAX}")
         if not role:
-            found |= POLICIES[bits]
+            policies |= POLICIES[bits]
         elif role == "text":
-            found[role] = Policy(POLICIES[bits]["transformer"].blocks)
+            policies[role] = Policy(POLICIES[bits]["transformer"].blocks)
         else:
-            found[role] = POLICIES[bits][role]
-    return found
+            policies[role] = POLICIES[bits][role]
+    return policies
 
 
 def keep(plan: LoadPlan, tables: frozenset[str]) -> LoadPlan:
-    """`plan` with the codes that its files have kept as they are, but for `tables`, which are looked up and not
-    multiplied."""
+    """Return `plan` with the weights quantized that are quantized in its files, but for `tables`, whose rows are
+    looked up and not multiplied."""
 
-    def own(entry: Entry) -> Kept | None:
-        kept = entry.source.kept
-        return kept if kept and entry.name not in tables and kept.code.fits(entry.shape) else None
+    def of_file(entry: Entry) -> QuantStorage | None:
+        storage = entry.source.kept
+        return storage if storage and entry.name not in tables and storage.code.fits(entry.shape) else None
 
     marked = {name: replace(entry, table=name in tables) for name, entry in plan.entries.items()}
-    return replace(plan, entries=marked).packed(own)
+    return replace(plan, entries=marked).packed(of_file)
 
 
 def as_stored(plan: LoadPlan) -> LoadPlan:
-    """`plan` without the codes that `quantised` gave its matrices; those of its files stay. The same plan where there
-    are none, of which what was found holds still."""
+    """Return `plan` without the quantization by `quantised`; weights that are quantized in its files stay so. It is
+    the same plan if nothing changes, so that facts known of it still hold."""
 
     def stored(entry: Entry) -> Entry:
-        own = entry.source.kept
-        if not isinstance(entry.storage, Packed) or (own is not None and own.code == entry.storage.code):
+        of_file = entry.source.kept
+        if not isinstance(entry.storage, Packed) or (of_file is not None and of_file.code == entry.storage.code):
             return entry
         return replace(entry, storage=Dense(entry.storage.dtype))
 
@@ -79,19 +80,22 @@ def as_stored(plan: LoadPlan) -> LoadPlan:
 
 
 def quantised(plan: LoadPlan, policy: Policy, blocks: re.Pattern[str]) -> LoadPlan:
-    """`plan` with the matrices that `blocks` names, by the number of their block where it has a group, kept as `policy`
-    says. What is kept in codes already stays so; rows that no group divides stay as they are."""
-    numbers = {name: found for name in plan.entries if (found := blocks.fullmatch(name))}
-    order = sorted({int(found[1]) for found in numbers.values() if found.re.groups})
+    """Return `plan` with the matrices that `blocks` matches quantized as `policy` says. A group in `blocks` is the
+    number of the block.
+
+    Weights that are quantized already stay so; rows that no group divides stay as they are.
+    """
+    matches = {name: match for name in plan.entries if (match := blocks.fullmatch(name))}
+    order = sorted({int(match[1]) for match in matches.values() if match.re.groups})
     ends = {*order[:1], *order[-2:]}
 
-    def chosen(entry: Entry) -> Kept | None:
-        found = numbers.get(entry.name)
-        if found is None or len(entry.shape) != 2 or isinstance(entry.storage, Packed):
+    def chosen(entry: Entry) -> QuantStorage | None:
+        match = matches.get(entry.name)
+        if match is None or len(entry.shape) != 2 or isinstance(entry.storage, Packed):
             return None
-        end = bool(found.re.groups) and int(found[1]) in ends
+        end = bool(match.re.groups) and int(match[1]) in ends
         code = policy.rest if end or entry.residency is ONCE else policy.blocks
         codes = [code, *(Affine(code.bits, group) for group in (64, 32) if group < code.group)]
-        return next((Kept(one, 2) for one in codes if one.fits(entry.shape)), None)
+        return next((QuantStorage(one, 2) for one in codes if one.fits(entry.shape)), None)
 
     return plan.packed(chosen)

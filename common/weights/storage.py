@@ -1,4 +1,4 @@
-"""How a parameter is kept in memory, and what it then takes."""
+"""The storage of a parameter in memory, and the bytes that it takes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from qwenimg.common.codes.block_float import BlockFloat
 from qwenimg.common.precision.precision import BYTES
 
 Codes: TypeAlias = Affine | BlockFloat
-"""What a linear layer's weight may be kept in."""
+"""The codes that a linear layer computes with."""
 
 
 @dataclass(frozen=True)
 class Dense:
-    """One number of `dtype`, named as torch and MLX name it, for each value."""
+    """Storage of one number of `dtype`, named as in torch and MLX, for each value."""
 
     dtype: str
 
@@ -30,7 +30,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class Packed:
-    """The codes of a linear layer's weight, decoded to `dtype` when the layer computes."""
+    """Storage of a linear layer's weight as codes, which are decoded to `dtype` when the layer computes."""
 
     code: Codes
     dtype: str

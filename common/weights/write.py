@@ -1,9 +1,9 @@
-"""Weights written as safetensors, a file at a time, of which one parameter is in memory.
+"""Weights written as safetensors files, one parameter in memory at a time.
 
-A header comes first in its file and is known last, since whether scales fit float16 shows when they are made: room is
-kept for it, and what it does not need is filled with spaces. What takes 4 bytes comes before what takes 2, so that
-every tensor begins at a multiple of its size, as some readers want. A file has its name only when it is whole; its
-metadata has the hash of its data, by which a later run knows it.
+A header comes first in its file but is known last, since only encoding shows whether scales fit float16. So space is
+reserved for it, and filled with spaces where it is not needed. Tensors of 4-byte numbers come before those of 2 bytes,
+so that every tensor begins at a multiple of its size, as some readers require. A file gets its name only when it is
+whole. Its metadata has the hash of its data, by which a later run recognizes it.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from qwenimg.common.codes.bits import finite, narrowed, widened
 from qwenimg.common.formats.safetensors import read_header
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.weights.not_finite import not_finite
-from qwenimg.common.weights.plan import Entry, parts, read_codes
+from qwenimg.common.weights.plan import Entry, read_chunks, read_codes
 from qwenimg.common.weights.storage import Packed
 
 if TYPE_CHECKING:
     import numpy as np
 
-HASH = "sha256"  # the metadata's name of the data's hash
+HASH = "sha256"  # the key of the data's hash in the metadata
 _NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 Progress = Callable[[int], None]
-"""Gets the number of bytes that were written since the last call."""
+"""Called with the number of bytes written since the last call."""
 
 
 class Weight(NamedTuple):
-    """A parameter as it is to be written: under `key`, in `shape`, and kept as its entry's storage says."""
+    """A parameter to be written: under `key`, in `shape`, in its entry's storage."""
 
     key: str
     shape: Shape
@@ -50,17 +50,17 @@ class Weight(NamedTuple):
         return self.entry.storage.nbytes(self.entry.shape)
 
     def tensors(self) -> dict[str, Shape]:
-        """The names and shapes in the file."""
-        kept = self.entry.storage
-        if not isinstance(kept, Packed):
+        """Return the names and shapes in the file."""
+        storage = self.entry.storage
+        if not isinstance(storage, Packed):
             return {self.key: self.shape}
         layer, (rows, width) = self.key.removesuffix(".weight"), self.entry.shape
-        groups: Shape = (rows, width // kept.code.group)
-        words: Shape = (rows, width * kept.code.bits // 32)
-        return {self.key: words} | {f"{layer}.{part}": groups for part in kept.code.parts}
+        groups: Shape = (rows, width // storage.code.group)
+        words: Shape = (rows, width * storage.code.bits // 32)
+        return {self.key: words} | {f"{layer}.{part}": groups for part in storage.code.parts}
 
 
-class _Made(NamedTuple):
+class _Tensor(NamedTuple):
     key: str
     dtype: str  # as the header names it
     shape: Shape
@@ -68,37 +68,37 @@ class _Made(NamedTuple):
 
 
 def shards(weights: Sequence[Weight], most: int) -> list[list[Weight]]:
-    """`weights` in their order, in files of about `most` bytes."""
-    found: list[list[Weight]] = []
-    room = 0
+    """Split `weights`, in their order, into files of about `most` bytes."""
+    files: list[list[Weight]] = []
+    budget = 0
     for weight in weights:
-        if not found or weight.nbytes > room:
-            found.append([])
-            room = most
-        found[-1].append(weight)
-        room -= weight.nbytes
-    return found
+        if not files or weight.nbytes > budget:
+            files.append([])
+            budget = most
+        files[-1].append(weight)
+        budget -= weight.nbytes
+    return files
 
 
 def write_shard(path: Path, weights: Sequence[Weight], metadata: Mapping[str, str], progress: Progress) -> None:
-    """Writes `weights` as the file `path`. Raises ModelError for values that are not finite, and OSError."""
-    room, tensors, digest, at = _room(weights, metadata), {}, hashlib.sha256(), 0
+    """Write `weights` as the file `path`. Raises ModelError for values that are not finite, and OSError."""
+    reserved, tensors, digest, at = _header_bytes(weights, metadata), {}, hashlib.sha256(), 0
     temp = path.with_name(f"{path.name}.part")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         with io.FileIO(os.open(temp, flags, 0o666), "w") as file:
-            file.seek(8 + room)
-            for made in _all(weights):
+            file.seek(8 + reserved)
+            for tensor in _all(weights):
                 begin = at
-                for part in made.data:
+                for part in tensor.data:
                     view = part.reshape(-1).data.cast("B")
                     digest.update(view)
                     _put(file, view)
                     progress(len(view))
                     at += len(view)
-                tensors[made.key] = _fields(made.dtype, made.shape, begin, at)
+                tensors[tensor.key] = _fields(tensor.dtype, tensor.shape, begin, at)
             file.seek(0)
-            _put(file, memoryview(_header(tensors, {**metadata, HASH: digest.hexdigest()}, room)))
+            _put(file, memoryview(_header(tensors, {**metadata, HASH: digest.hexdigest()}, reserved)))
             os.fsync(file.fileno())
         temp.replace(path)
     finally:
@@ -106,7 +106,7 @@ def write_shard(path: Path, weights: Sequence[Weight], metadata: Mapping[str, st
 
 
 def is_whole(path: Path, weights: Sequence[Weight], metadata: Mapping[str, str]) -> bool:
-    """Whether `path` is what `write_shard` makes of these, to the last byte."""
+    """Return whether `path` is, to the last byte, what `write_shard` makes of these."""
     try:
         with closing(_Closing(read_header(path))) as opened:
             header = opened.header
@@ -140,45 +140,48 @@ def _hash(file: OpenFile, begin: int) -> str:
 # One parameter
 
 
-def _all(weights: Sequence[Weight]) -> Iterator[_Made]:
-    """What 4 bytes divide comes first: of codes with odd scales and biases the two together are such. What ends in
-    single bytes comes last."""
+def _all(weights: Sequence[Weight]) -> Iterator[_Tensor]:
+    """Yield the tensors whose sizes 4 divides first: codes with odd scales and biases are such together. Tensors of
+    single bytes come last."""
 
     def place(weight: Weight) -> int:
-        kept = weight.entry.storage
-        if isinstance(kept, Packed):
-            return 0 if isinstance(kept.code, Affine) else 2
-        return 0 if kept.dtype == "float32" else 1
+        storage = weight.entry.storage
+        if isinstance(storage, Packed):
+            return 0 if isinstance(storage.code, Affine) else 2
+        return 0 if storage.dtype == "float32" else 1
 
     for weight in sorted(weights, key=place):
-        yield from _made(weight)
+        yield from _tensors_of(weight)
 
 
 def _is_packed(weight: Weight) -> bool:
     return isinstance(weight.entry.storage, Packed)
 
 
-def _made(weight: Weight) -> Iterator[_Made]:
+def _tensors_of(weight: Weight) -> Iterator[_Tensor]:
     names = weight.tensors()
     if not _is_packed(weight):
-        yield _Made(weight.key, _NAMES[weight.entry.storage.dtype], weight.shape, _values(weight.entry))
+        yield _Tensor(weight.key, _NAMES[weight.entry.storage.dtype], weight.shape, _values(weight.entry))
         return
-    kept = exact16(read_codes(weight.entry))
-    for (key, shape), part in zip(names.items(), kept.arrays, strict=True):
+    weights = exact16(read_codes(weight.entry))
+    for (key, shape), part in zip(names.items(), weights.arrays, strict=True):
         name = {"uint32": "U32", "uint8": "U8", "float16": "F16", "float32": "F32"}[part.dtype.name]
-        yield _Made(key, name, shape, iter([part]))
+        yield _Tensor(key, name, shape, iter([part]))
 
 
 def _values(entry: Entry) -> Iterator[np.ndarray]:
-    """In the dtype of its storage, rounded once. Raises ModelError for what is not finite then."""
+    """Yield the values in the dtype of their storage, rounded once. Raises ModelError for values that are not finite
+    then."""
     dtype = entry.storage.dtype
-    for array in parts(entry):
-        made = array if entry.dtype == dtype else narrowed(widened(array), dtype)
-        wrong = int((~finite(made)).sum())
+    for array in read_chunks(entry):
+        rounded = array if entry.dtype == dtype else narrowed(widened(array), dtype)
+        wrong = int((~finite(rounded)).sum())
         if wrong:
-            own = finite(array)
-            raise not_finite(entry, int((~own).sum()), float(abs(widened(array[own])).max(initial=0)), dtype)
-        yield made
+            was_finite = finite(array)
+            raise not_finite(
+                entry, int((~was_finite).sum()), float(abs(widened(array[was_finite])).max(initial=0)), dtype
+            )
+        yield rounded
 
 
 # Bytes
@@ -188,16 +191,16 @@ def _fields(dtype: str, shape: Shape, begin: int, end: int) -> dict[str, object]
     return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
 
 
-def _room(weights: Sequence[Weight], metadata: Mapping[str, str]) -> int:
-    """Bytes that no header of these takes more than."""
+def _header_bytes(weights: Sequence[Weight], metadata: Mapping[str, str]) -> int:
+    """Return an upper limit of the bytes of a header of these weights."""
     most = 4 * sum(weight.nbytes for weight in weights) + 1  # whatever the scales are kept in
     tensors = {key: _fields("BF16", shape, most, most) for weight in weights for key, shape in weight.tensors().items()}
     return len(_header(tensors, {**metadata, HASH: "0" * 64}, 0)) - 8
 
 
-def _header(tensors: Mapping[str, object], metadata: Mapping[str, str], room: int) -> bytes:
+def _header(tensors: Mapping[str, object], metadata: Mapping[str, str], reserved: int) -> bytes:
     text = json.dumps({"__metadata__": dict(metadata), **tensors}, separators=(",", ":")).encode()
-    text = text.ljust(room)
+    text = text.ljust(reserved)
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 

@@ -16,7 +16,7 @@ from qwenimg.backends.torch import load as torch_load
 from qwenimg.backends.torch.ops import quantised as on_torch
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.codes.affine import Affine
-from qwenimg.common.codes.gguf_blocks import CHUNK, KEPT, READERS, Blocks
+from qwenimg.common.codes.gguf_blocks import CHUNK, READERS, STORAGE, GGUFBlocks
 from qwenimg.common.formats.gguf_types import TYPES, named
 from qwenimg.common.weights import keys, quantise
 from qwenimg.common.weights.plan import Entry, LoadPlan, read, read_codes
@@ -31,7 +31,7 @@ def reference(blocks: np.ndarray, type: str) -> np.ndarray:
 
 
 def test_the_types_are_those_that_are_tested() -> None:
-    assert READERS.keys() == HALVES.keys() and KEPT.keys() < READERS.keys()
+    assert READERS.keys() == HALVES.keys() and STORAGE.keys() < READERS.keys()
 
 
 @pytest.mark.parametrize("type", READERS)
@@ -39,7 +39,7 @@ def test_values_are_those_of_the_reference(type: str) -> None:
     """Bit for bit, the sign of a zero too: scales of every size, zeros, subnormal and negative ones; more than is
     decoded at once, and no whole number of that."""
     blocks = random_blocks(type, CHUNK // WIDTH + 3, WIDTH, 1)
-    made, expected = Blocks(type).values([blocks.reshape(-1)]), reference(blocks, type)
+    made, expected = GGUFBlocks(type).values([blocks.reshape(-1)]), reference(blocks, type)
     assert made.dtype == np.float32
     assert np.array_equal(made.view(np.uint32), expected.reshape(-1).view(np.uint32))
     print(f"{type}: {made.size:,} values of {np.abs(made).min():.1e} to {np.abs(made).max():.1e}")
@@ -49,7 +49,7 @@ def test_values_are_those_of_the_reference(type: str) -> None:
 def test_every_bit_of_a_block_counts(type: str) -> None:
     """Any bytes at all, infinite and undefined scales among them."""
     blocks = np.random.default_rng(2).integers(0, 256, (64, named(type).bytes * WIDTH // named(type).values), np.uint8)
-    made, expected = Blocks(type).values([blocks.reshape(-1)]), reference(blocks, type)
+    made, expected = GGUFBlocks(type).values([blocks.reshape(-1)]), reference(blocks, type)
     assert not np.isfinite(expected).all()
     assert np.array_equal(made.reshape(expected.shape), expected, equal_nan=True)
 
@@ -97,7 +97,7 @@ def test_both_backends_have_the_same_values(planned: tuple[str, LoadPlan, np.nda
     """Of codes that are kept, and of those that are decoded: in float32 the reference's, in bfloat16 each other's."""
     type, plan, expected = planned
     entry = entry_of(plan)
-    assert isinstance(entry.storage, Packed) == (type in KEPT)
+    assert isinstance(entry.storage, Packed) == (type in STORAGE)
     if not isinstance(entry.storage, Packed):
         assert entry.storage == Dense("float32")
         assert np.array_equal(torch_load.tensor(entry, torch.device("cpu")).numpy(), expected)
@@ -120,7 +120,7 @@ def test_a_type_that_is_decoded_may_be_coded_anew(planned: tuple[str, LoadPlan, 
     changed = quantise.quantised(plan, quantise.Policy(Affine(8, 64)), re.compile(r"a\.weight"))
     storage = entry_of(changed).storage
     assert isinstance(storage, Packed) and storage.code == (
-        Affine(KEPT[type][0], 32) if type in KEPT else Affine(8, 64)
+        Affine(STORAGE[type][0], 32) if type in STORAGE else Affine(8, 64)
     )
 
 
@@ -128,11 +128,11 @@ def test_memory_is_counted(planned: tuple[str, LoadPlan, np.ndarray]) -> None:
     """What the plan says is what the arrays take."""
     type, plan, expected = planned
     entry = entry_of(plan)
-    if type in KEPT:
+    if type in STORAGE:
         blocks = random_blocks(type, 5, WIDTH, 4).reshape(-1, named(type).bytes)
         for at in HALVES[type]:  # of sizes that trained weights have, so that float16 holds what it can
             blocks[:, at : at + 2] = np.full(len(blocks), 0.01, "<f2").view(np.uint8).reshape(-1, 2)
-        taken = sum(part.nbytes for part in Blocks(type).coded([blocks.reshape(-1)], (5, WIDTH)))
+        taken = sum(part.nbytes for part in GGUFBlocks(type).coded([blocks.reshape(-1)], (5, WIDTH)))
         bits = 8 * taken / expected.size
         print(f"{type}: {8 * named(type).bytes / named(type).values} bits in the file, {bits} in memory")
         assert entry.nbytes == taken
@@ -148,7 +148,7 @@ def test_a_scale_that_is_not_finite_is_named(type: str, scale: float, tmp_path: 
     blocks[3, at : at + 2] = np.array([scale], "<f2").view(np.uint8)
     write(tmp_path / "z.gguf", {"a.weight": (blocks.reshape(5, -1), type)}, None)
     plan = quantise.keep(keys.plan(tmp_path / "z.gguf", "transformer", {"a.weight": (5, WIDTH)}), frozenset())
-    loads = [read_codes] if type in KEPT else [lambda e: torch_load.tensor(e, torch.device("cpu")), mlx_load.tensor]
+    loads = [read_codes] if type in STORAGE else [lambda e: torch_load.tensor(e, torch.device("cpu")), mlx_load.tensor]
     for load in loads:
         with pytest.raises(ModelError, match=r"z\.gguf: tensor a\.weight has \d+ non-finite values"):
             load(entry_of(plan))
@@ -209,9 +209,9 @@ def test_a_layer_takes_little_memory_beside_itself(kept: bool) -> None:
     blocks = random_blocks("Q5_K", 16, 1 << 19, 8).reshape(-1)
     tracemalloc.start()
     if kept:
-        size = sum(part.nbytes for part in Blocks("Q5_K").coded([blocks], (16, 1 << 19)).arrays)
+        size = sum(part.nbytes for part in GGUFBlocks("Q5_K").coded([blocks], (16, 1 << 19)).arrays)
     else:
-        size = Blocks("Q5_K").values([blocks]).nbytes
+        size = GGUFBlocks("Q5_K").values([blocks]).nbytes
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     print(f"{size / 1e6:.0f} MB made, {peak / 1e6:.0f} MB at most")

@@ -14,7 +14,7 @@ from family_cases import ASKED, BACKENDS, PROMPT, Opener, opener, places, relati
 from rules import ROOT
 
 from qwenimg.common.families import registry
-from qwenimg.common.precision.precision import Kind, bases, parse
+from qwenimg.common.precision.precision import DenoiserKind, bases, parse
 
 # One of each family; that both backends compute alike under a policy is held in `parity/`, block by block.
 QUICK = crossed(("qwen", "sd15"), BACKENDS)
@@ -40,7 +40,7 @@ def load(kind: str, tiny_folder: Path, folders: dict[str, Path]) -> Opener:
     return opener(kind, places(tiny_folder, folders, tiny_folder)[kind], folders)
 
 
-def mixed(kind: Kind, seed: str) -> list[str]:
+def mixed(kind: DenoiserKind, seed: str) -> list[str]:
     """Policies with two overrides each, the same in every run."""
     chance = random.Random(seed)
     parts = [f"{part}={dtype}" for part in ("text", kind.denoiser, "vae") for dtype in DTYPES]

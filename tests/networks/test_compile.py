@@ -206,10 +206,10 @@ def test_rope_in_real_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler gets real numbers: the same rotation, a rounding apart."""
     torch.manual_seed(0)
     x, angle = torch.randn(2, 5, 3, 8), torch.rand(5, 4)
-    turns = ops.turns(angle.cos(), angle.sin())
-    eager = ops.rotate_pairs(x, turns, torch.float32)
+    freqs = ops.rope_freqs(angle.cos(), angle.sin())
+    eager = ops.rotate_pairs(x, freqs, torch.float32)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert torch.allclose(ops.rotate_pairs(x, turns, torch.float32), eager, rtol=1e-6, atol=1e-6)
+    assert torch.allclose(ops.rotate_pairs(x, freqs, torch.float32), eager, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -285,12 +285,12 @@ def test_compiled_chains_of_mlx_compute_what_the_eager_do(policy: str, mlx_compi
     low = mx.array(rng.standard_normal((1, 37, 24)).astype(np.float32)).astype(nn.DTYPES["bfloat16"])
     out, limit = (nn.DTYPES["bfloat16"], 4e-3) if policy == "bf16" else (mx.float32, 1e-6)
     heads, angle = given["x"].reshape(1, 37, 3, 8), mx.array(rng.random((37, 4)).astype(np.float32))
-    turns = nn.turns(mx.cos(angle), mx.sin(angle))
+    freqs = nn.rope_freqs(mx.cos(angle), mx.sin(angle))
     chains = {
         "norm_modulate": lambda: nn.norm_modulate(given["x"], given["shift"], given["scale"], out, 1e-6),
         "gated": lambda: nn.gated(given["x"], given["gate"], low),
         "add": lambda: nn.add(given["x"], low),
-        "rotate_pairs": lambda: nn.rotate_pairs(heads, turns, out),
+        "rotate_pairs": lambda: nn.rotate_pairs(heads, freqs, out),
         "gelu": lambda: nn.gelu(given["x"].astype(out)),
     }
     for name, chain in chains.items():

@@ -20,7 +20,7 @@ from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.unet import ResidualBlock
 from qwenimg.backends.torch.ops import images, products, whole
 from qwenimg.backends.torch.ops.cpu import laid_out
-from qwenimg.backends.torch.ops.products import _takes_more
+from qwenimg.backends.torch.ops.products import _can_fuse
 from qwenimg.common.codes.affine import Affine
 from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.runtime.observers import observe
@@ -32,7 +32,7 @@ LIMITS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 @pytest.fixture
 def on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products of this CPU taken for a card's, and of MLX for a GPU's."""
-    monkeypatch.setattr(products, "_takes_more", lambda layer: layer.plain and layer.dtype.itemsize == 2)
+    monkeypatch.setattr(products, "_can_fuse", lambda layer: layer.plain and layer.dtype.itemsize == 2)
     monkeypatch.setattr(mlx_products, "on_gpu", lambda: True)
 
 
@@ -118,36 +118,36 @@ def test_plain_layers_on_a_card_alone() -> None:
     """Whether a layer's product takes over what is next to it: not on a CPU, not in float32, not with a LoRA beside it,
     not where its own result is looked at, not for a larger kernel; and not in a training."""
     low = on_torch(ops.Linear(8, 8), "bfloat16", 8, 8)
-    assert not _takes_more(low)
+    assert not _can_fuse(low)
     low.to("meta")
-    assert _takes_more(low) and not _takes_more(ops.Linear(8, 8).to("meta"))
+    assert _can_fuse(low) and not _can_fuse(ops.Linear(8, 8).to("meta"))
     with observe(lambda *_: None):
-        assert not _takes_more(low)
+        assert not _can_fuse(low)
     with torch.inference_mode(False), torch.enable_grad():
-        assert not _takes_more(low)
+        assert not _can_fuse(low)
     low.branch = (torch.zeros(2, 8), torch.zeros(8, 2))
-    assert not _takes_more(low)
-    assert not _takes_more(ops.Linear(8, 8, bias=False).to("meta", torch.bfloat16))
-    assert _takes_more(ops.Conv2d(8, 8, 1).to("meta", torch.bfloat16))
-    assert not _takes_more(ops.Conv2d(8, 8, 3, padding=1).to("meta", torch.bfloat16))
+    assert not _can_fuse(low)
+    assert not _can_fuse(ops.Linear(8, 8, bias=False).to("meta", torch.bfloat16))
+    assert _can_fuse(ops.Conv2d(8, 8, 1).to("meta", torch.bfloat16))
+    assert not _can_fuse(ops.Conv2d(8, 8, 3, padding=1).to("meta", torch.bfloat16))
 
 
 def test_plain_layers_on_mlx(monkeypatch: pytest.MonkeyPatch) -> None:
     low = on_mlx(mlx_ops.Linear(32, 32), "bfloat16", 32, 32)
-    assert not mlx_products._takes_more(low)
+    assert not mlx_products._can_fuse(low)
     monkeypatch.setattr(mlx_products, "on_gpu", lambda: True)
-    assert mlx_products._takes_more(low) and not mlx_products._takes_more(mlx_ops.Linear(8, 8))
-    assert not mlx_products._takes_more(MlxQuantised(low, Affine(4, 32), mx.bfloat16)), "its kernel multiplies codes"
+    assert mlx_products._can_fuse(low) and not mlx_products._can_fuse(mlx_ops.Linear(8, 8))
+    assert not mlx_products._can_fuse(MlxQuantised(low, Affine(4, 32), mx.bfloat16)), "its kernel multiplies codes"
     with observe(lambda *_: None):
-        assert not mlx_products._takes_more(low)
+        assert not mlx_products._can_fuse(low)
     low.branch = (mx.zeros((2, 32)), mx.zeros((32, 2)))
-    assert not mlx_products._takes_more(low)
+    assert not mlx_products._can_fuse(low)
 
 
 @torch.inference_mode()
 def test_a_probe_sees_the_layers(on_a_card: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is inside a product cannot be seen: with an observer everything is done apart."""
-    monkeypatch.setattr(products, "_takes_more", _takes_more)
+    monkeypatch.setattr(products, "_can_fuse", _can_fuse)
     layer, seen = on_torch(ops.Linear(8, 16), "bfloat16", 8, 16), list[str]()
     with observe(lambda operation, path, result: seen.append(operation)):
         ops.add_linear(torch.ones(1, 2, 16), layer, torch.ones(1, 2, 8))

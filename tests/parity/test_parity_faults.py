@@ -101,8 +101,8 @@ def not_causal(patch: pytest.MonkeyPatch, twin: Twin) -> None:
 
 
 def text_rope_pairs(patch: pytest.MonkeyPatch, twin: Twin) -> None:
-    pairs, turns = twin.nn.rotate_pairs, twin.nn.turns
-    patch.setattr(twin.nn, "rotate_halves", lambda x, cos, sin: pairs(x, turns(cos, sin), x.dtype))
+    pairs, freqs = twin.nn.rotate_pairs, twin.nn.rope_freqs
+    patch.setattr(twin.nn, "rotate_halves", lambda x, cos, sin: pairs(x, freqs(cos, sin), x.dtype))
 
 
 def no_mask(patch: pytest.MonkeyPatch, twin: Twin) -> None:

@@ -23,7 +23,7 @@ from qwenimg.common.precision.precision import (
     SD_PLACES,
     UNET,
     Compute,
-    Kind,
+    DenoiserKind,
     Precision,
     bases,
     parse,
@@ -281,7 +281,7 @@ def test_auto_for_stable_diffusion() -> None:
     ("text", "kind"),
     [("bf16,unet=fp32", MMDIT), ("bf16,transformer=fp32", UNET), ("fp16,timestep=rounded", UNET)],
 )
-def test_what_the_other_family_has_is_refused(text: str, kind: Kind) -> None:
+def test_what_the_other_family_has_is_refused(text: str, kind: DenoiserKind) -> None:
     with pytest.raises(UsageError) as caught:
         parse(text, on_gpu=False, kind=kind)
     assert str(caught.value).endswith(kind.syntax)

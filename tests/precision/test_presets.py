@@ -7,7 +7,7 @@ import pytest
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.precision import devices, presets
 from qwenimg.common.precision.devices import Device
-from qwenimg.common.precision.precision import BYTES, MMDIT, UNET, Kind, Precision, parse
+from qwenimg.common.precision.precision import BYTES, MMDIT, UNET, DenoiserKind, Precision, parse
 from qwenimg.common.precision.presets import PRESETS, Choice, choose
 
 GB = 10**9
@@ -54,14 +54,14 @@ CPUS = {
 }
 
 
-def weights(parameters: int, kind: Kind):
+def weights(parameters: int, kind: DenoiserKind):
     def size(policy: Precision) -> int:
         return parameters * BYTES[policy.compute_dtype("transformer")]
 
     return size
 
 
-def auto(device: Device, kind: Kind, parameters: int, free: int = 10**12, precision: str = "auto") -> Choice:
+def auto(device: Device, kind: DenoiserKind, parameters: int, free: int = 10**12, precision: str = "auto") -> Choice:
     return choose("auto", precision, kind, device, weights(parameters, kind), free)
 
 
@@ -78,7 +78,7 @@ def test_auto_on_a_list_of_chips(device: Device, best: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [MMDIT, UNET], ids=["mmdit", "unet"])
-def test_auto_on_a_cpu(kind: Kind) -> None:
+def test_auto_on_a_cpu(kind: DenoiserKind) -> None:
     assert auto(CPUS[True], kind, 3 * GB).precision == "bf16"
     assert auto(CPUS[False], kind, 3 * GB).precision == "fp32"
     small = auto(CPUS[True], kind, 10**6)
@@ -110,7 +110,7 @@ def test_precision_overrides_the_preset_and_goes_on_from_auto() -> None:
 
 @pytest.mark.parametrize("kind", [MMDIT, UNET], ids=["mmdit", "unet"])
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_is_a_policy_of_every_kind(name: str, kind: Kind) -> None:
+def test_every_preset_is_a_policy_of_every_kind(name: str, kind: DenoiserKind) -> None:
     choice = choose(name, "auto", kind, devices.apple("Apple M1"), weights(1, kind), 1)
     assert parse(choice.precision, on_gpu=False, kind=kind).name == kind.presets[name]
     assert choice.wishes.tiled == (name == "memory") and choice.reason == "" and choice.recorded() == {"preset": name}

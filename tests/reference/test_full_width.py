@@ -50,7 +50,7 @@ def ours(twin: Twin, plan: LoadPlan) -> tuple[torch.nn.Module, list[np.ndarray]]
     twin.load.fill(model, plan.stored(FP32), *device)
     img, txt, temb = (twin.array(values, "float32") for values in inputs().values())
     tables = qwen_conditioning.image_and_text_rope(CONFIG, [SHAPE], WORDS)
-    rope = tuple(twin.nn.turns(*(twin.array(table, "float32") for table in pair)) for pair in tables)
+    rope = tuple(twin.nn.rope_freqs(*(twin.array(table, "float32") for table in pair)) for pair in tables)
     block = model.transformer_blocks[0]
     with torch.inference_mode():
         made = block(img, txt, block.modulation(temb), rope, None, None)

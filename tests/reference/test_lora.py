@@ -19,7 +19,7 @@ from tiny_model import tiny_dit
 
 from qwenimg.common.families.stable_diffusion import lora_names, single_file
 from qwenimg.common.weights import lora as loras
-from qwenimg.common.weights.lora_names import DENOISER, Names, find, part
+from qwenimg.common.weights.lora_names import DENOISER, Names, component_names, find
 
 TOLERANCE = 1e-6  # of the largest weight: float32 sums in another order
 KINDS = ("sd1", "sd2", "sdxl")
@@ -135,7 +135,7 @@ def test_qwen_image_against_diffusers(name: str, tmp_path: Path) -> None:
     layers = [path for path in modules(model) if path.startswith("transformer_blocks.")]
     made = {path: cases.lora(shapes[f"{path}.weight"], i) for i, path in enumerate(layers)}
     file = cases.written(tmp_path / "a.safetensors", made, cases.QWEN[name])
-    found = loras.fit(loras.read_lora(file), (part("transformer", shapes, DENOISER),))["transformer"]
+    found = loras.fit(loras.read_lora(file), (component_names("transformer", shapes, DENOISER),))["transformer"]
     pipe = QwenImagePipeline(transformer=model, vae=None, text_encoder=None, tokenizer=None, scheduler=None)
     compare(found, before, fused_by_diffusers(model, lambda: pipe.load_lora_weights(file)))
 
@@ -199,7 +199,7 @@ def test_loha_and_lokr_that_peft_saved(kind: str, tmp_path: Path) -> None:
     with_peft.save_pretrained(tmp_path)
     after = dict(with_peft.merge_and_unload().named_parameters())
     shapes = {name: value.shape for name, value in before.items()}
-    found = loras.fit(loras.read_lora(tmp_path), (part("transformer", shapes, DENOISER),))["transformer"]
+    found = loras.fit(loras.read_lora(tmp_path), (component_names("transformer", shapes, DENOISER),))["transformer"]
     compare(found, before, {name: after[name].detach().numpy() for name in before})
 
 
@@ -224,7 +224,9 @@ def test_dora_at_a_strength_is_a_share_of_the_change_and_not_pefts(tmp_path: Pat
                 layer.set_scale("default", strength)
         merged = dict(copied.merge_and_unload().named_parameters())
         changed[strength] = {name: merged[name].detach().numpy() for name in before}
-    found = loras.fit(loras.read_lora(tmp_path), (part("t", {n: w.shape for n, w in before.items()}, DENOISER),))["t"]
+    found = loras.fit(
+        loras.read_lora(tmp_path), (component_names("t", {n: w.shape for n, w in before.items()}, DENOISER),)
+    )["t"]
     half = loras.strengthened({"t": found}, 0.5)["t"]
     away = []
     for name, weight in before.items():

@@ -100,11 +100,11 @@ def text_not_causal(patch: Patch) -> None:
 
 
 def text_rope_of_pairs(patch: Patch) -> None:
-    pairs, turns = patch.backend.ops.rotate_pairs, patch.backend.ops.turns
+    pairs, freqs = patch.backend.ops.rotate_pairs, patch.backend.ops.rope_freqs
 
     def rotated(x: Any, *table: Any) -> Any:
         wide, cos, sin = (patch.backend.cast(part, "float32") for part in (x, *table))
-        return pairs(wide, turns(cos, sin), x.dtype)
+        return pairs(wide, freqs(cos, sin), x.dtype)
 
     patch.set(patch.backend.ops, "rotate_halves", rotated)
 

@@ -125,8 +125,8 @@ def _table(*names: str) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def _rope(a: SimpleNamespace):
-    turns = a.twin.nn.turns
-    return turns(a.img_cos, a.img_sin), turns(a.txt_cos, a.txt_sin)
+    freqs = a.twin.nn.rope_freqs
+    return freqs(a.img_cos, a.img_sin), freqs(a.txt_cos, a.txt_sin)
 
 
 def _indices(a: SimpleNamespace, values: list[int]):

@@ -205,7 +205,7 @@ class Side:
 
     def unet(self, config: unet.UNetConfig, plan: LoadPlan, precision: Precision):
         stream = self.nn.DTYPES[precision.residual_dtype("unet")]
-        return self._filled(lambda: self.unets.UNet(config, stream), plan, precision)
+        return self._filled(lambda: self.unets.UNetModel(config, stream), plan, precision)
 
     def vae(self, config: kl_vae.KLVAEConfig, plan: LoadPlan, precision: Precision):
         return self._filled(lambda: self.vaes.KLVAE(config), plan, precision)

@@ -32,7 +32,7 @@ from qwenimg.common.pipeline import inpaint
 from qwenimg.common.pipeline.denoiser import Denoiser, Guidance
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment, flow_plan
-from qwenimg.common.precision.precision import Kind
+from qwenimg.common.precision.precision import DenoiserKind
 from qwenimg.common.request.request import Defaults, Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array
@@ -181,7 +181,7 @@ FAMILY = Family(
     denoiser="denoiser",
     components=(("denoiser",),),
     published=lambda name: None,
-    precision=Kind(
+    precision=DenoiserKind(
         denoiser="denoiser",
         places={"residual": "the hidden stream", "final_norm": "norm_out and proj_out"},
         bases=("fp32", "bf16"),

@@ -17,7 +17,7 @@ import torch
 from qwenimg.backends.mlx import load as mlx_load
 from qwenimg.backends.torch import load as torch_load
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.codes.affine import BITS8, Kept
+from qwenimg.common.codes.affine import BITS8, QuantStorage
 from qwenimg.common.weights import comfy
 from qwenimg.common.weights.keys import plan
 from qwenimg.common.weights.plan import LoadPlan, read, read_codes
@@ -137,7 +137,9 @@ def test_they_are_coded_again_where_that_is_asked_for(tmp_path: Path) -> None:
     opened = planned(tmp_path / "a.safetensors", made, notes)
     plain = {name: torch.from_numpy(value.astype(np.float32)) for name, value in expected.items()}
     reference = planned(tmp_path / "b.safetensors", plain, {})
-    packed = [one.packed(lambda e: Kept(BITS8, 2) if e.name == "a.weight" else None) for one in (opened, reference)]
+    packed = [
+        one.packed(lambda e: QuantStorage(BITS8, 2) if e.name == "a.weight" else None) for one in (opened, reference)
+    ]
     assert isinstance(packed[0].entries["a.weight"].storage, Packed)
     first, second = (read_codes(one.entries["a.weight"]) for one in packed)
     assert all(np.array_equal(one, other) for one, other in zip(first, second, strict=True))

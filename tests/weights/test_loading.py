@@ -23,7 +23,7 @@ from qwenimg.backends.mlx import load as mlx_load
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.families.qwen_image import checkpoint as model
-from qwenimg.common.formats.stored import Piece
+from qwenimg.common.formats.stored import TensorSlice
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.precision.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, Precision
@@ -208,7 +208,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     return seen
 
 
-def pieces(plan: LoadPlan) -> Iterator[Piece]:
+def pieces(plan: LoadPlan) -> Iterator[TensorSlice]:
     return (piece for entry in plan.entries.values() for piece in entry.source.pieces)
 
 

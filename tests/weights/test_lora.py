@@ -22,7 +22,7 @@ from qwenimg.common.networks import qwen_dit
 from qwenimg.common.precision.precision import BF16, FP32
 from qwenimg.common.weights import lora as loras
 from qwenimg.common.weights import module_patterns, peft_config
-from qwenimg.common.weights.lora_names import DENOISER, Names, part
+from qwenimg.common.weights.lora_names import DENOISER, Names, component_names
 from qwenimg.common.weights.plan import Entry, LoadPlan, fused, read
 
 TOLERANCE = 1e-6  # of the largest value: float32 sums of a few products, against float64
@@ -30,7 +30,7 @@ MANIFEST = qwen_dit.manifest(DIT)
 LINEAR = [name.removesuffix(".weight") for name, shape in MANIFEST.items() if len(shape) == 2]
 PATH = "transformer_blocks.1.attn.to_q"
 SHAPE = MANIFEST[f"{PATH}.weight"]
-NAMES: Names = (part("transformer", MANIFEST, DENOISER),)
+NAMES: Names = (component_names("transformer", MANIFEST, DENOISER),)
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,7 @@ def test_several_add_up(tmp_path: Path) -> None:
 # Convolutions, LoHa, LoKr, DoRA
 
 CONV = {"conv.weight": (6, 8, 3, 3), "linear.weight": (6, 8), "point.weight": (6, 8)}
-CONV_NAMES: Names = (part("transformer", CONV, DENOISER),)
+CONV_NAMES: Names = (component_names("transformer", CONV, DENOISER),)
 
 
 def made_by(
@@ -181,7 +181,7 @@ def test_locon_in_the_tucker_form(tmp_path: Path) -> None:
 
 
 def test_matrices_may_be_written_as_kernels_of_one_point(tmp_path: Path) -> None:
-    """Found by random files."""
+    """WeightFiles by random files."""
     ones = (1, 1)
     a = [normal(i, *shape) for i, shape in enumerate(((6, 3), (3, 8), (6, 3), (3, 8)))]
     names = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")

@@ -18,7 +18,7 @@ from qwenimg.backends.torch.ops import quantised as on_torch
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.codes.affine import GROUPS, WIDTHS, Affine, encode
 from qwenimg.common.weights import keys, quantise
-from qwenimg.common.weights.plan import parts, read, read_codes
+from qwenimg.common.weights.plan import read, read_chunks, read_codes
 from qwenimg.common.weights.storage import Dense, Packed
 
 CASES = [Affine(bits, group) for bits in WIDTHS for group in GROUPS]
@@ -40,7 +40,7 @@ def test_both_backends_decode_the_same_bits(code: Affine) -> None:
 def test_layers_decode_to_the_same_memory(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few rows at a time, the last ones fewer; a smaller layer after a larger one, and the larger one again."""
     monkeypatch.setattr(on_torch, "IN_CACHE", 4 * 128)
-    rng, shared = np.random.default_rng(1), on_torch.Decoded()
+    rng, shared = np.random.default_rng(1), on_torch.DecodeBuffer()
     layers, expected = [], []
     for code, (height, width) in ((Affine(4, 32), (11, 128)), (Affine(6, 64), (6, 64)), (Affine(8, 64), (9, 128))):
         kept = encode([rng.standard_normal((height, width)).astype(np.float32)], (height, width), code)
@@ -143,7 +143,7 @@ def test_values_are_coded_a_few_rows_at_a_time(tmp_path: Path, monkeypatch: pyte
     good_entry, bad_entry = (
         replace(plan.entries[f"{name}.weight"], storage=Packed(Affine(4, 32), "float32")) for name in ("good", "bad")
     )
-    assert [len(part) for part in parts(good_entry)] == [4, 4, 3]
+    assert [len(part) for part in read_chunks(good_entry)] == [4, 4, 3]
     made, whole = read_codes(good_entry), encode([good], good.shape, Affine(4, 32))
     assert all(np.array_equal(a, b) for a, b in zip(made.arrays, whole.arrays, strict=True))
     with pytest.raises(ModelError, match=r"bad\.weight has 3 non-finite"):

@@ -169,7 +169,7 @@ class DiTStage:
 
     def _rope(self, shape: tuple[int, int, int], length: int) -> tuple[Tensor, Tensor]:
         image, text = qwen_conditioning.image_and_text_rope(self.dit, [shape], length)
-        return ops.turns(*map(self._table, image)), ops.turns(*map(self._table, text))
+        return ops.rope_freqs(*map(self._table, image)), ops.rope_freqs(*map(self._table, text))
 
     def _table(self, values: np.ndarray) -> Tensor:
         return ops.table(values, torch.float32, self.device)

@@ -86,7 +86,7 @@ class Encoder(mlx.nn.Module):
         self.layers = [EncoderLayer(config) for _ in range(config.num_hidden_layers)]
 
     def __call__(self, x: Array) -> list[Array]:
-        """[B S C] -> the states before each layer, and after the last."""
+        """Return the states [B S C] before each layer, and behind the last."""
         states = [x]
         for layer in self.layers:
             states.append(layer(states[-1]))
@@ -106,18 +106,19 @@ class CLIPTextEncoder(mlx.nn.Module):
             self.text_projection = ops.Linear(config.hidden_size, config.projection_dim, bias=False)
 
     def __call__(self, ids: Array, ends: Sequence[int], skipped: int, normed: bool) -> tuple[Array, Array]:
-        """Token ids [B S] and of each row the position of its end token -> states [B S C] and pooled vectors [B P].
+        """Encode token ids [B S], with the position of each row's end token, to states [B S C] and pooled vectors [B
+        P].
 
         The states are those before the last `skipped` layers, with the final norm if `normed`. P is C where there is no
         projection.
         """
         states = self.encoder(self.embeddings(ids))
-        used = states[-1 - skipped]
+        chosen = states[-1 - skipped]
         rows = [states[-1][row : row + 1, end] for row, end in enumerate(ends)]
         pooled = self.final_layer_norm(mx.concatenate(rows))
         if hasattr(self, "text_projection"):
             pooled = self.text_projection(pooled)
-        return self.final_layer_norm(used) if normed else used, pooled
+        return self.final_layer_norm(chosen) if normed else chosen, pooled
 
 
 # Component
@@ -132,7 +133,7 @@ class Component:
 
     @ops.computes
     def encode(self, ids: Sequence[Sequence[int]], skipped: int, normed: bool) -> tuple[Array, Array]:
-        """Chunks of ids [N S] -> states [N S C] and pooled vectors [N P]."""
+        """Encode chunks of ids [N S] to states [N S C] and pooled vectors [N P]."""
         ends = [eos_position(self.config, chunk) for chunk in ids]
         rows = ops.placed([list(chunk) for chunk in ids])
         return self.model(rows, ends, skipped, normed)

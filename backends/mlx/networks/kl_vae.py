@@ -13,8 +13,8 @@ from mlx.core import array as Array
 
 from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.networks import bands
-from qwenimg.backends.mlx.networks.bands import Normed, Part, Step
-from qwenimg.backends.mlx.networks.vae import VAE, WIDE
+from qwenimg.backends.mlx.networks.bands import BandLayers, Normed, NormStep
+from qwenimg.backends.mlx.networks.vae import WIDE, VAEComponent
 from qwenimg.backends.mlx.ops import images
 from qwenimg.common.networks.kl_vae import NORM_EPS, KLVAEConfig
 from qwenimg.common.numbers.tiles import wide_upsamplers
@@ -44,9 +44,9 @@ class ResidualBlock(mlx.nn.Module):
         update = self.conv2(ops.norm_silu(norm2, update))
         return ops.residual(self.conv_shortcut(x) if hasattr(self, "conv_shortcut") else x, update)
 
-    def part(self) -> Part:
-        steps = [Step(self.norm1, self.first), Step(self.norm2, self.second)]
-        return Part(begin=lambda x: x, reach=2, steps=steps)
+    def part(self) -> BandLayers:
+        steps = [NormStep(self.norm1, self.first), NormStep(self.norm2, self.second)]
+        return BandLayers(begin=lambda x: x, reach=2, steps=steps)
 
 
 class AttentionBlock(mlx.nn.Module):
@@ -83,8 +83,8 @@ class Downsample(mlx.nn.Module):
     def __call__(self, x: Array) -> Array:
         return self.conv(ops.pad_right_bottom(x))
 
-    def part(self) -> Part:
-        return Part(begin=self, reach=2, down=2)
+    def part(self) -> BandLayers:
+        return BandLayers(begin=self, reach=2, down=2)
 
 
 class Upsample(mlx.nn.Module):
@@ -95,8 +95,8 @@ class Upsample(mlx.nn.Module):
     def __call__(self, x: Array) -> Array:
         return self.conv(images.upsample(x))
 
-    def part(self) -> Part:
-        return Part(begin=self, reach=1, up=2)
+    def part(self) -> BandLayers:
+        return BandLayers(begin=self, reach=1, up=2)
 
 
 class DownBlock(mlx.nn.Module):
@@ -141,23 +141,23 @@ class Encoder(mlx.nn.Module):
         self.conv_out = ops.Conv2d(top, 2 * config.latent_channels, 3, padding=1)
 
     def __call__(self, x: Array, rows: int) -> Array:
-        """Pixels [B 8h 8w 3] -> [B h w 2z]; the down blocks in bands of `rows` rows where there are more."""
+        """Encode pixels [B 8h 8w 3] to [B h w 2z]; the down blocks in bands of `rows` rows where there are more."""
         x = images.laid_out(x, self.conv_in.dtype)
         x = self.down(x) if images.height(x) <= rows else bands.run(self.parts(), x, rows)
         return self.conv_out(ops.norm_silu(self.conv_norm_out, self.mid_block(x)))
 
     def down(self, x: Array) -> Array:
-        """Everything before the mid block: [B 8h 8w 3] -> [B h w C]."""
+        """Run everything before the mid block: [B 8h 8w 3] -> [B h w C]."""
         x = self.conv_in(x)
         for block in self.down_blocks:
             x = block(x)
         return x
 
-    def parts(self) -> list[Part]:
-        """Return `down` as parts that run over bands."""
+    def parts(self) -> list[BandLayers]:
+        """Return the layers of `down` as parts that run over bands."""
         blocks: Any = self.down_blocks
         layers = [layer for block in blocks for layer in [*block.resnets, *block.downsamplers]]
-        return [Part(begin=self.conv_in, reach=1), *(layer.part() for layer in layers)]
+        return [BandLayers(begin=self.conv_in, reach=1), *(layer.part() for layer in layers)]
 
 
 class Decoder(mlx.nn.Module):
@@ -172,7 +172,7 @@ class Decoder(mlx.nn.Module):
         self.conv_out = ops.Conv2d(bottom, config.out_channels, 3, padding=1)
 
     def up(self, x: Array) -> Array:
-        """Everything behind the mid block: [B h w C] -> [B 8h 8w 3]."""
+        """Run everything behind the mid block: [B h w C] -> [B 8h 8w 3]."""
         for block in self.up_blocks:
             x = block(x)
         return ops.eval(self.end(x, self.conv_norm_out, x))
@@ -180,17 +180,19 @@ class Decoder(mlx.nn.Module):
     def end(self, x: Array, norm: Normed, _: Array) -> Array:
         return self.conv_out(ops.norm_silu(norm, x))
 
-    def parts(self) -> list[Part]:
-        """Return `up` as parts that run over bands; a wide upsampler is one with the layer behind it."""
-        parts: list[Part] = []
+    def parts(self) -> list[BandLayers]:
+        """Return the layers of `up` as parts that run over bands; a wide upsampler is one part with the layer behind
+        it."""
+        parts: list[BandLayers] = []
         blocks: Any = self.up_blocks
         for block, before_wide in zip(blocks, [False, *self.wide], strict=True):
             first, *more = [layer.part() for layer in [*block.resnets, *block.upsamplers]]
             parts += [first.after(parts.pop()) if before_wide else first, *more]
-        return [*parts, Part(begin=lambda x: x, reach=1, steps=[Step(self.conv_norm_out, self.end)])]
+        return [*parts, BandLayers(begin=lambda x: x, reach=1, steps=[NormStep(self.conv_norm_out, self.end)])]
 
     def __call__(self, z: Array, height: int, width: int, rows: int) -> Array:
-        """Latents [B h w z] -> pixels [B 8h 8w 3]; the up blocks in bands of `rows` rows where there are more."""
+        """Decode latents [B h w z] to pixels [B 8h 8w 3]; the up blocks in bands of `rows` rows where there are
+        more."""
         x = ops.eval(self.mid_block(self.conv_in(images.laid_out(z, self.conv_in.dtype))))
         return self.up(x) if height * self.scale <= rows else bands.run(self.parts(), x, rows)
 
@@ -206,12 +208,12 @@ class KLVAE(mlx.nn.Module):
         self.decoder = Decoder(config)
 
     def encode(self, pixels: Array, rows: int = WIDE) -> Array:
-        """Pixels [B 8h 8w 3] -> mean and log variance [B h w 2z]."""
+        """Encode pixels [B 8h 8w 3] to mean and log variance [B h w 2z]."""
         moments = self.encoder(pixels, rows)
         return self.quant_conv(moments) if hasattr(self, "quant_conv") else moments
 
     def decode(self, z: Array, height: int, width: int, rows: int) -> Array:
-        """Latents [B h w z] -> pixels [B 8h 8w 3], not clamped."""
+        """Decode latents [B h w z] to pixels [B 8h 8w 3], not clamped."""
         z = self.post_quant_conv(z) if hasattr(self, "post_quant_conv") else z
         return self.decoder(z, height, width, rows)
 
@@ -219,6 +221,6 @@ class KLVAE(mlx.nn.Module):
 # Component
 
 
-class Component(VAE):
+class Component(VAEComponent):
     def __init__(self, config: KLVAEConfig, plan: LoadPlan, precision: Precision):
         super().__init__(lambda: KLVAE(config), plan, precision)

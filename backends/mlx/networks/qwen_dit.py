@@ -25,7 +25,7 @@ from qwenimg.common.runtime.engine import NumpyArray
 from qwenimg.common.weights.plan import LoadPlan
 
 Pair = tuple[Array, Array]
-Rope = Pair  # tables of image and text, as `ops.turns` makes them
+Rope = Pair  # the tables of image and text that `ops.rope_freqs` returns
 T = TypeVar("T")
 
 # Layers
@@ -50,7 +50,7 @@ class TimeTextEmbed(mlx.nn.Module):
             self.addition_t_embedding = ops.Embedding(2, config.dim)
 
     def __call__(self, features: Array, addition: Array) -> Array:
-        """Sinusoids [T 256] and one index [1] into the additional embedding -> [T C]."""
+        """Embed sinusoids [T 256] and one index [1] into the additional embedding: [T C]."""
         temb = self.timestep_embedder(features)
         return temb + self.addition_t_embedding(addition) if hasattr(self, "addition_t_embedding") else temb
 
@@ -96,13 +96,14 @@ class JointAttention(mlx.nn.Module):
         return x.reshape(*x.shape[:2], -1, self.head_dim)
 
     def __call__(self, img: Array, txt: Array, rope: Rope, mask: Array | None) -> Pair:
-        """img [B L C], txt [B S C] -> the same shapes. Text comes first in the joint sequence."""
-        img_turns, txt_turns = rope
+        """Attend over both streams, img [B L C] and txt [B S C], and keep their shapes. Text comes first in the
+        joint sequence."""
+        img_freqs, txt_freqs = rope
         v = self.attend.values(self.heads(ops.joined_linears(self.add_v_proj, txt, self.to_v, img)))
-        img_q = ops.rotate_pairs(self.norm_q(self.heads(self.to_q(img))), img_turns, v.dtype)
-        img_k = ops.rotate_pairs(self.norm_k(self.heads(self.to_k(img))), img_turns, v.dtype)
-        txt_q = ops.rotate_pairs(self.norm_added_q(self.heads(self.add_q_proj(txt))), txt_turns, v.dtype)
-        txt_k = ops.rotate_pairs(self.norm_added_k(self.heads(self.add_k_proj(txt))), txt_turns, v.dtype)
+        img_q = ops.rotate_pairs(self.norm_q(self.heads(self.to_q(img))), img_freqs, v.dtype)
+        img_k = ops.rotate_pairs(self.norm_k(self.heads(self.to_k(img))), img_freqs, v.dtype)
+        txt_q = ops.rotate_pairs(self.norm_added_q(self.heads(self.add_q_proj(txt))), txt_freqs, v.dtype)
+        txt_k = ops.rotate_pairs(self.norm_added_k(self.heads(self.add_k_proj(txt))), txt_freqs, v.dtype)
 
         q, k = ops.joined(txt_q, img_q, v.dtype), ops.joined(txt_k, img_k, v.dtype)
         out = self.attend.result(ops.attention(q, k, v, mask))
@@ -122,12 +123,13 @@ class TransformerBlock(mlx.nn.Module):
         self.txt_mlp = FeedForward(dim)
 
     def modulation(self, temb: Array) -> Pair:
-        """[T C] -> [T 6C] for the image stream and for the text stream."""
+        """Return the modulation [T 6C] of the image stream and of the text stream for [T C]."""
         temb = ops.silu(temb)
         return self.img_mod[1](temb), self.txt_mod[1](temb)
 
     def __call__(self, img: Array, txt: Array, mods: Pair, rope: Rope, index: Array | None, mask: Array | None) -> Pair:
-        """img [B L C], txt [B S C], mods ([R 6C], [1 6C]) -> img, txt. `index` [L] gives image tokens their row."""
+        """Run the block on img [B L C] and txt [B S C], with mods ([R 6C], [1 6C]). `index` [L] gives image tokens
+        their row."""
         shift1, scale1, gate1, shift2, scale2, gate2 = ops.chunks(mods[0], 6, index)
         txt_shift1, txt_scale1, txt_gate1, txt_shift2, txt_scale2, txt_gate2 = ops.chunks(mods[1], 6, None)
         dtype = self.attn.to_q.dtype
@@ -156,7 +158,7 @@ class FinalNorm(mlx.nn.Module):
         return self.linear(ops.silu(temb))
 
     def __call__(self, x: Array, mod: Array, dtype: mx.Dtype) -> Array:
-        """x [B L C], mod [1 2C] -> [B L C] in `dtype`. Scale comes before shift here."""
+        """Return the modulated norm of x [B L C], mod [1 2C], in `dtype`. Scale comes before shift here."""
         scale, shift = ops.chunks(mod, 2, None)
         return ops.norm_modulate(x, shift, scale, dtype, NORM_EPS)
 
@@ -177,7 +179,7 @@ class QwenImageTransformer(mlx.nn.Module):
         self.proj_out = ops.Linear(config.dim, config.out_features)
 
     def context(self, text: Array) -> Array:
-        """Text states [B S 3584] -> the start of the text stream [B S C]; the same in every step."""
+        """Return the start of the text stream [B S C] for text states [B S 3584]; the same in every step."""
         return ops.stream(self.txt_in(self.txt_norm(text)), self.stream)
 
     def __call__(
@@ -190,7 +192,7 @@ class QwenImageTransformer(mlx.nn.Module):
         index: Array | None = None,
         mask: Array | None = None,
     ) -> Array:
-        """Packed latents [B L in] and text stream [B S C] -> velocity [B L out].
+        """Predict the velocity [B L out] for packed latents [B L in] and the text stream [B S C].
 
         block_mods: per block ([R 6C], [1 6C]); final_mod [1 2C]; rope: tables [L 1 D/2 2] of image and text;
         index [L]: the row of each image token where R > 1; mask [B 1 1 S+L]: True where a key counts.
@@ -199,7 +201,7 @@ class QwenImageTransformer(mlx.nn.Module):
         return self.end(img, final_mod)
 
     def start(self, latents: Array) -> Array:
-        """[B L in] -> the start of the image stream [B L C]."""
+        """Return the start of the image stream [B L C] for latents [B L in]."""
         return ops.stream(self.img_in(latents), self.stream)
 
     def through(
@@ -212,14 +214,14 @@ class QwenImageTransformer(mlx.nn.Module):
         index: Array | None,
         mask: Array | None,
     ) -> Pair:
-        """Both streams behind `blocks`."""
+        """Return both streams behind `blocks`."""
         for block, mods in zip(blocks, block_mods, strict=True):
             img, txt = block(img, txt, mods, rope, index, mask)
             ops.async_eval(img)
         return img, txt
 
     def end(self, img: Array, mod: Array) -> Array:
-        """[B L C] -> velocity [B L out]."""
+        """Return the velocity [B L out] for the image stream [B L C]."""
         return self.proj_out(self.norm_out(img, mod, self.proj_out.dtype))
 
 
@@ -240,7 +242,7 @@ class Modulation:
     final: Array  # [T, 2C]
 
     def at(self, step: int, with_zero: bool) -> tuple[list[Pair], Array]:
-        """One step's rows; with_zero adds the row of timestep 0, the last one, to the image stream's."""
+        """Return one step's rows; with_zero adds the row of timestep 0, the last one, to those of the image stream."""
         one = slice(step, step + 1)
         rows = [(mx.concatenate((img[one], img[-1:])) if with_zero else img[one], txt[one]) for img, txt in self.blocks]
         return rows, self.final[one]
@@ -248,7 +250,8 @@ class Modulation:
 
 @dataclass(frozen=True)
 class Begun:
-    """A call behind the first block, whose update `change` [B L C] says how much that of the others may differ."""
+    """A call that has run the first block. Its update `change` [B L C] indicates how far the updates of the other
+    blocks may differ."""
 
     change: Array
     img: Array
@@ -268,8 +271,8 @@ class Component:
 
     @ops.computes
     def modulate(self, features: NumpyArray, addition: int = 0) -> Modulation:
-        """The rows of every block for sinusoids [T 256] (`qwen_conditioning.time_rows`); each block's weights are read,
-        used and freed in turn."""
+        """Return the rows of every block for sinusoids [T 256] (`qwen_conditioning.time_rows`). Each block's weights
+        are read, used and freed in turn."""
         rows = ops.table(features, self.table_dtype)
         chosen = ops.placed([addition])
         temb = self._briefly("time_text_embed.", lambda: self.model.time_text_embed(rows, chosen))
@@ -291,7 +294,7 @@ class Component:
         index = qwen_conditioning.zero_index(self.config, shapes)
         return Condition(
             txt=self.model.context(mx.concatenate(padded, axis=0)),
-            rope=(ops.turns(*img), ops.turns(*txt)),
+            rope=(ops.rope_freqs(*img), ops.rope_freqs(*txt)),
             index=None if index is None else ops.placed(index),
             mask=None if mask is None else ops.placed(mask),
         )
@@ -311,21 +314,22 @@ class Component:
         return Begun(img - before, img, txt, mods, final, condition)
 
     @ops.computes
-    def end(self, begun: Begun, kept: Array | None = None) -> Pair:
-        """The velocity, and what the other blocks add to the image stream [B L C], or (`kept`) have added before."""
-        if kept is None:
+    def end(self, begun: Begun, update: Array | None = None) -> Pair:
+        """Finish a call. Return the velocity and the sum that the other blocks add to the image stream [B L C];
+        `update` is that sum from an earlier call, and replaces running them."""
+        if update is None:
             img, _ = self._through(slice(1, None), begun.img, begun.txt, begun.mods, begun.condition)
-            kept = ops.async_eval(img - begun.img)
+            update = ops.async_eval(img - begun.img)
         else:
-            img = begun.img + kept
-        return ops.at_least_float32(self.model.end(img, begun.final)), kept
+            img = begun.img + update
+        return ops.at_least_float32(self.model.end(img, begun.final)), update
 
     def _through(self, which: slice, img: Array, txt: Array, mods: list[Pair], condition: Condition) -> Pair:
         layers: Iterable[Any] = list(self.model.transformer_blocks)[which]
         return self.model.through(layers, img, txt, mods[which], condition.rope, condition.index, condition.mask)
 
     def _briefly(self, prefix: str, use: Callable[[], T]) -> T:
-        """Calls `use` while the timestep-only weights under `prefix` are loaded."""
+        """Call `use` while the timestep-only weights under `prefix` are loaded."""
         plan = self.plan.when(ONCE).only(lambda name: name.startswith(prefix))
         load.fill(self.model, plan)
         result = ops.eval(use())

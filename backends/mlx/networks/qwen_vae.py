@@ -13,8 +13,8 @@ from mlx.core import array as Array
 
 from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.networks import bands
-from qwenimg.backends.mlx.networks.bands import Part
-from qwenimg.backends.mlx.networks.vae import VAE, WIDE
+from qwenimg.backends.mlx.networks.bands import BandLayers
+from qwenimg.backends.mlx.networks.vae import WIDE, VAEComponent
 from qwenimg.backends.mlx.ops import images
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.precision.precision import Precision
@@ -38,8 +38,8 @@ class ResidualBlock(mlx.nn.Module):
         update = self.conv2(ops.norm_silu(self.norm2, update))
         return ops.residual(self.conv_shortcut(x) if hasattr(self, "conv_shortcut") else x, update)
 
-    def part(self) -> Part:
-        return Part(begin=self, reach=2)
+    def part(self) -> BandLayers:
+        return BandLayers(begin=self, reach=2)
 
 
 class AttentionBlock(mlx.nn.Module):
@@ -71,8 +71,8 @@ class Downsample(mlx.nn.Module):
     def __call__(self, x: Array) -> Array:
         return self.resample[1](ops.pad_right_bottom(x))
 
-    def part(self) -> Part:
-        return Part(begin=self, reach=2, down=2)
+    def part(self) -> BandLayers:
+        return BandLayers(begin=self, reach=2, down=2)
 
 
 class Upsample(mlx.nn.Module):
@@ -83,8 +83,8 @@ class Upsample(mlx.nn.Module):
     def __call__(self, x: Array) -> Array:
         return self.resample[1](images.upsample(x))
 
-    def part(self) -> Part:
-        return Part(begin=self, reach=1, up=2)
+    def part(self) -> BandLayers:
+        return BandLayers(begin=self, reach=1, up=2)
 
 
 class UpBlock(mlx.nn.Module):
@@ -114,22 +114,22 @@ class Encoder(mlx.nn.Module):
         self.conv_out = ops.Conv2d(config.encoder_dims[-1], 2 * config.z_dim, 3, padding=1)
 
     def __call__(self, x: Array, rows: int) -> Array:
-        """Pixels [B 8h 8w 3] -> [B h w 2z]; the down blocks in bands of `rows` rows where there are more."""
+        """Encode pixels [B 8h 8w 3] to [B h w 2z]; the down blocks in bands of `rows` rows where there are more."""
         x = images.laid_out(x, self.conv_in.dtype)
         x = self.down(x) if images.height(x) <= rows else bands.run(self.parts(), x, rows)
         return self.conv_out(ops.norm_silu(self.norm_out, self.mid_block(x)))
 
     def down(self, x: Array) -> Array:
-        """Everything before the mid block: [B 8h 8w 3] -> [B h w C]."""
+        """Run everything before the mid block: [B 8h 8w 3] -> [B h w C]."""
         x = self.conv_in(x)
         for layer in self.down_blocks:
             x = ops.eval(layer(x))
         return x
 
-    def parts(self) -> list[Part]:
-        """Return `down` as parts that run over bands."""
+    def parts(self) -> list[BandLayers]:
+        """Return the layers of `down` as parts that run over bands."""
         layers: Any = self.down_blocks
-        return [Part(begin=self.conv_in, reach=1), *(layer.part() for layer in layers)]
+        return [BandLayers(begin=self.conv_in, reach=1), *(layer.part() for layer in layers)]
 
 
 class Decoder(mlx.nn.Module):
@@ -143,7 +143,7 @@ class Decoder(mlx.nn.Module):
         self.conv_out = ops.Conv2d(config.decoder_dims[-1], config.input_channels, 3, padding=1)
 
     def up(self, x: Array) -> Array:
-        """Everything behind the mid block: [B h w C] -> [B 8h 8w 3]."""
+        """Run everything behind the mid block: [B h w C] -> [B 8h 8w 3]."""
         for block in self.up_blocks:
             x = block(x)
         return ops.eval(self.end(x))
@@ -151,14 +151,15 @@ class Decoder(mlx.nn.Module):
     def end(self, x: Array) -> Array:
         return self.conv_out(ops.norm_silu(self.norm_out, x))
 
-    def parts(self) -> list[Part]:
-        """Return `up` as parts that run over bands."""
+    def parts(self) -> list[BandLayers]:
+        """Return the layers of `up` as parts that run over bands."""
         blocks: Any = self.up_blocks
         layers = [layer for block in blocks for layer in [*block.resnets, *block.upsamplers]]
-        return [*(layer.part() for layer in layers), Part(begin=self.end, reach=1)]
+        return [*(layer.part() for layer in layers), BandLayers(begin=self.end, reach=1)]
 
     def __call__(self, z: Array, height: int, width: int, rows: int) -> Array:
-        """Latents [B h w z] -> pixels [B 8h 8w 3]; the up blocks in bands of `rows` rows where there are more."""
+        """Decode latents [B h w z] to pixels [B 8h 8w 3]; the up blocks in bands of `rows` rows where there are
+        more."""
         x = ops.eval(self.mid_block(self.conv_in(images.laid_out(z, self.conv_in.dtype))))
         return self.up(x) if height * self.scale <= rows else bands.run(self.parts(), x, rows)
 
@@ -172,17 +173,17 @@ class QwenImageVAE(mlx.nn.Module):
         self.decoder = Decoder(config)
 
     def encode(self, pixels: Array, rows: int = WIDE) -> Array:
-        """Pixels [B 8h 8w 3] -> mean and log variance [B h w 2z]."""
+        """Encode pixels [B 8h 8w 3] to mean and log variance [B h w 2z]."""
         return self.quant_conv(self.encoder(pixels, rows))
 
     def decode(self, z: Array, height: int, width: int, rows: int) -> Array:
-        """Latents [B h w z] -> pixels [B 8h 8w 3], not clamped."""
+        """Decode latents [B h w z] to pixels [B 8h 8w 3], not clamped."""
         return self.decoder(self.post_quant_conv(z), height, width, rows)
 
 
 # Component
 
 
-class Component(VAE):
+class Component(VAEComponent):
     def __init__(self, config: QwenVAEConfig, plan: LoadPlan, precision: Precision):
         super().__init__(lambda: QwenImageVAE(config), plan, precision)

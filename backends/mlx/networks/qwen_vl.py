@@ -84,7 +84,8 @@ class QwenTextEncoder(mlx.nn.Module):
         self.norm = ops.RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def __call__(self, ids: Array, rope: Pair) -> Array:
-        """Token ids [B S], RoPE tables [S D/2] -> hidden states after the final norm [B S C], float32."""
+        """Return the hidden states behind the final norm [B S C], float32, for token ids [B S] and RoPE tables [S
+        D/2]."""
         x = ops.stream(self.embed_tokens(ids), self.stream)
         for layer in self.layers:
             x = layer(x, rope)
@@ -104,7 +105,7 @@ class Component:
 
     @ops.computes
     def encode(self, ids: Sequence[int]) -> Array:
-        """Token ids of one prompt -> [1 S C], evaluated."""
+        """Encode the token ids of one prompt to [1 S C], evaluated."""
         table = text_rope(len(ids), self.config.head_dim, self.config.rope_theta)
         cos, sin = (ops.table(part, self.table_dtype) for part in table)
         return ops.eval(self.model(ops.placed([list(ids)]), (cos, sin)))

@@ -1,5 +1,6 @@
 # Translated from the file of this name in backends/torch by `make twins`: edit that one.
-"""What the VAEs have in common as components: the half that is loaded, encoder or decoder, is the one to use."""
+"""The part that both VAEs share as components. A component has either the encoder or the decoder loaded, and only
+that half may be used."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from qwenimg.common.precision.precision import Precision
 from qwenimg.common.runtime.engine import NumpyArray
 from qwenimg.common.weights.plan import LoadPlan
 
-WIDE = 2**20  # rows that no image has
+WIDE = 2**20  # more rows than any image has
 
 
-class VAE:
+class VAEComponent:
     def __init__(self, build: Callable[[], mlx.nn.Module], plan: LoadPlan, precision: Precision):
         self.dtype = ops.DTYPES[precision.compute_dtype("vae")]
         self.model: Any = load.empty(build, precision, "vae")

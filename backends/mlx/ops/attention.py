@@ -1,4 +1,4 @@
-"""Attention, in chunks of queries where the scores of all pairs would take too much memory."""
+"""Attention, computed in chunks of queries where the scores of all pairs would take too much memory."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ FUSED_HEADS = (64, 72, 80, 96, 128)  # head widths for which a GPU has a fused a
 
 
 def attention(q: Array, k: Array, v: Array, mask: Array | None = None, causal: bool = False) -> Array:
-    """softmax(q k^T / sqrt(D)) v for q [B L H D] and k, v [B S Hk D] -> [B L H*D] in v's dtype.
+    """Return softmax(q k^T / sqrt(D)) v for q [B L H D] and k, v [B S Hk D] -> [B L H*D], in v's dtype.
 
-    Scores and softmax are float32: by the fused kernel where there is one, else by computing in float32. `mask`
-    [B 1 1 S] is True where a key counts. Fewer key heads than query heads are shared.
+    Scores and softmax are float32: in the fused kernel where there is one, else by computing in float32. `mask` [B 1 1
+    S] is True where a key counts. Fewer key heads than query heads are shared.
     """
     D, scale = v.shape[-1], q.shape[-1] ** -0.5
     fused = _has_kernel(v)
@@ -29,31 +29,32 @@ def attention(q: Array, k: Array, v: Array, mask: Array | None = None, causal: b
 
 
 class Attend(mlx.nn.Module):
-    """What an attention computes in, where that is another dtype than its values': no weights."""
+    """The dtype in which an attention computes, where it differs from the dtype of its values. Holds no weights."""
 
     path = ""
     compute: Compute | None = None
 
     def values(self, v: Array) -> Array:
-        """As `attention` is to take them, in the dtype that it then computes in."""
+        """Return the values as `attention` takes them: scaled, in the dtype in which it computes."""
         if self.compute is None:
             return v
         return (at_least_float32(v) * self.compute.scale).astype(DTYPES[self.compute.dtype])
 
     def result(self, out: Array) -> Array:
-        """What `attention` made of such values, scaled back in float32."""
+        """Return the result of `attention` on such values, scaled back in float32."""
         return out if self.compute is None else at_least_float32(out) / self.compute.scale
 
 
 def spatial_attention(qkv: Array) -> Array:
-    """Single-head attention over all pixels: [B h w 3C] -> [B h w C]."""
+    """Compute single-head attention over all pixels: [B h w 3C] -> [B h w C]."""
     B, h, w, _ = qkv.shape
     q, k, v = mx.split(qkv.reshape(B, h * w, -1), 3, axis=-1)
     return single_head_attention(q, k, v).reshape(B, h, w, -1)
 
 
 def single_head_attention(q: Array, k: Array, v: Array) -> Array:
-    """[B L C] each -> [B L C], in chunks of queries so that the scores of all pairs are never in memory."""
+    """Compute attention [B L C] each -> [B L C] in chunks of queries, so that memory never holds the scores of all
+    pairs."""
     dtype = q.dtype
     q, k, v = (at_least_float32(x)[:, None] for x in (q, k, v))
     out = _in_chunks(q, k, v, q.shape[-1] ** -0.5, False, None)
@@ -61,22 +62,23 @@ def single_head_attention(q: Array, k: Array, v: Array) -> Array:
 
 
 def padded_width(width: int) -> int:
-    """The narrowest head with a fused kernel that holds one of `width`, or `width` where none does."""
+    """Return the narrowest head width with a fused kernel that is at least `width`, or `width` where there is none."""
     return next((fused for fused in FUSED_HEADS if fused >= width), width)
 
 
 def pad_heads(x: Array, width: int) -> Array:
-    """[B L H D] -> [B L H width] with zeros, which change no score and whose own sums are cut off: exact."""
+    """Pad heads [B L H D] with zeros to [B L H width]. Exact: zeros change no score, and their own sums are cut off."""
     return mx.pad(x, [(0, 0)] * 3 + [(0, width - x.shape[-1])]) if width > x.shape[-1] else x
 
 
 def _has_kernel(v: Array) -> bool:
-    """Metal has one for widths up to 128 in every dtype; MLX's CUDA build only in 16 bit."""
+    """Return whether a fused kernel exists: Metal has one for widths up to 128 in every dtype, MLX's CUDA build only
+    in 16 bit."""
     return on_gpu() and v.shape[-1] <= FUSED_HEADS[-1] and (mx.metal.is_available() or v.itemsize == 2)
 
 
 def _in_chunks(q: Array, k: Array, v: Array, scale: float, fused: bool, mask: Array | None) -> Array:
-    """[B H L D] -> [B H L D] over chunks of queries, unless a fused kernel keeps the scores out of memory."""
+    """Attend [B H L D] -> [B H L D] over chunks of queries, unless a fused kernel keeps the scores out of memory."""
     B, H, L, _ = q.shape
     rows = L if fused else max(1, SCORE_BYTES // (4 * B * H * k.shape[2]))
     parts = []

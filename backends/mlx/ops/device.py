@@ -1,4 +1,4 @@
-"""What crosses between numpy and the device, and when it is computed."""
+"""Transfer of arrays between numpy and the device, and the time at which they are computed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 
 def computes(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, P], R]:
-    """A method of a component that runs its model: with chains compiled where its `fuses` says so."""
+    """Wrap a component's method that runs its model: chains are compiled where its `fuses` says so."""
 
     @wraps(method)
     def run(self: C, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -33,46 +33,47 @@ def computes(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, 
 
 
 def table(values: np.ndarray, dtype: mx.Dtype) -> Array:
-    """Numbers that were made in numpy, as float32 whatever `dtype`: float64 is the torch twin's alone."""
+    """Return numbers made in numpy as float32, whatever `dtype`: only torch has the float64 twin."""
     return mx.array(values.astype(np.float32))
 
 
 def placed(values: np.ndarray | Sequence[Any]) -> Array:
-    """Indices or truth values, as they are."""
+    """Return indices or truth values on the device, in their own dtype."""
     return mx.array(values)
 
 
 def writable(shape: Shape, dtype: str) -> tuple[Array, np.ndarray]:
-    """Memory that MLX has and numpy writes, as what it is for both. `dtype`: numpy's.
+    """Return memory that MLX owns and numpy writes, as an array for each. `dtype`: numpy's.
 
-    MLX copies what it is given; what is given here was never written to, and so takes none of the system's memory."""
+    MLX copies the array it is given. That one was never written to, and so takes none of the system's memory.
+    """
     memory = mx.array(empty(shape, dtype))
     return memory, np.array(memory, copy=False)
 
 
 def numpy(x: Array) -> np.ndarray:
-    """float32, or float64 where that is what it is."""
+    """Return x as a numpy array in float32, or in float64 if that is its dtype."""
     return np.array(at_least_float32(x))
 
 
 def async_eval(x: Array) -> Array:
-    """Hands what led to x to the device without waiting, so that no graph grows past one block: a very long command
-    buffer is killed by Metal's watchdog."""
+    """Start the computation of x without waiting, and return x. No graph then grows past one block: Metal's watchdog
+    kills a very long command buffer."""
     mx.async_eval(x)
     return x
 
 
 def eval(x: T) -> T:
-    """Evaluates x, an array or some in tuples and lists, so that what led to it can be freed."""
+    """Evaluate x, an array or arrays in tuples and lists, so that its inputs can be freed. Return x."""
     mx.eval(x)
     return x
 
 
 def away(x: Array) -> Array:
-    """A copy of x, which may be a part of a larger array: device and host share their memory."""
+    """Return a copy of x, which may be part of a larger array. Device and host share their memory."""
     return eval(mx.contiguous(x))
 
 
 def here(x: Array, like: Array) -> Array:
-    """Nothing here, as above."""
+    """Return x: device and host share their memory."""
     return x

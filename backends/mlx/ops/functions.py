@@ -1,4 +1,4 @@
-"""Functions of the models: dtypes, streams, modulation, RoPE, activations, guidance."""
+"""Functions of the models: dtypes, residual streams, modulation, RoPE, activations, guidance."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ def at_least_float32(x: Array) -> Array:
 
 
 def pad_tokens(x: Array, length: int) -> Array:
-    """[B S C] -> [B length C] with zeros at the end."""
+    """Pad [B S C] with zeros at the end to [B length C]."""
     return mx.pad(x, [(0, 0), (0, length - x.shape[1]), (0, 0)])
 
 
 def repeated(x: Array, count: int) -> Array:
-    """A batch of one as a batch of `count`, without a copy."""
+    """Repeat a batch of one `count` times, without a copy."""
     return mx.broadcast_to(x, (count, *x.shape[1:]))
 
 
 def stream(x: Array, dtype: mx.Dtype) -> Array:
-    """The start of a residual stream in the dtype that the policy gives it."""
+    """Cast the start of a residual stream to the dtype that the policy gives it."""
     return x.astype(dtype)
 
 
 @cache
 def _modulated(dtype: mx.Dtype) -> Callable[..., Array]:
-    """With the cast inside, so that the chain is one kernel."""
+    """Return the modulation of a norm as one kernel, the cast to `dtype` included."""
     return fused(lambda normed, shift, scale: (normed * (1 + scale) + shift).astype(dtype))
 
 
 def norm_modulate(x: Array, shift: Array, scale: Array, dtype: mx.Dtype, eps: float) -> Array:
-    """LayerNorm(x) * (1 + scale) + shift for x [B L C], in the wider dtype of stream and modulation, cast to `dtype`
-    once at the end."""
+    """Return LayerNorm(x) * (1 + scale) + shift for x [B L C], computed in the wider dtype of stream and modulation,
+    and cast to `dtype` once at the end."""
     normed = mx.fast.layer_norm(x, None, None, eps)
     return seen("norm_modulate", "", _modulated(dtype)(normed, shift, scale))
 
 
 def gated(x: Array, gate: Array, update: Array) -> Array:
-    """x + gate * update in x's dtype."""
+    """Return x + gate * update in x's dtype."""
     return seen("gated", "", _gated(x, gate, update))
 
 
@@ -59,11 +59,11 @@ def _gated(x: Array, gate: Array, update: Array) -> Array:
 
 
 def add(x: Array, update: Array) -> Array:
-    """x + update in x's dtype."""
+    """Return x + update in x's dtype."""
     return seen("add", "", _added(x, update))
 
 
-residual = add  # MLX takes over by itself what nobody reads again
+residual = add  # MLX reuses by itself the memory of arrays that are not read again
 
 
 @fused
@@ -72,42 +72,42 @@ def _added(x: Array, update: Array) -> Array:
 
 
 def joined(first: Array, second: Array, dtype: mx.Dtype) -> Array:
-    """[B S ...] and [B L ...] as [B S+L ...] in `dtype`."""
+    """Concatenate [B S ...] and [B L ...] to [B S+L ...] in `dtype`."""
     return mx.concatenate((first.astype(dtype), second.astype(dtype)), axis=1)
 
 
 def chunks(modulation: Array, count: int, index: Array | None) -> tuple[Array, ...]:
-    """`count` vectors out of modulation rows [R count*C]: each [R 1 C] (R is 1, or the batch), or [1 L C] when
+    """Split modulation rows [R count*C] into `count` vectors: each [R 1 C] (R is 1 or the batch), or [1 L C] when
     `index` [L] gives each token its row."""
     parts = mx.split(modulation, count, axis=-1)
     return tuple(part[:, None] if index is None else part[index][None] for part in parts)
 
 
-def turns(cos: Array, sin: Array) -> Array:
-    """The tables [L D/2] of `rotate_pairs` as [L 1 D/2 2], made once for a run."""
+def rope_freqs(cos: Array, sin: Array) -> Array:
+    """Stack the tables [L D/2] of `rotate_pairs` to [L 1 D/2 2], once for a run."""
     return mx.stack((cos, sin), axis=-1)[:, None]
 
 
-def rotate_pairs(x: Array, turns: Array, dtype: mx.Dtype) -> Array:
-    """RoPE on adjacent pairs: x [B L H D]; computed in float32, given in `dtype`."""
-    return _rotated(dtype)(x, turns)
+def rotate_pairs(x: Array, freqs: Array, dtype: mx.Dtype) -> Array:
+    """Apply RoPE to adjacent pairs of x [B L H D], in float32. Return the result in `dtype`."""
+    return _rotated(dtype)(x, freqs)
 
 
 @cache
 def _rotated(dtype: mx.Dtype) -> Callable[..., Array]:
     @fused
-    def rotated(x: Array, turns: Array) -> Array:
-        """A pair (a, b) turns into (a cos - b sin, b cos + a sin), by the pair and the pair read backwards: one kernel,
-        where two halves would have to be joined by another."""
+    def rotated(x: Array, freqs: Array) -> Array:
+        """Turn a pair (a, b) into (a cos - b sin, b cos + a sin), from the pair and the pair read backwards: one
+        kernel, where two halves would need another one to join them."""
         pairs = x.reshape(*x.shape[:-1], -1, 2)
-        cos, sin = turns[..., :1], turns[..., 1:] * mx.array([-1.0, 1.0])
+        cos, sin = freqs[..., :1], freqs[..., 1:] * mx.array([-1.0, 1.0])
         return (pairs * cos + pairs[..., ::-1] * sin).astype(dtype).reshape(x.shape)
 
     return rotated
 
 
 def rotate_halves(x: Array, cos: Array, sin: Array) -> Array:
-    """RoPE on the two halves of the head: x [B L H D], tables [L D/2]; in float32, and float32 out."""
+    """Apply RoPE to the two halves of each head of x [B L H D], tables [L D/2]; in float32, and float32 out."""
     low, high = mx.split(at_least_float32(x), 2, axis=-1)
     cos, sin = cos[:, None], sin[:, None]
     return mx.concatenate((low * cos - high * sin, high * cos + low * sin), axis=-1)
@@ -120,20 +120,20 @@ def silu(x: Array) -> Array:
 
 
 def norm_silu(norm: Callable[[Array], Array], x: Array) -> Array:
-    """SiLU of a norm of x."""
-    made: Array = silu(norm(x))
-    return made
+    """Return SiLU of a norm of x."""
+    result: Array = silu(norm(x))
+    return result
 
 
 def swiglu(gate: Array, values: Array) -> Array:
-    """`values` times SiLU of `gate` (N. Shazeer, "GLU Variants Improve Transformer", 2020)."""
-    made: Array = silu(gate) * values
-    return made
+    """Return `values` times SiLU of `gate` (N. Shazeer, "GLU Variants Improve Transformer", 2020)."""
+    result: Array = silu(gate) * values
+    return result
 
 
 @fused
 def gelu(x: Array) -> Array:
-    """GELU by its tanh approximation."""
+    """Return GELU by its tanh approximation."""
     wide = at_least_float32(x)
     inner = 0.7978845608028654 * (wide + 0.044715 * wide * wide * wide)
     return (0.5 * wide * (1 + mx.tanh(inner))).astype(x.dtype)
@@ -141,14 +141,15 @@ def gelu(x: Array) -> Array:
 
 @fused
 def gelu_erf(x: Array) -> Array:
-    """GELU as it is defined, by the error function."""
+    """Return GELU by its definition with the error function."""
     wide = at_least_float32(x)
     return (0.5 * wide * (1 + mx.erf(wide * 0.7071067811865476))).astype(x.dtype)
 
 
 @fused
 def quick_gelu(x: Array) -> Array:
-    """x sigmoid(1.702 x), an approximation of GELU (D. Hendrycks, K. Gimpel, "Gaussian Error Linear Units", 2016)."""
+    """Return x sigmoid(1.702 x), an approximation of GELU (D. Hendrycks, K. Gimpel, "Gaussian Error Linear Units",
+    2016)."""
     wide = at_least_float32(x)
     return (wide * mx.sigmoid(1.702 * wide)).astype(x.dtype)
 
@@ -159,32 +160,32 @@ def _gated_gelu(values: Array, gate: Array) -> Array:
 
 
 def geglu(x: Array) -> Array:
-    """[... 2C] -> [... C]: the first half times GELU of the second (N. Shazeer, "GLU Variants Improve Transformer",
-    2020)."""
+    """Return the first half of x [... 2C] times GELU of the second, [... C] (N. Shazeer, "GLU Variants Improve
+    Transformer", 2020)."""
     values, gate = mx.split(x, 2, axis=-1)
     return seen("geglu", "", _gated_gelu(values, gate))
 
 
 def shift(x: Array, rows: Array) -> Array:
-    """An image [B h w C] and a number per channel [1 or B, C], in the image's dtype."""
+    """Add a number per channel [1 or B, C] to an image [B h w C], in the image's dtype."""
     return seen("shift", "", x + rows.astype(x.dtype)[:, None, None])
 
 
 def pad_right_bottom(x: Array) -> Array:
-    """One row and one column of zeros, below and to the right."""
+    """Pad an image with one row of zeros below and one column to the right."""
     return mx.pad(x, [(0, 0), (0, 1), (0, 1), (0, 0)])
 
 
 def guide(conditional: Array, unconditional: Array, scale: float) -> Array:
-    """u + scale (c - u), each token [C] rescaled to the length of c, in float32."""
+    """Return u + scale (c - u) with each token [C] rescaled to the length of c, in float32."""
     c, u = at_least_float32(conditional), at_least_float32(unconditional)
     combined = u + scale * (c - u)
     return combined * (_length(c) / _length(combined))
 
 
 def rescale(guided: Array, conditional: Array, share: float) -> Array:
-    """`guided` with its deviation moved by `share` towards that of `conditional`, both [B C h w], in float32 (S. Lin et
-    al., "Common Diffusion Noise Schedules and Sample Steps are Flawed", 2023)."""
+    """Return `guided` with its standard deviation moved by `share` towards that of `conditional`, both [B C h w], in
+    float32 (S. Lin et al., "Common Diffusion Noise Schedules and Sample Steps are Flawed", 2023)."""
     g, c = at_least_float32(guided), at_least_float32(conditional)
     ratio = mx.std(c, axis=(1, 2, 3), keepdims=True, ddof=1) / mx.std(g, axis=(1, 2, 3), keepdims=True, ddof=1)
     return g * (share * ratio + (1 - share))
@@ -195,9 +196,9 @@ def _length(x: Array) -> Array:
 
 
 def product_seconds(side: int, dtype: mx.Dtype) -> float:
-    """Of one product of two matrices side x side."""
+    """Return the seconds of one product of two matrices side x side."""
     x = mx.ones((side, side), dtype)
     mx.eval(x)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     mx.eval(mx.matmul(x, x))
-    return time.perf_counter() - begun
+    return time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""Images and their tokens: data is moved here, never computed or cast. Images are [B h w C].
+"""Images and their tokens: functions that move data, and neither compute nor cast. Images are [B h w C].
 
 B batch, L tokens, C channels.
 """
@@ -17,55 +17,55 @@ Image = TypeVar("Image", Array, np.ndarray)
 
 
 def from_bchw(x: Image) -> Image:
-    """[B C h w], as outside of the networks, to [B h w C]."""
+    """Convert [B C h w], the order outside of the networks, to [B h w C]."""
     return x.transpose(0, 2, 3, 1)
 
 
 def to_bchw(x: Image) -> Image:
-    """[B h w C] to [B C h w], as outside of the networks."""
+    """Convert [B h w C] to [B C h w], the order outside of the networks."""
     return x.transpose(0, 3, 1, 2)
 
 
 def upsample(x: Array) -> Array:
-    """Each pixel four times: [B h w C] -> [B 2h 2w C]."""
+    """Repeat each pixel in both directions: [B h w C] -> [B 2h 2w C]."""
     return mx.repeat(mx.repeat(x, 2, axis=1), 2, axis=2)
 
 
-def upsample_like(x: Array, kept: Array) -> Array:
-    """Each pixel four times, without the last row or column where the sides of `kept` are odd."""
-    return upsample(x)[:, : kept.shape[1], : kept.shape[2]]
+def upsample_like(x: Array, like: Array) -> Array:
+    """Repeat each pixel in both directions; drop the last row or column where the sides of `like` are odd."""
+    return upsample(x)[:, : like.shape[1], : like.shape[2]]
 
 
 def laid_out(x: Array, dtype: mx.Dtype) -> Array:
-    """Nothing here: MLX has one layout."""
+    """Return x: MLX has one memory order."""
     return x
 
 
 def tokens(x: Array) -> Array:
-    """An image [B h w C] as tokens [B L C]."""
+    """Return an image [B h w C] as tokens [B L C]."""
     return x.flatten(1, 2)
 
 
 def image(x: Array, like: Array) -> Array:
-    """Tokens [B L C] as an image [B h w C] of the sides of `like`."""
+    """Return tokens [B L C] as an image [B h w C] with the sides of `like`."""
     return x.reshape(*like.shape[:3], -1)
 
 
-def beside(x: Array, kept: Array) -> Array:
-    """The channels of two images in one."""
-    return mx.concatenate((x, kept), axis=-1)
+def beside(x: Array, other: Array) -> Array:
+    """Concatenate the channels of two images."""
+    return mx.concatenate((x, other), axis=-1)
 
 
 def height(x: Array) -> int:
-    """Return how many rows an image has."""
+    """Return the number of rows of an image."""
     return x.shape[1]
 
 
 def window(x: Array, rows: slice, columns: slice) -> Array:
-    """A rectangle of an image [B h w C]."""
+    """Return a rectangle of an image [B h w C]."""
     return x[:, rows, columns]
 
 
 def rows_joined(bands: list[Array]) -> Array:
-    """Images below each other in one: [B h_i w C] -> [B h w C]."""
+    """Concatenate images below each other: [B h_i w C] -> [B h w C]."""
     return bands[0] if len(bands) == 1 else mx.concatenate(bands, axis=1)

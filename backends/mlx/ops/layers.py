@@ -19,8 +19,8 @@ from qwenimg.common.runtime.observers import seen
 
 
 def _scaled(compute: Compute, product: Callable[[Array, Array], Array], x: Array, layer: mlx.nn.Module) -> Array:
-    """`product` of `compute.scale` times x with the layer's weight in `compute.dtype`, scaled back in float32; its bias
-    added there."""
+    """Return `product` of `compute.scale` times x with the layer's weight in `compute.dtype`, scaled back in
+    float32, where the bias is added."""
     dtype = DTYPES[compute.dtype]
     y = at_least_float32(product((at_least_float32(x) * compute.scale).astype(dtype), layer.weight.astype(dtype)))
     y = y / compute.scale
@@ -34,22 +34,23 @@ class Linear(mlx.nn.Module):
     def __init__(self, inputs: int, outputs: int, bias: bool = True):
         super().__init__()
         self.weight = mx.zeros((outputs, inputs))
-        self.branch: tuple[Array, ...] = ()  # down [R in] and up [out R] of LoRAs, in the layer's dtype
+        self.branch: tuple[Array, ...] = ()  # LoRAs: down [R in] and up [out R], in the layer's dtype
         if bias:
             self.bias = mx.zeros((outputs,))
 
     @property
     def dtype(self) -> mx.Dtype:
-        """What the layer takes, computes in and gives; float32 where it computes in its own way."""
+        """The dtype of the layer's input, product and output; float32 where `compute` names another one for the
+        product."""
         return self.weight.dtype if self.compute is None else mx.float32
 
     @property
     def plain(self) -> bool:
-        """Whether it is a product in its dtype with a bias, and nothing beside."""
+        """True if the layer is one product in its dtype with a bias: no LoRA branch, no other dtype."""
         return self.compute is None and not self.branch and "bias" in self
 
     def __call__(self, x: Array) -> Array:
-        """[... in] -> [... out] in the layer's dtype, the bias added before the one rounding."""
+        """Return [... in] -> [... out] in the layer's dtype; the bias is added before the one rounding."""
         if self.compute is not None:
             y = _scaled(self.compute, lambda x, w: mx.matmul(x, w.T), x, self)
         else:
@@ -58,7 +59,7 @@ class Linear(mlx.nn.Module):
         return seen("linear", self.path, self.with_branch(x, y))
 
     def with_branch(self, x: Array, y: Array) -> Array:
-        """y [... out] of x [... in], and what is beside the weight."""
+        """Add the LoRA branch of x, if there is one, to y [... out]."""
         if not self.branch:
             return y
         down, up = self.branch
@@ -85,7 +86,7 @@ class RMSNorm(mlx.nn.Module):
         self.eps = eps
 
     def __call__(self, x: Array) -> Array:
-        """x / rms(x) * weight over the last axis, in float32, and float32 out."""
+        """Return x / rms(x) * weight over the last axis, in float32, and float32 out."""
         x = at_least_float32(x)
         return seen("rms_norm", self.path, mx.fast.rms_norm(x, self.weight.astype(x.dtype), self.eps))
 
@@ -102,16 +103,17 @@ class Conv2d(mlx.nn.Module):
 
     @property
     def dtype(self) -> mx.Dtype:
-        """What the layer takes, computes in and gives; float32 where it computes in its own way."""
+        """The dtype of the layer's input, product and output; float32 where `compute` names another one for the
+        product."""
         return self.weight.dtype if self.compute is None else mx.float32
 
     @property
     def plain(self) -> bool:
-        """Whether it is a product in its dtype with a bias, one for each pixel, and nothing beside."""
+        """True if the layer is one product for each pixel in its dtype, with a bias: a 1x1 kernel, no other dtype."""
         return self.compute is None and self.weight.shape[1:3] == (1, 1)
 
     def __call__(self, x: Array) -> Array:
-        """[B h w in] -> [B h' w' out] in the layer's dtype, padded by half the kernel unless strided."""
+        """Return [B h w in] -> [B h' w' out] in the layer's dtype, padded by half the kernel unless strided."""
         if self.compute is not None:
             convolve = partial(mx.conv2d, stride=self.stride, padding=self.padding)
             return seen("conv2d", self.path, _scaled(self.compute, convolve, x, self))
@@ -122,7 +124,7 @@ class Conv2d(mlx.nn.Module):
 
 @cache
 def _biased(dtype: mx.Dtype) -> Callable[..., Array]:
-    """y + bias in y's dtype, given in `dtype`."""
+    """Return a function that adds a bias in y's dtype and casts the sum to `dtype`."""
     return fused(lambda y, bias: (y + bias.astype(y.dtype)).astype(dtype))
 
 
@@ -134,7 +136,8 @@ class ChannelNorm(mlx.nn.Module):
         self.gamma = mx.zeros((channels,))
 
     def __call__(self, x: Array) -> Array:
-        """x / |x| * sqrt(C) * gamma with |x| the length over channels at each pixel, in float32; x's dtype out."""
+        """Return x / |x| * sqrt(C) * gamma with |x| the length over channels at each pixel, in float32; x's dtype
+        out."""
         wide = at_least_float32(x)
         squares = mx.maximum(mx.sum(mx.square(wide), axis=-1, keepdims=True), 1e-24)
         scale = mx.rsqrt(squares) * x.shape[-1] ** 0.5
@@ -152,7 +155,7 @@ class LayerNorm(mlx.nn.Module):
         self.eps = eps
 
     def __call__(self, x: Array) -> Array:
-        """(x - mean) / deviation * weight + bias over the last axis, in float32; the weight's dtype out, or
+        """Return (x - mean) / deviation * weight + bias over the last axis, in float32; the weight's dtype out, or
         float32."""
         x = at_least_float32(x)
         weight, bias = self.weight.astype(x.dtype), self.bias.astype(x.dtype)
@@ -171,8 +174,8 @@ class GroupNorm(mlx.nn.Module):
         self.groups, self.eps = groups, eps
 
     def __call__(self, x: Array) -> Array:
-        """The same over each group of channels and all pixels of [B h w C], in float32; the weight's dtype out, or
-        float32."""
+        """Return (x - mean) / deviation * weight + bias over each group of channels and all pixels of [B h w C], in
+        float32; the weight's dtype out, or float32."""
         B, h, w, C = x.shape
         grouped = x.reshape(B, h * w, self.groups, -1).swapaxes(1, 2)
         normed = mx.fast.layer_norm(at_least_float32(grouped.reshape(B, self.groups, -1)), None, None, self.eps)
@@ -186,12 +189,13 @@ class GroupNorm(mlx.nn.Module):
         """Return the moments of each group of channels [B groups] over all pixels of x [B h w C]."""
         wide, B, C = at_least_float32(x), x.shape[0], x.shape[3]
         mean = self._mean(wide)
-        apart = wide - mx.repeat(mean, C // self.groups, axis=1).reshape(B, 1, 1, C)
+        centered = wide - mx.repeat(mean, C // self.groups, axis=1).reshape(B, 1, 1, C)
         count = x.size // (B * self.groups)
-        return moments(count, np.array(mean), np.array(self._mean(mx.square(apart))) * count)
+        return moments(count, np.array(mean), np.array(self._mean(mx.square(centered))) * count)
 
     def _mean(self, x: Array) -> Array:
-        """[B h w C] -> [B groups], row by row: a long sum in float32 loses what short ones do not."""
+        """Return the means of groups, [B h w C] -> [B groups], row by row: a long sum in float32 loses digits that
+        short ones keep."""
         rows = mx.mean(mx.mean(x, axis=2), axis=1)
         return mx.mean(rows.reshape(x.shape[0], self.groups, -1), axis=2)
 
@@ -200,40 +204,45 @@ class GroupNorm(mlx.nn.Module):
         return partial(self._by, whole.mean, 1 / np.sqrt(whole.variance + self.eps))
 
     def _by(self, mean: np.ndarray, scale: np.ndarray, x: Array) -> Array:
-        """(x - mean) * scale * weight + bias for mean and scale [B groups] and x [B h w C], in float32; dtypes as
-        `__call__` has them."""
+        """Return (x - mean) * scale * weight + bias for mean and scale [B groups] and x [B h w C], in float32;
+        dtypes as in `__call__`."""
         wide = at_least_float32(x)
         normed = (wide - self._each_channel(mean, wide)) * self._each_channel(scale, wide)
         out = self.weight.dtype if self.compute is None else wide.dtype
         return seen("group_norm", self.path, _by_channel(out)(normed, self.weight, self.bias))
 
     def _each_channel(self, values: np.ndarray, x: Array) -> Array:
-        """Values [B groups] as [B 1 1 C], in the dtype of x."""
+        """Return values [B groups] as [B 1 1 C], in the dtype of x."""
         repeated = np.repeat(values, self.weight.shape[0] // self.groups, axis=1)[:, None, None]
         return mx.array(repeated).astype(x.dtype)
 
 
 class TokenNorm(GroupNorm):
+    """A group norm whose result is tokens."""
+
     def __call__(self, x: Array) -> Array:
-        """As tokens: [B h w C] -> [B L C]."""
+        """Return the norm of [B h w C] as tokens [B L C]."""
         return images.tokens(super().__call__(x))
 
 
 @cache
 def _by_channel(dtype: mx.Dtype) -> Callable[..., Array]:
-    """x weight + bias, in x's dtype up to the end."""
+    """Return a function that computes x weight + bias in x's dtype and casts the result to `dtype`."""
     return fused(lambda x, weight, bias: (x * weight.astype(x.dtype) + bias.astype(x.dtype)).astype(dtype))
 
 
 def _conv_dtype(conv: Conv2d, x: Array) -> mx.Dtype:
-    """What a convolution of x [B h w in] computes in. Metal's Winograd kernels round their transforms in the storage
-    dtype, which costs 16 bit a thousand times the error of a direct convolution: what they would take runs in float32.
-    MLX takes them for 3x3 with stride 1 where the images of the batch have 4,096 pixels together (its conv.cpp, v0.20
-    to v0.32), and of those not for few or odd channels, which does not matter here."""
+    """Return the dtype in which a convolution of x [B h w in] computes.
+
+    Metal's Winograd kernels round their transforms in the storage dtype, which costs 16 bit a thousand times the error
+    of a direct convolution: convolutions that would take them run in float32. MLX takes them for 3x3 with stride 1
+    where the images of the batch have 4,096 pixels together (its conv.cpp, v0.20 to v0.32), but not for few or odd
+    channels, which does not matter here.
+    """
     winograd = conv.weight.shape[1] == 3 and conv.stride == 1 and x.shape[0] * x.shape[1] * x.shape[2] >= 4096
     return mx.float32 if on_gpu() and conv.weight.itemsize == 2 and winograd else conv.weight.dtype
 
 
 def _normed(y: Array, norm: LayerNorm) -> Array:
-    """In the dtype of what comes next: the weight's, or float32 where products are computed in that."""
+    """Return y in the dtype of the next layer: the weight's, or float32 where products are computed in that."""
     return y.astype(norm.weight.dtype) if norm.compute is None else at_least_float32(y)

@@ -17,12 +17,12 @@ from qwenimg.common.runtime.kernels import Kernel
 
 
 def operate(operation: str, dtype: mx.Dtype, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """`Engine.operate`."""
-    given = [mx.array(array).astype(dtype) for array in arrays]
+    """Compute one operation, as `Engine.operate` describes it."""
+    operands = [mx.array(array).astype(dtype) for array in arrays]
     if operation == "attention":
-        q, k, v = given
+        q, k, v = operands
         return numpy(attention(q, k, v))
-    x, weight = given
+    x, weight = operands
     outputs, inputs = weight.shape[:2]
     if operation == "matmul":
         linear = Linear(inputs, outputs)

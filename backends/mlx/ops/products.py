@@ -1,5 +1,5 @@
-"""Products with what is next to them inside, so that it is no pass over memory of its own: a sum with a residual
-stream. Elsewhere the same in plain operations."""
+"""Products fused with their neighbours, which saves a pass over memory: a sum with a residual stream. Where no fused
+kernel exists, plain operations give the same."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from qwenimg.backends.mlx.ops.layers import Conv2d, Linear
 from qwenimg.common.runtime.observers import observed
 
 
-def _takes_more(layer: Linear | Conv2d) -> bool:
-    """Whether a product of a GPU does more than this layer: in 16 bit, where nobody wants to see the layer's own
+def _can_fuse(layer: Linear | Conv2d) -> bool:
+    """Return whether a GPU's product can fuse more than this layer: in 16 bit, where nobody observes the layer's own
     result."""
     return on_gpu() and layer.plain and layer.dtype in (mx.bfloat16, mx.float16) and not observed()
 
 
 def joined_linears(first: Linear, x: Array, second: Linear, y: Array) -> Array:
-    """A layer of x [B S C] and one of y [B L C] as [B S+L C']."""
+    """Return a layer of x [B S C] and one of y [B L C] as [B S+L C']."""
     return mx.concatenate((first(x), second(y)), axis=1)
 
 
 def linear_gelu(layer: Linear, x: Array) -> Array:
-    """GELU by its tanh approximation of a linear layer."""
+    """Return GELU, by its tanh approximation, of a linear layer."""
     return gelu(layer(x))
 
 
 def linear_geglu(layer: Linear, x: Array) -> Array:
-    """The first half of a linear layer's result times GELU of the second: [... in] -> [... out/2]. MLX has no product
-    with that at its end."""
+    """Return the first half of a linear layer's result times GELU of the second: [... in] -> [... out/2]. MLX has no
+    product that ends with that."""
     return geglu(layer(x))
 
 
 def add_linear(x: Array, layer: Linear, update: Array) -> Array:
-    """x [B L C] and a linear layer of `update` [B L in], in x's dtype. A product adds to what is there, so that what is
-    left is a pass for the bias."""
-    if not _takes_more(layer) or x.dtype != layer.dtype:
+    """Return x [B L C] plus a linear layer of `update` [B L in], in x's dtype. The product adds to x in place, which
+    leaves one pass for the bias."""
+    if not _can_fuse(layer) or x.dtype != layer.dtype:
         return residual(x, layer(update))
     return mx.addmm(add(x, layer.bias), update.astype(layer.dtype), layer.weight.T)
 
 
 def add_shortcut(update: Array, layer: Conv2d, x: Array) -> Array:
-    """`update` [B h w C] and a 1x1 convolution of the stream x [B h w in], which is in x's dtype the stream from here
-    on: the same way."""
-    if not _takes_more(layer) or not update.dtype == x.dtype == layer.dtype:
+    """Return `update` [B h w C] plus a 1x1 convolution of the stream x [B h w in], in x's dtype: the new stream.
+    Fused as in `add_linear`."""
+    if not _can_fuse(layer) or not update.dtype == x.dtype == layer.dtype:
         return residual(stream(layer(x), x.dtype), update)
     start, weight = images.tokens(add(update, layer.bias)), layer.weight.reshape(layer.weight.shape[0], -1)
     return images.image(mx.addmm(start, images.tokens(x), weight.T), update)

@@ -1,4 +1,4 @@
-"""Linear layers whose weight stays in codes (`common/codes/affine.py`), decoded anew for each product."""
+"""Linear layers whose weight stays quantized (`common/codes/affine.py`) and is decoded for each product."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IN_CACHE = 1 << 18  # values that a CPU decodes at once
 
 
 class QuantisedLinear(Linear):
-    """In place of a `Linear`, and in all else like it: the same values, up to the rounding of its weight to codes."""
+    """A `Linear` whose weight is quantized: the same values up to rounding."""
 
     def __init__(self, linear: Linear, code: Codes, dtype: mx.Dtype):
         mlx.nn.Module.__init__(self)
@@ -29,7 +29,8 @@ class QuantisedLinear(Linear):
             self.bias = linear.bias
 
     def put(self, codes: Array, scales: Array, biases: Array | None = None) -> None:
-        """codes: uint32 [out words]; scales, biases: float16 or float32 [out groups]; or scales uint8 alone."""
+        """Set the weight. codes: uint32 [out words]; scales, biases: float16 or float32 [out groups]; or scales
+        uint8 alone."""
         self.codes, self.scales = codes, scales
         if biases is not None:
             self.biases = biases
@@ -47,45 +48,50 @@ class QuantisedLinear(Linear):
 
     @property
     def plain(self) -> bool:
-        """Its kernel multiplies codes."""
+        """False, since the layer's kernel multiplies codes."""
         return False
 
     @property
     def weight(self) -> Array:  # type: ignore[override]
-        """[out in], made anew each time and rounded once. On a CPU in parts, since on the way MLX makes several arrays
-        of its size, in 6 bits one of every bit."""
+        """The weight [out in], decoded at each call and rounded once.
+
+        A CPU decodes it in parts, since MLX makes several arrays of its size on the way, in 6 bits one for every bit.
+        """
         rows, step = self.codes.shape[0], self.codes.shape[0]
         if not on_gpu():
             step = max(1, IN_CACHE * rows * self.code.bits // (32 * self.codes.size))
         parts = []
         for i in range(0, rows, step):
-            own = (part[i : i + step] for part in self.packed)
-            parts.append(decode(*own, code=self.code).astype(self._dtype))
+            rows_of = (part[i : i + step] for part in self.packed)
+            parts.append(decode(*rows_of, code=self.code).astype(self._dtype))
             if step < rows:
                 mx.eval(parts[-1])
         return mx.concatenate(parts) if len(parts) > 1 else parts[0]
 
     def __call__(self, x: Array) -> Array:
-        """[... in] -> [... out]. On a GPU by its kernel, which does not round the weight; a CPU's sums 16 bit in 16
-        bit, so there the decoded weight is multiplied as usual."""
+        """Return [... in] -> [... out].
+
+        A GPU has a kernel, which does not round the weight. A CPU's kernel sums 16 bit in 16 bit, so there the decoded
+        weight is multiplied as usual.
+        """
         if not on_gpu() or self.compute is not None:
             y = super().__call__(x)
             if not on_gpu():
                 mx.eval(y)  # or MLX decodes the weights of many layers before it multiplies one
             return y
-        y = mx.quantized_matmul(x.astype(self.dtype), *self.packed, transpose=True, **_said(self.code))
+        y = mx.quantized_matmul(x.astype(self.dtype), *self.packed, transpose=True, **_as_keywords(self.code))
         y = y + self.bias if "bias" in self else y
         return seen("linear", self.path, self.with_branch(x, y.astype(self.dtype)))
 
 
 def decode(codes: Array, scales: Array, biases: Array | None = None, *, code: Codes) -> Array:
-    """[rows words], [rows groups] twice -> [rows in]: float32(code) * float32(scale) + float32(bias); or scales alone,
-    uint8, and no bias."""
+    """Return float32(code) * float32(scale) + float32(bias): [rows words], [rows groups] twice -> [rows in]; or
+    scales alone, uint8, and no bias."""
     if biases is None:
-        return mx.dequantize(codes, scales, dtype=mx.float32, **_said(code))
-    return mx.dequantize(codes, scales.astype(mx.float32), biases.astype(mx.float32), **_said(code))
+        return mx.dequantize(codes, scales, dtype=mx.float32, **_as_keywords(code))
+    return mx.dequantize(codes, scales.astype(mx.float32), biases.astype(mx.float32), **_as_keywords(code))
 
 
-def _said(code: Codes) -> dict[str, Any]:
+def _as_keywords(code: Codes) -> dict[str, Any]:
     mode = "affine" if isinstance(code, Affine) else code.mode
     return {"group_size": code.group, "bits": code.bits, "mode": mode}

@@ -1,9 +1,11 @@
-"""Images as bands of rows, and layers that run band by band with the result of the whole, for where the whole is too
-large: what is between two layers is then in memory once, and what a layer makes on the way for one band only.
+"""Images as bands of rows, and layers that run band by band with the result of the whole image, where the whole is too
+large.
+
+Between two layers memory then holds the image once, and inside a layer the intermediate results of one band.
 
 A band is read with as many rows above and below as the layers see beyond it, which are cut off again. A group norm
-takes its moments over the whole image: those of all bands are taken first, and the layers before it run once more.
-On a card the bands between two layers are in the memory of the host.
+takes its moments over the whole image: those of all bands are taken first, and the layers before the norm run once
+more. On a card the bands between two layers are in the host's memory.
 
 Images are [B C h w].
 """
@@ -20,29 +22,29 @@ from qwenimg.backends.torch.ops import images
 from qwenimg.common.numbers.moments import combined
 from qwenimg.common.numbers.tiles import Tile, tiles
 
-# A norm as a function of a part of its image.
+# A norm as a function of a part of its image
 Normed = Callable[[Tensor], Tensor]
 
 
-class Step(NamedTuple):
-    """A norm over the whole image and what comes behind it."""
+class NormStep(NamedTuple):
+    """A norm over the whole image and the layers behind it."""
 
     norm: Any
-    run: Callable[[Tensor, Normed, Tensor], Tensor]  # of what the norm is given, the norm, and what the part began with
+    run: Callable[[Tensor, Normed, Tensor], Tensor]  # (the norm's input, the norm, the result of `begin`)
 
 
-class Part(NamedTuple):
-    """Layers that are run over bands together: `begin`, which has no norm over the whole image, then `steps`."""
+class BandLayers(NamedTuple):
+    """Layers that run over bands together: `begin`, which has no norm over the whole image, then `steps`."""
 
     begin: Callable[[Tensor], Tensor]
-    reach: int  # rows that the layers see above and below a band of what they are given
-    up: int = 1  # rows that they make of `down` rows
+    reach: int  # rows of the input that the layers see above and below a band
+    up: int = 1  # rows of the output for `down` rows of the input
     down: int = 1
-    steps: Sequence[Step] = ()
+    steps: Sequence[NormStep] = ()
 
-    def after(self, first: Part) -> Part:
-        """Return both parts as one. `first` has no steps, and makes `first.up` rows of one."""
-        return Part(
+    def after(self, first: BandLayers) -> BandLayers:
+        """Return `first` and these layers as one. `first` has no steps, and returns `first.up` rows for one."""
+        return BandLayers(
             begin=lambda x: self.begin(first.begin(x)),
             reach=first.reach + -(-self.reach // first.up),
             up=first.up * self.up,
@@ -51,15 +53,15 @@ class Part(NamedTuple):
         )
 
     def run(self, x: Tensor, norms: Sequence[Normed]) -> Tensor:
-        """Return what the steps as far as `norms` make of a band x: all of them, or what the next norm is given."""
-        value = begun = self.begin(x)
+        """Run the steps as far as `norms` on a band x. Return the last step's result, or the input of the next norm."""
+        value = beginning = self.begin(x)
         for step, normed in zip(self.steps, norms, strict=False):
-            value = step.run(value, normed, begun)
+            value = step.run(value, normed, beginning)
         return value
 
 
 class Bands:
-    """An image of `height` rows, whose bands are kept in the order in which they were added."""
+    """An image of `height` rows as bands, in the order in which they were added."""
 
     def __init__(self, height: int):
         self.height = height
@@ -71,7 +73,7 @@ class Bands:
         self._bands.append((start, start + images.height(band), band))
 
     def rows(self, start: int, stop: int, like: Tensor) -> Tensor:
-        """Return the rows of the image from `start` to before `stop`, where `like` is."""
+        """Return the rows of the image from `start` to before `stop`, on the device of `like`."""
         pieces = [
             images.window(band, slice(max(start - first, 0), min(stop, last) - first), slice(None))
             for first, last, band in self._bands
@@ -84,36 +86,36 @@ class Bands:
         self._bands = [band for band in self._bands if band[1] > stop]
 
 
-def run(parts: Sequence[Part], x: Tensor, rows: int) -> Tensor:
-    """Return what `parts` make of an image x, in bands that make `rows` rows each."""
+def run(layers: Sequence[BandLayers], x: Tensor, rows: int) -> Tensor:
+    """Run `layers` on an image x, in bands of `rows` rows of their results."""
     image = Bands(images.height(x))
     image.add(x)
-    for part in parts:
+    for part in layers:
         image = _through(part, image, rows, x)
     return image.rows(0, image.height, x)
 
 
-def _through(part: Part, image: Bands, rows: int, like: Tensor) -> Bands:
-    """Return the image that `part` makes of `image`, whose bands are freed on the way."""
+def _through(part: BandLayers, image: Bands, rows: int, like: Tensor) -> Bands:
+    """Return the result of `part` for `image`, and free the bands of `image` on the way."""
     bands = tiles(image.height, max(1, rows * part.down // part.up), part.reach)
     norms: list[Normed] = []
     for step in part.steps:
         norms.append(step.norm.by(combined([step.norm.moments(_band(part, image, b, norms, like)) for b in bands])))
-    made = Bands(image.height * part.up // part.down)
+    result = Bands(image.height * part.up // part.down)
     for band in bands:
-        made.add(ops.away(_band(part, image, band, norms, like)))
+        result.add(ops.away(_band(part, image, band, norms, like)))
         image.free(band.keep_stop - part.reach)
-    return made
+    return result
 
 
-def _band(part: Part, image: Bands, band: Tile, norms: Sequence[Normed], like: Tensor) -> Tensor:
-    """Return what `part` as far as `norms` makes of a band, without the rows that it was read with."""
+def _band(part: BandLayers, image: Bands, band: Tile, norms: Sequence[Normed], like: Tensor) -> Tensor:
+    """Return the result of `part`, as far as `norms`, for a band, without the rows that it was read with."""
     x = part.run(image.rows(band.read_start, band.read_stop, like), norms)
-    above = _made(part, band.read_start, band.keep_start)
-    return images.window(x, slice(above, above + _made(part, band.keep_start, band.keep_stop)), slice(None))
+    above = _rows_out(part, band.read_start, band.keep_start)
+    return images.window(x, slice(above, above + _rows_out(part, band.keep_start, band.keep_stop)), slice(None))
 
 
-def _made(part: Part, start: int, stop: int) -> int:
-    """Return how many rows `part` makes of those from `start` to before `stop`, `start` being a multiple of its
-    `down`."""
+def _rows_out(part: BandLayers, start: int, stop: int) -> int:
+    """Return the number of rows that `part` returns for those from `start` to before `stop`, `start` being a
+    multiple of its `down`."""
     return (stop - start) * part.up // part.down

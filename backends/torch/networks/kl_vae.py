@@ -12,8 +12,8 @@ from torch import Tensor
 
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks import bands
-from qwenimg.backends.torch.networks.bands import Normed, Part, Step
-from qwenimg.backends.torch.networks.vae import VAE, WIDE
+from qwenimg.backends.torch.networks.bands import BandLayers, Normed, NormStep
+from qwenimg.backends.torch.networks.vae import WIDE, VAEComponent
 from qwenimg.backends.torch.ops import images
 from qwenimg.common.networks.kl_vae import NORM_EPS, KLVAEConfig
 from qwenimg.common.numbers.tiles import wide_upsamplers
@@ -43,9 +43,9 @@ class ResidualBlock(torch.nn.Module):
         update = self.conv2(ops.norm_silu(norm2, update))
         return ops.residual(self.conv_shortcut(x) if hasattr(self, "conv_shortcut") else x, update)
 
-    def part(self) -> Part:
-        steps = [Step(self.norm1, self.first), Step(self.norm2, self.second)]
-        return Part(begin=lambda x: x, reach=2, steps=steps)
+    def part(self) -> BandLayers:
+        steps = [NormStep(self.norm1, self.first), NormStep(self.norm2, self.second)]
+        return BandLayers(begin=lambda x: x, reach=2, steps=steps)
 
 
 class AttentionBlock(torch.nn.Module):
@@ -82,8 +82,8 @@ class Downsample(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.conv(ops.pad_right_bottom(x))
 
-    def part(self) -> Part:
-        return Part(begin=self, reach=2, down=2)
+    def part(self) -> BandLayers:
+        return BandLayers(begin=self, reach=2, down=2)
 
 
 class Upsample(torch.nn.Module):
@@ -94,8 +94,8 @@ class Upsample(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.conv(images.upsample(x))
 
-    def part(self) -> Part:
-        return Part(begin=self, reach=1, up=2)
+    def part(self) -> BandLayers:
+        return BandLayers(begin=self, reach=1, up=2)
 
 
 class DownBlock(torch.nn.Module):
@@ -140,23 +140,23 @@ class Encoder(torch.nn.Module):
         self.conv_out = ops.Conv2d(top, 2 * config.latent_channels, 3, padding=1)
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Pixels [B 3 8h 8w] -> [B 2z h w]; the down blocks in bands of `rows` rows where there are more."""
+        """Encode pixels [B 3 8h 8w] to [B 2z h w]; the down blocks in bands of `rows` rows where there are more."""
         x = images.laid_out(x, self.conv_in.dtype)
         x = self.down(x) if images.height(x) <= rows else bands.run(self.parts(), x, rows)
         return self.conv_out(ops.norm_silu(self.conv_norm_out, self.mid_block(x)))
 
     def down(self, x: Tensor) -> Tensor:
-        """Everything before the mid block: [B 3 8h 8w] -> [B C h w]."""
+        """Run everything before the mid block: [B 3 8h 8w] -> [B C h w]."""
         x = self.conv_in(x)
         for block in self.down_blocks:
             x = block(x)
         return x
 
-    def parts(self) -> list[Part]:
-        """Return `down` as parts that run over bands."""
+    def parts(self) -> list[BandLayers]:
+        """Return the layers of `down` as parts that run over bands."""
         blocks: Any = self.down_blocks
         layers = [layer for block in blocks for layer in [*block.resnets, *block.downsamplers]]
-        return [Part(begin=self.conv_in, reach=1), *(layer.part() for layer in layers)]
+        return [BandLayers(begin=self.conv_in, reach=1), *(layer.part() for layer in layers)]
 
 
 class Decoder(torch.nn.Module):
@@ -171,7 +171,7 @@ class Decoder(torch.nn.Module):
         self.conv_out = ops.Conv2d(bottom, config.out_channels, 3, padding=1)
 
     def up(self, x: Tensor) -> Tensor:
-        """Everything behind the mid block: [B C h w] -> [B 3 8h 8w]."""
+        """Run everything behind the mid block: [B C h w] -> [B 3 8h 8w]."""
         for block in self.up_blocks:
             x = block(x)
         return ops.eval(self.end(x, self.conv_norm_out, x))
@@ -179,17 +179,19 @@ class Decoder(torch.nn.Module):
     def end(self, x: Tensor, norm: Normed, _: Tensor) -> Tensor:
         return self.conv_out(ops.norm_silu(norm, x))
 
-    def parts(self) -> list[Part]:
-        """Return `up` as parts that run over bands; a wide upsampler is one with the layer behind it."""
-        parts: list[Part] = []
+    def parts(self) -> list[BandLayers]:
+        """Return the layers of `up` as parts that run over bands; a wide upsampler is one part with the layer behind
+        it."""
+        parts: list[BandLayers] = []
         blocks: Any = self.up_blocks
         for block, before_wide in zip(blocks, [False, *self.wide], strict=True):
             first, *more = [layer.part() for layer in [*block.resnets, *block.upsamplers]]
             parts += [first.after(parts.pop()) if before_wide else first, *more]
-        return [*parts, Part(begin=lambda x: x, reach=1, steps=[Step(self.conv_norm_out, self.end)])]
+        return [*parts, BandLayers(begin=lambda x: x, reach=1, steps=[NormStep(self.conv_norm_out, self.end)])]
 
     def forward(self, z: Tensor, height: int, width: int, rows: int) -> Tensor:
-        """Latents [B z h w] -> pixels [B 3 8h 8w]; the up blocks in bands of `rows` rows where there are more."""
+        """Decode latents [B z h w] to pixels [B 3 8h 8w]; the up blocks in bands of `rows` rows where there are
+        more."""
         x = ops.eval(self.mid_block(self.conv_in(images.laid_out(z, self.conv_in.dtype))))
         return self.up(x) if height * self.scale <= rows else bands.run(self.parts(), x, rows)
 
@@ -205,12 +207,12 @@ class KLVAE(torch.nn.Module):
         self.decoder = Decoder(config)
 
     def encode(self, pixels: Tensor, rows: int = WIDE) -> Tensor:
-        """Pixels [B 3 8h 8w] -> mean and log variance [B 2z h w]."""
+        """Encode pixels [B 3 8h 8w] to mean and log variance [B 2z h w]."""
         moments = self.encoder(pixels, rows)
         return self.quant_conv(moments) if hasattr(self, "quant_conv") else moments
 
     def decode(self, z: Tensor, height: int, width: int, rows: int) -> Tensor:
-        """Latents [B z h w] -> pixels [B 3 8h 8w], not clamped."""
+        """Decode latents [B z h w] to pixels [B 3 8h 8w], not clamped."""
         z = self.post_quant_conv(z) if hasattr(self, "post_quant_conv") else z
         return self.decoder(z, height, width, rows)
 
@@ -218,6 +220,6 @@ class KLVAE(torch.nn.Module):
 # Component
 
 
-class Component(VAE):
+class Component(VAEComponent):
     def __init__(self, config: KLVAEConfig, plan: LoadPlan, precision: Precision, device: torch.device):
         super().__init__(lambda: KLVAE(config), plan, precision, device)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks import bands
-from qwenimg.backends.torch.networks.bands import Part
-from qwenimg.backends.torch.networks.vae import VAE, WIDE
+from qwenimg.backends.torch.networks.bands import BandLayers
+from qwenimg.backends.torch.networks.vae import WIDE, VAEComponent
 from qwenimg.backends.torch.ops import images
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.precision.precision import Precision
@@ -37,8 +37,8 @@ class ResidualBlock(torch.nn.Module):
         update = self.conv2(ops.norm_silu(self.norm2, update))
         return ops.residual(self.conv_shortcut(x) if hasattr(self, "conv_shortcut") else x, update)
 
-    def part(self) -> Part:
-        return Part(begin=self, reach=2)
+    def part(self) -> BandLayers:
+        return BandLayers(begin=self, reach=2)
 
 
 class AttentionBlock(torch.nn.Module):
@@ -70,8 +70,8 @@ class Downsample(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.resample[1](ops.pad_right_bottom(x))
 
-    def part(self) -> Part:
-        return Part(begin=self, reach=2, down=2)
+    def part(self) -> BandLayers:
+        return BandLayers(begin=self, reach=2, down=2)
 
 
 class Upsample(torch.nn.Module):
@@ -82,8 +82,8 @@ class Upsample(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.resample[1](images.upsample(x))
 
-    def part(self) -> Part:
-        return Part(begin=self, reach=1, up=2)
+    def part(self) -> BandLayers:
+        return BandLayers(begin=self, reach=1, up=2)
 
 
 class UpBlock(torch.nn.Module):
@@ -113,22 +113,22 @@ class Encoder(torch.nn.Module):
         self.conv_out = ops.Conv2d(config.encoder_dims[-1], 2 * config.z_dim, 3, padding=1)
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Pixels [B 3 8h 8w] -> [B 2z h w]; the down blocks in bands of `rows` rows where there are more."""
+        """Encode pixels [B 3 8h 8w] to [B 2z h w]; the down blocks in bands of `rows` rows where there are more."""
         x = images.laid_out(x, self.conv_in.dtype)
         x = self.down(x) if images.height(x) <= rows else bands.run(self.parts(), x, rows)
         return self.conv_out(ops.norm_silu(self.norm_out, self.mid_block(x)))
 
     def down(self, x: Tensor) -> Tensor:
-        """Everything before the mid block: [B 3 8h 8w] -> [B C h w]."""
+        """Run everything before the mid block: [B 3 8h 8w] -> [B C h w]."""
         x = self.conv_in(x)
         for layer in self.down_blocks:
             x = ops.eval(layer(x))
         return x
 
-    def parts(self) -> list[Part]:
-        """Return `down` as parts that run over bands."""
+    def parts(self) -> list[BandLayers]:
+        """Return the layers of `down` as parts that run over bands."""
         layers: Any = self.down_blocks
-        return [Part(begin=self.conv_in, reach=1), *(layer.part() for layer in layers)]
+        return [BandLayers(begin=self.conv_in, reach=1), *(layer.part() for layer in layers)]
 
 
 class Decoder(torch.nn.Module):
@@ -142,7 +142,7 @@ class Decoder(torch.nn.Module):
         self.conv_out = ops.Conv2d(config.decoder_dims[-1], config.input_channels, 3, padding=1)
 
     def up(self, x: Tensor) -> Tensor:
-        """Everything behind the mid block: [B C h w] -> [B 3 8h 8w]."""
+        """Run everything behind the mid block: [B C h w] -> [B 3 8h 8w]."""
         for block in self.up_blocks:
             x = block(x)
         return ops.eval(self.end(x))
@@ -150,14 +150,15 @@ class Decoder(torch.nn.Module):
     def end(self, x: Tensor) -> Tensor:
         return self.conv_out(ops.norm_silu(self.norm_out, x))
 
-    def parts(self) -> list[Part]:
-        """Return `up` as parts that run over bands."""
+    def parts(self) -> list[BandLayers]:
+        """Return the layers of `up` as parts that run over bands."""
         blocks: Any = self.up_blocks
         layers = [layer for block in blocks for layer in [*block.resnets, *block.upsamplers]]
-        return [*(layer.part() for layer in layers), Part(begin=self.end, reach=1)]
+        return [*(layer.part() for layer in layers), BandLayers(begin=self.end, reach=1)]
 
     def forward(self, z: Tensor, height: int, width: int, rows: int) -> Tensor:
-        """Latents [B z h w] -> pixels [B 3 8h 8w]; the up blocks in bands of `rows` rows where there are more."""
+        """Decode latents [B z h w] to pixels [B 3 8h 8w]; the up blocks in bands of `rows` rows where there are
+        more."""
         x = ops.eval(self.mid_block(self.conv_in(images.laid_out(z, self.conv_in.dtype))))
         return self.up(x) if height * self.scale <= rows else bands.run(self.parts(), x, rows)
 
@@ -171,17 +172,17 @@ class QwenImageVAE(torch.nn.Module):
         self.decoder = Decoder(config)
 
     def encode(self, pixels: Tensor, rows: int = WIDE) -> Tensor:
-        """Pixels [B 3 8h 8w] -> mean and log variance [B 2z h w]."""
+        """Encode pixels [B 3 8h 8w] to mean and log variance [B 2z h w]."""
         return self.quant_conv(self.encoder(pixels, rows))
 
     def decode(self, z: Tensor, height: int, width: int, rows: int) -> Tensor:
-        """Latents [B z h w] -> pixels [B 3 8h 8w], not clamped."""
+        """Decode latents [B z h w] to pixels [B 3 8h 8w], not clamped."""
         return self.decoder(self.post_quant_conv(z), height, width, rows)
 
 
 # Component
 
 
-class Component(VAE):
+class Component(VAEComponent):
     def __init__(self, config: QwenVAEConfig, plan: LoadPlan, precision: Precision, device: torch.device):
         super().__init__(lambda: QwenImageVAE(config), plan, precision, device)

@@ -82,7 +82,8 @@ class QwenTextEncoder(torch.nn.Module):
         self.norm = ops.RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, ids: Tensor, rope: Pair) -> Tensor:
-        """Token ids [B S], RoPE tables [S D/2] -> hidden states after the final norm [B S C], float32."""
+        """Return the hidden states behind the final norm [B S C], float32, for token ids [B S] and RoPE tables [S
+        D/2]."""
         x = ops.stream(self.embed_tokens(ids), self.stream)
         for layer in self.layers:
             x = layer(x, rope)
@@ -103,7 +104,7 @@ class Component:
 
     @ops.computes
     def encode(self, ids: Sequence[int]) -> Tensor:
-        """Token ids of one prompt -> [1 S C], evaluated."""
+        """Encode the token ids of one prompt to [1 S C], evaluated."""
         table = text_rope(len(ids), self.config.head_dim, self.config.rope_theta)
         cos, sin = (ops.table(part, self.table_dtype, self.device) for part in table)
         return ops.eval(self.model(ops.placed([list(ids)], self.device), (cos, sin)))

@@ -23,14 +23,14 @@ from qwenimg.common.runtime.engine import NumpyArray
 from qwenimg.common.weights.plan import LoadPlan
 
 Pair = tuple[Tensor, Tensor]
-# Of one attention: keys and values of each of its transformer blocks. Of a level: of each of its attentions.
+# Keys and values of each transformer block of each attention of a level
 Context = list[list[Pair]]
 
 # Layers
 
 
 def contexts(parts: Iterable[Any], text: Tensor) -> list[Any]:
-    """What each of `parts` makes of the text states [B S in]."""
+    """Return the context of each of `parts` for the text states [B S in]."""
     return [part.context(text) for part in parts]
 
 
@@ -57,7 +57,7 @@ class ResidualBlock(torch.nn.Module):
             self.conv_shortcut = ops.Conv2d(inputs, outputs, 1)
 
     def forward(self, x: Tensor, temb: Tensor) -> Tensor:
-        """x [B in h w], temb [1 or B E] behind its SiLU -> [B out h w]."""
+        """Run the block on x [B in h w], with temb [1 or B E] behind its SiLU: [B out h w]."""
         update = self.conv1(ops.norm_silu(self.norm1, x))
         update = ops.shift(update, self.time_emb_proj(temb))
         update = self.conv2(ops.norm_silu(self.norm2, update))
@@ -81,11 +81,11 @@ class Attention(torch.nn.Module):
         return x.reshape(*x.shape[:2], self.heads, -1)
 
     def context(self, x: Tensor) -> Pair:
-        """[B S in] -> keys and values [B S H D]."""
+        """Return keys and values [B S H D] of [B S in]."""
         return self.split(self.to_k(x)), self.attend.values(self.split(self.to_v(x)))
 
     def forward(self, x: Tensor, normed: Tensor, context: Pair) -> Tensor:
-        """The stream [B L C] and its norm -> the stream with this attention added."""
+        """Add this attention, computed from the norm of the stream, to the stream x [B L C]."""
         k, v = context
         attended = self.attend.result(ops.attention(self.split(self.to_q(normed)), k, v))
         return ops.add_linear(x, self.to_out[0], attended)
@@ -107,7 +107,7 @@ class FeedForward(torch.nn.Module):
         self.net = torch.nn.ModuleList(layers)
 
     def forward(self, x: Tensor, normed: Tensor) -> Tensor:
-        """The stream [B L C] and its norm -> the stream with this added."""
+        """Add the feed-forward of the stream's norm to the stream x [B L C]."""
         return ops.add_linear(x, self.net[2], self.net[0](normed))
 
 
@@ -125,7 +125,7 @@ class TransformerBlock(torch.nn.Module):
         return self.attn2.context(text)
 
     def forward(self, x: Tensor, context: Pair) -> Tensor:
-        """[B L C] and keys and values of the text -> [B L C]."""
+        """Run the block on x [B L C], with keys and values of the text."""
         normed = self.norm1(x)
         x = self.attn1(x, normed, self.attn1.context(normed))
         x = self.attn2(x, self.norm2(x), context)
@@ -173,13 +173,14 @@ class DownBlock(torch.nn.Module):
         return contexts(self.attentions, text)
 
     def forward(self, x: Tensor, temb: Tensor, context: Context) -> list[Tensor]:
-        """[B in h w] -> what is kept of it for the up blocks; the last is the block's result."""
-        kept = []
+        """Return the skips of the block for x [B in h w], which the up blocks join; the last one is the block's
+        result."""
+        skips = []
         for i, resnet in enumerate(self.resnets):
             x = resnet(x, temb)
             x = self.attentions[i](x, context[i]) if context else x
-            kept.append(ops.async_eval(x))
-        return kept + [ops.stream(sampler(x), x.dtype) for sampler in self.downsamplers]
+            skips.append(ops.async_eval(x))
+        return skips + [ops.stream(sampler(x), x.dtype) for sampler in self.downsamplers]
 
 
 class MidBlock(torch.nn.Module):
@@ -206,21 +207,21 @@ class UpBlock(torch.nn.Module):
     def context(self, text: Tensor) -> Context:
         return contexts(self.attentions, text)
 
-    def forward(self, x: Tensor, kept: list[Tensor], temb: Tensor, context: Context) -> Tensor:
-        """[B in h w] -> [B out h' w']. Takes what it joins from the end of `kept`; h' w' are those of what is then
-        last."""
+    def forward(self, x: Tensor, skips: list[Tensor], temb: Tensor, context: Context) -> Tensor:
+        """Run the block: [B in h w] -> [B out h' w']. Takes the states that it joins from the end of `skips`; h' w'
+        are the sides of the state that is then last."""
         for i, resnet in enumerate(self.resnets):
-            x = resnet(images.beside(x, kept.pop()), temb)
+            x = resnet(images.beside(x, skips.pop()), temb)
             x = ops.async_eval(self.attentions[i](x, context[i]) if context else x)
         for sampler in self.upsamplers:
-            x = ops.stream(sampler(images.upsample_like(x, kept[-1])), x.dtype)
+            x = ops.stream(sampler(images.upsample_like(x, skips[-1])), x.dtype)
         return x
 
 
 # Model
 
 
-class UNet(torch.nn.Module):
+class UNetModel(torch.nn.Module):
     def __init__(self, config: UNetConfig, stream: torch.dtype):
         super().__init__()
         self.stream = stream
@@ -236,41 +237,41 @@ class UNet(torch.nn.Module):
         self.conv_out = ops.Conv2d(width, config.out_channels, 3, padding=1)
 
     def context(self, text: Tensor) -> list[Context]:
-        """Keys and values of the text states [B S in] in every block; the same in every step."""
+        """Return keys and values of the text states [B S in] in every block; the same in every step."""
         return contexts([*self.down_blocks, self.mid_block, *self.up_blocks], text)
 
     def forward(
         self, latents: Tensor, features: Tensor, context: list[Context], addition: Tensor | None = None
     ) -> Tensor:
-        """Latents [B in h w] and sinusoids of the time [1 or B, C] -> prediction [B out h w].
+        """Predict [B out h w] for latents [B in h w] and sinusoids of the time [1 or B, C].
 
-        context: of `self.context`; addition [B A]: pooled text and the sinusoids of the sizes, for SDXL.
+        context: from `self.context`; addition [B A]: pooled text and the sinusoids of the sizes, for SDXL.
         """
-        kept, temb = self.begin(latents, features, context, addition)
-        return self.end(self.deep(kept, temb, context), kept, temb, context)
+        skips, temb = self.begin(latents, features, context, addition)
+        return self.end(self.deep(skips, temb, context), skips, temb, context)
 
     def begin(
         self, latents: Tensor, features: Tensor, context: list[Context], addition: Tensor | None
     ) -> tuple[list[Tensor], Tensor]:
-        """What is kept for the up blocks of conv_in and the first down block, and the time's embedding [1 or B, T]."""
+        """Return the skips of conv_in and of the first down block, and the time's embedding [1 or B, T]."""
         temb = self.time_embedding(features)
         temb = ops.silu(temb if addition is None else ops.add(temb, self.add_embedding(addition)))
         keys, _ = context[len(self.down_blocks)][0][0]  # in the dtype of most convolutions
         x = ops.stream(self.conv_in(images.laid_out(latents, keys.dtype)), self.stream)
         return [x, *self.down_blocks[0](x, temb, context[0])], temb
 
-    def deep(self, kept: list[Tensor], temb: Tensor, context: list[Context]) -> Tensor:
-        """What goes into the last up block. Takes what it joins from the end of `kept`."""
+    def deep(self, skips: list[Tensor], temb: Tensor, context: list[Context]) -> Tensor:
+        """Return the input of the last up block. Takes the states that it joins from the end of `skips`."""
         count = len(self.down_blocks)
         for block, pairs in zip(list(self.down_blocks)[1:], context[1:count], strict=True):
-            kept += block(kept[-1], temb, pairs)
-        x = self.mid_block(kept[-1], temb, context[count])
+            skips += block(skips[-1], temb, pairs)
+        x = self.mid_block(skips[-1], temb, context[count])
         for block, pairs in zip(list(self.up_blocks)[:-1], context[count + 1 : -1], strict=True):
-            x = block(x, kept, temb, pairs)
+            x = block(x, skips, temb, pairs)
         return x
 
-    def end(self, x: Tensor, kept: list[Tensor], temb: Tensor, context: list[Context]) -> Tensor:
-        x = self.up_blocks[-1](x, kept, temb, context[-1])
+    def end(self, x: Tensor, skips: list[Tensor], temb: Tensor, context: list[Context]) -> Tensor:
+        x = self.up_blocks[-1](x, skips, temb, context[-1])
         return self.conv_out(ops.norm_silu(self.conv_norm_out, x))
 
 
@@ -286,10 +287,11 @@ class Condition:
 
 @dataclass(frozen=True)
 class Begun:
-    """A call behind the first down block, whose update `change` [B C h w] says how much what is deeper may differ."""
+    """A call that has run the first down block. Its update `change` [B C h w] indicates how far the deeper blocks'
+    results may differ."""
 
     change: Tensor
-    kept: list[Tensor]
+    skips: list[Tensor]
     temb: Tensor
     condition: Condition
 
@@ -300,35 +302,36 @@ class Component:
         self.device = device
         stream = ops.DTYPES[precision.residual_dtype("transformer")]
         self.dtype = ops.DTYPES[precision.compute_dtype("transformer")]
-        self.model = load.empty(lambda: UNet(config, stream), precision, "transformer")
+        self.model = load.empty(lambda: UNetModel(config, stream), precision, "transformer")
         load.fill(self.model, plan.when(ALWAYS), device)
 
     @ops.computes
     def condition(self, texts: NumpyArray, addition: NumpyArray | None) -> Condition:
-        """Text states [B S C]; pooled text and sinusoids of the sizes [B A]."""
+        """Return the condition for text states [B S C], and pooled text and sinusoids of the sizes [B A]."""
         extra = None if addition is None else ops.table(addition, self.dtype, self.device)
         return Condition(self.model.context(ops.table(texts, self.dtype, self.device)), extra, len(texts))
 
     @ops.computes
     def predict(self, latents: Tensor, features: NumpyArray, condition: Condition) -> Tensor:
-        """Latents and prediction in the order of the pipeline, [1 C, h, w] -> [B 4, h, w]."""
+        """Predict [B 4, h, w] for latents [1 C, h, w], both in the order of the pipeline."""
         x = images.from_bchw(ops.repeated(latents, condition.branches))
-        made = self.model(x, ops.table(features, self.dtype, self.device), condition.context, condition.addition)
-        return images.to_bchw(ops.at_least_float32(made))
+        prediction = self.model(x, ops.table(features, self.dtype, self.device), condition.context, condition.addition)
+        return images.to_bchw(ops.at_least_float32(prediction))
 
     @ops.computes
     def begin(self, latents: Tensor, features: NumpyArray, condition: Condition) -> Begun:
         x = images.from_bchw(ops.repeated(latents, condition.branches))
         rows = ops.table(features, self.dtype, self.device)
-        kept, temb = self.model.begin(x, rows, condition.context, condition.addition)
+        skips, temb = self.model.begin(x, rows, condition.context, condition.addition)
         last = len(self.config.down[0].resnets)
-        return Begun(images.to_bchw(kept[last] - kept[0]), kept, temb, condition)
+        return Begun(images.to_bchw(skips[last] - skips[0]), skips, temb, condition)
 
     @ops.computes
     def end(self, begun: Begun, deep: Tensor | None = None) -> Pair:
-        """The prediction, and what went into the last up block, now or (`deep`) before."""
-        kept, context = list(begun.kept), begun.condition.context
+        """Finish a call. Return the prediction and the input of the last up block; `deep` is that input from an
+        earlier call, and replaces running the deeper blocks."""
+        skips, context = list(begun.skips), begun.condition.context
         if deep is None:
-            deep = self.model.deep(kept, begun.temb, context)
-        made = self.model.end(deep, kept[: len(self.config.up[-1].resnets)], begun.temb, context)
-        return images.to_bchw(ops.at_least_float32(made)), deep
+            deep = self.model.deep(skips, begun.temb, context)
+        prediction = self.model.end(deep, skips[: len(self.config.up[-1].resnets)], begun.temb, context)
+        return images.to_bchw(ops.at_least_float32(prediction)), deep

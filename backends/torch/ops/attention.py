@@ -1,4 +1,4 @@
-"""Attention, in chunks of queries where the scores of all pairs would take too much memory."""
+"""Attention, computed in chunks of queries where the scores of all pairs would take too much memory."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ SCORE_BYTES = 2**28  # attention runs over chunks of queries whose scores take a
 
 @contextmanager
 def attention_order() -> Iterator[None]:
-    """Within it a Hopper card takes cuDNN's attention where that has a kernel, then flash attention: torch's own order
-    puts cuDNN first only with some of its versions. By others' measurements cuDNN is 1.7 to 2.3 times as fast there as
-    flash attention 2, which is what torch has, and slower on Ampere; not measured here."""
+    """Prefer cuDNN's attention on a Hopper card while the context is open, then flash attention.
+
+    By others' measurements cuDNN is 1.7 to 2.3 times as fast there as flash attention 2, which is what torch has, and
+    slower on Ampere; not measured here. Torch's own order puts cuDNN first only in some of its versions.
+    """
     if not (torch.cuda.is_initialized() and _is_hopper()):
         yield
         return
@@ -38,7 +40,7 @@ def _is_hopper() -> bool:
 
 
 def attention_kernel(device: torch.device) -> str:
-    """Torch's name for what computes attention over heads of 128 in bfloat16."""
+    """Return torch's name of the kernel that computes attention over heads of 128 in bfloat16."""
     from torch.nn.attention import SDPBackend
 
     q = torch.zeros(1, 1, 128, 128, dtype=torch.bfloat16, device=device)
@@ -48,9 +50,9 @@ def attention_kernel(device: torch.device) -> str:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-    """softmax(q k^T / sqrt(D)) v for q [B L H D] and k, v [B S Hk D] -> [B L H*D] in v's dtype.
+    """Return softmax(q k^T / sqrt(D)) v for q [B L H D] and k, v [B S Hk D] -> [B L H*D], in v's dtype.
 
-    torch's kernels keep scores and softmax in float32. `mask` [B 1 1 S] is True where a key counts. Fewer key heads
+    Torch's kernels keep scores and softmax in float32. `mask` [B 1 1 S] is True where a key counts. Fewer key heads
     than query heads are shared.
     """
     q, k, v = (x.to(v.dtype).transpose(1, 2) for x in (q, k, v))
@@ -60,24 +62,24 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causa
 
 
 class Attend(torch.nn.Module):
-    """What an attention computes in, where that is another dtype than its values': no weights."""
+    """The dtype in which an attention computes, where it differs from the dtype of its values. Holds no weights."""
 
     path = ""
     compute: Compute | None = None
 
     def values(self, v: Tensor) -> Tensor:
-        """As `attention` is to take them, in the dtype that it then computes in."""
+        """Return the values as `attention` takes them: scaled, in the dtype in which it computes."""
         if self.compute is None:
             return v
         return (at_least_float32(v) * self.compute.scale).to(DTYPES[self.compute.dtype])
 
     def result(self, out: Tensor) -> Tensor:
-        """What `attention` made of such values, scaled back in float32."""
+        """Return the result of `attention` on such values, scaled back in float32."""
         return out if self.compute is None else at_least_float32(out) / self.compute.scale
 
 
 def spatial_attention(qkv: Tensor) -> Tensor:
-    """Single-head attention over all pixels: [B 3C h w] -> [B C h w]."""
+    """Compute single-head attention over all pixels: [B 3C h w] -> [B C h w]."""
     B, _, h, w = qkv.shape
     # [B L C], channels last in memory: a condition of the kernels that keep no scores at all
     q, k, v = qkv.flatten(2).transpose(1, 2).contiguous().chunk(3, dim=-1)
@@ -85,7 +87,8 @@ def spatial_attention(qkv: Tensor) -> Tensor:
 
 
 def single_head_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """[B L C] each -> [B L C], in chunks of queries so that the scores of all pairs are never in memory."""
+    """Compute attention [B L C] each -> [B L C] in chunks of queries, so that memory never holds the scores of all
+    pairs."""
     q, k, v = q[:, None], k[:, None], v[:, None]
     rows = max(1, SCORE_BYTES // (4 * k.shape[2]))
     parts = [F.scaled_dot_product_attention(chunk, k, v) for chunk in q.split(rows, dim=2)]

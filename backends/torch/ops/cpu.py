@@ -1,4 +1,4 @@
-"""What torch does not find out by itself about a CPU: threads, instructions for 16 bit, the order of weights."""
+"""CPU settings that torch does not find by itself: threads, 16-bit instructions, the memory order of weights."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ C = TypeVar("C", bound=HasModel)
 
 
 def computes(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, P], R]:
-    """A method of a component that runs its model: without gradients, and on one thread where the model is small.
+    """Wrap a component's method that runs its model: no gradients, and one thread for a small model.
 
-    An operation of a small model is over before a second thread has woken up for its half. On a machine that does
-    other work too, every operation then waits for the thread that comes last, thousands of times in a picture.
+    An operation of a small model ends before a second thread has woken up for its half. On a busy machine every
+    operation would then wait for the slowest thread, thousands of times in an image.
     """
 
     @wraps(method)
@@ -44,27 +44,30 @@ def computes(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, 
 
 @contextmanager
 def computing(small: bool) -> Iterator[None]:
-    """Within it a model computes, a small one on one thread."""
+    """Run models without gradients while the context is open, a `small` one on one thread."""
     threads = torch.get_num_threads()
-    alone = threads > 1 and small
-    if alone:
+    single = threads > 1 and small
+    if single:
         torch.set_num_threads(1)
     try:
         with torch.inference_mode(), attention_order():
             yield
     finally:
-        if alone:
+        if single:
             torch.set_num_threads(threads)
 
 
 def _is_small(model: torch.nn.Module) -> bool:
-    """Stops counting where it is large, which is soon: this is asked at every step."""
+    """Return whether the model has fewer than SMALL parameters.
+
+    Counting stops at the limit, since every step asks this.
+    """
     return all(count < SMALL for count in accumulate(p.numel() for p in model.parameters()))
 
 
 def multiplies(dtype: torch.dtype, device: str) -> bool:
-    """Whether the device has instructions for products in `dtype`. A CPU without them takes torch up to several times
-    as long as for float32."""
+    """Return whether the device has instructions for products in `dtype`. Without them a CPU takes torch up to
+    several times as long as for float32."""
     return _multiplies(dtype, device)
 
 
@@ -77,16 +80,16 @@ def _multiplies(dtype: torch.dtype, device: str) -> bool:
     if dtype == torch.bfloat16 and platform.machine().lower() in ("x86_64", "amd64"):
         # oneDNN says yes to any AVX-512, and then emulates bfloat16 in two to three times the time of float32
         return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    known = torch.ops.mkldnn
-    return known._is_mkldnn_bf16_supported() if dtype == torch.bfloat16 else known._is_mkldnn_fp16_supported()
+    mkldnn = torch.ops.mkldnn
+    return mkldnn._is_mkldnn_bf16_supported() if dtype == torch.bfloat16 else mkldnn._is_mkldnn_fp16_supported()
 
 
 def laid_out(weight: Tensor, device: str) -> Tensor:
-    """A weight in the order in memory that the instructions of a kind of device for its dtype take.
+    """Return `weight` in the memory order that the device's instructions for its dtype take.
 
-    Convolutions in 16 bit take channels last; of weights in another order they make a copy at every call.
+    Convolutions in 16 bit take channels last; they copy weights of another order at every call.
     """
-    sixteen = weight.dtype in (torch.bfloat16, torch.float16)
-    if weight.ndim == 4 and sixteen and multiplies(weight.dtype, device):
+    is_16_bit = weight.dtype in (torch.bfloat16, torch.float16)
+    if weight.ndim == 4 and is_16_bit and multiplies(weight.dtype, device):
         return weight.contiguous(memory_format=torch.channels_last)
     return weight

@@ -1,4 +1,4 @@
-"""What crosses between the arguments of a block and numpy, for traces."""
+"""Conversion of a block's arguments and results to numpy and back, for traces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qwenimg.common.runtime.traced import Dtype, Tree, Values
 
 
 def outward(value: Any, image: bool) -> Tree:
-    """An argument or a result as numpy has it; an array of four axes that is an `image` as [B C h w]."""
+    """Return an argument or a result as numpy has it; a 4-D array of an `image` as [B C h w]."""
     if isinstance(value, (tuple, list)):
         return tuple(outward(part, image) for part in value)
     if isinstance(value, torch.dtype):
@@ -30,7 +30,7 @@ def outward(value: Any, image: bool) -> Tree:
 
 
 def inward(tree: Tree, image: bool, device: torch.device, wide: torch.dtype | None) -> Any:
-    """The same on the device; what is a floating number in the dtype `wide` where one is given."""
+    """Return `tree`, made by `outward`, on the device. `wide`, if given, replaces the dtype of floating numbers."""
     if isinstance(tree, tuple):
         return tuple(inward(part, image, device, wide) for part in tree)
     if isinstance(tree, Dtype):

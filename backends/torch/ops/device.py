@@ -1,4 +1,4 @@
-"""What crosses between numpy and the device, and when it is computed."""
+"""Transfer of arrays between numpy and the device, and the time at which they are computed."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ T = TypeVar("T")
 
 
 def table(values: np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Numbers that were made in numpy, float32 on the device, or float64 where that is the component's dtype."""
+    """Return numbers made in numpy on the device, in float32, or in float64 if that is the component's `dtype`."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     return torch.from_numpy(values).to(device=device, dtype=wide)
 
 
 def placed(values: np.ndarray | Sequence[Any], device: torch.device) -> Tensor:
-    """Indices or truth values, as they are."""
+    """Return indices or truth values on the device, in their own dtype."""
     return torch.tensor(values, device=device)
 
 
 def numpy(x: Tensor) -> np.ndarray:
-    """float32, or float64 where that is what it is."""
+    """Return x as a numpy array in float32, or in float64 if that is its dtype."""
     return at_least_float32(x).cpu().numpy()
 
 
 def async_eval(x: Tensor) -> Tensor:
-    """Nothing here; MLX hands what led to x to the device."""
+    """Return x. On MLX this starts the computation of x."""
     return x
 
 
 def eval(x: T) -> T:
-    """Nothing here; MLX evaluates, so that what led to x can be freed."""
+    """Return x. On MLX this evaluates x, so that its inputs can be freed."""
     return x
 
 
 def away(x: Tensor) -> Tensor:
-    """A copy of x, which may be a part of a larger array, in the memory of the host."""
+    """Return a copy of x, which may be part of a larger array, in the host's memory."""
     return x.clone() if x.device.type == "cpu" else x.cpu()
 
 
 def here(x: Tensor, like: Tensor) -> Tensor:
-    """x where `like` is."""
+    """Return x on the device of `like`."""
     return x.to(like.device)

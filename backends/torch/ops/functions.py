@@ -1,4 +1,4 @@
-"""Functions of the models: dtypes, streams, modulation, RoPE, activations, guidance."""
+"""Functions of the models: dtypes, residual streams, modulation, RoPE, activations, guidance."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat1
 
 
 def in_place(x: Tensor) -> bool:
-    """Whether `x`, a result that nobody reads again, may be written over: not where gradients or an observer need it. A
-    compiler sees to that by itself, so it is not counted for one either (on the meta device)."""
+    """Return whether `x`, a result that is not read again, may be overwritten: not while gradients or an observer need
+    it.
+
+    A compiler overwrites by itself, so none is done while compiling, nor when kernels are counted (on the meta device).
+    """
     return not (x.is_meta or torch.is_grad_enabled() or torch.compiler.is_compiling() or observed())
 
 
@@ -25,23 +28,23 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 def pad_tokens(x: Tensor, length: int) -> Tensor:
-    """[B S C] -> [B length C] with zeros at the end."""
+    """Pad [B S C] with zeros at the end to [B length C]."""
     return F.pad(x, (0, 0, 0, length - x.shape[1]))
 
 
 def repeated(x: Tensor, count: int) -> Tensor:
-    """A batch of one as a batch of `count`, without a copy."""
+    """Repeat a batch of one `count` times, without a copy."""
     return x.expand(count, *x.shape[1:])
 
 
 def stream(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The start of a residual stream in the dtype that the policy gives it."""
+    """Cast the start of a residual stream to the dtype that the policy gives it."""
     return x.to(dtype)
 
 
 def norm_modulate(x: Tensor, shift: Tensor, scale: Tensor, dtype: torch.dtype, eps: float) -> Tensor:
-    """LayerNorm(x) * (1 + scale) + shift for x [B L C], in the wider dtype of stream and modulation, cast to `dtype`
-    once at the end."""
+    """Return LayerNorm(x) * (1 + scale) + shift for x [B L C], computed in the wider dtype of stream and modulation,
+    and cast to `dtype` once at the end."""
     if scale.shape[:2] == (1, 1) and scale.dtype == x.dtype:  # the same for all tokens: the norm's own gain and bias
         result = F.layer_norm(x, x.shape[-1:], 1 + scale[0, 0], shift[0, 0], eps)
     else:
@@ -50,67 +53,70 @@ def norm_modulate(x: Tensor, shift: Tensor, scale: Tensor, dtype: torch.dtype, e
 
 
 def gated(x: Tensor, gate: Tensor, update: Tensor) -> Tensor:
-    """x + gate * update in x's dtype."""
-    return seen("gated", "", torch.addcmul(x, gate.to(x.dtype), _beside(update, x)))
+    """Return x + gate * update in x's dtype."""
+    return seen("gated", "", torch.addcmul(x, gate.to(x.dtype), _castable(update, x)))
 
 
 def add(x: Tensor, update: Tensor) -> Tensor:
-    """x + update in x's dtype."""
-    return seen("add", "", x + _beside(update, x))
+    """Return x + update in x's dtype."""
+    return seen("add", "", x + _castable(update, x))
 
 
 def residual(x: Tensor, update: Tensor) -> Tensor:
-    """The same, where nobody reads `update` again: its memory takes the sum where it can. New memory costs a CPU more
-    than adding."""
+    """Return x + update in x's dtype, in the memory of `update` where possible. The caller does not read `update`
+    again.
+
+    New memory costs a CPU more than the addition.
+    """
     alike = update.dtype == x.dtype and update.shape == x.shape and update.stride() == x.stride()
     return seen("add", "", update.add_(x)) if alike and in_place(update) else add(x, update)
 
 
-def _beside(update: Tensor, x: Tensor) -> Tensor:
-    """`update` as an operation with x takes it so that x's dtype comes out: a narrower one as it is, without a pass of
-    its own."""
+def _castable(update: Tensor, x: Tensor) -> Tensor:
+    """Return `update` in a dtype whose sum with x has x's dtype. A narrower `update` stays as it is, without a pass
+    to cast it."""
     return update if torch.promote_types(update.dtype, x.dtype) == x.dtype else update.to(x.dtype)
 
 
 def joined(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
-    """[B S ...] and [B L ...] as [B S+L ...] in `dtype`, cast on the way."""
+    """Concatenate [B S ...] and [B L ...] to [B S+L ...] in `dtype`, casting on the way."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return torch.cat((first.to(dtype), second.to(dtype)), dim=1)
     S = first.shape[1]
-    both = first.new_empty((first.shape[0], S + second.shape[1], *first.shape[2:]), dtype=dtype)
-    both[:, :S] = first
-    both[:, S:] = second
-    return both
+    result = first.new_empty((first.shape[0], S + second.shape[1], *first.shape[2:]), dtype=dtype)
+    result[:, :S] = first
+    result[:, S:] = second
+    return result
 
 
 def chunks(modulation: Tensor, count: int, index: Tensor | None) -> tuple[Tensor, ...]:
-    """`count` vectors out of modulation rows [R count*C]: each [R 1 C] (R is 1, or the batch), or [1 L C] when
+    """Split modulation rows [R count*C] into `count` vectors: each [R 1 C] (R is 1 or the batch), or [1 L C] when
     `index` [L] gives each token its row."""
     parts = modulation.chunk(count, dim=-1)
     return tuple(part[:, None] if index is None else part[index][None] for part in parts)
 
 
-def turns(cos: Tensor, sin: Tensor) -> Tensor:
-    """The tables [L D/2] of `rotate_pairs` as [L 1 D/2 2], made once for a run."""
+def rope_freqs(cos: Tensor, sin: Tensor) -> Tensor:
+    """Stack the tables [L D/2] of `rotate_pairs` to [L 1 D/2 2], once for a run."""
     return torch.stack((cos, sin), dim=-1)[:, None]
 
 
-def rotate_pairs(x: Tensor, turns: Tensor, dtype: torch.dtype) -> Tensor:
-    """RoPE on adjacent pairs: x [B L H D]; float32 in and out. The cast to `dtype` would be a pass of its own here:
-    it is left to `joined`, which copies anyway.
+def rotate_pairs(x: Tensor, freqs: Tensor, dtype: torch.dtype) -> Tensor:
+    """Apply RoPE to adjacent pairs of x [B L H D]; float32 in and out. A cast to `dtype` would be one more pass here:
+    `joined`, which copies anyway, does it.
 
     A pair (a, b) turns into (a cos - b sin, a sin + b cos): the product of two complex numbers, in one pass. A compiler
     knows real numbers only.
     """
     pairs = x.unflatten(-1, (-1, 2))
     if torch.compiler.is_compiling():
-        (a, b), (cos, sin) = pairs.unbind(-1), turns.unbind(-1)
+        (a, b), (cos, sin) = pairs.unbind(-1), freqs.unbind(-1)
         return torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)
-    return torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(turns)).flatten(-2)
+    return torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(freqs)).flatten(-2)
 
 
 def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE on the two halves of the head: x [B L H D], tables [L D/2]; in float32, and float32 out."""
+    """Apply RoPE to the two halves of each head of x [B L H D], tables [L D/2]; in float32, and float32 out."""
     low, high = at_least_float32(x).chunk(2, dim=-1)
     cos, sin = cos[:, None], sin[:, None]
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
@@ -121,62 +127,63 @@ def silu(x: Tensor) -> Tensor:
 
 
 def norm_silu(norm: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """SiLU of a norm of x, in the memory of the norm's result."""
+    """Return SiLU of a norm of x, in the memory of the norm's result."""
     normed = norm(x)
     return F.silu(normed, inplace=in_place(normed))
 
 
 def swiglu(gate: Tensor, values: Tensor) -> Tensor:
-    """`values` times SiLU of `gate` (N. Shazeer, "GLU Variants Improve Transformer", 2020), neither of which is read
+    """Return `values` times SiLU of `gate` (N. Shazeer, "GLU Variants Improve Transformer", 2020). Neither is read
     again."""
     return F.silu(gate, inplace=True).mul_(values) if in_place(gate) else F.silu(gate) * values
 
 
 def gelu(x: Tensor) -> Tensor:
-    """GELU by its tanh approximation."""
+    """Return GELU by its tanh approximation."""
     return F.gelu(x, approximate="tanh")
 
 
 def gelu_erf(x: Tensor) -> Tensor:
-    """GELU as it is defined, by the error function."""
+    """Return GELU by its definition with the error function."""
     return F.gelu(x)
 
 
 def quick_gelu(x: Tensor) -> Tensor:
-    """x sigmoid(1.702 x), an approximation of GELU (D. Hendrycks, K. Gimpel, "Gaussian Error Linear Units", 2016)."""
+    """Return x sigmoid(1.702 x), an approximation of GELU (D. Hendrycks, K. Gimpel, "Gaussian Error Linear Units",
+    2016)."""
     wide = at_least_float32(x)
     return (wide * torch.sigmoid(1.702 * wide)).to(x.dtype)
 
 
 def geglu(x: Tensor) -> Tensor:
-    """[... 2C] -> [... C]: the first half times GELU of the second (N. Shazeer, "GLU Variants Improve Transformer",
-    2020)."""
+    """Return the first half of x [... 2C] times GELU of the second, [... C] (N. Shazeer, "GLU Variants Improve
+    Transformer", 2020)."""
     values, gate = x.chunk(2, dim=-1)
     gate = F.gelu(gate)
     return seen("geglu", "", gate.mul_(values) if in_place(gate) else values * gate)
 
 
 def shift(x: Tensor, rows: Tensor) -> Tensor:
-    """An image [B C h w], which is not read again, and a number per channel [1 or B, C], in the image's dtype."""
+    """Add a number per channel [1 or B, C] to an image [B C h w], in the image's dtype. The image is not read again."""
     rows = rows.to(x.dtype)[:, :, None, None]
     return seen("shift", "", x.add_(rows) if in_place(x) else x + rows)
 
 
 def pad_right_bottom(x: Tensor) -> Tensor:
-    """One row and one column of zeros, below and to the right."""
+    """Pad an image with one row of zeros below and one column to the right."""
     return F.pad(x, (0, 1, 0, 1))
 
 
 def guide(conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:
-    """u + scale (c - u), each token [C] rescaled to the length of c, in float32."""
+    """Return u + scale (c - u) with each token [C] rescaled to the length of c, in float32."""
     c, u = at_least_float32(conditional), at_least_float32(unconditional)
     combined = u + scale * (c - u)
     return combined * (_length(c) / _length(combined))
 
 
 def rescale(guided: Tensor, conditional: Tensor, share: float) -> Tensor:
-    """`guided` with its deviation moved by `share` towards that of `conditional`, both [B C h w], in float32 (S. Lin et
-    al., "Common Diffusion Noise Schedules and Sample Steps are Flawed", 2023)."""
+    """Return `guided` with its standard deviation moved by `share` towards that of `conditional`, both [B C h w], in
+    float32 (S. Lin et al., "Common Diffusion Noise Schedules and Sample Steps are Flawed", 2023)."""
     g, c = at_least_float32(guided), at_least_float32(conditional)
     ratio = torch.std(c, dim=(1, 2, 3), keepdim=True) / torch.std(g, dim=(1, 2, 3), keepdim=True)
     return g * (share * ratio + (1 - share))
@@ -187,8 +194,8 @@ def _length(x: Tensor) -> Tensor:
 
 
 def product_seconds(side: int, dtype: torch.dtype, device: torch.device) -> float:
-    """Of one product of two matrices side x side."""
+    """Return the seconds of one product of two matrices side x side."""
     x = torch.ones((side, side), dtype=dtype, device=device)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     torch.matmul(x, x)[0, 0].item()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""Images and their tokens: data is moved here, never computed or cast. Images are [B C h w].
+"""Images and their tokens: functions that move data, and neither compute nor cast. Images are [B C h w].
 
 B batch, L tokens, C channels.
 """
@@ -16,57 +16,59 @@ Image = TypeVar("Image", Tensor, np.ndarray)
 
 
 def from_bchw(x: Image) -> Image:
-    """Nothing here: the order outside of the networks, [B C h w], is this backend's own."""
+    """Return x. The order outside of the networks, [B C h w], is this backend's own."""
     return x
 
 
 def to_bchw(x: Image) -> Image:
-    """Nothing here, as above."""
+    """Return x, as `from_bchw` does."""
     return x
 
 
 def upsample(x: Tensor) -> Tensor:
-    """Each pixel four times: [B C h w] -> [B C 2h 2w]."""
+    """Repeat each pixel in both directions: [B C h w] -> [B C 2h 2w]."""
     return F.interpolate(x, scale_factor=2.0, mode="nearest-exact")
 
 
-def upsample_like(x: Tensor, kept: Tensor) -> Tensor:
-    """Each pixel four times, without the last row or column where the sides of `kept` are odd."""
-    return F.interpolate(x, size=kept.shape[2:], mode="nearest")
+def upsample_like(x: Tensor, like: Tensor) -> Tensor:
+    """Repeat each pixel in both directions; drop the last row or column where the sides of `like` are odd."""
+    return F.interpolate(x, size=like.shape[2:], mode="nearest")
 
 
 def laid_out(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The image as convolutions in `dtype` want it in memory: channels last where that is 16 bit. In float32 a CPU
-    would spend more on laying out wide weights for it (measured 1.5 to 1.8 times the whole convolution at 16x16 and
-    8x8)."""
+    """Return the image in the memory order that convolutions in `dtype` take: channels last in 16 bit.
+
+    In float32 a CPU would spend more on laying out wide weights for it (measured 1.5 to 1.8 times the whole convolution
+    at 16x16 and 8x8).
+    """
     return x.contiguous(memory_format=torch.channels_last) if dtype.itemsize == 2 else x
 
 
 def tokens(x: Tensor) -> Tensor:
-    """An image [B C h w] as tokens [B L C]."""
+    """Return an image [B C h w] as tokens [B L C]."""
     return x.flatten(2).transpose(1, 2)
 
 
 def image(x: Tensor, like: Tensor) -> Tensor:
-    """Tokens [B L C] as an image [B C h w] of the sides of `like`."""
+    """Return tokens [B L C] as an image [B C h w] with the sides of `like`."""
     return x.unflatten(1, like.shape[2:]).permute(0, 3, 1, 2)
 
 
-def beside(x: Tensor, kept: Tensor) -> Tensor:
-    """The channels of two images in one."""
-    return torch.cat((x, kept), dim=1)
+def beside(x: Tensor, other: Tensor) -> Tensor:
+    """Concatenate the channels of two images."""
+    return torch.cat((x, other), dim=1)
 
 
 def height(x: Tensor) -> int:
-    """Return how many rows an image has."""
+    """Return the number of rows of an image."""
     return x.shape[2]
 
 
 def window(x: Tensor, rows: slice, columns: slice) -> Tensor:
-    """A rectangle of an image [B C h w]."""
+    """Return a rectangle of an image [B C h w]."""
     return x[:, :, rows, columns]
 
 
 def rows_joined(bands: list[Tensor]) -> Tensor:
-    """Images below each other in one: [B C h_i w] -> [B C h w]."""
+    """Concatenate images below each other: [B C h_i w] -> [B C h w]."""
     return bands[0] if len(bands) == 1 else torch.cat(bands, dim=2)

@@ -17,30 +17,32 @@ from qwenimg.common.numbers.moments import Moments, moments
 from qwenimg.common.precision.precision import Compute
 from qwenimg.common.runtime.observers import seen
 
-WIDE_VALUES = 2**21  # of a linear layer's weight that are widened at once
-# Bytes of a convolution's weight that torch's library for a CPU lays out at once: what was fastest
+WIDE_VALUES = 2**21  # values of a linear layer's weight that are widened at once
+# Bytes of a convolution's weight that oneDNN lays out at once: the fastest sizes measured
 LAID_OUT = {torch.float32: 2**24, torch.bfloat16: 2**25, torch.float16: 2**25}
-WIDE_IMAGE = 2**25  # values of an image: a larger one is not widened, for its memory
+WIDE_IMAGE = 2**25  # values of an image: a larger one is not widened, to save memory
 
 
 def _wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The same product: sums in float32, rounded once. A part of the weight at a time is widened, so that it stays in
-    the cache."""
+    """Return the linear layer's result with sums in float32, rounded once.
+
+    One part of the weight at a time is widened, so that it stays in the cache.
+    """
     wide = x.float()
     parts = _rows(weight, bias, max(1, WIDE_VALUES // weight.shape[1]))
-    made = [F.linear(wide, part.float(), None if b is None else b.float()).to(x.dtype) for part, b in parts]
-    return torch.cat(made, dim=-1)
+    outputs = [F.linear(wide, part.float(), None if b is None else b.float()).to(x.dtype) for part, b in parts]
+    return torch.cat(outputs, dim=-1)
 
 
 def _rows(weight: Tensor, bias: Tensor | None, count: int) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """`count` outputs of a layer at a time."""
+    """Split a layer's weight and bias into parts of `count` outputs."""
     weights = weight.split(count)
     return zip(weights, [None] * len(weights) if bias is None else bias.split(count), strict=True)
 
 
 def _scaled(compute: Compute, product: Callable[..., Tensor], x: Tensor, layer: Linear | Conv2d) -> Tensor:
-    """`product` of `compute.scale` times x with the layer's weight in `compute.dtype`, scaled back in float32; its bias
-    added there."""
+    """Return `product` of `compute.scale` times x with the layer's weight in `compute.dtype`, scaled back in
+    float32, where the bias is added."""
     dtype = DTYPES[compute.dtype]
     y = product((at_least_float32(x) * compute.scale).to(dtype), layer.weight.to(dtype), None)
     y = at_least_float32(y) / compute.scale
@@ -51,19 +53,19 @@ def _scaled(compute: Compute, product: Callable[..., Tensor], x: Tensor, layer: 
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`F.linear`, also where the rows of a batch [B L C] are parts of longer ones: there torch would add the bias by a
-    pass of its own, and round twice."""
+    """Return `F.linear`, without a second rounding where the rows of a batch [B L C] are parts of longer ones: there
+    torch would add the bias in a pass of its own."""
     parts = x.ndim == 3 and not x.is_contiguous() and x[0].is_contiguous()
     if bias is None or not parts or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return F.linear(x, weight, bias)
     return _linear_into(x.new_empty((*x.shape[:2], weight.shape[0])), x, weight, bias)
 
 
-def _linear_into(made: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """`made` [B L C'], with the layer's result for x [B L C] in it: a product for each row of the batch."""
-    for row, out in zip(x, made, strict=True):
-        torch.addmm(bias, row, weight.t(), out=out)
-    return made
+def _linear_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Write the layer's result for x [B L C] into `out` [B L C'], one product for each row of the batch."""
+    for row, result in zip(x, out, strict=True):
+        torch.addmm(bias, row, weight.t(), out=result)
+    return out
 
 
 def _product(x: Tensor) -> Callable[..., Tensor]:
@@ -71,7 +73,7 @@ def _product(x: Tensor) -> Callable[..., Tensor]:
 
 
 class Blank:
-    """A layer of torch that gets no first values where it has no memory for them: they take longer than the layer."""
+    """A torch layer that skips first values where it has no memory for them: they take longer than the layer."""
 
     weight: Tensor
 
@@ -83,20 +85,22 @@ class Blank:
 class Linear(Blank, torch.nn.Linear):
     path = ""
     compute: Compute | None = None
-    branch: tuple[Tensor, Tensor] | None = None  # down [R in] and up [out R] of LoRAs, in the layer's dtype
+    branch: tuple[Tensor, Tensor] | None = None  # LoRAs: down [R in] and up [out R], in the layer's dtype
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the layer takes, computes in and gives; float32 where it computes in its own way."""
+        """The dtype of the layer's input, product and output; float32 where `compute` names another one for the
+        product."""
         return self.weight.dtype if self.compute is None else torch.float32
 
     @property
     def plain(self) -> bool:
-        """Whether it is a product in its dtype with a bias, and nothing beside."""
+        """True if the layer is one product in its dtype with a bias: no LoRA branch, no other dtype."""
         return self.compute is None and self.branch is None and self.bias is not None
 
     def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """[... in] -> [... out] in the layer's dtype; [B L in] into `out` where that is given and there is a bias."""
+        """Return the layer's result [... in] -> [... out] in its dtype. A layer with a bias writes x [B L in] into
+        `out` if given."""
         if self.compute is not None:
             wide = not multiplies(DTYPES[self.compute.dtype], x.device.type)
             y = _scaled(self.compute, _wide_linear if wide else F.linear, x, self)
@@ -105,16 +109,19 @@ class Linear(Blank, torch.nn.Linear):
         else:
             x = x.to(self.dtype)
             y = _product(x)(x, self.weight, self.bias)
-        return seen("linear", self.path, y if self.branch is None else y + self._beside(x.to(self.dtype), *self.branch))
+        return seen(
+            "linear", self.path, y if self.branch is None else y + self._branch_of(x.to(self.dtype), *self.branch)
+        )
 
-    def _beside(self, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
-        """[... in], [R in], [out R] -> [... out], in the layer's dtype."""
+    def _branch_of(self, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
+        """Return the LoRA branch of x: [... in], [R in], [out R] -> [... out], in the layer's dtype."""
         product = _product(x)
         return product(product(x, down, None), up, None)
 
 
 class Embedding(torch.nn.Module):
-    """torch.nn.Embedding without its first values: on the meta device these import torch._dynamo, 800 modules."""
+    """An embedding without torch.nn.Embedding's first values: on the meta device these import torch._dynamo, 800
+    modules."""
 
     path = ""
 
@@ -135,7 +142,7 @@ class RMSNorm(torch.nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """x / rms(x) * weight over the last axis, in float32, and float32 out."""
+        """Return x / rms(x) * weight over the last axis, in float32, and float32 out."""
         x = at_least_float32(x)
         return seen("rms_norm", self.path, F.rms_norm(x, x.shape[-1:], _wide(self, "weight", x.dtype), self.eps))
 
@@ -146,31 +153,35 @@ class Conv2d(Blank, torch.nn.Conv2d):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the layer takes, computes in and gives; float32 where it computes in its own way."""
+        """The dtype of the layer's input, product and output; float32 where `compute` names another one for the
+        product."""
         return self.weight.dtype if self.compute is None else torch.float32
 
     @property
     def plain(self) -> bool:
-        """Whether it is a product in its dtype with a bias, one for each pixel, and nothing beside."""
+        """True if the layer is one product for each pixel in its dtype, with a bias: a 1x1 kernel, no other dtype."""
         return self.compute is None and self.bias is not None and self.kernel_size == (1, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B in h w] -> [B out h' w'] in the layer's dtype, padded by half the kernel unless strided."""
+        """Return [B in h w] -> [B out h' w'] in the layer's dtype, padded by half the kernel unless strided."""
         if self.compute is not None:
             convolve = partial(F.conv2d, stride=self.stride, padding=self.padding)
             return seen("conv2d", self.path, _scaled(self.compute, convolve, x, self))
         x = x.to(self.dtype)
         if multiplies(x.dtype, x.device.type) or x.numel() > WIDE_IMAGE:
             return seen("conv2d", self.path, self._convolved(x, self.dtype))
-        # The same sums, rounded once: a third of the time at 32x32 and 64x64, as much as before at 8x8. In float32 a
+        # Sums in float32, rounded once, take a third of the time at 32x32 and 64x64, and as long at 8x8. In float32 a
         # CPU would spend more on laying out the weights for channels last than it gains.
         wide = x.to(torch.float32, memory_format=torch.contiguous_format)
         return seen("conv2d", self.path, self._convolved(wide, torch.float32).to(x.dtype))
 
     def _convolved(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """With the weight in `dtype`, x's. A CPU takes some output channels at a time where a large weight goes over a
-        small image: torch's library lays a weight out anew in every call, and a large block of memory for it is new
-        each time (8x8, 1280 of 2560 channels: 0.6 of the time, the same bits)."""
+        """Convolve x, which is in `dtype`, with the weight in `dtype`.
+
+        A CPU computes some output channels at a time where a large weight meets a small image: oneDNN lays a weight out
+        anew in every call, and a large block of memory for it is new each time (8x8, 1280 of 2560 channels: 0.6 of the
+        time, the same bits).
+        """
 
         def convolve(weight: Tensor, bias: Tensor | None) -> Tensor:
             bias = None if bias is None else bias.to(dtype)
@@ -181,7 +192,7 @@ class Conv2d(Blank, torch.nn.Conv2d):
         return torch.cat([convolve(*part) for part in _rows(self.weight, self.bias, rows)], dim=1)
 
     def _at_once(self, x: Tensor, dtype: torch.dtype) -> int:
-        """Output channels that are computed together."""
+        """Return the number of output channels that are computed together."""
         if x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self.out_channels
         size = self.weight.numel() * dtype.itemsize
@@ -200,7 +211,8 @@ class ChannelNorm(torch.nn.Module):
         self.gamma = torch.nn.Parameter(torch.empty(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x / |x| * sqrt(C) * gamma with |x| the length over channels at each pixel, in float32; x's dtype out."""
+        """Return x / |x| * sqrt(C) * gamma with |x| the length over channels at each pixel, in float32; x's dtype
+        out."""
         wide = at_least_float32(x)
         scale = wide.square().sum(1, keepdim=True).clamp_min(1e-24).rsqrt() * x.shape[1] ** 0.5
         gamma = _wide(self, "gamma", wide.dtype)[:, None, None]
@@ -218,7 +230,7 @@ class LayerNorm(torch.nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """(x - mean) / deviation * weight + bias over the last axis, in float32; the weight's dtype out, or
+        """Return (x - mean) / deviation * weight + bias over the last axis, in float32; the weight's dtype out, or
         float32."""
         x, weight, bias = _for_norm(x, self)
         y = F.layer_norm(x, x.shape[-1:], weight, bias, self.eps)
@@ -236,8 +248,8 @@ class GroupNorm(torch.nn.Module):
         self.groups, self.eps = groups, eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same over each group of channels and all pixels of [B C h w], in float32; the weight's dtype out, or
-        float32."""
+        """Return (x - mean) / deviation * weight + bias over each group of channels and all pixels of [B C h w], in
+        float32; the weight's dtype out, or float32."""
         x, weight, bias = _for_norm(x, self)
         y = F.group_norm(x, self.groups, weight, bias, self.eps)
         return seen("group_norm", self.path, _normed(y, self))
@@ -254,8 +266,8 @@ class GroupNorm(torch.nn.Module):
         return partial(self._by, whole.mean, 1 / np.sqrt(whole.variance + self.eps))
 
     def _by(self, mean: np.ndarray, scale: np.ndarray, x: Tensor) -> Tensor:
-        """(x - mean) * scale * weight + bias for mean and scale [B groups] and x [B C h w], in float32; dtypes as
-        `forward` has them."""
+        """Return (x - mean) * scale * weight + bias for mean and scale [B groups] and x [B C h w], in float32;
+        dtypes as in `forward`."""
         wide = at_least_float32(x)
         weight, bias = (_wide(self, name, wide.dtype)[None, :, None, None] for name in ("weight", "bias"))
         slope = self._each_channel(scale, wide) * weight
@@ -263,22 +275,24 @@ class GroupNorm(torch.nn.Module):
         return seen("group_norm", self.path, _normed(y, self))
 
     def _each_channel(self, values: np.ndarray, x: Tensor) -> Tensor:
-        """Values [B groups] as [B C 1 1], in the dtype of x and where that is."""
+        """Return values [B groups] as [B C 1 1], in the dtype and on the device of x."""
         repeated = np.repeat(values, self.weight.shape[0] // self.groups, axis=1)[:, :, None, None]
         return torch.from_numpy(repeated).to(device=x.device, dtype=x.dtype)
 
 
 class TokenNorm(GroupNorm):
+    """A group norm whose result is tokens."""
+
     def forward(self, x: Tensor) -> Tensor:
-        """As tokens: [B C h w] -> [B L C]. For a card's products in line, which a compiler does on the way; a CPU takes
+        """Return the norm of [B C h w] as tokens [B L C], contiguous for a card's products in 16 bit. A CPU takes
         them as they are."""
         y = images.tokens(super().forward(x))
         return y.contiguous() if y.device.type in ("cuda", "meta") and y.element_size() == 2 else y
 
 
 def _for_norm(x: Tensor, norm: LayerNorm | GroupNorm) -> tuple[Tensor, Tensor, Tensor]:
-    """The same dtype for all three: the one that they share, in which torch's norms compute in float32 inside, or else
-    float32."""
+    """Return x, weight and bias of a norm in one dtype: the one they share, in which torch's norms compute in
+    float32 inside, or else float32."""
     if x.dtype == norm.weight.dtype:
         return x, norm.weight, norm.bias
     x = at_least_float32(x)
@@ -286,7 +300,8 @@ def _for_norm(x: Tensor, norm: LayerNorm | GroupNorm) -> tuple[Tensor, Tensor, T
 
 
 def _wide(norm: torch.nn.Module, name: str, dtype: torch.dtype) -> Tensor:
-    """The parameter `name` of a norm in `dtype`, kept for the next call: small as it is, a cast is a kernel."""
+    """Return the parameter `name` of a norm in `dtype`, and keep it for the next call: small as it is, a cast is a
+    kernel."""
     weight: Tensor = getattr(norm, name)
     if weight.dtype == dtype or weight.requires_grad or torch.compiler.is_compiling():
         return weight.to(dtype)
@@ -299,5 +314,5 @@ def _wide(norm: torch.nn.Module, name: str, dtype: torch.dtype) -> Tensor:
 
 
 def _normed(y: Tensor, norm: LayerNorm | GroupNorm) -> Tensor:
-    """In the dtype of what comes next: the weight's, or float32 where products are computed in that."""
+    """Return y in the dtype of the next layer: the weight's, or float32 where products are computed in that."""
     return y.to(norm.weight.dtype) if norm.compute is None else at_least_float32(y)

@@ -18,12 +18,12 @@ from qwenimg.common.runtime.kernels import Kernel
 
 
 def operate(operation: str, dtype: torch.dtype, arrays: Sequence[np.ndarray], device: torch.device) -> np.ndarray:
-    """`Engine.operate`."""
-    given = [torch.from_numpy(array).to(device).to(dtype) for array in arrays]
+    """Compute one operation, as `Engine.operate` describes it."""
+    operands = [torch.from_numpy(array).to(device).to(dtype) for array in arrays]
     if operation == "attention":
-        q, k, v = given
+        q, k, v = operands
         return numpy(attention(q, k, v))
-    x, weight = given
+    x, weight = operands
     outputs, inputs = weight.shape[:2]
     layer = Linear(inputs, outputs) if operation == "matmul" else Conv2d(inputs, outputs, 3, padding=1)
     layer.weight = torch.nn.Parameter(weight, requires_grad=False)

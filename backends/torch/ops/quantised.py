@@ -1,4 +1,4 @@
-"""Linear layers whose weight stays in codes (`common/codes/affine.py`), decoded anew for each product."""
+"""Linear layers whose weight stays quantized (`common/codes/affine.py`) and is decoded for each product."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from qwenimg.common.weights.storage import Codes
 IN_CACHE = 1 << 18  # values that a CPU decodes at once
 
 
-class Decoded:
-    """Memory to which the layers of a model are decoded, one after the other. The system clears new memory, which takes
-    a CPU longer than the decoding."""
+class DecodeBuffer:
+    """The memory to which the layers of a model are decoded in turn. The system clears new memory, which takes a CPU
+    longer than the decoding."""
 
     def __init__(self) -> None:
         self.memory = torch.empty(0)
 
     def of(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return the buffer as a tensor of this shape and dtype, enlarged where it is too small."""
         size = shape[0] * shape[1]
         if (self.memory.dtype, self.memory.device) != (dtype, device) or self.memory.numel() < size:
             with torch.inference_mode(False):
@@ -29,14 +30,14 @@ class Decoded:
 
 
 class QuantisedLinear(Linear):
-    """In place of a `Linear`, and in all else like it: the same values, up to the rounding of its weight to codes. With
-    `decoded`, a weight is there until that of another layer of the model is asked for."""
+    """A `Linear` whose weight is quantized: the same values up to rounding. With `decoded`, a decoded weight is
+    valid until another layer of the model decodes its own."""
 
     codes: Tensor
     scales: Tensor
     biases: Tensor | None
 
-    def __init__(self, linear: Linear, code: Codes, dtype: torch.dtype, decoded: Decoded | None = None):
+    def __init__(self, linear: Linear, code: Codes, dtype: torch.dtype, decoded: DecodeBuffer | None = None):
         torch.nn.Module.__init__(self)
         self.path, self.compute = linear.path, linear.compute
         self.in_features, self.out_features = linear.in_features, linear.out_features
@@ -44,7 +45,8 @@ class QuantisedLinear(Linear):
         self.bias = linear.bias
 
     def put(self, codes: Tensor, scales: Tensor, biases: Tensor | None = None) -> None:
-        """codes: int32 [out words]; scales, biases: float16 or float32 [out groups]; or scales uint8 alone."""
+        """Set the weight. codes: int32 [out words]; scales, biases: float16 or float32 [out groups]; or scales uint8
+        alone."""
         for name, value in (("codes", codes), ("scales", scales), ("biases", biases)):
             setattr(self, name, None if value is None else torch.nn.Parameter(value, requires_grad=False))
 
@@ -58,19 +60,21 @@ class QuantisedLinear(Linear):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """[out in], made anew each time and rounded once."""
+        """The weight [out in], decoded at each call and rounded once."""
         if torch.compiler.is_compiling():
             return decode(self.codes, self.scales, self.biases, self.code).to(self._dtype)
-        made = (self.decoded or Decoded()).of((self.out_features, self.in_features), self._dtype, self.codes.device)
-        rows = max(1, IN_CACHE // self.in_features) if made.device.type == "cpu" else self.out_features
+        weight = (self.decoded or DecodeBuffer()).of(
+            (self.out_features, self.in_features), self._dtype, self.codes.device
+        )
+        rows = max(1, IN_CACHE // self.in_features) if weight.device.type == "cpu" else self.out_features
         parts = (self.codes, self.scales, *(() if self.biases is None else (self.biases,)))
-        for out, codes, scales, *biases in zip(made.split(rows), *(part.split(rows) for part in parts), strict=True):
+        for out, codes, scales, *biases in zip(weight.split(rows), *(part.split(rows) for part in parts), strict=True):
             out.copy_(decode(codes, scales, biases[0] if biases else None, self.code))
-        return made
+        return weight
 
 
 def decode(codes: Tensor, scales: Tensor, biases: Tensor | None, code: Codes) -> Tensor:
-    """[rows words], [rows groups] twice -> [rows in]: float32(code) * float32(scale) + float32(bias)."""
+    """Return float32(code) * float32(scale) + float32(bias): [rows words], [rows groups] twice -> [rows in]."""
     if not isinstance(code, Affine):
         return _block_float(codes, scales, code)
     assert biases is not None
@@ -80,7 +84,7 @@ def decode(codes: Tensor, scales: Tensor, biases: Tensor | None, code: Codes) ->
 
 
 def _block_float(codes: Tensor, scales: Tensor, code: BlockFloat) -> Tensor:
-    """[rows words], uint8 [rows groups] -> [rows in]: float32(code) * float32(scale)."""
+    """Return float32(code) * float32(scale): [rows words], uint8 [rows groups] -> [rows in]."""
     if code.bits == 4:
         table = torch.tensor(E2M1, dtype=torch.float32, device=codes.device)
         values = table.index_select(0, unpack(codes, 4).to(torch.int32).flatten())
@@ -94,7 +98,7 @@ def _block_float(codes: Tensor, scales: Tensor, code: BlockFloat) -> Tensor:
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
-    """int32 [rows words] -> codes [rows in], uint8."""
+    """Unpack int32 words [rows words] into codes [rows in], uint8."""
     raw = words.contiguous().view(torch.uint8)
     if bits == 8:
         return raw

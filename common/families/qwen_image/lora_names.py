@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.weights.lora_names import DENOISER, TEXT, Names, part
+from qwenimg.common.weights.lora_names import DENOISER, TEXT, Names, component_names
 
 
 def names(checkpoint: Checkpoint) -> Names:
@@ -13,4 +13,4 @@ def names(checkpoint: Checkpoint) -> Names:
         path: [f"model.{path}", f"model.language_model.{path}"]
         for path in (name.removesuffix(".weight") for name in text if name.endswith(".weight"))
     }
-    return (part("transformer", transformer, DENOISER), part("text_encoder", text, TEXT, others))
+    return (component_names("transformer", transformer, DENOISER), component_names("text_encoder", text, TEXT, others))

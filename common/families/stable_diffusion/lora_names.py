@@ -9,7 +9,16 @@ from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families.stable_diffusion import ldm_keys
 from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.weights.lora_names import DENOISER, TEXT, TEXT_1, TEXT_2, Names, Others, Part, part
+from qwenimg.common.weights.lora_names import (
+    DENOISER,
+    TEXT,
+    TEXT_1,
+    TEXT_2,
+    ComponentNames,
+    Names,
+    Others,
+    component_names,
+)
 
 _ATTENTION = re.compile(r"(?P<owner>.+\.attn\d)\.(?P<layer>to_[qkv]|to_out)(\.0)?")
 _PROJECTION = re.compile(r"(?P<owner>.+\.self_attn)\.(?P<letter>q|k|v|out)_proj")
@@ -23,19 +32,19 @@ def names(checkpoint: Checkpoint) -> Names:
     return tuple(found)
 
 
-def text_part(name: str, weights: Manifest, *, two: bool) -> Part:
+def text_part(name: str, weights: Manifest, *, two: bool) -> ComponentNames:
     """Return the table of the text encoder `name`, the only one or one of two."""
     prefixes = (TEXT_2 if name == "text_encoder_2" else TEXT_1) if two else (*TEXT_2, *TEXT)
-    return part(name, weights, prefixes, {path: list(_clip(path)) for path in _paths(weights)})
+    return component_names(name, weights, prefixes, {path: list(_clip(path)) for path in _paths(weights)})
 
 
-def _unet(config: UNetConfig, weights: Manifest) -> Part:
+def _unet(config: UNetConfig, weights: Manifest) -> ComponentNames:
     stored = [name for name in weights if name.endswith(".weight")]
     places = ldm_keys.unet_places(stored, config, "")
     others: Others = {
         path: [places[f"{path}.weight"].key.removesuffix(".weight"), *_processor(path)] for path in _paths(stored)
     }
-    return part("unet", weights, DENOISER, others)
+    return component_names("unet", weights, DENOISER, others)
 
 
 def _processor(path: str) -> Iterator[str]:
