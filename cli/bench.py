@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qwenimg.backends import NAMES, PEERS
-from qwenimg.cli import places
+from qwenimg.backends import PEERS
+from qwenimg.cli import options, places
 from qwenimg.common.base.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _FEW = 2  # steps of the shorter run
 @click.option("-H", "--height", type=_SIDE, metavar="PIXELS", help="Default the model's.")
 @click.option("--steps", type=click.IntRange(1, 1000), metavar="N", help="Default the model's; measured, 6.")
 @click.option("--guidance", type=click.FloatRange(0, 100), metavar="X", help="Default the model's; at 1 one branch.")
-@click.option("--backend", type=click.Choice(NAMES), default="auto", metavar="|".join(NAMES), help="Default auto.")
+@options.backend
 @click.option("--precision", default="auto", metavar="POLICY", help="As of generate. On paper default that of a GPU.")
 @click.option("--compile", type=click.Choice(("off", "on")), default="off", metavar="off|on", help="Default off.")
 @click.option("--rounds", type=click.IntRange(1, 100), default=3, metavar="N", help="Default 3; medians are shown.")

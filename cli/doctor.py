@@ -7,13 +7,12 @@ from contextlib import ExitStack
 
 import click
 
-from qwenimg.backends import NAMES
-from qwenimg.cli import places
+from qwenimg.cli import options, places
 
 
 @click.command("doctor")
 @click.argument("model", required=False)
-@click.option("--backend", type=click.Choice(NAMES), default="auto", metavar="|".join(NAMES), help="Default auto.")
+@options.backend
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @places.found
 def doctor(model: str | None, backend: str, as_json: bool) -> int:

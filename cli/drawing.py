@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import qwenimg
-from qwenimg.cli import failures, streams
+from qwenimg.cli import elsewhere, failures, streams
 from qwenimg.cli.faults import kept, report_faults
 from qwenimg.cli.options import parse_debug
 from qwenimg.cli.progress import Report
@@ -20,7 +20,7 @@ from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import PARTS
-from qwenimg.common.jobs.fields import Fields, check, fields, merged, seeds
+from qwenimg.common.jobs.fields import Fields, check, fields, merged, option_in, seeds
 from qwenimg.common.jobs.naming import output_path
 from qwenimg.common.jobs.pictures import Picture, makes_folder, pictures
 from qwenimg.common.jobs.prompt_file import read_prompts
@@ -232,6 +232,10 @@ def _prompt(flags: Flags) -> str | None:
         raise UsageError(f'{len(flags.words)} words where one prompt is expected; quote the prompt: "{shown}"')
     if flags.words and flags.said["prompt"] is not None:
         raise UsageError(f"two prompts: {clean(flags.words[0], 60)!r} and that of -p; give one")
+    if flags.words and (option := option_in(flags.words[0], elsewhere.OPTIONS)):
+        ours = elsewhere.OPTIONS.get(option)
+        what = f", and no option here: {ours}" if ours else "; close them before it"
+        raise UsageError(f"{option} is inside the quotes of the prompt{what}. To draw it as words: -p")
     return flags.words[0] if flags.words else flags.said["prompt"]
 
 

@@ -6,9 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
-from click.core import ParameterSource
 
-from qwenimg.backends import NAMES
 from qwenimg.cli import options, parts, places, streams
 from qwenimg.cli.help import HELP_NAMES, Sectioned, complete_prompt, show_all_help, show_version
 from qwenimg.cli.signals import Stop
@@ -56,18 +54,10 @@ def _of_pictures(command: _F) -> _F:
     "-m", "--model", metavar="MODEL", help="A name that was pulled (qwenimg models), a hub id, a folder or a file."
 )
 @click.option("--lightning", type=int, metavar="N", help="Draw Qwen-Image in 4 or 8 steps, with a LoRA made for that.")
-@click.option("--lora-side", is_flag=True, help="--lora-mode side.")
-@click.option("--lora-fuse", is_flag=True, help="--lora-mode fuse.")
 @places.models_dir
 @click.option("--refiner", metavar="MODEL", help="An SDXL refiner for the last steps.")
 @places.weights
-@click.option(
-    "--backend",
-    type=options.Backend(NAMES),
-    default="auto",
-    metavar="|".join(NAMES),
-    help="What computes; auto takes a GPU first.",
-)
+@options.backend
 @_mode("--compile", "Compile the model first; auto where that saves more time than it takes.")
 @click.option("--preset", metavar="NAME", help="Speed, memory and exactness in one word: qwenimg presets lists them.")
 @click.option(
@@ -145,20 +135,8 @@ def generate(ctx: click.Context, /, **given: Any) -> int:
         if given["few_steps"] is not None:
             raise UsageError("--lightning and --few-steps say the same; give one of them")
         given["few_steps"] = f"lightning:{steps}"
-    _take_lora_mode(ctx, given)
     said = {name: None if given[name] == () else given[name] for name in SAID}
     for name in SAID:
         del given[name]
     stop = ctx.obj if isinstance(ctx.obj, Stop) else Stop()
     return draw(Flags(said=said, **given), stop, environment.unknown(ctx.command))
-
-
-def _take_lora_mode(ctx: click.Context, given: dict[str, Any]) -> None:
-    """Takes --lora-side and --lora-fuse out of `given`: they come before what is not on the command line. Raises
-    UsageError."""
-    said = {mode for mode in ("side", "fuse") if given.pop(f"lora_{mode}")}
-    if ctx.get_parameter_source("lora_mode") is ParameterSource.COMMANDLINE:
-        said.add(given["lora_mode"])
-    if len(said) > 1:
-        raise UsageError("--lora-side, --lora-fuse and --lora-mode contradict each other; give one of them")
-    given["lora_mode"] = said.pop() if said else given["lora_mode"]

@@ -41,7 +41,7 @@ _OWN: dict[str, tuple[str, ...]] = {
         "model", "backend", "compile", "preset", "precision", "fallback", "quantize", "max_memory",
         "cache_prompts", "offline", "step_cache_check",
         "transformer", "text_encoder", "vae", "models_dir", "refiner", "tokenizer", "prediction",
-        "lightning", "lora_side", "lora_fuse",
+        "lightning",
     ),
     "Output": ("output", "overwrite", "save_latents", "no_metadata", "json", "quiet", "debug"),
 }  # fmt: skip
@@ -57,6 +57,14 @@ qwenimg "a red circle"
 qwenimg "a lighthouse at dusk" --aspect 16:9 -s 1-4 -o out/
 qwenimg --prompt-file prompts.txt -o "{index}-{prompt}.png"
 qwenimg --from picture.png --steps 50"""
+# What a command that lacks an argument is answered with.
+COMMAND_EXAMPLES = {
+    "info": "info picture.png",
+    "convert": "convert sd15 sd15-8bit -q 8",
+    "record": "parity record -o mac.safetensors",
+    "check": "parity check mac.safetensors",
+    "report": "parity report mac.safetensors linux.safetensors -o report.html",
+}
 EXIT_CODES = """\
 0 done   1 a bug in qwenimg   2 wrong usage, or an output that exists or cannot be written
 3 backend missing   4 would not fit: memory or disk   5 model or input missing, broken or unsupported

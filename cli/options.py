@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from qwenimg.backends import NAMES
 from qwenimg.cli import elsewhere
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
@@ -38,6 +39,12 @@ class Backend(click.Choice[str]):
             raise click.BadParameter(f"{error.message}{elsewhere.backend(str(value))}", ctx, param) from None
 
 
+def backend(command: _F) -> _F:
+    """Declare --backend."""
+    about = "What computes; auto takes a GPU first."
+    return click.option("--backend", type=Backend(NAMES), default="auto", metavar="|".join(NAMES), help=about)(command)
+
+
 def of_picture(one: Option) -> Callable[[_F], _F]:
     """The option of the command line for an option of pictures."""
     kind = TEXTS if one.joined else FILE if one.kind is None else str if one.several else one.kind
@@ -51,6 +58,8 @@ def of_picture(one: Option) -> Callable[[_F], _F]:
 ALIASES = {
     "disable-metadata": "no-metadata",
     "disable-image-metadata": "no-metadata",
+    "quantise": "quantize",
+    "quantization": "quantize",
     **{alias: ALL[name].dashed for name in ALL for alias in ALL[name].aliases},
 }
 

@@ -68,7 +68,7 @@ def _asking(command: _F) -> _F:
 @click.argument("model", required=False)
 @click.option("-o", "--output", type=_PATH, required=True, metavar="PASSPORT", help="The file; .safetensors.")
 @click.option("--overwrite", is_flag=True, help="Replace it if it exists.")
-@click.option("--backend", type=click.Choice(_BACKENDS), default="auto", metavar="NAME", help="Default auto.")
+@click.option("--backend", type=options.Backend(_BACKENDS), default="auto", metavar="NAME", help="Default auto.")
 @_opening
 @_asking
 @places.found
@@ -91,7 +91,7 @@ def record(model: str | None, output: Path, overwrite: bool, backend: str, **ask
 @parity.command("check")
 @click.argument("passport", type=_PATH)
 @click.argument("model", required=False)
-@click.option("--backend", type=click.Choice(_BACKENDS), default="auto", metavar="NAME", help="Default auto.")
+@click.option("--backend", type=options.Backend(_BACKENDS), default="auto", metavar="NAME", help="Default auto.")
 @click.option("--blocks", "only_blocks", is_flag=True, help="Blocks alone: one is in memory at a time, none is drawn.")
 @click.option("-o", "--output", type=_PATH, metavar="PASSPORT", help="Write it with this backend's figures, to report.")
 @click.option("--overwrite", is_flag=True, help="Replace that file if it exists.")

@@ -47,7 +47,7 @@ PREDICTS = click.Choice(("eps", "v", "x0"))  # as `families.choices.Prediction`
 def weights(command: _F) -> _F:
     """Declares them."""
     bits = "Keep weights in so many bits; by part: text=8,transformer=4."
-    command = click.option("-q", "--quantize", "--quantise", "--quantization", metavar="8|6|4", help=bits)(command)
+    command = click.option("-q", "--quantize", metavar="8|6|4", help=bits)(command)
     predicts = click.option(
         "--prediction",
         type=PREDICTS,

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qwenimg.backends import NAMES
-from qwenimg.cli import places
+from qwenimg.cli import options, places
 
 if TYPE_CHECKING:
     from qwenimg.common.families.choices import Choices
@@ -23,7 +22,7 @@ STEPS = 5  # the first and the last are looked at, those between are timed
 
 @click.command("precision")
 @click.argument("model", default="shapes")
-@click.option("--backend", type=click.Choice(NAMES), default="auto", metavar="|".join(NAMES), help="Default auto.")
+@options.backend
 @click.option("--policies", metavar="NAMES", help="Beside fp32, such as bf16,fp16; default every one of the model's.")
 @click.option("-p", "--prompt", default="a red circle", metavar="TEXT", help="Default: a red circle.")
 @click.option("--size", metavar="WxH", help="Default the model's, on a CPU half of it a side.")

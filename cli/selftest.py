@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 import qwenimg
-from qwenimg.backends import NAMES
-from qwenimg.cli import failures, streams
+from qwenimg.cli import failures, options, streams
 from qwenimg.cli.progress import Bar
 from qwenimg.cli.signals import Stop
 from qwenimg.common.base.errors import NumericsError, UsageError
@@ -28,7 +27,7 @@ SHEET_BYTES = 2**16  # of a picture of flat colours on the sheet; 40 of 256x256 
 
 @click.command("selftest")
 @click.option("-m", "--model", metavar="FOLDER", help="A trained model; the built-in one unless given.")
-@click.option("--backend", type=click.Choice(NAMES), default="auto", metavar="|".join(NAMES), help="Default auto.")
+@options.backend
 @click.option("--precision", default="auto", metavar="POLICY", help="auto, bf16 or fp32, as for a picture.")
 @click.option("--size", metavar="WxH", help="Of each picture; the built-in model's unless given.")
 @click.option("-o", "--output", metavar="SHEET.png", help="Write all pictures on one sheet, marked right or wrong.")
