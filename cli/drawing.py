@@ -95,7 +95,9 @@ def draw(flags: Flags, stop: Stop, warnings: Iterable[str] = ()) -> int:
     advice = None if _given(flags) else resolve.advice(flags.model or (None if replay is None else replay.model))
     notes = list[str]()
     if advice is not None:
-        wanted = kept(wanted, lambda p: advice.check(p.prompt), report, failed, keep_going=flags.keep_going)
+        wanted = kept(
+            wanted, lambda p: advice.check(p.prompt, p.said("few_steps")), report, failed, keep_going=flags.keep_going
+        )
         notes = advice.texts([p.prompt for p in wanted], [p.said("negative_prompt") or "" for p in wanted])
     for folder in {picture.path.parent for picture in wanted if picture.path is not None}:
         atomic_files.sweep(folder)
