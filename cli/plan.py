@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from qwenimg import Pipeline
     from qwenimg.common.hub.outlook import Outlook, Times
     from qwenimg.common.memory.needs import Needs
-    from qwenimg.common.pipeline.diffusion_model import DiffusionModel
     from qwenimg.common.pipeline.ways import Way
     from qwenimg.common.precision.precision import Precision
     from qwenimg.common.request.request import Request
@@ -72,12 +71,14 @@ class _Plan:
     now: _Row
     ways: Sequence[tuple[Way, _Row]]
     few: Mapping[str, _Row]  # by option
+    converted: _Row | None  # in 8 bits that are streamed, where 8 bits do not fit otherwise
     others: Sequence[Outlook]  # models that fit where this one does not, or are faster
     sentence: str  # what is said where nothing fits
 
     @property
     def rows(self) -> list[_Row]:
-        return [self.now, *(row for _, row in self.ways), *self.few.values()]
+        converted = [self.converted] if self.converted else []
+        return [self.now, *(row for _, row in self.ways), *converted, *self.few.values()]
 
 
 def _options_of_generate(command: _F) -> _F:
@@ -204,6 +205,8 @@ def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any])
     now = _row(pipe, request, "as it is", found, found.fits(found.room), pipe.precision)
     ways = [(way, _row(pipe, request, way.text, way.needs, way.fits, way.precision)) for way in search.listed()]
     few = _few(pipe, given, counted)
+    in_eight = any(row.fits and way.options in ("", "-q 8") for way, row in ways)
+    converted = None if now.fits or in_eight else _converted(pipe, request, counted)
     every = [now, *(row for _, row in ways), *few.values()]
     fits = [row for row in every if row.fits]
     fast = any((row.times.picture or 0) < LONG for row in fits)
@@ -214,6 +217,7 @@ def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any])
         now=now,
         ways=ways,
         few=few,
+        converted=converted,
         others=[] if fast else _others(pipe, engine, fits),
         sentence="" if fits else search.sentence(),
     )
@@ -231,41 +235,33 @@ def _row(
 def _few(pipe: Pipeline, given: dict[str, Any], counted: bool) -> dict[str, _Row]:
     """Return the rows of the model's distilled LoRA, where it has one and the options do not say how many steps: with
     as many bits as fit."""
-    from qwenimg.common.families.catalog import BUILT_IN
-    from qwenimg.common.hub.outlook import FEW, few_steps_bytes
-    from qwenimg.common.pipeline.ways import needs
+    from qwenimg.common.hub.outlook import FEW, fitting
 
     said = any(given[name] for name in ("lightning", "few_steps", "steps", "sampler", "lora", "replay"))
     row = pipe.model.few_steps.get(FEW)
-    if said or row is None or pipe.model_name == BUILT_IN.name:
-        return {}
     rows = dict[str, _Row]()
-    for count in row.steps:
+    for count in () if said or row is None else row.steps:
         request, _ = _request(pipe, {**given, "few_steps": f"{FEW}:{count}"})
-        tried = []
-        for bits, model in _variants(pipe):
-            found = needs(model, request, counted)
-            options = " ".join(filter(None, (f"--{FEW} {count}", bits)))
-            beside = 0 if request.lora else few_steps_bytes(model.runtime)
-            fits, policy = found.largest.peak + beside <= found.room, model.runtime.precision
-            tried.append((options, _row(pipe, request, f"with {options}", found, fits, policy, beside)))
-            if fits:
-                break
-        rows |= dict(tried[-1:])
+        best = fitting(pipe, request, counted=counted, few=True)
+        options = " ".join(filter(None, (f"--{FEW} {count}", best.options)))
+        beside, policy = best.peak - best.needs.largest.peak, best.model.runtime.precision
+        rows[options] = _row(pipe, request, f"with {options}", best.needs, best.fits, policy, beside)
     return rows
 
 
-def _variants(pipe: Pipeline) -> Iterator[tuple[str, DiffusionModel]]:
-    """Yield the model as it is, in fewer bits, and streamed, with the option for that."""
-    from qwenimg.common.pipeline.ways import BITS, MEGABYTE, amount_text
+def _converted(pipe: Pipeline, request: Request, counted: bool) -> _Row | None:
+    """Return the row of a model that `qwenimg convert -q 8` wrote, streamed: codes that are made while loading are not.
+    None where the options choose bits or a limit."""
+    from qwenimg.common.pipeline.ways import MEGABYTE, amount_text, needs
     from qwenimg.common.runtime.runtime import Change
 
-    yield "", pipe.model
-    for bits in BITS if pipe.runtime.quantize is None else ():
-        yield f"-q {bits}", pipe.model.variant(Change(quantize=bits))
     limit = pipe.engine.free_memory() // MEGABYTE * MEGABYTE
-    if pipe.runtime.max_memory is None and limit > 0:
-        yield f"--max-memory {amount_text(limit)}", pipe.model.variant(Change(max_memory=limit))
+    if pipe.runtime.quantize is not None or pipe.runtime.max_memory is not None or limit <= 0:
+        return None
+    model = pipe.model.variant(Change(quantize="8", converted=True, max_memory=limit))
+    found = needs(model, request, counted)
+    title = f"converted by -q 8, --max-memory {amount_text(limit)}"
+    return _row(pipe, request, title, found, found.fits(found.room), model.runtime.precision)
 
 
 def _others(pipe: Pipeline, engine: OnPaper, fits: Sequence[_Row]) -> list[Outlook]:
@@ -320,6 +316,7 @@ def _as_json(made: _Plan) -> dict[str, object]:
         **made.now.as_json(),
         "stages": [stage.as_json() for stage in made.now.needs.stages],
         "ways": [{"options": way.options, "without": way.without, **row.as_json()} for way, row in made.ways],
+        "converted": None if made.converted is None else {"options": made.converted.title, **made.converted.as_json()},
         "few_steps": [{"options": option, **row.as_json()} for option, row in made.few.items()],
         "others": [one.as_json() for one in made.others],
     }

@@ -49,11 +49,14 @@ def selftest(
     """Draw 40 prompts with the built-in model on this machine and check each picture by rules: colour, shape, place.
 
     Exit code 0 if enough are right, 6 if not. It is the same work, seed for seed, on every machine."""
+    from qwenimg.common.hub.resolve import is_built_in
     from qwenimg.common.numbers.sizes import parse_size
-    from qwenimg.common.shapes.builtin import NAME
+    from qwenimg.common.shapes.builtin import NAME, other_sizes
     from qwenimg.common.shapes.gate import selftest_prompts
 
     sides = None if size is None else parse_size(size)
+    if sides is not None and is_built_in(model or NAME) and (fault := other_sizes([sides])):
+        raise UsageError(f"--size {clean(size, 40)}: {fault}, and few would be right")
     stop = ctx.obj if isinstance(ctx.obj, Stop) else Stop()
     prompts = selftest_prompts()
     path = None if output is None else _sheet_path(output, overwrite, len(prompts) * SHEET_BYTES)

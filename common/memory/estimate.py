@@ -39,7 +39,7 @@ def steps_seconds(needs: Needs, operation: float, device: Device) -> float:
 
 def streaming_rate(device: Device) -> float:
     """Bytes a second at which its streamed blocks are read."""
-    return TO_CARD if device.own_memory else FROM_FILE
+    return TO_CARD * device.lanes / 16 if device.own_memory else FROM_FILE
 
 
 def summary(memory: int, seconds: float) -> str:

@@ -50,6 +50,7 @@ class Change:
     precision: str | None = None
     quantize: str | None = None  # "": without it
     max_memory: int | None = None
+    converted: bool | None = None  # whether `quantize` was done once by `qwenimg convert`: to be asked what it needs
 
 
 class Clock:
@@ -103,6 +104,7 @@ class Runtime:
         if change.precision is not None or change.quantize is not None or choice.wishes.bits:
             checkpoint = checkpoint.as_stored()
             checkpoint = checkpoint if bits is None else checkpoint.quantised(bits)
+            checkpoint = checkpoint.converted() if change.converted else checkpoint
             choice, policy = self._chosen(checkpoint, change.precision, held)
         found = Runtime(self.engine, policy, lambda kind, text: None, choice, limit, bits)
         found.prompts, found._held = self.prompts, held

@@ -91,7 +91,8 @@ def test_another_size(draws: Callable[..., Truthful]):
     pipe = draws()
     assert cli("selftest", "--size", "160x96").code == 0
     assert {(a["width"], a["height"]) for a in pipe.asked} == {(160, 96)}
-    cli("selftest", "--size", "160").refused(2, "160", "WIDTHxHEIGHT")
+    cli("selftest", "--size", "160x").refused(2, "160", "WIDTHxHEIGHT")
+    cli("selftest", "--size", "64x64").refused(2, "--size 64x64", "it was trained at 128x128", "few would be right")
 
 
 @pytest.mark.parametrize("group", [group for group in LEAST if group not in ("total", "held-out-relation")])
