@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from qwenimg.cli import options, parts, places, streams
 from qwenimg.cli.help import HELP_NAMES, Sectioned, complete_prompt, show_all_help, show_version
@@ -123,7 +124,8 @@ def generate(ctx: click.Context, /, **given: Any) -> int:
     from qwenimg.cli.drawing import Flags, draw
 
     if not given["words"] and all(given[name] is None for name in ("prompt", "prompt_file", "replay")):
-        streams.show(ctx.get_help())
+        if all(ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE for name in given):
+            streams.show(ctx.get_help())
         raise UsageError('no prompt; give one, as in: qwenimg "a red circle"')
     config.settle(ctx, given)
     if given["output"] in streams.NAMES_OF_STDOUT:

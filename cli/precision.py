@@ -14,6 +14,8 @@ from qwenimg.cli import options, places
 
 if TYPE_CHECKING:
     from qwenimg.common.families.choices import Choices
+    from qwenimg.common.families.registry import Opened
+    from qwenimg.common.hub.resolve import Resolved
     from qwenimg.common.measure.precision import Report
 
 _FILE = click.Path(path_type=Path, readable=False)
@@ -67,10 +69,14 @@ def precision(
             atomic_files.check_output(path, overwrite=overwrite)
     picture = {"prompt": prompt, "steps": steps, "seed": seed}
     choices = with_parts_found(Choices(**weights))
-    if not any((as_json, plot, as_html)) and (lines := _on_paper(model, choices, backend)):
-        streams.put("\n".join(lines).encode() + b"\n")
-        return 0
-    report = _measured(model, choices, backend, policies, None if size is None else parse_size(size), picture)
+    sides = None if size is None else parse_size(size)
+    with ExitStack() as stack:
+        resolved, found, here = _opened(model, choices, measured=any((as_json, plot, as_html)))
+        stack.callback(found.checkpoint.close)
+        if not here:
+            streams.put("\n".join(_on_paper(resolved.name, backend)).encode() + b"\n")
+            return 0
+        report = _measured(resolved, found, backend, policies, sides, picture)
     streams.put("\n".join(precision_page.lines(report)).encode() + b"\n")
     if as_json is not None:
         data = json.dumps(report.as_json(), indent=1, allow_nan=False).encode() + b"\n"
@@ -82,25 +88,33 @@ def precision(
     return 0
 
 
-def _on_paper(model: str, choices: Choices, backend: str) -> list[str]:
-    """Return what each policy takes of a known model whose files are not here; nothing of any other."""
+def _opened(model: str, choices: Choices, *, measured: bool) -> tuple[Resolved, Opened, bool]:
+    """Return the model, and whether its files are here, as they have to be where it is to be `measured`. Raises
+    ModelError and UsageError."""
+    from qwenimg.common.families import registry
+    from qwenimg.common.hub.planned import opened
+    from qwenimg.common.hub.resolve import resolve
+
+    if not measured:
+        return opened(model, choices, offline=True)
+    resolved = resolve(model, without=choices.elsewhere)
+    return resolved, registry.open_model(resolved.folder, choices), True
+
+
+def _on_paper(name: str, backend: str) -> list[str]:
+    """Return what each policy takes of the known model `name`, whose files are not here."""
     from qwenimg.backends.paper import on_paper
     from qwenimg.common.base.text import aligned
     from qwenimg.common.hub import outlook
-    from qwenimg.common.hub.planned import opened
 
-    resolved, found, here = opened(model, choices, offline=True)
-    found.checkpoint.close()
-    if here or choices.made():
-        return []
-    head = f"{resolved.name} is not here: what each policy takes by its published configuration, and nothing is drawn"
-    rows = aligned(outlook.policies(resolved.name, on_paper(backend, None)))
-    return [head, "", *rows, "", f"to measure it: qwenimg pull {resolved.name}"]
+    head = f"{name} is not here: what each policy takes by its published configuration, and nothing is drawn"
+    rows = aligned(outlook.policies(name, on_paper(backend, None)))
+    return [head, "", *rows, "", f"to measure it: qwenimg pull {name}"]
 
 
 def _measured(
-    model: str,
-    choices: Choices,
+    resolved: Resolved,
+    model: Opened,
     backend: str,
     policies: str | None,
     size: tuple[int, int] | None,
@@ -109,27 +123,20 @@ def _measured(
     from qwenimg import backends
     from qwenimg.cli import streams
     from qwenimg.common.base.amounts import size_text
-    from qwenimg.common.families import registry
-    from qwenimg.common.hub.resolve import resolve
     from qwenimg.common.measure.precision import EXACT_BYTES, Asked, Measuring, chosen, measure
 
-    with ExitStack() as stack:
-        resolved = resolve(model, without=choices.elsewhere)
-        opened = registry.open_model(resolved.folder, choices)
-        stack.callback(opened.checkpoint.close)
-        names = chosen(policies, opened.family.precision)
-        opened.checkpoint.read_tokenizers()
-        defaults = opened.defaults(resolved.known)
-        engine = backends.load(backend)
-        device = Measuring(opened, engine, resolved.name, defaults)
-        width, height = size or device.size()
-        asked = Asked(width=width, height=height, **picture)
-        device.pipe.check(**asdict(asked))
-        exact, wide = None, 8 * opened.checkpoint.parameters
-        if wide > EXACT_BYTES:
-            streams.say(f"compared with float32, not float64, which takes {size_text(wide)} for the weights alone")
-        elif backends.installed("cpu"):
-            exact = Measuring(opened, backends.load("cpu"), resolved.name, defaults)
-        else:
-            streams.say("compared with float32, not float64, which is torch's and not installed")
-        return measure(device, exact, asked, names, lambda text: streams.say(f"drawing in {text}"))
+    names = chosen(policies, model.family.precision)
+    model.checkpoint.read_tokenizers()
+    defaults = model.defaults(resolved.known)
+    device = Measuring(model, backends.load(backend), resolved.name, defaults)
+    width, height = size or device.size()
+    asked = Asked(width=width, height=height, **picture)
+    device.pipe.check(**asdict(asked))
+    exact, wide = None, 8 * model.checkpoint.parameters
+    if wide > EXACT_BYTES:
+        streams.say(f"compared with float32, not float64, which takes {size_text(wide)} for the weights alone")
+    elif backends.installed("cpu"):
+        exact = Measuring(model, backends.load("cpu"), resolved.name, defaults)
+    else:
+        streams.say("compared with float32, not float64, which is torch's and not installed")
+    return measure(device, exact, asked, names, lambda text: streams.say(f"drawing in {text}"))

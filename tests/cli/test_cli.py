@@ -108,7 +108,8 @@ def test_two_words_ask_for_quotes(library: Library) -> None:
 
 
 def test_no_prompt_shows_the_help(library: Library) -> None:
-    for args in ([], ["generate"], ["--steps", "4"]):
+    cli("--steps", "4").refused(2, "no prompt; give one")  # the error alone, since something was asked for
+    for args in ([], ["generate"]):
         ran = cli(*args)
         assert ran.code == 2 and ran.out == b""
         assert "Usage: qwenimg" in ran.err and ran.err.splitlines()[-1].startswith("qwenimg: error: no prompt")
@@ -498,6 +499,16 @@ def test_a_new_folder_is_made_when_a_picture_is_written(library: Library, tmp_pa
     cli("x", "-o", "no/such/").refused(2, "folder")
     cli("x", "-o", "no/such/{index}.png").refused(2, "folder")
     cli("x", "-o", "no/a").refused(2, "folder")
+
+
+def test_what_failed_is_said_again_behind_the_pictures_after_it(library: Library) -> None:
+    """An error in the middle would be buried by the lines of the next pictures; the last line is an error either way."""
+    for failing, again in ((1, True), (3, False)):
+        library.faults = {failing: NumericsError("not finite")}
+        ran = cli("x", "-s", "1-3", "-o", "{seed}.png", "--overwrite", "--debug", "timing")
+        last = ran.err.splitlines()[-1]
+        assert ran.code == 7 and last.startswith("qwenimg: error: ")
+        assert ("1 of 3 were not made" in last) == again and ("not finite" in last) != again, ran.err
 
 
 def test_one_side_is_a_square(library: Library) -> None:
