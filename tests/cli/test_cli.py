@@ -502,7 +502,7 @@ def test_a_new_folder_is_made_when_a_picture_is_written(library: Library, tmp_pa
 
 
 def test_what_failed_is_said_again_behind_the_pictures_after_it(library: Library) -> None:
-    """An error in the middle would be buried by the lines of the next pictures; the last line is an error either way."""
+    """An error in the middle would be buried by the lines of the next pictures: the last line is an error anyway."""
     for failing, again in ((1, True), (3, False)):
         library.faults = {failing: NumericsError("not finite")}
         ran = cli("x", "-s", "1-3", "-o", "{seed}.png", "--overwrite", "--debug", "timing")
