@@ -62,8 +62,9 @@ def _usage(error: click.ClickException) -> str:
     text = " ".join(error.format_message().split())
     if isinstance(error, click.BadParameter) and (name := environment.variable(error.ctx, error.param)):
         text = f"{name} in the environment: {' '.join(error.message.split())}"
-    if isinstance(error, click.MissingParameter) and (example := _example(error.ctx)):
-        text += f" As in: qwenimg {example}"
+    lacks = isinstance(error, click.MissingParameter) or "unexpected extra" in text
+    if lacks and isinstance(error, click.UsageError) and (example := _example(error.ctx)):
+        text = f"{text.removesuffix('.')}. As in: qwenimg {example}"
     if isinstance(error, click.NoSuchOption):
         text += " A prompt that starts with - goes after -p."
     return text

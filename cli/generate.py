@@ -140,5 +140,8 @@ def generate(ctx: click.Context, /, **given: Any) -> int:
     said = {name: None if given[name] == () else given[name] for name in SAID}
     for name in SAID:
         del given[name]
+    notes = environment.unknown(ctx.command)
+    if (text := said["negative_prompt"]) is not None and text.isdecimal():
+        notes.append(f"-n is what to steer away from, here {text}; for {text} pictures give -N {text}")
     stop = ctx.obj if isinstance(ctx.obj, Stop) else Stop()
-    return draw(Flags(said=said, **given), stop, environment.unknown(ctx.command))
+    return draw(Flags(said=said, **given), stop, notes)

@@ -60,6 +60,7 @@ qwenimg --from picture.png --steps 50"""
 # What a command that lacks an argument is answered with.
 COMMAND_EXAMPLES = {
     "info": "info picture.png",
+    "models": "models --models-dir ComfyUI",
     "convert": "convert sd15 sd15-8bit -q 8",
     "record": "parity record -o mac.safetensors",
     "check": "parity check mac.safetensors",

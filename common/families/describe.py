@@ -124,10 +124,10 @@ def _expected(folder: Path) -> tuple[Manifest, Callable[[str], str | None]]:
 
 def _file(path: Path, prediction: Prediction | None) -> Description:
     if is_file(path / ADAPTER):
-        return describe_lora(path, _layers_of_known())
+        return describe_lora(path, layers_of_known())
     with _opened(find_files(path).files) as headers:
         if is_file(path) and is_lora(headers[0]):
-            return describe_lora(path, _layers_of_known())
+            return describe_lora(path, layers_of_known())
         for family in registry.FAMILIES if is_file(path) else ():
             if family.describe_file and (found := family.describe_file(headers[0], prediction)):
                 return found
@@ -139,7 +139,7 @@ def _file(path: Path, prediction: Prediction | None) -> Description:
     return Description(lines=lines)
 
 
-def _layers_of_known() -> dict[str, Names]:
+def layers_of_known() -> dict[str, Names]:
     """Return what LoRAs call the layers of the known models, by their published configurations."""
     published = {name: registry.published(known) for name, known in catalog.KNOWN.items()}
     return {name: one.family.lora_names(one.checkpoint) for name, one in published.items() if one is not None}

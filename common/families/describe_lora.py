@@ -16,6 +16,7 @@ from qwenimg.common.weights import delta
 from qwenimg.common.weights.lora import LoraFile, Module, fit, read_lora, scale_of
 from qwenimg.common.weights.lora_names import Names, find
 
+NO_USE = "use it: no"
 _KEY = re.compile(r".*(\.lora_|[._]lora\.|\.hada_w|\.lokr_|\.oft_|\.lora_linear_layer\.|lora_controlnet).*")
 # By how the names of its modules begin.
 _WRITERS = (
@@ -78,7 +79,7 @@ def _use(lora: LoraFile, models: Mapping[str, Names]) -> tuple[list[str], list[s
     known = {name: _known(lora, names) for name, names in models.items()}
     nearest = max(known, key=lambda name: known[name])
     if not known[nearest][0]:
-        return [f"use it: no, none of its modules is a layer of {' or '.join(models)}"], []
+        return [f"{NO_USE}, none of its modules is a layer of {' or '.join(models)}"], []
     fault = f"for {nearest}: {errors[nearest]}"
     if known[nearest][0] < count or any(delta.kind_of(frozenset(one.parts)) is None for one in lora.modules.values()):
         return [], [fault]

@@ -125,8 +125,9 @@ def of_device(device: str) -> Machine | None:
 
 def machine(name: str, option: str = "--on-paper") -> Machine:
     """Return the machine that the value of `option` names. Raises UsageError."""
-    plain = re.sub(r"[\s_-]+", "-", name.strip().lower()).removeprefix("nvidia-").removeprefix("apple-")
-    found = MACHINES.get(plain.removeprefix("geforce-").removeprefix("rtx-"))
+    plain = re.sub(r"[\s_-]+", "-", re.sub(r"(\d{4})(ti|super)", r"\1-\2", name.strip().lower()))
+    words = () if "laptop" in plain or "mobile" in plain else sorted(MACHINES, key=len, reverse=True)
+    found = next((MACHINES[one] for one in words if f"-{one}-" in f"-{plain}-"), None)
     if found is None:
         raise UsageError(f"{option} {clean(name, 40)!r} is not known; qwenimg plan --on {LIST} lists all names")
     return found

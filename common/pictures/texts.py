@@ -54,7 +54,9 @@ def read_texts(path: Path) -> dict[str, str]:
         elif kind == "PNG":
             found = png.read_text(path)
         else:
-            raise bad(path, "is no PNG, JPEG or WebP picture, and only these hold a recipe")
+            is_json = file.size and file.read(0, 1) == b"{"
+            more = "; of ComfyUI give a picture that it saved, which has the workflow" if is_json else ""
+            raise bad(path, f"is no PNG, JPEG or WebP picture, and only these hold a recipe{more}")
     recipe = _recipe(found.get(XMP_KEY, ""))
     return ({} if recipe is None else {"qwenimg": recipe}) | found
 

@@ -284,8 +284,8 @@ def test_wrong_lines(library: Library) -> None:
 
 
 def test_a_tag_in_the_prompt_says_where_a_lora_goes(library: Library) -> None:
-    for prompt in ("a cat <lora:pixel:0.8>", "< LoRA : x >", "<lyco:a:1>"):
-        cli(prompt).refused(2, "give --lora FILE:SCALE")
+    for prompt, lora in (("a cat <lora:pixel:0.8>", "pixel:0.8"), ("< LoRA : x >", "x"), ("<lyco:a:1>", "a:1")):
+        cli(prompt).refused(2, f"give --lora {lora}")
     assert not library.calls
 
 
