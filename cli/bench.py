@@ -24,7 +24,9 @@ _FEW = 2  # steps of the shorter run
 
 @click.command("bench")
 @click.argument("model", required=False)
-@click.option("--on-paper", metavar="MACHINE", help="h100, h200, 4090, m4-max, ...: a MODEL of it; see below.")
+@click.option(
+    "--on-paper", metavar="MACHINE", help="Count a known model's kernels for h100, 4090, m4-max, ...; run nothing."
+)
 @click.option("-W", "--width", type=_SIDE, metavar="PIXELS", help="Default the model's.")
 @click.option("-H", "--height", type=_SIDE, metavar="PIXELS", help="Default the model's.")
 @click.option("--steps", type=click.IntRange(1, 1000), metavar="N", help="Default the model's; measured, 6.")

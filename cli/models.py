@@ -67,7 +67,7 @@ def _folders(given: tuple[Path, ...], as_json: bool) -> str:
         return json.dumps({"files": [asdict(row) for row in rows], "more": more})
     if not rows:
         shown = ", ".join(shown_path(path, 60) for path in given)
-        return f"{shown}: no model, part or LoRA in a folder that ComfyUI would look in"
+        return f"{shown}: no model, part or LoRA there, nor in a folder below that ComfyUI would look in"
     cut = [f"more than {folder_listing.MAX_FILES:,} files; the others are not listed"] if more else []
     used = 'draw with one: qwenimg --models-dir DIR OPTION NAME "a red circle"     more of a file: qwenimg info FILE'
     return "\n".join([*_table(rows), *cut, "", used])

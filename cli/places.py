@@ -29,10 +29,14 @@ def models_dir(command: _F) -> _F:
 def parts(command: _F) -> _F:
     """Declares the options of the parts that may come from elsewhere."""
     for names, metavar, more in (
-        (("--tokenizer",), "FOLDER", {"help": "CLIP's, for a Stable Diffusion file, or Qwen's for mflux; else found."}),
-        (("--vae",), "FILE", {"help": "Those of the VAE."}),
+        (
+            ("--tokenizer",),
+            "FOLDER",
+            {"help": "Vocabulary for a Stable Diffusion file or an mflux folder without one; found here if not given."},
+        ),
+        (("--vae",), "FILE", {"help": "Weights of the VAE."}),
         (("--text-encoder-2",), "FILE", {"hidden": True, "allow_from_autoenv": False}),
-        (("--text-encoder",), "FILE", {"help": "Those of a text encoder; again for SDXL's other.", "multiple": True}),
+        (("--text-encoder",), "FILE", {"help": "Weights of a text encoder; again for SDXL's other.", "multiple": True}),
         (("--transformer", "--unet"), "FILE", {"help": "Weights in the place of the model's transformer or UNet."}),
     ):
         command = click.option(*names, type=_PATH, metavar=metavar, **more)(command)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from math import prod
 from pathlib import Path
 from typing import TypeAlias
@@ -60,9 +61,9 @@ def _candidates(folders: ModelFolders) -> Iterator[tuple[Path, Path]]:
     """Each file of weights and each model's folder once, with the folder that it was found in."""
     seen: set[Path] = set()
     roots = dict.fromkeys(root for kind in folders.folders.values() for root in kind)
-    for root in roots:
+    for root, paths in [*((root, _below(root)) for root in roots), *((root, _inside(root)) for root in folders.given)]:
         models: list[Path] = []
-        for path in _below(root):
+        for path in paths:
             if path in seen or any(model in path.parents for model in models):
                 continue
             if _is(path / "model_index.json"):
@@ -71,6 +72,14 @@ def _candidates(folders: ModelFolders) -> Iterator[tuple[Path, Path]]:
                 continue
             seen.add(path)
             yield root, path
+
+
+def _inside(folder: Path) -> Iterator[Path]:
+    """Yield what lies in a folder that was given itself, whose names the options find too."""
+    try:
+        yield from sorted(islice(folder.iterdir(), MAX_FILES))
+    except OSError:  # it is a file of paths, or without permission
+        return
 
 
 def _is(path: Path) -> bool:

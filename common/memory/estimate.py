@@ -43,8 +43,8 @@ def streaming_rate(device: Device) -> float:
 
 
 def summary(memory: int, seconds: float) -> str:
-    """`about 1.3 GB and roughly 2 min`"""
-    return f"about {size_text(memory)} and {duration(seconds)}"
+    """`takes about 1.3 GB of memory and roughly 2 min`"""
+    return f"takes about {size_text(memory)} of memory and {duration(seconds)}"
 
 
 def left(expected: Sequence[Estimate], step: float) -> tuple[float, bool]:

@@ -10,7 +10,9 @@ from qwenimg.common.memory.estimate import Estimate, steps_seconds
 from qwenimg.common.memory.needs import Needs
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.ways import Ways, needs
+from qwenimg.common.request.loras import Key, Loras
 from qwenimg.common.request.request import Request
+from qwenimg.common.runtime.runtime import Change
 
 MUCH_LESS = 0.8  # of what was planned: what is named where that did not suffice
 # Of the matrices that the rate is measured with: a GPU's fill it, and a CPU's are those of small networks, soon done.
@@ -76,3 +78,13 @@ class Fit:
                 found.append(self.engine.product_seconds(side, dtype))
             self._rates[dtype] = median(found) / (2 * side**3)
         return self._rates[dtype]
+
+
+def with_loras(model: DiffusionModel, loras: Loras, request: Request, adapted: Key | None) -> DiffusionModel:
+    """Return `model` with the LoRAs of `request`: where it has others, the `adapted` ones, a variant of which nothing
+    is loaded."""
+    if loras.key(request.lora, request.lora_mode) == adapted:
+        return model
+    variant = model.variant(Change())
+    variant.adapt(loras.deltas(request.lora, request.lora_mode))
+    return variant

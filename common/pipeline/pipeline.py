@@ -23,7 +23,7 @@ from qwenimg.common.pictures import pixels as image
 from qwenimg.common.pipeline import start
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel, PreparedRun
 from qwenimg.common.pipeline.fallback import CAUSES, Fallback
-from qwenimg.common.pipeline.fit import Fit
+from qwenimg.common.pipeline.fit import Fit, with_loras
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment
 from qwenimg.common.pipeline.result import Result, Step
@@ -41,7 +41,6 @@ from qwenimg.common.runtime import compiling
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.compiling import Decision
 from qwenimg.common.runtime.engine import Array
-from qwenimg.common.runtime.runtime import Change
 from qwenimg.common.sampling import table
 
 Shape = tuple[int, int]
@@ -162,7 +161,7 @@ class Pipeline:
         """Memory and time that the picture would take. Raises as `check` does, and DoesNotFit; loads no weight."""
         self._turns.check_process()
         request = self.check(prompt, **asked)
-        return self._fit.estimate(request, self._with_loras(request))
+        return self._fit.estimate(request, with_loras(self.model, self.loras, request, self._adapted))
 
     def prepare(self, prompts: Sequence[str], clip_skip: int = 0, lora: str = "", lora_mode: str = "auto") -> None:
         """Announces `prompts`, so that the text encoder is loaded once for all that fit into memory, and before the
@@ -186,7 +185,7 @@ class Pipeline:
         if self.checkpoint is None:
             return line
         held, stored = self.checkpoint.largest(self.precision), self.checkpoint.file_bytes
-        return f"{line}, weights {size_text(held)} at once of {size_text(stored)}"
+        return f"{line}, weights {size_text(stored)} in files, {size_text(held)} at a time"
 
     def compile(self, mode: str = "auto", seconds: float = 0.0) -> Decision:
         """Decides whether the denoiser is compiled when it is next loaded: `on`, `off`, or by the preset and by what
@@ -256,7 +255,7 @@ class Pipeline:
     def _run(self, request: Request, warnings: list[str]) -> Iterator[Step | Result]:
         model = self.model
         plan, shape = model.plan(request), start.latent_shape(model, request)
-        self._fit.check(request, self._with_loras(request))
+        self._fit.check(request, with_loras(model, self.loras, request, self._adapted))
         self._adapt(request.lora, request.lora_mode)
         model.check_weights()
         stream = TorchCPUGenerator(request.seed)
@@ -299,15 +298,6 @@ class Pipeline:
         if request.image is not None or self.model.sees_mask:
             return self.model.decode(latents)
         return self.fallback.calling(lambda: self.model.decode(latents), warnings)
-
-    def _with_loras(self, request: Request) -> DiffusionModel:
-        """Return the model with the LoRAs of `request`: where it has others now, a variant of which nothing is
-        loaded."""
-        if self.loras.key(request.lora, request.lora_mode) == self._adapted:
-            return self.model
-        model = self.model.variant(Change())
-        model.adapt(self.loras.deltas(request.lora, request.lora_mode))
-        return model
 
     def _adapt(self, lora: str, mode: str) -> None:
         """Gives the model the LoRAs that `lora` asks for, where it has others."""

@@ -656,7 +656,7 @@ def test_pictures_without_a_recipe(library: Library) -> None:
 def test_the_headline_comes_first_and_warnings_once(library: Library) -> None:
     ran = cli("x", "-s", "1-2", "-W", "9")
     lines = ran.err.splitlines()
-    assert lines[0] == library.pipes[0].headline() + " · about 300.0 MB and roughly 8 s"
+    assert lines[0] == library.pipes[0].headline() + " · takes about 300.0 MB of memory and roughly 8 s"
     assert lines[1] == "qwenimg: warning: the built-in model draws shapes"
     assert ran.err.count("width 9 is odd") == 1
     assert "picture 2 of 2: seed 2, 9x12, 3 steps, guidance 4" in lines and "step 3/3, 0.25 s" in lines
@@ -1082,7 +1082,7 @@ def test_a_long_time_is_told_before_the_work(
     expected = Estimate(memory=10**9, seconds=seconds, step=0.25)
     monkeypatch.setattr(FakePipeline, "estimate", lambda self, prompt, **asked: expected)
     lines = cli("x", "-s", "1-2").err.splitlines()
-    assert lines[0].endswith(f"about 1.0 GB and {'roughly 13 min' if told else 'roughly 8 min'}")
+    assert lines[0].endswith(f"about 1.0 GB of memory and {'roughly 13 min' if told else 'roughly 8 min'}")
     if told:
         assert lines[1].startswith("qwenimg: warning: this takes roughly 13 min")
         assert "this takes roughly 13 min" in cli("y", "-s", "3-4", "--quiet").err

@@ -133,7 +133,7 @@ def test_info_says_what_codes_take(model: Path, tmp_path: Path) -> None:
     held = last.rpartition(" ")[0].rpartition("at once ")[2]
     assert f"{size_text(files)} in files" in last
     pipe = qwenimg.load(tmp_path / "q", "cpu", "bf16")
-    assert pipe.headline().endswith(f"q, weights {held} MB at once of {size_text(files)}")
+    assert pipe.headline().endswith(f"q, weights {size_text(files)} in files, {held} MB at a time")
     assert b", with -q 8 " in cli("info", "shapes").out
 
 
