@@ -15,7 +15,7 @@ def main() -> None:
     write(
         "samplers.md",
         "samplers",
-        table(("name", "title", "order", "noise", "calls a step", "Qwen-Image", "source"), rows),
+        table(("name", "title", "order", "noise", "calls", "Qwen", "source"), rows),
     )
 
 

@@ -44,7 +44,6 @@ def rgb(picture: Image) -> tuple[Uint8, list[str]]:
     from PIL import Image
 
     notes = _about(picture)
-    picture.load()  # Pillow turns a TIFF as it is decoded
     sixteen = picture.mode.startswith("I")
     if not sixteen and picture.mode in _NAMES:
         notes.append(f"is {_NAMES[picture.mode]}, taken as RGB")
@@ -72,7 +71,6 @@ def rgb(picture: Image) -> tuple[Uint8, list[str]]:
 def grey(picture: Image) -> tuple[Uint8, list[str]]:
     """[H, W], upright, and what was done to it. Transparency and colour profiles are left out of account."""
     notes = _about(picture)
-    picture.load()
     if picture.mode not in ("1", "L") and not picture.mode.startswith("I"):
         notes.append("is taken as grey")
     pixels = np.empty((picture.height, picture.width), np.uint8)

@@ -66,16 +66,16 @@ def test_masks(tmp_path: Path) -> None:
 
 
 def test_a_mask_of_another_size_is_scaled_and_told(tmp_path: Path) -> None:
-    halves = np.zeros((64, 96), np.uint8)
-    halves[:, 48:] = 255  # the right half
-    Image.fromarray(halves).save(tmp_path / "m.png")
+    quarter = np.zeros((64, 96), np.uint8)
+    quarter[:32, 48:] = 255  # the right half of the upper half
+    Image.fromarray(quarter).save(tmp_path / "m.png")
     for height, width in ((32, 48), (128, 200), (64, 10)):
         mask, told = read_mask(tmp_path / "m.png", np.zeros((height, width, 3), np.uint8))
-        assert mask.shape == (height, width) and told == [
-            f"m.png: is 96x64, scaled to the {width}x{height} of the picture"
-        ]
-        white = mask >= 128  # one column, where the halves meet, may be either
-        assert not white[:, : width // 2 - 1].any() and white[:, width // 2 + 1 :].all()
+        size = f"{width}x{height}"
+        assert mask.shape == (height, width) and told == [f"m.png: is 96x64, scaled to the {size} of the picture"]
+        white, (row, column) = mask >= 128, (height // 2, width // 2)  # a line on each edge may be either
+        assert white[: row - 1, column + 1 :].all()
+        assert not white[row + 1 :].any() and not white[:, : column - 1].any()
 
 
 def test_a_mask_without_white_is_told(tmp_path: Path) -> None:
