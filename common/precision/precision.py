@@ -262,7 +262,11 @@ def parse(text: str, *, on_gpu: bool, kind: Kind = MMDIT) -> Precision:
         base = kind.prefers[0] if on_gpu else "fp32"
     if base not in kind.bases:
         known = ", ".join(kind.bases)
-        fewer = "; weights in fewer bits are -q 8, 6 or 4" if re.search("[48]", base) else f"; syntax: {kind.syntax}"
+        fewer = (
+            "; weights in fewer bits are -q 8, 6 or 4"
+            if re.fullmatch(r"\D*[468]", base)
+            else f"; syntax: {kind.syntax}"
+        )
         raise UsageError(f"--precision {clean(text, 40)!r}: {clean(base, 40)!r} is not one of auto, {known}{fewer}")
     precision = bases(kind)[base]
     for override in overrides:
