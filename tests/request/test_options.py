@@ -289,6 +289,6 @@ def test_help_as_json_is_the_schema(capfd: pytest.CaptureFixture[str]) -> None:
         assert json.loads(capfd.readouterr().out) == json.loads(json.dumps(request_schema()))
     assert run(["--json"]) == 2
     told = capfd.readouterr()
-    assert json.loads(told.out)["event"] == "error" and told.err.startswith("Usage:")
+    assert json.loads(told.out)["event"] == "error" and told.err.startswith("qwenimg: error: no prompt")
     assert run(["-p", "--json", "--help"]) == 0
     assert capfd.readouterr().out.startswith("Usage:")
