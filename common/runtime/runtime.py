@@ -159,7 +159,7 @@ class Runtime:
         if not self.streams:
             return component
         whole = self.plan(component)
-        plan = streaming.fitting(whole, component.streamable, room)
+        plan = streaming.fitting(whole, component.streamable, room, self.engine.workspace.moved)
         return component if plan is whole else replace(component, plan=plan)
 
     def fitting(self, component: Component, opened: Component | None, room: int, more: int) -> Component:
@@ -216,7 +216,7 @@ class Runtime:
 
     def weight_bytes(self, component: Component) -> int:
         """Bytes of the weights that are in memory at once as long as `component` is open."""
-        return streaming.held(self.plan(component))
+        return streaming.held(self.plan(component), self.engine.workspace.moved)
 
     def streamed_bytes(self, component: Component) -> int:
         """Bytes of its weights that every pass reads anew."""
@@ -224,7 +224,8 @@ class Runtime:
 
     def opened_bytes(self, component: Component) -> int:
         """Bytes of the weights that are in memory before the first call, in which blocks are streamed."""
-        return self.weight_bytes(component) - streaming.passing(self.plan(component))
+        passing = streaming.passing(self.plan(component), self.engine.workspace.moved)
+        return self.weight_bytes(component) - passing
 
     def call_bytes(self, component: Component, activations: int, once: bool = False) -> int:
         """Return the bytes that a call takes beside weights: its activations, what the weights in codes are decoded to
@@ -235,7 +236,7 @@ class Runtime:
 
     def loading_bytes(self, component: Component) -> int:
         """What loading it takes beside its weights (`beside.loading`)."""
-        return beside.loading(self.plan(component))
+        return beside.loading(self.plan(component), self.engine.workspace.moved)
 
     def check_fit(self, what: str, need: int) -> None:
         """Raises DoesNotFit before anything is allocated."""

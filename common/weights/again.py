@@ -9,8 +9,6 @@ from math import prod
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 
 from qwenimg.common.base.shape import Shape
-from qwenimg.common.codes.affine import Affine
-from qwenimg.common.codes.block_float import BlockFloat
 from qwenimg.common.formats.stored import DTYPES, NUMPY, Piece, into
 from qwenimg.common.weights.plan import Entry
 from qwenimg.common.weights.storage import Packed
@@ -67,16 +65,6 @@ class TwoPieces(Generic[Memory]):
         for part in (part for parts in self._parts[path] for part in parts):
             _fill(part, view[part.begin : part.end])
         return memory, self._parts[path]
-
-
-def straight(entry: Entry) -> bool:
-    """Whether a file has what is kept of it, or the same in 16 bit where 32 are kept."""
-    if entry.fused:
-        return False
-    if isinstance(entry.storage, Packed):
-        own = entry.source.kept
-        return isinstance(entry.source.code, Affine | BlockFloat) and own is not None and own.code == entry.storage.code
-    return entry.source.is_plain and entry.storage.dtype in (entry.source.dtype, "float32")
 
 
 def _placed(block: list[Entry]) -> list[list[Part]]:

@@ -39,8 +39,8 @@ def test_what_is_read_on_the_way_counts_only_at_the_end(tmp_path: Path, precisio
     pipe = qwenimg.load(tmp_path / "model", backend="cpu", precision=precision)
     plan = pipe.runtime.plan(pipe.model.checkpoint["text_encoder"])
     last = list(plan.entries.values())[-1]
-    found = beside.loading(plan)
-    print(f"{found} of {streaming.held(plan)} bytes; the last weight is {last.name}, of {last.nbytes}")
+    found = beside.loading(plan, None)
+    print(f"{found} of {streaming.held(plan, None)} bytes; the last weight is {last.name}, of {last.nbytes}")
     assert 0 <= found <= max(e.nbytes for e in plan.entries.values())
     assert (found > 0) == (precision == "fp32")
     pipe.close()
