@@ -9,14 +9,16 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.memory.needs import Needs
 from qwenimg.common.pipeline.denoiser import Denoiser
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment
 from qwenimg.common.request.few_steps import FewSteps
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.engine import Array
+from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
+from qwenimg.common.runtime.stages import Stage
+from qwenimg.common.runtime.vae import Shape
 from qwenimg.common.weights.lora import Deltas
 from qwenimg.common.weights.lora_names import Names
 
@@ -41,6 +43,7 @@ class DiffusionModel(Protocol):
     """One opened model on one engine."""
 
     runtime: Runtime
+    residents: Residents
     multiple: int  # pixels: sizes are rendered at the next multiple and cropped
     scale: int  # pixels to a latent
     channels: int  # of the latents
@@ -58,9 +61,9 @@ class DiffusionModel(Protocol):
 
     def warnings(self, request: Request) -> list[str]: ...
 
-    def needs(self, request: Request, plan: SamplingPlan, shape: tuple[int, int], counted: bool = True) -> Needs:
-        """What the picture will take, stage by stage. Loads nothing. counted: whether the
-        tokens of prompts are; else each is taken for the longest."""
+    def stages(self, request: Request, plan: SamplingPlan, shape: Shape, counted: bool = True) -> list[Stage]:
+        """Return the stages of a run in their order. Loads nothing. counted: whether the tokens of prompts are; else
+        each is taken for the longest."""
         ...
 
     def variant(self, change: Change) -> Self:
@@ -80,9 +83,7 @@ class DiffusionModel(Protocol):
         are read again. Raises ModelError and NumericsError."""
         ...
 
-    def prepare(
-        self, request: Request, plan: SamplingPlan, shape: tuple[int, int]
-    ) -> AbstractContextManager[PreparedRun]:
+    def prepare(self, request: Request, plan: SamplingPlan, shape: Shape) -> AbstractContextManager[PreparedRun]:
         """Loads and computes what depends on no step, for latents of `shape` (rows, columns); on leaving, what the run
         held on the device is free."""
         ...
@@ -95,11 +96,15 @@ class DiffusionModel(Protocol):
         """Pixels [1, 3, H, W], about -1 to 1, all finite. Raises NumericsError."""
         ...
 
-    def renew(self, part: str) -> None:
-        """Frees what was made under a policy that the runtime has no longer: of the VAE, or of a `part` with which all
-        is made again. Files stay open."""
+    def forget(self) -> None:
+        """Drop what was computed for later images: text states, modulation."""
         ...
 
-    def free_transformer(self) -> None: ...
-
     def close(self) -> None: ...
+
+
+def renew(model: DiffusionModel, part: str) -> None:
+    """Free what was made under another policy of `part`: for the VAE its weights, for other parts everything."""
+    model.residents.free("vae" if part == "vae" else "")
+    if part != "vae":
+        model.forget()

@@ -41,6 +41,7 @@ from qwenimg.common.runtime import compiling
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.compiling import Decision
 from qwenimg.common.runtime.engine import Array
+from qwenimg.common.runtime.residents import DENOISERS
 from qwenimg.common.sampling import table
 
 Shape = tuple[int, int]
@@ -198,7 +199,7 @@ class Pipeline:
     def free_transformer(self) -> None:
         """Frees the transformer, some two thirds of all memory; the next picture loads it again."""
         with self._turns.taken():
-            self.model.free_transformer()
+            self.model.residents.free(DENOISERS)
 
     def close(self, *, wait: bool | float = False) -> None:
         """Free everything and close the model's files. Every later call but `close` and `headline` raises UsageError,
@@ -248,7 +249,7 @@ class Pipeline:
             if isinstance(error, QwenimgError) or not out_of_memory(error):
                 raise
             traceback.clear_frames(error.__traceback__)  # which hold arrays
-            self.model.free_transformer()
+            self.model.residents.free(DENOISERS)
             raise self._fit.ran_out() from None
 
     def _run(self, request: Request, warnings: list[str]) -> Iterator[Step | Result]:

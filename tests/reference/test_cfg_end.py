@@ -11,6 +11,7 @@ import numpy as np
 import oracle_sd
 import pytest
 import torch
+from opened_parts import open_part
 
 import qwenimg
 from qwenimg.common.base.errors import UsageError
@@ -71,7 +72,7 @@ def test_qwen_image_makes_one_pass_after_it(tiny_folder: Path, together: bool) -
     for backend in BACKENDS:
         pipe = qwenimg.load(tiny_folder, backend=backend, precision="fp32")
         pipe.model.batch_guidance = together
-        transformer, batches = pipe.model.transformer(), []
+        transformer, batches = open_part(pipe, "transformer"), []
         predict = transformer.predict
 
         def counted(latents: Any, condition: Any, modulation: Any, step: int, predict=predict, batches=batches) -> Any:

@@ -25,7 +25,6 @@ from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.components import open_component, read_config
 from qwenimg.common.families.family import Family
-from qwenimg.common.memory.needs import Needs, Stage
 from qwenimg.common.networks import params
 from qwenimg.common.networks.network import Network
 from qwenimg.common.pipeline import inpaint
@@ -36,7 +35,10 @@ from qwenimg.common.precision.precision import Kind
 from qwenimg.common.request.request import Defaults, Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array
+from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
+from qwenimg.common.runtime.stages import Split, Stage
+from qwenimg.common.runtime.vae import Shape
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
 
 HERE = Path(__file__).parent
@@ -78,7 +80,7 @@ class ToyModel:
         self.runtime, self.checkpoint = runtime, checkpoint
         self.component = checkpoint["denoiser"]
         self.channels = self.component.config.channels
-        self._network: Any = None
+        self.residents = Residents(runtime)
 
     def plan(self, request: Request) -> SamplingPlan:
         return flow_plan(self.checkpoint.scheduler, request, request.width * request.height // SCALE**2)
@@ -86,16 +88,14 @@ class ToyModel:
     def warnings(self, request: Request) -> list[str]:
         return []
 
-    def needs(self, request: Request, plan: SamplingPlan, shape: tuple[int, int], counted: bool = True) -> Needs:
+    def stages(self, request: Request, plan: SamplingPlan, shape: Shape, counted: bool = True) -> list[Stage]:
         step = 4 * shape[0] * shape[1] * self.component.config.width
-        weights = self.runtime.weight_bytes(self.component)
-        needs = self.runtime.needs({"toy": weights} if self._network else {}, freed=())
-        needs.stages.append(Stage(name="denoise", title="a step of the toy", weights=weights, activations=step))
-        needs.steps = plan.evaluations * step
-        return needs
+        splits = (Split(activations=step, size=1, passes=plan.evaluations * (1 + request.guided)),)
+        work = plan.evaluations * step
+        return [Stage(name="denoise", resident="toy", component=self.component, splits=splits, operations=work)]
 
     def variant(self, change: Change) -> ToyModel:
-        return ToyModel(*self.runtime.changed(self.checkpoint, change, 0), None)
+        return ToyModel(*self.runtime.changed(self.checkpoint, change, self.residents.weights), None)
 
     def adapt(self, deltas: Any) -> None:
         assert not deltas
@@ -106,9 +106,8 @@ class ToyModel:
 
     @contextmanager
     def prepare(self, request: Request, plan: SamplingPlan, shape: tuple[int, int]) -> Iterator[ToyRun]:
-        if self._network is None:
-            self._network = self.runtime.open(self.component, "toy")
-        yield ToyRun(self.runtime, self._network, request, shape)
+        network, _ = self.residents.enter(self.stages(request, plan, shape)[0])
+        yield ToyRun(self.runtime, network, request, shape)
 
     def encode(self, pixels: Latents) -> tuple[Latents, Latents]:
         b, c, h, w = pixels.shape
@@ -118,14 +117,10 @@ class ToyModel:
     def decode(self, latents: Latents) -> Latents:
         return latents.repeat(SCALE, 2).repeat(SCALE, 3)
 
-    def renew(self, part: str) -> None:
-        self.free_transformer()
-
-    def free_transformer(self) -> None:
-        self._network = None
+    def forget(self) -> None: ...
 
     def close(self) -> None:
-        self.free_transformer()
+        self.residents.free()
         self.checkpoint.close()
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qwenimg.common.families.qwen_image import memory
 from qwenimg.common.numbers import packing
 from qwenimg.common.pipeline import inpaint
 from qwenimg.common.pipeline.denoiser import Denoiser, Guidance
@@ -26,15 +25,13 @@ class QwenRun:
 
     def __init__(self, model: QwenImage, request: Request, plan: SamplingPlan, grid: tuple[int, int, int]):
         self.model, self.request, self.grid = model, request, grid
-        asked = plan.asked()
-        timesteps = tuple(model.schedule_config.timestep(sigma) for sigma in asked)
-        self.rows = {sigma: i for i, sigma in enumerate(asked)}  # of the modulation
+        self.rows = {sigma: i for i, sigma in enumerate(plan.asked())}  # of the modulation
         prompts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
         texts, tokens = model.states(prompts), grid[1] * grid[2]
-        together, longest = model.branches(len(texts), tokens), max(text.shape[1] for text in texts)
-        kept = memory.kept_bytes(model.config, len(texts), tokens) if request.caches else 0
-        self.transformer = model.transformer(model.run_bytes(together, tokens + longest, timesteps) + kept)
-        self.modulation = model.modulation(timesteps)
+        stages = model.steps(request, plan, tokens, [text.shape[1] for text in texts])
+        self.modulation = model.modulation(model.timesteps(plan), stages[0])
+        self.transformer, split = model.residents.enter(stages[-1])
+        together = split.size or len(texts)
         batches = [texts[i : i + together] for i in range(0, len(texts), together)]
         self.conditions = [self.transformer.condition(batch, [grid]) for batch in batches]
         self.branches = len(texts)
