@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.pipeline.denoiser import Denoiser
+from qwenimg.common.pipeline.guidance import Guidance
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment
 from qwenimg.common.request.few_steps import FewSteps
@@ -47,6 +48,7 @@ class DiffusionModel(Protocol):
     multiple: int  # pixels: sizes are rendered at the next multiple and cropped
     scale: int  # pixels to a latent
     channels: int  # of the latents
+    guidance: Guidance
     sees_mask: bool  # whether the model itself is given mask and masked picture
     few_steps: Mapping[str, FewSteps]  # by name
 

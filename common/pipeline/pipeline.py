@@ -345,7 +345,11 @@ class Pipeline:
 
     def _there(self, request: Request) -> frozenset[str]:
         """Of what an option may need, what the run has."""
-        has = {"guidance": request.guided, "image": request.image is not None, "refiner": "refiner" in self.options}
+        has = {
+            "guidance": self.model.guidance.is_on(request),
+            "image": request.image is not None,
+            "refiner": "refiner" in self.options,
+        }
         return frozenset(name for name, there in has.items() if there)
 
     def _warnings(self, request: Request) -> list[str]:
@@ -377,7 +381,7 @@ class Pipeline:
         asked = recorded(OPTIONS.values(), request, self._there(request))
         asked.pop("lora", None)  # which may have paths
         asked |= {"sampler": plan.sampler, "schedule": plan.schedule} | self.loras.recorded(request.lora)
-        if not request.guided:  # it was not used
+        if not self.model.guidance.is_on(request):  # it was not used
             asked["negative_prompt"] = ""
         if cache is not None:
             asked |= cache.recorded()

@@ -19,6 +19,7 @@ from qwenimg.common.families.qwen_image.run import QwenRun
 from qwenimg.common.memory.memory import scores
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.numbers import sizes
+from qwenimg.common.pipeline.guidance import Guidance, cfg_with_norm, passes
 from qwenimg.common.pipeline.inpaint import Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, flow_plan
 from qwenimg.common.precision.residency import ONCE
@@ -45,6 +46,7 @@ class QwenImage:
 
     batch_guidance: bool | None = None  # both branches in one batch: always, never, or (None) where it pays
     multiple = MULTIPLE
+    guidance = Guidance(formula=cfg_with_norm)
     sees_mask = False
 
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint):
@@ -72,15 +74,14 @@ class QwenImage:
 
     def warnings(self, request: Request) -> list[str]:
         found = []
-        texts = {"prompt": request.prompt} | ({"negative prompt": request.negative_prompt} if request.guided else {})
-        for name, text in texts.items():
-            lost = qwen.prompt_ids(self.tokenizer, text).lost(TEXT_TOKENS)
+        for name, branch in zip(("prompt", "negative prompt"), self.guidance.branches(request), strict=False):
+            lost = qwen.prompt_ids(self.tokenizer, branch.prompt).lost(TEXT_TOKENS)
             if lost:
                 found.append(f"the {name} is cut: the model sees its first {TEXT_TOKENS} tokens, not the last {lost}")
         return found
 
     def stages(self, request: Request, plan: SamplingPlan, shape: Shape, counted: bool = True) -> list[Stage]:
-        texts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
+        texts = [branch.prompt for branch in self.guidance.branches(request)]
         lengths = [qwen.length(self.tokenizer, text) if counted else TEXT_TOKENS + qwen.DROPPED for text in texts]
         seen = [min(TEXT_TOKENS, length - qwen.DROPPED) for length in lengths]
         known = all(text in self.texts or self._is_kept(text) for text in texts)
@@ -102,9 +103,11 @@ class QwenImage:
     def steps(self, request: Request, plan: SamplingPlan, tokens: int, seen: Sequence[int]) -> list[Stage]:
         """Return the stages of the transformer: the modulation, unless it is known, and all steps. `tokens`: of the
         image; `seen`: of each branch's text."""
-        timesteps, count, longest = self.timesteps(plan), len(seen), tokens + max(seen)
+        branches, timesteps = self.guidance.branches(request), self.timesteps(plan)
+        count, longest = len(branches), tokens + max(seen)
         cache = memory.kept_bytes(self.config, count, tokens) if request.caches else 0
-        first, *others = (memory.step_operations(self.config, tokens + text) for text in seen)
+        operations = (memory.step_operations(self.config, tokens + text) for text in seen)
+        evaluated = sum(branch.share * one for branch, one in zip(branches, operations, strict=True))
         denoise = Stage(
             name="denoise",
             resident="transformer",
@@ -113,12 +116,12 @@ class QwenImage:
                 Split(
                     activations=self._step_bytes(size, longest) + cache,
                     size=size,
-                    passes=plan.evaluations * (1 + request.cfg_end * (count - size)),
+                    passes=plan.evaluations * passes(branches, size),
                 )
                 for size in self._batches(count, tokens)
             ),
             checked=timesteps in self._modulations,
-            operations=plan.evaluations * (first + request.cfg_end * sum(others)),
+            operations=plan.evaluations * evaluated,
         )
         if timesteps in self._modulations:
             return [denoise]

@@ -17,6 +17,7 @@ from qwenimg.common.memory import operations
 from qwenimg.common.memory.memory import scores
 from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.numbers import timesteps
+from qwenimg.common.pipeline.guidance import Guidance, cfg, passes
 from qwenimg.common.pipeline.inpaint import Latents
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
@@ -25,6 +26,7 @@ from qwenimg.common.runtime.stages import Split, Stage
 from qwenimg.common.runtime.vae import Shape
 from qwenimg.common.weights.lora import Deltas
 
+GUIDANCE = Guidance(formula=cfg)
 AESTHETIC, POOR_AESTHETIC = 6.0, 2.5  # the refiner's aesthetic score for the prompt and for the negative branch
 
 
@@ -35,10 +37,10 @@ class Conditioning:
     texts: Latents  # [B, S, C]; the prompt's first, then the negative one's
     added: Latents | None
 
-    def part(self, begin: int, end: int) -> Conditioning:
-        """Of these branches."""
-        added = None if self.added is None else self.added[begin:end]
-        return Conditioning(texts=self.texts[begin:end], added=added)
+    def of(self, positions: Sequence[int]) -> Conditioning:
+        """Return that of the branches in these positions."""
+        rows = list(positions)
+        return Conditioning(texts=self.texts[rows], added=None if self.added is None else self.added[rows])
 
 
 class Expert:
@@ -51,9 +53,9 @@ class Expert:
         self.texts = ClipTexts(checkpoint, residents)
 
     def conditioning(self, request: Request) -> Conditioning:
-        prompts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
+        prompts = [branch.prompt for branch in GUIDANCE.branches(request)]
         states, pooled = self.texts.states(prompts, request.clip_skip)
-        if self.checkpoint.zeros_for_empty and request.guided and not request.negative_prompt:
+        if self.checkpoint.zeros_for_empty and prompts[1:2] == [""]:
             states[1], pooled[1] = 0, 0
         return Conditioning(texts=states, added=self._added(request, pooled))
 
@@ -83,7 +85,7 @@ class Expert:
 
     def encoding(self, request: Request, counted: bool) -> list[Stage]:
         """Return the stages that encode the texts of `request`; where they are not counted, one chunk of each."""
-        prompts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
+        prompts = [branch.prompt for branch in GUIDANCE.branches(request)]
         if self.texts.has(prompts, request.clip_skip):
             return []
         return self.texts.stages(max(map(self.texts.chunks, [*prompts, ""])) if counted else 1)
@@ -91,7 +93,7 @@ class Expert:
     def steps(self, request: Request, shape: Shape, calls: int) -> Stage:
         """Return the stage of the UNet, which is called `calls` times: all branches of guidance go in one batch if
         that fits, else one after the other."""
-        unet, branches = self.checkpoint["unet"], 1 + request.guided
+        unet, branches = self.checkpoint["unet"], GUIDANCE.branches(request)
         return Stage(
             name="refine" if self.facts.refiner else "denoise",
             resident=self.name,
@@ -100,13 +102,13 @@ class Expert:
                 Split(
                     activations=self.step_bytes(request, *shape, size),
                     size=size,
-                    passes=calls * (1 + request.cfg_end * (branches - size)),
-                    about="" if size == branches else "one branch of guidance after the other",
+                    passes=calls * passes(branches, size),
+                    about="" if size == len(branches) else "one branch of guidance after the other",
                 )
-                for size in dict.fromkeys((branches, 1))
+                for size in dict.fromkeys((len(branches), 1))
             ),
             operations=calls
-            * (1 + request.guided * request.cfg_end)
+            * passes(branches, 1)
             * operations.unet(unet.plan, len(self.unet_config.block_out_channels), *shape),
         )
 
@@ -116,7 +118,7 @@ class Expert:
         most = self.runtime.engine.workspace.score_bytes
         attending = [(i, level.heads) for i, level in enumerate(config.down) if level.depth]
         held = max((scores(heads, branches, height * width // 4**i, most) for i, heads in attending), default=0)
-        kept = memory.kept_bytes(config, 1 + request.guided, height, width) if request.caches else 0
+        kept = memory.kept_bytes(config, len(GUIDANCE.branches(request)), height, width) if request.caches else 0
         activations = memory.step_peak(config, branches, height, width) + held
         return self.runtime.call_bytes(self.checkpoint["unet"], activations) + kept
 

@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 
 from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
 from qwenimg.common.families.stable_diffusion import few_steps, lora_names
-from qwenimg.common.families.stable_diffusion.expert import Conditioning, Expert, sinusoids
+from qwenimg.common.families.stable_diffusion.expert import GUIDANCE, Expert, sinusoids
 from qwenimg.common.networks import clip
 from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.pipeline import inpaint
-from qwenimg.common.pipeline.denoiser import Denoiser, Guidance
+from qwenimg.common.pipeline.denoiser import Denoiser, phases
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment, Solver
 from qwenimg.common.pipeline.step_cache import Pass
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.runtime.engine import Array, Engine, UNet
+from qwenimg.common.runtime.engine import Array, Engine
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.stages import Stage
@@ -40,6 +40,8 @@ from qwenimg.common.weights.lora_names import Names
 
 class StableDiffusion:
     """A Stable Diffusion model for `Pipeline`, with a refiner behind it if one is given."""
+
+    guidance = GUIDANCE
 
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None = None):
         self.runtime, self.engine, self.checkpoint = runtime, runtime.engine, checkpoint
@@ -146,9 +148,8 @@ class DiffusionRun:
     """One request: the picture is c_skip x + c_out UNet(c_in x, time), guidance taken on the prediction."""
 
     def __init__(self, model: StableDiffusion, request: Request, plan: SamplingPlan, shape: Shape):
-        self.model, self.request = model, request
+        self.model, self.request, self.plan = model, request, plan
         self.stages = model.steps(request, plan, shape)
-        self.guided_above = plan.guided_above(request.cfg_end)
         self.conditioning = {expert: expert.conditioning(request) for expert in model.experts()}
         self.shapes = {"text": str(list(self.conditioning[model.base].texts.shape))}
 
@@ -158,12 +159,7 @@ class DiffusionRun:
         time = discrete.clock(scheduler.levels, segment.schedule)
         # before the UNet is loaded, which would be freed for the VAE's encoder and yet be held here
         extra = [self.array(part) for part in self._extra(initial)] if expert.facts.sees_mask else []
-        count = len(conditioning.texts)
         unet, split = self.model.residents.enter(self.stages[expert])
-        together = split.size or count
-        batches = [conditioning.part(i, i + together) for i in range(0, count, together)]
-        conditions = [unet.condition(batch.texts, batch.added) for batch in batches]
-        alone = self._alone(unet, conditioning)
         engine = self.model.engine
         scalings = partial(discrete.scalings, scheduler.prediction_type)
 
@@ -172,28 +168,23 @@ class DiffusionRun:
             shown = engine.join([scaled, *extra]) if extra else scaled
             return shown, sinusoids(config, [time(sigma)], config.time_channels), condition
 
+        def call(positions: tuple[int, ...]) -> Pass:
+            rows = conditioning.of(positions)
+            return Pass(unet, partial(asked, unet.condition(rows.texts, rows.added)))
+
         def denoised(x: Array, sigma: float, prediction: Array) -> Array:
             _, c_skip, c_out = scalings(sigma)
             return c_skip * x + c_out * prediction
 
+        branches = GUIDANCE.branches(self.request)
         return Denoiser(
             self.model.runtime,
             "unet",
-            [Pass(unet, partial(asked, condition)) for condition in conditions],
+            phases(self.plan, branches, split.size or len(branches), call),
             denoised,
-            Guidance(scale=self.request.guidance, rescale=self.request.guidance_rescale),
-            branches=count,
-            alone=None if alone is None else Pass(unet, partial(asked, alone)),
-            guided_above=self.guided_above,
+            partial(GUIDANCE.combined, engine, self.request),
             blend=inpaint.blend(initial, segment.schedule, self.array),
         )
-
-    def _alone(self, unet: UNet, conditioning: Conditioning) -> Any:
-        """What the UNet makes of the prompt alone, where guidance ends before the steps do."""
-        if not self.request.guided or self.request.cfg_end == 1:
-            return None
-        first = conditioning.part(0, 1)
-        return unet.condition(first.texts, first.added)
 
     def _extra(self, initial: Initial) -> list[Latents]:
         """Mask and masked picture; where none is given all is to be made, of an empty (gray) picture's latents."""
