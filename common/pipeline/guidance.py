@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any, TypeAlias
 
 from qwenimg.common.request.request import Request
@@ -31,6 +30,11 @@ class Branch:
         return self.steps[1] - self.steps[0]
 
 
+def _guidance(request: Request) -> float:
+    """Return the scale of a family that has one number."""
+    return request.guidance
+
+
 def _no_more(request: Request) -> tuple[Branch, ...]:
     """Return no branches behind the unconditional one."""
     return ()
@@ -42,7 +46,7 @@ class Guidance:
 
     formula: Formula  # of several predictions, in the order of their branches
     off: float = 1.0  # scale up to which the prompt's branch is the only one; infinite for a model without others
-    scale: Callable[[Request], float] = attrgetter("guidance")
+    scale: Callable[[Request], float] = _guidance
     more: Callable[[Request], tuple[Branch, ...]] = _no_more  # branches behind the unconditional one
 
     def is_on(self, request: Request) -> bool:

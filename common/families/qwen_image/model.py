@@ -73,12 +73,12 @@ class QwenImage:
         return flow_plan(self.schedule_config, request, rows * columns // MULTIPLE**2)
 
     def warnings(self, request: Request) -> list[str]:
-        found = []
+        lines = []
         for name, branch in zip(("prompt", "negative prompt"), self.guidance.branches(request), strict=False):
             lost = qwen.prompt_ids(self.tokenizer, branch.prompt).lost(TEXT_TOKENS)
             if lost:
-                found.append(f"the {name} is cut: the model sees its first {TEXT_TOKENS} tokens, not the last {lost}")
-        return found
+                lines.append(f"the {name} is cut: the model sees its first {TEXT_TOKENS} tokens, not the last {lost}")
+        return lines
 
     def stages(self, request: Request, plan: SamplingPlan, shape: Shape, counted: bool = True) -> list[Stage]:
         texts = [branch.prompt for branch in self.guidance.branches(request)]
