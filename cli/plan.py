@@ -18,7 +18,7 @@ from qwenimg.common.base.errors import UsageError
 if TYPE_CHECKING:
     from qwenimg import Pipeline
     from qwenimg.common.hub.outlook import Outlook, Times
-    from qwenimg.common.memory.needs import Needs
+    from qwenimg.common.memory.memory_plan import MemoryPlan
     from qwenimg.common.pipeline.ways import Way
     from qwenimg.common.precision.precision import Precision
     from qwenimg.common.request.request import Request
@@ -35,7 +35,7 @@ class _Row:
     """What a picture takes, as it is or with other options."""
 
     title: str  # of the options
-    needs: Needs
+    needs: MemoryPlan
     fits: bool
     steps: int
     times: Times
@@ -201,8 +201,8 @@ def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any])
     if given["cache_prompts"] and counted:
         pipe.runtime.keep_prompts()
     found = needs(pipe.model, request, counted)
-    search = Ways(pipe.model, request, found.room, counted=counted)
-    now = _row(pipe, request, "as it is", found, found.fits(found.room), pipe.precision)
+    search = Ways(pipe.model, request, found.budget, counted=counted)
+    now = _row(pipe, request, "as it is", found, found.fits(found.budget), pipe.precision)
     ways = [(way, _row(pipe, request, way.text, way.needs, way.fits, way.precision)) for way in search.listed()]
     few = _few(pipe, given, counted)
     in_eight = any(row.fits and way.options in ("", "-q 8") for way, row in ways)
@@ -224,7 +224,7 @@ def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any])
 
 
 def _row(
-    pipe: Pipeline, request: Request, title: str, found: Needs, fits: bool, precision: Precision, beside: int = 0
+    pipe: Pipeline, request: Request, title: str, found: MemoryPlan, fits: bool, precision: Precision, beside: int = 0
 ) -> _Row:
     from qwenimg.common.hub.outlook import times
 
@@ -261,7 +261,7 @@ def _converted(pipe: Pipeline, request: Request, counted: bool) -> _Row | None:
     model = pipe.model.variant(Change(quantize="8", converted=True, max_memory=limit))
     found = needs(model, request, counted)
     title = f"converted by -q 8, --max-memory {amount_text(limit)}"
-    return _row(pipe, request, title, found, found.fits(found.room), model.runtime.precision)
+    return _row(pipe, request, title, found, found.fits(found.budget), model.runtime.precision)
 
 
 def _others(pipe: Pipeline, engine: OnPaper, fits: Sequence[_Row]) -> list[Outlook]:
@@ -312,7 +312,7 @@ def _as_json(made: _Plan) -> dict[str, object]:
         "device": pipe.device,
         "precision": pipe.precision.name,
         "size": [request.width, request.height],
-        "memory_bytes": made.now.needs.room,
+        "memory_bytes": made.now.needs.budget,
         **made.now.as_json(),
         "stages": [stage.as_json() for stage in made.now.needs.stages],
         "ways": [{"options": way.options, "without": way.without, **row.as_json()} for way, row in made.ways],
@@ -333,7 +333,7 @@ def _lines(made: _Plan, engine: OnPaper) -> list[str]:
     stages: list[tuple[str, ...]] = [("stage", "weights", "activations", "peak", "")]
     for stage in now.needs.stages:
         stages.append((stage.name, *map(size_text, (stage.weights, stage.activations, stage.peak)), stage.about))
-    verdicts: list[tuple[str, ...]] = [(_room(engine, now.needs.room), "peak", "", "a step", "a picture")]
+    verdicts: list[tuple[str, ...]] = [(_room(engine, now.needs.budget), "peak", "", "a step", "a picture")]
     for row in made.rows:
         fits = "fits" if row.fits else "does not fit"
         verdicts.append((row.title, size_text(row.peak), fits, *row.times.texts()))

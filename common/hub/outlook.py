@@ -16,7 +16,7 @@ from qwenimg.common.families.choices import Choices
 from qwenimg.common.hub.planned import planned
 from qwenimg.common.measure import machines
 from qwenimg.common.memory.estimate import steps_seconds
-from qwenimg.common.memory.needs import Needs
+from qwenimg.common.memory.memory_plan import MemoryPlan
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.ways import BITS, MEGABYTE, amount_text, needs
@@ -84,15 +84,15 @@ class Variant:
 
     options: str
     model: DiffusionModel
-    needs: Needs
+    needs: MemoryPlan
     peak: int  # bytes
 
     @property
     def fits(self) -> bool:
-        return self.peak <= self.needs.room
+        return self.peak <= self.needs.budget
 
 
-def times(pipe: Pipeline, request: Request, found: Needs, precision: Precision) -> Times:
+def times(pipe: Pipeline, request: Request, found: MemoryPlan, precision: Precision) -> Times:
     """Return the expected times of a picture that needs `found`."""
     operations = operations_per_second(pipe.engine, precision)
     if operations is None:
@@ -182,7 +182,7 @@ def policies(name: str, engine: OnPaper) -> list[tuple[str, ...]]:
             model = pipe.model.variant(Change(precision=policy))
             request = pipe.check(PROMPT)
             found = needs(model, request, counted=False)
-            fits = "fits" if found.fits(found.room) else "does not fit"
+            fits = "fits" if found.fits(found.budget) else "does not fit"
             texts = times(pipe, request, found, model.runtime.precision).texts()
             lines.append(
                 (f"{policy} (auto)" if policy == auto else policy, size_text(found.largest.peak), fits, *texts)

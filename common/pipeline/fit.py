@@ -7,7 +7,7 @@ from statistics import median
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import DoesNotFit
 from qwenimg.common.memory.estimate import Estimate, steps_seconds
-from qwenimg.common.memory.needs import Needs
+from qwenimg.common.memory.memory_plan import MemoryPlan
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.ways import Ways, needs
 from qwenimg.common.request.loras import Key, Loras
@@ -26,14 +26,14 @@ class Fit:
     def __init__(self, model: DiffusionModel):
         self.model, self.runtime, self.engine = model, model.runtime, model.runtime.engine
         self._rates: dict[str, float] = {}  # seconds of an operation, by dtype
-        self._last: tuple[Request, Needs] | None = None
+        self._last: tuple[Request, MemoryPlan] | None = None
 
-    def check(self, request: Request, model: DiffusionModel) -> Needs:
+    def check(self, request: Request, model: DiffusionModel) -> MemoryPlan:
         """Return what the picture needs by `model`, which has its LoRAs. Raises DoesNotFit, with what would fit."""
         found = needs(model, request)
         self._last = (request, found)
         self.engine.expect(found.largest.peak)
-        room, stage = found.room, found.largest
+        room, stage = found.budget, found.largest
         if not found.fits(room):
             raise DoesNotFit(
                 f"{stage.title} takes {size_text(stage.peak)} in {self.runtime.precision.name}, "
@@ -48,7 +48,7 @@ class Fit:
             return DoesNotFit("memory ran out; close other programs")
         request, found = self._last
         stage = found.largest
-        room = min(self.runtime.room(sum(found.loaded.values())), int(MUCH_LESS * stage.peak))
+        room = min(self.runtime.room(found.loaded), int(MUCH_LESS * stage.peak))
         ways = Ways(self.model, request, room, limited=False)
         return DoesNotFit(
             f"memory ran out on {self.engine.device}: {stage.title} was planned with {size_text(stage.peak)} in "

@@ -41,6 +41,7 @@ from qwenimg.common.runtime import compiling
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.compiling import Decision
 from qwenimg.common.runtime.engine import Array
+from qwenimg.common.runtime.residents import DENOISERS
 from qwenimg.common.sampling import table
 
 Shape = tuple[int, int]
@@ -199,7 +200,7 @@ class Pipeline:
     def free_transformer(self) -> None:
         """Frees the transformer, some two thirds of all memory; the next picture loads it again."""
         with self._turns.taken():
-            self.model.free_transformer()
+            self.model.residents.free(DENOISERS)
 
     def close(self, *, wait: bool | float = False) -> None:
         """Free everything and close the model's files. Every later call but `close` and `headline` raises UsageError,
@@ -249,7 +250,7 @@ class Pipeline:
             if isinstance(error, QwenimgError) or not out_of_memory(error):
                 raise
             traceback.clear_frames(error.__traceback__)  # which hold arrays
-            self.model.free_transformer()
+            self.model.residents.free(DENOISERS)
             raise self._fit.ran_out() from None
 
     def _run(self, request: Request, warnings: list[str]) -> Iterator[Step | Result]:
@@ -347,7 +348,11 @@ class Pipeline:
 
     def _there(self, request: Request) -> frozenset[str]:
         """Of what an option may need, what the run has."""
-        has = {"guidance": request.guided, "image": request.image is not None, "refiner": "refiner" in self.options}
+        has = {
+            "guidance": self.model.guidance.is_on(request),
+            "image": request.image is not None,
+            "refiner": "refiner" in self.options,
+        }
         return frozenset(name for name, there in has.items() if there)
 
     def _warnings(self, request: Request) -> list[str]:
@@ -379,7 +384,7 @@ class Pipeline:
         asked = recorded(OPTIONS.values(), request, self._there(request))
         asked.pop("lora", None)  # which may have paths
         asked |= {"sampler": plan.sampler, "schedule": plan.schedule} | self.loras.recorded(request.lora)
-        if not request.guided:  # it was not used
+        if not self.model.guidance.is_on(request):  # it was not used
             asked["negative_prompt"] = ""
         if cache is not None:
             asked |= cache.recorded()

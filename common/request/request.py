@@ -219,11 +219,6 @@ class Request:
         """Whether calls of the model may take what one before made."""
         return self.step_cache > 0 or bool(self.cached_calls)
 
-    @property
-    def guided(self) -> bool:
-        """Whether a second, negative branch runs."""
-        return self.guidance > 1
-
 
 OPTIONS = options_of(Request)
 """Every option of a picture, by its name."""

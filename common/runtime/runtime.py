@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import ceil
@@ -12,7 +12,6 @@ from typing import Any
 from qwenimg.common.base.amounts import counted, size_text
 from qwenimg.common.base.errors import DoesNotFit, NumericsError
 from qwenimg.common.memory import beside
-from qwenimg.common.memory.needs import Needs
 from qwenimg.common.precision import precision as policies
 from qwenimg.common.precision import presets
 from qwenimg.common.precision.ladder import advice
@@ -150,10 +149,6 @@ class Runtime:
         smaller = checkpoint.quantised(self.choice.wishes.bits)
         return smaller if smaller.largest(self.precision) <= room else checkpoint
 
-    def needs(self, loaded: Mapping[str, int], freed: Collection[str]) -> Needs:
-        """Those of a picture, whose stages are still to be added."""
-        return Needs(room=self.room(sum(loaded.values())), loaded=loaded, freed=freed)
-
     def fitted(self, component: Component, room: int) -> Component:
         """`component` with as few of its blocks streamed as leave its weights `room` bytes, where this run streams."""
         if not self.streams:
@@ -161,13 +156,6 @@ class Runtime:
         whole = self.plan(component)
         plan = streaming.fitting(whole, component.streamable, room, self.engine.workspace.moved)
         return component if plan is whole else replace(component, plan=plan)
-
-    def fitting(self, component: Component, opened: Component | None, room: int, more: int) -> Component:
-        """`component` as it is `opened`, or where that is not or does not fit, as it is to be opened for `room` bytes,
-        `more` of them for a run."""
-        if opened is not None and (not self.streams or self.weight_bytes(opened) + more <= room):
-            return opened
-        return self.fitted(component, room - more)
 
     def keep_prompts(self) -> None:
         """Keeps encoded prompts on the disk, and takes those that are there."""
@@ -189,26 +177,6 @@ class Runtime:
                 if line:
                     self.notify("notice", line)
             return opened
-
-    def readapt(
-        self, opened: Any, before: Component, now: Component, title: str, free: Callable[[], None]
-    ) -> Component:
-        """Reads again what of the `opened` component other LoRAs change: the weights with others in them `now`, and the
-        branches of those that have others beside them. Gives it as it then is, with the blocks streamed that were
-        `before`. Calls `free` where it fails, with some weights of before."""
-        now = replace(now, plan=streaming.as_in(now.plan, before.plan))
-        pairs = [(name, entry, now.plan.entries[name]) for name, entry in before.plan.entries.items()]
-        names = [name for name, was, new in pairs if was.fused != new.fused]
-        branches = [name for name, was, new in pairs if was.fused == new.fused and was.branch != new.branch]
-        if names or branches:
-            self.notify("stage", f"changing {counted(len(names + branches), 'weight')} of the {title} by LoRA")
-            try:
-                with self.clock.timed(f"load {title}"):
-                    self.engine.refill(opened, self.plan(now), names, branches)
-            except BaseException:
-                free()
-                raise
-        return now
 
     def plan(self, component: Component) -> LoadPlan:
         """Of its weights, as they are kept in memory."""

@@ -15,6 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 from crossed import crossed
+from opened_parts import network_of
 from pretend_device import pretend_engine, pretending
 from random_model import DIT, TEXT, write_random_model
 from random_sd import UNETS, write_random_sd
@@ -50,10 +51,6 @@ def drawn(pipe: Pipeline, **more: Any) -> bytes:
 
 def denoiser(pipe: Pipeline) -> Any:
     return next(part for part in pipe.model.checkpoint.components.values() if part.role == "transformer")
-
-
-def opened(pipe: Pipeline) -> Any:
-    return pipe.model._transformer if hasattr(pipe.model, "_transformer") else pipe.model.base._unet
 
 
 def limited(pipe: Pipeline) -> list[int]:
@@ -106,16 +103,16 @@ def test_a_unet_is_streamed_bit_for_bit(folders: dict[str, Path], backend: str, 
     for seed in (5, 6):
         assert drawn(streamed, seed=seed) == drawn(resident, seed=seed)
     print(f"{backend} {kind}: blocks streamed {counts}")
-    paths = opened(streamed).streamed.blocks
+    paths = network_of(streamed, "unet").streamed.blocks
     assert counts[-2] == len(paths) >= 6 and {path.split(".")[-2] for path in paths} >= {
         "resnets",
         "transformer_blocks",
     }
     assert len({sum(e.nbytes for e in block) for block in paths.values()}) > 2
     for pipe in (streamed, resident):
-        model = weakref.ref(opened(pipe).model)
+        model = weakref.ref(network_of(pipe, "unet").model)
         gc.disable()
-        pipe.model.free_transformer()
+        pipe.free_transformer()
         gc.enable()
         assert model() is None, "freed at once, not when cycles are collected"
         pipe.close()
@@ -125,12 +122,12 @@ def test_a_unet_is_streamed_bit_for_bit(folders: dict[str, Path], backend: str, 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 def test_a_step_cache_streams_the_same_bits(folder: Path, folders: dict[str, Path], backend: str, kind: str) -> None:
     """A call that reuses leaves blocks out, so that what is read ahead is not what is next."""
-    path = folder if kind == "qwen" else folders[kind]
+    path, name = (folder, "transformer") if kind == "qwen" else (folders[kind], "unet")
     resident, streamed = (qwenimg.load(path, backend=backend, precision="fp32") for _ in range(2))
     limited(streamed)
     asked: dict[str, Any] = {"steps": 4, "cached_calls": "2,4"}
     assert drawn(streamed, **asked) == drawn(resident, **asked) != drawn(resident, steps=4)
-    assert len(opened(streamed).streamed.blocks) >= 3
+    assert len(network_of(streamed, name).streamed.blocks) >= 3
 
 
 @pytest.mark.parametrize(("kind", "index"), [("qwen", 1), ("sd15", 1)])
@@ -138,7 +135,7 @@ def test_on_a_device_of_its_own_memory(
     folder: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, kind: str, index: int
 ) -> None:
     """By way of the host's memory into two buffers."""
-    path = folder if kind == "qwen" else folders[kind]
+    path, name = (folder, "transformer") if kind == "qwen" else (folders[kind], "unet")
     with pretending():
         monkeypatch.setattr(backends, "load", lambda name: pretend_engine())
         resident = qwenimg.load(path, backend="cpu", precision="fp32")
@@ -146,7 +143,7 @@ def test_on_a_device_of_its_own_memory(
         counts = limited(streamed)
         assert streamed.engine.device == "a pretend accelerator"
         assert drawn(streamed) == drawn(resident) and counts[index] >= 3
-        source = opened(streamed).streamed.source
+        source = network_of(streamed, name).streamed.source
         devices = {buffer.device.type for buffer in source._buffers}
         assert devices == {"pretend"} and len(source._buffers) == 2 and len(source._host) == counts[index]
 
@@ -166,14 +163,14 @@ def test_only_the_file_is_read_again(folder: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(OpenFile, "fill", watched)
     drawn(pipe)
-    entries = streaming.streamed_blocks(opened(pipe).plan)
+    entries = streaming.streamed_blocks(network_of(pipe, "transformer").plan)
     per_pass = sum(len(block) for block in entries.values())
     passes = ASKED["steps"] * 2
     print(f"{backend}: {len(threads)} tensors for {passes} passes over {counts[1]} blocks, {per_pass} tensors")
     assert {name.split("_")[0] for name in threads} == {"read-ahead"}
     assert abs(len(threads) - passes * per_pass) <= per_pass // counts[1]  # and the one that is read ahead at the end
     if backend == "cpu":
-        model = opened(pipe).model
+        model = network_of(pipe, "transformer").model
         there = {name for name, value in model.named_parameters() if not value.is_meta}
         assert not there & {entry.name for block in entries.values() for entry in block}
     pipe.close()
@@ -316,7 +313,7 @@ def test_blocks_are_read_into_the_same_two_pieces(
     pipe = qwenimg.load(path, backend=backend, precision="fp32")
     limited(pipe)
     first = drawn(pipe)
-    stream = opened(pipe).streamed
+    stream = network_of(pipe, "transformer").streamed
     pieces = stream.source._pieces if backend == "cpu" else stream._pieces
     before = [id(memory) for memory, _ in pieces._pieces]
     assert drawn(pipe) == first and [id(memory) for memory, _ in pieces._pieces] == before and len(set(before)) == 2

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 AT_IMPORT = {
     "TypeVar": "a type",
     "Block": "a constant: a frozen dataclass",
+    "Guidance": "a constant: a frozen dataclass",
     "ParamSpec": "a type",
     "found_once": "describes a function, whose results are kept",
     "ContextVar": "a name for what each context has of its own",
