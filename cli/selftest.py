@@ -18,6 +18,7 @@ from qwenimg.cli.progress import Bar
 from qwenimg.cli.signals import Stop
 from qwenimg.common.base.errors import NumericsError, UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.families.opening import Opening
 
 if TYPE_CHECKING:
     from qwenimg.common.shapes.gate import GatePrompt
@@ -59,7 +60,7 @@ def selftest(
     prompts = selftest_prompts()
     path = None if output is None else _sheet_path(output, overwrite, len(prompts) * SHEET_BYTES)
     report = SelftestReport(prompts, as_json=as_json, quiet=quiet)
-    pipe = qwenimg.load(model or NAME, backend, precision, notify=report.notify)
+    pipe = qwenimg.open_pipeline(Opening(model=model or NAME, backend=backend, precision=precision), report.notify)
     report.line(pipe.headline())
     report.event("plan", backend=pipe.backend, device=pipe.device, model=pipe.model_name, pictures=len(prompts))
     answers = _answers(pipe, prompts, sides, report, stop)

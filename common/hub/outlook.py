@@ -12,8 +12,8 @@ from typing import Any
 from qwenimg.common.base.amounts import duration, size_text
 from qwenimg.common.families import catalog
 from qwenimg.common.families.catalog import KnownModel
-from qwenimg.common.families.choices import Choices
-from qwenimg.common.hub.planned import planned
+from qwenimg.common.families.opening import Opening
+from qwenimg.common.hub.open_model import plan_pipeline
 from qwenimg.common.measure import machines
 from qwenimg.common.memory.estimate import steps_seconds
 from qwenimg.common.memory.needs import Needs
@@ -127,8 +127,7 @@ def of_model(known: KnownModel, engine: OnPaper, few: bool = False) -> Outlook:
 
 
 def _tried(known: KnownModel, engine: OnPaper, few: bool, quantize: str, limit: int | None) -> Outlook:
-    choices = Choices(quantize=quantize or None)
-    pipe, _ = planned(known.name, engine, precision="auto", preset="auto", choices=choices, max_memory=limit)
+    pipe, _ = plan_pipeline(Opening(model=known.name, quantize=quantize or None, max_memory=limit), engine)
     with closing(pipe):
         request = pipe.check(PROMPT, **(without_missing_loras(pipe.settled({"few_steps": FEW})) if few else {}))
         found = needs(pipe.model, request, counted=False)
@@ -153,7 +152,7 @@ def policies(name: str, engine: OnPaper) -> list[tuple[str, ...]]:
     known = catalog.find(name)
     assert known is not None, name
     lines: list[tuple[str, ...]] = [("policy", "peak", "", "a step", "a picture")]
-    with closing(planned(known.name, engine, precision="auto", preset="auto", choices=Choices())[0]) as pipe:
+    with closing(plan_pipeline(Opening(model=known.name), engine)[0]) as pipe:
         auto = pipe.precision.name
         for policy in pipe.precision.kind.bases:
             model = pipe.model.variant(Change(precision=policy))
