@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qwenimg.backends import NAMES, PEERS
+from qwenimg.backends import PEERS
 from qwenimg.cli import places
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families.opening import Opening
@@ -30,7 +30,7 @@ _FEW = 2  # steps of the shorter run
 @click.option("-H", "--height", type=_SIDE, metavar="PIXELS", help="Default the model's.")
 @click.option("--steps", type=click.IntRange(1, 1000), metavar="N", help="Default the model's; measured, 6.")
 @click.option("--guidance", type=click.FloatRange(0, 100), metavar="X", help="Default the model's; at 1 one branch.")
-@places.declared("backend", type=click.Choice(NAMES), help="Default auto.")
+@places.declared("backend")
 @places.declared("precision", help="As of generate. On paper default that of a GPU.")
 @places.declared("compile", type=click.Choice(("off", "on")), default="off", metavar="off|on", help="Default off.")
 @click.option("--rounds", type=click.IntRange(1, 100), default=3, metavar="N", help="Default 3; medians are shown.")

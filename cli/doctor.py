@@ -8,14 +8,13 @@ from dataclasses import replace
 
 import click
 
-from qwenimg.backends import NAMES
 from qwenimg.cli import places
 from qwenimg.common.families.opening import Opening
 
 
 @click.command("doctor")
 @click.argument("model", required=False)
-@places.declared("backend", type=click.Choice(NAMES), help="Default auto.")
+@places.declared("backend")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @places.found
 def doctor(opening: Opening, as_json: bool) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import qwenimg
-from qwenimg.cli import failures, streams
+from qwenimg.cli import elsewhere, failures, streams
 from qwenimg.cli.faults import kept, report_faults
 from qwenimg.cli.options import parse_debug
 from qwenimg.cli.progress import Report
@@ -18,7 +18,7 @@ from qwenimg.common.base import atomic_files
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.opening import Opening, opening_of
-from qwenimg.common.jobs.fields import Fields, fields, merged
+from qwenimg.common.jobs.fields import Fields, fields, merged, option_in
 from qwenimg.common.jobs.legal import check_cache, check_forms, check_replay, read_noise, read_pictures
 from qwenimg.common.jobs.pictures import Picture, makes_folder, pictures
 from qwenimg.common.jobs.prompt_file import read_prompts
@@ -77,7 +77,9 @@ def draw(flags: Flags, stop: Stop, warnings: Iterable[str] = ()) -> int:
     advice = None if opening.parts else resolve.advice(opening.model or (None if replay is None else replay.model))
     notes = list[str]()
     if advice is not None:
-        wanted = kept(wanted, lambda p: advice.check(p.prompt), report, failed, keep_going=flags.keep_going)
+        wanted = kept(
+            wanted, lambda p: advice.check(p.prompt, p.said("few_steps")), report, failed, keep_going=flags.keep_going
+        )
         notes = advice.texts([p.prompt for p in wanted], [p.said("negative_prompt") or "" for p in wanted])
     for folder in {picture.path.parent for picture in wanted if picture.path is not None}:
         atomic_files.sweep(folder)
@@ -193,6 +195,10 @@ def _prompt(flags: Flags) -> str | None:
         raise UsageError(f'{len(flags.words)} words where one prompt is expected; quote the prompt: "{shown}"')
     if flags.words and flags.said["prompt"] is not None:
         raise UsageError(f"two prompts: {clean(flags.words[0], 60)!r} and that of -p; give one")
+    if flags.words and (option := option_in(flags.words[0], elsewhere.OPTIONS)):
+        ours = elsewhere.OPTIONS.get(option)
+        what = f", and no option here: {ours}" if ours else "; close them before it"
+        raise UsageError(f"{option} is inside the quotes of the prompt{what}. To draw it as words: -p")
     return flags.words[0] if flags.words else flags.said["prompt"]
 
 

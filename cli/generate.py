@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
-from click.core import ParameterSource
 
 from qwenimg.cli import options, parts, places, streams
 from qwenimg.cli.help import HELP_NAMES, Sectioned, complete_prompt, show_all_help, show_version
@@ -48,8 +47,6 @@ def _of_pictures(command: _F) -> _F:
 )
 # Model
 @click.option("--lightning", type=int, metavar="N", help="Draw Qwen-Image in 4 or 8 steps, with a LoRA made for that.")
-@click.option("--lora-side", is_flag=True, help="--lora-mode side.")
-@click.option("--lora-fuse", is_flag=True, help="--lora-mode fuse.")
 @places.declared(*OPENING)
 @parts.options
 @click.option(
@@ -111,20 +108,8 @@ def generate(ctx: click.Context, /, **given: Any) -> int:
         if given["few_steps"] is not None:
             raise UsageError("--lightning and --few-steps say the same; give one of them")
         given["few_steps"] = f"lightning:{steps}"
-    _take_lora_mode(ctx, given)
     said = {name: None if given[name] == () else given[name] for name in SAID}
     for name in SAID:
         del given[name]
     stop = ctx.obj if isinstance(ctx.obj, Stop) else Stop()
     return draw(Flags(said=said, opening=opening, **given), stop, environment.unknown(ctx.command))
-
-
-def _take_lora_mode(ctx: click.Context, given: dict[str, Any]) -> None:
-    """Takes --lora-side and --lora-fuse out of `given`: they come before what is not on the command line. Raises
-    UsageError."""
-    said = {mode for mode in ("side", "fuse") if given.pop(f"lora_{mode}")}
-    if ctx.get_parameter_source("lora_mode") is ParameterSource.COMMANDLINE:
-        said.add(given["lora_mode"])
-    if len(said) > 1:
-        raise UsageError("--lora-side, --lora-fuse and --lora-mode contradict each other; give one of them")
-    given["lora_mode"] = said.pop() if said else given["lora_mode"]

@@ -47,7 +47,7 @@ COMMON = (
     "image", "strength", "mask", "lora", "lightning", "replay", "prompt_file", "quantize", "max_memory", "models_dir",
 )  # fmt: skip
 ALL_HELP = "qwenimg.help_all"
-_LAST: dict[str, tuple[str, ...]] = {"Model's files": ("lightning", "lora_side", "lora_fuse")}
+_LAST: dict[str, tuple[str, ...]] = {"Model's files": ("lightning",)}
 _KNOWN = {**ALL, **{name: OPENING[name] for name in OPENING if not OPENING[name].again}}
 _NAMED = {
     title: (*[name for name in _KNOWN if _KNOWN[name].section == title], *more[title])
@@ -60,6 +60,14 @@ qwenimg "a red circle"
 qwenimg "a lighthouse at dusk" --aspect 16:9 -s 1-4 -o out/
 qwenimg --prompt-file prompts.txt -o "{index}-{prompt}.png"
 qwenimg --from picture.png --steps 50"""
+# What a command that lacks an argument is answered with.
+COMMAND_EXAMPLES = {
+    "info": "info picture.png",
+    "convert": "convert sd15 sd15-8bit -q 8",
+    "record": "parity record -o mac.safetensors",
+    "check": "parity check mac.safetensors",
+    "report": "parity report mac.safetensors linux.safetensors -o report.html",
+}
 EXIT_CODES = """\
 0 done   1 a bug in qwenimg   2 wrong usage, or an output that exists or cannot be written
 3 backend missing   4 would not fit: memory or disk   5 model or input missing, broken or unsupported

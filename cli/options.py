@@ -56,6 +56,8 @@ def described(one: Option) -> tuple[list[str], dict[str, Any]]:
 ALIASES = {
     "disable-metadata": "no-metadata",
     "disable-image-metadata": "no-metadata",
+    "quantise": "quantize",
+    "quantization": "quantize",
     **{alias: ALL[name].dashed for name in ALL for alias in ALL[name].aliases},
 }
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _F = TypeVar("_F", bound=Callable[..., Any])
 _PATH = click.Path(path_type=Path, readable=False)
 _BACKENDS = (*NAMES, *PLACED)
-_BACKEND: dict[str, Any] = {"type": click.Choice(_BACKENDS), "metavar": "NAME", "help": "Default auto."}
+_BACKEND: dict[str, Any] = {"type": options.Backend(_BACKENDS), "metavar": "NAME", "help": "Default auto."}
 PROMPT, STEPS = "a large blue star", 4
 SMALL, USUAL = "64x64", "128x128"  # of the picture: for a model of few parameters, and for others
 FEW = 2**25  # parameters

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qwenimg.backends import NAMES
 from qwenimg.cli import places
 from qwenimg.common.families.opening import Opening
 
@@ -23,7 +22,7 @@ STEPS = 5  # the first and the last are looked at, those between are timed
 
 @click.command("precision")
 @click.argument("model", default="shapes")
-@places.declared("backend", type=click.Choice(NAMES), help="Default auto.")
+@places.declared("backend")
 @click.option("--policies", metavar="NAMES", help="Beside fp32, such as bf16,fp16; default every one of the model's.")
 @click.option("-p", "--prompt", default="a red circle", metavar="TEXT", help="Default: a red circle.")
 @click.option("--size", metavar="WxH", help="Default the model's, on a CPU half of it a side.")

@@ -76,7 +76,7 @@ class Opening:
     quantize: str | None = option(None, Option(
         help="keep weights in so many bits; by part: text=8,transformer=4",
         call="weights in 8, 6 or 4 bits, or text=8,transformer=4", python="int | str | None", section="Model",
-        metavar="8|6|4", flags=("-q", "--quantise", "--quantization"), checks=_check_quantize,
+        metavar="8|6|4", flags=("-q",), checks=_check_quantize,
     ))  # fmt: skip
     max_memory: str | int | None = option(None, Option(
         help="use at most so much memory, as 12GB; weights that do not fit are read anew each step",

@@ -14,7 +14,7 @@ from qwenimg.common.base.errors import QwenimgError
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import file_kind, registry
-from qwenimg.common.families.describe_lora import describe_lora
+from qwenimg.common.families.describe import describe
 from qwenimg.common.families.file_kind import FileKind
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header
@@ -90,7 +90,7 @@ def _row(root: Path, path: Path) -> Row:
 
 def _about(kind: FileKind, path: Path) -> dict[str, str]:
     if kind.family is None:
-        fits = next((line for line in describe_lora(path).lines if line.startswith(_FITS)), "")
+        fits = next((line for line in describe(path).lines if line.startswith(_FITS)), "")
         return {"family": fits.removeprefix(_FITS), "kind": "LoRA", "use": kind.flag, "needs": kind.needs}
     return {"family": kind.family.title, "kind": kind.option.replace("_", " "), "use": kind.flag, "needs": kind.needs}
 

@@ -26,9 +26,9 @@ class Fit:
         self._rates: dict[str, float] = {}  # seconds of an operation, by dtype
         self._last: tuple[Request, Needs] | None = None
 
-    def check(self, request: Request) -> Needs:
-        """Raises DoesNotFit, with what would fit."""
-        found = needs(self.model, request)
+    def check(self, request: Request, model: DiffusionModel) -> Needs:
+        """Return what the picture needs by `model`, which has its LoRAs. Raises DoesNotFit, with what would fit."""
+        found = needs(model, request)
         self._last = (request, found)
         self.engine.expect(found.largest.peak)
         room, stage = found.room, found.largest
@@ -36,7 +36,7 @@ class Fit:
             raise DoesNotFit(
                 f"{stage.title} takes {size_text(stage.peak)} in {self.runtime.precision.name}, "
                 f"{self.runtime.room_text(room)} ({size_text(stage.weights)} are weights); "
-                f"{Ways(self.model, request, room).sentence()}"
+                f"{Ways(model, request, room).sentence()}"
             )
         return found
 
@@ -54,9 +54,9 @@ class Fit:
             f"{'close other programs; ' if ways.out() else ''}{ways.sentence()}"
         )
 
-    def estimate(self, request: Request) -> Estimate:
-        """Memory and time. Raises DoesNotFit."""
-        found, rate = self.check(request), self._seconds_of_operation()
+    def estimate(self, request: Request, model: DiffusionModel) -> Estimate:
+        """Return memory and time of a picture by `model`, as for `check`. Raises DoesNotFit."""
+        found, rate = self.check(request, model), self._seconds_of_operation()
         steps = steps_seconds(found, rate, self.engine.facts)
         return Estimate(
             memory=found.largest.peak,

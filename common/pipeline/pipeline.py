@@ -41,6 +41,7 @@ from qwenimg.common.runtime import compiling
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.compiling import Decision
 from qwenimg.common.runtime.engine import Array
+from qwenimg.common.runtime.runtime import Change
 from qwenimg.common.sampling import table
 
 Shape = tuple[int, int]
@@ -160,7 +161,8 @@ class Pipeline:
     def estimate(self, prompt: str, **asked: Unpack[Asked]) -> Estimate:
         """Memory and time that the picture would take. Raises as `check` does, and DoesNotFit; loads no weight."""
         self._turns.check_process()
-        return self._fit.estimate(self.check(prompt, **asked))
+        request = self.check(prompt, **asked)
+        return self._fit.estimate(request, self._with_loras(request))
 
     def prepare(self, prompts: Sequence[str], clip_skip: int = 0, lora: str = "", lora_mode: str = "auto") -> None:
         """Announces `prompts`, so that the text encoder is loaded once for all that fit into memory, and before the
@@ -254,7 +256,7 @@ class Pipeline:
     def _run(self, request: Request, warnings: list[str]) -> Iterator[Step | Result]:
         model = self.model
         plan, shape = model.plan(request), start.latent_shape(model, request)
-        self._fit.check(request)
+        self._fit.check(request, self._with_loras(request))
         self._adapt(request.lora, request.lora_mode)
         model.check_weights()
         stream = TorchCPUGenerator(request.seed)
@@ -298,6 +300,15 @@ class Pipeline:
             return self.model.decode(latents)
         return self.fallback.calling(lambda: self.model.decode(latents), warnings)
 
+    def _with_loras(self, request: Request) -> DiffusionModel:
+        """Return the model with the LoRAs of `request`: where it has others now, a variant of which nothing is
+        loaded."""
+        if self.loras.key(request.lora, request.lora_mode) == self._adapted:
+            return self.model
+        model = self.model.variant(Change())
+        model.adapt(self.loras.deltas(request.lora, request.lora_mode))
+        return model
+
     def _adapt(self, lora: str, mode: str) -> None:
         """Gives the model the LoRAs that `lora` asks for, where it has others."""
         key = self.loras.key(lora, mode)
@@ -307,6 +318,8 @@ class Pipeline:
         self._adapted = None
         self.model.adapt(deltas)
         self._adapted = key
+        for line in self.loras.lines(lora):
+            self.notify("stage", line)
 
     def _walk(
         self,

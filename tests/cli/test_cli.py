@@ -188,7 +188,7 @@ def test_options_that_are_refused(library: Library, args: list[str], words: list
         ["-W", "0"],
         ["-H", "16385"],
         ["-W", "-8"],
-        ["--size", "7"],
+        ["--size", "7x"],
         ["--size", "0x8"],
         ["--size", "1000000000x8"],
         ["--size", "64x64", "-W", "8"],
@@ -491,8 +491,29 @@ def test_a_new_folder_is_made_when_a_picture_is_written(library: Library, tmp_pa
     library.fails = None
     ran = cli("x", "-s", "1-2", "-o", "out/")
     assert ran.code == 0 and [p.parent for p in ran.paths] == [tmp_path / "out"] * 2
+    ran = cli("x", "-s", "1-2", "-o", "numbered/{index}.png")
+    assert ran.paths == [tmp_path / "numbered" / f"{i}.png" for i in (1, 2)]
+    cli("x", "--size", "big", "-o", "new/{index}.png").refused(2, "big")
+    assert not (tmp_path / "new").exists()
     cli("x", "-o", "no/such/").refused(2, "folder")
+    cli("x", "-o", "no/such/{index}.png").refused(2, "folder")
     cli("x", "-o", "no/a").refused(2, "folder")
+
+
+def test_one_side_is_a_square(library: Library) -> None:
+    cli("x", "--size", "24")
+    assert (library.asked[-1]["width"], library.asked[-1]["height"]) == (24, 24)
+
+
+def test_options_inside_the_quotes_of_a_prompt_are_named(library: Library, tmp_path: Path) -> None:
+    cli("a cat --steps 3").refused(2, "--steps is inside the quotes", "-p")
+    cli("a cat --ar 16:9").refused(2, "--ar is inside the quotes", "--aspect, as 16:9")
+    for prompt in ("a cat -- steps", "twenty--steps", "--unknown words"):
+        assert cli("-p", prompt).code == 0 and library.asked[-1]["prompt"] == prompt
+    assert cli("-p", "a cat --steps 3").code == 0  # whatever it looks like
+    Path("p.txt").write_text('a cat --negative_prompt dogs\n{"prompt": "a cat --steps 3"}\na cat - steps\n')
+    cli("--prompt-file", "p.txt").refused(5, "p.txt:1: --negative-prompt is no option in a line of text", '"prompt"')
+    assert len(cli("--prompt-file", "p.txt", "--keep-going").paths) == 2
 
 
 def test_outputs_are_checked_before_the_model_is_loaded(library: Library, tmp_path: Path) -> None:
@@ -863,7 +884,7 @@ def test_a_picture_that_fails_is_told_with_its_line(library: Library) -> None:
     [
         ("STEPS", "x", ["'x' is not a valid integer"]),
         ("STEPS", "5000", ["1 to 1000"]),
-        ("SIZE", "7", ["7"]),
+        ("SIZE", "7x", ["7x"]),
         ("SEED", "x", ["seed"]),
         ("GUIDANCE", "nan", ["guidance"]),
         ("BACKEND", "tpu", ["tpu"]),

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 
 import pytest
+from cli_runner import cli
 from rules import ROOT
 
 from qwenimg import backends
@@ -38,6 +39,17 @@ def test_the_readme_installs_before_it_runs() -> None:
     assert README.index("pip install '.[torch]'") < min(map(README.index, ("qwenimg selftest", "qwenimg pull sd15")))
     assert README.index("57.7 GB") < README.index("qwenimg pull qwen-image")
     assert "CPU build" in README
+
+
+@pytest.mark.parametrize("command", ["info", "convert", "convert sd15", "parity record", "parity check"])
+def test_a_command_that_lacks_an_argument_is_answered_with_an_example(command: str) -> None:
+    ran = cli(*command.split())
+    ran.refused(2, "Missing", f"As in: qwenimg {command.removesuffix(' sd15')} ")
+
+
+@pytest.mark.parametrize("command", ["bench", "doctor", "precision", "selftest", "parity record", "plan"])
+def test_a_backend_of_another_name_is_answered_with_ours(command: str) -> None:
+    cli(*command.split(), "--backend", "metal").refused(2, "Did you mean mlx?")
 
 
 def said(*targets: str) -> str:

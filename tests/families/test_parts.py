@@ -173,7 +173,7 @@ def test_a_part_of_another_kind_of_model(folders: dict[str, Path], tiny_folder: 
 
 
 @pytest.mark.parametrize(
-    ("part", "words"), [("transformer", "--transformer"), ("text_encoder", "--text-encoder"), ("vae", "Wan's names")]
+    ("part", "words"), [("transformer", "transformer"), ("text_encoder", "text encoder"), ("vae", "Wan's names")]
 )
 def test_info_says_what_a_file_is_for(files: dict[str, Path], part: str, words: str) -> None:
     said = describe(files[part]).lines
@@ -191,13 +191,15 @@ def test_info_of_a_published_size_names_codes_and_faults(tmp_path: Path) -> None
     said = describe(sparse(tmp_path / "a.safetensors", entries))
     print("\n".join(said.lines))
     names = "diffusers' names behind model.diffusion_model."
-    assert said.lines[0] == f"layout: Qwen-Image's transformer, {names}; draw with it by --transformer"
+    assert said.lines[0] == f"layout: Qwen-Image's transformer, {names}"
     assert "1932 BF16, 1 F8_E4M3 with scales" in said.lines[1] and "20,430.4 M parameters" in said.lines[1]
-    assert said.lines[2:] == ["known and not needed: 1 tensor"] and said.faults == []
+    assert said.lines[2:] == ["known and not needed: 1 tensor", "use it: qwenimg PROMPT --transformer FILE"]
+    assert said.faults == []
     del entries[f"{prefix}{layer}.bias"]
     entries[f"{prefix}strange"] = ("F32", (1,), 4)
-    faults = describe(sparse(tmp_path / "b.safetensors", entries)).faults
-    assert faults == [f"1 missing: {layer}.bias", "1 unknown: strange"]
+    said = describe(sparse(tmp_path / "b.safetensors", entries))
+    assert said.faults == [f"1 missing: {layer}.bias", "1 unknown: strange"]
+    assert not [line for line in said.lines if line.startswith("use it")]
     entries[f"{prefix}{layer}.scale_weight"] = ("F32", (5,), 4)
     (fault,) = describe(sparse(tmp_path / "c.safetensors", entries)).faults
     assert "scale_weight' is F32 [5]" in fault

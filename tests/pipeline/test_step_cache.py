@@ -266,7 +266,9 @@ def test_what_is_kept_is_planned(opened: Opened) -> None:
     for kind in ("qwen", "sd15"):
         pipe = opened(kind, "cpu")
         asked = ASKED | {"width": 1024, "height": 1024}
-        whole, more = (pipe._fit.check(pipe.check(PROMPT, **asked, step_cache=share)) for share in (0.0, 0.1))
+        whole, more = (
+            pipe._fit.check(pipe.check(PROMPT, **asked, step_cache=share), pipe.model) for share in (0.0, 0.1)
+        )
         peaks = [next(s.activations for s in one.stages if s.name == "denoise") for one in (whole, more)]
         print(kind, *peaks)
         assert 1.1 < peaks[1] / peaks[0] < 1.6
