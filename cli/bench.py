@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qwenimg.backends import PEERS
-from qwenimg.cli import options, places
+from qwenimg.cli import places
 from qwenimg.common.base.errors import UsageError
+from qwenimg.common.families.opening import Opening
 
 if TYPE_CHECKING:
     from qwenimg.common.measure.published import Subject
@@ -31,9 +32,9 @@ _FEW = 2  # steps of the shorter run
 @click.option("-H", "--height", type=_SIDE, metavar="PIXELS", help="Default the model's.")
 @click.option("--steps", type=click.IntRange(1, 1000), metavar="N", help="Default the model's; measured, 6.")
 @click.option("--guidance", type=click.FloatRange(0, 100), metavar="X", help="Default the model's; at 1 one branch.")
-@options.backend
-@click.option("--precision", default="auto", metavar="POLICY", help="As of generate. On paper default that of a GPU.")
-@click.option("--compile", type=click.Choice(("off", "on")), default="off", metavar="off|on", help="Default off.")
+@places.declared("backend")
+@places.declared("precision", help="As of generate. On paper default that of a GPU.")
+@places.declared("compile", type=click.Choice(("off", "on")), default="off", metavar="off|on", help="Default off.")
 @click.option("--rounds", type=click.IntRange(1, 100), default=3, metavar="N", help="Default 3; medians are shown.")
 @click.option("--against", type=click.Choice([*PEERS]), metavar="|".join(PEERS), help="Time it as well.")
 @click.option(
@@ -43,7 +44,7 @@ _FEW = 2  # steps of the shorter run
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @places.found
 def bench(
-    model: str | None,
+    opening: Opening,
     on_paper: str | None,
     as_json: bool,
     against: str | None,
@@ -62,6 +63,8 @@ def bench(
     """
     from qwenimg.cli import streams
 
+    model = opening.model
+    given |= {name: opening.value(name) for name in ("backend", "precision", "compile")}
     if job is not None:
         text = _arm(job)
     elif against is not None:
@@ -71,28 +74,27 @@ def bench(
     elif peer_python is not None:
         raise UsageError("--peer-python is for --against")
     else:
-        text = _on_paper(model, on_paper, as_json, **given) if on_paper else _measured(model, as_json, **given)
+        text = _on_paper(model, on_paper, as_json, **given) if on_paper else _measured(opening, as_json, **given)
     streams.put(text.encode() + b"\n")
 
 
-def _measured(model: str | None, as_json: bool, **given: Any) -> str:
+def _measured(opening: Opening, as_json: bool, **given: Any) -> str:
     begun = time.perf_counter()
-    from qwenimg import backends, load
+    from qwenimg import backends, open_pipeline
     from qwenimg.common.measure import bench as measuring
 
-    backends.load(given["backend"])
+    backends.load(opening.backend)
     imported = time.perf_counter() - begun
     many = _many(given["steps"])
     with ExitStack() as stack:
 
         def opened() -> Any:
-            pipe = load(model, given["backend"], given["precision"])
+            pipe = open_pipeline(opening)
             stack.callback(pipe.close)
-            pipe.compile(given["compile"])
             return pipe
 
         with ExitStack() as files:
-            subject = _subject(model, files)
+            subject = _subject(opening.model, files)
             usual = subject.defaults
         guidance = usual.guidance if given["guidance"] is None else given["guidance"]
         size = (given["width"] or usual.width, given["height"] or usual.height)
