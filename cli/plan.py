@@ -148,7 +148,7 @@ def _engine(backend: str, memory: str | None, on: str | None) -> OnPaper:
     from qwenimg.common.measure.machines import machine
 
     amount = None if memory is None else parse_bytes(memory, "--memory")
-    return on_paper(backend, amount, None if on is None else machine(on, "--on"))
+    return on_paper(backend, amount, None if on is None else machine(on))
 
 
 # All models

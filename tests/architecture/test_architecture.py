@@ -25,7 +25,6 @@ LONG_FILES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {}
 
 OPS = [name_of(path) for path in sources("backends/torch/ops", "backends/mlx/ops")]
-PEER = "backends/mlx/peer.py"  # mflux's arm: a process without anything of ours, casts and arrays included
 LOADERS = ["backends/torch/load.py", "backends/mlx/load.py"]
 ENGINES = ["backends/torch/engine.py", "backends/mlx/engine.py"]
 MEASURES = "measures how exact a float32 product is here, against float64 in numpy"
@@ -142,7 +141,7 @@ def test_stale_and_missing_exceptions_are_noticed(tmp_path, monkeypatch):
 
 
 def test_casts_are_in_ops_and_load():
-    assert broken(rules.casts, but(BACKENDS, *OPS, *LOADERS, PEER), ALLOWED_CASTS) == []
+    assert broken(rules.casts, but(BACKENDS, *OPS, *LOADERS), ALLOWED_CASTS) == []
 
 
 def test_no_forward_asks_a_weight_for_its_dtype():
@@ -166,7 +165,7 @@ def test_loading_is_strict():
 
 
 def test_no_bfloat16_through_numpy():
-    assert broken(rules.to_numpy, but(INNER, *OPS, PEER), ALLOWED_TO_NUMPY) == []
+    assert broken(rules.to_numpy, but(INNER, *OPS), ALLOWED_TO_NUMPY) == []
 
 
 def test_no_work_at_import():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,10 +46,15 @@ class Ran:
 
 
 def cli(*args: str, stdin: bytes = b"") -> Ran:
+    return captured(run, args, stdin)
+
+
+def captured(command: Callable[[list[str]], int], args: Sequence[str], stdin: bytes = b"") -> Ran:
+    """Run a command in this process, such as `main` of a tool; return its exit code and what it wrote."""
     out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        code = run(args)
+        code = command(list(args))
         out.flush()
         err.flush()
     return Ran(code, out.buffer.getvalue(), err.buffer.getvalue().decode())  # type: ignore[attr-defined]
