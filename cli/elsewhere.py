@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 _NEGATIVE = "give -n, --negative-prompt"
 _DTYPE = "give --precision"
-_DEVICE = "give --backend"
-_MEMORY = "give --max-memory, as 8GB, or -q 8; qwenimg plan says what fits"
+_DEVICE = "give --backend auto, mlx, cuda or cpu; qwenimg plan --on 3060 plans for another machine"
+_MEMORY = "give --max-memory, as 8GB, or -q 8; qwenimg plan, or plan --memory 12GB, says what fits"
 _TILES = "the VAE takes tiles where memory asks for them; --max-memory sets a limit"
 _LORA = "a LoRA and its strength go together, as --lora FILE:SCALE, once for each"
 _SCHEDULER = "the solver is --sampler and the noise levels are --schedule; qwenimg samplers lists both"
@@ -17,6 +17,9 @@ _NOISE = "noise is the same on every machine, that of torch's CPU generator; --l
 _FORMAT = "the ending of -o decides, as -o picture.webp"
 _LINES = "--quiet leaves out progress, --json prints events"
 _BLOCKS = "give --step-cache, as 0.1"
+
+_NAME = "give -o, as -o name-{seed}.png"
+_FAST = "give --preset fast or quality; --lightning 8 and --steps save most"
 
 OPTIONS = {
     **dict.fromkeys(("--neg", "--negative", "--neg-prompt", "--uc", "--negprompt"), _NEGATIVE),
@@ -27,8 +30,11 @@ OPTIONS = {
          "--mlx-cache-limit-gb", "--novram", "--highvram", "--vram"),
         _MEMORY,
     ),
+    **dict.fromkeys(("--ar", "--aspect-ratio", "--ratio"), "give --aspect, as 16:9"),
+    **dict.fromkeys(("--no", "--exclude"), _NEGATIVE),
     **dict.fromkeys(("--tiling", "--vae-tiling", "--vae-slicing", "--tiled", "--tiled-vae", "--vae-on-cpu"), _TILES),
     **dict.fromkeys(("--loras", "--lora-paths", "--lora-scale", "--lora-scales", "--lora-style"), _LORA),
+    **dict.fromkeys(("--lora-side", "--lora-fuse"), "give --lora-mode side or --lora-mode fuse"),
     "--turbo": "give --few-steps turbo, or turbo:STEPS",
     "--lcm": "give --few-steps lcm, or lcm:STEPS",
     "--hyper": "give --few-steps hyper, or hyper:STEPS",
@@ -43,6 +49,20 @@ OPTIONS = {
     **dict.fromkeys(("--clip-l", "--clip-g", "--t5xxl", "--llm", "--qwen2vl", "--clip"), "give --text-encoder"),
     **dict.fromkeys(("--diffusion-model", "--ckpt", "--checkpoint"), "give -m, or --transformer for that part"),
     **dict.fromkeys(("--flow-shift", "--shift"), "the shift is the model's own; --schedule has other noise levels"),
+    **dict.fromkeys(("--batch", "--n-iter", "--n-samples"), "give -N, --num-images"),
+    **dict.fromkeys(("--denoise", "--denoising-strength"), "give --strength"),
+    **dict.fromkeys(("--image-strength", "--init-image-strength"), "give --strength, which in mflux runs backwards"),
+    **dict.fromkeys(("--filename-prefix", "--prefix", "--name", "--outfile", "--filename"), _NAME),
+    **dict.fromkeys(("--fast", "--quality", "--draft"), _FAST),
+    **dict.fromkeys(
+        ("--xformers", "--flash-attn", "--flash-attention", "--sage-attention", "--opt-sdp-attention", "--fa"),
+        "the fastest attention is chosen by itself",
+    ),
+    **dict.fromkeys(("--q", "--bits", "--quant", "--load-in-8bit", "--load-in-4bit"), "give -q 8, 6 or 4"),
+    **dict.fromkeys(("--comfy", "--comfyui", "--lora-dir", "--lora-model-dir", "--ckpt-dir"), "give --models-dir"),
+    **dict.fromkeys(("--workflow", "--recipe", "--metadata"), "give --from, with a picture that has it"),
+    **dict.fromkeys(("--open", "--show", "--view"), "the path that is printed is for a viewer, as open $(qwenimg ...)"),
+    **dict.fromkeys(("--on", "--mac", "--machine"), "plan takes --on, and bench --on-paper, as --on 3060 or m2-max"),
     "--sidecar": "give --save-latents for latents; the recipe is in the picture, and qwenimg info prints it",
     **dict.fromkeys(
         ("--controlnet", "--control-net", "--control-image", "--controlnet-image-path"), "ControlNet is not built yet"
@@ -78,5 +98,6 @@ def unknown(option: str, known: Iterable[str]) -> str:
 
 def backend(name: str) -> str:
     """Return what to say beside the names of backends where `name` is none of them."""
-    meant = BACKENDS.get(name.strip().lower())
+    plain = name.strip().lower().partition(":")[0]
+    meant = plain if plain in BACKENDS.values() else BACKENDS.get(plain)
     return f" Did you mean {meant}?" if meant else ""

@@ -9,7 +9,7 @@ import traceback
 
 import click
 
-from qwenimg.cli import elsewhere, environment, streams
+from qwenimg.cli import elsewhere, environment, help, streams
 from qwenimg.common.base.errors import QwenimgError, disk_full, out_of_memory
 from qwenimg.common.base.text import clean
 
@@ -62,9 +62,16 @@ def _usage(error: click.ClickException) -> str:
     text = " ".join(error.format_message().split())
     if isinstance(error, click.BadParameter) and (name := environment.variable(error.ctx, error.param)):
         text = f"{name} in the environment: {' '.join(error.message.split())}"
+    lacks = isinstance(error, click.MissingParameter) or "unexpected extra" in text
+    if lacks and isinstance(error, click.UsageError) and (example := _example(error.ctx)):
+        text = f"{text.removesuffix('.')}. As in: qwenimg {example}"
     if isinstance(error, click.NoSuchOption):
         text += " A prompt that starts with - goes after -p."
     return text
+
+
+def _example(ctx: click.Context | None) -> str | None:
+    return help.COMMAND_EXAMPLES.get(ctx.info_name or "") if ctx else None
 
 
 def _shown(param: click.Parameter) -> bool:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.command("models")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@places.models_dir
+@places.declared("models_dir")
 def models(as_json: bool, models_dir: tuple[Path, ...]) -> None:
     """Prints the models that are known by name, and those in the Hugging Face cache that have no name here. With
     --models-dir: the files in DIR, what each is, and the option that takes it.
@@ -67,7 +67,7 @@ def _folders(given: tuple[Path, ...], as_json: bool) -> str:
         return json.dumps({"files": [asdict(row) for row in rows], "more": more})
     if not rows:
         shown = ", ".join(shown_path(path, 60) for path in given)
-        return f"{shown}: no model, part or LoRA in a folder that ComfyUI would look in"
+        return f"{shown}: no model, part or LoRA there, nor in a folder below that ComfyUI would look in"
     cut = [f"more than {folder_listing.MAX_FILES:,} files; the others are not listed"] if more else []
     used = 'draw with one: qwenimg --models-dir DIR OPTION NAME "a red circle"     more of a file: qwenimg info FILE'
     return "\n".join([*_table(rows), *cut, "", used])

@@ -19,10 +19,11 @@ OTHERS = {
     **dict.fromkeys(("schedules", "schedulers"), "samplers"),
     **dict.fromkeys(("metadata", "inspect"), "info"),
     **dict.fromkeys(("complete", "completions"), "completion"),
+    **dict.fromkeys(("benchmark",), "bench"),
     **dict.fromkeys(("usage", "commands"), "--help"),
     **dict.fromkeys(("version",), "--version"),
 }
-NOT_BUILT = ("web", "webui", "gui", "server", "upscale", "quantize", "controlnet", "caption")
+NOT_BUILT = ("web", "webui", "gui", "server", "upscale", "quantize", "controlnet", "caption", "edit")
 
 
 def meant(word: str, commands: tuple[str, ...]) -> str | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -18,8 +18,7 @@ from qwenimg.common.base.errors import UsageError
 if TYPE_CHECKING:
     from qwenimg import Pipeline
     from qwenimg.common.hub.outlook import Outlook, Times
-    from qwenimg.common.memory.needs import Needs
-    from qwenimg.common.pipeline.diffusion_model import DiffusionModel
+    from qwenimg.common.memory.memory_plan import MemoryPlan
     from qwenimg.common.pipeline.ways import Way
     from qwenimg.common.precision.precision import Precision
     from qwenimg.common.request.request import Request
@@ -36,7 +35,7 @@ class _Row:
     """What a picture takes, as it is or with other options."""
 
     title: str  # of the options
-    needs: Needs
+    needs: MemoryPlan
     fits: bool
     steps: int
     times: Times
@@ -72,12 +71,14 @@ class _Plan:
     now: _Row
     ways: Sequence[tuple[Way, _Row]]
     few: Mapping[str, _Row]  # by option
+    converted: _Row | None  # in 8 bits that are streamed, where 8 bits do not fit otherwise
     others: Sequence[Outlook]  # models that fit where this one does not, or are faster
     sentence: str  # what is said where nothing fits
 
     @property
     def rows(self) -> list[_Row]:
-        return [self.now, *(row for _, row in self.ways), *self.few.values()]
+        converted = [self.converted] if self.converted else []
+        return [self.now, *(row for _, row in self.ways), *converted, *self.few.values()]
 
 
 def _options_of_generate(command: _F) -> _F:
@@ -103,7 +104,8 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | 
     one.
     """
     from qwenimg.cli import config, environment
-    from qwenimg.common.hub.model_folders import read_folders
+    from qwenimg.common.families.opening import opening_of
+    from qwenimg.common.hub.open_model import plan_pipeline
     from qwenimg.common.hub.part_files import located
     from qwenimg.common.measure import machines
 
@@ -113,13 +115,13 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | 
     config.settle(ctx, given)
     environment.check(ctx, given)
     parts.taken(given)
-    places.take_texts(given)
-    given["model"] = what or given["model"]
-    given |= located(read_folders(given["models_dir"]), given)
-    engine = _engine(given["backend"], memory, on)
-    if _names_no_model(given):
+    folders, opening = located(opening_of(places.taken(given) | ({} if what is None else {"model": what})))
+    given["lora"] = tuple(map(folders.lora, given["lora"]))
+    engine = _engine(opening.backend, memory, on)
+    if not (opening.model or opening.parts or opening.refiner or given["replay"]):
         return _put_all(engine, as_json=given["json"])
-    pipe, here = _opened(given["model"], engine, given)
+    pipe, here = plan_pipeline(opening, engine)
+    given["cache_prompts"] = opening.cache_prompts
     with closing(pipe):
         made = _planned(pipe, here, engine, given)
         return _put([json.dumps(_as_json(made))] if given["json"] else _lines(made, engine))
@@ -146,30 +148,7 @@ def _engine(backend: str, memory: str | None, on: str | None) -> OnPaper:
     from qwenimg.common.measure.machines import machine
 
     amount = None if memory is None else parse_bytes(memory, "--memory")
-    return on_paper(backend, amount, None if on is None else machine(on, "--on"))
-
-
-def _names_no_model(given: dict[str, Any]) -> bool:
-    named = ("model", "transformer", "text_encoder", "text_encoder_2", "vae", "refiner", "replay")
-    return not any(given[name] for name in named)
-
-
-def _opened(model: str | None, engine: OnPaper, given: dict[str, Any]) -> tuple[Pipeline, bool]:
-    from qwenimg.common.base.amounts import parse_max
-    from qwenimg.common.families.choices import Choices
-    from qwenimg.common.hub.planned import planned
-
-    choices = Choices(**{one.name: given[one.name] for one in fields(Choices) if one.name in given})
-    return planned(
-        model,
-        engine,
-        precision=given["precision"] or "auto",
-        preset=given["preset"] or "auto",
-        choices=choices,
-        refiner=given["refiner"],
-        max_memory=parse_max(given["max_memory"]),
-        offline=given["offline"],
-    )
+    return on_paper(backend, amount, None if on is None else machine(on))
 
 
 # All models
@@ -200,10 +179,12 @@ def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any])
     if given["cache_prompts"] and counted:
         pipe.runtime.keep_prompts()
     found = needs(pipe.model, request, counted)
-    search = Ways(pipe.model, request, found.room, counted=counted)
-    now = _row(pipe, request, "as it is", found, found.fits(found.room), pipe.precision)
+    search = Ways(pipe.model, request, found.budget, counted=counted)
+    now = _row(pipe, request, "as it is", found, found.fits(found.budget), pipe.precision)
     ways = [(way, _row(pipe, request, way.text, way.needs, way.fits, way.precision)) for way in search.listed()]
     few = _few(pipe, given, counted)
+    in_eight = any(row.fits and way.options in ("", "-q 8") for way, row in ways)
+    converted = None if now.fits or in_eight else _converted(pipe, request, counted)
     every = [now, *(row for _, row in ways), *few.values()]
     fits = [row for row in every if row.fits]
     fast = any((row.times.picture or 0) < LONG for row in fits)
@@ -214,13 +195,14 @@ def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any])
         now=now,
         ways=ways,
         few=few,
+        converted=converted,
         others=[] if fast else _others(pipe, engine, fits),
         sentence="" if fits else search.sentence(),
     )
 
 
 def _row(
-    pipe: Pipeline, request: Request, title: str, found: Needs, fits: bool, precision: Precision, beside: int = 0
+    pipe: Pipeline, request: Request, title: str, found: MemoryPlan, fits: bool, precision: Precision, beside: int = 0
 ) -> _Row:
     from qwenimg.common.hub.outlook import times
 
@@ -231,41 +213,33 @@ def _row(
 def _few(pipe: Pipeline, given: dict[str, Any], counted: bool) -> dict[str, _Row]:
     """Return the rows of the model's distilled LoRA, where it has one and the options do not say how many steps: with
     as many bits as fit."""
-    from qwenimg.common.families.catalog import BUILT_IN
-    from qwenimg.common.hub.outlook import FEW, few_steps_bytes
-    from qwenimg.common.pipeline.ways import needs
+    from qwenimg.common.hub.outlook import FEW, fitting
 
     said = any(given[name] for name in ("lightning", "few_steps", "steps", "sampler", "lora", "replay"))
     row = pipe.model.few_steps.get(FEW)
-    if said or row is None or pipe.model_name == BUILT_IN.name:
-        return {}
     rows = dict[str, _Row]()
-    for count in row.steps:
+    for count in () if said or row is None else row.steps:
         request, _ = _request(pipe, {**given, "few_steps": f"{FEW}:{count}"})
-        tried = []
-        for bits, model in _variants(pipe):
-            found = needs(model, request, counted)
-            options = " ".join(filter(None, (f"--{FEW} {count}", bits)))
-            beside = 0 if request.lora else few_steps_bytes(model.runtime)
-            fits, policy = found.largest.peak + beside <= found.room, model.runtime.precision
-            tried.append((options, _row(pipe, request, f"with {options}", found, fits, policy, beside)))
-            if fits:
-                break
-        rows |= dict(tried[-1:])
+        best = fitting(pipe, request, counted=counted, few=True)
+        options = " ".join(filter(None, (f"--{FEW} {count}", best.options)))
+        beside, policy = best.peak - best.needs.largest.peak, best.model.runtime.precision
+        rows[options] = _row(pipe, request, f"with {options}", best.needs, best.fits, policy, beside)
     return rows
 
 
-def _variants(pipe: Pipeline) -> Iterator[tuple[str, DiffusionModel]]:
-    """Yield the model as it is, in fewer bits, and streamed, with the option for that."""
-    from qwenimg.common.pipeline.ways import BITS, MEGABYTE, amount_text
+def _converted(pipe: Pipeline, request: Request, counted: bool) -> _Row | None:
+    """Return the row of a model that `qwenimg convert -q 8` wrote, streamed: codes that are made while loading are not.
+    None where the options choose bits or a limit."""
+    from qwenimg.common.pipeline.ways import MEGABYTE, amount_text, needs
     from qwenimg.common.runtime.runtime import Change
 
-    yield "", pipe.model
-    for bits in BITS if pipe.runtime.quantize is None else ():
-        yield f"-q {bits}", pipe.model.variant(Change(quantize=bits))
     limit = pipe.engine.free_memory() // MEGABYTE * MEGABYTE
-    if pipe.runtime.max_memory is None and limit > 0:
-        yield f"--max-memory {amount_text(limit)}", pipe.model.variant(Change(max_memory=limit))
+    if pipe.runtime.quantize is not None or pipe.runtime.max_memory is not None or limit <= 0:
+        return None
+    model = pipe.model.variant(Change(quantize="8", converted=True, max_memory=limit))
+    found = needs(model, request, counted)
+    title = f"converted by -q 8, --max-memory {amount_text(limit)}"
+    return _row(pipe, request, title, found, found.fits(found.budget), model.runtime.precision)
 
 
 def _others(pipe: Pipeline, engine: OnPaper, fits: Sequence[_Row]) -> list[Outlook]:
@@ -316,10 +290,11 @@ def _as_json(made: _Plan) -> dict[str, object]:
         "device": pipe.device,
         "precision": pipe.precision.name,
         "size": [request.width, request.height],
-        "memory_bytes": made.now.needs.room,
+        "memory_bytes": made.now.needs.budget,
         **made.now.as_json(),
         "stages": [stage.as_json() for stage in made.now.needs.stages],
         "ways": [{"options": way.options, "without": way.without, **row.as_json()} for way, row in made.ways],
+        "converted": None if made.converted is None else {"options": made.converted.title, **made.converted.as_json()},
         "few_steps": [{"options": option, **row.as_json()} for option, row in made.few.items()],
         "others": [one.as_json() for one in made.others],
     }
@@ -336,7 +311,7 @@ def _lines(made: _Plan, engine: OnPaper) -> list[str]:
     stages: list[tuple[str, ...]] = [("stage", "weights", "activations", "peak", "")]
     for stage in now.needs.stages:
         stages.append((stage.name, *map(size_text, (stage.weights, stage.activations, stage.peak)), stage.about))
-    verdicts: list[tuple[str, ...]] = [(_room(engine, now.needs.room), "peak", "", "a step", "a picture")]
+    verdicts: list[tuple[str, ...]] = [(_room(engine, now.needs.budget), "peak", "", "a step", "a picture")]
     for row in made.rows:
         fits = "fits" if row.fits else "does not fit"
         verdicts.append((row.title, size_text(row.peak), fits, *row.times.texts()))

@@ -42,6 +42,7 @@ class Report:
         self._held: list[str] | None = []  # lines that wait for the headline, which comes first
         self._warned: set[str] = set()
         self._bar = Bar()
+        self._hidden = False  # whether something was printed since the last error
 
     # Before the pictures
 
@@ -95,6 +96,7 @@ class Report:
     # Each picture
 
     def begin(self, picture: Picture) -> None:
+        self._hidden = True
         size = f"{picture.said('width')}x{picture.said('height')}"
         self._line(
             f"picture {picture.index} of {self.total}: seed {picture.seed}, {size}, "
@@ -156,6 +158,7 @@ class Report:
         where = f"picture {picture.index} (seed {picture.seed}): " if self.total > 1 else ""
         where = f"{clean(picture.where, 80)}: {where}" if picture.where else where
         code, text = failures.report(error, where)
+        self._hidden = False
         if self.as_json:
             streams.put(failures.event(code, text, picture.index))
         return code
@@ -169,6 +172,8 @@ class Report:
         return code
 
     def done(self, made: int, failed: int, code: int) -> None:
+        if failed and self._hidden:
+            streams.say(f"qwenimg: error: {failed} of {made + failed} were not made, as said above")
         self._event("done", made=made, failed=failed, exit=code, seconds=time.monotonic() - self.start)
 
     # How

@@ -23,7 +23,7 @@ def samplers(as_json: bool) -> None:
         rows = [sampler.described() for sampler in SAMPLERS.values()]
         click.echo(json.dumps({"samplers": rows, "schedules": SCHEDULES}))
         return
-    lines: list[tuple[str, ...]] = [("name", "title", "order", "noise", "asks", "flow", "source")]
+    lines: list[tuple[str, ...]] = [("name", "title", "order", "noise", "calls", "Qwen", "source")]
     lines += [sampler.row() for sampler in SAMPLERS.values()]
     click.echo("\n".join(aligned(lines)))
     click.echo(f"\nschedules: {', '.join(SCHEDULES)}")

@@ -89,8 +89,9 @@ def measured(path: Path, case: Case, layers: int, rounds: int) -> dict[str, Any]
     stored = qwen_dit.manifest(config)
     engine, precision = backends.load(case.backend), parse(case.precision, on_gpu=False)
     plan = keys.plan(path, "transformer", stored, uses=qwen_dit.uses).stored(precision)
-    whole = streaming.held(plan)
-    streamed = streaming.fitting(plan, qwen_dit.NETWORK.streamable, int(SHARE * whole))
+    moved = engine.workspace.moved
+    whole = streaming.held(plan, moved)
+    streamed = streaming.fitting(plan, qwen_dit.NETWORK.streamable, int(SHARE * whole), moved)
     arms = {"resident": Arm(engine, config, plan, precision), "streamed": Arm(engine, config, streamed, precision)}
     for i in range(rounds + 1):
         order = list(arms.values()) if i % 2 else list(arms.values())[::-1]
@@ -105,7 +106,7 @@ def measured(path: Path, case: Case, layers: int, rounds: int) -> dict[str, Any]
         "layers": layers,
         "streamed_blocks": len(streaming.streamed_blocks(streamed)),
         "resident_bytes": whole,
-        "streamed_bytes": streaming.held(streamed),
+        "streamed_bytes": streaming.held(streamed, moved),
         **{name: {"cpu": arm.cpu, "wall": arm.wall} for name, arm in arms.items()},
     }
 

@@ -12,7 +12,11 @@ from qwenimg.common.sampling.table import SAMPLERS
 
 def main() -> None:
     rows = [(f"`{name}`", *sampler.row()[1:]) for name, sampler in SAMPLERS.items()]
-    write("samplers.md", "samplers", table(("name", "title", "order", "noise", "asks", "flow", "source"), rows))
+    write(
+        "samplers.md",
+        "samplers",
+        table(("name", "title", "order", "noise", "calls", "Qwen", "source"), rows),
+    )
 
 
 if __name__ == "__main__":

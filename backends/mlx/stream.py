@@ -16,9 +16,10 @@ import mlx.nn
 from qwenimg.backends.mlx import load
 from qwenimg.backends.mlx.ops import writable
 from qwenimg.backends.mlx.ops.functions import on_gpu
+from qwenimg.backends.workspaces import MLX_CPU
 from qwenimg.common.runtime.read_ahead import Order, ReadAhead
 from qwenimg.common.weights import streaming
-from qwenimg.common.weights.again import PlacedArray, TwoPieces, straight
+from qwenimg.common.weights.again import PlacedArray, TwoPieces
 from qwenimg.common.weights.plan import Entry, LoadPlan
 
 
@@ -43,7 +44,9 @@ class Stream:
         """Takes the entries of another plan of the same parameters, whose values may be others."""
         self.blocks = streaming.streamed_blocks(plan)
         self.branches, self._checked = streaming.branches(plan), set[str]()
-        plain = _shared() and all(_straight(entry) for block in self.blocks.values() for entry in block)
+        plain = _shared() and all(
+            streaming.straight(entry, MLX_CPU.moved) for block in self.blocks.values() for entry in block
+        )
         self._pieces = TwoPieces(self.blocks, lambda size: writable((size,), "u1")) if plain else None
         self._ahead = ReadAhead(partial(_read, self.blocks, self._pieces))
 
@@ -86,11 +89,6 @@ class Stream:
 def _shared() -> bool:
     """Whether what computes sees memory that numpy writes: a card has its own."""
     return not on_gpu() or mx.metal.is_available()
-
-
-def _straight(entry: Entry) -> bool:
-    """Whether it can be used as it is read: images have their channels last."""
-    return straight(entry) and len(entry.shape) != 4
 
 
 def _read(blocks: streaming.Blocks, pieces: TwoPieces[mx.array] | None, path: str) -> Callable[[Entry], list[mx.array]]:

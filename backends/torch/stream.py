@@ -18,11 +18,12 @@ import torch
 
 from qwenimg.backends.torch import load
 from qwenimg.backends.torch.ops.cpu import laid_out
+from qwenimg.backends.workspaces import TORCH_CPU
 from qwenimg.common.formats.arrays import empty
 from qwenimg.common.runtime.read_ahead import Order, ReadAhead
 from qwenimg.common.weights import streaming
-from qwenimg.common.weights.again import ALIGNED, PlacedArray, TwoPieces, straight
-from qwenimg.common.weights.plan import Entry, LoadPlan
+from qwenimg.common.weights.again import ALIGNED, PlacedArray, TwoPieces
+from qwenimg.common.weights.plan import LoadPlan
 
 Tensors = list[torch.Tensor]
 CPU = "cpu"
@@ -70,7 +71,7 @@ class _Files:
 
     def __init__(self, blocks: streaming.Blocks):
         self.blocks, self._checked = blocks, set[str]()
-        plain = all(_straight(entry) for block in blocks.values() for entry in block)
+        plain = all(streaming.straight(entry, TORCH_CPU.moved) for block in blocks.values() for entry in block)
         self._pieces = TwoPieces(blocks, _memory) if plain else None
         self._ahead = ReadAhead(partial(_read, blocks, self._pieces))
 
@@ -87,12 +88,6 @@ class _Files:
             if self._pieces:
                 self._pieces.turn()
             self._ahead.start(path)
-
-
-def _straight(entry: Entry) -> bool:
-    """Whether it can be used as it is read."""
-    ordered = len(entry.shape) == 4 and entry.storage.dtype != "float32"  # in an order of their own (`laid_out`)
-    return straight(entry) and not ordered
 
 
 def _memory(size: int) -> tuple[torch.Tensor, Any]:

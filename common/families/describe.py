@@ -12,7 +12,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import is_file, is_folder
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
-from qwenimg.common.families import registry, repository
+from qwenimg.common.families import catalog, registry, repository
 from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.components import read_config
 from qwenimg.common.families.describe_lora import describe_lora, is_lora
@@ -24,6 +24,7 @@ from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header, Stored
 from qwenimg.common.precision import precision
 from qwenimg.common.weights import keys, quantise
+from qwenimg.common.weights.lora_names import Names
 from qwenimg.common.weights.peft_config import ADAPTER
 from qwenimg.common.weights.plan import Source
 
@@ -123,10 +124,10 @@ def _expected(folder: Path) -> tuple[Manifest, Callable[[str], str | None]]:
 
 def _file(path: Path, prediction: Prediction | None) -> Description:
     if is_file(path / ADAPTER):
-        return describe_lora(path)
+        return describe_lora(path, layers_of_known())
     with _opened(find_files(path).files) as headers:
         if is_file(path) and is_lora(headers[0]):
-            return describe_lora(path)
+            return describe_lora(path, layers_of_known())
         for family in registry.FAMILIES if is_file(path) else ():
             if family.describe_file and (found := family.describe_file(headers[0], prediction)):
                 return found
@@ -136,6 +137,12 @@ def _file(path: Path, prediction: Prediction | None) -> Description:
     if headers[0].format == "GGUF":
         lines[0:2] = [f"layout: GGUF, {layout}", *_gguf(headers[0])]
     return Description(lines=lines)
+
+
+def layers_of_known() -> dict[str, Names]:
+    """Return what LoRAs call the layers of the known models, by their published configurations."""
+    published = {name: registry.published(known) for name, known in catalog.KNOWN.items()}
+    return {name: one.family.lora_names(one.checkpoint) for name, one in published.items() if one is not None}
 
 
 def _gguf(header: Header) -> list[str]:

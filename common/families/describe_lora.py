@@ -8,11 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from qwenimg.common.base.amounts import counted
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.text import clean
 from qwenimg.common.families.description import Description, listed
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.weights import delta
-from qwenimg.common.weights.lora import LoraFile, Module, read_lora, scale_of
+from qwenimg.common.weights.lora import LoraFile, Module, fit, read_lora, scale_of
+from qwenimg.common.weights.lora_names import Names, find
 
+NO_USE = "use it: no"
 _KEY = re.compile(r".*(\.lora_|[._]lora\.|\.hada_w|\.lokr_|\.oft_|\.lora_linear_layer\.|lora_controlnet).*")
 # By how the names of its modules begin.
 _WRITERS = (
@@ -37,25 +41,56 @@ def is_lora(header: Header) -> bool:
     return any(_KEY.fullmatch(key) for key in header.tensors)
 
 
-def describe_lora(path: Path) -> Description:
-    """Raises ModelError for a file that is not read."""
+def describe_lora(path: Path, models: Mapping[str, Names]) -> Description:
+    """Return what is said of the LoRA at `path`, held against known `models`, the names of their layers by the model's
+    name. Raises ModelError for a file that is not read."""
     lora = read_lora(path)
     try:
         modules = lora.modules
         kinds = Counter(_kind(module) for module in modules.values())
         writers = dict.fromkeys(_writer(name) for name in modules)
         kind = " and ".join(f"{kind} ({count})" if kinds.keys() - {kind} else kind for kind, count in kinds.items())
+        use, faults = _use(lora, models)
         return Description(
             lines=[
                 f"layout: {kind}, as written by {' and '.join(writers)}",
                 f"modules: {counted(len(modules), 'module')}, {_ranks(lora)}",
                 f"fits: {_fits(modules)}",
                 f"first modules: {listed(modules)}",
-                "use it: qwenimg PROMPT --lora FILE:SCALE",
-            ]
+                *use,
+            ],
+            faults=faults,
         )
     finally:
         lora.close()
+
+
+def _use(lora: LoraFile, models: Mapping[str, Names]) -> tuple[list[str], list[str]]:
+    """Return how the file is used, and what is wrong with it: as drawing itself finds, with each of `models`."""
+    count, errors = len(lora.modules), dict[str, str]()
+    for name, names in models.items():
+        try:
+            fit(lora, names)
+        except ModelError as error:
+            errors[name] = str(error).removeprefix(f"{clean(lora.file.path)}: ")
+    if able := [name for name in models if name not in errors]:
+        used = f"used: {count} of {count} modules by {' or '.join(able)}"
+        return [used, f"use it: qwenimg PROMPT -m {able[0]} --lora FILE:SCALE"], []
+    known = {name: _known(lora, names) for name, names in models.items()}
+    nearest = max(known, key=lambda name: known[name])
+    if not known[nearest][0]:
+        return [f"{NO_USE}, none of its modules is a layer of {' or '.join(models)}"], []
+    fault = f"for {nearest}: {errors[nearest]}"
+    if known[nearest][0] < count or any(delta.kind_of(frozenset(one.parts)) is None for one in lora.modules.values()):
+        return [], [fault]
+    return [f"use it: only with a model of its own sizes; {fault}"], []
+
+
+def _known(lora: LoraFile, names: Names) -> tuple[int, int]:
+    """Return how many modules are layers of a model, and how many of those take as many inputs."""
+    targets = [(module, target) for name, module in lora.modules.items() if (target := find(names, name))]
+    wide = [module.parts["down"].shape[1] == target.shape[1] for module, target in targets if "down" in module.parts]
+    return len(targets), sum(wide)
 
 
 def _kind(module: Module) -> str:

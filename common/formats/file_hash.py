@@ -14,8 +14,9 @@ from pathlib import Path
 
 from qwenimg.common.base.atomic_files import write_atomic
 from qwenimg.common.base.errors import QwenimgError
-from qwenimg.common.base.safe_files import CHUNK, OpenFile
+from qwenimg.common.base.safe_files import OpenFile
 
+PIECE = 1 << 20  # bytes that are read and hashed at once: few, since no plan of a run counts them
 KEPT_FROM = 64 << 20  # bytes: hashes of files of this size or more are kept
 MAX_KEPT = 1_000  # files
 MAX_NOTES = 1 << 20  # bytes of the file of hashes
@@ -39,25 +40,27 @@ def data_sha256(file: OpenFile) -> str:
 def _kept_hash(file: OpenFile, begin: int) -> str:
     """Return the hash of the file's bytes from `begin` on: the kept one if the file has not changed since."""
     if file.size < KEPT_FROM:
-        return _hash(file, begin)
+        return hashed(file, begin)
     notes, key = _notes(), f"{os.path.realpath(file.path)}:{begin}"
     inode, size, changed = file.identity
     state = f"{inode} {size} {changed} "
     note = notes.get(key)
     if isinstance(note, str) and note.startswith(state) and _SHA256.fullmatch(note.removeprefix(state)):
         return note.removeprefix(state)
-    digest = _hash(file, begin)
+    digest = hashed(file, begin)
     notes = {**{name: notes[name] for name in [*notes][-MAX_KEPT + 1 :] if name != key}, key: state + digest}
     _write(notes)
     return digest
 
 
-def _hash(file: OpenFile, begin: int) -> str:
-    digest = hashlib.sha256()
+def hashed(file: OpenFile, begin: int = 0) -> str:
+    """Return the hash of `file` from byte `begin` on, 64 hexadecimal digits. Raises ModelError."""
+    digest, piece = hashlib.sha256(), memoryview(bytearray(PIECE))
     while begin < file.size:
-        piece = file.read(begin, min(CHUNK, file.size - begin))
-        digest.update(piece)
-        begin += len(piece)
+        part = piece[: file.size - begin]
+        file.fill(part, begin)
+        digest.update(part)
+        begin += len(part)
     return digest.hexdigest()
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from qwenimg.common.base.cache_files import append, create, own_size, read_small
 from qwenimg.common.base.errors import DoesNotFit, ModelError, QwenimgError, UsageError, disk_full
-from qwenimg.common.base.safe_files import CHUNK
 from qwenimg.common.base.text import clean
+from qwenimg.common.formats.file_hash import PIECE
 from qwenimg.common.hub.http import Echo, Interrupted, Server, number, open_url, persist, pieces
 
 PROGRESS = 1 << 20  # bytes that one connection must bring for its end not to count as a failure in a row
@@ -150,7 +150,7 @@ def digest(path: Path, wanted: Wanted, progress: Callable[[int], None] = lambda 
     else:
         found = hashlib.sha1(b"blob %d\0" % wanted.size, usedforsecurity=False)
     with path.open("rb", buffering=0) as file:
-        while piece := file.read(CHUNK):
+        while piece := file.read(PIECE):
             found.update(piece)
             progress(file.tell())
     return found.hexdigest()

@@ -5,23 +5,30 @@ Only headers and configurations are read. A file that cannot be read is a row th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from itertools import islice
 from math import prod
 from pathlib import Path
+from typing import TypeAlias
 
 from qwenimg.common.base.errors import QwenimgError
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import file_kind, registry
-from qwenimg.common.families.describe_lora import describe_lora
+from qwenimg.common.families.describe import layers_of_known
+from qwenimg.common.families.describe_lora import NO_USE, describe_lora
 from qwenimg.common.families.file_kind import FileKind
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.hub.model_folders import SUFFIXES, ModelFolders, _below
+from qwenimg.common.weights.lora_names import Names
 
 MAX_FILES = 1_000  # whose headers are read
 _FITS = "fits: "
+Layers: TypeAlias = Callable[[], Mapping[str, Names]]
+"""What LoRAs call the layers of the known models."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +49,11 @@ class Row:
 def rows(folders: ModelFolders) -> tuple[list[Row], bool]:
     """Return what is in `folders`, and whether there is more than is looked at."""
     found: list[Row] = []
+    known = cache(layers_of_known)
     for root, path in _candidates(folders):
         if len(found) == MAX_FILES:
             return found, True
-        found.append(_row(root, path))
+        found.append(_row(root, path, known))
     return found, False
 
 
@@ -53,9 +61,9 @@ def _candidates(folders: ModelFolders) -> Iterator[tuple[Path, Path]]:
     """Each file of weights and each model's folder once, with the folder that it was found in."""
     seen: set[Path] = set()
     roots = dict.fromkeys(root for kind in folders.folders.values() for root in kind)
-    for root in roots:
+    for root, paths in [*((root, _below(root)) for root in roots), *((root, _inside(root)) for root in folders.given)]:
         models: list[Path] = []
-        for path in _below(root):
+        for path in paths:
             if path in seen or any(model in path.parents for model in models):
                 continue
             if _is(path / "model_index.json"):
@@ -66,6 +74,14 @@ def _candidates(folders: ModelFolders) -> Iterator[tuple[Path, Path]]:
             yield root, path
 
 
+def _inside(folder: Path) -> Iterator[Path]:
+    """Yield what lies in a folder that was given itself, whose names the options find too."""
+    try:
+        yield from sorted(islice(folder.iterdir(), MAX_FILES))
+    except OSError:  # it is a file of paths, or without permission
+        return
+
+
 def _is(path: Path) -> bool:
     try:
         return is_file(path)
@@ -73,7 +89,7 @@ def _is(path: Path) -> bool:
         return False
 
 
-def _row(root: Path, path: Path) -> Row:
+def _row(root: Path, path: Path, known: Layers) -> Row:
     name, folder = path.relative_to(root).as_posix(), root.name
     try:
         if _is(path / "model_index.json"):
@@ -82,16 +98,20 @@ def _row(root: Path, path: Path) -> Row:
         header = read_header(path)
         header.file.close()
         kind = file_kind.kind_of(header)
-        about = {} if kind is None else _about(kind, path)
+        about = {} if kind is None else _about(kind, path, known)
         return Row(name=name, folder=folder, bytes=header.file.size, stored=_stored(header), **about)
     except QwenimgError as error:
         return Row(name=name, folder=folder, bytes=_size(path), fault=str(error).removeprefix(f"{clean(path)}: "))
 
 
-def _about(kind: FileKind, path: Path) -> dict[str, str]:
+def _about(kind: FileKind, path: Path, known: Layers) -> dict[str, str]:
     if kind.family is None:
-        fits = next((line for line in describe_lora(path).lines if line.startswith(_FITS)), "")
-        return {"family": fits.removeprefix(_FITS), "kind": "LoRA", "use": kind.flag, "needs": kind.needs}
+        found = describe_lora(path, known())
+        fits = next((line for line in found.lines if line.startswith(_FITS)), "").removeprefix(_FITS)
+        if found.faults:
+            return {"family": fits, "kind": "LoRA", "fault": found.faults[0]}
+        use = "" if any(line.startswith(NO_USE) for line in found.lines) else kind.flag
+        return {"family": fits, "kind": "LoRA", "use": use, "needs": kind.needs if use else ""}
     return {"family": kind.family.title, "kind": kind.option.replace("_", " "), "use": kind.flag, "needs": kind.needs}
 
 

@@ -4,7 +4,7 @@ picture takes about.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -12,13 +12,14 @@ from typing import Any
 from qwenimg.common.base.amounts import duration, size_text
 from qwenimg.common.families import catalog
 from qwenimg.common.families.catalog import KnownModel
-from qwenimg.common.families.choices import Choices
-from qwenimg.common.hub.planned import planned
+from qwenimg.common.families.opening import Opening
+from qwenimg.common.hub.open_model import plan_pipeline
 from qwenimg.common.measure import machines
 from qwenimg.common.memory.estimate import steps_seconds
-from qwenimg.common.memory.needs import Needs
+from qwenimg.common.memory.memory_plan import MemoryPlan
+from qwenimg.common.pipeline.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.pipeline import Pipeline
-from qwenimg.common.pipeline.ways import MEGABYTE, amount_text, needs
+from qwenimg.common.pipeline.ways import BITS, MEGABYTE, amount_text, needs
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.request.loras import in_cache
 from qwenimg.common.request.request import Request
@@ -26,7 +27,6 @@ from qwenimg.common.runtime.paper import OnPaper
 from qwenimg.common.runtime.runtime import Change, Runtime
 
 PROMPT = "a picture"  # where none is given
-BITS = ("", "8", "4")  # of weights that are tried, in this order
 FEW = "lightning"  # the distilled models that get a row of their own
 LONG = 1200  # seconds of a picture, above which a model is listed behind faster ones
 # A distilled LoRA of Qwen-Image stays beside quantized weights: rank 64 on 720 layers, in bfloat16.
@@ -78,7 +78,21 @@ class Outlook:
         }
 
 
-def times(pipe: Pipeline, request: Request, found: Needs, precision: Precision) -> Times:
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A model as a run with more `options` has it, and what a picture then needs; `peak` with what is beside it."""
+
+    options: str
+    model: DiffusionModel
+    needs: MemoryPlan
+    peak: int  # bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.peak <= self.needs.budget
+
+
+def times(pipe: Pipeline, request: Request, found: MemoryPlan, precision: Precision) -> Times:
     """Return the expected times of a picture that needs `found`."""
     operations = operations_per_second(pipe.engine, precision)
     if operations is None:
@@ -116,36 +130,45 @@ def _both(known: KnownModel, engine: OnPaper) -> list[Outlook]:
 
 
 def of_model(known: KnownModel, engine: OnPaper, few: bool = False) -> Outlook:
-    """Return how `known` is drawn on `engine`: the first of as it is, in 8 and 4 bits, and streamed that fits. few: in
-    the few steps of its distilled LoRA."""
-    tried: list[Outlook] = []
-    for quantize, limit in [*((bits, None) for bits in BITS), ("", engine.free // MEGABYTE * MEGABYTE)]:
-        tried.append(_tried(known, engine, few, quantize, limit))
+    """Return how `known` is drawn on `engine`, in as many bits as fit. few: in the few steps of its distilled LoRA."""
+    pipe, _ = plan_pipeline(Opening(model=known.name), engine)
+    with closing(pipe):
+        asked = without_missing_loras(pipe.settled({"few_steps": FEW})) if few else {}
+        request = pipe.check(PROMPT, **asked)
+        best = fitting(pipe, request, counted=False, few=few)
+        steps = pipe.model.plan(request).steps
+        return Outlook(
+            model=known,
+            options=" ".join(filter(None, (f"--{FEW} {steps}" if few else "", best.options))),
+            size=(request.width, request.height),
+            steps=steps,
+            peak=best.peak,
+            fits=best.fits,
+            times=times(pipe, request, best.needs, best.model.runtime.precision),
+        )
+
+
+def fitting(pipe: Pipeline, request: Request, *, counted: bool, few: bool) -> Variant:
+    """Return the first variant of the model by which the picture fits, else the one that takes least. few: beside the
+    bytes of its distilled LoRA, where that is not here."""
+    tried: list[Variant] = []
+    for options, model in _variants(pipe):
+        found = needs(model, request, counted)
+        peak = found.largest.peak + (_few_steps_bytes(model.runtime) if few and not request.lora else 0)
+        tried.append(Variant(options=options, model=model, needs=found, peak=peak))
         if tried[-1].fits:
             return tried[-1]
     return min(tried, key=lambda one: one.peak)
 
 
-def _tried(known: KnownModel, engine: OnPaper, few: bool, quantize: str, limit: int | None) -> Outlook:
-    choices = Choices(quantize=quantize or None)
-    pipe, _ = planned(known.name, engine, precision="auto", preset="auto", choices=choices, max_memory=limit)
-    with closing(pipe):
-        request = pipe.check(PROMPT, **(without_missing_loras(pipe.settled({"few_steps": FEW})) if few else {}))
-        found = needs(pipe.model, request, counted=False)
-        steps = pipe.model.plan(request).steps
-        options = [f"--{FEW} {steps}"] if few else []
-        options += [f"-q {quantize}"] if quantize else []
-        options += [f"--max-memory {amount_text(limit)}"] if limit else []
-        peak = found.largest.peak + (few_steps_bytes(pipe.runtime) if few else 0)
-        return Outlook(
-            model=known,
-            options=" ".join(options),
-            size=(request.width, request.height),
-            steps=steps,
-            peak=peak,
-            fits=peak <= found.room,
-            times=times(pipe, request, found, pipe.precision),
-        )
+def _variants(pipe: Pipeline) -> Iterator[tuple[str, DiffusionModel]]:
+    """Yield the model as it is, in fewer bits, and streamed, with the option for that."""
+    yield "", pipe.model
+    for bits in BITS if pipe.runtime.quantize is None else ():
+        yield f"-q {bits}", pipe.model.variant(Change(quantize=bits))
+    limit = pipe.engine.free_memory() // MEGABYTE * MEGABYTE
+    if pipe.runtime.max_memory is None and limit > 0:
+        yield f"--max-memory {amount_text(limit)}", pipe.model.variant(Change(max_memory=limit))
 
 
 def policies(name: str, engine: OnPaper) -> list[tuple[str, ...]]:
@@ -153,13 +176,13 @@ def policies(name: str, engine: OnPaper) -> list[tuple[str, ...]]:
     known = catalog.find(name)
     assert known is not None, name
     lines: list[tuple[str, ...]] = [("policy", "peak", "", "a step", "a picture")]
-    with closing(planned(known.name, engine, precision="auto", preset="auto", choices=Choices())[0]) as pipe:
+    with closing(plan_pipeline(Opening(model=known.name), engine)[0]) as pipe:
         auto = pipe.precision.name
         for policy in pipe.precision.kind.bases:
             model = pipe.model.variant(Change(precision=policy))
             request = pipe.check(PROMPT)
             found = needs(model, request, counted=False)
-            fits = "fits" if found.fits(found.room) else "does not fit"
+            fits = "fits" if found.fits(found.budget) else "does not fit"
             texts = times(pipe, request, found, model.runtime.precision).texts()
             lines.append(
                 (f"{policy} (auto)" if policy == auto else policy, size_text(found.largest.peak), fits, *texts)
@@ -167,7 +190,7 @@ def policies(name: str, engine: OnPaper) -> list[tuple[str, ...]]:
     return lines
 
 
-def few_steps_bytes(runtime: Runtime) -> int:
+def _few_steps_bytes(runtime: Runtime) -> int:
     """Return the bytes of a distilled LoRA that is not here: none where it is merged into the weights."""
     return LORA_BYTES if runtime.quantize else 0
 

@@ -6,6 +6,7 @@ It is more than a `Request` has: a size may be said in three ways, and a line ma
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -27,8 +28,8 @@ sides, `aspect` a Fraction, and `seed` is a text as after --seed."""
 @dataclass(frozen=True, kw_only=True)
 class _Sizes:
     size: str = option("", Option(
-        help="width and height in pixels, as 1664x928; default the model's", section="Picture", metavar="WxH",
-        checks=parse_size,
+        help="width and height in pixels, as 1664x928, or 512 for 512x512; default the model's", section="Picture",
+        metavar="WxH", checks=parse_size,
         config=True,
     ))  # fmt: skip
     aspect: str = option("", Option(
@@ -87,6 +88,17 @@ def check(said: Fields) -> None:
             one.check(said[name])
     if "prompt" in said:
         check_said(said["prompt"])
+
+
+def option_in(text: str, others: Container[str] = ()) -> str | None:
+    """Return the first option of pictures, or of the `others`, that a prompt has among its words, as `--steps`; None
+    where it has none."""
+    words = (word.replace("_", "-") for word in re.findall(r"(?<!\S)--[a-z][a-z0-9_-]*", text))
+    return next((word for word in words if word in others or _is_option(word)), None)
+
+
+def _is_option(word: str) -> bool:
+    return any(word[2:] in (one.dashed, *one.aliases) or word in one.flags for one in ALL.values())
 
 
 def seeds(said: Fields, chance: int) -> tuple[int, ...]:

@@ -15,6 +15,12 @@ from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean, shown_path
 
 FIELDS = ("seed", "index", "prompt", "date")
+# What other programs fill in: ComfyUI's %date:...%, strftime's %Y-%m-%d, C's and Python's widths, A1111's [seed].
+_OTHERS = re.compile(
+    r"%(?P<percent>[A-Za-z]\w+)(?:[:.][^%/]*)?%|(?P<time>%[YmdHMS](?:[-_.:]?%[YmdHMS])+)|%\d*[di](?![A-Za-z])"
+    r"|\{(?P<braced>seed|index|prompt|date)?[:!][^{}]*\}"
+    r"|\[(?P<bracketed>seed|prompt|date|batch_number|generation_number)(?:[<_][^\]/]*)?\]"
+)
 _WINDOWS_DEVICE = re.compile(r"con|prn|aux|nul|(com|lpt)[0-9]")
 
 
@@ -27,8 +33,8 @@ def output_path(
     Else a file name in which {seed} {index} {prompt} {date} are filled in; .png is added if it has no suffix.
     When `several` pictures are made, `-<index>` goes before the suffix of a name that has neither {seed} nor
     {index}; before that of the default name, which has the seed, only where the run has the `same_seeds` more than
-    once. Raises UsageError for an unknown field, a stray brace, a control character, a suffix that is none of PICTURES,
-    and a device or pipe."""
+    once. Raises UsageError for an unknown field, one of another program, a stray
+    brace, a control character, a suffix that is none of PICTURES, and a device or pipe."""
     assert index >= 1, index
     date = now.strftime("%Y%m%d-%H%M%S")
     fields = {"seed": str(seed), "index": str(index), "prompt": slug(prompt), "date": date}
@@ -52,11 +58,20 @@ def _filled(pattern: str, fields: dict[str, str]) -> str:
         raise UsageError("-o: the name is empty")
     if any(unicodedata.category(c) == "Cc" for c in pattern):
         raise UsageError(f"-o {clean(pattern, 120)}: a name has no line break or other control character")
+    known = " ".join(f"{{{field}}}" for field in FIELDS)
+    meant = _OTHERS.sub(_ours, pattern)
+    if meant != pattern:
+        raise UsageError(f"-o {clean(pattern, 120)}: what is filled in is {known}, as -o '{clean(meant, 120)}'")
     parts = re.split(r"\{([^{}]*)\}", pattern)  # text, field, text, field, ..., text
     if any(c in text for text in parts[::2] for c in "{}") or any(field not in fields for field in parts[1::2]):
-        known = " ".join(f"{{{field}}}" for field in FIELDS)
         raise UsageError(f"-o {clean(pattern, 120)}: braces hold one of {known} and nothing else")
     return "".join(fields[part] if i % 2 else part for i, part in enumerate(parts))
+
+
+def _ours(other: re.Match[str]) -> str:
+    """Return the field that stands for another program's."""
+    said = other["braced"] or other["percent"] or other["bracketed"] or ("date" if other["time"] else "")
+    return next((f"{{{field}}}" for field in FIELDS if said.lower().startswith(field)), "{index}")
 
 
 def check_distinct(paths: Sequence[Path]) -> None:

@@ -79,8 +79,9 @@ def pictures(
 
 
 def makes_folder(output: str | None) -> bool:
-    """Whether `-o` names a folder that is made if it is missing: it ends in a slash."""
-    return output is not None and output.endswith("/")
+    """Return whether the folder of `-o` is made if it is missing: it ends in a slash, or has a field such as
+    {index}."""
+    return output is not None and (output.endswith("/") or "{" in output)
 
 
 def _picture(

@@ -13,7 +13,7 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, kind, open_regular
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
-from qwenimg.common.jobs.fields import MAX_PICTURES, SAID, Fields, fields
+from qwenimg.common.jobs.fields import MAX_PICTURES, SAID, Fields, fields, option_in
 from qwenimg.common.prompts.check import MAX_CHARACTERS
 
 MAX_PROMPT_FILE = 32 << 20  # bytes
@@ -67,9 +67,15 @@ def _fields_of(line: bytes, where: str) -> Fields:
     if line.strip().startswith(b"{"):
         return _object(line.strip(), where)
     try:
-        return {"prompt": line.decode("utf-8").strip()}
+        prompt = line.decode("utf-8").strip()
     except UnicodeDecodeError as error:
         raise bad(where, f"is not UTF-8 (byte {error.start})") from None
+    if option := option_in(prompt):
+        example = '{"prompt": "a cat", "steps": 20}'
+        raise bad(
+            where, f"{option} is no option in a line of text; give it outside the file, or a line such as {example}"
+        )
+    return {"prompt": prompt}
 
 
 def _object(line: bytes, where: str) -> Fields:

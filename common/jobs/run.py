@@ -127,7 +127,7 @@ def prepare(pipe: Pipeline, wanted: Sequence[Picture]) -> None:
     texts: dict[str, None] = {}
     for picture in wanted:
         texts[picture.prompt] = None
-        if picture.said("guidance") > 1:
+        if picture.said("guidance") > pipe.model.guidance.off:
             negative = picture.said("negative_prompt")
             texts[pipe.defaults.negative_prompt if negative is None else negative] = None
     skips = {picture.said("clip_skip") or 0 for picture in wanted}

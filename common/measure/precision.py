@@ -21,6 +21,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.families.registry import Opened
 from qwenimg.common.measure.activations import Block, Blocks
 from qwenimg.common.pictures.pixels import decibels
+from qwenimg.common.pipeline.diffusion_model import renew
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result
 from qwenimg.common.precision import presets
@@ -126,7 +127,7 @@ class Measuring:
         runtime = self.pipe.runtime
         runtime.precision = replace(policy, kind=self.kind)
         runtime.choice = Choice(preset="", precision=policy.name)
-        self.pipe.model.renew("transformer")
+        renew(self.pipe.model, "transformer")
         seen = Blocks(self.engine, self.opened.checkpoint)
         self.engine.peak_memory()
         try:

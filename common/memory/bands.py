@@ -6,8 +6,6 @@ one band of rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from qwenimg.common.memory.memory import MAX_VALUES, VAEConfig, convolutions, decode_peak, encode_peak, scores
 from qwenimg.common.memory.workspace import Workspace
 from qwenimg.common.numbers.tiles import wide_upsamplers
@@ -85,12 +83,6 @@ def encode_bytes(
     return int(kept + band + weight + 4 * 3 * height * width * itemsize)
 
 
-def decode_whole(config: VAEConfig, height: int, width: int, itemsize: int, free: int, workspace: Workspace) -> bool:
-    """Return whether decoding the whole fits in half of `free`."""
-    small = max(map(max, convolutions(config, height, width))) < MAX_VALUES
-    return small and decode_peak(config, height, width, itemsize, workspace) <= free // 2
-
-
-def band_rows(needed: Callable[[int], int], free: int) -> int:
-    """Return the most rows of a band with which the bytes `needed` for so many fit into `free`; else the fewest."""
-    return next((rows for rows in ROWS if needed(rows) <= free), ROWS[-1])
+def is_small(config: VAEConfig, height: int, width: int) -> bool:
+    """Return whether kernels can count the values of each image in a decoder for latents of height x width."""
+    return max(map(max, convolutions(config, height, width))) < MAX_VALUES

@@ -9,7 +9,7 @@ from qwenimg.common.formats.arrays import THREADS
 from qwenimg.common.precision.precision import BYTES
 from qwenimg.common.precision.residency import ALWAYS, ONCE
 from qwenimg.common.weights import streaming
-from qwenimg.common.weights.plan import Entry, LoadPlan
+from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.storage import Packed
 
 
@@ -29,20 +29,15 @@ def packed(plan: LoadPlan) -> int:
 
 
 @found_once
-def loading(plan: LoadPlan) -> int:
+def loading(plan: LoadPlan, moved: streaming.Moved) -> int:
     """Bytes that loading what is always there takes at its peak beyond all weights that are in memory at once later: a
     tensor as it is read where it is kept as another dtype, and those that are read ahead."""
     entries = [entry for entry in plan.entries.values() if entry.residency is ALWAYS]
-    reading = [_read(entry) for entry in entries]
+    reading = [streaming.read_bytes(entry) for entry in entries]
     done = peak = 0
     for i, entry in enumerate(entries):
         done += entry.nbytes
         ahead = sum(reading[i + 1 : i + 1 + THREADS])
         cast = not isinstance(entry.storage, Packed) and entry.dtype != entry.storage.dtype
         peak = max(peak, done + ahead + cast * reading[i])
-    return max(0, peak - streaming.held(plan))
-
-
-def _read(entry: Entry) -> int:
-    """Bytes of a tensor that is read and not in its place yet."""
-    return entry.nbytes if isinstance(entry.storage, Packed) else prod(entry.shape) * BYTES[entry.dtype]
+    return max(0, peak - streaming.held(plan, moved))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qwenimg.common.base.amounts import duration, size_text
-from qwenimg.common.memory.needs import Needs
+from qwenimg.common.memory.memory_plan import MemoryPlan
 from qwenimg.common.precision.devices import Device
 
 # Bytes a second at which streamed blocks are read, those of what they come through at most: to a card 16 lanes of PCI
@@ -31,7 +31,7 @@ class Estimate:
     step: float  # seconds of one step, on average
 
 
-def steps_seconds(needs: Needs, operation: float, device: Device) -> float:
+def steps_seconds(needs: MemoryPlan, operation: float, device: Device) -> float:
     """Of all steps, `operation` seconds each multiplication or addition: streamed blocks are read while others compute,
     so that the longer of both counts."""
     return max(needs.steps * operation, needs.streamed / streaming_rate(device))
@@ -39,12 +39,12 @@ def steps_seconds(needs: Needs, operation: float, device: Device) -> float:
 
 def streaming_rate(device: Device) -> float:
     """Bytes a second at which its streamed blocks are read."""
-    return TO_CARD if device.own_memory else FROM_FILE
+    return TO_CARD * device.lanes / 16 if device.own_memory else FROM_FILE
 
 
 def summary(memory: int, seconds: float) -> str:
-    """`about 1.3 GB and roughly 2 min`"""
-    return f"about {size_text(memory)} and {duration(seconds)}"
+    """`takes about 1.3 GB of memory and roughly 2 min`"""
+    return f"takes about {size_text(memory)} of memory and {duration(seconds)}"
 
 
 def left(expected: Sequence[Estimate], step: float) -> tuple[float, bool]:

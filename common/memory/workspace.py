@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qwenimg.common.weights.streaming import Moved
+
 
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
@@ -12,3 +14,4 @@ class Workspace:
     conv_outputs: float  # and what it makes
     decoded: float  # how often a weight in codes is in memory as it is decoded
     kept: int = 0  # most bytes of packed matrices that the library of products keeps
+    moved: Moved = None  # how streamed blocks are read ahead

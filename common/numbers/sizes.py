@@ -43,11 +43,11 @@ def render_size(width: int, height: int, multiple: int = 16) -> tuple[int, int]:
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """Width and height from `1664x928`. Raises UsageError."""
-    match = re.fullmatch(r"([0-9]{1,9})[xX]([0-9]{1,9})", text.strip())
+    """Return width and height of `1664x928`, or of `512`, a square. Raises UsageError."""
+    match = re.fullmatch(r"([0-9]{1,9})(?:[xX]([0-9]{1,9}))?", text.strip())
     if match is None:
-        raise UsageError(f"size {clean(text, 40)!r} is not WIDTHxHEIGHT in pixels, such as 1664x928")
-    width, height = int(match[1]), int(match[2])
+        raise UsageError(f"size {clean(text, 40)!r} is not WIDTHxHEIGHT in pixels, such as 1664x928, nor one side")
+    width, height = int(match[1]), int(match[2] or match[1])
     _check_size(width, height)
     return width, height
 

@@ -9,6 +9,7 @@ from typing import Any
 from qwenimg.common.base.errors import DoesNotFit
 from qwenimg.common.parity.stations import FARTHEST, Station, made_distance
 from qwenimg.common.parity.tape import Tape, taped
+from qwenimg.common.pipeline.diffusion_model import renew
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.precision.precision import FP32
 from qwenimg.common.runtime.runtime import Change
@@ -30,7 +31,7 @@ def with_own(pipe: Pipeline, asked: Mapping[str, Any], run: Sequence[Station], n
         notify(f"float32 does not fit, so nothing of the picture can be judged: {error}")
         return tuple(run)
     finally:
-        reference.model.renew("")
+        renew(reference.model, "")
     exact = {station.name: station for station in tape.stations}
     return tuple(_measured(station, exact[station.name]) for station in run)
 

@@ -37,6 +37,12 @@ def check_png(file: OpenFile, end: int) -> None:
         at += 12 + length
 
 
+def check_bmp(file: OpenFile) -> None:
+    """Raise ModelError for a run-length encoded BMP, which Pillow decodes in Python, run by run."""
+    if file.size >= 34 and struct.unpack("<I", file.read(30, 4))[0] in (1, 2) and file.read(14, 1)[0] >= 40:
+        raise bad(file.path, "is a BMP in run-length encoding; save it without, or as PNG")
+
+
 def check_jpeg(file: OpenFile) -> bool:
     """Whether a JPEG is made for more than one scan, so that its decoder keeps it whole.
 

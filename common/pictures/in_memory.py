@@ -28,6 +28,12 @@ def grey(name: str, picture: Image) -> tuple[Uint8, list[str]]:
     return _converted(name, picture, input_pixels.grey)
 
 
+def fitted(name: str, mask: Uint8, like: Uint8) -> tuple[Uint8, list[str]]:
+    """Return `mask` in the size of the picture `like`, and lines as `rgb` does."""
+    mask, notes = input_pixels.fitted(mask, like)
+    return mask, [f"{name} {line}" for line in notes]
+
+
 def _converted(
     name: str, picture: Image, convert: Callable[[Image], tuple[Uint8, list[str]]]
 ) -> tuple[Uint8, list[str]]:

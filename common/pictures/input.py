@@ -1,4 +1,4 @@
-"""Pictures that a user gives to start from, and masks: PNG, JPEG and WebP, read with care."""
+"""Pictures that a user gives to start from, and masks: PNG, JPEG, WebP, BMP, GIF and TIFF, read with care."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ import warnings
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import OpenFile, bad, open_regular
 from qwenimg.common.base.text import clean
-from qwenimg.common.pictures import blocks, input_pixels
+from qwenimg.common.pictures import blocks, gif, input_pixels, tiff
 from qwenimg.common.pictures.pixels import Uint8
 from qwenimg.common.pictures.texts import format_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-FORMATS = ("PNG", "JPEG", "WEBP")
+_READ = "PNG, JPEG, WebP, BMP, GIF or TIFF picture"
+_HEIF = (b"heic", b"heix", b"hevc", b"mif1", b"msf1", b"avif")
 MAX_FILE = 512 << 20  # bytes
 # Looked at before anything is decoded. Pillow takes four bytes a pixel and the array three: 36 megapixels are 250 MB.
 MAX_PIXELS = 36_000_000
 MAX_SIDE = 32_768
 # The decoders of these keep more than the pixels, in all about so many bytes for each.
-DECODED_BYTES = {"WEBP": 19, "JPEG in several scans": 12}
+DECODED_BYTES = {"WEBP": 19, "JPEG in several scans": 12, "TIFF": 21}
 MAX_DECODED = 7 * MAX_PIXELS
 
 
@@ -35,62 +36,76 @@ def read_image(path: Path) -> tuple[Uint8, list[str]]:
     """The picture at `path`, uint8 [H, W, 3], and a line for each way in which it was converted. Raises ModelError.
 
     It is turned as its EXIF says and brought to sRGB; what is transparent is laid on white."""
-    return _read(path, input_pixels.rgb, lambda picture: None)
+    return _read(path, input_pixels.rgb)
 
 
 def read_mask(path: Path, like: Uint8) -> tuple[Uint8, list[str]]:
-    """The mask at `path`, uint8 [H, W]: white is made anew, black is kept; and lines as for `read_image`. Raises
-    ModelError unless it has the size of the picture `like`."""
+    """Return the mask at `path`, uint8 [H, W], in the size of the picture `like`: white is made anew, black is kept;
+    and lines as for `read_image`. Raises ModelError."""
 
-    def check(picture: Image) -> None:
-        height, width = like.shape[:2]
-        found = input_pixels.upright_size(picture)
-        if found != (width, height):
-            size = f"{width}x{height}"
-            raise bad(path, f"is {found[0]}x{found[1]}, the picture is {size}: make the mask of that size")
+    def decode(picture: Image) -> tuple[Uint8, list[str]]:
+        mask, notes = input_pixels.grey(picture)
+        mask, more = input_pixels.fitted(mask, like)
+        return mask, notes + more
 
-    return _read(path, input_pixels.grey, check)
+    return _read(path, decode)
 
 
-def _read(
-    path: Path, decode: Callable[[Image], tuple[Uint8, list[str]]], check: Callable[[Image], None]
-) -> tuple[Uint8, list[str]]:
-    """What `decode` makes of the picture at `path`, once its header has passed the limits and `check`."""
+def _read(path: Path, decode: Callable[[Image], tuple[Uint8, list[str]]]) -> tuple[Uint8, list[str]]:
+    """What `decode` makes of the picture at `path`, once its header has passed the limits."""
     from PIL import Image, UnidentifiedImageError
 
     with closing(open_regular(path)) as file:
         if file.size > MAX_FILE:
             raise bad(path, f"has {file.size / 1e6:,.0f} MB; pictures of at most {MAX_FILE / 1e6:,.0f} MB are read")
-        several = _check_blocks(file)
-        stream = io.BufferedReader(file.stream)  # it is closed with its last reference, and Pillow drops its own
+        kind = format_of(file)
+        if kind is None:
+            raise bad(path, f"is no {_READ}; {_what_else(file)}")
         try:
+            stream, several, frames = _looked_through(file, kind)
             # The limit on pixels is ours, so Pillow's warning about large pictures says nothing new.
             with (
                 warnings.catch_warnings(action="ignore"),
-                Image.open(stream, formats=FORMATS) as picture,
+                Image.open(stream, formats=(kind,)) as picture,
             ):
                 _check_size(path, picture, several)
-                check(picture)
                 pixels, notes = decode(picture)
+                notes = [*([input_pixels.SEVERAL] if frames else []), *notes]
                 file.check_unchanged()
         except ModelError:
             raise
         except Image.DecompressionBombError:  # Pillow's own limit, which is higher, is looked at first
             raise bad(path, f"is too large: at most {MAX_PIXELS // 1_000_000} megapixels are read") from None
         except UnidentifiedImageError:
-            raise bad(path, "is no PNG, JPEG or WebP picture; convert it to one of them") from None
+            raise bad(path, f"cannot be read as a {_READ}: its header is broken") from None
         # Pillow's decoders raise whatever they raise; in every case the file is at fault.
         except Exception as error:
-            raise bad(path, f"cannot be read as a PNG, JPEG or WebP picture: {clean(error, 80)}") from None
+            raise bad(path, f"cannot be read as a {_READ}: {clean(error, 80)}") from None
     return np.ascontiguousarray(pixels), [f"{clean(path.name, 60)}: {line}" for line in notes]
 
 
-def _check_blocks(file: OpenFile) -> bool:
-    """Whether it is a JPEG in several scans. Raises ModelError for too many blocks."""
-    kind = format_of(file)
+def _looked_through(file: OpenFile, kind: str) -> tuple[IO[bytes], bool, bool]:
+    """Return what Pillow reads, whether it is a JPEG in several scans, and whether it is the first of several pictures.
+    Raises ModelError for too many blocks."""
+    if kind in ("GIF", "TIFF"):
+        first, frames = gif.first_picture(file) if kind == "GIF" else tiff.first_picture(file, MAX_DECODED)
+        return io.BytesIO(first), False, frames
     if kind == "PNG":
         blocks.check_png(file, file.size)
-    return kind == "JPEG" and blocks.check_jpeg(file)
+    elif kind == "BMP":
+        blocks.check_bmp(file)
+    several = kind == "JPEG" and blocks.check_jpeg(file)
+    return io.BufferedReader(file.stream), several, False  # closed with its last reference, and Pillow drops its own
+
+
+def _what_else(file: OpenFile) -> str:
+    """Return what to do with a file of another format."""
+    brand = file.read(4, 8) if file.size >= 12 else b""
+    if brand[:4] == b"ftyp" and brand[4:] in _HEIF:
+        return (
+            "it is HEIC or AVIF, as telephones save it: export it as JPEG (on a Mac: sips -s format jpeg IN --out OUT)"
+        )
+    return "convert it to one of them"
 
 
 def _check_size(path: Path, picture: Image, several: bool) -> None:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qwenimg.common.base.text import clean
-from qwenimg.common.pictures.pixels import Uint8
+from qwenimg.common.pictures.pixels import HALF, Uint8, fit
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 ROWS = 256  # of a strip
+SEVERAL = "has several pictures (an animation, pages, or views); the first is taken"
 MAX_PROFILE = 4 << 20  # bytes
 ORIENTATION = 0x0112  # of EXIF
 _TURNED: dict[int, Callable[[Uint8], Uint8]] = {
@@ -81,10 +82,15 @@ def grey(picture: Image) -> tuple[Uint8, list[str]]:
     return _upright(picture, pixels), notes
 
 
-def upright_size(picture: Image) -> tuple[int, int]:
-    """Width and height once it is turned."""
-    width, height = picture.size
-    return (height, width) if _orientation(picture) >= 5 else (width, height)
+def fitted(mask: Uint8, like: Uint8) -> tuple[Uint8, list[str]]:
+    """Return `mask` [H, W] in the size of the picture `like`, and a line where it was scaled or is of one value."""
+    (rows, columns), (height, width) = mask.shape, like.shape[:2]
+    same = (rows, columns) == (height, width)
+    notes = [] if same else [f"is {columns}x{rows}, scaled to the {width}x{height} of the picture"]
+    mask = fit(mask, width, height)
+    if mask.max() < HALF:
+        notes.append("is dark all over: nothing is drawn anew; white is what is drawn anew")
+    return mask, notes
 
 
 def _about(picture: Image) -> list[str]:
@@ -92,7 +98,7 @@ def _about(picture: Image) -> list[str]:
     frames = getattr(picture, "n_frames", 1)
     return [
         *(["has 16 bits a value, of which 8 are taken"] if _sixteen_bits(picture) else []),
-        *([f"has {frames:,} pictures (an animation, or views); the first is taken"] if frames > 1 else []),
+        *([SEVERAL] if frames > 1 else []),
         *(["is turned upright, as its EXIF says"] if _orientation(picture) in _TURNED else []),
     ]
 

@@ -12,6 +12,7 @@ from qwenimg.common.base.errors import NumericsError
 
 Uint8 = npt.NDArray[np.uint8]
 
+HALF = 128  # of a mask, from which on the picture is drawn anew
 BLANK_STD = 1.0  # of 255: below it the picture is one colour to the eye
 BLANK_CLIPPED = 0.99  # share of values at exactly 0 or 255
 

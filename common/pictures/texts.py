@@ -18,24 +18,27 @@ MAX_SEGMENTS = 10_000  # of a JPEG or WebP that are looked at; an animation has 
 MAX_CHUNK = 8 << 20  # bytes of one text in a WebP
 XMP_KEY = "XML:com.adobe.xmp"
 RECIPE_TAGS = "<qwenimg:recipe>", "</qwenimg:recipe>"  # in XMP, which JPEG and WebP have and PNG's text has not
+_STARTS = {
+    b"\x89PNG\r\n\x1a\n": "PNG", b"\xff\xd8\xff": "JPEG", b"BM": "BMP", b"GIF87a": "GIF", b"GIF89a": "GIF",
+    b"II*\0": "TIFF", b"MM\0*": "TIFF", b"II+\0": "TIFF",
+    b"MM\0+": "TIFF",
+}  # fmt: skip
 _ENTITIES = ("&quot;", '"'), ("&#34;", '"'), ("&apos;", "'"), ("&#39;", "'")
 _EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
 
 
 def picture_format(path: Path) -> str | None:
-    """PNG, JPEG or WEBP by the first bytes of the file at `path`, else None. Raises ModelError if it is no file."""
+    """Return what `format_of` does for the file at `path`. Raises ModelError if it is no file."""
     with closing(open_regular(path)) as file:
         return format_of(file)
 
 
 def format_of(file: OpenFile) -> str | None:
-    """PNG, JPEG or WEBP by the first bytes of `file`, else None."""
+    """Return PNG, JPEG, WEBP, BMP, GIF or TIFF by the first bytes of `file`, else None."""
     head = file.read(0, min(file.size, 12))
-    if head.startswith(b"\x89PNG\r\n\x1a\n"):
-        return "PNG"
-    if head.startswith(b"\xff\xd8\xff"):
-        return "JPEG"
-    return "WEBP" if head[:4] == b"RIFF" and head[8:12] == b"WEBP" else None
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return "WEBP"
+    return next((kind for start, kind in _STARTS.items() if head.startswith(start)), None)
 
 
 def read_texts(path: Path) -> dict[str, str]:
@@ -51,7 +54,9 @@ def read_texts(path: Path) -> dict[str, str]:
         elif kind == "PNG":
             found = png.read_text(path)
         else:
-            raise bad(path, "is no PNG, JPEG or WebP picture, and only these hold a recipe")
+            is_json = file.size and file.read(0, 1) == b"{"
+            more = "; of ComfyUI give a picture that it saved, which has the workflow" if is_json else ""
+            raise bad(path, f"is no PNG, JPEG or WebP picture, and only these hold a recipe{more}")
     recipe = _recipe(found.get(XMP_KEY, ""))
     return ({} if recipe is None else {"qwenimg": recipe}) | found
 

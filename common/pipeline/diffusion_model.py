@@ -1,4 +1,4 @@
-"""What a family of models (Qwen-Image, Stable Diffusion) gives the one denoise loop in `pipeline`."""
+"""The interface between a family of models, such as Qwen-Image, and the one denoise loop in `pipeline`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.memory.needs import Needs
 from qwenimg.common.pipeline.denoiser import Denoiser
+from qwenimg.common.pipeline.guidance import Guidance
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment
 from qwenimg.common.request.few_steps import FewSteps
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.engine import Array
+from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
+from qwenimg.common.runtime.stages import Stage
+from qwenimg.common.runtime.vae import Shape
 from qwenimg.common.weights.lora import Deltas
 from qwenimg.common.weights.lora_names import Names
 
@@ -27,11 +30,11 @@ class PreparedRun(Protocol):
     shapes: dict[str, str]  # what goes through the models, for --debug
 
     def array(self, latents: Latents) -> Array:
-        """Latents [1, C, h, w] as the array that the sampler moves."""
+        """Return latents [1, C, h, w] as the array that the sampler moves."""
         ...
 
     def latents(self, x: Array) -> Latents:
-        """The other way, in float32."""
+        """Return the latents of such an array, in float32."""
         ...
 
     def denoiser(self, segment: Segment, initial: Initial) -> Denoiser: ...
@@ -41,65 +44,70 @@ class DiffusionModel(Protocol):
     """One opened model on one engine."""
 
     runtime: Runtime
+    residents: Residents
     multiple: int  # pixels: sizes are rendered at the next multiple and cropped
     scale: int  # pixels to a latent
     channels: int  # of the latents
+    guidance: Guidance
     sees_mask: bool  # whether the model itself is given mask and masked picture
     few_steps: Mapping[str, FewSteps]  # by name
 
     @property
     def lora_names(self) -> Names:
-        """Of the layers that LoRAs may change."""
+        """Names of the layers that LoRAs may change."""
         ...
 
     def plan(self, request: Request) -> SamplingPlan:
-        """Sampler and schedule. Raises UsageError; loads nothing."""
+        """Return sampler and schedule. Loads nothing. Raises UsageError."""
         ...
 
     def warnings(self, request: Request) -> list[str]: ...
 
-    def needs(self, request: Request, plan: SamplingPlan, shape: tuple[int, int], counted: bool = True) -> Needs:
-        """What the picture will take, stage by stage. Loads nothing. counted: whether the
-        tokens of prompts are; else each is taken for the longest."""
+    def stages(self, request: Request, plan: SamplingPlan, shape: Shape, counted: bool = True) -> list[Stage]:
+        """Return the stages of a run in their order. Loads nothing. counted: whether the tokens of prompts are; else
+        each is taken for the longest."""
         ...
 
     def variant(self, change: Change) -> Self:
-        """The same model as a run with other options has it: of which nothing is loaded, to be asked what it needs."""
+        """Return an unloaded copy under changed options, for memory plans."""
         ...
 
     def check_weights(self) -> None:
-        """Reads the weights that are loaded only when some steps are done, once, and keeps none. Raises ModelError."""
+        """Read the weights that are loaded only after some steps, once, and keep none. Raises ModelError."""
         ...
 
     def announce(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
-        """Encodes what fits of `prompts` now, the rest in its turn."""
+        """Encode as many of `prompts` as fit now, the rest when they are needed."""
         ...
 
     def adapt(self, deltas: Deltas) -> None:
-        """Adds `deltas` to the weights, in place of those of before. Of what is loaded, the weights that this changes
-        are read again. Raises ModelError and NumericsError."""
+        """Replace the LoRA deltas of the weights by `deltas`, and read the loaded weights that change again. Raises
+        ModelError and NumericsError."""
         ...
 
-    def prepare(
-        self, request: Request, plan: SamplingPlan, shape: tuple[int, int]
-    ) -> AbstractContextManager[PreparedRun]:
-        """Loads and computes what depends on no step, for latents of `shape` (rows, columns); on leaving, what the run
-        held on the device is free."""
+    def prepare(self, request: Request, plan: SamplingPlan, shape: Shape) -> AbstractContextManager[PreparedRun]:
+        """Encode the texts, load the denoiser and compute what depends on no step, for latents of `shape`; on leaving,
+        free what the run held on the device."""
         ...
 
     def encode(self, pixels: NDArray[np.float32]) -> tuple[Latents, Latents]:
-        """Mean and deviation of the latents [1, C, h, w] of pixels [1, 3, H, W] in -1..1, as the sampler sees them."""
+        """Return mean and deviation of the latents [1, C, h, w] of pixels [1, 3, H, W] in -1..1, as the sampler sees
+        them."""
         ...
 
     def decode(self, latents: Latents) -> NDArray[Any]:
-        """Pixels [1, 3, H, W], about -1 to 1, all finite. Raises NumericsError."""
+        """Return pixels [1, 3, H, W], about -1 to 1, all finite. Raises NumericsError."""
         ...
 
-    def renew(self, part: str) -> None:
-        """Frees what was made under a policy that the runtime has no longer: of the VAE, or of a `part` with which all
-        is made again. Files stay open."""
+    def forget(self) -> None:
+        """Drop what was computed for later images: text states, modulation."""
         ...
-
-    def free_transformer(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+def renew(model: DiffusionModel, part: str) -> None:
+    """Free what was made under another policy of `part`: for the VAE its weights, for other parts everything."""
+    model.residents.free("vae" if part == "vae" else "")
+    if part != "vae":
+        model.forget()

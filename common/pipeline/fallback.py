@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
-from qwenimg.common.pipeline.diffusion_model import DiffusionModel
+from qwenimg.common.pipeline.diffusion_model import DiffusionModel, renew
 from qwenimg.common.precision.ladder import higher, holding
 from qwenimg.common.precision.precision import parse
 from qwenimg.common.runtime.probe import Overflow
@@ -55,7 +55,7 @@ class Fallback:
         runtime.precision = parse(climb.policy, on_gpu=runtime.engine.on_gpu, kind=kind)
         said = f"{before.fallback}; {climb.line}" if before.fallback else climb.line
         runtime.choice = replace(before, precision=climb.policy, fallback=said)
-        self.model.renew(climb.part)
+        renew(self.model, climb.part)
         runtime.notify("warning", climb.line)
         warnings.append(climb.line)
 

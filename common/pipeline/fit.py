@@ -7,10 +7,12 @@ from statistics import median
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import DoesNotFit
 from qwenimg.common.memory.estimate import Estimate, steps_seconds
-from qwenimg.common.memory.needs import Needs
+from qwenimg.common.memory.memory_plan import MemoryPlan
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.ways import Ways, needs
+from qwenimg.common.request.loras import Key, Loras
 from qwenimg.common.request.request import Request
+from qwenimg.common.runtime.runtime import Change
 
 MUCH_LESS = 0.8  # of what was planned: what is named where that did not suffice
 # Of the matrices that the rate is measured with: a GPU's fill it, and a CPU's are those of small networks, soon done.
@@ -24,19 +26,19 @@ class Fit:
     def __init__(self, model: DiffusionModel):
         self.model, self.runtime, self.engine = model, model.runtime, model.runtime.engine
         self._rates: dict[str, float] = {}  # seconds of an operation, by dtype
-        self._last: tuple[Request, Needs] | None = None
+        self._last: tuple[Request, MemoryPlan] | None = None
 
-    def check(self, request: Request) -> Needs:
-        """Raises DoesNotFit, with what would fit."""
-        found = needs(self.model, request)
+    def check(self, request: Request, model: DiffusionModel) -> MemoryPlan:
+        """Return what the picture needs by `model`, which has its LoRAs. Raises DoesNotFit, with what would fit."""
+        found = needs(model, request)
         self._last = (request, found)
         self.engine.expect(found.largest.peak)
-        room, stage = found.room, found.largest
+        room, stage = found.budget, found.largest
         if not found.fits(room):
             raise DoesNotFit(
                 f"{stage.title} takes {size_text(stage.peak)} in {self.runtime.precision.name}, "
                 f"{self.runtime.room_text(room)} ({size_text(stage.weights)} are weights); "
-                f"{Ways(self.model, request, room).sentence()}"
+                f"{Ways(model, request, room).sentence()}"
             )
         return found
 
@@ -46,7 +48,7 @@ class Fit:
             return DoesNotFit("memory ran out; close other programs")
         request, found = self._last
         stage = found.largest
-        room = min(self.runtime.room(sum(found.loaded.values())), int(MUCH_LESS * stage.peak))
+        room = min(self.runtime.room(found.loaded), int(MUCH_LESS * stage.peak))
         ways = Ways(self.model, request, room, limited=False)
         return DoesNotFit(
             f"memory ran out on {self.engine.device}: {stage.title} was planned with {size_text(stage.peak)} in "
@@ -54,9 +56,9 @@ class Fit:
             f"{'close other programs; ' if ways.out() else ''}{ways.sentence()}"
         )
 
-    def estimate(self, request: Request) -> Estimate:
-        """Memory and time. Raises DoesNotFit."""
-        found, rate = self.check(request), self._seconds_of_operation()
+    def estimate(self, request: Request, model: DiffusionModel) -> Estimate:
+        """Return memory and time of a picture by `model`, as for `check`. Raises DoesNotFit."""
+        found, rate = self.check(request, model), self._seconds_of_operation()
         steps = steps_seconds(found, rate, self.engine.facts)
         return Estimate(
             memory=found.largest.peak,
@@ -76,3 +78,13 @@ class Fit:
                 found.append(self.engine.product_seconds(side, dtype))
             self._rates[dtype] = median(found) / (2 * side**3)
         return self._rates[dtype]
+
+
+def with_loras(model: DiffusionModel, loras: Loras, request: Request, adapted: Key | None) -> DiffusionModel:
+    """Return `model` with the LoRAs of `request`: where it has others, the `adapted` ones, a variant of which nothing
+    is loaded."""
+    if loras.key(request.lora, request.lora_mode) == adapted:
+        return model
+    variant = model.variant(Change())
+    variant.adapt(loras.deltas(request.lora, request.lora_mode))
+    return variant

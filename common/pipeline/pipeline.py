@@ -23,7 +23,7 @@ from qwenimg.common.pictures import pixels as image
 from qwenimg.common.pipeline import start
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel, PreparedRun
 from qwenimg.common.pipeline.fallback import CAUSES, Fallback
-from qwenimg.common.pipeline.fit import Fit
+from qwenimg.common.pipeline.fit import Fit, with_loras
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment
 from qwenimg.common.pipeline.result import Result, Step
@@ -41,6 +41,7 @@ from qwenimg.common.runtime import compiling
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.compiling import Decision
 from qwenimg.common.runtime.engine import Array
+from qwenimg.common.runtime.residents import DENOISERS
 from qwenimg.common.sampling import table
 
 Shape = tuple[int, int]
@@ -160,7 +161,8 @@ class Pipeline:
     def estimate(self, prompt: str, **asked: Unpack[Asked]) -> Estimate:
         """Memory and time that the picture would take. Raises as `check` does, and DoesNotFit; loads no weight."""
         self._turns.check_process()
-        return self._fit.estimate(self.check(prompt, **asked))
+        request = self.check(prompt, **asked)
+        return self._fit.estimate(request, with_loras(self.model, self.loras, request, self._adapted))
 
     def prepare(self, prompts: Sequence[str], clip_skip: int = 0, lora: str = "", lora_mode: str = "auto") -> None:
         """Announces `prompts`, so that the text encoder is loaded once for all that fit into memory, and before the
@@ -184,7 +186,7 @@ class Pipeline:
         if self.checkpoint is None:
             return line
         held, stored = self.checkpoint.largest(self.precision), self.checkpoint.file_bytes
-        return f"{line}, weights {size_text(held)} at once of {size_text(stored)}"
+        return f"{line}, weights {size_text(stored)} in files, {size_text(held)} at a time"
 
     def compile(self, mode: str = "auto", seconds: float = 0.0) -> Decision:
         """Decides whether the denoiser is compiled when it is next loaded: `on`, `off`, or by the preset and by what
@@ -198,7 +200,7 @@ class Pipeline:
     def free_transformer(self) -> None:
         """Frees the transformer, some two thirds of all memory; the next picture loads it again."""
         with self._turns.taken():
-            self.model.free_transformer()
+            self.model.residents.free(DENOISERS)
 
     def close(self, *, wait: bool | float = False) -> None:
         """Free everything and close the model's files. Every later call but `close` and `headline` raises UsageError,
@@ -248,13 +250,13 @@ class Pipeline:
             if isinstance(error, QwenimgError) or not out_of_memory(error):
                 raise
             traceback.clear_frames(error.__traceback__)  # which hold arrays
-            self.model.free_transformer()
+            self.model.residents.free(DENOISERS)
             raise self._fit.ran_out() from None
 
     def _run(self, request: Request, warnings: list[str]) -> Iterator[Step | Result]:
         model = self.model
         plan, shape = model.plan(request), start.latent_shape(model, request)
-        self._fit.check(request)
+        self._fit.check(request, with_loras(model, self.loras, request, self._adapted))
         self._adapt(request.lora, request.lora_mode)
         model.check_weights()
         stream = TorchCPUGenerator(request.seed)
@@ -307,6 +309,8 @@ class Pipeline:
         self._adapted = None
         self.model.adapt(deltas)
         self._adapted = key
+        for line in self.loras.lines(lora):
+            self.notify("stage", line)
 
     def _walk(
         self,
@@ -344,7 +348,11 @@ class Pipeline:
 
     def _there(self, request: Request) -> frozenset[str]:
         """Of what an option may need, what the run has."""
-        has = {"guidance": request.guided, "image": request.image is not None, "refiner": "refiner" in self.options}
+        has = {
+            "guidance": self.model.guidance.is_on(request),
+            "image": request.image is not None,
+            "refiner": "refiner" in self.options,
+        }
         return frozenset(name for name, there in has.items() if there)
 
     def _warnings(self, request: Request) -> list[str]:
@@ -376,7 +384,7 @@ class Pipeline:
         asked = recorded(OPTIONS.values(), request, self._there(request))
         asked.pop("lora", None)  # which may have paths
         asked |= {"sampler": plan.sampler, "schedule": plan.schedule} | self.loras.recorded(request.lora)
-        if not request.guided:  # it was not used
+        if not self.model.guidance.is_on(request):  # it was not used
             asked["negative_prompt"] = ""
         if cache is not None:
             asked |= cache.recorded()

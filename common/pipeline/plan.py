@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import TypeAlias
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.pipeline.guidance import Branch
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.engine import Array
 from qwenimg.common.sampling import schedules, table
@@ -46,10 +47,19 @@ class SamplingPlan:
         first, *others = (segment.schedule.sigmas for segment in self.segments)
         return first + tuple(sigma for sigmas in others for sigma in sigmas[1:])
 
-    def guided_above(self, share: float) -> float:
-        """The noise level above which guidance applies, where that is for the first `share` of the steps: step i of n
-        is guided while i / n is below it. Negative: always."""
-        return -1.0 if share == 1 else self.sigmas[ceil(share * self.steps)]
+    def stretches(self, branches: Sequence[Branch]) -> list[tuple[float, list[int]]]:
+        """Return for each stretch of steps with the same branches the noise level above which it lies, and the
+        positions of its branches. Step i of n computes a branch while i / n is within its share of the steps."""
+        count = self.steps
+        bounds = [tuple(ceil(share * count) for share in branch.steps) for branch in branches]
+        ends = sorted({bound for pair in bounds for bound in pair} - {0})
+        return [
+            (
+                self.sigmas[end] if end < count else -1.0,  # the last stretch has no end
+                [i for i, (first, last) in enumerate(bounds) if first < end <= last],
+            )
+            for end in ends
+        ]
 
     def asked(self) -> tuple[float, ...]:
         """The noise levels at which the model will be asked, each once, in order: the coefficients of samplers that are

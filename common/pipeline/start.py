@@ -41,7 +41,7 @@ def draw(model: DiffusionModel, request: Request, generator: TorchCPUGenerator) 
     initial = noise(model, request, generator)
     if request.mask is None:
         return Initial(noise=initial, latents=latents)
-    hole = pixels.extend(pixels.fit(request.mask, request.width, request.height) >= 128, width, height)
+    hole = pixels.extend(pixels.fit(request.mask, request.width, request.height) >= pixels.HALF, width, height)
     masked = _encode(model, values * ~hole, generator) if model.sees_mask else None
     inside = hole[None, None, :: model.scale, :: model.scale].astype(np.float32)
     return Initial(noise=initial, latents=latents, mask=Mask(inside=inside, masked=masked))

@@ -11,7 +11,7 @@ from itertools import chain, combinations, count, islice, product
 from math import floor, log10
 
 from qwenimg.common.base.amounts import size_text
-from qwenimg.common.memory.needs import Needs
+from qwenimg.common.memory.memory_plan import MemoryPlan
 from qwenimg.common.pipeline import start
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel
 from qwenimg.common.precision import precision as policies
@@ -33,7 +33,7 @@ class Way:
 
     options: str
     without: str = ""
-    needs: Needs
+    needs: MemoryPlan
     room: int
     precision: Precision
     raised: int | None = None  # the limit, where it is a larger one
@@ -201,7 +201,7 @@ class Ways:
             said.append(f"--max-memory {amount_text(limit)}")
         model = self._model(change)
         found = needs(model, request, self.counted)
-        room = self.room if limit is None else found.room
+        room = self.room if limit is None else found.budget
         without = "-q" if change.quantize == "" else ""
         options = " ".join(sorted(filter(None, said), key=_place))
         return Way(
@@ -257,9 +257,10 @@ class Ways:
             last = (width, height)
 
 
-def needs(model: DiffusionModel, request: Request, counted: bool = True) -> Needs:
+def needs(model: DiffusionModel, request: Request, counted: bool = True) -> MemoryPlan:
     """What the picture takes; counted: as `DiffusionModel.needs` has it."""
-    return model.needs(request, model.plan(request), start.latent_shape(model, request), counted)
+    stages = model.stages(request, model.plan(request), start.latent_shape(model, request), counted)
+    return model.residents.plan(stages)
 
 
 def amount_text(amount: int) -> str:

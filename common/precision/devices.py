@@ -8,7 +8,7 @@ Programming Guide, "Arithmetic Instructions" (results per clock by compute capab
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 BF16, FP16 = "bfloat16", "float16"
@@ -24,6 +24,7 @@ class Device:
     units: frozenset[str]  # the 16-bit dtypes that it has units for
     about: str  # the same as a predicate for messages: `has units for bfloat16`
     own_memory: bool = False  # whether weights reach it from the system's memory over a link
+    lanes: int = 16  # the width of that link, in lanes of PCI Express 4.0
     emulates: bool = False  # whether it emulates 16 bit in float32, at no gain
 
 
@@ -46,6 +47,8 @@ CHIPS: tuple[tuple[str, Units], ...] = (
 CARDS: tuple[tuple[str, Units], ...] = (
     (r"\b(GTX )?16[356]0\b|\bT(500|550|600|1000|1200|2000)\b|\bMX[45]50\b|\bCMP 30HX\b", _WRONG),
 )
+# Cards with eight lanes, or with sixteen of PCI Express 3.0, which are half as fast
+EIGHT_LANES = r"\bRTX (4060|20\d0)\b"
 # The least compute capability of each, the newest first
 CAPABILITIES: tuple[tuple[tuple[int, int], Units], ...] = (
     ((8, 0), _BF16),  # Ampere, Ada, Hopper, Blackwell
@@ -66,7 +69,8 @@ def nvidia(name: str, capability: tuple[int, int]) -> Device:
     """Return a card by its name and compute capability."""
     named = (units for pattern, units in CARDS if re.search(pattern, name))
     by_number = next(units for least, units in CAPABILITIES if capability >= least)
-    return _gpu(name, next(named, by_number) if capability < (8, 0) else by_number, own_memory=True)
+    units = next(named, by_number) if capability < (8, 0) else by_number
+    return replace(_gpu(name, units), own_memory=True, lanes=8 if re.search(EIGHT_LANES, name) else 16)
 
 
 def cpu(name: str, *, bf16: bool, emulates: bool = False) -> Device:
@@ -79,5 +83,5 @@ def cpu(name: str, *, bf16: bool, emulates: bool = False) -> Device:
     return Device(name=name, on_gpu=False, units=units, about=about, emulates=emulates)
 
 
-def _gpu(name: str, units: Units, own_memory: bool = False) -> Device:
-    return Device(name=name, on_gpu=True, units=units.dtypes, about=units.about, own_memory=own_memory)
+def _gpu(name: str, units: Units) -> Device:
+    return Device(name=name, on_gpu=True, units=units.dtypes, about=units.about)

@@ -27,7 +27,7 @@ from qwenimg.common.precision.residency import ALWAYS, ONCE, Residency
 
 COMPONENTS = ("text", "transformer", "vae")
 DENOISERS = ("transformer", "unet")
-_ROLES = {"unet": "transformer", "text_encoder": "text", "text_encoder_2": "text"}  # by folder
+TEXT_ENCODER = "text_encoder"  # the folder of the first text encoder; the next ones end with their number
 
 PLACES: Mapping[str, str] = {
     "final_norm": "norm_out, its modulation and proj_out; the prediction stays float32 for the sampler (switchable)",
@@ -166,7 +166,7 @@ class Precision:
 
     def stored_dtype(self, component: str) -> str:
         """Return the dtype of a component's weights, but for the FP32 places."""
-        name = _ROLES.get(component, component)
+        name = "text" if component.startswith(TEXT_ENCODER) else "transformer" if component == "unet" else component
         assert name in COMPONENTS, component
         dtype: str = getattr(self, name)
         return dtype
@@ -262,9 +262,12 @@ def parse(text: str, *, on_gpu: bool, kind: DenoiserKind = MMDIT) -> Precision:
         base = kind.prefers[0] if on_gpu else "fp32"
     if base not in kind.bases:
         known = ", ".join(kind.bases)
-        raise UsageError(
-            f"--precision {clean(text, 40)!r}: {clean(base, 40)!r} is not one of auto, {known}; syntax: {kind.syntax}"
+        fewer = (
+            "; weights in fewer bits are -q 8, 6 or 4"
+            if re.fullmatch(r"\D*[468]", base)
+            else f"; syntax: {kind.syntax}"
         )
+        raise UsageError(f"--precision {clean(text, 40)!r}: {clean(base, 40)!r} is not one of auto, {known}{fewer}")
     precision = bases(kind)[base]
     for override in overrides:
         changed = _override(precision, override)

@@ -42,6 +42,8 @@ def check_prompt(prompt: str) -> None:
     if tag := _TAG.search(prompt):  # a text encoder would take it for words
         kind = (tag[1] or tag[2]).lower()
         if kind in _LORAS:
-            raise UsageError(f"the prompt has the tag {clean(tag[0], 60)}; leave it out and give --lora FILE:SCALE")
+            name = "".join(tag[0].strip("<>").partition(":")[2].split())
+            meant = clean(name, 60) if 0 < len(name) <= 60 else "FILE:SCALE"
+            raise UsageError(f"the prompt has the tag {clean(tag[0], 60)}; leave it out and give --lora {meant}")
         what = _TAGS[kind]
         raise UsageError(f"the prompt asks for {what} ({clean(tag[0], 60)}), which is not built yet; leave it out")

@@ -52,8 +52,12 @@ def settled(asked: Mapping[str, Any], known: Mapping[str, FewSteps]) -> dict[str
         return rest
     name, steps = parse(text)
     if name not in known:
-        here = f"it has {', '.join(known)}" if known else "it has none"
-        raise UsageError(f"--few-steps {clean(name, 40)}: is not known for this model; {here}")
+        if not known:
+            raise UsageError(f"--few-steps {clean(name, 40)}: nothing is made that draws this model in a few steps")
+        raise UsageError(
+            f"--few-steps {clean(name, 40)}: is not made for this model, as far as its shapes and its name tell; "
+            f"for this one there is {' or '.join(known)}"
+        )
     row = known[name]
     if steps is not None and steps not in row.steps:
         made_for = ", ".join(map(str, sorted(row.steps))) + (" step" if row.steps == (1,) else " steps")

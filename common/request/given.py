@@ -60,12 +60,15 @@ def _image(value: object) -> tuple[object, list[str]]:
 def _mask(value: object, image: object) -> tuple[object, list[str]]:
     from qwenimg.common.pictures import in_memory, input
 
-    if isinstance(value, np.ndarray):
-        return value, []
     if not isinstance(image, np.ndarray) or image.ndim != 3:
         raise UsageError("a mask needs the image that it belongs to")
+    if isinstance(value, np.ndarray):
+        grey = value.dtype == np.uint8 and value.ndim == 2 and value.size  # the request refuses another
+        return in_memory.fitted("mask", value, image) if grey else (value, [])
     if _is_pil(value):
-        return in_memory.grey("mask", value)  # type: ignore[arg-type]
+        mask, notes = in_memory.grey("mask", value)  # type: ignore[arg-type]
+        mask, more = in_memory.fitted("mask", mask, image)
+        return mask, notes + more
     return input.read_mask(_file("mask", value), image)
 
 

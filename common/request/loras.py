@@ -98,6 +98,11 @@ class Loras:
         """What tells the LoRAs of one request from those of another: files as they are now, strengths, and where."""
         return tuple((self._open(one), one.strength, mode) for one in lora_text.parse(text) if one.strength)
 
+    def lines(self, text: str) -> list[str]:
+        """Return a line for each LoRA: how many of its modules are in use. All are, since `deltas` refuses others."""
+        found = [(one, len(self._open(one).file.modules)) for one in lora_text.parse(text) if one.strength]
+        return [f"LoRA {label(one.name)}: {n} of {n} modules at strength {one.strength:g}" for one, n in found]
+
     def recorded(self, text: str) -> dict[str, object]:
         """For a recipe: names without folders, and the fingerprints of the files."""
         asked = lora_text.parse(text)

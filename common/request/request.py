@@ -159,7 +159,8 @@ class Request:
         call="noise [1, C, H/8, W/8] in place of the seed's", section="Model", metavar="FILE",
     ))  # fmt: skip
     image: NDArray[np.uint8] | None = option(None, Option(  # [H, W, 3]
-        help="a PNG, JPEG or WebP to start from", call="a PIL image, an array [H, W, 3] or a file to start from",
+        help="a picture to start from: PNG, JPEG, WebP, BMP, GIF or TIFF",
+        call="a PIL image, an array [H, W, 3] or a file to start from",
         python="Picture", section="Picture to start from", metavar="FILE", flags=("-i",),
         aliases=("init-img", "init-image", "image-path"),
     ))  # fmt: skip
@@ -170,7 +171,7 @@ class Request:
         least=0, most=1, open="least", recorded="used", needs="image",
     ))  # fmt: skip
     mask: NDArray[np.uint8] | None = option(None, Option(  # [H, W]
-        help="a picture of the same size as -i: white is drawn anew, black is kept",
+        help="a picture for -i, scaled to its size: white is drawn anew, black is kept",
         call="where image is made anew, from 128 on: a PIL image, an array [H, W] or a file", python="Picture",
         section="Picture to start from", metavar="FILE",
         aliases=("mask-image",),
@@ -217,11 +218,6 @@ class Request:
     def caches(self) -> bool:
         """Whether calls of the model may take what one before made."""
         return self.step_cache > 0 or bool(self.cached_calls)
-
-    @property
-    def guided(self) -> bool:
-        """Whether a second, negative branch runs."""
-        return self.guidance > 1
 
 
 OPTIONS = options_of(Request)

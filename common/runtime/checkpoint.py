@@ -109,6 +109,11 @@ class Checkpoint:
 
         return replace(self, components={name: kept(part) for name, part in self.components.items()})
 
+    def converted(self) -> Checkpoint:
+        """Return the same as if its files had the codes that `quantised` gave it, of which nothing can be read."""
+        components = {name: replace(part, plan=quantise.converted(part.plan)) for name, part in self.components.items()}
+        return replace(self, components=components)
+
     def as_stored(self) -> Checkpoint:
         """The same with its weights as its files have them, without what `quantised` made of them."""
         components = {name: replace(part, plan=quantise.as_stored(part.plan)) for name, part in self.components.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import ceil
@@ -12,7 +12,6 @@ from typing import Any
 from qwenimg.common.base.amounts import counted, size_text
 from qwenimg.common.base.errors import DoesNotFit, NumericsError
 from qwenimg.common.memory import beside
-from qwenimg.common.memory.needs import Needs
 from qwenimg.common.precision import precision as policies
 from qwenimg.common.precision import presets
 from qwenimg.common.precision.ladder import advice
@@ -50,6 +49,7 @@ class Change:
     precision: str | None = None
     quantize: str | None = None  # "": without it
     max_memory: int | None = None
+    converted: bool | None = None  # whether `quantize` was done once by `qwenimg convert`: to be asked what it needs
 
 
 class Clock:
@@ -103,6 +103,7 @@ class Runtime:
         if change.precision is not None or change.quantize is not None or choice.wishes.bits:
             checkpoint = checkpoint.as_stored()
             checkpoint = checkpoint if bits is None else checkpoint.quantised(bits)
+            checkpoint = checkpoint.converted() if change.converted else checkpoint
             choice, policy = self._chosen(checkpoint, change.precision, held)
         found = Runtime(self.engine, policy, lambda kind, text: None, choice, limit, bits)
         found.prompts, found._held = self.prompts, held
@@ -148,24 +149,13 @@ class Runtime:
         smaller = checkpoint.quantised(self.choice.wishes.bits)
         return smaller if smaller.largest(self.precision) <= room else checkpoint
 
-    def needs(self, loaded: Mapping[str, int], freed: Collection[str]) -> Needs:
-        """Those of a picture, whose stages are still to be added."""
-        return Needs(room=self.room(sum(loaded.values())), loaded=loaded, freed=freed)
-
     def fitted(self, component: Component, room: int) -> Component:
         """`component` with as few of its blocks streamed as leave its weights `room` bytes, where this run streams."""
         if not self.streams:
             return component
         whole = self.plan(component)
-        plan = streaming.fitting(whole, component.streamable, room)
+        plan = streaming.fitting(whole, component.streamable, room, self.engine.workspace.moved)
         return component if plan is whole else replace(component, plan=plan)
-
-    def fitting(self, component: Component, opened: Component | None, room: int, more: int) -> Component:
-        """`component` as it is `opened`, or where that is not or does not fit, as it is to be opened for `room` bytes,
-        `more` of them for a run."""
-        if opened is not None and (not self.streams or self.weight_bytes(opened) + more <= room):
-            return opened
-        return self.fitted(component, room - more)
 
     def keep_prompts(self) -> None:
         """Keeps encoded prompts on the disk, and takes those that are there."""
@@ -188,33 +178,13 @@ class Runtime:
                     self.notify("notice", line)
             return opened
 
-    def readapt(
-        self, opened: Any, before: Component, now: Component, title: str, free: Callable[[], None]
-    ) -> Component:
-        """Reads again what of the `opened` component other LoRAs change: the weights with others in them `now`, and the
-        branches of those that have others beside them. Gives it as it then is, with the blocks streamed that were
-        `before`. Calls `free` where it fails, with some weights of before."""
-        now = replace(now, plan=streaming.as_in(now.plan, before.plan))
-        pairs = [(name, entry, now.plan.entries[name]) for name, entry in before.plan.entries.items()]
-        names = [name for name, was, new in pairs if was.fused != new.fused]
-        branches = [name for name, was, new in pairs if was.fused == new.fused and was.branch != new.branch]
-        if names or branches:
-            self.notify("stage", f"changing {counted(len(names + branches), 'weight')} of the {title} by LoRA")
-            try:
-                with self.clock.timed(f"load {title}"):
-                    self.engine.refill(opened, self.plan(now), names, branches)
-            except BaseException:
-                free()
-                raise
-        return now
-
     def plan(self, component: Component) -> LoadPlan:
         """Of its weights, as they are kept in memory."""
         return component.stored(self.precision)
 
     def weight_bytes(self, component: Component) -> int:
         """Bytes of the weights that are in memory at once as long as `component` is open."""
-        return streaming.held(self.plan(component))
+        return streaming.held(self.plan(component), self.engine.workspace.moved)
 
     def streamed_bytes(self, component: Component) -> int:
         """Bytes of its weights that every pass reads anew."""
@@ -222,7 +192,8 @@ class Runtime:
 
     def opened_bytes(self, component: Component) -> int:
         """Bytes of the weights that are in memory before the first call, in which blocks are streamed."""
-        return self.weight_bytes(component) - streaming.passing(self.plan(component))
+        passing = streaming.passing(self.plan(component), self.engine.workspace.moved)
+        return self.weight_bytes(component) - passing
 
     def call_bytes(self, component: Component, activations: int, once: bool = False) -> int:
         """Return the bytes that a call takes beside weights: its activations, what the weights in codes are decoded to
@@ -233,7 +204,7 @@ class Runtime:
 
     def loading_bytes(self, component: Component) -> int:
         """What loading it takes beside its weights (`beside.loading`)."""
-        return beside.loading(self.plan(component))
+        return beside.loading(self.plan(component), self.engine.workspace.moved)
 
     def check_fit(self, what: str, need: int) -> None:
         """Raises DoesNotFit before anything is allocated."""

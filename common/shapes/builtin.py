@@ -109,10 +109,16 @@ class Advice:
 
     named: bool
 
-    def check(self, prompt: str) -> None:
-        """Raises ModelError for a prompt that it cannot draw, unless it was asked for by name."""
-        if not self.named:
-            check_prompts([prompt])
+    def check(self, prompt: str, few_steps: str | None = None) -> None:
+        """Raise ModelError for a prompt that it cannot draw and for few steps, unless it was asked for by name."""
+        if self.named:
+            return
+        if few_steps:
+            raise ModelError(
+                f"few steps ({clean(few_steps, 40)}) are for real models, and without -m the built-in one draws; "
+                f"real model: {real_model()}, and after it the LoRA that is then named"
+            )
+        check_prompts([prompt])
 
     def texts(self, prompts: Iterable[str], negatives: Iterable[str]) -> list[str]:
         """Warnings about what the texts of a run have."""

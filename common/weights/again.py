@@ -11,8 +11,6 @@ from math import prod
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 
 from qwenimg.common.base.shape import Shape
-from qwenimg.common.codes.affine import Affine
-from qwenimg.common.codes.block_float import BlockFloat
 from qwenimg.common.formats.stored import DTYPES, NUMPY, TensorSlice, into
 from qwenimg.common.weights.plan import Entry
 from qwenimg.common.weights.storage import Packed
@@ -69,20 +67,6 @@ class TwoPieces(Generic[Memory]):
         for part in (part for parts in self._parts[path] for part in parts):
             _fill(part, view[part.begin : part.end])
         return memory, self._parts[path]
-
-
-def straight(entry: Entry) -> bool:
-    """Return whether a file holds the bytes of the entry's storage, or its values in 16 bit for a storage of 32."""
-    if entry.fused:
-        return False
-    if isinstance(entry.storage, Packed):
-        stays = entry.source.kept
-        return (
-            isinstance(entry.source.code, Affine | BlockFloat)
-            and stays is not None
-            and stays.code == entry.storage.code
-        )
-    return entry.source.is_plain and entry.storage.dtype in (entry.source.dtype, "float32")
 
 
 def _placed(block: list[Entry]) -> list[list[PlacedArray]]:

@@ -195,7 +195,7 @@ def _low_rank(lora: LoraFile, module: str, target: Target) -> LowRank:
         by_inputs = magnitude is not None and delta.check_magnitude(magnitude, target.shape, of_peft=of_peft)
         scale = scale_of(lora, module, rank)
     except ValueError as error:
-        raise bad(path, f"module {first([module])}: {error}") from None
+        raise bad(path, f"module {first([module])}: {error}: not a LoRA for this model") from None
     return LowRank(
         module=module,
         kind=kind,

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.codes.affine import BITS4, BITS6, BITS8, Affine, QuantStorage
+from qwenimg.common.formats.stored import TensorSlice
 from qwenimg.common.precision.residency import ONCE
-from qwenimg.common.weights.plan import Entry, LoadPlan
+from qwenimg.common.weights.plan import Entry, LoadPlan, Source
 from qwenimg.common.weights.storage import Dense, Packed
 
 SYNTAX = "8, 6 or 4, or by part: text=8,transformer=4"
@@ -77,6 +78,26 @@ def as_stored(plan: LoadPlan) -> LoadPlan:
     entries = {name: stored(entry) for name, entry in plan.entries.items()}
     same = all(entry is plan.entries[name] for name, entry in entries.items())
     return plan if same else replace(plan, entries=entries)
+
+
+def converted(plan: LoadPlan) -> LoadPlan:
+    """Return `plan` with the codes that `quantised` chose as if its files had them, as `qwenimg convert` writes
+    them, so that their blocks can be streamed."""
+    return replace(plan, entries={name: _stored(entry) for name, entry in plan.entries.items()})
+
+
+def _stored(entry: Entry) -> Entry:
+    """Return `entry` with a source that has the codes of its storage, unless the file has them already."""
+    storage, of_file = entry.storage, entry.source.kept
+    if not (isinstance(storage, Packed) and isinstance(storage.code, Affine)) or (
+        of_file and of_file.code == storage.code
+    ):
+        return entry
+    code, file, (rows, width) = storage.code, entry.source.first.file, entry.shape
+    words, groups = width * code.bits // 32, width // code.group
+    pieces = (("U32", words, 4), *[("F16", groups, 2)] * len(code.parts))
+    tensors = tuple(TensorSlice(entry.name, file, dtype, (rows, n), 0, rows * n * size) for dtype, n, size in pieces)
+    return replace(entry, source=Source(tensors, code))
 
 
 def quantised(plan: LoadPlan, policy: Policy, blocks: re.Pattern[str]) -> LoadPlan:

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.safe_files import CHUNK, OpenFile
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.codes.affine import Affine, exact16
 from qwenimg.common.codes.bits import finite, narrowed, widened
+from qwenimg.common.formats.file_hash import hashed
 from qwenimg.common.formats.safetensors import read_header
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.weights.not_finite import not_finite
@@ -115,7 +115,7 @@ def is_whole(path: Path, weights: Sequence[Weight], metadata: Mapping[str, str])
             digest = header.metadata.get(HASH, "")
             if shapes != wanted or header.metadata != {**metadata, HASH: digest}:
                 return False
-            return _hash(header.file, min((s.begin for s in header.tensors.values()), default=0)) == digest
+            return hashed(header.file, min((s.begin for s in header.tensors.values()), default=0)) == digest
     except ModelError:
         return False
 
@@ -126,15 +126,6 @@ class _Closing:
 
     def close(self) -> None:
         self.header.file.close()
-
-
-def _hash(file: OpenFile, begin: int) -> str:
-    digest = hashlib.sha256()
-    while begin < file.size:
-        count = min(CHUNK, file.size - begin)
-        digest.update(file.read(begin, count))
-        begin += count
-    return digest.hexdigest()
 
 
 # One parameter

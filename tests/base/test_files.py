@@ -350,6 +350,30 @@ def test_names_that_are_none(pattern: str) -> None:
     assert str(caught.value).isprintable() and not Path("/dev/null.png").exists()
 
 
+@pytest.mark.parametrize(
+    ("pattern", "ours"),
+    [
+        ("%03d.png", "{index}.png"),
+        ("a-%d.png", "a-{index}.png"),
+        ("{seed:05d}.png", "{seed}.png"),
+        ("{index!r}.png", "{index}.png"),
+        ("%date:yyyy-MM-dd%/%seed%.png", "{date}/{seed}.png"),
+        ("%Y-%m-%d.png", "{date}.png"),
+        ("[seed]-[prompt].png", "{seed}-{prompt}.png"),
+    ],
+)
+def test_what_other_programs_fill_in_is_answered_with_ours(pattern: str, ours: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        out(pattern)
+    assert str(caught.value).endswith(f"as -o '{ours}'")
+    out(ours)
+
+
+@pytest.mark.parametrize("name", ["100%.png", "50%_%x.png", "[a].png", "5%dark.png"])
+def test_percent_and_brackets_are_letters_too(name: str) -> None:
+    assert out(name) == name
+
+
 def test_one_folder_may_be_new(tmp_path: Path) -> None:
     check_output(tmp_path / "new" / "a.png", overwrite=False, new_folder=True)
     for path, new in ((tmp_path / "new" / "a.png", False), (tmp_path / "new" / "er" / "a.png", True)):

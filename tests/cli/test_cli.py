@@ -108,7 +108,8 @@ def test_two_words_ask_for_quotes(library: Library) -> None:
 
 
 def test_no_prompt_shows_the_help(library: Library) -> None:
-    for args in ([], ["generate"], ["--steps", "4"]):
+    cli("--steps", "4").refused(2, "no prompt; give one")  # the error alone, since something was asked for
+    for args in ([], ["generate"]):
         ran = cli(*args)
         assert ran.code == 2 and ran.out == b""
         assert "Usage: qwenimg" in ran.err and ran.err.splitlines()[-1].startswith("qwenimg: error: no prompt")
@@ -188,7 +189,7 @@ def test_options_that_are_refused(library: Library, args: list[str], words: list
         ["-W", "0"],
         ["-H", "16385"],
         ["-W", "-8"],
-        ["--size", "7"],
+        ["--size", "7x"],
         ["--size", "0x8"],
         ["--size", "1000000000x8"],
         ["--size", "64x64", "-W", "8"],
@@ -225,7 +226,7 @@ def test_prompts_that_are_no_text_or_too_long(library: Library) -> None:
 def test_any_text_makes_a_picture_or_one_line(text: str, before: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         library = Library()
-        patch.setattr(qwenimg, "load", library.load)
+        patch.setattr(qwenimg, "open_pipeline", library.open_pipeline)
         patch.setattr(builtin, "folder", lambda: Path("/nowhere"))  # which refuses prompts that name no shape
         patch.setattr(atomic_files, "write_atomic", lambda path, data, *, overwrite: None)
         ran = cli(*before, text)
@@ -243,7 +244,7 @@ def test_any_text_makes_a_picture_or_one_line(text: str, before: list[str]) -> N
 )
 def test_any_words_end_without_a_bug(args: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(qwenimg, "load", Library().load)
+        patch.setattr(qwenimg, "open_pipeline", Library().open_pipeline)
         patch.setattr(atomic_files, "write_atomic", lambda path, data, *, overwrite: None)
         ran = cli(*args)
     assert ran.code in (0, 2, 5) and "Traceback" not in ran.err, ran
@@ -491,8 +492,39 @@ def test_a_new_folder_is_made_when_a_picture_is_written(library: Library, tmp_pa
     library.fails = None
     ran = cli("x", "-s", "1-2", "-o", "out/")
     assert ran.code == 0 and [p.parent for p in ran.paths] == [tmp_path / "out"] * 2
+    ran = cli("x", "-s", "1-2", "-o", "numbered/{index}.png")
+    assert ran.paths == [tmp_path / "numbered" / f"{i}.png" for i in (1, 2)]
+    cli("x", "--size", "big", "-o", "new/{index}.png").refused(2, "big")
+    assert not (tmp_path / "new").exists()
     cli("x", "-o", "no/such/").refused(2, "folder")
+    cli("x", "-o", "no/such/{index}.png").refused(2, "folder")
     cli("x", "-o", "no/a").refused(2, "folder")
+
+
+def test_what_failed_is_said_again_behind_the_pictures_after_it(library: Library) -> None:
+    """An error in the middle would be buried by the lines of the next pictures: the last line is an error anyway."""
+    for failing, again in ((1, True), (3, False)):
+        library.faults = {failing: NumericsError("not finite")}
+        ran = cli("x", "-s", "1-3", "-o", "{seed}.png", "--overwrite", "--debug", "timing")
+        last = ran.err.splitlines()[-1]
+        assert ran.code == 7 and last.startswith("qwenimg: error: ")
+        assert ("1 of 3 were not made" in last) == again and ("not finite" in last) != again, ran.err
+
+
+def test_one_side_is_a_square(library: Library) -> None:
+    cli("x", "--size", "24")
+    assert (library.asked[-1]["width"], library.asked[-1]["height"]) == (24, 24)
+
+
+def test_options_inside_the_quotes_of_a_prompt_are_named(library: Library, tmp_path: Path) -> None:
+    cli("a cat --steps 3").refused(2, "--steps is inside the quotes", "-p")
+    cli("a cat --ar 16:9").refused(2, "--ar is inside the quotes", "--aspect, as 16:9")
+    for prompt in ("a cat -- steps", "twenty--steps", "--unknown words"):
+        assert cli("-p", prompt).code == 0 and library.asked[-1]["prompt"] == prompt
+    assert cli("-p", "a cat --steps 3").code == 0  # whatever it looks like
+    Path("p.txt").write_text('a cat --negative_prompt dogs\n{"prompt": "a cat --steps 3"}\na cat - steps\n')
+    cli("--prompt-file", "p.txt").refused(5, "p.txt:1: --negative-prompt is no option in a line of text", '"prompt"')
+    assert len(cli("--prompt-file", "p.txt", "--keep-going").paths) == 2
 
 
 def test_outputs_are_checked_before_the_model_is_loaded(library: Library, tmp_path: Path) -> None:
@@ -624,7 +656,7 @@ def test_pictures_without_a_recipe(library: Library) -> None:
 def test_the_headline_comes_first_and_warnings_once(library: Library) -> None:
     ran = cli("x", "-s", "1-2", "-W", "9")
     lines = ran.err.splitlines()
-    assert lines[0] == library.pipes[0].headline() + " · about 300.0 MB and roughly 8 s"
+    assert lines[0] == library.pipes[0].headline() + " · takes about 300.0 MB of memory and roughly 8 s"
     assert lines[1] == "qwenimg: warning: the built-in model draws shapes"
     assert ran.err.count("width 9 is odd") == 1
     assert "picture 2 of 2: seed 2, 9x12, 3 steps, guidance 4" in lines and "step 3/3, 0.25 s" in lines
@@ -863,7 +895,7 @@ def test_a_picture_that_fails_is_told_with_its_line(library: Library) -> None:
     [
         ("STEPS", "x", ["'x' is not a valid integer"]),
         ("STEPS", "5000", ["1 to 1000"]),
-        ("SIZE", "7", ["7"]),
+        ("SIZE", "7x", ["7x"]),
         ("SEED", "x", ["seed"]),
         ("GUIDANCE", "nan", ["guidance"]),
         ("BACKEND", "tpu", ["tpu"]),
@@ -1050,7 +1082,7 @@ def test_a_long_time_is_told_before_the_work(
     expected = Estimate(memory=10**9, seconds=seconds, step=0.25)
     monkeypatch.setattr(FakePipeline, "estimate", lambda self, prompt, **asked: expected)
     lines = cli("x", "-s", "1-2").err.splitlines()
-    assert lines[0].endswith(f"about 1.0 GB and {'roughly 13 min' if told else 'roughly 8 min'}")
+    assert lines[0].endswith(f"about 1.0 GB of memory and {'roughly 13 min' if told else 'roughly 8 min'}")
     if told:
         assert lines[1].startswith("qwenimg: warning: this takes roughly 13 min")
         assert "this takes roughly 13 min" in cli("y", "-s", "3-4", "--quiet").err

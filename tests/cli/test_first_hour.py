@@ -8,10 +8,12 @@ import shutil
 import subprocess
 
 import pytest
+from cli_runner import Library, cli
 from rules import ROOT
 
 from qwenimg import backends
 from qwenimg.common.base.errors import BackendMissing
+from qwenimg.common.measure.machines import machine
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -38,6 +40,57 @@ def test_the_readme_installs_before_it_runs() -> None:
     assert README.index("pip install '.[torch]'") < min(map(README.index, ("qwenimg selftest", "qwenimg pull sd15")))
     assert README.index("57.7 GB") < README.index("qwenimg pull qwen-image")
     assert "CPU build" in README
+
+
+@pytest.mark.parametrize("command", ["info", "convert", "convert sd15", "parity record", "parity check"])
+def test_a_command_that_lacks_an_argument_is_answered_with_an_example(command: str) -> None:
+    ran = cli(*command.split())
+    ran.refused(2, "Missing", f"As in: qwenimg {command.removesuffix(' sd15')} ")
+
+
+@pytest.mark.parametrize("command", ["bench", "doctor", "precision", "selftest", "parity record", "plan"])
+def test_a_backend_of_another_name_is_answered_with_ours(command: str) -> None:
+    cli(*command.split(), "--backend", "metal").refused(2, "Did you mean mlx?")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["models", "ComfyUI"], "As in: qwenimg models --models-dir"),
+        (["plan", "--on", "my toaster"], "qwenimg plan --on list"),
+        (["plan", "--on", "rtx 4090 laptop"], "is not known"),
+        (["plan", "--on", "MacBook Pro M3 Max 36GB"], "Apple M3 Max comes with 36, 48"),
+        (["bench", "--on", "3060"], "--on-paper"),
+        (["edit", "a.png", "make it blue"], "not built yet"),
+        (["benchmark"], "qwenimg bench"),
+        (["x", "--backend", "cuda:0"], "Did you mean cuda?"),
+        (["x", "--precision", "fp8"], "-q 8"),
+        (["x", "--denoise", "0.5"], "--strength"),
+        (["x", "--image-strength", "0.5"], "runs backwards"),
+        (["a cat <lora:style:0.8>"], "give --lora style:0.8"),
+    ],
+)
+def test_what_newcomers_type_is_answered_with_what_works(args: list[str], words: str) -> None:
+    cli(*args).refused(2, words)
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "NVIDIA RTX 4070 Ti SUPER"),
+        ("4070ti", "NVIDIA RTX 4070 Ti"),
+        ("rtx 3060 12gb", "NVIDIA RTX 3060"),
+        ("MacBook Pro M3 Max", "Apple M3 Max"),
+        ("m2", "Apple M2"),
+    ],
+)
+def test_a_machine_is_known_by_the_name_that_people_give_it(name: str, title: str) -> None:
+    assert machine(name).title == title
+
+
+def test_a_number_after_n_is_told(library: Library) -> None:
+    assert "for 4 pictures give -N 4" in cli("x", "-n", "4").err
+    assert "-N" not in cli("x", "-n", "4 legs").err
 
 
 def said(*targets: str) -> str:

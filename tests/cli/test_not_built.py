@@ -9,9 +9,11 @@ import pytest
 from cli_runner import Library, cli
 
 from qwenimg.cli import near
+from qwenimg.cli.bench import bench
 from qwenimg.cli.elsewhere import BACKENDS, LIKE, OPTIONS, unknown
 from qwenimg.cli.generate import generate
 from qwenimg.cli.help import COMMANDS
+from qwenimg.cli.plan import plan
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.prompts.check import check_prompt
 
@@ -46,7 +48,8 @@ def test_the_table_of_other_programs_names_what_there_is() -> None:
     """No option of ours is in it, and every option that it advises is one."""
     known = {opt for param in generate.params for opt in param.opts if not getattr(param, "hidden", False)}
     advised = {word for text in OPTIONS.values() for word in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", text)}
-    assert not OPTIONS.keys() & known and advised <= known, advised - known
+    others = {opt for command in (plan, bench) for param in command.params for opt in param.opts}  # named with it
+    assert not OPTIONS.keys() & known and advised <= known | others, advised - known - others
     assert {*BACKENDS.values()} <= {"auto", "mlx", "cuda"}
     assert unknown("--" + "x" * 30, known).endswith("qwenimg --help-all lists all") and 0.5 < LIKE < 1
 

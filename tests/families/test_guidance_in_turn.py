@@ -11,14 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_runner import cli
+from opened_parts import network_of
 
 import qwenimg
 from qwenimg import DoesNotFit, Pipeline
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.families.stable_diffusion.expert import Expert
-from qwenimg.common.memory.needs import Stage
+from qwenimg.common.memory.memory_plan import StageMemory
 from qwenimg.common.pipeline import fit
+from qwenimg.common.pipeline.diffusion_model import renew
+from qwenimg.common.request.request import Request
+from qwenimg.common.runtime.residents import Arrangement, Occupancy, Residents
 from qwenimg.common.runtime.runtime import limit_for, plannable
+from qwenimg.common.runtime.stages import Stage
 
 SIZE: dict[str, Any] = {
     "width": 64, "height": 64, "steps": 2, "seed": 5, "guidance": 6.0, "negative_prompt": "blue", "sampler": "euler",
@@ -53,7 +58,8 @@ def base(pipe: Pipeline) -> Expert:
 def load(folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
     """One that streams. Of these models decoding takes more than a step, and is left out."""
     pipe = qwenimg.load(folder, backend, "fp32", max_memory="1000GB")
-    monkeypatch.setattr(pipe.model.vae, "add_decoding", lambda needs, shape: None)  # type: ignore[attr-defined]
+    stages = pipe.model.stages
+    monkeypatch.setattr(pipe.model, "stages", lambda *given: stages(*given)[:-1])
     monkeypatch.setattr(pipe.model, "decode", lambda x: np.zeros((1, 3, 8 * x.shape[2], 8 * x.shape[3]), np.float32))
     return pipe
 
@@ -64,24 +70,30 @@ def limit(pipe: Pipeline, room: int) -> None:
     assert 0 <= plannable(limit_for(room)) - room <= 2
 
 
-def denoising(pipe: Pipeline, **asked: Any) -> Stage:
+def denoising(pipe: Pipeline, **asked: Any) -> StageMemory:
     return next(s for s in fit.needs(pipe.model, pipe.check("a red circle", **asked)).stages if s.name == "denoise")
+
+
+def arranged(pipe: Pipeline, asked: Request, room: int) -> Arrangement:
+    """How the steps are run in so many bytes with nothing else in memory."""
+    return Occupancy(pipe.runtime, lambda loaded: room, lambda names: None).arrange(base(pipe).steps(asked, SHAPE, 1))
 
 
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many branches each call of the UNet has, from now on."""
     seen: list[int] = []
-    opened = Expert.unet
+    enter = Residents.enter
 
-    def unet(expert: Expert, *arguments: Any) -> Any:
-        component = opened(expert, *arguments)
-        predict = type(component).predict
-        component.predict = lambda x, features, condition: (
-            seen.append(condition.branches) or predict(component, x, features, condition)
-        )
-        return component
+    def entered(residents: Residents, stage: Stage) -> Any:
+        component, split = enter(residents, stage)
+        predict = type(component).predict if stage.resident == "unet" else None
+        if predict is not None:
+            component.predict = lambda x, features, condition: (
+                seen.append(condition.branches) or predict(component, x, features, condition)
+            )
+        return component, split
 
-    monkeypatch.setattr(Expert, "unet", unet)
+    monkeypatch.setattr(Residents, "enter", entered)
     return seen
 
 
@@ -95,15 +107,14 @@ def test_what_is_chosen(name: str, backend: str, folders: dict[str, Path], monke
         assert rooms == sorted(rooms, reverse=True)
         for (branches, streams), room, above in zip(RUNGS, rooms, [10**12, *rooms], strict=False):
             for some in (room, above - 1):
-                steps = expert.steps(asked, SHAPE, some)
-                weights, read = expert.runtime.weight_bytes(steps.unet), expert.runtime.streamed_bytes(steps.unet)
-                assert (steps.branches, read > 0) == (branches, streams) and weights + steps.more <= some
-        refused = expert.steps(asked, SHAPE, rooms[-1] - 1)
-        assert refused.branches == 1 and expert.runtime.weight_bytes(refused.unet) == sizes.least
+                way = arranged(pipe, asked, some)
+                read = expert.runtime.streamed_bytes(way.component)
+                assert (way.split.size, read > 0) == (branches, streams)
+                assert way.weights + way.split.activations <= some
+        refused = arranged(pipe, asked, rooms[-1] - 1)
+        assert refused.split.size == 1 and refused.weights == sizes.least
         pipe.runtime.max_memory = None
-        decided = [
-            expert.steps(asked, SHAPE, room).branches for room in (rooms[0], rooms[0] - 1, rooms[1], rooms[1] - 1)
-        ]
+        decided = [arranged(pipe, asked, room).split.size for room in (rooms[0], rooms[0] - 1, rooms[1], rooms[1] - 1)]
         assert decided == [2, 1, 1, 1], "without streaming; where nothing fits, what takes the least"
 
 
@@ -117,7 +128,7 @@ def test_what_is_planned_is_drawn(
     with closing(load(folders[name], backend, monkeypatch)) as pipe:
         sizes = Sizes(pipe)
         for (branches, streams), room in zip(RUNGS, sizes.rooms, strict=True):
-            pipe.model.renew("")  # nothing is loaded
+            renew(pipe.model, "")  # nothing is loaded
             limit(pipe, room)
             asked = SIZE | {"steps": 4, "cfg_end": 0.5}
             found, stage = fit.needs(pipe.model, pipe.check("a red circle", **asked)), denoising(pipe, **asked)
@@ -127,10 +138,10 @@ def test_what_is_planned_is_drawn(
             seen.clear()
             drawn.append(pipe("a red circle", **asked).latents)
             assert seen == ([2, 2, 1, 1] if branches == 2 else [1] * 6)
-            per_call = pipe.runtime.streamed_bytes(base(pipe)._open)
+            per_call = pipe.runtime.streamed_bytes(pipe.model.residents._memory.opened["unet"])
             assert (per_call > 0) == streams and found.streamed == len(seen) * per_call
             print(f"{name} on {backend}: {room} bytes, calls of {seen} branches, {found.streamed:,.0f} bytes streamed")
-        pipe.model.renew("")
+        renew(pipe.model, "")
         limit(pipe, sizes.rooms[-1] - 3)
         with pytest.raises(DoesNotFit, match=f"takes {size_text(sizes.rooms[-1])} in fp32, --max-memory "):
             pipe("a red circle", **SIZE)
@@ -157,8 +168,8 @@ def test_pictures_of_other_sizes_follow(rung: int, folders: dict[str, Path], mon
             step = base(pipe).step_bytes(pipe.check("a red circle", **asked), side // 8, side // 8, branches)
             print(f"{side} pixels: {stage.activations} bytes beside {stage.weights}, calls of {set(seen)} branches")
             assert set(seen) == {branches} and stage.activations == step
-            assert stage.weights == pipe.runtime.weight_bytes(base(pipe)._open)
-            kept.append(base(pipe)._unet)
+            assert stage.weights == pipe.runtime.weight_bytes(pipe.model.residents._memory.opened["unet"])
+            kept.append(network_of(pipe, "unet"))
         assert all(unet is kept[1] for unet in kept[1:])
 
 

@@ -64,11 +64,10 @@ def test_what_fits_first_fits_again(name: str, backend: str, every: dict[str, Pa
     with closing(opened(every[name], backend, limit)) as pipe:
         for asked, expected in zip(pictures, alone, strict=True):
             planned = fit.needs(pipe.model, pipe.check(**asked))
-            assert planned.fits(planned.room)
+            assert planned.fits(planned.budget)
             assert np.array_equal(drawn(pipe, asked), expected)
-        loaded = pipe.model._loaded()  # type: ignore[attr-defined]
-        print(name, backend, f"{limit:,}", loaded)
-        assert sum(loaded.values()) <= limit
+        print(name, backend, f"{limit:,}", f"{pipe.model.residents.weights:,}")
+        assert pipe.model.residents.weights <= limit
     with closing(opened(every[name], backend, limit * 3 // 4)) as pipe, pytest.raises(DoesNotFit):
         for asked in pictures:
             drawn(pipe, asked)

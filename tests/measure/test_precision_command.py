@@ -226,3 +226,13 @@ def test_refused_before_anything_is_drawn(tiny_folder: Path, tmp_path: Path) -> 
     cli(*model, "--size", "4000000x4000000").refused(2, "4000000")
     cli("precision", str(tmp_path / "nowhere"), "--backend", "cpu").refused(5, "nowhere")
     assert (tmp_path / "a.json").read_text() == "mine"
+
+
+def test_a_model_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[object] = []
+    original = registry.open_model
+    monkeypatch.setattr(registry, "open_model", lambda *args: [opened.append(args), original(*args)][1])
+    assert (
+        cli("precision", "shapes", "--size", "64", "--steps", "3", "--policies", "bf16", "--backend", "cpu").code == 0
+    )
+    assert len(opened) == 1

@@ -10,6 +10,7 @@ from random_model import DIT, TEXT, write_random_model
 
 import qwenimg
 from qwenimg.common.memory import beside
+from qwenimg.common.pipeline import ways
 from qwenimg.common.precision.precision import parse
 from qwenimg.common.weights import streaming
 
@@ -27,7 +28,10 @@ def test_the_array_that_codes_are_decoded_to_is_in_the_plan(tmp_path: Path) -> N
     assert (beside.decoded(plan), beside.decoded(plan, once=True)) == (always, once)
     assert beside.decoded(plan.stored(parse("bf16", on_gpu=False))) == always // 2
     assert pipe.model._step_bytes(1, 8) == pipe.model._step_bytes(1, 0) + 8 * DIT.dim * 40
-    assert pipe.model._step_bytes(1, 0) == always + beside.packed(plan) and pipe.model._block_bytes() > once
+    assert pipe.model._step_bytes(1, 0) == always + beside.packed(plan)
+    request = pipe.check("a", width=32, height=32, steps=1)
+    modulation = next(s for s in ways.needs(pipe.model, request).stages if s.name == "modulation")
+    assert modulation.activations > once
     pipe.close()
 
 
@@ -39,8 +43,8 @@ def test_what_is_read_on_the_way_counts_only_at_the_end(tmp_path: Path, precisio
     pipe = qwenimg.load(tmp_path / "model", backend="cpu", precision=precision)
     plan = pipe.runtime.plan(pipe.model.checkpoint["text_encoder"])
     last = list(plan.entries.values())[-1]
-    found = beside.loading(plan)
-    print(f"{found} of {streaming.held(plan)} bytes; the last weight is {last.name}, of {last.nbytes}")
+    found = beside.loading(plan, None)
+    print(f"{found} of {streaming.held(plan, None)} bytes; the last weight is {last.name}, of {last.nbytes}")
     assert 0 <= found <= max(e.nbytes for e in plan.entries.values())
     assert (found > 0) == (precision == "fp32")
     pipe.close()

@@ -63,8 +63,27 @@ def test_masks(tmp_path: Path) -> None:
     values = np.array([[0, 255, 128]] * 2, np.uint8)
     Image.fromarray(values).save(tmp_path / "m.png")
     assert np.array_equal(read_mask(tmp_path / "m.png", np.zeros((2, 3, 3), np.uint8))[0], values)
-    with pytest.raises(ModelError, match="3x2, the picture is 7x5"):
-        read_mask(tmp_path / "m.png", PIXELS)
+
+
+def test_a_mask_of_another_size_is_scaled_and_told(tmp_path: Path) -> None:
+    quarter = np.zeros((64, 96), np.uint8)
+    quarter[:32, 48:] = 255  # the right half of the upper half
+    Image.fromarray(quarter).save(tmp_path / "m.png")
+    for height, width in ((32, 48), (128, 200), (64, 10)):
+        mask, told = read_mask(tmp_path / "m.png", np.zeros((height, width, 3), np.uint8))
+        size = f"{width}x{height}"
+        assert mask.shape == (height, width) and told == [f"m.png: is 96x64, scaled to the {size} of the picture"]
+        white, (row, column) = mask >= 128, (height // 2, width // 2)  # a line on each edge may be either
+        assert white[: row - 1, column + 1 :].all()
+        assert not white[row + 1 :].any() and not white[:, : column - 1].any()
+
+
+def test_a_mask_without_white_is_told(tmp_path: Path) -> None:
+    """Such as one whose form is in its transparency, which does not count."""
+    layer = np.zeros((5, 7, 4), np.uint8)
+    layer[1:3, 1:3, 3] = 255
+    Image.fromarray(layer).save(tmp_path / "m.png")
+    assert "nothing is drawn anew" in read_mask(tmp_path / "m.png", PIXELS)[1][-1]
 
 
 def _huge_png(side: int) -> bytes:
@@ -86,11 +105,9 @@ def _saved(kind: str) -> bytes:
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (b"", "is no PNG, JPEG or WebP picture; convert"),
-        (b"\x00" * 64, "is no PNG, JPEG or WebP picture; convert"),
-        (_saved("PNG")[:60], "cannot be read as a PNG, JPEG or WebP"),
-        (_saved("GIF"), "is no PNG, JPEG or WebP picture; convert"),
-        (_saved("TIFF"), "is no PNG, JPEG or WebP picture; convert"),
+        (b"", "is no PNG, JPEG, WebP, BMP, GIF or TIFF picture; convert"),
+        (b"\x00" * 64, "is no PNG, JPEG, WebP, BMP, GIF or TIFF picture; convert"),
+        (_saved("PNG")[:60], "cannot be read as a PNG, JPEG, WebP"),
         (_huge_png(9_000), "9000x9000; at most 36 megapixels"),
         (_huge_png(60_000), "at most 36 megapixels"),
     ],
@@ -138,8 +155,8 @@ FRAMES = {"save_all": True, "append_images": [FLAT.rotate(180), FLAT.rotate(90)]
         (FLAT.convert("LA"), {"format": "PNG"}, "is grey with transparency, taken as RGB"),
         (FLAT.convert("1"), {"format": "PNG"}, "is black and white, taken as RGB"),
         (Image.fromarray(np.full((5, 7), 999, np.uint16)), {"format": "PNG"}, "has 16 bits a value"),
-        (FLAT, {"format": "PNG", **FRAMES}, "has 3 pictures"),
-        (FLAT, {"format": "WEBP", **FRAMES}, "has 3 pictures"),
+        (FLAT, {"format": "PNG", **FRAMES}, "has several pictures"),
+        (FLAT, {"format": "WEBP", **FRAMES}, "has several pictures"),
         (FLAT, {"format": "PNG", "icc_profile": b"no profile"}, "a colour profile that cannot be used"),
         (FLAT, {"format": "JPEG", "icc_profile": bytes(5 << 20)}, "a colour profile that is too large"),
     ],

@@ -23,7 +23,6 @@ from qwenimg.common.families import registry
 from qwenimg.common.families.catalog import KNOWN
 from qwenimg.common.measure.machines import MACHINES, machine, of_device
 from qwenimg.common.memory.estimate import TO_CARD
-from qwenimg.common.memory.needs import Needs
 
 STAGES = ["text", "modulation", "denoise", "decode"]
 
@@ -163,17 +162,6 @@ def test_the_machine_of_a_device() -> None:
         assert of_device(one.title) is one, "every row is found by its title"
     assert machine("RTX 4070 Ti Super") is machine("nvidia-geforce-rtx-4070-ti-super") is MACHINES["4070-ti-super"]
     assert machine("Apple M4_Max") is MACHINES["m4-max"]
-
-
-def test_what_stays_and_what_makes_room() -> None:
-    needs = Needs(room=100, loaded={"vae encoder": 5}, freed=("unet",))
-    needs.add("text", "", {"text encoder": 60}, 10)
-    needs.add("denoise", "", {"unet": 50}, 20, stays=True)
-    needs.add("decode", "", {"vae decoder": 10}, 30, stays=True)  # beside the UNet: 5 + 50 + 10 + 30
-    needs.add("text", "", {"text encoder": 60}, 10)  # not beside it
-    needs.add("denoise", "", {"unet": 50}, 60, stays=True)  # not at all
-    assert [(s.weights, s.activations) for s in needs.stages] == [(65, 10), (55, 20), (65, 30), (75, 10), (65, 60)]
-    assert needs.stages[-1].peak > needs.room
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])

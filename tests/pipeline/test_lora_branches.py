@@ -165,14 +165,13 @@ def test_kinds_that_are_no_product_are_fused(tmp_path: Path) -> None:
 
 def test_options(library: Library) -> None:
     for args, wanted in (
-        (["--lora-side"], "side"),
-        (["--lora-fuse"], "fuse"),
-        (["--lora-mode", "side", "--lora-side"], "side"),
+        (["--lora-mode", "side"], "side"),
+        (["--lora-mode", "fuse"], "fuse"),
         ([], None),
     ):
         assert cli("x", "-o", "x.png", "--overwrite", *args).code == 0
         assert library.asked[-1].get("lora_mode") == wanted, args
-    cli("x", "--lora-side", "--lora-fuse").refused(2, "contradict each other")
+    cli("x", "--lora-side").refused(2, "--lora-mode side")
     cli("x", "--lora-mode", "beside").refused(2, "is not one of auto, fuse, side")
     with pytest.raises(UsageError, match="fuse, side"):
         lora_text.mode("no")

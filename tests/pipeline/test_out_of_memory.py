@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from opened_parts import network_of
 from random_model import write_random_model
 
 import qwenimg
@@ -81,7 +82,7 @@ def test_it_is_the_plans_numbers_and_not_a_traceback(
 def test_what_was_loaded_is_free_where_the_error_is_caught(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = qwenimg.load(folder, backend="cpu", precision="fp32")
     pipe("a red circle", **ASKED)
-    held: list[Any] = [weakref.ref(pipe.model._transformer)]
+    held: list[Any] = [weakref.ref(network_of(pipe, "transformer"))]
 
     def fail(x: torch.Tensor) -> bool:
         held.append(weakref.ref(x))

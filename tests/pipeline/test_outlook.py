@@ -13,11 +13,17 @@ import torch
 from cli_runner import cli
 
 import qwenimg
+from qwenimg.backends.paper import on_paper
 from qwenimg.backends.torch.ops import cpu
 from qwenimg.common.families.catalog import KNOWN
+from qwenimg.common.families.opening import Opening
 from qwenimg.common.hub import outlook
-from qwenimg.common.measure.machines import MACHINES
+from qwenimg.common.hub.open_model import plan_pipeline
+from qwenimg.common.measure.machines import MACHINES, machine
 from qwenimg.common.memory import share
+from qwenimg.common.memory.estimate import TO_CARD, streaming_rate
+from qwenimg.common.pipeline.ways import needs
+from qwenimg.common.runtime.runtime import Change
 
 MIB = 2**20
 # What Metal recommends as its working set, by the GiB of a Mac, as users of such Macs report it.
@@ -172,3 +178,33 @@ def paper(name: str) -> Any:
     from qwenimg.backends.paper import on_paper
 
     return on_paper("auto", None, MACHINES[name])
+
+
+def test_the_row_of_a_converted_model_is_that_of_its_folder(tmp_path: Path) -> None:
+    """Planned as `qwenimg convert -q 8` would write it, and as it has written it."""
+    folder, engine = tmp_path / "eight", on_paper("cuda", None, machine("3060", "--on"))
+    assert cli("convert", "shapes", str(folder), "-q", "8").code == 0
+    streamed = set()
+    for limit in (8_000_000, 3_500_000, 1):
+        ours, theirs = (
+            plan_pipeline(Opening(model=name, precision="bf16", max_memory=most), engine)[0]
+            for name, most in (("shapes", None), (str(folder), limit))
+        )
+        model = ours.model.variant(Change(quantize="8", converted=True, max_memory=limit))
+        request = ours.check("a red circle", width=64, height=64)
+        found, expected = (needs(one, request) for one in (model, theirs.model))
+        print(limit, found.largest.peak, expected.largest.peak, found.streamed, expected.streamed)
+        # Norms are written in 16 bit: 1 kB of 6.8 MB.
+        assert found.largest.peak == pytest.approx(expected.largest.peak, rel=1e-3)
+        assert found.streamed == pytest.approx(expected.streamed, rel=1e-3)
+        streamed.add(found.streamed > 0)
+        ours.close()
+        theirs.close()
+    assert streamed == {False, True}
+
+
+def test_a_card_of_eight_lanes_reads_at_half_the_rate() -> None:
+    halves = {"4060": 1, "4060-ti": 1, "4070": 2, "2080-ti": 1, "5090": 2}
+    for name, expected in halves.items():
+        engine = on_paper("auto", 8 * 2**30, machine(name))
+        assert streaming_rate(engine.facts) == expected * TO_CARD / 2, name

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from family_cases import BACKENDS, relative
+from opened_parts import open_part
 from PIL import Image
 
 import qwenimg
@@ -141,7 +142,7 @@ def test_reuse_by_hand_in_qwen_images_transformer(opened: Opened) -> None:
     """Calls of one run, seen by hooks, against the blocks run alone: the first block's update is compared, and what the
     others added in the last whole call is added again."""
     pipe = opened("qwen", "cpu")
-    component = pipe.model.transformer()
+    component = open_part(pipe, "transformer")
     blocks, seen = component.model.transformer_blocks, list[dict[str, torch.Tensor]]()
 
     def into(block: Any, given: Any) -> None:
@@ -192,8 +193,7 @@ def change(now: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> flo
 def test_reuse_by_hand_in_a_unet(opened: Opened) -> None:
     """A call that reuses gives the last up block what went into it in the last whole call, and its own skips."""
     pipe = opened("sd15", "cpu")
-    base = pipe.model.base
-    unet = base.unet(base.checkpoint["unet"], 0)
+    unet = open_part(pipe, "unet")
     deep, calls = list[torch.Tensor](), {"mid": 0, "up": 0}
 
     def into(block: Any, given: Any) -> None:
@@ -266,7 +266,9 @@ def test_what_is_kept_is_planned(opened: Opened) -> None:
     for kind in ("qwen", "sd15"):
         pipe = opened(kind, "cpu")
         asked = ASKED | {"width": 1024, "height": 1024}
-        whole, more = (pipe._fit.check(pipe.check(PROMPT, **asked, step_cache=share)) for share in (0.0, 0.1))
+        whole, more = (
+            pipe._fit.check(pipe.check(PROMPT, **asked, step_cache=share), pipe.model) for share in (0.0, 0.1)
+        )
         peaks = [next(s.activations for s in one.stages if s.name == "denoise") for one in (whole, more)]
         print(kind, *peaks)
         assert 1.1 < peaks[1] / peaks[0] < 1.6

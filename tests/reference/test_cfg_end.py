@@ -11,10 +11,12 @@ import numpy as np
 import oracle_sd
 import pytest
 import torch
+from opened_parts import open_part
 
 import qwenimg
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.numbers import noise
+from qwenimg.common.pipeline.guidance import Branch
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment
 from qwenimg.common.sampling import table
 from qwenimg.common.sampling.types import Schedule
@@ -71,7 +73,7 @@ def test_qwen_image_makes_one_pass_after_it(tiny_folder: Path, together: bool) -
     for backend in BACKENDS:
         pipe = qwenimg.load(tiny_folder, backend=backend, precision="fp32")
         pipe.model.batch_guidance = together
-        transformer, batches = pipe.model.transformer(), []
+        transformer, batches = open_part(pipe, "transformer"), []
         predict = transformer.predict
 
         def counted(latents: Any, condition: Any, modulation: Any, step: int, predict=predict, batches=batches) -> Any:
@@ -94,8 +96,10 @@ def test_which_steps_are_guided() -> None:
     segment = Segment(schedule=Schedule(sigmas=sigmas), solver=table.find("euler").function)
     plan = SamplingPlan(sampler="euler", schedule="model", segments=(segment,))
     shares = {1.0: 4, 0.99: 4, 0.75: 3, 0.5: 2, 0.26: 2, 0.25: 1, 1e-9: 1}
-    found = {share: sum(sigma > plan.guided_above(share) for sigma in sigmas[:-1]) for share in shares}
-    assert found == shares
+    for share, count in shares.items():
+        stretches = plan.stretches([Branch(prompt=""), Branch(prompt="", steps=(0.0, share))])
+        assert [active for _, active in stretches] == ([[0, 1], [0]] if count < 4 else [[0, 1]])
+        assert sum(sigma > stretches[0][0] for sigma in sigmas[:-1]) == count
 
 
 @pytest.mark.parametrize("wrong", [0, -0.1, 1.01, float("nan")])

@@ -149,7 +149,7 @@ def test_qwen_image_lightning(side: int, steps: int) -> None:
     assert plan.sigmas == tuple(map(float, scheduler.sigmas))
     published = {4: [1, 0.9, 0.75, 0.5, 0], 8: [1, 0.954545, 0.9, 0.833333, 0.75, 0.642857, 0.5, 0.3, 0]}
     np.testing.assert_allclose(plan.sigmas, published[steps], atol=1e-6)
-    assert plan.schedule == "lightning" and not request.guided
+    assert plan.schedule == "lightning" and request.guidance == 1
 
 
 def test_a_schedule_of_the_other_kind_of_model_is_refused() -> None:

@@ -57,11 +57,12 @@ def test_sizes_out_of_range(size):
 def test_parse_size():
     assert g.parse_size("1664x928") == (1664, 928)
     assert g.parse_size(" 7X16384 ") == (7, 16384)
+    assert g.parse_size("512") == (512, 512)  # a square
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "1664", "1664x", "x928", "-1x5", "1.5x5", "1e3x5", "٣x٣", "0x5", "16385x1", "9" * 5000 + "x1", "1x1\n1x1"],
+    ["", "16385", "1664x", "x928", "-1x5", "1.5x5", "1e3x5", "٣x٣", "0x5", "16385x1", "9" * 5000 + "x1", "1x1\n1x1"],
 )
 def test_bad_sizes(text):
     with pytest.raises(UsageError) as caught:

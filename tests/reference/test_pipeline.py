@@ -14,6 +14,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from opened_parts import network_of, open_part
 from tiny_model import LIGHTNING
 
 import qwenimg
@@ -138,7 +139,7 @@ def test_both_branches_in_one_batch_or_in_turn(tiny_folder: Path, backend: str) 
 
 def test_guidance_of_one_runs_one_branch(tiny_folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe, calls = load(tiny_folder, backend), []
-    kind = type(pipe.model.transformer())
+    kind = type(open_part(pipe, "transformer"))
     original = kind.predict
     monkeypatch.setattr(kind, "predict", lambda self, *args: (calls.append(1), original(self, *args))[1])
     pipe("a ring", width=32, height=32, steps=3, guidance=1.0, seed=0)
@@ -263,7 +264,7 @@ def test_non_finite_step_names_block_and_operation(
     tiny_folder: Path, backend: str, bad: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = load(tiny_folder, backend)
-    transformer = pipe.model.transformer()
+    transformer = open_part(pipe, "transformer")
     linear = transformer.model.transformer_blocks[1].img_mlp.net[2]
     original = type(linear).__call__
 
@@ -282,7 +283,7 @@ def test_non_finite_step_names_block_and_operation(
 
 def test_non_finite_pixels_name_the_vae(tiny_folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = load(tiny_folder, backend)
-    vae = pipe.model.vae.decoder()
+    vae = open_part(pipe, "vae decoder")
     conv = vae.model.decoder.up_blocks[1].resnets[0].conv1
     original = type(conv).__call__
     monkeypatch.setattr(
@@ -361,14 +362,15 @@ def test_the_transformer_makes_room_for_the_text_encoder(
     told: list[str] = []
     pipe = load(tiny_folder, backend, notify=lambda kind, text: told.append(text))
     first = pipe("a ring", width=32, height=32, steps=1, seed=0)
-    before = pipe.model._transformer
+    before = network_of(pipe, "transformer")
     assert before is not None
     free = pipe.engine.free_memory
-    parts = pipe.model
-    monkeypatch.setattr(pipe.engine, "free_memory", lambda: 400_000 if parts._transformer is not None else free())
+    monkeypatch.setattr(
+        pipe.engine, "free_memory", lambda: 400_000 if network_of(pipe, "transformer") is not None else free()
+    )
     again = pipe("a star", width=32, height=32, steps=1, seed=0)
     assert any("freeing the transformer" in text for text in told)
-    assert pipe.model._transformer is not before and first.recipe["seed"] == again.recipe["seed"]
+    assert network_of(pipe, "transformer") is not before and first.recipe["seed"] == again.recipe["seed"]
 
 
 def test_numpy_numbers_are_numbers(tiny_folder: Path) -> None:
@@ -388,7 +390,7 @@ def test_a_step_that_does_not_fit_is_refused_before_it_starts(
     with pytest.raises(DoesNotFit, match="a picture of 512x512 takes"):
         pipe("a ring", width=512, height=512, steps=1, seed=0)
     with pytest.raises(DoesNotFit, match="a step of this size takes"):  # by itself
-        pipe.model.transformer(2_000_001)
+        open_part(pipe, "transformer", 2_000_001)
 
 
 def test_texts_beyond_the_limit_are_encoded_in_their_turn(tiny_folder: Path, backend: str) -> None:

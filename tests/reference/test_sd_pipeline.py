@@ -12,6 +12,7 @@ import numpy as np
 import oracle_sd
 import pytest
 import torch
+from opened_parts import open_part
 from tiny_sd import DDIM, LEADING, TRAINED
 
 import qwenimg
@@ -260,8 +261,7 @@ def test_bad_requests_are_one_line(folders, asked: dict, message: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_non_finite_step_names_the_place(folders, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = load(folders["sd15"], backend)
-    base = pipe.model.base
-    conv = base.unet(base.checkpoint["unet"], 0).model.down_blocks[1].resnets[0].conv1
+    conv = open_part(pipe, "unet").model.down_blocks[1].resnets[0].conv1
     original = type(conv).__call__
 
     def spoiled(self, x):

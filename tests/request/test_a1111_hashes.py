@@ -104,8 +104,8 @@ def test_a_large_file_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(file_hash, "KEPT_FROM", 10)
     file.write_bytes(b"a" * 100)
     counted: list[int] = []
-    hashed = file_hash._hash
-    monkeypatch.setattr(file_hash, "_hash", lambda *asked: (counted.append(1), hashed(*asked))[1])
+    hashed = file_hash.hashed
+    monkeypatch.setattr(file_hash, "hashed", lambda *asked: (counted.append(1), hashed(*asked))[1])
 
     def found() -> str:
         return file_hash.sha256(open_regular(file))

@@ -51,7 +51,7 @@ def test_one_word_asks_for_all_that_goes_with_it() -> None:
     assert settled({"few_steps": "whole"}, KNOWN)["lora"] == ""
     assert settled({"seed": 1, "few_steps": ""}, KNOWN) == {"seed": 1}
     for text, says in (
-        ("slow", "has fast, whole"), ("fast:5", "for 4, 8 steps"), ("fast:", "NAME:STEPS"), ("4", "NAME:STEPS"),
+        ("slow", "there is fast or whole"), ("fast:5", "for 4, 8 steps"), ("fast:", "NAME:STEPS"), ("4", "NAME:STEPS"),
         ("fast:-4", "NAME:STEPS"), ("fast:4:4", "NAME:STEPS"), ("", ""),
     ):  # fmt: skip
         if text:
@@ -86,7 +86,7 @@ def test_qwen_image_with_lightning(
     assert recipe["lora"] == f"{name}:1" and recipe["schedule"] == "lightning" and recipe["steps"] == 4
     again = pipe("a dog", few_steps="lightning:4", guidance=3, **SMALL).recipe
     assert again["guidance"] == 3 and again["steps"] == 4
-    with pytest.raises(UsageError, match="it has lightning"):
+    with pytest.raises(UsageError, match="there is lightning"):
         pipe.check("a dog", few_steps="lcm")
 
 
@@ -129,3 +129,15 @@ def test_the_command_line(
     cli("a dog", *fixed, "--lightning", "4").refused(5, "qwenimg pull lightx2v/Qwen-Image-Lightning")
     cli("a dog", *fixed, "--lightning", "4", "--few-steps", "lcm").refused(2, "give one")
     cli("a dog", *fixed, "--lcm", "4").refused(2, "--few-steps lcm")
+
+
+def test_the_built_in_model_sends_to_a_real_one_and_not_to_a_lora(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would not fit the built-in model, whose LoRA was named and is 1.7 GB."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "empty"))
+    for option in (["--lightning", "4"], ["--few-steps", "lcm"]):
+        cli("a red circle", *option).refused(5, "qwenimg pull qwen-image (57.7 GB)", "few steps")
+        cli("a red circle", "-m", "shapes", *option).refused(2, "nothing is made that draws this model in a few steps")
+    with pytest.raises(UsageError, match="nothing is made"):
+        qwenimg.load("shapes", "cpu").check("a red circle", few_steps="lightning:4")

@@ -284,8 +284,8 @@ def test_wrong_lines(library: Library) -> None:
 
 
 def test_a_tag_in_the_prompt_says_where_a_lora_goes(library: Library) -> None:
-    for prompt in ("a cat <lora:pixel:0.8>", "< LoRA : x >", "<lyco:a:1>"):
-        cli(prompt).refused(2, "give --lora FILE:SCALE")
+    for prompt, lora in (("a cat <lora:pixel:0.8>", "pixel:0.8"), ("< LoRA : x >", "x"), ("<lyco:a:1>", "a:1")):
+        cli(prompt).refused(2, f"give --lora {lora}")
     assert not library.calls
 
 
@@ -304,3 +304,55 @@ def test_info_says_what_a_file_is(tiny_folder: Path, folders: dict[str, Path], t
     kohya = cases.Dialect("lora_unet_", cases.KOHYA_HALVES, flat=True)
     lines = describe(cases.written(tmp_path / "k.safetensors", {called: arrays}, kohya)).lines
     assert lines[0] == "layout: LoRA, as written by kohya, musubi" and lines[2] == "fits: SDXL"
+
+
+def test_info_says_use_it_of_what_drawing_accepts_only(tmp_path: Path) -> None:
+    """Held against the published models; SDXL's layer is 640 wide there, and Flux's is nowhere."""
+    called, kohya = (
+        "down_blocks.1.attentions.0.transformer_blocks.0.attn2.to_k",
+        cases.Dialect("lora_unet_", cases.KOHYA_HALVES, flat=True),
+    )
+    right = {called: cases.lora((640, 2048), 0)}
+    flux = {"single_transformer_blocks.0.attn.to_q": cases.lora((64, 64), 0)}
+    told = {}
+    for name, modules in {
+        "right": right,
+        "strange": right | {"nothing.to_k": cases.lora((640, 2048), 0)},
+        "other sizes": {called: cases.lora((320, 2048), 0)},
+        "flux": flux,
+    }.items():
+        found = describe(cases.written(tmp_path / "k.safetensors", modules, kohya))
+        told[name] = ([line for line in found.lines if line.startswith("use")], found.faults)
+        print(name, *told[name], sep="\n")
+    by = ["used: 1 of 1 modules by sdxl or sdxl-turbo", "use it: qwenimg PROMPT -m sdxl --lora FILE:SCALE"]
+    assert told["right"] == (by, [])
+    assert told["strange"][0] == [] and "'lora_unet_nothing_to_k' is no layer" in told["strange"][1][0]
+    assert told["other sizes"][0][0].startswith("use it: only with a model of its own sizes; for sdxl: ")
+    assert told["flux"][0][0].startswith("use it: no, none of its modules is a layer of") and not told["flux"][1]
+
+
+def test_a_run_says_how_many_modules_are_in_use(tiny_folder: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+    lora = write_lora(tiny_folder, "qwen", tmp_path / "a.safetensors")
+    pipe = qwenimg.load(tiny_folder, backend="cpu", notify=lambda kind, text: told.append(text))
+    for strength in (0.7, 0.7, 0.0, -1.0):
+        pipe("a dog", lora=f"{lora}:{strength}", **ASKED)
+    lines = [line for line in told if line.startswith("LoRA ")]
+    assert lines == [f"LoRA a.safetensors: 5 of 5 modules at strength {one}" for one in ("0.7", "-1")]
+
+
+@pytest.mark.parametrize("mode", ["auto", "fuse"])
+def test_an_estimate_counts_a_lora_before_the_first_picture(tmp_path: Path, mode: str) -> None:
+    """Beside quantized weights it takes room; as much as once it is there."""
+    pipe = qwenimg.load("shapes", "cpu", "fp32", quantize="8")
+    shapes = pipe.checkpoint["transformer"].plan.shapes  # type: ignore[index]
+    layers = [name.removesuffix(".weight") for name in shapes if ".attn." in name and len(shapes[name]) == 2]
+    modules = {name: cases.lora(shapes[f"{name}.weight"], i, rank=256) for i, name in enumerate(layers)}
+    lora = cases.written(tmp_path / "a.safetensors", modules, cases.QWEN["diffusers"])
+    asked: dict[str, Any] = {"width": 64, "height": 64, "steps": 1, "seed": 1, "lora_mode": mode}
+    plain, before = (pipe.estimate("a red circle", **asked, lora=one).memory for one in ("", str(lora)))
+    pipe.prepare(["a red circle"], lora=str(lora), lora_mode=mode)
+    factors = sum(down.size + up.size for one in modules.values() for down, up in [one.values()]) * 4
+    print(f"{plain:,} {before:,} {factors:,}")
+    assert before == pipe.estimate("a red circle", **asked, lora=str(lora)).memory
+    assert before - plain == pytest.approx(factors if mode == "auto" else 0, rel=0.05)

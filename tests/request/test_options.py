@@ -56,7 +56,7 @@ class Pipe(FakePipeline):
         asked.append(given.pop("glow", None))
         yield from super().stream(prompt, **given)
 
-qwenimg.load = lambda *args, **given: Pipe()
+qwenimg.open_pipeline = lambda opening, notify: Pipe()
 config.path = lambda: Path("config.toml")
 codes = []
 
@@ -130,9 +130,7 @@ def test_an_option_stands_where_it_is_known_and_where_it_is_used() -> None:
     assert dict(lines) == {
         "common/request/request.py": "guidance_rescale: float = option(0.0, Option(",
         "common/request/asked.py": "guidance_rescale: float | None",  # written by tools/write_asked.py
-        "common/families/stable_diffusion/model.py": (
-            "Guidance(scale=self.request.guidance, rescale=self.request.guidance_rescale),"
-        ),
+        "common/pipeline/guidance.py": "share = request.guidance_rescale",
         "common/jobs/foreign_json.py": '"cfg_rescale_multiplier": "guidance_rescale",',  # InvokeAI's name for it
     }
     assert len(lines) == 4
@@ -289,6 +287,6 @@ def test_help_as_json_is_the_schema(capfd: pytest.CaptureFixture[str]) -> None:
         assert json.loads(capfd.readouterr().out) == json.loads(json.dumps(request_schema()))
     assert run(["--json"]) == 2
     told = capfd.readouterr()
-    assert json.loads(told.out)["event"] == "error" and told.err.startswith("Usage:")
+    assert json.loads(told.out)["event"] == "error" and told.err.startswith("qwenimg: error: no prompt")
     assert run(["-p", "--json", "--help"]) == 0
     assert capfd.readouterr().out.startswith("Usage:")

@@ -8,19 +8,23 @@ import shutil
 import threading
 import weakref
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from crossed import crossed
+from opened_parts import network_of
 from pretend_device import pretend_engine, pretending
 from random_model import DIT, TEXT, write_random_model
+from random_sd import UNETS, write_random_sd
 
 import qwenimg
 from qwenimg import DoesNotFit, ModelError, Pipeline, UsageError, backends
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.conversion import convert
+from qwenimg.common.families.choices import Choices
 from qwenimg.common.precision.residency import ALWAYS, STREAMED
 from qwenimg.common.runtime.read_ahead import Order, ReadAhead
 from qwenimg.common.weights import streaming
@@ -50,10 +54,6 @@ def denoiser(pipe: Pipeline) -> Any:
     return next(part for part in pipe.model.checkpoint.components.values() if part.role == "transformer")
 
 
-def opened(pipe: Pipeline) -> Any:
-    return pipe.model._transformer if hasattr(pipe.model, "_transformer") else pipe.model.base._unet
-
-
 def limited(pipe: Pipeline) -> list[int]:
     """Lets the denoiser have room for about half of its blocks and the text encoder none, whatever a step takes, and
     tells how many blocks each loading streams."""
@@ -61,7 +61,7 @@ def limited(pipe: Pipeline) -> list[int]:
     open_, fitted, component = pipe.engine.open, pipe.runtime.fitted, denoiser(pipe)
     plan = pipe.runtime.plan(component)
     blocks = streaming.blocks(plan, component.streamable)
-    room = streaming.held(plan) - sum(e.nbytes for block in blocks.values() for e in block) // 2
+    room = streaming.held(plan, None) - sum(e.nbytes for block in blocks.values() for e in block) // 2
 
     def fit(component: Any, _: int) -> Any:
         return fitted(component, room if component.role == "transformer" else 0)
@@ -104,16 +104,16 @@ def test_a_unet_is_streamed_bit_for_bit(folders: dict[str, Path], backend: str, 
     for seed in (5, 6):
         assert drawn(streamed, seed=seed) == drawn(resident, seed=seed)
     print(f"{backend} {kind}: blocks streamed {counts}")
-    paths = opened(streamed).streamed.blocks
+    paths = network_of(streamed, "unet").streamed.blocks
     assert counts[-2] == len(paths) >= 6 and {path.split(".")[-2] for path in paths} >= {
         "resnets",
         "transformer_blocks",
     }
     assert len({sum(e.nbytes for e in block) for block in paths.values()}) > 2
     for pipe in (streamed, resident):
-        model = weakref.ref(opened(pipe).model)
+        model = weakref.ref(network_of(pipe, "unet").model)
         gc.disable()
-        pipe.model.free_transformer()
+        pipe.free_transformer()
         gc.enable()
         assert model() is None, "freed at once, not when cycles are collected"
         pipe.close()
@@ -123,12 +123,12 @@ def test_a_unet_is_streamed_bit_for_bit(folders: dict[str, Path], backend: str, 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 def test_a_step_cache_streams_the_same_bits(folder: Path, folders: dict[str, Path], backend: str, kind: str) -> None:
     """A call that reuses leaves blocks out, so that what is read ahead is not what is next."""
-    path = folder if kind == "qwen" else folders[kind]
+    path, name = (folder, "transformer") if kind == "qwen" else (folders[kind], "unet")
     resident, streamed = (qwenimg.load(path, backend=backend, precision="fp32") for _ in range(2))
     limited(streamed)
     asked: dict[str, Any] = {"steps": 4, "cached_calls": "2,4"}
     assert drawn(streamed, **asked) == drawn(resident, **asked) != drawn(resident, steps=4)
-    assert len(opened(streamed).streamed.blocks) >= 3
+    assert len(network_of(streamed, name).streamed.blocks) >= 3
 
 
 @pytest.mark.parametrize(("kind", "index"), [("qwen", 1), ("sd15", 1)])
@@ -136,7 +136,7 @@ def test_on_a_device_of_its_own_memory(
     folder: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, kind: str, index: int
 ) -> None:
     """By way of the host's memory into two buffers."""
-    path = folder if kind == "qwen" else folders[kind]
+    path, name = (folder, "transformer") if kind == "qwen" else (folders[kind], "unet")
     with pretending():
         monkeypatch.setattr(backends, "load", lambda name: pretend_engine())
         resident = qwenimg.load(path, backend="cpu", precision="fp32")
@@ -144,7 +144,7 @@ def test_on_a_device_of_its_own_memory(
         counts = limited(streamed)
         assert streamed.engine.device == "a pretend accelerator"
         assert drawn(streamed) == drawn(resident) and counts[index] >= 3
-        source = opened(streamed).streamed.source
+        source = network_of(streamed, name).streamed.source
         devices = {buffer.device.type for buffer in source._buffers}
         assert devices == {"pretend"} and len(source._buffers) == 2 and len(source._host) == counts[index]
 
@@ -164,14 +164,14 @@ def test_only_the_file_is_read_again(folder: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(OpenFile, "fill", watched)
     drawn(pipe)
-    entries = streaming.streamed_blocks(opened(pipe).plan)
+    entries = streaming.streamed_blocks(network_of(pipe, "transformer").plan)
     per_pass = sum(len(block) for block in entries.values())
     passes = ASKED["steps"] * 2
     print(f"{backend}: {len(threads)} tensors for {passes} passes over {counts[1]} blocks, {per_pass} tensors")
     assert {name.split("_")[0] for name in threads} == {"read-ahead"}
     assert abs(len(threads) - passes * per_pass) <= per_pass // counts[1]  # and the one that is read ahead at the end
     if backend == "cpu":
-        model = opened(pipe).model
+        model = network_of(pipe, "transformer").model
         there = {name for name, value in model.named_parameters() if not value.is_meta}
         assert not there & {entry.name for block in entries.values() for entry in block}
     pipe.close()
@@ -244,17 +244,17 @@ def test_what_is_streamed(folder: Path) -> None:
     component = denoiser(pipe)
     plan, streamable = pipe.runtime.plan(component), component.streamable
     block = sum(entry.nbytes for entry in streaming.blocks(plan, streamable)["transformer_blocks.0"])
-    whole = streaming.held(plan)
+    whole = streaming.held(plan, None)
     assert whole == plan.when(ALWAYS).nbytes
     for count in range(3, LAYERS + 1):
         budget = whole - (count - 2) * block
-        found = streaming.fitting(plan, streamable, budget)
+        found = streaming.fitting(plan, streamable, budget, None)
         numbers = sorted(int(path.rpartition(".")[2]) for path in streaming.streamed_blocks(found))
         gaps = {b - a for a, b in pairwise(numbers)}
-        assert len(numbers) == count and streaming.held(found) <= budget and max(gaps) - min(gaps) <= 1
-        assert streaming.held(streaming.fitting(plan, streamable, budget - 1)) < budget or count == LAYERS
-    assert streaming.fitting(plan, streamable, whole) is plan
-    assert len(streaming.streamed_blocks(streaming.fitting(plan, streamable, 0))) == LAYERS
+        assert len(numbers) == count and streaming.held(found, None) <= budget and max(gaps) - min(gaps) <= 1
+        assert streaming.held(streaming.fitting(plan, streamable, budget - 1, None), None) < budget or count == LAYERS
+    assert streaming.fitting(plan, streamable, whole, None) is plan
+    assert len(streaming.streamed_blocks(streaming.fitting(plan, streamable, 0, None))) == LAYERS
     assert {e.residency for e in found.entries.values() if e.name.startswith("transformer_blocks")} >= {STREAMED}
     pipe.close()
 
@@ -264,14 +264,14 @@ def test_what_of_a_unet_is_streamed(folders: dict[str, Path]) -> None:
     pipe = qwenimg.load(folders["sdxl"], backend="cpu", precision="fp32")
     component = denoiser(pipe)
     plan, streamable = pipe.runtime.plan(component), component.streamable
-    whole, least = streaming.held(plan), streaming.held(streaming.fitting(plan, streamable, 0))
+    whole, least = streaming.held(plan, None), streaming.held(streaming.fitting(plan, streamable, 0, None), None)
     counts = []
     for share in range(11):
         budget = least + (whole - least) * share // 10
-        found = streaming.fitting(plan, streamable, budget)
+        found = streaming.fitting(plan, streamable, budget, None)
         counts.append(len(streaming.streamed_blocks(found)))
-        assert least <= streaming.held(found) <= budget
-    kept = {name for name, e in streaming.fitting(plan, streamable, 0).entries.items() if e.residency is ALWAYS}
+        assert least <= streaming.held(found, None) <= budget
+    kept = {name for name, e in streaming.fitting(plan, streamable, 0, None).entries.items() if e.residency is ALWAYS}
     print(f"{least} to {whole} bytes: streamed {counts}; kept {len(kept)} of {len(plan.entries)} weights")
     assert counts[-1] == 0 and counts == sorted(counts, reverse=True)
     assert kept >= {name for name in plan.entries if "attn2.to_k" in name or "time" in name.split(".")[0]}
@@ -310,11 +310,11 @@ def test_blocks_are_read_into_the_same_two_pieces(
     path = folder
     if quantize is not None:
         path = tmp_path / "coded"
-        convert.convert(folder, path, convert.Asked(quantize=quantize), Mock())
+        convert.convert(folder, path, Choices(quantize=quantize), Mock())
     pipe = qwenimg.load(path, backend=backend, precision="fp32")
     limited(pipe)
     first = drawn(pipe)
-    stream = opened(pipe).streamed
+    stream = network_of(pipe, "transformer").streamed
     pieces = stream.source._pieces if backend == "cpu" else stream._pieces
     before = [id(memory) for memory, _ in pieces._pieces]
     assert drawn(pipe) == first and [id(memory) for memory, _ in pieces._pieces] == before and len(set(before)) == 2
@@ -332,4 +332,22 @@ def test_a_file_that_changes_between_passes_is_told(folder: Path, tmp_path: Path
         os.utime(file, ns=(1, 1))
     with pytest.raises(ModelError, match="changed while it was being read"):
         drawn(pipe)
+    pipe.close()
+
+
+@pytest.mark.parametrize(
+    ("backend", "stored", "ahead"), [("cpu", "F32", 4), ("cpu", "BF16", 4), ("mlx", "F32", 4), ("mlx", "BF16", 2)]
+)
+def test_a_block_is_planned_as_it_is_read_ahead(tmp_path: Path, backend: str, stored: str, ahead: int) -> None:
+    """In float32. MLX has `ahead` bytes a value, as the file does: it puts a convolution's values in another order
+    afterwards; torch reads into the memory that computes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(UNETS["sd15"], "block_out_channels", [32, 64, 64, 64])
+        write_random_sd(tmp_path / "model", "sd15", stored)
+    pipe = qwenimg.load(tmp_path / "model", backend=backend, precision="fp32")
+    component, moved = denoiser(pipe), pipe.engine.workspace.moved
+    plan = streaming.fitting(pipe.runtime.plan(component), component.streamable, 0, moved)
+    values = max(sum(prod(e.shape) for e in block) for block in streaming.streamed_blocks(plan).values())
+    assert streaming.passing(plan, moved) == values * (4 + ahead)
+    assert streaming.passing(plan, None) == values * (4 + 4), "a card gets it as it is kept"
     pipe.close()

@@ -35,12 +35,12 @@ LEAST |= {"relation": 8, "held-out-relation": 0, "total": 33}
 
 @pytest.fixture
 def draws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Truthful]:
-    """Puts a perfect model in the place of `qwenimg.load`, but for what is said to be wrong."""
+    """Puts a perfect model in the place of every other, but for what is said to be wrong."""
     monkeypatch.chdir(tmp_path)
 
     def place(wrong: dict[str, dict[str, str]] | None = None) -> Truthful:
         pipe = Truthful(PROMPTS, wrong)
-        monkeypatch.setattr(qwenimg, "load", lambda *args, **kwargs: pipe)
+        monkeypatch.setattr(qwenimg, "open_pipeline", lambda opening, notify: pipe)
         return pipe
 
     return place
@@ -91,7 +91,8 @@ def test_another_size(draws: Callable[..., Truthful]):
     pipe = draws()
     assert cli("selftest", "--size", "160x96").code == 0
     assert {(a["width"], a["height"]) for a in pipe.asked} == {(160, 96)}
-    cli("selftest", "--size", "160").refused(2, "160", "WIDTHxHEIGHT")
+    cli("selftest", "--size", "160x").refused(2, "160", "WIDTHxHEIGHT")
+    cli("selftest", "--size", "64x64").refused(2, "--size 64x64", "it was trained at 128x128", "few would be right")
 
 
 @pytest.mark.parametrize("group", [group for group in LEAST if group not in ("total", "held-out-relation")])

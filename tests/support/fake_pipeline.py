@@ -11,6 +11,7 @@ import numpy as np
 
 from qwenimg import Result, Step
 from qwenimg.common.memory.estimate import Estimate
+from qwenimg.common.pipeline.guidance import Guidance, cfg
 from qwenimg.common.precision import precision as policies
 from qwenimg.common.request.recipe import Recipe
 from qwenimg.common.request.request import Defaults
@@ -33,6 +34,7 @@ class FakePipeline:
         self.backend = "cpu" if backend == "auto" else backend
         self.device, self.model_name = "Fake CPU", model or "shapes-v1"
         self.engine = SimpleNamespace(attention=lambda: "flash")
+        self.model = SimpleNamespace(guidance=Guidance(formula=cfg))
         self.precision = policies.parse(precision, on_gpu=False)
         self.defaults = Defaults(width=20, height=12, steps=3, guidance=4.0, negative_prompt=" ")
         self.notify = notify or (lambda kind, text: None)

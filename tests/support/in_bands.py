@@ -13,5 +13,5 @@ def in_bands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every whole image too large, so that it is decoded and encoded in bands of 16 rows."""
     needed: Callable[..., int] = bands.encode_bytes
     monkeypatch.setattr(bands, "ROWS", (16,))
-    monkeypatch.setattr(bands, "decode_whole", lambda *given: False)
+    monkeypatch.setattr(bands, "is_small", lambda *given: False)
     monkeypatch.setattr(bands, "encode_bytes", lambda *given: 2**60 if given[5] is None else needed(*given))

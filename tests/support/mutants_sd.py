@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from qwenimg.common.families.stable_diffusion import expert, texts
 from qwenimg.common.families.stable_diffusion.model import StableDiffusion
 from qwenimg.common.networks import clip
 from qwenimg.common.numbers import timesteps
-from qwenimg.common.pipeline.denoiser import Guidance
+from qwenimg.common.pipeline.guidance import Guidance
 from qwenimg.common.runtime.vae import VAEHalves
 from qwenimg.common.sampling import discrete, schedules
 
@@ -262,9 +263,11 @@ def encoders_exchanged(patch: Patch) -> None:
 
 
 def guidance_sign(patch: Patch) -> None:
-    patch.around(
-        Guidance, "__call__", lambda call, guidance, *rest: call(replace(guidance, scale=-guidance.scale), *rest)
-    )
+    def other_sign(combined: Any, guidance: Any, engine: Any, request: Any, predictions: Any) -> Any:
+        wrong = SimpleNamespace(guidance=-request.guidance, guidance_rescale=request.guidance_rescale)
+        return combined(guidance, engine, wrong, predictions)
+
+    patch.around(Guidance, "combined", other_sign)
 
 
 def time_plus_one(patch: Patch) -> None:

@@ -15,7 +15,9 @@ ROOT = Path(__file__).parents[2]
 # What may be called while a module is imported: it makes a constant or describes a function, and touches nothing.
 AT_IMPORT = {
     "TypeVar": "a type",
+    "get_args": "a constant",
     "Block": "a constant: a frozen dataclass",
+    "Guidance": "a constant: a frozen dataclass",
     "ParamSpec": "a type",
     "found_once": "describes a function, whose results are kept",
     "ContextVar": "a name for what each context has of its own",

@@ -25,18 +25,22 @@ from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.components import open_component, read_config
 from qwenimg.common.families.family import Family
-from qwenimg.common.memory.needs import Needs, Stage
 from qwenimg.common.networks import params
 from qwenimg.common.networks.network import Network
 from qwenimg.common.pipeline import inpaint
-from qwenimg.common.pipeline.denoiser import Denoiser, Guidance
+from qwenimg.common.pipeline.denoiser import Denoiser, phases
+from qwenimg.common.pipeline.guidance import Guidance, cfg, passes
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment, flow_plan
+from qwenimg.common.pipeline.step_cache import Pass
 from qwenimg.common.precision.precision import DenoiserKind
 from qwenimg.common.request.request import Defaults, Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array
+from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
+from qwenimg.common.runtime.stages import Split, Stage
+from qwenimg.common.runtime.vae import Shape
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
 
 HERE = Path(__file__).parent
@@ -71,6 +75,7 @@ class ToyModel:
 
     multiple = scale = SCALE
     sees_mask = False
+    guidance = Guidance(formula=cfg)
     lora_names = ()
     few_steps: ClassVar[dict[str, Any]] = {}
 
@@ -78,7 +83,7 @@ class ToyModel:
         self.runtime, self.checkpoint = runtime, checkpoint
         self.component = checkpoint["denoiser"]
         self.channels = self.component.config.channels
-        self._network: Any = None
+        self.residents = Residents(runtime)
 
     def plan(self, request: Request) -> SamplingPlan:
         return flow_plan(self.checkpoint.scheduler, request, request.width * request.height // SCALE**2)
@@ -86,16 +91,16 @@ class ToyModel:
     def warnings(self, request: Request) -> list[str]:
         return []
 
-    def needs(self, request: Request, plan: SamplingPlan, shape: tuple[int, int], counted: bool = True) -> Needs:
+    def stages(self, request: Request, plan: SamplingPlan, shape: Shape, counted: bool = True) -> list[Stage]:
         step = 4 * shape[0] * shape[1] * self.component.config.width
-        weights = self.runtime.weight_bytes(self.component)
-        needs = self.runtime.needs({"toy": weights} if self._network else {}, freed=())
-        needs.stages.append(Stage(name="denoise", title="a step of the toy", weights=weights, activations=step))
-        needs.steps = plan.evaluations * step
-        return needs
+        splits = (
+            Split(activations=step, size=1, passes=plan.evaluations * passes(self.guidance.branches(request), 1)),
+        )
+        work = plan.evaluations * step
+        return [Stage(name="denoise", resident="toy", component=self.component, splits=splits, operations=work)]
 
     def variant(self, change: Change) -> ToyModel:
-        return ToyModel(*self.runtime.changed(self.checkpoint, change, 0), None)
+        return ToyModel(*self.runtime.changed(self.checkpoint, change, self.residents.weights), None)
 
     def adapt(self, deltas: Any) -> None:
         assert not deltas
@@ -106,9 +111,8 @@ class ToyModel:
 
     @contextmanager
     def prepare(self, request: Request, plan: SamplingPlan, shape: tuple[int, int]) -> Iterator[ToyRun]:
-        if self._network is None:
-            self._network = self.runtime.open(self.component, "toy")
-        yield ToyRun(self.runtime, self._network, request, shape)
+        network, _ = self.residents.enter(self.stages(request, plan, shape)[0])
+        yield ToyRun(self, network, request, plan, shape)
 
     def encode(self, pixels: Latents) -> tuple[Latents, Latents]:
         b, c, h, w = pixels.shape
@@ -118,23 +122,19 @@ class ToyModel:
     def decode(self, latents: Latents) -> Latents:
         return latents.repeat(SCALE, 2).repeat(SCALE, 3)
 
-    def renew(self, part: str) -> None:
-        self.free_transformer()
-
-    def free_transformer(self) -> None:
-        self._network = None
+    def forget(self) -> None: ...
 
     def close(self) -> None:
-        self.free_transformer()
+        self.residents.free()
         self.checkpoint.close()
 
 
 class ToyRun:
-    def __init__(self, runtime: Runtime, network: Any, request: Request, shape: tuple[int, int]):
-        self.runtime, self.network, self.request, self.shape = runtime, network, request, shape
-        texts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
-        self.texts = [letters(text) for text in texts]
-        self.shapes = {"text": str([len(texts), 1, 26])}
+    def __init__(self, model: ToyModel, network: Any, request: Request, plan: SamplingPlan, shape: Shape):
+        self.model, self.runtime, self.network = model, model.runtime, network
+        self.request, self.plan, self.shape = request, plan, shape
+        self.branches = model.guidance.branches(request)
+        self.shapes = {"text": str([len(self.branches), 1, 26])}
 
     def array(self, latents: Latents) -> Array:
         """[1 C h w] -> [1 L C]"""
@@ -147,15 +147,18 @@ class ToyRun:
         return Denoiser(
             self.runtime,
             "toy",
-            [partial(self._predict, text) for text in self.texts],
+            phases(self.plan, self.branches, 1, self._pass),
             lambda x, sigma, velocity: x - sigma * velocity,
-            Guidance(scale=self.request.guidance),
-            branches=len(self.texts),
+            partial(self.model.guidance.combined, self.runtime.engine, self.request),
             blend=inpaint.blend(initial, segment.schedule, self.array),
         )
 
-    def _predict(self, text: Latents, x: Array, sigma: float) -> Array:
-        return self.network.predict(x, text)
+    def _pass(self, positions: tuple[int, ...]) -> Pass:
+        """The call for one branch. `letters` of its options: of all letters in it, the first so many are seen."""
+        branch = self.branches[positions[0]]
+        text = letters(branch.prompt)
+        text[..., branch.options.get("letters", 26) :] = 0
+        return Pass(self.network, lambda x, sigma: (x, text))
 
 
 def letters(text: str) -> Latents:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from opened_parts import open_part
 from parity_cases import MLX, TORCH, Files, Twin, twins
 from safetensors.torch import load_file, save_file
 from wide_checkpoint import write
@@ -237,7 +238,7 @@ def test_a_weight_is_loaded_once_when_it_is_needed_and_those_of_the_end_are_look
     pipe.prepare(["a red circle"])
     looked_at = stored(parts["vae"].only(decodes))  # a damaged VAE is found before the first step
     assert [data_bytes(plan, reads) for plan in parts.values()] == [stored(parts["text_encoder"]), 0, looked_at]
-    transformer = pipe.model.transformer()
+    transformer = open_part(pipe, "transformer")
     resident = stored(parts["transformer"].when(ALWAYS))
     assert data_bytes(parts["transformer"], reads) == resident < stored(parts["transformer"])
     for times in (1, 2):  # schedules
@@ -246,10 +247,10 @@ def test_a_weight_is_loaded_once_when_it_is_needed_and_those_of_the_end_are_look
         assert data_bytes(parts["transformer"], reads) == resident + times * timed
     assert data_bytes(parts["vae"], reads) == looked_at
     for _ in range(2):
-        pipe.model.vae.decoder().decode(np.zeros((1, 16, 2, 2), np.float32))
+        open_part(pipe, "vae decoder").decode(np.zeros((1, 16, 2, 2), np.float32))
     half = stored(parts["vae"].only(decodes))
     assert data_bytes(parts["vae"], reads) == looked_at + half < looked_at + stored(parts["vae"])
-    pipe.model.vae.encoder()
+    open_part(pipe, "vae encoder")
     assert data_bytes(parts["vae"], reads) == looked_at + stored(parts["vae"])
     opened.close()
 

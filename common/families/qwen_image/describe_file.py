@@ -67,6 +67,8 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
     for kind, names_ in (("missing", manifest.keys() - weights.keys()), ("unknown", weights.keys() - manifest.keys())):
         if names_:
             whole.faults.append(f"{len(names_)} {kind}: {listed(sorted(names_))}")
+    if not whole.faults:
+        whole.lines.append(f"use it: qwenimg PROMPT --{part.replace('_', '-')} FILE")
     return whole
 
 
@@ -77,4 +79,4 @@ def _layout(part: str, sign: str, key: str) -> str:
         prefix = key.removesuffix(sign)
         names = "transformers' names" if part == "text_encoder" else "diffusers' names"
         names += f" behind {prefix}" if prefix else ""
-    return f"Qwen-Image's {part.replace('_', ' ')}, {names}; draw with it by --{part.replace('_', '-')}"
+    return f"Qwen-Image's {part.replace('_', ' ')}, {names}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from qwenimg.common.families.catalog import BUILT_IN
 from qwenimg.common.request.few_steps import FewSteps
 
 _REPO = "lightx2v/Qwen-Image-Lightning/Qwen-Image-Lightning"
@@ -16,7 +17,10 @@ def _files(start: str, versions: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def few_steps(folder: str) -> Mapping[str, FewSteps]:
-    """For the model in this folder: that of December 2025, known by its name only, has LoRAs of its own."""
+    """Return those of the model in this folder: that of December 2025, known by its name only, has LoRAs of its own,
+    and the built-in model has none."""
+    if folder.endswith(BUILT_IN.name):
+        return {}
     if re.search("image[-_.]2512", folder.lower()):
         loras = {steps: _files(f"{_REPO_2512}-{steps}steps", ("V1.0-bf16", "V1.0-fp32")) for steps in (4, 8)}
     else:

@@ -17,20 +17,22 @@ from numpy.typing import NDArray
 from qwenimg.common.families.qwen_image import few_steps, lora_names, memory
 from qwenimg.common.families.qwen_image.run import QwenRun
 from qwenimg.common.memory.memory import scores
-from qwenimg.common.memory.needs import Needs
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.numbers import sizes
+from qwenimg.common.pipeline.guidance import Guidance, cfg_with_norm, passes
 from qwenimg.common.pipeline.inpaint import Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, flow_plan
 from qwenimg.common.precision.residency import ONCE
 from qwenimg.common.prompts import qwen
 from qwenimg.common.request.request import MULTIPLE, Request
 from qwenimg.common.runtime import text_store
-from qwenimg.common.runtime.checkpoint import Checkpoint, Component
-from qwenimg.common.runtime.engine import Array, Modulation, TextEncoder, Transformer
+from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.runtime.engine import Array, Modulation, TextEncoder
+from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
+from qwenimg.common.runtime.stages import Split, Stage
 from qwenimg.common.runtime.text_cache import TextCache
-from qwenimg.common.runtime.vae import VAEHalves
+from qwenimg.common.runtime.vae import Shape, VAEHalves
 from qwenimg.common.weights.lora import Deltas
 from qwenimg.common.weights.lora_names import Names
 
@@ -44,6 +46,7 @@ class QwenImage:
 
     batch_guidance: bool | None = None  # both branches in one batch: always, never, or (None) where it pays
     multiple = MULTIPLE
+    guidance = Guidance(formula=cfg_with_norm)
     sees_mask = False
 
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint):
@@ -53,9 +56,8 @@ class QwenImage:
         self.scale, self.channels = self.vae_config.scale, self.vae_config.z_dim
         self.texts: TextCache[str, NDArray[np.float32]] = TextCache()
         self.few_steps = few_steps.few_steps(str(checkpoint.source))
-        self._transformer: Transformer | None = None
-        self._open = checkpoint["transformer"]  # as it was loaded
-        self.vae = VAEHalves(runtime, checkpoint["vae"], self.vae_config.base_dim, self._make_room)
+        self.residents = Residents(runtime)
+        self.vae = VAEHalves(self.residents, checkpoint["vae"], self.vae_config.base_dim)
         self._modulations: dict[tuple[float, ...], Modulation] = {}
 
     @cached_property
@@ -71,85 +73,103 @@ class QwenImage:
         return flow_plan(self.schedule_config, request, rows * columns // MULTIPLE**2)
 
     def warnings(self, request: Request) -> list[str]:
-        found = []
-        texts = {"prompt": request.prompt} | ({"negative prompt": request.negative_prompt} if request.guided else {})
-        for name, text in texts.items():
-            lost = qwen.prompt_ids(self.tokenizer, text).lost(TEXT_TOKENS)
+        lines = []
+        for name, branch in zip(("prompt", "negative prompt"), self.guidance.branches(request), strict=False):
+            lost = qwen.prompt_ids(self.tokenizer, branch.prompt).lost(TEXT_TOKENS)
             if lost:
-                found.append(f"the {name} is cut: the model sees its first {TEXT_TOKENS} tokens, not the last {lost}")
-        return found
+                lines.append(f"the {name} is cut: the model sees its first {TEXT_TOKENS} tokens, not the last {lost}")
+        return lines
 
-    def needs(self, request: Request, plan: SamplingPlan, shape: tuple[int, int], counted: bool = True) -> Needs:
-        timesteps = tuple(self.schedule_config.timestep(sigma) for sigma in plan.asked())
-        size = shape[0] * shape[1] // self.config.patch_size**2
-        texts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
-        tokens = [qwen.length(self.tokenizer, text) if counted else TEXT_TOKENS + qwen.DROPPED for text in texts]
-        seen = [min(TEXT_TOKENS, count - qwen.DROPPED) for count in tokens]  # by the transformer
-        needs = self.runtime.needs(self._loaded(), freed=("transformer", *self.vae.names))
-        if request.image is not None:
-            self.vae.add_encoding(needs, shape)
-        if not all(text in self.texts or self._is_kept(text) for text in texts):
-            encoder, more = self.checkpoint["text_encoder"], self._text_bytes(max(tokens))
-            needs.make_room({"text encoder": self.runtime.weight_bytes(encoder)}, more)
-            encoder = self.runtime.fitted(encoder, needs.left({}) - more)
-            weights = {"text encoder": self.runtime.weight_bytes(encoder)}
-            needs.add("text", "the text encoder", weights, max(more, self.runtime.loading_bytes(encoder)))
-        kept = memory.kept_bytes(self.config, len(texts), size) if request.caches else 0
-        together = self.branches(len(texts), size)
-        transformer = self._add_steps(needs, together, size + max(seen), timesteps, kept)
-        self.vae.add_decoding(needs, shape)
-        first, *others = (memory.step_operations(self.config, size + text) for text in seen)
-        needs.steps = plan.evaluations * (first + request.cfg_end * sum(others))
-        passes = plan.evaluations * (1 + request.cfg_end * (len(texts) - together))
-        needs.streamed = passes * self.runtime.streamed_bytes(transformer)
-        return needs
+    def stages(self, request: Request, plan: SamplingPlan, shape: Shape, counted: bool = True) -> list[Stage]:
+        texts = [branch.prompt for branch in self.guidance.branches(request)]
+        lengths = [qwen.length(self.tokenizer, text) if counted else TEXT_TOKENS + qwen.DROPPED for text in texts]
+        seen = [min(TEXT_TOKENS, length - qwen.DROPPED) for length in lengths]
+        known = all(text in self.texts or self._is_kept(text) for text in texts)
+        return [
+            *([] if request.image is None else [self.vae.encoding(shape)]),
+            *([] if known else [self._encoding(max(lengths))]),
+            *self.steps(request, plan, shape[0] * shape[1] // self.config.patch_size**2, seen),
+            self.vae.decoding(shape),
+        ]
 
-    def _text_bytes(self, tokens: int) -> int:
-        """Bytes that encoding a prompt of so many tokens, the template's among them, takes beside weights."""
-        encoder = self.checkpoint["text_encoder"]
-        held = scores(encoder.config.num_attention_heads, 1, tokens, self.engine.workspace.score_bytes)
-        return self.runtime.call_bytes(encoder, memory.text_peak(encoder.config, tokens) + held)
+    def _encoding(self, tokens: int) -> Stage:
+        """Return the stage that encodes prompts of at most `tokens` tokens, the template's among them."""
+        component = self.checkpoint["text_encoder"]
+        held = scores(component.config.num_attention_heads, 1, tokens, self.engine.workspace.score_bytes)
+        activations = self.runtime.call_bytes(component, memory.text_peak(component.config, tokens) + held)
+        splits = (Split(activations=activations),)
+        return Stage(name="text", resident="text encoder", component=component, splits=splits, keeps=False)
 
-    def _add_steps(
-        self, needs: Needs, branches: int, tokens: int, timesteps: tuple[float, ...], kept: int
-    ) -> Component:
-        """Adds the stages of the transformer, and gives it as it is then open; `tokens`: image and text of the longest
-        branch; `kept`: bytes that a step cache takes."""
-        title = "the transformer" if self._transformer is None else "a step of this size"
-        more = self.run_bytes(branches, tokens, timesteps) + kept
-        whole = self.runtime.weight_bytes(self.checkpoint["transformer"])
-        needs.make_room({"transformer": self._loaded().get("transformer", whole)}, more)
-        beside = sum(size for name, size in needs.kept.items() if name != "transformer")
-        transformer = self._fitting(needs.room - beside, more)
-        weights = {"transformer": self.runtime.weight_bytes(transformer)}
-        needs.kept.pop("transformer", None)
-        if timesteps not in self._modulations:
-            rows = self._modulation_rows(timesteps)
-            making = max(rows + self._block_bytes(), self.runtime.loading_bytes(transformer))
-            there = weights if self._transformer else {"transformer": self.runtime.opened_bytes(transformer)}
-            needs.add("modulation", title, there, making, stays=True)
-            needs.kept["modulation"] = rows
-        needs.add("denoise", title, weights, self._step_bytes(branches, tokens) + kept, stays=True)
-        return transformer
+    def steps(self, request: Request, plan: SamplingPlan, tokens: int, seen: Sequence[int]) -> list[Stage]:
+        """Return the stages of the transformer: the modulation, unless it is known, and all steps. `tokens`: of the
+        image; `seen`: of each branch's text."""
+        branches, timesteps = self.guidance.branches(request), self.timesteps(plan)
+        count, longest = len(branches), tokens + max(seen)
+        cache = memory.kept_bytes(self.config, count, tokens) if request.caches else 0
+        operations = (memory.step_operations(self.config, tokens + text) for text in seen)
+        evaluated = sum(branch.share * one for branch, one in zip(branches, operations, strict=True))
+        denoise = Stage(
+            name="denoise",
+            resident="transformer",
+            component=self.checkpoint["transformer"],
+            splits=tuple(
+                Split(
+                    activations=self._step_bytes(size, longest) + cache,
+                    size=size,
+                    passes=plan.evaluations * passes(branches, size),
+                )
+                for size in self._batches(count, tokens)
+            ),
+            checked=timesteps in self._modulations,
+            operations=plan.evaluations * evaluated,
+        )
+        if timesteps in self._modulations:
+            return [denoise]
+        return [self._modulating(len(timesteps), [split.activations for split in denoise.splits]), denoise]
 
-    def _loaded(self) -> dict[str, int]:
-        """Bytes of the weights that are in memory, by the names that stages have for them."""
-        found = self.vae.loaded
-        if self._transformer is not None:
-            found["transformer"] = self.runtime.weight_bytes(self._open)
-        return found
+    def _modulating(self, count: int, steps: Sequence[int]) -> Stage:
+        """Return the stage that makes the modulation of `count` timesteps. It leaves enough memory for the steps behind
+        it, which take `steps` bytes in each of their splits."""
+        component = self.checkpoint["transformer"]
+        plan = self.runtime.plan(component)
+        rows = memory.modulation_rows(self.config, plan, count)
+        block = self.runtime.call_bytes(component, memory.block_bytes(plan), once=True)
+        return Stage(
+            name="modulation",
+            resident="transformer",
+            component=component,
+            splits=tuple(Split(activations=rows + block, spare=rows + max(step, block)) for step in steps),
+            streams=False,
+            results=rows,
+        )
 
-    def _fitting(self, room: int, more: int) -> Component:
-        """The transformer as it is loaded, or as it is to be for `room` bytes, `more` of them for a run."""
-        opened = None if self._transformer is None else self._open
-        return self.runtime.fitting(self.checkpoint["transformer"], opened, room, more)
+    def timesteps(self, plan: SamplingPlan) -> tuple[float, ...]:
+        """Return the times that the transformer is told, in their order."""
+        return tuple(self.schedule_config.timestep(sigma) for sigma in plan.asked())
+
+    def _step_bytes(self, branches: int, tokens: int) -> int:
+        """Return the bytes of a step with so many branches in one batch, of `tokens` image and text tokens each."""
+        held = scores(self.config.num_attention_heads, branches, tokens, self.engine.workspace.score_bytes)
+        activations = memory.step_peak(self.config, branches, tokens) + held
+        return self.runtime.call_bytes(self.checkpoint["transformer"], activations)
+
+    def _batches(self, count: int, tokens: int) -> list[int]:
+        """Return how many of the `count` branches of guidance may go in one batch, the preferred number first.
+
+        Small images leave a GPU idle between kernels, so there both go together if memory allows; large ones gain
+        nothing, and texts of different length would need a mask that keeps attention from its fastest kernel.
+        """
+        if self.batch_guidance is not None:
+            return [count if self.batch_guidance else 1]
+        gains = self.engine.on_gpu and tokens <= BATCHED_TOKENS
+        return list(dict.fromkeys([count, 1])) if gains else [1]
 
     def _seen(self, text: str) -> int:
         """Tokens of a prompt that the transformer sees."""
         return min(TEXT_TOKENS, qwen.length(self.tokenizer, text) - qwen.DROPPED)
 
     def variant(self, change: Change) -> QwenImage:
-        return QwenImage(*self.runtime.changed(self.checkpoint, change, sum(self._loaded().values())))
+        return QwenImage(*self.runtime.changed(self.checkpoint, change, self.residents.weights))
 
     def check_weights(self) -> None:
         self.vae.check_weights()
@@ -159,16 +179,13 @@ class QwenImage:
         now = self.checkpoint
         if not before["text_encoder"].plan.same_deltas(now["text_encoder"].plan):
             self.texts.forget()
-        if before["transformer"].plan.same_deltas(now["transformer"].plan):
-            return
         if not before["transformer"].plan.when(ONCE).same_deltas(now["transformer"].plan):
             self._modulations.clear()
-        if self._transformer is not None:
-            parts = self._open, now["transformer"]
-            self._open = self.runtime.readapt(self._transformer, *parts, "transformer", self.free_transformer)
+        if not before["transformer"].plan.same_deltas(now["transformer"].plan):
+            self.residents.adapt("transformer", now["transformer"])
 
     @contextmanager
-    def prepare(self, request: Request, plan: SamplingPlan, shape: tuple[int, int]) -> Iterator[QwenRun]:
+    def prepare(self, request: Request, plan: SamplingPlan, shape: Shape) -> Iterator[QwenRun]:
         patch = self.config.patch_size
         grid = (1, shape[0] // patch, shape[1] // patch)
         run = QwenRun(self, request, plan, grid)
@@ -192,7 +209,8 @@ class QwenImage:
         missing = [text for text in self.texts.to_encode(needed, self._state_bytes) if not self._taken(text)]
         if not missing:
             return
-        encoder = self._text_encoder(max(qwen.length(self.tokenizer, text) for text in missing))
+        longest = max(qwen.length(self.tokenizer, text) for text in missing)
+        encoder, _ = self.residents.enter(self._encoding(longest))
         with self.runtime.clock.timed("encode"):
             for prompt in missing:
                 self.texts[prompt] = self._encode(encoder, qwen.prompt_ids(self.tokenizer, prompt).ids)
@@ -229,85 +247,21 @@ class QwenImage:
         kept = self.engine.numpy(states)[:, qwen.DROPPED : qwen.DROPPED + TEXT_TOKENS]
         return np.ascontiguousarray(kept, np.float32)
 
-    def _text_encoder(self, tokens: int = TEXT_TOKENS) -> TextEncoder:
-        """For prompts of at most so many tokens."""
-        component, more = self.checkpoint["text_encoder"], self._text_bytes(tokens)
-        free = self._make_room(self.runtime.weight_bytes(component) + more)
-        encoder: TextEncoder = self.runtime.open(self.runtime.fitted(component, free - more), "text encoder")
-        return encoder
-
-    def _make_room(self, need: int, kept: str = "") -> int:
-        """Frees the transformer and the VAE's halves, but for the component named `kept`, where `need` bytes are not
-        free: one of them or the text encoder is to be loaded or used. The bytes that are then free."""
-        if need > self._free():
-            if self._transformer is not None and kept != "transformer":
-                self.runtime.notify("stage", "freeing the transformer, since what comes next does not fit beside it")
-                self.free_transformer()
-            self.vae.free(kept)
-        return self._free()
-
-    def _free(self) -> int:
-        loaded = sum(self._loaded().values())
-        return self.runtime.room(loaded) - loaded
-
     # Transformer
 
-    def transformer(self, more: int = 0) -> Transformer:
-        """The transformer, once it is known that its weights and `more` bytes of a run fit."""
-        held = self._loaded().get("transformer", 0)
-        whole = 0 if held else self.runtime.weight_bytes(self.checkpoint["transformer"])
-        component = self._fitting(self._make_room(whole + more, "transformer") + held, more)
-        if self._transformer is not None and component is self._open:
-            self.runtime.check_fit("a step of this size", more)
-            return self._transformer
-        self.free_transformer()
-        self._transformer, self._open = self.runtime.open(component, "transformer", more), component
-        return self._transformer
-
-    def modulation(self, timesteps: tuple[float, ...]) -> Modulation:
-        """Once per schedule; later pictures with one of the last few schedules use it again."""
-        found = self._modulations.pop(timesteps, None)
-        if found is None:
+    def modulation(self, timesteps: tuple[float, ...], stage: Stage) -> Modulation:
+        """Return the modulation of a schedule, made in `stage` unless it is that of one of the last few schedules."""
+        modulation = self._modulations.pop(timesteps, None)
+        if modulation is None:
+            transformer, _ = self.residents.enter(stage)
             features = qwen_conditioning.time_rows(self.config, timesteps, self.runtime.precision.time_dtype())
             self.runtime.notify("stage", "computing modulation")
             while len(self._modulations) >= KEPT_SCHEDULES:
                 del self._modulations[next(iter(self._modulations))]
             with self.runtime.clock.timed("modulate"):
-                found = self.transformer().modulate(features)
-        self._modulations[timesteps] = found
-        return found
-
-    def run_bytes(self, branches: int, tokens: int, timesteps: tuple[float, ...]) -> int:
-        """What a run takes besides weights: steps of so many branches at once, and modulation that is still to be
-        made."""
-        step = self._step_bytes(branches, tokens)
-        if timesteps in self._modulations:
-            return step
-        return self._modulation_rows(timesteps) + max(step, self._block_bytes())
-
-    def _step_bytes(self, branches: int, tokens: int) -> int:
-        held = scores(self.config.num_attention_heads, branches, tokens, self.engine.workspace.score_bytes)
-        activations = memory.step_peak(self.config, branches, tokens) + held
-        return self.runtime.call_bytes(self.checkpoint["transformer"], activations)
-
-    def _modulation_rows(self, timesteps: tuple[float, ...]) -> int:
-        return memory.modulation_rows(self.config, self.runtime.plan(self.checkpoint["transformer"]), len(timesteps))
-
-    def _block_bytes(self) -> int:
-        transformer = self.checkpoint["transformer"]
-        return self.runtime.call_bytes(transformer, memory.block_bytes(self.runtime.plan(transformer)), once=True)
-
-    def branches(self, count: int, tokens: int) -> int:
-        """How many of the `count` branches of guidance go in one batch: all, or one after the other.
-
-        Small images leave a GPU idle between kernels, so there both go together if memory allows; large ones gain
-        nothing, and texts of different length would need a mask that keeps attention from its fastest kernel.
-        """
-        together = self.batch_guidance
-        if together is None:
-            need = memory.step_peak(self.config, count, tokens + TEXT_TOKENS)
-            together = self.engine.on_gpu and tokens <= BATCHED_TOKENS and need < self.engine.free_memory() // 2
-        return count if together else 1
+                modulation = transformer.modulate(features)
+        self._modulations[timesteps] = modulation
+        return modulation
 
     # Latents
 
@@ -325,20 +279,12 @@ class QwenImage:
         mean, std = (np.asarray(v, np.float32)[:, None, None] for v in (config.latents_mean, config.latents_std))
         return mean, std
 
-    def free_transformer(self) -> None:
-        self._transformer = None
-        self.engine.release()
-
-    def renew(self, part: str) -> None:
-        self.vae.free()
-        if part != "vae":
-            self.texts.forget()
-            self._modulations.clear()
-            self.free_transformer()
+    def forget(self) -> None:
+        self.texts.forget()
+        self._modulations.clear()
 
     def close(self) -> None:
         self.texts.clear()
         self._modulations.clear()
-        self.vae.free()
-        self.free_transformer()
+        self.residents.free()
         self.checkpoint.close()

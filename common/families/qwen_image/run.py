@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qwenimg.common.families.qwen_image import memory
 from qwenimg.common.numbers import packing
 from qwenimg.common.pipeline import inpaint
-from qwenimg.common.pipeline.denoiser import Denoiser, Guidance
+from qwenimg.common.pipeline.denoiser import Denoiser, phases
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment
 from qwenimg.common.pipeline.step_cache import Pass
@@ -26,20 +26,15 @@ class QwenRun:
 
     def __init__(self, model: QwenImage, request: Request, plan: SamplingPlan, grid: tuple[int, int, int]):
         self.model, self.request, self.grid = model, request, grid
-        asked = plan.asked()
-        timesteps = tuple(model.schedule_config.timestep(sigma) for sigma in asked)
-        self.rows = {sigma: i for i, sigma in enumerate(asked)}  # of the modulation
-        prompts = [request.prompt, request.negative_prompt] if request.guided else [request.prompt]
-        texts, tokens = model.states(prompts), grid[1] * grid[2]
-        together, longest = model.branches(len(texts), tokens), max(text.shape[1] for text in texts)
-        kept = memory.kept_bytes(model.config, len(texts), tokens) if request.caches else 0
-        self.transformer = model.transformer(model.run_bytes(together, tokens + longest, timesteps) + kept)
-        self.modulation = model.modulation(timesteps)
-        batches = [texts[i : i + together] for i in range(0, len(texts), together)]
-        self.conditions = [self.transformer.condition(batch, [grid]) for batch in batches]
-        self.branches = len(texts)
-        self.guided_above = plan.guided_above(request.cfg_end)
-        self.alone = self._alone(texts[:1]) if request.guided and request.cfg_end < 1 else None
+        self.rows = {sigma: i for i, sigma in enumerate(plan.asked())}  # of the modulation
+        branches, tokens = model.guidance.branches(request), grid[1] * grid[2]
+        texts = model.states([branch.prompt for branch in branches])
+        stages = model.steps(request, plan, tokens, [text.shape[1] for text in texts])
+        self.modulation = model.modulation(model.timesteps(plan), stages[0])
+        self.transformer, split = model.residents.enter(stages[-1])
+        self.phases = phases(
+            plan, branches, split.size or len(texts), lambda positions: self._pass([texts[i] for i in positions])
+        )
         self.shapes = {
             "text": ", ".join(str(list(text.shape)) for text in texts),
             "tokens": f"{grid[1]} x {grid[2]} = {tokens}",
@@ -49,21 +44,15 @@ class QwenRun:
         return Denoiser(
             self.model.runtime,
             "transformer",
-            [self._pass(condition) for condition in self.conditions],
+            self.phases,
             lambda x, sigma, velocity: x - sigma * velocity,
-            Guidance(scale=self.request.guidance, keep_norm=True),
-            branches=self.branches,
-            alone=self.alone,
-            guided_above=self.guided_above,
+            partial(self.model.guidance.combined, self.model.engine, self.request),
             blend=inpaint.blend(initial, segment.schedule, self.array),
         )
 
-    def _alone(self, text: Sequence[Array]) -> Pass:
-        """The call of the model for the prompt's branch."""
-        together = len(self.conditions) < self.branches
-        return self._pass(self.transformer.condition(text, [self.grid]) if together else self.conditions[0])
-
-    def _pass(self, condition: Any) -> Pass:
+    def _pass(self, texts: Sequence[Array]) -> Pass:
+        """Return the call of the transformer for a batch of branches."""
+        condition = self.transformer.condition(texts, [self.grid])
         return Pass(self.transformer, lambda x, sigma: (x, condition, self.modulation, self.rows[sigma]))
 
     def array(self, latents: Latents) -> Array:
@@ -76,5 +65,5 @@ class QwenRun:
 
     def close(self) -> None:
         """Frees what the run holds on the device, before the VAE decodes."""
-        self.conditions, self.modulation, self.alone = [], None, None
+        self.phases, self.modulation = [], None
         del self.transformer  # which may be freed for the VAE

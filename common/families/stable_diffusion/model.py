@@ -17,21 +17,21 @@ from numpy.typing import NDArray
 
 from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
 from qwenimg.common.families.stable_diffusion import few_steps, lora_names
-from qwenimg.common.families.stable_diffusion.expert import Conditioning, Expert, sinusoids
-from qwenimg.common.memory import operations
-from qwenimg.common.memory.needs import Needs
+from qwenimg.common.families.stable_diffusion.expert import GUIDANCE, Expert, sinusoids
 from qwenimg.common.networks import clip
 from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.pipeline import inpaint
-from qwenimg.common.pipeline.denoiser import Denoiser, Guidance
+from qwenimg.common.pipeline.denoiser import Denoiser, phases
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment, Solver
 from qwenimg.common.pipeline.step_cache import Pass
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.runtime.engine import Array, Engine, UNet
+from qwenimg.common.runtime.engine import Array, Engine
+from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
-from qwenimg.common.runtime.vae import VAEHalves
+from qwenimg.common.runtime.stages import Stage
+from qwenimg.common.runtime.vae import Shape, VAEHalves
 from qwenimg.common.sampling import discrete, schedules, table
 from qwenimg.common.sampling.table import Sampler
 from qwenimg.common.weights.lora import Deltas
@@ -41,10 +41,13 @@ from qwenimg.common.weights.lora_names import Names
 class StableDiffusion:
     """A Stable Diffusion model for `Pipeline`, with a refiner behind it if one is given."""
 
+    guidance = GUIDANCE
+
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None = None):
         self.runtime, self.engine, self.checkpoint = runtime, runtime.engine, checkpoint
-        self.base = Expert(checkpoint, runtime, self._make_room)
-        self.refiner = None if refiner is None else Expert(refiner, runtime, self._make_room)
+        self.residents = Residents(runtime)
+        self.base = Expert(checkpoint, self.residents)
+        self.refiner = None if refiner is None else Expert(refiner, self.residents)
         self.vae_config = checkpoint["vae"].config
         self.scale = self.multiple = self.vae_config.scale
         self.channels = self.vae_config.latent_channels
@@ -53,7 +56,7 @@ class StableDiffusion:
         self.few_steps = few_steps.few_steps(
             config.cross_attention_dim, sdxl=self.base.facts.sdxl, predicts=checkpoint.scheduler.prediction_type
         )
-        self.vae = VAEHalves(runtime, checkpoint["vae"], self.vae_config.block_out_channels[0], self._make_room)
+        self.vae = VAEHalves(self.residents, checkpoint["vae"], self.vae_config.block_out_channels[0])
 
     @cached_property
     def lora_names(self) -> Names:
@@ -68,34 +71,23 @@ class StableDiffusion:
     def warnings(self, request: Request) -> list[str]:
         return []
 
-    def needs(self, request: Request, plan: SamplingPlan, shape: tuple[int, int], counted: bool = True) -> Needs:
-        unet, experts = self.checkpoint["unet"], self.experts()
-        freed = [*(expert.name for expert in experts), *self.vae.names]
-        needs = self.runtime.needs(self._loaded(), freed=freed)
-        if request.image is not None or self.sees_mask:
-            self.vae.add_encoding(needs, shape)
-        for expert in experts:
-            expert.add_texts(needs, request, counted)
-        for expert, calls in zip(experts, plan.calls, strict=True):
-            expert.add_steps(needs, request, shape, calls)
-        self.vae.add_decoding(needs, shape)
-        one = operations.unet(unet.plan, len(unet.config.block_out_channels), *shape)
-        needs.steps = plan.evaluations * (1 + request.guided * request.cfg_end) * one
-        return needs
+    def stages(self, request: Request, plan: SamplingPlan, shape: Shape, counted: bool = True) -> list[Stage]:
+        encoding = [self.vae.encoding(shape)]
+        return [
+            *(encoding if request.image is not None else []),
+            *(stage for expert in self.experts() for stage in expert.encoding(request, counted)),
+            *(encoding if self.sees_mask and request.mask is None else []),  # an empty image: `_extra`
+            *self.steps(request, plan, shape).values(),
+            self.vae.decoding(shape),
+        ]
 
-    def _loaded(self) -> dict[str, int]:
-        """Bytes of the weights that are in memory, by the names that stages have for them."""
-        found = self.vae.loaded
-        for expert in self.experts():
-            found |= expert.held
-        return found
-
-    def _free(self) -> int:
-        loaded = sum(self._loaded().values())
-        return self.runtime.room(loaded) - loaded
+    def steps(self, request: Request, plan: SamplingPlan, shape: Shape) -> dict[Expert, Stage]:
+        """Return the stage of each UNet."""
+        pairs = zip(self.experts(), plan.calls, strict=True)
+        return {expert: expert.steps(request, shape, calls) for expert, calls in pairs}
 
     def variant(self, change: Change) -> StableDiffusion:
-        base = self.runtime.changed(self.checkpoint, change, sum(self._loaded().values()))
+        base = self.runtime.changed(self.checkpoint, change, self.residents.weights)
         return StableDiffusion(*base, None if self.refiner is None else self.refiner.checkpoint)
 
     def check_weights(self) -> None:
@@ -111,7 +103,7 @@ class StableDiffusion:
         self.base.adapt(deltas)  # LoRAs are made for the base, whose layers the refiner's names would only resemble
 
     @contextmanager
-    def prepare(self, request: Request, plan: SamplingPlan, shape: tuple[int, int]) -> Iterator[DiffusionRun]:
+    def prepare(self, request: Request, plan: SamplingPlan, shape: Shape) -> Iterator[DiffusionRun]:
         run = DiffusionRun(self, request, plan, shape)
         try:
             yield run
@@ -127,18 +119,6 @@ class StableDiffusion:
     def experts(self) -> list[Expert]:
         return [self.base] if self.refiner is None else [self.base, self.refiner]
 
-    def _make_room(self, need: int, kept: str = "") -> int:
-        """Frees the UNets and the VAE's halves, but for the component named `kept`, where `need` bytes are not free:
-        one of them or a text encoder is to be loaded or used. The bytes that are then free."""
-        if need > self._free():
-            loaded = [expert for expert in self.experts() if expert.loaded and expert.name != kept]
-            if loaded:
-                self.runtime.notify("stage", "freeing the UNet, since what comes next does not fit beside it")
-            for expert in loaded:
-                expert.free()
-            self.vae.free(kept)
-        return self._free()
-
     # Latents
 
     def encode(self, pixels: NDArray[np.float32]) -> tuple[Latents, Latents]:
@@ -153,31 +133,23 @@ class StableDiffusion:
     def _statistics(self) -> tuple[np.float32, np.float32]:
         return np.float32(self.vae_config.scaling_factor), np.float32(self.vae_config.shift_factor or 0)
 
-    def free_transformer(self) -> None:
+    def forget(self) -> None:
         for expert in self.experts():
-            expert.free()
-
-    def renew(self, part: str) -> None:
-        self.vae.free()
-        if part != "vae":
-            for expert in self.experts():
-                expert.texts.forget()
-            self.free_transformer()
+            expert.texts.forget()
 
     def close(self) -> None:
-        self.vae.free()
+        self.residents.free()
         for expert in self.experts():
             expert.texts.close()
-            expert.free()
             expert.checkpoint.close()
 
 
 class DiffusionRun:
     """One request: the picture is c_skip x + c_out UNet(c_in x, time), guidance taken on the prediction."""
 
-    def __init__(self, model: StableDiffusion, request: Request, plan: SamplingPlan, shape: tuple[int, int]):
-        self.model, self.request, self.shape = model, request, shape
-        self.guided_above = plan.guided_above(request.cfg_end)
+    def __init__(self, model: StableDiffusion, request: Request, plan: SamplingPlan, shape: Shape):
+        self.model, self.request, self.plan = model, request, plan
+        self.stages = model.steps(request, plan, shape)
         self.conditioning = {expert: expert.conditioning(request) for expert in model.experts()}
         self.shapes = {"text": str(list(self.conditioning[model.base].texts.shape))}
 
@@ -187,13 +159,7 @@ class DiffusionRun:
         time = discrete.clock(scheduler.levels, segment.schedule)
         # before the UNet is loaded, which would be freed for the VAE's encoder and yet be held here
         extra = [self.array(part) for part in self._extra(initial)] if expert.facts.sees_mask else []
-        count = len(conditioning.texts)
-        room = expert.room(expert.step_bytes(self.request, *self.shape, count))
-        steps = expert.steps(self.request, self.shape, room)
-        unet = expert.unet(steps.unet, steps.more)
-        batches = [conditioning.part(i, i + steps.branches) for i in range(0, count, steps.branches)]
-        conditions = [unet.condition(batch.texts, batch.added) for batch in batches]
-        alone = self._alone(unet, conditioning)
+        unet, split = self.model.residents.enter(self.stages[expert])
         engine = self.model.engine
         scalings = partial(discrete.scalings, scheduler.prediction_type)
 
@@ -202,28 +168,23 @@ class DiffusionRun:
             shown = engine.join([scaled, *extra]) if extra else scaled
             return shown, sinusoids(config, [time(sigma)], config.time_channels), condition
 
+        def call(positions: tuple[int, ...]) -> Pass:
+            rows = conditioning.of(positions)
+            return Pass(unet, partial(asked, unet.condition(rows.texts, rows.added)))
+
         def denoised(x: Array, sigma: float, prediction: Array) -> Array:
             _, c_skip, c_out = scalings(sigma)
             return c_skip * x + c_out * prediction
 
+        branches = GUIDANCE.branches(self.request)
         return Denoiser(
             self.model.runtime,
             "unet",
-            [Pass(unet, partial(asked, condition)) for condition in conditions],
+            phases(self.plan, branches, split.size or len(branches), call),
             denoised,
-            Guidance(scale=self.request.guidance, rescale=self.request.guidance_rescale),
-            branches=count,
-            alone=None if alone is None else Pass(unet, partial(asked, alone)),
-            guided_above=self.guided_above,
+            partial(GUIDANCE.combined, engine, self.request),
             blend=inpaint.blend(initial, segment.schedule, self.array),
         )
-
-    def _alone(self, unet: UNet, conditioning: Conditioning) -> Any:
-        """What the UNet makes of the prompt alone, where guidance ends before the steps do."""
-        if not self.request.guided or self.request.cfg_end == 1:
-            return None
-        first = conditioning.part(0, 1)
-        return unet.condition(first.texts, first.added)
 
     def _extra(self, initial: Initial) -> list[Latents]:
         """Mask and masked picture; where none is given all is to be made, of an empty (gray) picture's latents."""

@@ -53,7 +53,7 @@ def described(tensors: Mapping[str, Stored]) -> str | None:
     names = "OpenCLIP's names" if open_clip else "transformers' names"
     behind = f" behind {clean(prefix, 60)}" if prefix else ""
     what = WIDTHS.get(width, "a CLIP text encoder")
-    return f"{what}, {names}{behind} (width {width}); draw with it by --text-encoder"
+    return f"{what}, {names}{behind} (width {width}); its option is --text-encoder"
 
 
 def open_text(checkpoint: Checkpoint, path: Path) -> tuple[str, Component]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,8 @@ from qwenimg.common.prompts.weighted import Chunk
 from qwenimg.common.runtime import text_store
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.runtime.engine import ClipEncoder
-from qwenimg.common.runtime.runtime import Runtime
+from qwenimg.common.runtime.residents import Residents
+from qwenimg.common.runtime.stages import Split, Stage
 from qwenimg.common.runtime.text_cache import TextCache
 
 Float32 = NDArray[np.float32]
@@ -39,9 +40,8 @@ class Encoded:
 class ClipTexts:
     """The text encoders of one model: loaded when a prompt is new, and freed again."""
 
-    def __init__(self, checkpoint: Checkpoint, runtime: Runtime, make_room: Callable[[int, str], int]):
-        """`make_room` frees what it can where so many bytes are not free."""
-        self.runtime, self.make_room = runtime, make_room
+    def __init__(self, checkpoint: Checkpoint, residents: Residents):
+        self.residents, self.runtime = residents, residents.runtime
         self.sdxl = checkpoints.facts(checkpoint).sdxl
         self.encoders = checkpoint.texts
         self._tokenizers = [checkpoint.tokenizers[name] for name in self.encoders]
@@ -127,26 +127,23 @@ class ClipTexts:
         """Of 77 tokens each, in which it is encoded."""
         return len(weighted.prompt_chunks(self.tokenizers, prompt)[0])
 
-    def needs(self, component: Component, room: int, chunks: int) -> tuple[int, int]:
-        """Bytes of the weights of a text encoder in so much room, and of what it takes beside them for a prompt of so
-        many chunks."""
-        more = self._activations(component, chunks)
-        fitted = self.runtime.fitted(component, room - more)
-        return self.runtime.weight_bytes(fitted), max(more, self.runtime.loading_bytes(fitted))
+    def stages(self, chunks: int) -> list[Stage]:
+        """Return the stages that encode a prompt of so many chunks, one for each text encoder."""
+        return [self._stage(component, chunks) for component in self.encoders.values()]
 
-    def _activations(self, component: Component, chunks: int) -> int:
+    def _stage(self, component: Component, chunks: int) -> Stage:
         config, most = component.config, self.runtime.engine.workspace.score_bytes
         held = scores(config.num_attention_heads, chunks, weighted.LENGTH, most)
-        return self.runtime.call_bytes(component, memory.text_peak(config, chunks) + held)
+        activations = self.runtime.call_bytes(component, memory.text_peak(config, chunks) + held)
+        splits = (Split(activations=activations),)
+        return Stage(name="text", resident="text encoder", component=component, splits=splits, keeps=False)
 
     def _with_one(
         self, component: Component, prompts: Sequence[Sequence[Chunk]], clip_skip: int
     ) -> list[tuple[Float32, Float32]]:
         """States and pooled vector of each of `prompts`, given in chunks, by one text encoder."""
         skipped, normed = clip.used_states(component.config, self.sdxl, clip_skip)
-        more = self._activations(component, max(map(len, prompts)))
-        free = self.make_room(self.runtime.weight_bytes(component) + more, "")
-        encoder: ClipEncoder = self.runtime.open(self.runtime.fitted(component, free - more), "text encoder")
+        encoder, _ = self.residents.enter(self._stage(component, max(map(len, prompts))))
         with self.runtime.clock.timed("encode"):
             found = [self._encoded(encoder, chunks, skipped, normed) for chunks in prompts]
         del encoder

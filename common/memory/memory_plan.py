@@ -1,0 +1,54 @@
+"""The memory and the work of one picture, stage by stage, as they are planned from configurations alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageMemory:
+    """Bytes that one stage takes, over those of the framework when idle."""
+
+    name: str  # encode, text, modulation, denoise, refine or decode
+    title: str  # what takes them, for messages: `the transformer`
+    weights: int  # in memory while it runs, also what stays from stages before
+    activations: int
+    about: str = ""  # how it is made to fit: `in bands of 32 rows`
+
+    @property
+    def peak(self) -> int:
+        return self.weights + self.activations
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "name": self.name,
+            "weights_bytes": self.weights,
+            "activation_bytes": self.activations,
+            "peak_bytes": self.peak,
+        }
+
+
+@dataclass(kw_only=True)
+class MemoryPlan:
+    """The stages of a picture in their order."""
+
+    budget: int  # bytes that the run may take, those of `loaded` among them
+    loaded: int  # bytes of weights that are in memory already
+    stages: list[StageMemory] = field(default_factory=list)
+    steps: float = 0.0  # multiplications and additions of all steps
+    decoding: float = 0.0
+    streamed: float = 0.0  # bytes of blocks that all steps read anew
+
+    @property
+    def largest(self) -> StageMemory:
+        return max(self.stages, key=lambda stage: stage.peak)
+
+    def fits(self, budget: int) -> bool:
+        return self.largest.peak <= budget
+
+    def add(self, stage: StageMemory) -> None:
+        """Append a stage. Of stages with one name in a row, such as two text encoders, the largest counts."""
+        if self.stages and self.stages[-1].name == stage.name:
+            self.stages[-1] = max(self.stages[-1], stage, key=lambda one: one.peak)
+        else:
+            self.stages.append(stage)

@@ -1,0 +1,88 @@
+"""Guidance as data: which branches a step computes, and how their predictions become one.
+
+A family has one `Guidance`. What it leaves open is in the fields: where guidance is off, which number of the request is
+its scale, the formula, and branches behind the unconditional one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from qwenimg.common.request.request import Request
+from qwenimg.common.runtime.engine import Array, Engine
+
+Formula: TypeAlias = Callable[[Engine, Request, Sequence[Array]], Array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branch:
+    """One prediction of a step: the prompt's, the unconditional one, or another."""
+
+    prompt: str
+    steps: tuple[float, float] = (0.0, 1.0)  # shares of the steps from which on and up to which it is computed
+    options: Mapping[str, Any] = field(default_factory=dict)  # what the network is told for this branch alone
+
+    @property
+    def share(self) -> float:
+        """Share of the steps that compute it."""
+        return self.steps[1] - self.steps[0]
+
+
+def _guidance(request: Request) -> float:
+    """Return the scale of a family that has one number."""
+    return request.guidance
+
+
+def _no_more(request: Request) -> tuple[Branch, ...]:
+    """Return no branches behind the unconditional one."""
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guidance:
+    """How a family is guided."""
+
+    formula: Formula  # of several predictions, in the order of their branches
+    off: float = 1.0  # scale up to which the prompt's branch is the only one; infinite for a model without others
+    scale: Callable[[Request], float] = _guidance
+    more: Callable[[Request], tuple[Branch, ...]] = _no_more  # branches behind the unconditional one
+
+    def is_on(self, request: Request) -> bool:
+        """Return whether the unconditional branch is computed."""
+        return self.scale(request) > self.off
+
+    def branches(self, request: Request) -> tuple[Branch, ...]:
+        """Return the branches of a step, the prompt's first and the unconditional one second."""
+        prompt = Branch(prompt=request.prompt)
+        if not self.is_on(request):
+            return (prompt,)
+        unconditional = Branch(prompt=request.negative_prompt, steps=(0.0, request.cfg_end))
+        return (prompt, unconditional, *self.more(request))
+
+    def combined(self, engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
+        """Return the prediction of a step; that of a single branch as it is."""
+        return predictions[0] if len(predictions) == 1 else self.formula(engine, request, predictions)
+
+
+def passes(branches: Sequence[Branch], size: int) -> float:
+    """Return how often a step calls the model on average with `size` branches in one batch: one or all of them."""
+    return sum(branch.share for branch in branches[::size])
+
+
+# Formulas
+
+
+def cfg(engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
+    """Return classifier-free guidance, its deviation moved to the prompt's by a share (S. Lin et al., 2023)."""
+    conditional, unconditional = predictions
+    guided = unconditional + request.guidance * (conditional - unconditional)
+    share = request.guidance_rescale
+    return engine.rescale(guided, conditional, share) if share else guided
+
+
+def cfg_with_norm(engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
+    """Return classifier-free guidance in which each token keeps the norm of the prompt's prediction."""
+    conditional, unconditional = predictions
+    return engine.guide(conditional, unconditional, request.guidance)

@@ -1,0 +1,204 @@
+"""The components of a model in memory: which one is opened, used again, streamed or freed for the stages of a run.
+
+The rule is `Occupancy.arrange`. `Residents.plan` applies it to a copy of what is in memory, `Residents.enter` to the
+memory itself, so that a run does what its plan says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from qwenimg.common.base.amounts import counted
+from qwenimg.common.memory.memory_plan import MemoryPlan, StageMemory
+from qwenimg.common.runtime.checkpoint import Component
+from qwenimg.common.runtime.runtime import Runtime
+from qwenimg.common.runtime.stages import DECODE, Split, Stage
+from qwenimg.common.weights import streaming
+
+DENOISERS = "transformer"  # the role of transformers and UNets
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrangement:
+    """How a stage is run: its component with the blocks streamed that do not fit, and the split of the work."""
+
+    component: Component
+    split: Split
+    opens: bool  # the component is not in memory in this form
+    weights: int  # bytes of the component in memory during the stage
+    activations: int
+
+
+class Occupancy:
+    """The components in memory by name, and what a budget leaves beside them."""
+
+    def __init__(self, runtime: Runtime, budget: Callable[[int], int], free: Callable[[Sequence[str]], None]):
+        """budget: returns the bytes of a run of which so many are taken by weights. free: frees components."""
+        self.runtime, self._budget, self._free = runtime, budget, free
+        self.opened: dict[str, Component] = {}
+        self.results = 0  # bytes of results that stay in memory
+
+    def arrange(self, stage: Stage) -> Arrangement:
+        """Free the other components if they do not fit beside `stage`, and return how it is run."""
+        name, opened = stage.resident, self.opened.get(stage.resident)
+        self._make_room(name, self.runtime.weight_bytes(opened or stage.component) + stage.frees_for)
+        component, split = self._chosen(stage, opened, self._left(name))
+        opens = component is not opened
+        weights = self.runtime.weight_bytes(component)
+        if opens and not stage.streams:
+            weights = self.runtime.opened_bytes(component)
+        activations = max(split.activations, self.runtime.loading_bytes(component) if opens else 0)
+        self._make_room(name, weights + activations)
+        return Arrangement(component=component, split=split, opens=opens, weights=weights, activations=activations)
+
+    def _chosen(self, stage: Stage, opened: Component | None, left: int) -> tuple[Component, Split]:
+        """Return the first split that fits into `left` bytes with all weights in memory, else the first that fits with
+        streamed blocks, else the one with the least memory."""
+        ways = [(self._form(stage.component, opened, left - split.needed), split) for split in stage.splits]
+        fits = [(form, split) for form, split in ways if self.runtime.weight_bytes(form) + split.needed <= left]
+        whole = [(form, split) for form, split in fits if not self.runtime.streamed_bytes(form)]
+        return [*whole, *fits, ways[-1]][0]
+
+    def _form(self, component: Component, opened: Component | None, budget: int) -> Component:
+        """Return the `opened` component if it fits into `budget`, else `component` with the blocks streamed that do
+        not fit."""
+        if opened is not None and (not self.runtime.streams or self.runtime.weight_bytes(opened) <= budget):
+            return opened
+        return self.runtime.fitted(component, budget)
+
+    def settle(self, stage: Stage, component: Component) -> None:
+        """Note whether the component of `stage` stays in memory."""
+        if stage.keeps:
+            self.opened[stage.resident] = component
+        else:
+            self.opened.pop(stage.resident, None)
+
+    @property
+    def weights(self) -> int:
+        """Bytes of the weights in memory."""
+        return self._weights_beside("")
+
+    def beside(self, name: str) -> int:
+        """Return the bytes in memory without those of the component `name`."""
+        return self._weights_beside(name) + self.results
+
+    def _weights_beside(self, name: str) -> int:
+        return sum(self.runtime.weight_bytes(part) for other, part in self.opened.items() if other != name)
+
+    def _left(self, name: str) -> int:
+        """Return the bytes for the component `name` and its activations."""
+        return self._budget(self.weights) - self.beside(name)
+
+    def _make_room(self, name: str, needed: int) -> None:
+        """Free all components but `name` if fewer than `needed` bytes are left for it."""
+        others = [other for other in self.opened if other != name]
+        if others and needed > self._left(name):
+            self._free(others)
+            for other in others:
+                del self.opened[other]
+
+
+class Residents:
+    """The opened networks of a model by name."""
+
+    def __init__(self, runtime: Runtime):
+        self.runtime = runtime
+        self._memory = Occupancy(runtime, runtime.room, self._make_way)
+        self._networks: dict[str, Any] = {}
+        self._checked: set[str] = set()
+
+    @property
+    def weights(self) -> int:
+        """Bytes of the weights in memory."""
+        return self._memory.weights
+
+    def plan(self, stages: Sequence[Stage]) -> MemoryPlan:
+        """Return what a run of `stages` takes; load and free nothing."""
+        budget = self.runtime.room(self.weights)
+        memory = Occupancy(self.runtime, lambda loaded: budget, lambda names: None)
+        memory.opened |= self._memory.opened
+        plan = MemoryPlan(budget=budget, loaded=self.weights)
+        for stage in stages:
+            use = memory.arrange(stage)
+            plan.add(
+                StageMemory(
+                    name=stage.name,
+                    title=self._title(stage),
+                    weights=memory.beside(stage.resident) + use.weights,
+                    activations=use.activations,
+                    about=use.split.about,
+                )
+            )
+            memory.settle(stage, use.component)
+            memory.results += stage.results
+            plan.streamed += use.split.passes * self.runtime.streamed_bytes(use.component)
+            if stage.name == DECODE:
+                plan.decoding += stage.operations
+            else:
+                plan.steps += stage.operations
+        return plan
+
+    def enter(self, stage: Stage) -> tuple[Any, Split]:
+        """Return the network of `stage`, opened or used again, and the split of the work. Raises DoesNotFit."""
+        use, name = self._memory.arrange(stage), stage.resident
+        spare = use.split.needed if stage.checked else 0
+        if not use.opens:
+            if stage.checked:
+                self.runtime.check_fit(self._title(stage), spare)
+            return self._networks[name], use.split
+        self._drop([name])
+        network = self.runtime.open(use.component, name, spare)
+        if stage.keeps:
+            self._networks[name] = network
+        self._memory.settle(stage, use.component)
+        return network, use.split
+
+    def _title(self, stage: Stage) -> str:
+        return stage.title or ("a step of this size" if stage.resident in self._networks else f"the {stage.resident}")
+
+    def adapt(self, name: str, component: Component) -> None:
+        """Read the weights of an open network again that change with the LoRAs of `component`."""
+        if (before := self._memory.opened.get(name)) is None:
+            return
+        now = replace(component, plan=streaming.as_in(component.plan, before.plan))
+        pairs = [(key, entry, now.plan.entries[key]) for key, entry in before.plan.entries.items()]
+        fused = [key for key, old, new in pairs if old.fused != new.fused]
+        branches = [key for key, old, new in pairs if old.fused == new.fused and old.branch != new.branch]
+        if fused or branches:
+            self.runtime.notify("stage", f"changing {counted(len(fused + branches), 'weight')} of the {name} by LoRA")
+            try:
+                with self.runtime.clock.timed(f"load {name}"):
+                    self.runtime.engine.refill(self._networks[name], self.runtime.plan(now), fused, branches)
+            except BaseException:  # some weights are those of before
+                self._drop([name])
+                raise
+        self._memory.opened[name] = now
+
+    def check_weights(self, name: str, component: Component) -> None:
+        """Read every weight of a component that is loaded only after some steps, once, and keep none. Raises
+        ModelError."""
+        if name not in self._networks and name not in self._checked:
+            self.runtime.check_weights(component, name)
+        self._checked.add(name)
+
+    def free(self, role: str = "") -> None:
+        """Free the networks of a role (text, transformer or vae), or all."""
+        self._drop([name for name, part in self._memory.opened.items() if role in ("", part.role)])
+
+    def _make_way(self, names: Sequence[str]) -> None:
+        for name in names:
+            if self._memory.opened[name].role == DENOISERS:
+                self.runtime.notify("stage", f"freeing the {name}, since what comes next does not fit beside it")
+        for name in names:
+            del self._networks[name]
+        self.runtime.engine.release()
+
+    def _drop(self, names: Sequence[str]) -> None:
+        """Free these networks, if they are open."""
+        for name in names:
+            self._networks.pop(name, None)
+            self._memory.opened.pop(name, None)
+        if names:
+            self.runtime.engine.release()

@@ -1,0 +1,50 @@
+"""A run as data: its stages in order, each with the component that computes it and the bytes that this takes.
+
+A family returns the stages of a request; `Residents` plans them and runs them by one rule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qwenimg.common.runtime.checkpoint import Component
+
+DECODE = "decode"  # the stage behind all steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """One way to divide the work of a stage: smaller pieces take less memory and more passes."""
+
+    activations: int  # bytes beside the weights while a piece is computed
+    spare: int | None = None  # bytes beside the weights that must be free for this split; None: its activations
+    size: int | None = None  # of a piece: branches in one batch, or rows of a band; None: the whole
+    passes: float = 0.0  # calls of the component in the whole run: each reads its streamed blocks
+    about: str = ""  # in the plan: `in bands of 32 rows`
+
+    @property
+    def needed(self) -> int:
+        """Bytes beside the weights that must be free for this split."""
+        return self.activations if self.spare is None else self.spare
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One part of a run, computed by one component."""
+
+    name: str  # encode, text, modulation, denoise, refine or decode
+    resident: str  # name of the component in memory: stages with the same name share it
+    component: Component  # with all of its blocks in memory
+    splits: tuple[Split, ...]  # the preferred one first, the one with the least memory last
+    title: str = ""  # what takes the memory, for messages; "": the component, or a step where it is loaded
+    wanted: int | None = None  # bytes beside the weights for which others are freed; None: those of the first split
+    keeps: bool = True  # whether the component stays in memory for later stages
+    streams: bool = True  # whether it calls the blocks, so that those that are streamed take memory
+    results: int = 0  # bytes of results that stay in memory
+    checked: bool = True  # whether it is refused where less memory is free by then than was planned
+    operations: float = 0.0  # multiplications and additions
+
+    @property
+    def frees_for(self) -> int:
+        """Bytes beside the weights for which other components are freed."""
+        return self.splits[0].needed if self.wanted is None else self.wanted

@@ -1,0 +1,122 @@
+"""What a plan says of each stage is what the run does, for every family, on both backends and at any limit: which
+network is opened and which is used again, how many of its bytes stay in memory, and how the work is divided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crossed import crossed
+from family_cases import ASKED, BACKENDS, KINDS, PICTURE, PROMPT, opener, places
+from toy_family import add_toy, write_toy
+
+from qwenimg import Pipeline
+from qwenimg.common.pipeline import ways
+from qwenimg.common.runtime.residents import Arrangement, Occupancy, Residents
+from qwenimg.common.runtime.runtime import Change, limit_for
+from qwenimg.common.runtime.stages import Stage
+from qwenimg.common.weights import streaming
+
+BRIEF = ASKED | {"steps": 3}
+# The second one needs the text encoder again, the third another schedule, the fourth the VAE's encoder.
+PICTURES: tuple[dict[str, Any], ...] = (
+    {"prompt": PROMPT}, {"prompt": "a star"}, {"prompt": "a star", "width": 96, "cfg_end": 0.5},
+    {"prompt": PROMPT, "image": PICTURE, "strength": 0.8}, {"prompt": PROMPT},
+)  # fmt: skip
+SHARES = (1.0, 1.25, 1.6, 2.5)  # of the least --max-memory
+Row = tuple[str, str, bool, int, int | None]  # stage, component, whether it is opened, its bytes, size of a piece
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("toy")
+
+
+@pytest.fixture(autouse=True)
+def with_toy(monkeypatch: pytest.MonkeyPatch, toy: Path) -> None:
+    add_toy(monkeypatch, toy / "networks")
+
+
+@pytest.fixture
+def load(
+    kind: str, backend: str, toy: Path, tiny_folder: Path, folders: dict[str, Path]
+) -> Callable[[int | None], Pipeline]:
+    model = toy / "model"
+    folder = places(tiny_folder, folders, model if model.exists() else write_toy(model))[kind]
+    return lambda limit: opener(kind, folder, folders)(backend, max_memory=limit)
+
+
+def planned(pipe: Pipeline, asked: dict[str, Any]) -> list[Row]:
+    """The stages as `ways.needs` simulates them."""
+    rows: list[Row] = []
+    arrange = Occupancy.arrange
+
+    def noted(memory: Occupancy, stage: Stage) -> Arrangement:
+        way = arrange(memory, stage)
+        held = streaming.held(pipe.runtime.plan(way.component))
+        rows.append((stage.name, stage.resident, way.opens, held, way.split.size))
+        return way
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Occupancy, "arrange", noted)
+        plan = ways.needs(pipe.model, pipe.check(**asked))
+    assert plan.fits(plan.budget)
+    return once(rows)
+
+
+def once(rows: list[Row]) -> list[Row]:
+    """Without what is entered again right behind itself, such as the VAE for each of an image and its mask."""
+    return [row for i, row in enumerate(rows) if i == 0 or row[2] or row[:2] != rows[i - 1][:2]]
+
+
+def drawn(pipe: Pipeline, asked: dict[str, Any]) -> list[Row]:
+    """The stages as the engine opens networks for them."""
+    rows: list[Row] = []
+    held: dict[str, int] = getattr(pipe, "held", {})
+    opened: list[int] = []
+    open_, enter = pipe.engine.open, Residents.enter
+
+    def opening(network: str, config: Any, plan: Any, precision: Any) -> Any:
+        opened.append(streaming.held(plan))
+        return open_(network, config, plan, precision)
+
+    def entered(residents: Residents, stage: Stage) -> Any:
+        opened.clear()
+        network, split = enter(residents, stage)
+        held[stage.resident] = opened[0] if opened else held[stage.resident]
+        row = (stage.name, stage.resident, bool(opened), held[stage.resident], split.size)
+        rows.append(row)
+        return network, split
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipe.engine, "open", opening)
+        patch.setattr(Residents, "enter", entered)
+        pipe(**asked)
+    pipe.held = held  # type: ignore[attr-defined]
+    return once(rows)
+
+
+def lowest(pipe: Pipeline, every: list[dict[str, Any]]) -> int:
+    """The least --max-memory at which a fresh run of each of the images fits."""
+    tight = pipe.model.variant(Change(max_memory=1))
+    return limit_for(max(ways.needs(tight, pipe.check(**asked)).largest.peak for asked in every))
+
+
+@pytest.mark.parametrize(("kind", "backend"), crossed(KINDS, BACKENDS))
+def test_a_run_does_what_its_plan_says(load: Callable[[int | None], Pipeline], kind: str, backend: str) -> None:
+    every = [BRIEF | asked for asked in PICTURES]
+    with closing(load(10**12)) as pipe:
+        least = lowest(pipe, every)
+    seen = set[tuple[bool, int]]()
+    for limit in (None, *(int(share * least) for share in SHARES)):
+        with closing(load(limit)) as pipe:
+            for asked in every:
+                plan = planned(pipe, asked)
+                run = drawn(pipe, asked)
+                assert run == plan, (limit, asked)
+                seen |= {(opens, held) for _, _, opens, held, _ in run}
+    print(f"{kind} on {backend}: from {least:,} bytes on, {len(seen)} ways to have a component in memory")
+    assert kind == "toy" or len(seen) > 4, "some are used again, and some streamed"
