@@ -28,7 +28,7 @@ from qwenimg.common.families import registry
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.numbers.sizes import parse_size
 from qwenimg.common.parity import passport_file, record
-from qwenimg.common.parity.blocks import Part, parts, shapes_sum
+from qwenimg.common.parity.blocks import ComponentPolicy, parts, shapes_sum
 from qwenimg.common.parity.judged import figures
 from qwenimg.common.parity.passport import Model, Passport, Side
 from qwenimg.common.precision.precision import bases
@@ -110,7 +110,7 @@ FORMS: dict[str, Form] = {
 class Trace:
     """The first call of every block of one component."""
 
-    def __init__(self, part: Part, module: torch.nn.Module):
+    def __init__(self, part: ComponentPolicy, module: torch.nn.Module):
         self.part = part
         self.calls: dict[str, Call] = {}
         for path, child in module.named_modules():

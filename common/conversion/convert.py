@@ -25,7 +25,7 @@ from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import DoesNotFit, ModelError, NumericsError, QwenimgError, UsageError, disk_full
 from qwenimg.common.base.safe_files import absolute
 from qwenimg.common.base.text import clean, shown_path
-from qwenimg.common.conversion.parts import Part, as_json, parts, small_files
+from qwenimg.common.conversion.parts import ConvertedPart, as_json, parts, small_files
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.registry import NOTE, Opened
@@ -38,7 +38,7 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _SPARE = 64 << 20  # bytes beside the weights
 
 
-class Listener(Protocol):
+class ConversionListener(Protocol):
     """What a conversion tells while it runs."""
 
     def plan(self, size: int, files: int) -> None:
@@ -55,7 +55,7 @@ def convert(
     source: Path,
     out: Path,
     choices: Choices,
-    listener: Listener,
+    listener: ConversionListener,
     *,
     name: str | None = None,
     lora: str = "",
@@ -87,7 +87,9 @@ def convert(
     _publish(work, out)
 
 
-def _note(opened: Opened, made: list[Part], small: dict[str, bytes], said: Mapping[str, object]) -> dict[str, object]:
+def _note(
+    opened: Opened, made: list[ConvertedPart], small: dict[str, bytes], said: Mapping[str, object]
+) -> dict[str, object]:
     """Return what a folder is made of, without paths; equal notes are equal folders. said: by the user, None where
     nothing is."""
     about: dict[str, object] = {"format": FORMAT, "family": opened.family.name}
@@ -198,7 +200,13 @@ def _publish(work: Path, out: Path) -> None:
 # What is written
 
 
-def _write(work: Path, made: list[Part], small: dict[str, bytes], note: dict[str, object], listener: Listener) -> None:
+def _write(
+    work: Path,
+    made: list[ConvertedPart],
+    small: dict[str, bytes],
+    note: dict[str, object],
+    listener: ConversionListener,
+) -> None:
     every = [(part, name, shard) for part in made for name, shard in zip(part.files, part.shards, strict=True)]
     sizes = {(part.name, name): sum(weight.nbytes for weight in shard) for part, name, shard in every}
     listener.plan(sum(sizes.values()), len(every))
@@ -223,11 +231,11 @@ def _write(work: Path, made: list[Part], small: dict[str, bytes], note: dict[str
     sync_folder(work)
 
 
-def _telling(listener: Listener, inside: str) -> Progress:
+def _telling(listener: ConversionListener, inside: str) -> Progress:
     return lambda size: listener.written(inside, size)
 
 
-def _said(part: Part, note: dict[str, object]) -> dict[str, str]:
+def _said(part: ConvertedPart, note: dict[str, object]) -> dict[str, str]:
     """The metadata of a file of weights, beside the hash of its data."""
     whole = hashlib.sha256(as_json(note)).hexdigest()
     format = "mlx" if part.coded else "pt"  # transformers refuses files without one
@@ -243,7 +251,7 @@ def _check_room(work: Path, need: int) -> None:
         )
 
 
-def _shard_index(work: Path, part: Part) -> dict[str, object]:
+def _shard_index(work: Path, part: ConvertedPart) -> dict[str, object]:
     """As diffusers and transformers have it."""
     names: dict[str, str] = {}
     total = 0

@@ -33,7 +33,7 @@ _STEMS = {"text": "model"}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Part:
+class ConvertedPart:
     """One component as it is to be written."""
 
     name: str  # of its folder
@@ -55,7 +55,7 @@ class Part:
         return any(isinstance(weight.entry.storage, Packed) for shard in self.shards for weight in shard)
 
 
-def parts(opened: Opened, dtype: str | None) -> list[Part]:
+def parts(opened: Opened, dtype: str | None) -> list[ConvertedPart]:
     """The components of a model that was opened whole; what is not in codes in `dtype`, or as its file has it."""
     networks = {network.name: network for network in opened.family.networks}
     return [
@@ -64,14 +64,14 @@ def parts(opened: Opened, dtype: str | None) -> list[Part]:
     ]
 
 
-def _part(name: str, network: Network, component: Component, dtype: str | None) -> Part:
+def _part(name: str, network: Network, component: Component, dtype: str | None) -> ConvertedPart:
     stored = network.manifest(component.config)
     weights = [
         Weight(network.published(key), stored[key], _kept(entry, dtype))
         for key, entry in component.plan.entries.items()
     ]
     most = max(SHARD, 2 * sum(weight.nbytes for weight in weights) // MAX_SHARDS)
-    return Part(
+    return ConvertedPart(
         name=name,
         stem=_STEMS.get(network.role, "diffusion_pytorch_model"),
         shards=tuple(tuple(shard) for shard in shards(weights, most)),

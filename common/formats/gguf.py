@@ -54,7 +54,7 @@ class _Keys(NamedTuple):
 
 def parse(file: OpenFile) -> Header:
     """Return the header of an open file, which the caller closes. Raises ModelError."""
-    reader = _Reader(file)
+    reader = _HeaderReader(file)
     version, tensors, keys = _counts(reader)
     if version not in VERSIONS:
         what = "is of a machine with other byte order" if version & 0xFFFF == 0 else f"is GGUF version {version}"
@@ -73,7 +73,7 @@ def parse(file: OpenFile) -> Header:
     return Header(file=file, tensors=stored, metadata=used.values, format="GGUF")
 
 
-class _Reader:
+class _HeaderReader:
     """A reader in windows that goes on from byte `at`, and never beyond the largest header or the end of the file."""
 
     def __init__(self, file: OpenFile) -> None:
@@ -143,7 +143,7 @@ class _Reader:
             raise bad(self.file.path, f"has {what} that is not UTF-8: it is damaged") from None
 
 
-def _counts(reader: _Reader) -> tuple[int, int, int]:
+def _counts(reader: _HeaderReader) -> tuple[int, int, int]:
     """Read version, number of tensors and number of keys."""
     return reader.number("<I"), reader.number(), reader.number()
 
@@ -158,7 +158,7 @@ def _alignment(path: Path, values: dict[str, str]) -> int:
 # Keys
 
 
-def _read_keys(reader: _Reader, count: int) -> _Keys:
+def _read_keys(reader: _HeaderReader, count: int) -> _Keys:
     keys = _Keys({}, {})
     seen: set[str] = set()
     strings = 0
@@ -184,7 +184,7 @@ def _read_keys(reader: _Reader, count: int) -> _Keys:
     return keys
 
 
-def _read_array(reader: _Reader, key: str, keys: _Keys, strings: int) -> int:
+def _read_array(reader: _HeaderReader, key: str, keys: _Keys, strings: int) -> int:
     """Skip an array, but keep a tensor's true shape. `strings` may be skipped at most. Return how many were."""
     kind, count = reader.number("<I"), reader.number()
     if kind == _STRING:
@@ -204,7 +204,7 @@ def _read_array(reader: _Reader, key: str, keys: _Keys, strings: int) -> int:
 # Tensors
 
 
-def _read_tensors(reader: _Reader, count: int, originals: dict[str, Shape]) -> dict[str, Stored]:
+def _read_tensors(reader: _HeaderReader, count: int, originals: dict[str, Shape]) -> dict[str, Stored]:
     """Return the tensors by name, their bytes counted from the start of the data."""
     tensors: dict[str, Stored] = {}
     for _ in range(count):

@@ -26,7 +26,7 @@ def network(component: Component) -> Network:
 
 
 @dataclass(frozen=True)
-class Part:
+class ComponentPolicy:
     """A component under a policy."""
 
     name: str
@@ -85,9 +85,9 @@ class Part:
         return way.dtype if way else entry.storage.dtype
 
 
-def parts(checkpoint: Checkpoint, precision: Precision) -> dict[str, Part]:
+def parts(checkpoint: Checkpoint, precision: Precision) -> dict[str, ComponentPolicy]:
     """Of a model, by the names of its components."""
-    return {name: Part(name, component, precision) for name, component in checkpoint.components.items()}
+    return {name: ComponentPolicy(name, component, precision) for name, component in checkpoint.components.items()}
 
 
 def shapes_sum(plan: LoadPlan) -> str:
@@ -96,4 +96,4 @@ def shapes_sum(plan: LoadPlan) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-Parts = Mapping[str, Part]
+Parts = Mapping[str, ComponentPolicy]

@@ -15,7 +15,7 @@ from qwenimg.common.base.errors import ModelError, QwenimgError
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.parity import given, parity
-from qwenimg.common.parity.blocks import Part, parts, shapes_sum
+from qwenimg.common.parity.blocks import ComponentPolicy, parts, shapes_sum
 from qwenimg.common.parity.judged import figures, returned
 from qwenimg.common.parity.lookups import are_inside
 from qwenimg.common.parity.passport import Figure, Passport, Recorded
@@ -111,7 +111,7 @@ class _CannotRun(Exception):
 
 
 def _judged(
-    part: Part, recorded: Recorded, called: _Called, before: tuple[Figure, ...], dtype: str
+    part: ComponentPolicy, recorded: Recorded, called: _Called, before: tuple[Figure, ...], dtype: str
 ) -> tuple[Figure, ...]:
     block = part.block(recorded.block, recorded.path)
     with operations(called.engine) as seen:
@@ -175,7 +175,7 @@ def stamped(passport: Passport, engine: Engine, tf32: bool, judged: Iterable[Jud
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn:
+class RedrawnImage:
     """The recorded picture, drawn again."""
 
     latents: float  # relative difference; of stations that of what enters the VAE
@@ -189,7 +189,7 @@ class Drawn:
         return [one.name for one in self.stations if one.made is not None and one.allowed is None]
 
 
-def picture(passport: Passport, pipe: Pipeline, lora: str = "") -> Drawn:
+def picture(passport: Passport, pipe: Pipeline, lora: str = "") -> RedrawnImage:
     """Draw the recorded picture with `pipe` and `lora`, from station to station where the passport has them. Noise,
     noise levels and the pixels of the recorded values are to be the same bits."""
     recorded, asked, tape = passport.picture, _asked(passport, lora), Tape(passport.run)
@@ -201,13 +201,15 @@ def picture(passport: Passport, pipe: Pipeline, lora: str = "") -> Drawn:
     stations = tuple(stations_judged(passport.run, tape.stations))
     failures = [*_start(passport, pipe, asked, result), *(failure for one in stations for failure in one.failures)]
     if result.pixels.shape != recorded.pixels.shape:
-        return Drawn(latents=float("nan"), pixels=255, failures=(*failures, "it has another size"), stations=stations)
+        return RedrawnImage(
+            latents=float("nan"), pixels=255, failures=(*failures, "it has another size"), stations=stations
+        )
     pixels = int(np.abs(result.pixels.astype(int) - recorded.pixels).max())
     if pixels:
         mean = float((result.pixels.astype(int) - recorded.pixels).mean())
         failures.append(f"pixels of the same values differ by up to {pixels}, {mean:+.2f} on average")
     latents = next((one.given for one in stations if one.name == DECODE), float("nan"))
-    return Drawn(latents=latents, pixels=pixels, failures=tuple(failures), stations=stations)
+    return RedrawnImage(latents=latents, pixels=pixels, failures=tuple(failures), stations=stations)
 
 
 def _start(passport: Passport, pipe: Pipeline, asked: dict[str, Any], result: Result) -> list[str]:
@@ -221,16 +223,16 @@ def _start(passport: Passport, pipe: Pipeline, asked: dict[str, Any], result: Re
     return failures
 
 
-def _whole(passport: Passport, pipe: Pipeline, asked: dict[str, Any]) -> Drawn:
+def _whole(passport: Passport, pipe: Pipeline, asked: dict[str, Any]) -> RedrawnImage:
     """Draw a picture that was recorded without stations: its latents and pixels are judged in float32 alone."""
     recorded, result = passport.picture, pipe(**asked)
     assert recorded is not None
     failures = _start(passport, pipe, asked, result)
     if result.latents.shape != recorded.latents.shape or result.pixels.shape != recorded.pixels.shape:
-        return Drawn(latents=float("nan"), pixels=255, failures=(*failures, "it has another size"))
+        return RedrawnImage(latents=float("nan"), pixels=255, failures=(*failures, "it has another size"))
     exact = recorded.latents.astype(np.float64)
     latents = float(np.linalg.norm(result.latents - exact) / np.linalg.norm(exact))
     pixels = int(np.abs(result.pixels.astype(int) - recorded.pixels).max())
     if passport.precision.startswith("fp32") and not (latents <= LATENTS and pixels <= PIXELS):
         failures.append(f"latents differ by {latents:.1e}, at most {LATENTS:.0e}; pixels by {pixels}, at most {PIXELS}")
-    return Drawn(latents=latents, pixels=pixels, failures=tuple(failures))
+    return RedrawnImage(latents=latents, pixels=pixels, failures=tuple(failures))

@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.parity import constants, parity
-from qwenimg.common.parity.blocks import Part
+from qwenimg.common.parity.blocks import ComponentPolicy
 from qwenimg.common.parity.passport import Figure, Kept, Recorded
 from qwenimg.common.parity.sample import Drawn, projected
 from qwenimg.common.runtime.traced import Values
 
 
 def figures(
-    part: Part, recorded: Recorded, made: Sequence[Values] | None = None, *, wide: bool = False
+    part: ComponentPolicy, recorded: Recorded, made: Sequence[Values] | None = None, *, wide: bool = False
 ) -> tuple[Figure, ...]:
     """Of each result of a block; of those `made` now, or of the recording backend. Empty without float64. wide: they
     were made in float32, whatever the policy."""

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from qwenimg.common.parity.blocks import Part
+from qwenimg.common.parity.blocks import ComponentPolicy
 from qwenimg.common.parity.passport import Given, Recorded
 from qwenimg.common.parity.sample import Drawn
 from qwenimg.common.runtime.traced import Values
 
 
-def are_inside(part: Part, recorded: Recorded) -> bool:
+def are_inside(part: ComponentPolicy, recorded: Recorded) -> bool:
     """Return whether token ids are in the block's tables and numbers beside them in a row of tokens, and other
     indices in its arguments."""
     given: list[Any] = list(_flat(recorded.arguments))

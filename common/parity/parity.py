@@ -108,7 +108,7 @@ class Figures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class BlockVerdict:
     """The figures of every backend and what is wrong with them; nothing wrong means that they pass."""
 
     case: Case
@@ -146,7 +146,7 @@ class Verdict:
 
 def judge(
     case: Case, reference: NDArray[Any], outputs: Mapping[str, Output], stream: NDArray[Any] | None = None
-) -> Verdict:
+) -> BlockVerdict:
     """Holds every backend's output against `reference`, float64 of the same shape.
 
     With `stream`, the input of a residual block, the error is that of its update (output - input), relative to the
@@ -166,7 +166,7 @@ def judge(
         failures += [f"{name}: {why}" for why in _faults(case, output, reference.shape, figures[name])]
         failures += [f"{name}: {why}" for why in _excess(figures[name], case.unit, allowed, largest)]
     failures += _uneven(case, figures)
-    return Verdict(
+    return BlockVerdict(
         case=case,
         figures=figures,
         allowed=allowed,

@@ -83,7 +83,7 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture:
+class RecordedImage:
     """The run that was recorded, and what came of it."""
 
     asked: dict[str, Any]  # what the call asked for, its prompt included
@@ -100,7 +100,7 @@ class Passport:
     model: Model
     precision: str  # the policy's name
     places: dict[str, str]  # what each component and FP32 place is in
-    picture: Picture | None  # None of a trace of another program's
+    picture: RecordedImage | None  # None of a trace of another program's
     blocks: tuple[Recorded, ...]
     sides: tuple[Side, ...] = field(default=())  # the first one recorded it
     run: tuple[Station, ...] = ()  # of the picture; none of a trace, and in files of the first versions

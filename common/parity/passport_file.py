@@ -26,7 +26,7 @@ from qwenimg.common.codes.bits import widened
 from qwenimg.common.formats.safetensors import read_header
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.parity import run_file
-from qwenimg.common.parity.passport import Figure, Given, Kept, Model, Passport, Picture, Recorded, Side
+from qwenimg.common.parity.passport import Figure, Given, Kept, Model, Passport, Recorded, RecordedImage, Side
 from qwenimg.common.parity.passport_schema import (
     ARGUMENTS,
     LARGEST,
@@ -110,7 +110,7 @@ def encoded(passport: Passport) -> bytes:
     return len(header).to_bytes(8, "little") + header + body
 
 
-def _drawn(picture: Picture, arrays: _Arrays) -> dict[str, Any]:
+def _drawn(picture: RecordedImage, arrays: _Arrays) -> dict[str, Any]:
     return {
         "asked": picture.asked,
         "sigmas": list(picture.sigmas),
@@ -220,23 +220,23 @@ def _checked_text(header: Header) -> str:
     return text
 
 
-class Stored(NamedTuple):
+class FileTensor(NamedTuple):
     """A tensor of the file, and the dtype that it has there."""
 
     dtype: str
     array: NDArray[Any]
 
 
-Arrays = dict[str, Stored]
+Arrays = dict[str, FileTensor]
 
 
-def _array(header: Header, name: str) -> Stored:
+def _array(header: Header, name: str) -> FileTensor:
     tensor = header.tensors[name]
     if tensor.dtype not in NUMPY:
         raise bad(header.file.path, f"tensor '{clean(name, 60)}' is {tensor.dtype}, which no passport has")
     data = header.file.read(tensor.begin, tensor.end - tensor.begin)
     array = np.frombuffer(data, NUMPY[tensor.dtype]).reshape(tensor.shape)
-    return Stored(tensor.dtype, widened(array) if tensor.dtype in ("BF16", "F16") else array)
+    return FileTensor(tensor.dtype, widened(array) if tensor.dtype in ("BF16", "F16") else array)
 
 
 def _tensor(arrays: Arrays, name: str, dtype: str) -> NDArray[Any]:
@@ -262,13 +262,13 @@ def _passport(said: PassportJson, arrays: Arrays) -> Passport:
     )
 
 
-def _picture(said: PictureJson, arrays: Arrays) -> Picture:
+def _picture(said: PictureJson, arrays: Arrays) -> RecordedImage:
     latents, pixels = _tensor(arrays, said.latents, "F32"), _tensor(arrays, said.pixels, "U8")
     if latents.ndim != 4 or not np.isfinite(latents).all():
         raise ValueError(f"latents of shape {clean(latents.shape, 40)}, expected four axes of finite numbers")
     if pixels.shape != (said.asked.height, said.asked.width, 3):
         raise ValueError(f"pixels of shape {clean(pixels.shape, 40)}, which is not the size that was asked for")
-    return Picture(asked=said.asked.said(), sigmas=said.sigmas, noise=said.noise, latents=latents, pixels=pixels)
+    return RecordedImage(asked=said.asked.said(), sigmas=said.sigmas, noise=said.noise, latents=latents, pixels=pixels)
 
 
 def _recorded(said: BlockJson, arrays: Arrays) -> Recorded:

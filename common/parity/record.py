@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from qwenimg.common.base.block import Block
 from qwenimg.common.base.version import __version__
 from qwenimg.common.formats.fingerprint import fingerprint
-from qwenimg.common.parity.blocks import Part, network, parts, shapes_sum
+from qwenimg.common.parity.blocks import ComponentPolicy, network, parts, shapes_sum
 from qwenimg.common.parity.judged import figures
 from qwenimg.common.parity.parity import dtype_name
-from qwenimg.common.parity.passport import MAX_GAIN, Given, Kept, Model, Passport, Picture, Recorded, Side
+from qwenimg.common.parity.passport import MAX_GAIN, Given, Kept, Model, Passport, Recorded, RecordedImage, Side
 from qwenimg.common.parity.passport_schema import AskedJson
 from qwenimg.common.parity.rerun import with_own
 from qwenimg.common.parity.sample import TINY, Drawn, drawn_like, projected, rounded_otherwise, smaller
@@ -48,15 +48,15 @@ class Trace:
         self.checkpoint, self.last, self.whole, self.done = checkpoint, last, whole, 0
         self.calls: dict[str, tuple[int, str, Call]] = {}
 
-    def of(self, component: str) -> Look:
-        return Look(self, component)
+    def of(self, component: str) -> BlockRecorder:
+        return BlockRecorder(self, component)
 
     def found(self) -> list[tuple[str, str, Call]]:
         """Component, name and call of each block, in the order of their first calls."""
         return [(component, name, call) for name, (_, component, call) in self.calls.items()]
 
 
-class Look:
+class BlockRecorder:
     """Of one component that is open."""
 
     def __init__(self, trace: Trace, component: str):
@@ -151,8 +151,8 @@ def _drawn(pipe: Pipeline, asked: Mapping[str, Any], trace: Trace) -> Result:
     return event
 
 
-def _picture(pipe: Pipeline, asked: Mapping[str, Any], result: Result) -> Picture:
-    return Picture(
+def _picture(pipe: Pipeline, asked: Mapping[str, Any], result: Result) -> RecordedImage:
+    return RecordedImage(
         asked=AskedJson(**{name: value for name, value in asked.items() if name != "lora"}).said(),  # which has paths
         sigmas=pipe.model.plan(pipe.check(**asked)).sigmas,
         noise=result.recipe["noise_sha256"],
@@ -192,7 +192,7 @@ class Recorder:
 
     def __init__(
         self,
-        found: Mapping[str, Part],
+        found: Mapping[str, ComponentPolicy],
         whole: Mapping[str, bool],
         engine: Engine | None,
         exact: Engine | None,

@@ -64,7 +64,7 @@ class Column:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class BlockReport:
     model: str
     names: list[str]  # of all blocks, in order
     columns: list[Column]
@@ -78,7 +78,7 @@ class Report:
         return this.cells[name].error / first.cells[name].error
 
 
-def gathered(passports: Sequence[Passport]) -> Report:
+def gathered(passports: Sequence[Passport]) -> BlockReport:
     """Raises UsageError for passports of different models."""
     first = passports[0]
     for other in passports[1:]:
@@ -91,7 +91,7 @@ def gathered(passports: Sequence[Passport]) -> Report:
         for side in one.sides
     ]
     names = list(dict.fromkeys(block.name for one in passports for block in one.blocks))
-    return Report(model=first.model.name, names=names, columns=columns)
+    return BlockReport(model=first.model.name, names=names, columns=columns)
 
 
 def _policy(passport: Passport) -> str:
@@ -123,7 +123,7 @@ th { font-weight: 600; border-bottom: 1px solid #999 } td:first-child, th:first-
 """
 
 
-def page(report: Report) -> str:
+def page(report: BlockReport) -> str:
     """HTML without a script, a picture or a link."""
     title = f"Parity of {escape(clean(report.model, 60))}"
     parts = [
@@ -141,7 +141,7 @@ def page(report: Report) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _sides(report: Report) -> str:
+def _sides(report: BlockReport) -> str:
     rows = ["precision", "backend", "device", "versions", "blocks", "most of what is allowed", "in", "verdict"]
     lines = [_row("th", rows)]
     for column in report.columns:
@@ -164,7 +164,7 @@ def _key() -> str:
     return f'<table class="key"><tr>{"".join(_painted(text, colour) for text, colour in cells)}</tr></table>'
 
 
-def _map(report: Report) -> str:
+def _map(report: BlockReport) -> str:
     ratios = [any(report.ratio(i, name) is not None for name in report.names) for i, _ in enumerate(report.columns)]
     head = ["block"]
     for column, compared in zip(report.columns, ratios, strict=True):

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from PIL import Image, ImageDraw, ImageFont
 
 from qwenimg.common.base.text import clean
-from qwenimg.common.parity.report import FAILED, UNKNOWN, Cell, Report
+from qwenimg.common.parity.report import FAILED, UNKNOWN, BlockReport, Cell
 
 ROW, COLUMN, LABEL, MARGIN, TEXT = 16, 128, 380, 16, 12  # pixels
 INK, PAPER = (34, 34, 34), (255, 255, 255)
@@ -17,7 +17,7 @@ COLOURS = 256  # of the file, spread so that the rare ones are among them
 Font: TypeAlias = "ImageFont.FreeTypeFont | ImageFont.ImageFont"
 
 
-def png(report: Report) -> bytes:
+def png(report: BlockReport) -> bytes:
     names = report.names[:MOST]
     top = MARGIN + 5 * ROW
     width = 2 * MARGIN + LABEL + COLUMN * max(len(report.columns), 5)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.text import aligned, clean
-from qwenimg.common.parity.check import Drawn, Judged
+from qwenimg.common.parity.check import Judged, RedrawnImage
 from qwenimg.common.parity.passport import Passport
 from qwenimg.common.parity.stations import Passed
 from qwenimg.common.precision.precision import short
@@ -26,7 +26,7 @@ def headline(passport: Passport) -> str:
     )
 
 
-def lines(judged: Sequence[Judged], drawn: Drawn | None = None) -> list[str]:
+def lines(judged: Sequence[Judged], drawn: RedrawnImage | None = None) -> list[str]:
     """The result of a check."""
     rows: list[tuple[str, ...]] = [
         ("component", "blocks", "dtypes", "worst error", "recorded", "allowed", "worst block")
@@ -41,7 +41,7 @@ def lines(judged: Sequence[Judged], drawn: Drawn | None = None) -> list[str]:
     return found if drawn is None else [*found, *_picture(drawn)]
 
 
-def _picture(drawn: Drawn) -> list[str]:
+def _picture(drawn: RedrawnImage) -> list[str]:
     """Of each kind of station the one that differs the most of what it is allowed, and what failed."""
     kinds: dict[str, list[Passed]] = {}
     for one in drawn.stations:
@@ -58,7 +58,7 @@ def _picture(drawn: Drawn) -> list[str]:
     return [*found, f"the whole picture: latents differ by {drawn.latents:.1e}, pixels by {drawn.pixels}{wrong}"]
 
 
-def not_looked_at(passport: Passport, drawn: Drawn | None) -> list[str]:
+def not_looked_at(passport: Passport, drawn: RedrawnImage | None) -> list[str]:
     """Return what of a run the check did not judge."""
     if drawn is None:
         return [PICTURE]
@@ -83,7 +83,7 @@ def _share(error: float, allowed: float) -> float:
     return error / allowed if error == error and allowed > 0 else float("inf")
 
 
-def verdict(judged: Sequence[Judged], drawn: Drawn | None) -> str:
+def verdict(judged: Sequence[Judged], drawn: RedrawnImage | None) -> str:
     """Why the check failed, in a line; "" where it did not."""
     failed = [one for one in judged if one.failures]
     if failed:

@@ -95,7 +95,7 @@ def learning_rate(step: int, steps: int, peak: float) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Phase:
+class TrainingPhase:
     """Steps `start` to `stop` - 1, computed in `dtype` (float32, bfloat16 or float16)."""
 
     name: str
@@ -108,7 +108,7 @@ class Phase:
         return self.stop - self.start
 
 
-def plan_phases(precision: str, steps: int, shares: str | None = None) -> tuple[Phase, ...]:
+def plan_phases(precision: str, steps: int, shares: str | None = None) -> tuple[TrainingPhase, ...]:
     """The phases of a run: `precision` is a preset or one dtype for all, `shares` as `parse_shares` reads it.
 
     The spans are rounded so that they add up to `steps`; one may be empty in a short run. Raises UsageError.
@@ -120,12 +120,12 @@ def plan_phases(precision: str, steps: int, shares: str | None = None) -> tuple[
     for name in PHASES:
         done += percent[name]
         stop = round(steps * done / total)
-        phases.append(Phase(name=name, dtype=chosen[name], start=start, stop=stop))
+        phases.append(TrainingPhase(name=name, dtype=chosen[name], start=start, stop=stop))
         start = stop
     return tuple(phases)
 
 
-def phase_at(phases: Sequence[Phase], step: int) -> Phase:
+def phase_at(phases: Sequence[TrainingPhase], step: int) -> TrainingPhase:
     """The phase that `step` is in."""
     return next(phase for phase in phases if phase.start <= step < phase.stop)
 
@@ -170,7 +170,7 @@ def _share(name: str, text: str) -> float:
     return value
 
 
-def memory_estimate(phases: Sequence[Phase]) -> float:
+def memory_estimate(phases: Sequence[TrainingPhase]) -> float:
     """Memory of the run, averaged over its steps, as a share of the same run in float32 throughout.
 
     A step in 16 bits counts half: 10/20/60/10 % under the default preset is 0.1 + 0.2 + 0.6 * 0.5 + 0.1 = 0.7.
@@ -178,11 +178,11 @@ def memory_estimate(phases: Sequence[Phase]) -> float:
     return weighted(phases, RELATIVE_MEMORY)
 
 
-def weighted(phases: Sequence[Phase], by_dtype: dict[str, float]) -> float:
+def weighted(phases: Sequence[TrainingPhase], by_dtype: dict[str, float]) -> float:
     """The mean over all steps of what `by_dtype` says of each step's dtype."""
     return sum(phase.steps * by_dtype[phase.dtype] for phase in phases) / sum(phase.steps for phase in phases)
 
 
-def describe_phases(phases: Sequence[Phase]) -> str:
+def describe_phases(phases: Sequence[TrainingPhase]) -> str:
     """One line: `warm-up 0-99 fp32, full 100-299 fp32, ...`."""
     return ", ".join(f"{p.name} {p.start}-{p.stop - 1} {short(p.dtype)}" for p in phases if p.steps)

@@ -191,11 +191,8 @@ class LoadPlan:
     known: frozenset[str] = frozenset()  # all tensors of the files that belong to it, used or not
 
     def stored(self, precision: Precision, role: str | None = None) -> LoadPlan:
-        """Return the plan with every parameter in the dtype that `precision` has for its `role`: text, transformer or
-        vae, by default the role in the component's name.
-
-        Quantized weights stay quantized, and compute in that dtype.
-        """
+        """Return the plan with every parameter in the dtype that `precision` has for its `role`: text, transformer
+        or vae, by default that of the component's name. Quantized weights stay quantized, and compute in that dtype."""
         part = role or self.component
 
         def in_dtype(entry: Entry) -> Entry:
@@ -353,10 +350,7 @@ def read_branch(entry: Entry) -> tuple[np.ndarray, np.ndarray] | None:
 
 def read_codes(entry: Entry) -> Coded:
     """Return the quantized values of an `entry` with packed storage: the file's own codes if it has them, else
-    quantized from its values.
-
-    Raises ModelError as `raw` does, and if a scale or value is not finite.
-    """
+    quantized from its values. Raises ModelError as `raw` does, and if a scale or value is not finite."""
     assert isinstance(entry.storage, Packed)
     code, source = entry.storage.code, entry.source
     stays = source.kept

@@ -256,7 +256,7 @@ def test_products_outside_of_layers_are_seen(twin: Twin) -> None:
 HEAD = next(block for block in BLOCKS if block.name == "dit.head")
 
 
-def head(bench: Bench, twin: Twin) -> parity.Verdict:
+def head(bench: Bench, twin: Twin) -> parity.BlockVerdict:
     """The head under bf16, its weights loaded now, against float64 by the limits of float32."""
     values = HEAD.values("normal", "bfloat16")
     reference = bench.reference(HEAD, "normal", "bfloat16")[0]

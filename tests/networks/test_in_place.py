@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from paper.torch_kernels import CALLS
 from paper_cases import NETWORKS
 from parity_cases import TEXT
-from qwenimg.backends.torch.kernels import CALLS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from qwenimg.backends.torch import ops

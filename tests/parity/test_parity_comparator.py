@@ -9,7 +9,7 @@ import pytest
 from parity_cases import rounded
 
 from qwenimg.common.parity import parity
-from qwenimg.common.parity.parity import Case, Output, Verdict, identical, judge
+from qwenimg.common.parity.parity import BlockVerdict, Case, Output, identical, judge
 
 DTYPES = ("float32", "bfloat16", "float16")
 SHAPE = (8, 125, 1000)  # a million values
@@ -28,7 +28,9 @@ def right(reference: np.ndarray) -> dict[str, np.ndarray]:
     return {dtype: rounded(reference, dtype) for dtype in DTYPES}
 
 
-def verdict(reference: np.ndarray, a: np.ndarray, b: np.ndarray, dtype: str, *, returned: str | None = None) -> Verdict:
+def verdict(
+    reference: np.ndarray, a: np.ndarray, b: np.ndarray, dtype: str, *, returned: str | None = None
+) -> BlockVerdict:
     sides = {"a": Output(values=a, dtype=returned or dtype), "b": Output(values=b, dtype=dtype)}
     return judge(Case(component="test", dtype=dtype, returned=dtype), reference, sides)
 

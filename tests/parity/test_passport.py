@@ -28,7 +28,7 @@ from qwenimg.common.parity import passport_file, report
 from qwenimg.common.parity.blocks import parts
 from qwenimg.common.parity.check import blocks as check_blocks
 from qwenimg.common.parity.passport import Figure, Kept, Passport
-from qwenimg.common.parity.record import Look, Trace
+from qwenimg.common.parity.record import BlockRecorder, Trace
 from qwenimg.common.parity.sample import PROJECTIONS, Drawn, drawn_like, projected
 from qwenimg.common.precision.precision import FP32
 from qwenimg.common.runtime.traced import Values, leaves
@@ -486,7 +486,7 @@ def test_a_trace_costs_nothing_where_nobody_looks(backend: str, tiny_folder: Pat
     checkpoint = registry.open_model(tiny_folder).checkpoint
     part = parts(checkpoint, FP32)["transformer"]
     plain, watched = (engine.open(part.component.network, part.component.config, part.plan, FP32) for _ in range(2))
-    engine.watch(watched, part.network.traced, Look(Trace(checkpoint, 1, {}), "transformer"))
+    engine.watch(watched, part.network.traced, BlockRecorder(Trace(checkpoint, 1, {}), "transformer"))
     own = sys.modules[type(plain).__module__].TransformerBlock
     assert type(plain.model.transformer_blocks[0]) is own
     assert type(watched.model.transformer_blocks[0]) is not own and isinstance(watched.model.transformer_blocks[0], own)

@@ -60,7 +60,7 @@ class Bench:
 
     def judge(
         self, block: Block, precision: Precision, family: str = "normal", only: Twin | None = None, fresh: bool = False
-    ) -> list[parity.Verdict]:
+    ) -> list[parity.BlockVerdict]:
         """One verdict for each output. `only` one backend where a fault is planted there; `fresh`: load it again."""
         stored = precision.stored_dtype(block.part)
         references = self.reference(block, family, stored)

@@ -127,7 +127,7 @@ class SDBench(Bench):
             self._components[key] = make(config, self.files(stored).plans[part], precision)
         return self._components[key]
 
-    def judge(self, block: Block, precision: Precision, family: str = "normal") -> list[parity.Verdict]:
+    def judge(self, block: Block, precision: Precision, family: str = "normal") -> list[parity.BlockVerdict]:
         stored = precision.stored_dtype(block.part)
         references, values = self.reference(block, family, stored), block.values(family, stored)
         made = {

@@ -97,7 +97,7 @@ class Run:
     def checkpoint(self) -> Path:
         return self.stem.with_suffix(".safetensors")
 
-    def _phases(self, device: torch.device) -> tuple[training.Phase, ...]:
+    def _phases(self, device: torch.device) -> tuple[training.TrainingPhase, ...]:
         config, precision = self.config, self.config.precision
         if precision == "auto":
             precision, reason = recommend(device)

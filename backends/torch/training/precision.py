@@ -19,7 +19,7 @@ from torch import Tensor
 from qwenimg.backends.torch.ops import DTYPES
 from qwenimg.backends.torch.training.threads import Workers
 from qwenimg.common.base.errors import NumericsError
-from qwenimg.common.training.config import MAX_STEPS, Phase, phase_at
+from qwenimg.common.training.config import MAX_STEPS, TrainingPhase, phase_at
 
 Part = tuple[float, Callable[[], Tensor]]
 """A share of a step's batch, and what computes its mean loss."""
@@ -69,7 +69,7 @@ class MixedPrecision:
 
     def __init__(
         self,
-        phases: Sequence[Phase],
+        phases: Sequence[TrainingPhase],
         device: torch.device,
         scaler: LossScaler,
         tell: Callable[[str], None],
