@@ -6,8 +6,7 @@ import importlib.util
 import os
 import sys
 from importlib.metadata import version
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from qwenimg.common.base import forked
 from qwenimg.common.base.errors import BackendMissing, UsageError
@@ -16,39 +15,17 @@ from qwenimg.common.memory import limits
 
 if TYPE_CHECKING:
     from qwenimg.common.runtime.engine import Engine
-    from qwenimg.common.runtime.kernels import Counts
 
 NAMES = ("auto", "mlx", "cuda", "cpu")
 PLACED = ("mlx:cpu", "mlx:gpu")  # for comparisons: MLX on that device, for as long as no other is loaded
 MISSING = "not available: "  # what `available` says starts with it where a backend is not
 _LOADED_BY: dict[str, int] = {}  # the process that first loaded a package
-_RUN = "import runpy, sys; runpy.run_path(sys.argv[1])['main'](sys.argv[2])"
 _PACKAGES = {"mlx": "mlx", "cuda": "torch", "cpu": "torch"}
 # Bytes of address space and of data that each takes to load: with less it ends the process itself.
 _ROOM = {"mlx": (320 << 20, 120 << 20), "torch": (700 << 20, 300 << 20)}
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the name before torch 2.9
 # qwenimg itself is on no index: it is installed from a clone.
 _INSTALL = "in the clone of qwenimg: pip install '.[{}]' (README.md: Install)"
-
-
-class Peer(NamedTuple):
-    """What `qwenimg bench --against` times beside ours, in a process of its own."""
-
-    file: str  # its arm, in this folder
-    needs: tuple[str, ...]  # what that imports
-    install: str
-    backend: str = ""  # the one of ours that it is compared with, where that is not free
-    given: bool = False  # whether it takes text states and noise levels from our arm
-
-    def command(self, python: str) -> list[str]:
-        """Runs the arm, by its path, so that `python` need not have qwenimg; the file of the job is to be added."""
-        return [python, "-c", _RUN, str(Path(__file__).parent / self.file)]
-
-
-PEERS = {
-    "diffusers": Peer("torch/peer.py", ("qwenimg", "torch", "diffusers"), "pip install diffusers transformers"),
-    "mflux": Peer("mlx/peer.py", ("numpy", "mlx", "mflux"), "pip install mflux==0.24.0", "mlx", given=True),
-}
 
 
 def installed(name: str) -> bool:
@@ -88,22 +65,6 @@ def load(name: str = "auto") -> Engine:
             f"--backend {name}: {package} is installed but does not load ({clean(error, 80)}); install it again"
         ) from None
     return TorchEngine(name)
-
-
-def counter(apple: bool = False) -> Counts:
-    """What counts the kernels of a network without running them: those of MLX by its graph, for Apple's chips, or those
-    that torch's dispatcher hands out. Raises BackendMissing where the framework is not installed."""
-    package = "mlx" if apple else "torch"
-    if not installed("mlx" if apple else "cpu"):
-        raise BackendMissing(f"counting kernels needs {package}; {_INSTALL.format(package)}")
-    _check_room(package)
-    if apple:
-        from qwenimg.backends.mlx import kernels as on_mlx
-
-        return on_mlx.kernels
-    from qwenimg.backends.torch.kernels import kernels
-
-    return kernels
 
 
 def available() -> dict[str, str]:

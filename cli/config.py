@@ -16,23 +16,17 @@ from click.core import ParameterSource
 
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.choices import PARTS
+from qwenimg.common.families.opening import OPENING
 from qwenimg.common.jobs import fields
 from qwenimg.common.jobs.fields import SAID
+from qwenimg.common.request.parts import PARTS
 
 MAX_BYTES = 64 << 10
 # Seeds, prompts and files belong to one run.
 KEYS: Mapping[str, tuple[type, ...]] = {
-    "model": (str,),
-    **dict.fromkeys((*PARTS, "models_dir"), (str,)),
-    "backend": (str,),
-    "preset": (str,),
-    "precision": (str,),
-    "fallback": (bool,),
-    "cache_prompts": (bool,),
+    **{name: OPENING[name].types for name in OPENING if OPENING[name].config},
     **{name: SAID[name].types for name in SAID if SAID[name].config},
     "output": (str,),
-    "offline": (bool,),
     "no_metadata": (bool,),
     "quiet": (bool,),
 }
@@ -84,14 +78,8 @@ def _check(found: Mapping[str, Any]) -> None:
     if backend not in NAMES:
         raise UsageError(f"backend is {clean(backend, 40)!r}; choose one of {', '.join(NAMES)}")
     fields.check(fields.fields({name: value for name, value in found.items() if name in SAID}))
-    if "preset" in found:
-        from qwenimg.common.precision import presets
-
-        presets.check(found["preset"])
-    if "precision" in found:
-        from qwenimg.common.families import registry
-
-        registry.check_precision(found["precision"])
+    for name in (name for name in OPENING if name in found):
+        OPENING[name].check(found[name])
     if "output" in found:
         from qwenimg.common.jobs.naming import output_path
 
@@ -130,7 +118,7 @@ def settle(ctx: click.Context, given: dict[str, Any]) -> None:
 def _as_option(name: str, value: Any) -> Any:
     if name == "models_dir":
         return folders(value)
-    return Path(value) if name in PARTS else value
+    return Path(value) if name in OPENING and OPENING[name].kind is Path else value
 
 
 def folders(text: str) -> tuple[Path, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,9 +10,8 @@ from qwenimg.cli import places, streams
 from qwenimg.cli.options import TEXTS
 from qwenimg.cli.pull import Bar
 from qwenimg.common.base.amounts import counted, size_text
-
-if TYPE_CHECKING:
-    from qwenimg.common.families.choices import Prediction
+from qwenimg.common.families.opening import Opening
+from qwenimg.common.request.parts import PARTS
 
 _PATH = click.Path(path_type=Path, readable=False)  # what cannot be read is reported later, with its exit code
 
@@ -26,37 +24,26 @@ _PATH = click.Path(path_type=Path, readable=False)  # what cannot be read is rep
     "--lora", type=TEXTS, multiple=True, metavar="FILE[:SCALE]", help="Added to the weights; may be repeated."
 )
 @click.option("--dtype", type=click.Choice(("bf16", "fp16", "fp32")), help="Of what is not in codes; else as it is.")
-@places.parts
-@click.option("--prediction", type=places.PREDICTS, help="What the UNet of a Stable Diffusion file predicts.")
+@places.declared(*PARTS, "tokenizer")
+@places.declared("prediction", metavar=None, help="What the UNet of a Stable Diffusion file predicts.")
 @click.option("--quiet", is_flag=True, help="Only errors on standard error.")
 @places.found
-def convert(
-    model: str,
-    out: Path,
-    quantize: str | None,
-    lora: tuple[str, ...],
-    dtype: str | None,
-    prediction: Prediction | None,
-    quiet: bool,
-    **given: Any,
-) -> None:
+def convert(opening: Opening, out: Path, lora: tuple[str, ...], dtype: str | None, quiet: bool) -> None:
     """Write MODEL, a folder, a file or a name, as the folder OUT: in fewer bits, with LoRAs in its weights, or as is.
 
     What `-q` does while a model is loaded is done once, and drawn with at once. OUT appears when it is whole; a run
     that was ended, however hard, goes on when it is started again with the same options."""
     import os
 
-    from qwenimg.common.conversion.convert import Asked, convert
-    from qwenimg.common.families.choices import PARTS, components_of
-    from qwenimg.common.hub.resolve import find_part, resolve
+    from qwenimg.common.conversion.convert import convert
+    from qwenimg.common.hub.resolve import resolve, with_parts_found
 
-    files = {name: find_part(path) if name in PARTS else path for name, path in given.items() if path is not None}
-    found = resolve(model, without=components_of(part for part in PARTS if part in files))
-    name = found.known.name if found.known is not None and "transformer" not in files else None
-    asked = Asked(model=name, quantize=quantize, lora="; ".join(lora), dtype=dtype, prediction=prediction, **files)
+    choices = with_parts_found(opening).choices
+    model = resolve(opening.model, without=choices.elsewhere)
+    name = model.known.name if model.known is not None and "transformer" not in choices.parts else None
     told = Told(quiet=quiet)
     try:
-        convert(found.folder, out, asked, told)
+        convert(model.folder, out, choices, told, name=name, lora="; ".join(lora), dtype=dtype)
     finally:
         told.bar.close()
     streams.put(os.fsencode(out) + b"\n")

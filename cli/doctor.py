@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
+from dataclasses import replace
 
 import click
 
-from qwenimg.cli import options, places
+from qwenimg.cli import places
+from qwenimg.common.families.opening import Opening
 
 
 @click.command("doctor")
 @click.argument("model", required=False)
-@options.backend
+@places.declared("backend")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @places.found
-def doctor(model: str | None, backend: str, as_json: bool) -> int:
+def doctor(opening: Opening, as_json: bool) -> int:
     """Measures this device, in seconds: a matrix product, a convolution and attention in each dtype against float64.
 
     With MODEL (a name, folder or file) it says what --preset auto chooses for that; a known name needs no files. Ends
@@ -26,18 +28,17 @@ def doctor(model: str | None, backend: str, as_json: bool) -> int:
     from qwenimg.cli import streams
     from qwenimg.common.base.errors import NumericsError
     from qwenimg.common.base.text import aligned
-    from qwenimg.common.families.choices import Choices
     from qwenimg.common.hub import outlook
-    from qwenimg.common.hub.planned import opened
+    from qwenimg.common.hub.open_model import open_files
     from qwenimg.common.measure.doctor import examine, lines, on_paper
 
-    engine = backends.load(backend)
+    engine = backends.load(opening.backend)
     with ExitStack() as stack:
         examined = None
-        if model is not None:
-            resolved, found, _ = opened(model, Choices(), offline=True)
-            stack.callback(found.checkpoint.close)
-            examined = (resolved.name, found.family.precision, found.checkpoint)
+        if opening.model is not None:
+            files = open_files(replace(opening, offline=True), planned=True)
+            stack.callback(files.close)
+            examined = (files.resolved.name, files.opened.family.precision, files.opened.checkpoint)
         report = examine(engine, examined)
     fits = outlook.every(on_paper(engine, report))
     if as_json:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import qwenimg
 from qwenimg.cli import elsewhere, failures, streams
@@ -16,21 +15,19 @@ from qwenimg.cli.options import parse_debug
 from qwenimg.cli.progress import Report
 from qwenimg.cli.signals import Stop
 from qwenimg.common.base import atomic_files
-from qwenimg.common.base.amounts import counted
-from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.choices import PARTS
-from qwenimg.common.jobs.fields import Fields, check, fields, merged, option_in, seeds
-from qwenimg.common.jobs.naming import output_path
+from qwenimg.common.families.opening import Opening, opening_of
+from qwenimg.common.jobs.fields import Fields, fields, merged, option_in
+from qwenimg.common.jobs.legal import check_cache, check_forms, check_replay, read_noise, read_pictures
 from qwenimg.common.jobs.pictures import Picture, makes_folder, pictures
 from qwenimg.common.jobs.prompt_file import read_prompts
-from qwenimg.common.jobs.replay import Replay, check_model, read_replay
+from qwenimg.common.jobs.replay import Replay, read_replay
 from qwenimg.common.jobs.run import Job, Outcome, completed, estimated, prepare, run
-from qwenimg.common.pictures import latents as latents_
+from qwenimg.common.request.parts import PARTS
 
 if TYPE_CHECKING:
-    from qwenimg import Pipeline, Step
-    from qwenimg.common.families.choices import Prediction
+    from qwenimg import Step
     from qwenimg.common.memory.estimate import Estimate
 
 
@@ -40,30 +37,13 @@ class Flags:
 
     words: tuple[str, ...]
     said: Fields  # of the options in `jobs.fields.SAID`, None where it was not given
+    opening: Mapping[str, Any]  # of the options in `families.opening.OPENING`
     prompt_file: str | None
     keep_going: bool
     replay: Path | None
     image: Path | None
     mask: Path | None
-    refiner: str | None
-    transformer: Path | None
-    text_encoder: Path | None
-    text_encoder_2: Path | None
-    vae: Path | None
-    models_dir: tuple[Path, ...]
-    tokenizer: Path | None
-    prediction: Prediction | None
-    quantize: str | None
-    max_memory: str | None
-    model: str | None
-    backend: str
-    compile: str
-    preset: str | None
-    precision: str | None
     step_cache_check: bool
-    fallback: bool
-    cache_prompts: bool
-    offline: bool
     latents: Path | None
     output: str | None
     overwrite: bool
@@ -75,7 +55,8 @@ class Flags:
 
 
 def draw(flags: Flags, stop: Stop, warnings: Iterable[str] = ()) -> int:
-    """The whole run; its exit code. Raises QwenimgError, before any model is opened where that is possible.
+    """Draw all that `flags` ask for and return the exit code. Raises QwenimgError, before any model is opened where
+    that is possible.
 
     warnings: of what was given."""
     from qwenimg.common.hub import resolve
@@ -83,16 +64,17 @@ def draw(flags: Flags, stop: Stop, warnings: Iterable[str] = ()) -> int:
     report = Report(as_json=flags.json, quiet=flags.quiet, debug=parse_debug(flags.debug))
     for line in warnings:
         report.notify("warning", line)
-    _check_forms(flags)
+    opening = opening_of(flags.opening)
+    check_forms(flags.said, flags.output, flags.latents, flags.save_latents)
     replay = None if flags.replay is None else read_replay(flags.replay)
     for line in () if replay is None else replay.messages:
         report.notify("warning", line)
-    replay = _with_loras(flags, replay, report)
+    replay = _with_loras(flags, opening, replay, report)
     wanted, failed = _wanted(flags, replay, report)
-    flags, wanted = _located(flags, wanted)
-    _check_files(flags, replay, wanted)
+    opening, wanted = _located(opening, wanted)
+    _check_files(flags, opening, replay, wanted)
     job = _job(flags, replay, wanted, report)
-    advice = None if _given(flags) else resolve.advice(flags.model or (None if replay is None else replay.model))
+    advice = None if opening.parts else resolve.advice(opening.model or (None if replay is None else replay.model))
     notes = list[str]()
     if advice is not None:
         wanted = kept(
@@ -102,7 +84,7 @@ def draw(flags: Flags, stop: Stop, warnings: Iterable[str] = ()) -> int:
     for folder in {picture.path.parent for picture in wanted if picture.path is not None}:
         atomic_files.sweep(folder)
     try:
-        pipe = _open(flags, replay, report)
+        pipe = qwenimg.open_pipeline(replace(_replayed(flags, opening, replay), compile="auto"), report.notify)
         wanted = [completed(picture, pipe, job) for picture in wanted]
         sizes = dict.fromkeys((picture.said("width"), picture.said("height")) for picture in wanted)
         for line in notes if advice is None else [*notes, *advice.sizes(sizes)]:
@@ -117,10 +99,10 @@ def draw(flags: Flags, stop: Stop, warnings: Iterable[str] = ()) -> int:
             failed,
             keep_going=flags.keep_going,
         )
-        compiled = pipe.compile(flags.compile, sum(one.seconds for one in expected))
+        compiled = pipe.compile(opening.compile, sum(one.seconds for one in expected))
         step = max(one.step for one in expected)
         report.headline(pipe.headline(), expected)
-        report.decided(flags.compile, compiled)
+        report.decided(opening.compile, compiled)
         report.plan(pipe, wanted)
         prepare(pipe, wanted)
         with stop.waits(step):
@@ -163,27 +145,6 @@ class RunReport:
 # Before the model is opened
 
 
-def _check_forms(flags: Flags) -> None:
-    """Raises UsageError for a value of a wrong form, before any file is opened."""
-    from qwenimg.common.families.running import Running
-
-    Running(
-        precision=flags.precision or "auto",
-        preset=flags.preset or "auto",
-        quantize=flags.quantize,
-        max_memory=flags.max_memory,
-    )
-    said = fields(flags.said)
-    check(said)
-    seeds(said, 0)
-    if flags.output != "-":
-        output_path(flags.output, seed=0, index=1, prompt="", now=datetime.now(UTC), several=False, same_seeds=False)
-    if flags.latents is not None:
-        latents_.kind_of(flags.latents)
-    if flags.save_latents is not None and flags.save_latents.suffix.lower() not in latents_.SUFFIXES:
-        raise UsageError(f"--save-latents {clean(flags.save_latents, 120)}: let the name end in .npy or .safetensors")
-
-
 def _wanted(flags: Flags, replay: Replay | None, report: Report) -> tuple[list[Picture], list[int]]:
     """The pictures to make, and the exit codes of those that cannot be; those are reported. Raises QwenimgError."""
     prompt = _prompt(flags)
@@ -196,32 +157,32 @@ def _wanted(flags: Flags, replay: Replay | None, report: Report) -> tuple[list[P
     return wanted, report_faults(faults, report, left=len(wanted), keep_going=flags.keep_going)
 
 
-def _with_loras(flags: Flags, replay: Replay | None, report: Report) -> Replay | None:
-    """`replay` with the LoRAs of its recipe that are in the folders of --models-dir. Raises UsageError where one is
-    not."""
-    if replay is None or "lora" not in replay.used or flags.said["lora"] is not None or not flags.models_dir:
+def _with_loras(flags: Flags, opening: Opening, replay: Replay | None, report: Report) -> Replay | None:
+    """Return `replay` with the LoRAs of its recipe that are in the folders of --models-dir. Raises UsageError where one
+    is not."""
+    if replay is None or "lora" not in replay.used or flags.said["lora"] is not None or not opening.models_dir:
         return replay
     from qwenimg.common.hub.lora_search import located
     from qwenimg.common.hub.model_folders import read_folders
 
-    text, lines = located(read_folders(flags.models_dir), replay.used["lora"], replay.lora_fingerprints)
+    text, lines = located(read_folders(opening.models_dir), replay.used["lora"], replay.lora_fingerprints)
     for line in lines:
         report.notify("stage", line)
     used = {name: value for name, value in replay.used.items() if name != "lora"}
     return replace(replay, fields=replay.fields | {"lora": text}, used=used)
 
 
-def _located(flags: Flags, wanted: list[Picture]) -> tuple[Flags, list[Picture]]:
-    """With the paths of what is found by name in the folders of --models-dir. Raises UsageError and ModelError."""
-    if not flags.models_dir:
-        return flags, wanted
-    from qwenimg.common.hub.model_folders import read_folders
+def _located(opening: Opening, wanted: list[Picture]) -> tuple[Opening, list[Picture]]:
+    """Return both with the paths of what is found by name in the folders of --models-dir. Raises UsageError and
+    ModelError."""
+    if not opening.models_dir:
+        return opening, wanted
     from qwenimg.common.hub.part_files import located
 
-    folders = read_folders(flags.models_dir)
-    found = located(folders, {name: getattr(flags, name) for name in ("model", "refiner", *PARTS)})
-    changed = [replace(one, asked=one.asked | folders.options({"lora": one.said("lora")})) for one in wanted]
-    return replace(flags, **found), changed
+    folders, opening = located(opening)
+    loras = [(one, one.said("lora")) for one in wanted]
+    changed = [replace(one, asked=one.asked | {"lora": folders.lora(lora)}) if lora else one for one, lora in loras]
+    return opening, changed
 
 
 def _prompt(flags: Flags) -> str | None:
@@ -241,10 +202,10 @@ def _prompt(flags: Flags) -> str | None:
     return flags.words[0] if flags.words else flags.said["prompt"]
 
 
-def _check_files(flags: Flags, replay: Replay | None, wanted: Sequence[Picture]) -> None:
-    """What can be refused about files without a model. Raises UsageError."""
-    if flags.step_cache_check and not any(one.said("step_cache") or one.said("cached_calls") for one in wanted):
-        raise UsageError("--step-cache-check compares what --step-cache draws; give both")
+def _check_files(flags: Flags, opening: Opening, replay: Replay | None, wanted: Sequence[Picture]) -> None:
+    """Check what can be refused about files without a model. Raises UsageError."""
+    if flags.step_cache_check:
+        check_cache(wanted)
     if flags.output == "-":
         if len(wanted) > 1:
             raise UsageError(f"-o -: standard output takes one picture, this run makes {len(wanted)}")
@@ -252,11 +213,13 @@ def _check_files(flags: Flags, replay: Replay | None, wanted: Sequence[Picture])
             raise UsageError("-o - and --json both write to standard output; give one of them")
         if sys.stdout is not None and sys.stdout.isatty():
             raise UsageError("-o -: a terminal cannot take a PNG; send the output to a file or a program")
-    if replay is not None and replay.noise_given and flags.latents is None and flags.said["seed"] is None:
-        raise UsageError("--from: the noise of that picture was given with --latents; give the same file, or a seed")
     if replay is not None:
-        _check_same(flags, replay.used)
-        check_model(replay, flags.model)
+        from qwenimg.common.hub.replayed import with_recorded_parts
+
+        found = with_recorded_parts(opening, replay)
+        given = {"image_sha256": flags.image, "mask_sha256": flags.mask, "latents": flags.latents}
+        parts = {part: found.value(part) for part in PARTS}
+        check_replay(replay, given | parts | {name: flags.said[name] for name in ("lora", "seed")}, opening.model)
     if flags.save_latents is not None:
         atomic_files.check_output(flags.save_latents, overwrite=flags.overwrite)
 
@@ -269,38 +232,12 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def _check_same(flags: Flags, used: Mapping[str, str]) -> None:
-    """Raises UsageError unless all that a recipe names and does not hold is given."""
-    for key, option, value in (
-        ("image_sha256", "-i", flags.image),
-        ("mask_sha256", "--mask", flags.mask),
-        *((part, f"--{part.replace('_', '-')}", _part(part, flags, used)) for part in PARTS),
-        ("lora", "--lora", flags.said["lora"]),
-    ):
-        if key in used and value is None:
-            what = "" if key.endswith("sha256") else f" ({clean(used[key], 60)})"
-            raise UsageError(f"--from: that picture was made with {option}{what}; give the same")
-
-
-def _read_noise(path: Path, wanted: Sequence[Picture]) -> Any:
-    """Latents [N, C, h, w], one for each picture or one for all prompts. Raises UsageError."""
-    noise = latents_.read_latents(path)
-    if len(noise) not in (1, len(wanted)):
-        raise UsageError(
-            f"--latents {clean(path, 120)}: has {counted(len(noise), 'row')} of latents, "
-            f"this run makes {counted(len(wanted), 'picture')}"
-        )
-    # Another sampler may draw noise in its steps, from the seed.
-    drawn = any(picture.said("sampler") for picture in wanted)
-    if len(noise) < len(wanted) and len({picture.prompt for picture in wanted}) < len(wanted) and not drawn:
-        raise UsageError("--latents takes the place of the seed: several seeds would make one picture; give one")
-    return noise
-
-
 def _job(flags: Flags, replay: Replay | None, wanted: Sequence[Picture], report: Report) -> Job:
-    """The arrays that were given, and how pictures are written. Raises UsageError and ModelError."""
-    noise = None if flags.latents is None else _read_noise(flags.latents, wanted)
-    image, mask = _read_pictures(flags, report)
+    """Read the arrays that were given, and say how pictures are written. Raises UsageError and ModelError."""
+    noise = None if flags.latents is None else read_noise(flags.latents, wanted)
+    image, mask, notes = read_pictures(flags.image, flags.mask, flags.said["strength"])
+    for line in notes:
+        report.notify("warning", line)
     return Job(
         image=image,
         mask=mask,
@@ -315,75 +252,11 @@ def _job(flags: Flags, replay: Replay | None, wanted: Sequence[Picture], report:
     )
 
 
-def _read_pictures(flags: Flags, report: Report) -> tuple[Any, Any]:
-    """The picture to start from, and its mask. Raises UsageError and ModelError."""
-    if flags.image is None:
-        for option, value in (("--mask", flags.mask), ("--strength", flags.said["strength"])):
-            if value is not None:
-                raise UsageError(f"{option} needs the picture that it is for; give it with -i")
-        return None, None
-    from qwenimg.common.pictures import input
+def _replayed(flags: Flags, opening: Opening, replay: Replay | None) -> Opening:
+    """Return `opening` with what is left to the recipe of a picture that is made again. Raises ModelError."""
+    if replay is None or flags.replay is None:
+        return opening
+    from qwenimg.common.hub.replayed import replayed
 
-    image, notes = input.read_image(flags.image)
-    mask, more = (None, []) if flags.mask is None else input.read_mask(flags.mask, image)
-    for line in notes + more:
-        report.notify("warning", line)
-    return image, mask
-
-
-def _open(flags: Flags, replay: Replay | None, report: Report) -> Pipeline:
-    from qwenimg.common.families.choices import components_of
-    from qwenimg.common.hub.resolve import TOKENIZER
-
-    model, refiner, precision, prediction = flags.model, flags.refiner, flags.precision, flags.prediction
-    quantize, used = flags.quantize, {} if replay is None else replay.used
-    parts: dict[str, Any] = {part: _part(part, flags, used) for part in PARTS}
-    if replay is not None:
-        without = components_of(part for part, path in parts.items() if path is not None)
-        without |= set() if flags.tokenizer is None else {TOKENIZER}
-        model = model or (None if replay.model is None else _named(replay.model, "-m", flags, without))
-        if refiner is None and "refiner" in replay.used:
-            refiner = _named(replay.used["refiner"], "--refiner", flags, frozenset())
-        precision = precision or (replay.precision if flags.preset is None else None)
-        prediction = prediction or cast(Any, replay.used.get("prediction"))
-        quantize = quantize or replay.used.get("quantize")
-    return qwenimg.load(
-        model,
-        flags.backend,
-        precision or "auto",
-        preset=flags.preset or "auto",
-        offline=flags.offline,
-        refiner=refiner,
-        **parts,
-        tokenizer=flags.tokenizer,
-        prediction=prediction,
-        quantize=quantize,
-        max_memory=flags.max_memory,
-        fallback=flags.fallback,
-        cache_prompts=flags.cache_prompts,
-        notify=report.notify,
-    )
-
-
-def _given(flags: Flags) -> list[str]:
-    """The parts that were given with options."""
-    return [part for part in PARTS if getattr(flags, part) is not None]
-
-
-def _part(part: str, flags: Flags, used: Mapping[str, str]) -> Path | None:
-    """The folder or file of a part that was asked for, or that a replayed recipe names by a hub id."""
-    from qwenimg.common.hub import resolve
-
-    given: Path | None = getattr(flags, part)
-    return given if given is not None or part not in used else resolve.named_part(used[part])
-
-
-def _named(name: str, option: str, flags: Flags, without: frozenset[str]) -> str:
-    """What to open for a model that the replayed recipe names. Raises ModelError that asks for `option`."""
-    from qwenimg.common.hub import resolve
-
-    try:
-        return resolve.named(name, offline=flags.offline, without=without)
-    except ModelError as error:
-        where = clean(flags.replay, 60)
-        raise ModelError(f"{error} (the model that {where} was made with; give it with {option})") from None
+    says_policy = any(flags.opening[name] is not None for name in ("preset", "precision"))
+    return replayed(opening, replay, flags.replay, keep_policy=not says_policy)

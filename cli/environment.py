@@ -13,6 +13,7 @@ from click.core import ParameterSource
 from qwenimg.cli import options
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.families.opening import OPENING
 from qwenimg.common.jobs import fields
 from qwenimg.common.jobs.fields import SAID
 
@@ -75,11 +76,5 @@ def _check(name: str, value: Any) -> None:
         fields.check(fields.fields({name: value}))
     elif name == "debug":
         options.parse_debug(value)
-    elif name == "preset":
-        from qwenimg.common.precision import presets
-
-        presets.check(value)
-    elif name == "precision":
-        from qwenimg.common.families import registry
-
-        registry.check_precision(value)
+    elif name in OPENING:
+        OPENING[name].check(value)

@@ -12,8 +12,8 @@ from qwenimg.cli import options, parts, places, streams
 from qwenimg.cli.help import HELP_NAMES, Sectioned, complete_prompt, show_all_help, show_version
 from qwenimg.cli.signals import Stop
 from qwenimg.common.base.errors import UsageError
+from qwenimg.common.families.opening import OPENING
 from qwenimg.common.jobs.fields import ALL, SAID
-from qwenimg.common.runtime.compiling import MODES
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _SETTINGS = {
@@ -22,10 +22,6 @@ _SETTINGS = {
     "max_content_width": 110,
     "help_option_names": HELP_NAMES,
 }
-
-
-def _mode(name: str, help: str) -> Callable[[_F], _F]:
-    return click.option(name, type=click.Choice(MODES), default="auto", metavar="|".join(MODES), help=help)
 
 
 def _of_pictures(command: _F) -> _F:
@@ -51,35 +47,12 @@ def _of_pictures(command: _F) -> _F:
     help="Draw IMAGE again from its recipe; other options change it.",
 )
 # Model
-@click.option(
-    "-m", "--model", metavar="MODEL", help="A name that was pulled (qwenimg models), a hub id, a folder or a file."
-)
 @click.option("--lightning", type=int, metavar="N", help="Draw Qwen-Image in 4 or 8 steps, with a LoRA made for that.")
-@places.models_dir
-@click.option("--refiner", metavar="MODEL", help="An SDXL refiner for the last steps.")
-@places.weights
-@options.backend
-@_mode("--compile", "Compile the model first; auto where that saves more time than it takes.")
-@click.option("--preset", metavar="NAME", help="Speed, memory and exactness in one word: qwenimg presets lists them.")
-@click.option(
-    "--precision",
-    metavar="POLICY",
-    help="Number format: fp32, bf16, fp16 ...; by part as bf16,vae=fp32. Default the preset's.",
-)
+@places.declared(*OPENING)
 @parts.options
-@click.option(
-    "--cache-prompts", is_flag=True, help="Keep encoded prompts on disk, so that later runs load no text encoder."
-)
 @click.option(
     "--step-cache-check", is_flag=True, help="Draw a second time without --step-cache and print the difference."
 )
-@click.option("--fallback", is_flag=True, help="Where a value overflows, go on in a wider number format.")
-@click.option(
-    "--max-memory",
-    metavar="AMOUNT",
-    help="Use at most so much memory, as 12GB; weights that do not fit are read anew each step.",
-)
-@click.option("--offline", is_flag=True, help="Never use the network.")
 # Output
 @click.option(
     "-o",
@@ -132,7 +105,7 @@ def generate(ctx: click.Context, /, **given: Any) -> int:
         given["output"] = "-"
     environment.check(ctx, given)
     parts.taken(given)
-    places.take_texts(given)
+    opening = places.taken(given)
     if (steps := given.pop("lightning")) is not None:
         if given["few_steps"] is not None:
             raise UsageError("--lightning and --few-steps say the same; give one of them")
@@ -144,4 +117,4 @@ def generate(ctx: click.Context, /, **given: Any) -> int:
     if (text := said["negative_prompt"]) is not None and text.isdecimal():
         notes.append(f"-n is what to steer away from, here {text}; for {text} pictures give -N {text}")
     stop = ctx.obj if isinstance(ctx.obj, Stop) else Stop()
-    return draw(Flags(said=said, **given), stop, notes)
+    return draw(Flags(said=said, opening=opening, **given), stop, notes)

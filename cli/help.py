@@ -7,6 +7,7 @@ import json
 import click
 from click.shell_completion import CompletionItem
 
+from qwenimg.common.families.opening import OPENING
 from qwenimg.common.jobs.fields import ALL
 
 COMMANDS = {
@@ -32,17 +33,12 @@ RESERVED = (
 )  # fmt: skip
 
 HELP_NAMES = ["-h", "--help"]
-# Beside the options of pictures, which know their section.
+# Beside the options of pictures and of opening a model, which know their section.
 _OWN: dict[str, tuple[str, ...]] = {
     "Prompt": ("prompt_file", "keep_going", "replay"),
     "Picture": (),
     "Picture to start from": (),
-    "Model": (
-        "model", "backend", "compile", "preset", "precision", "fallback", "quantize", "max_memory",
-        "cache_prompts", "offline", "step_cache_check",
-        "transformer", "text_encoder", "vae", "models_dir", "refiner", "tokenizer", "prediction",
-        "lightning",
-    ),
+    "Model": ("step_cache_check",),
     "Output": ("output", "overwrite", "save_latents", "no_metadata", "json", "quiet", "debug"),
 }  # fmt: skip
 # What most people need, in the order in which they need it; --help-all shows the rest.
@@ -51,7 +47,14 @@ COMMON = (
     "image", "strength", "mask", "lora", "lightning", "replay", "prompt_file", "quantize", "max_memory", "models_dir",
 )  # fmt: skip
 ALL_HELP = "qwenimg.help_all"
-SECTIONS = {title: (*[name for name in ALL if ALL[name].section == title], *_OWN[title]) for title in _OWN}
+_LAST: dict[str, tuple[str, ...]] = {"Model's files": ("lightning",)}
+_KNOWN = {**ALL, **{name: OPENING[name] for name in OPENING if not OPENING[name].again}}
+_NAMED = {
+    title: (*[name for name in _KNOWN if _KNOWN[name].section == title], *more[title])
+    for more in (_OWN, _LAST)
+    for title in more
+}
+SECTIONS = {title: (*_NAMED[title], *(_NAMED["Model's files"] if title == "Model" else ())) for title in _OWN}
 EXAMPLES = """\
 qwenimg "a red circle"
 qwenimg "a lighthouse at dusk" --aspect 16:9 -s 1-4 -o out/

@@ -11,6 +11,7 @@ import click
 
 from qwenimg.cli import places
 from qwenimg.common.base.errors import ModelError
+from qwenimg.common.families.opening import Opening
 
 if TYPE_CHECKING:
     from qwenimg.common.families.choices import Prediction
@@ -23,15 +24,15 @@ XMP = "XML:com.adobe.xmp"  # Pillow's name for it in a PNG
 @click.command("info")
 @click.argument("file", type=click.Path(path_type=Path, readable=False))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--prediction", type=places.PREDICTS, help="What a Stable Diffusion file's UNet predicts.")
+@places.declared("prediction", metavar=None, help="What a Stable Diffusion file's UNet predicts.")
 @places.found
-def info(file: Path, as_json: bool, prediction: Prediction | None) -> None:
+def info(file: Path, as_json: bool, opening: Opening) -> None:
     """Prints the recipe in a picture, or what is in a model: a folder, a .safetensors file or a name (shapes)."""
     file = _found(file)
     if _is_picture(file):
         _show_picture(file, as_json)
         return
-    _show_model(file, as_json, prediction)
+    _show_model(file, as_json, opening.prediction)
 
 
 def _found(file: Path) -> Path:

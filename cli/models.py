@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.command("models")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@places.models_dir
+@places.declared("models_dir")
 def models(as_json: bool, models_dir: tuple[Path, ...]) -> None:
     """Prints the models that are known by name, and those in the Hugging Face cache that have no name here. With
     --models-dir: the files in DIR, what each is, and the option that takes it.

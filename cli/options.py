@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import click
 
-from qwenimg.backends import NAMES
 from qwenimg.cli import elsewhere
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
@@ -39,19 +38,18 @@ class Backend(click.Choice[str]):
             raise click.BadParameter(f"{error.message}{elsewhere.backend(str(value))}", ctx, param) from None
 
 
-def backend(command: _F) -> _F:
-    """Declare --backend."""
-    about = "What computes; auto takes a GPU first."
-    return click.option("--backend", type=Backend(NAMES), default="auto", metavar="|".join(NAMES), help=about)(command)
-
-
 def of_picture(one: Option) -> Callable[[_F], _F]:
-    """The option of the command line for an option of pictures."""
+    """Return the option of the command line for an option of pictures."""
     kind = TEXTS if one.joined else FILE if one.kind is None else str if one.several else one.kind
+    spelled, shown = described(one)
+    return click.option(one.name, *spelled, type=kind, multiple=bool(one.joined), **shown)
+
+
+def described(one: Option) -> tuple[list[str], dict[str, Any]]:
+    """Return the spellings of an option, the short one first, and what the help says of it."""
     text = one.said(one.help)
     spelled = sorted((f"--{one.dashed}", *one.flags), key=lambda flag: flag.startswith("--"))
-    shown: dict[str, Any] = {"metavar": one.metavar, "help": f"{text[0].upper()}{text[1:]}."}
-    return click.option(one.name, *spelled, type=kind, multiple=bool(one.joined), **shown)
+    return spelled, {"metavar": one.metavar, "help": f"{text[:1].upper()}{text[1:]}."}
 
 
 # Names that other tools use, where every tool that knows the name means the same; they are not in the help.

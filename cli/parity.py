@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,7 +17,9 @@ from qwenimg.cli import options, places, streams
 from qwenimg.cli.help import HELP_NAMES
 from qwenimg.common.base.errors import NumericsError, UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.families.opening import Opening
 from qwenimg.common.jobs.fields import ALL
+from qwenimg.common.request.parts import components_of
 
 if TYPE_CHECKING:
     from qwenimg import Pipeline
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 _F = TypeVar("_F", bound=Callable[..., Any])
 _PATH = click.Path(path_type=Path, readable=False)
 _BACKENDS = (*NAMES, *PLACED)
+_BACKEND: dict[str, Any] = {"type": options.Backend(_BACKENDS), "metavar": "NAME", "help": "Default auto."}
 PROMPT, STEPS = "a large blue star", 4
 SMALL, USUAL = "64x64", "128x128"  # of the picture: for a model of few parameters, and for others
 FEW = 2**25  # parameters
@@ -52,7 +55,7 @@ def _asking(command: _F) -> _F:
     command = options.of_picture(ALL["lora_mode"])(command)
     for option in reversed(
         (
-            click.option("--precision", default="fp32", metavar="POLICY", help="As for a picture. Default fp32."),
+            places.declared("precision", default="fp32", help="As for a picture. Default fp32."),
             click.option("--prompt", default=PROMPT, metavar="TEXT", help=f"Default {PROMPT!r}."),
             click.option("--size", metavar="WxH", help=f"Default {SMALL} for a small model, else {USUAL}."),
             click.option("--steps", type=click.IntRange(1, 1000), default=STEPS, help=f"Default {STEPS}."),
@@ -68,17 +71,17 @@ def _asking(command: _F) -> _F:
 @click.argument("model", required=False)
 @click.option("-o", "--output", type=_PATH, required=True, metavar="PASSPORT", help="The file; .safetensors.")
 @click.option("--overwrite", is_flag=True, help="Replace it if it exists.")
-@click.option("--backend", type=options.Backend(_BACKENDS), default="auto", metavar="NAME", help="Default auto.")
+@places.declared("backend", **_BACKEND)
 @_opening
 @_asking
 @places.found
-def record(model: str | None, output: Path, overwrite: bool, backend: str, **asked: Any) -> int:
+def record(opening: Opening, output: Path, overwrite: bool, **asked: Any) -> int:
     """Write a passport: what every block of MODEL computes here, and what float64 gives for the same."""
     from qwenimg.common.base import atomic_files
     from qwenimg.common.parity import passport_file, summary
 
     atomic_files.check_output(_named(output), overwrite=overwrite)
-    with _opened(model, backend, asked["precision"], asked) as session:
+    with _opened(opening) as session:
         passport = session.record(asked)
         size = passport_file.write(output, passport, overwrite=overwrite)
     streams.say(summary.headline(passport))
@@ -91,7 +94,7 @@ def record(model: str | None, output: Path, overwrite: bool, backend: str, **ask
 @parity.command("check")
 @click.argument("passport", type=_PATH)
 @click.argument("model", required=False)
-@click.option("--backend", type=options.Backend(_BACKENDS), default="auto", metavar="NAME", help="Default auto.")
+@places.declared("backend", **_BACKEND)
 @click.option("--blocks", "only_blocks", is_flag=True, help="Blocks alone: one is in memory at a time, none is drawn.")
 @click.option("-o", "--output", type=_PATH, metavar="PASSPORT", help="Write it with this backend's figures, to report.")
 @click.option("--overwrite", is_flag=True, help="Replace that file if it exists.")
@@ -100,19 +103,17 @@ def record(model: str | None, output: Path, overwrite: bool, backend: str, **ask
 @places.found
 def check(
     passport: Path,
-    model: str | None,
-    backend: str,
+    opening: Opening,
     only_blocks: bool,
     output: Path | None,
     overwrite: bool,
     as_json: bool,
-    **given: Any,
+    lora: tuple[str, ...],
 ) -> int:
     """Compute again what PASSPORT recorded, judge every block, and name the first that falls short.
 
     Parts and LoRAs that were recorded are to be given again; what the Hugging Face cache has is found."""
     from qwenimg.common.base import atomic_files
-    from qwenimg.common.families.choices import components_of
     from qwenimg.common.hub.resolve import named, named_part
     from qwenimg.common.parity import passport_file
     from qwenimg.common.parity.given import completed
@@ -121,11 +122,12 @@ def check(
         atomic_files.check_output(_named(output), overwrite=overwrite)
     found = passport_file.read(passport)
     passport_file.needs_exact(passport, found)
-    given = completed(found.model, given | {"lora": _lora(given)}, named_part)
-    if model is None:
+    opening, loras = completed(found.model, opening, _lora({"lora": lora}), named_part)
+    if opening.model is None:
         model = named(found.model.name, without=components_of(found.model.parts))
-    with _opened(model, backend, found.precision, given) as session:
-        checked = session.check(found, given["lora"], picture=not only_blocks)
+        opening = replace(opening, model=model)
+    with _opened(replace(opening, precision=found.precision)) as session:
+        checked = session.check(found, loras, picture=not only_blocks)
     if output is not None:
         passport_file.write(output, checked.passport, overwrite=overwrite)
     return _told([checked], as_json)
@@ -143,7 +145,7 @@ def check(
 @_asking
 @places.found
 def run(
-    model: str | None, backends: str | None, output: Path | None, overwrite: bool, as_json: bool, **asked: Any
+    opening: Opening, backends: str | None, output: Path | None, overwrite: bool, as_json: bool, **asked: Any
 ) -> int:
     """Record MODEL on the first of the backends and check it on the others, in this process."""
     from qwenimg.backends import installed
@@ -155,11 +157,11 @@ def run(
     names = _here() if backends is None else _several(backends)
     if output is not None:
         atomic_files.check_output(_named(output), overwrite=overwrite)
-    with _opened(model, names[0], asked["precision"], asked) as session:
+    with _opened(replace(opening, backend=names[0])) as session:
         passport = session.record(asked)
     done = []
     for name in names[1:]:
-        with _opened(model, name, passport.precision, asked) as session:
+        with _opened(replace(opening, backend=name, precision=passport.precision)) as session:
             done.append(session.check(passport, _lora(asked), picture=True))
         passport = done[-1].passport
     if output is not None:
@@ -262,13 +264,12 @@ class Session:
 
 
 @contextmanager
-def _opened(model: str | None, backend: str, precision: str, given: dict[str, Any]) -> Iterator[Session]:
-    """With the weights that `given` says; the built-in model where none is named."""
+def _opened(opening: Opening) -> Iterator[Session]:
+    """Open the model; the built-in one where none is named."""
     import qwenimg
     from qwenimg.common.shapes.builtin import NAME
 
-    weights = {name: given[name] for name in places.WEIGHTS}
-    with closing(qwenimg.load(model or NAME, backend, precision, **weights)) as pipe:
+    with closing(qwenimg.open_pipeline(replace(opening, model=opening.model or NAME))) as pipe:
         yield Session(pipe)
 
 

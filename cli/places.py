@@ -1,4 +1,4 @@
-"""Where a model and its parts are: options of every command that opens one, and what they find by name."""
+"""The options of opening a model, for every command that opens one, and what they find by name."""
 
 from __future__ import annotations
 
@@ -9,92 +9,93 @@ from typing import Any, TypeVar
 
 import click
 
+from qwenimg.backends import NAMES
+from qwenimg.cli.options import FILE, Backend, described
 from qwenimg.common.base.errors import UsageError
+from qwenimg.common.families.opening import OPENING, opening_of
+from qwenimg.common.request.option import Option
+from qwenimg.common.request.parts import PARTS
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_PATH = click.Path(path_type=Path, readable=False)  # what cannot be read is reported later, with its exit code
+# What no room of common knows.
+_MORE: dict[str, dict[str, Any]] = {"backend": {"type": Backend(NAMES), "metavar": "|".join(NAMES)}}
+WEIGHTS = (*PARTS, "tokenizer", "prediction", "quantize")
+_COUNTS = {1: "one text encoder", 2: "two text encoders", 3: "three text encoders"}
 
 
-def models_dir(command: _F) -> _F:
-    """Declares --models-dir."""
-    return click.option(
-        "--models-dir",
-        type=_PATH,
-        multiple=True,
-        metavar="DIR",
-        help="Find models, parts and LoRAs by name in DIR: ComfyUI's folder, A1111's, any.",
-    )(command)
+def declared(*names: str, **more: Any) -> Callable[[_F], _F]:
+    """Declare the options `names` of an opening, in this order; `more`: what this command says otherwise, for click."""
+
+    def decorated(command: _F) -> _F:
+        for name in reversed(names):
+            command = _declared(OPENING[name], more)(command)
+        return command
+
+    return decorated
 
 
-def parts(command: _F) -> _F:
-    """Declares the options of the parts that may come from elsewhere."""
-    for names, metavar, more in (
-        (
-            ("--tokenizer",),
-            "FOLDER",
-            {"help": "Vocabulary for a Stable Diffusion file or an mflux folder without one; found here if not given."},
-        ),
-        (("--vae",), "FILE", {"help": "Weights of the VAE."}),
-        (("--text-encoder-2",), "FILE", {"hidden": True, "allow_from_autoenv": False}),
-        (("--text-encoder",), "FILE", {"help": "Weights of a text encoder; again for SDXL's other.", "multiple": True}),
-        (("--transformer", "--unet"), "FILE", {"help": "Weights in the place of the model's transformer or UNet."}),
-    ):
-        command = click.option(*names, type=_PATH, metavar=metavar, **more)(command)
-    return command
-
-
-WEIGHTS = ("transformer", "text_encoder", "text_encoder_2", "vae", "tokenizer", "prediction", "quantize")
-"""Options that say of which weights a model is made, as `qwenimg.load` calls them."""
-PREDICTS = click.Choice(("eps", "v", "x0"))  # as `families.choices.Prediction`
+def _declared(one: Option, more: dict[str, Any]) -> Callable[[_F], _F]:
+    """Return click's option for an option of an opening, None where it is not given."""
+    spelled, shown = described(one)
+    if one.again:
+        shown |= {"hidden": True, "allow_from_autoenv": False}
+    if one.kind is bool:
+        return click.option(one.name, *spelled, is_flag=True, help=shown["help"])
+    repeats = one.several or any(other.again == one.name for other in PARTS.values())
+    if one.words:
+        shown |= {"type": click.Choice(one.words), "metavar": "|".join(one.words)}
+    else:
+        shown |= {"type": FILE if one.kind is Path else one.kind, "multiple": repeats}
+    return click.option(one.name, *spelled, **shown | _MORE.get(one.name, {}) | more)
 
 
 def weights(command: _F) -> _F:
-    """Declares them."""
-    bits = "Keep weights in so many bits; by part: text=8,transformer=4."
-    command = click.option("-q", "--quantize", metavar="8|6|4", help=bits)(command)
-    predicts = click.option(
-        "--prediction",
-        type=PREDICTS,
-        metavar="eps|v|x0",
-        help="What a Stable Diffusion file predicts, where that is not known.",
-    )
-    return parts(predicts(command))
+    """Declare the options that say of which weights a model is made."""
+    return declared(*WEIGHTS)(command)
 
 
 def take_texts(given: dict[str, Any]) -> None:
-    """Parts the files of --text-encoder, which may be given twice, into one each. Raises UsageError."""
-    said = given["text_encoder"]
-    files = [*(said if isinstance(said, Sequence) else [said]), given["text_encoder_2"]]
-    files = [file for file in files if file is not None]
-    if len(files) > 2:
-        raise UsageError(f"--text-encoder: {len(files)} files; a model has two text encoders at most")
-    given["text_encoder"], given["text_encoder_2"] = [*files, None, None][:2]
+    """Part the files of --text-encoder, which may be given for each of a model's, into one each. Raises UsageError."""
+    for first in [name for name in PARTS if any(other.again == name for other in PARTS.values())]:
+        places = [first, *(name for name, other in PARTS.items() if other.again == first)]
+        said = given[first]
+        files = [*(said if isinstance(said, Sequence) else [said]), *(given[name] for name in places[1:])]
+        files = [file for file in files if file is not None]
+        if len(files) > len(places):
+            raise UsageError(f"--{PARTS[first].dashed}: {len(files)} files; a model has {_COUNTS[len(places)]} at most")
+        given |= dict.fromkeys(places) | dict(zip(places, files, strict=False))
+
+
+def taken(given: dict[str, Any]) -> dict[str, Any]:
+    """Take the options of an opening out of `given`. Raises UsageError for too many files of one kind."""
+    if "text_encoder" in given:
+        take_texts(given)
+    return {name: given.pop(name) for name in OPENING if name in given}
 
 
 def found(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`command` with --models-dir, where the model and what else it takes is looked for by name."""
+    """Declare --models-dir for `command`, which gets an `Opening` in the place of the options of one, with the paths of
+    what was given by name; and the path of its `file`."""
 
     @functools.wraps(command)
     def located(**given: Any) -> Any:
         return command(**_located(given))
 
-    return models_dir(located)
+    return declared("models_dir")(located)
 
 
 def _located(given: dict[str, Any]) -> dict[str, Any]:
     """Raises UsageError and ModelError."""
-    from qwenimg.common.hub.model_folders import read_folders
-    from qwenimg.common.hub.part_files import located
+    from qwenimg.common.hub import part_files
 
-    if "text_encoder" in given:
-        take_texts(given)
-    folders = read_folders(given.pop("models_dir") or _config_folders())
+    said = taken(given)
+    folders, place = part_files.located(opening_of(said | {"models_dir": said["models_dir"] or _config_folders()}))
     if "file" in given:
         given["file"] = Path(folders.of_any_kind(str(given["file"])))
-    return given | located(folders, given)
+    return given | {"opening": place}
 
 
-def _config_folders() -> Sequence[Path]:
+def _config_folders() -> tuple[Path, ...]:
     from qwenimg.cli import config
 
     said = config.defaults().get("models_dir")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -104,7 +104,8 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | 
     one.
     """
     from qwenimg.cli import config, environment
-    from qwenimg.common.hub.model_folders import read_folders
+    from qwenimg.common.families.opening import opening_of
+    from qwenimg.common.hub.open_model import plan_pipeline
     from qwenimg.common.hub.part_files import located
     from qwenimg.common.measure import machines
 
@@ -114,13 +115,13 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | 
     config.settle(ctx, given)
     environment.check(ctx, given)
     parts.taken(given)
-    places.take_texts(given)
-    given["model"] = what or given["model"]
-    given |= located(read_folders(given["models_dir"]), given)
-    engine = _engine(given["backend"], memory, on)
-    if _names_no_model(given):
+    folders, opening = located(opening_of(places.taken(given) | ({} if what is None else {"model": what})))
+    given["lora"] = tuple(map(folders.lora, given["lora"]))
+    engine = _engine(opening.backend, memory, on)
+    if not (opening.model or opening.parts or opening.refiner or given["replay"]):
         return _put_all(engine, as_json=given["json"])
-    pipe, here = _opened(given["model"], engine, given)
+    pipe, here = plan_pipeline(opening, engine)
+    given["cache_prompts"] = opening.cache_prompts
     with closing(pipe):
         made = _planned(pipe, here, engine, given)
         return _put([json.dumps(_as_json(made))] if given["json"] else _lines(made, engine))
@@ -147,30 +148,7 @@ def _engine(backend: str, memory: str | None, on: str | None) -> OnPaper:
     from qwenimg.common.measure.machines import machine
 
     amount = None if memory is None else parse_bytes(memory, "--memory")
-    return on_paper(backend, amount, None if on is None else machine(on, "--on"))
-
-
-def _names_no_model(given: dict[str, Any]) -> bool:
-    named = ("model", "transformer", "text_encoder", "text_encoder_2", "vae", "refiner", "replay")
-    return not any(given[name] for name in named)
-
-
-def _opened(model: str | None, engine: OnPaper, given: dict[str, Any]) -> tuple[Pipeline, bool]:
-    from qwenimg.common.base.amounts import parse_max
-    from qwenimg.common.families.choices import Choices
-    from qwenimg.common.hub.planned import planned
-
-    choices = Choices(**{one.name: given[one.name] for one in fields(Choices) if one.name in given})
-    return planned(
-        model,
-        engine,
-        precision=given["precision"] or "auto",
-        preset=given["preset"] or "auto",
-        choices=choices,
-        refiner=given["refiner"],
-        max_memory=parse_max(given["max_memory"]),
-        offline=given["offline"],
-    )
+    return on_paper(backend, amount, None if on is None else machine(on))
 
 
 # All models

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from qwenimg.cli import options, places
+from qwenimg.cli import places
+from qwenimg.common.families.opening import Opening
 
 if TYPE_CHECKING:
-    from qwenimg.common.families.choices import Choices
-    from qwenimg.common.families.registry import Opened
-    from qwenimg.common.hub.resolve import Resolved
+    from qwenimg.common.hub.open_model import ModelFiles
     from qwenimg.common.measure.precision import Report
 
 _FILE = click.Path(path_type=Path, readable=False)
@@ -24,7 +23,7 @@ STEPS = 5  # the first and the last are looked at, those between are timed
 
 @click.command("precision")
 @click.argument("model", default="shapes")
-@options.backend
+@places.declared("backend")
 @click.option("--policies", metavar="NAMES", help="Beside fp32, such as bf16,fp16; default every one of the model's.")
 @click.option("-p", "--prompt", default="a red circle", metavar="TEXT", help="Default: a red circle.")
 @click.option("--size", metavar="WxH", help="Default the model's, on a CPU half of it a side.")
@@ -37,8 +36,7 @@ STEPS = 5  # the first and the last are looked at, those between are timed
 @click.option("--overwrite", is_flag=True, help="Replace files that exist.")
 @places.found
 def precision(
-    model: str,
-    backend: str,
+    opening: Opening,
     policies: str | None,
     prompt: str,
     size: str | None,
@@ -48,7 +46,6 @@ def precision(
     plot: Path | None,
     as_html: Path | None,
     overwrite: bool,
-    **weights: Any,
 ) -> int:
     """Draws one picture under each precision policy on this machine, and says which to take.
 
@@ -59,8 +56,6 @@ def precision(
     """
     from qwenimg.cli import streams
     from qwenimg.common.base import atomic_files
-    from qwenimg.common.families.choices import Choices
-    from qwenimg.common.hub.resolve import with_parts_found
     from qwenimg.common.measure import charts, precision_page
     from qwenimg.common.numbers.sizes import parse_size
 
@@ -68,15 +63,14 @@ def precision(
         if path is not None:
             atomic_files.check_output(path, overwrite=overwrite)
     picture = {"prompt": prompt, "steps": steps, "seed": seed}
-    choices = with_parts_found(Choices(**weights))
     sides = None if size is None else parse_size(size)
     with ExitStack() as stack:
-        resolved, found, here = _opened(model, choices, measured=any((as_json, plot, as_html)))
-        stack.callback(found.checkpoint.close)
-        if not here:
-            streams.put("\n".join(_on_paper(resolved.name, backend)).encode() + b"\n")
+        files = _files(opening, measured=any((as_json, plot, as_html)))
+        stack.callback(files.close)
+        if not files.here:
+            streams.put("\n".join(_on_paper(files.resolved.name, opening.backend)).encode() + b"\n")
             return 0
-        report = _measured(resolved, found, backend, policies, sides, picture)
+        report = _measured(files, opening.backend, policies, sides, picture)
     streams.put("\n".join(precision_page.lines(report)).encode() + b"\n")
     if as_json is not None:
         data = json.dumps(report.as_json(), indent=1, allow_nan=False).encode() + b"\n"
@@ -88,17 +82,17 @@ def precision(
     return 0
 
 
-def _opened(model: str, choices: Choices, *, measured: bool) -> tuple[Resolved, Opened, bool]:
-    """Return the model, and whether its files are here, as they have to be where it is to be `measured`. Raises
-    ModelError and UsageError."""
-    from qwenimg.common.families import registry
-    from qwenimg.common.hub.planned import opened
-    from qwenimg.common.hub.resolve import resolve
+def _files(opening: Opening, *, measured: bool) -> ModelFiles:
+    """Open the files of the model; those of a known model may be missing unless it is to be `measured`. Raises
+    QwenimgError."""
+    from qwenimg.common.hub.open_model import open_files
 
-    if not measured:
-        return opened(model, choices, offline=True)
-    resolved = resolve(model, without=choices.elsewhere)
-    return resolved, registry.open_model(resolved.folder, choices), True
+    if measured:
+        return open_files(opening)
+    files = open_files(replace(opening, offline=True), planned=True)
+    if files.here:
+        files.opened.checkpoint.read_tokenizers()
+    return files
 
 
 def _on_paper(name: str, backend: str) -> list[str]:
@@ -113,30 +107,25 @@ def _on_paper(name: str, backend: str) -> list[str]:
 
 
 def _measured(
-    resolved: Resolved,
-    model: Opened,
-    backend: str,
-    policies: str | None,
-    size: tuple[int, int] | None,
-    picture: dict[str, Any],
+    files: ModelFiles, backend: str, policies: str | None, size: tuple[int, int] | None, picture: dict[str, Any]
 ) -> Report:
     from qwenimg import backends
     from qwenimg.cli import streams
     from qwenimg.common.base.amounts import size_text
     from qwenimg.common.measure.precision import EXACT_BYTES, Asked, Measuring, chosen, measure
 
-    names = chosen(policies, model.family.precision)
-    model.checkpoint.read_tokenizers()
-    defaults = model.defaults(resolved.known)
-    device = Measuring(model, backends.load(backend), resolved.name, defaults)
+    opened, name = files.opened, files.resolved.name
+    names = chosen(policies, opened.family.precision)
+    defaults = opened.defaults(files.resolved.known)
+    device = Measuring(opened, backends.load(backend), name, defaults)
     width, height = size or device.size()
     asked = Asked(width=width, height=height, **picture)
     device.pipe.check(**asdict(asked))
-    exact, wide = None, 8 * model.checkpoint.parameters
+    exact, wide = None, 8 * opened.checkpoint.parameters
     if wide > EXACT_BYTES:
         streams.say(f"compared with float32, not float64, which takes {size_text(wide)} for the weights alone")
     elif backends.installed("cpu"):
-        exact = Measuring(model, backends.load("cpu"), resolved.name, defaults)
+        exact = Measuring(opened, backends.load("cpu"), name, defaults)
     else:
         streams.say("compared with float32, not float64, which is torch's and not installed")
     return measure(device, exact, asked, names, lambda text: streams.say(f"drawing in {text}"))

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 import click
 
 import qwenimg
-from qwenimg.cli import failures, options, streams
+from qwenimg.cli import failures, places, streams
 from qwenimg.cli.progress import Bar
 from qwenimg.cli.signals import Stop
 from qwenimg.common.base.errors import NumericsError, UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.families.opening import opening_of
 
 if TYPE_CHECKING:
     from qwenimg.common.shapes.gate import GatePrompt
@@ -27,7 +28,7 @@ SHEET_BYTES = 2**16  # of a picture of flat colours on the sheet; 40 of 256x256 
 
 @click.command("selftest")
 @click.option("-m", "--model", metavar="FOLDER", help="A trained model; the built-in one unless given.")
-@options.backend
+@places.declared("backend")
 @click.option("--precision", default="auto", metavar="POLICY", help="auto, bf16 or fp32, as for a picture.")
 @click.option("--size", metavar="WxH", help="Of each picture; the built-in model's unless given.")
 @click.option("-o", "--output", metavar="SHEET.png", help="Write all pictures on one sheet, marked right or wrong.")
@@ -38,7 +39,7 @@ SHEET_BYTES = 2**16  # of a picture of flat colours on the sheet; 40 of 256x256 
 def selftest(
     ctx: click.Context,
     model: str | None,
-    backend: str,
+    backend: str | None,
     precision: str,
     size: str | None,
     output: str | None,
@@ -61,7 +62,9 @@ def selftest(
     prompts = selftest_prompts()
     path = None if output is None else _sheet_path(output, overwrite, len(prompts) * SHEET_BYTES)
     report = SelftestReport(prompts, as_json=as_json, quiet=quiet)
-    pipe = qwenimg.load(model or NAME, backend, precision, notify=report.notify)
+    pipe = qwenimg.open_pipeline(
+        opening_of({"model": model or NAME, "backend": backend, "precision": precision}), report.notify
+    )
     report.line(pipe.headline())
     report.event("plan", backend=pipe.backend, device=pipe.device, model=pipe.model_name, pictures=len(prompts))
     answers = _answers(pipe, prompts, sides, report, stop)

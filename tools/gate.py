@@ -29,12 +29,14 @@ from typing import Any
 import numpy as np
 from doc_tables import DOCS, table, write
 from gate_draw import EXTRA, LOW_GUIDANCE, PLAIN, WITHOUT_RED, Artist, Drawn, Job, Pixels, draw_all, jobs, model_folder
+from training import scenes as train_scenes
 from training.config import parse_sizes
+from training.describe import dataset_hash
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families import catalog
 from qwenimg.common.pictures import pixels
-from qwenimg.common.shapes import builtin, scenes
+from qwenimg.common.shapes import builtin
 from qwenimg.common.shapes import gate as shapes_gate
 from qwenimg.common.shapes.check import Verdict
 from qwenimg.common.shapes.selftest import LEAST
@@ -104,7 +106,7 @@ def _about(artist: Artist) -> dict[str, Any]:
     return {
         "model": r.name if folder == builtin.folder() else folder.name,
         "weights": weights,
-        "dataset": shapes_gate.dataset_hash(),
+        "dataset": dataset_hash(),
         "backend": artist.backend,
         "precision": artist.precision,
         "width": artist.size[0],
@@ -225,7 +227,7 @@ def vae_psnr(folder: Path, count: int, size: tuple[int, int]) -> dict[str, float
     vae = AutoencoderKLQwenImage.from_pretrained(folder / "vae", torch_dtype=torch.float32)
     found = []
     for seed in range(count):
-        picture = scenes.render(scenes.random_scene(np.random.default_rng([7, seed])), *size)
+        picture = train_scenes.render(train_scenes.random_scene(np.random.default_rng([7, seed])), *size)
         with torch.no_grad():
             latents = vae.encode(torch.from_numpy(picture)[None, :, None]).latent_dist.mode()
             again = vae.decode(latents, return_dict=False)[0][0, :, 0].clamp(-1, 1)

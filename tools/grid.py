@@ -11,6 +11,8 @@ import argparse
 import sys
 from pathlib import Path
 
+import fonts
+
 import qwenimg
 from qwenimg.common.base.atomic_files import write_atomic
 from qwenimg.common.base.errors import QwenimgError
@@ -43,7 +45,7 @@ def main() -> int:
 def draw(args: argparse.Namespace) -> None:
     pipe = qwenimg.load(args.model, args.backend, args.precision, offline=True)
     text = "".join(args.prompts)
-    font = None if text.isascii() else captions.font_for(text)  # Pillow's own has no Chinese
+    font = None if text.isascii() else fonts.font_for(text)  # Pillow's own has no Chinese
     tiles = []
     for seed, prompt in enumerate(args.prompts, args.seed):
         shown = prompt if prompt.isascii() or font else captions.english(parse(prompt))

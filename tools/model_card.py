@@ -26,11 +26,12 @@ from doc_tables import table
 from gate import gate_rows, head
 from safetensors import safe_open
 from training.data import COLOR_ONLY, DROPPED
+from training.describe import dataset_hash
 
 from qwenimg.backends.torch.training.state import FORMAT, curve
 from qwenimg.common.families import catalog
 from qwenimg.common.families.qwen_image.checkpoint import open_folder
-from qwenimg.common.shapes import builtin, gate, scenes
+from qwenimg.common.shapes import builtin, scenes
 
 STAGES = {"vae": "VAE", "text": "text encoder, of prompts", "dit": "transformer"}
 CURVE = (320, 200)  # pixels
@@ -124,14 +125,14 @@ def card(folder: Path, runs: Sequence[Run], gates: Sequence[dict[str, Any]]) -> 
         "Chinese. It comes with qwenimg so that the first command gives a picture without a download, and so that a "
         "wrong colour, side or shape is seen on any machine. It says nothing about Qwen-Image's quality or speed.",
         "Licence: Apache-2.0, as the project. No third-party data or weights: the pictures and prompts that it learned "
-        "from are made by `common/shapes/scenes.py` and `common/shapes/words.py`.",
+        "from are made by `tools/training/scenes.py` and `tools/training/describe.py`.",
         "## Parts",
         _parts(folder),
         "## Training",
         _training(runs),
         "```\n" + "\n".join(run.command for run in runs) + "\n```",
         "\n\n".join(f"![loss of {stage}](loss-{stage}.png)" for stage in dict.fromkeys(run.stage for run in runs)),
-        f"Data: `shapes_gate.dataset_hash()` is `{gate.dataset_hash()}`. Of the prompts, "
+        f"Data: `training.describe.dataset_hash()` is `{dataset_hash()}`. Of the prompts, "
         f'{DROPPED:.0%} are replaced by `" "`, and {COLOR_ONLY:.0%} of those of one object by its colour alone. '
         "As in the published Qwen-Image, the text encoder is trained first and stays as it is; it learned to "
         "tell what a prompt asks for from its last token, as `tools/training/text.py` says.",

@@ -1,16 +1,24 @@
-"""Writes common/request/asked.py, the keywords of a call of a pipeline, which type checkers and editors read.
+"""Writes what type checkers and editors read: common/request/asked.py, the keywords of a call of a pipeline, and in
+src/qwenimg/__init__.py those of `qwenimg.load` with their documentation.
 
 python tools/write_asked.py
 """
 
 from __future__ import annotations
 
+import re
+import textwrap
 from dataclasses import fields
 from pathlib import Path
 
+from qwenimg.common.families.opening import OPENING, Opening
+from qwenimg.common.request.option import Option
 from qwenimg.common.request.request import OPTIONS, Request
 
-FILE = Path(__file__).resolve().parent.parent / "common" / "request" / "asked.py"
+ROOT = Path(__file__).resolve().parent.parent
+FILE = ROOT / "common" / "request" / "asked.py"
+LOAD = ROOT / "src" / "qwenimg" / "__init__.py"
+POSITIONAL = ("model", "backend", "precision")  # of `qwenimg.load`
 HEAD = '''\
 """The keywords of a call of a pipeline, for type checkers and editors.
 
@@ -39,5 +47,42 @@ def text() -> str:
     return HEAD + "".join(f"    {name}: {kind} | None\n" for name, kind in types.items() if name != "prompt")
 
 
+# qwenimg.load
+
+_LOAD = re.compile(r"def load\(\n.*?^    given = dict\(locals\(\)\)", re.DOTALL | re.MULTILINE)
+_HEAD = '''\
+def load(
+{parameters}
+) -> Pipeline:
+    """Open a model on a backend; weights are read when they are first needed.
+
+{options}
+        notify: a function that takes (kind, text), for stages, warnings and notices.
+
+    The forms of all are checked before any file is opened. Raises QwenimgError; UnknownOption, which is a TypeError
+    too, for other keywords. As a context manager the pipeline is closed at the end of the block."""
+    given = dict(locals())'''
+
+
+def load_text(before: str) -> str:
+    """Return the text `before` of the package's `__init__.py` with the keywords of `load` as they are now."""
+    named = [OPENING[name] for name in (*POSITIONAL, *(name for name in OPENING if name not in POSITIONAL))]
+    types = {one.name: str(one.type) for one in fields(Opening)}
+    lines = [f"{one.name}: {one.python or types[one.name]} = {one.default!r},".replace("'", '"') for one in named]
+    lines.insert(len(POSITIONAL), "*,")
+    lines += ["notify: Callable[[str, str], None] | None = None,", "**unknown: Never,"]
+    parameters = textwrap.indent("\n".join(lines), " " * 4)
+    head = _HEAD.format(parameters=parameters, options="\n".join(map(_documented, named)))
+    written, count = _LOAD.subn(lambda _: head, before)
+    assert count == 1, LOAD
+    return written
+
+
+def _documented(one: Option) -> str:
+    said = f"{one.name}: {one.said(one.call or one.help)}."
+    return textwrap.fill(said, 120, initial_indent=" " * 8, subsequent_indent=" " * 12)
+
+
 if __name__ == "__main__":
     FILE.write_text(text(), encoding="utf-8")
+    LOAD.write_text(load_text(LOAD.read_text(encoding="utf-8")), encoding="utf-8")

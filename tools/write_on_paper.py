@@ -4,7 +4,7 @@ ours on MLX.
 python tools/write_on_paper.py                       # into docs/results/on-paper.json and the page
 python tools/write_on_paper.py --out FILE            # only into FILE, as a state to compare with
 
-A MODEL, not a measurement: `qwenimg bench --on-paper h100` says how.
+A MODEL, not a measurement: `python tools/kernels_on_paper.py h100` says how.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any
 
 import torch
 from doc_tables import DOCS, table, write
+from paper import on_paper
+from paper.kernels import Case, Kernel
+from paper.mlx_kernels import kernels as on_mlx
+from paper.published import CLIP_TEXT, QWEN_TEXT, published
+from paper.torch_kernels import Counter, kernels
 
-from qwenimg.backends.mlx.kernels import kernels as on_mlx
-from qwenimg.backends.torch.kernels import Counter, kernels
-from qwenimg.common.measure import on_paper
 from qwenimg.common.measure.machines import MACHINES, Machine
-from qwenimg.common.measure.published import CLIP_TEXT, QWEN_TEXT, published
 from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.precision.precision import BF16, UNET, bases
-from qwenimg.common.runtime.kernels import Case, Kernel
 
 MACHINE, APPLE = MACHINES["h100"], MACHINES["m4-max"]
 SIDES, BRANCHES = (512, 1024, 1328), (1, 2)

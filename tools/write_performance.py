@@ -1,5 +1,5 @@
 """Writes the tables of docs/performance.md from what tools/bench_step.py, bench_unet.py, bench_coders.py,
-bench_around.py, bench_load.py and `qwenimg bench --against mflux` wrote.
+bench_around.py, bench_load.py and `tools/bench_against.py mflux` wrote.
 
 Of the transformer each dtype comes from a run of its own, bfloat16 from two: on a processor with instructions for it
 and on one without.
@@ -73,7 +73,7 @@ def _loading() -> None:
 
 
 def _mflux() -> None:
-    """The transformer's steps on MLX against mflux's: lines of `qwenimg bench --against mflux --json`."""
+    """The transformer's steps on MLX against mflux's: lines of `tools/bench_against.py mflux --json`."""
     name, rows, machines = "mflux-cpu.jsonl", [], {}
     for line in (DOCS / "results" / name).read_text().splitlines():
         made = json.loads(line)

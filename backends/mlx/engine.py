@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any
@@ -29,7 +29,6 @@ from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime import traced
 from qwenimg.common.runtime.compiling import Compiler
 from qwenimg.common.runtime.engine import NumpyArray, Observer
-from qwenimg.common.runtime.kernels import Kernel
 from qwenimg.common.runtime.observers import observe
 from qwenimg.common.weights import streaming
 from qwenimg.common.weights.plan import LoadPlan
@@ -157,10 +156,6 @@ class MLXEngine:
 
     def product_seconds(self, side: int, dtype: str) -> float:
         return ops.product_seconds(side, ops.DTYPES[dtype])
-
-    def repeating(self, kernel: Kernel, parameters: int) -> Callable[[int], float]:
-        run = ops.alone(kernel)
-        return lambda count: ops.seconds(run, count)
 
     def operate(self, operation: str, dtype: str, arrays: Sequence[NumpyArray]) -> NumpyArray:
         return ops.operate(operation, ops.DTYPES[dtype], arrays)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor
 from qwenimg.backends.torch import compile, load, ops, stream
 from qwenimg.backends.torch.blocks import Blocks
 from qwenimg.backends.torch.ops import crossing
-from qwenimg.backends.torch.ops.cpu import SMALL, computing, multiplies
+from qwenimg.backends.torch.ops.cpu import multiplies
 from qwenimg.backends.workspaces import TORCH, TORCH_CPU
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.block import Block
@@ -29,7 +29,6 @@ from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime import compiling, traced
 from qwenimg.common.runtime.compiling import Compiler
 from qwenimg.common.runtime.engine import NumpyArray, Observer
-from qwenimg.common.runtime.kernels import Kernel
 from qwenimg.common.runtime.observers import observe
 from qwenimg.common.weights import streaming
 from qwenimg.common.weights.plan import LoadPlan
@@ -173,15 +172,6 @@ class TorchEngine:
         if not ops.multiplies(computed, self._device.type):
             computed = torch.float32  # which layers widen to there
         return ops.product_seconds(side, computed, self._device)
-
-    def repeating(self, kernel: Kernel, parameters: int) -> Callable[[int], float]:
-        run = ops.alone(kernel, self._device)
-
-        def seconds(count: int) -> float:
-            with computing(parameters < SMALL):
-                return ops.seconds(run, count)
-
-        return seconds
 
     def operate(self, operation: str, dtype: str, arrays: Sequence[NumpyArray]) -> NumpyArray:
         with torch.inference_mode():

@@ -13,9 +13,9 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -27,7 +27,7 @@ from qwenimg.common.base.safe_files import absolute
 from qwenimg.common.base.text import clean, shown_path
 from qwenimg.common.conversion.parts import Part, as_json, parts, small_files
 from qwenimg.common.families import registry
-from qwenimg.common.families.choices import PARTS, Choices, Prediction
+from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.registry import NOTE, Opened
 from qwenimg.common.formats.safetensors import read_header
 from qwenimg.common.request.loras import Loras
@@ -35,24 +35,7 @@ from qwenimg.common.weights.write import Progress, is_whole, write_shard
 
 FORMAT = "1"
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-_PATHS = (*PARTS, "tokenizer")  # what is asked for that has a path
 _SPARE = 64 << 20  # bytes beside the weights
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What is to be made of a model, which is `model` where it is known by name. None is what its files say."""
-
-    model: str | None = None
-    quantize: str | None = None
-    lora: str = ""
-    dtype: str | None = None  # of what is not in codes: a key of DTYPES
-    prediction: Prediction | None = None
-    transformer: Path | None = None
-    text_encoder: Path | None = None
-    text_encoder_2: Path | None = None
-    vae: Path | None = None
-    tokenizer: Path | None = None
 
 
 class Listener(Protocol):
@@ -68,23 +51,35 @@ class Listener(Protocol):
         """So many bytes more of the file `name`."""
 
 
-def convert(source: Path, out: Path, asked: Asked, listener: Listener) -> None:
-    """Writes the model in the folder or file `source` as the folder `out`. Raises UsageError, ModelError and
-    DoesNotFit; what is finished by then stays for the next call."""
+def convert(
+    source: Path,
+    out: Path,
+    choices: Choices,
+    listener: Listener,
+    *,
+    name: str | None = None,
+    lora: str = "",
+    dtype: str | None = None,
+) -> None:
+    """Write the model in the folder or file `source`, opened by `choices`, as the folder `out`. Raises UsageError,
+    ModelError and DoesNotFit; what is finished by then stays for the next call.
+
+    name: of the model, where it is known by one. dtype: of weights that are not quantized, a key of DTYPES; None is
+    what the files have."""
     out = absolute(out)
     work = out.parent / f"{out.name}.part"
     _check_place(out, work)
-    choices = Choices(**{name: getattr(asked, name) for name in ("quantize", "prediction", *_PATHS)})
     with ExitStack() as stack:
         opened = registry.open_model(source, replace(choices, whole=True))
         stack.callback(opened.checkpoint.close)
         opened.checkpoint.read_tokenizers()
         loras = Loras(opened.family.lora_names(opened.checkpoint))
         stack.callback(loras.close)
-        changed = replace(opened, checkpoint=opened.checkpoint.with_deltas(loras.deltas(asked.lora, "fuse")))
-        made = parts(changed, asked.dtype and DTYPES[asked.dtype])
-        small = small_files(changed, asked.prediction)
-        note = _note(changed, made, small, asked, loras)
+        changed = replace(opened, checkpoint=opened.checkpoint.with_deltas(loras.deltas(lora, "fuse")))
+        made = parts(changed, dtype and DTYPES[dtype])
+        small = small_files(changed, choices.prediction)
+        said = {"model": name, "quantize": choices.quantize, "dtype": dtype, "prediction": choices.prediction}
+        note = _note(changed, made, small, said | loras.recorded(lora))
         stack.enter_context(_building(out, work, note))
         stack.enter_context(_clearing(work))
         _write(work, made, small, note, listener)
@@ -92,10 +87,11 @@ def convert(source: Path, out: Path, asked: Asked, listener: Listener) -> None:
     _publish(work, out)
 
 
-def _note(opened: Opened, made: list[Part], small: dict[str, bytes], asked: Asked, loras: Loras) -> dict[str, object]:
-    """What a folder is made of, without paths; equal notes are equal folders."""
-    said = {key: value for key, value in asdict(asked).items() if value is not None and key not in ("lora", *_PATHS)}
-    about = {"format": FORMAT, "family": opened.family.name, **said, **loras.recorded(asked.lora)}
+def _note(opened: Opened, made: list[Part], small: dict[str, bytes], said: Mapping[str, object]) -> dict[str, object]:
+    """Return what a folder is made of, without paths; equal notes are equal folders. said: by the user, None where
+    nothing is."""
+    about: dict[str, object] = {"format": FORMAT, "family": opened.family.name}
+    about |= {key: value for key, value in said.items() if value is not None}
     if opened.made_of is not None:
         about.setdefault("model", opened.made_of.name)
     about["sources"] = {part.name: part.source for part in made}

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwenimg.common.families.choices import PARTS
 from qwenimg.common.families.describe_lora import is_lora
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.registry import FAMILIES
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header
+from qwenimg.common.request.parts import PARTS
 
 FLAGS = {
     "model": "-m",

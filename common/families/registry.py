@@ -67,7 +67,7 @@ def open_model(path: Path, choices: Choices | None = None) -> Opened:
             able = " and ".join(other.title for other in FAMILIES if choice in other.choices)
             option = choice.replace("_", "-")
             raise UsageError(f"--{option} is for {able}; {clean(path, 80)} is another model")
-    made_of = None if choices.transformer else _made_of(path, family)
+    made_of = None if "transformer" in choices.parts else _made_of(path, family)
     checkpoint = family.open(path, choices)
     if choices.quantize is not None:
         checkpoint = checkpoint.quantised(choices.quantize)

@@ -11,9 +11,9 @@ from qwenimg.common.base import hf_cache
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import catalog, registry, repository
 from qwenimg.common.families.catalog import KnownModel, Piece
-from qwenimg.common.families.choices import PARTS
 from qwenimg.common.families.stable_diffusion.find_tokenizer import is_tokenizer
 from qwenimg.common.hub import resolve
+from qwenimg.common.request.parts import PARTS
 from qwenimg.common.shapes import builtin
 
 MAX_FOLDERS = 1000  # of the cache that are looked at

@@ -12,22 +12,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.hf_cache import find_cached
 from qwenimg.common.base.safe_files import absolute, is_file, is_folder, kind
 from qwenimg.common.base.text import clean, shown_path
 from qwenimg.common.families import catalog, registry
-from qwenimg.common.families.choices import PARTS
 from qwenimg.common.hub import comfy_paths
 from qwenimg.common.request import lora_text
+from qwenimg.common.request.parts import PARTS
 
 KINDS: Mapping[str, tuple[str, ...]] = {
     "model": ("checkpoints", "diffusers"),
     "transformer": ("diffusion_models", "unet"),
     "text_encoder": ("text_encoders", "clip"),
-    "text_encoder_2": ("text_encoders", "clip"),
     "vae": ("vae",),
     "lora": ("loras",),
 }
@@ -36,7 +34,6 @@ WEBUI: Mapping[str, tuple[str, ...]] = {
     "model": ("Stable-diffusion",),
     "transformer": ("Stable-diffusion",),
     "text_encoder": ("text_encoder",),
-    "text_encoder_2": ("text_encoder",),
     "vae": ("VAE",),
     "lora": ("Lora", "LyCORIS"),
 }
@@ -45,7 +42,6 @@ INVOKE_TYPES: Mapping[str, tuple[str, ...]] = {
     "model": ("main",),
     "transformer": ("main",),
     "text_encoder": ("clip_embed",),
-    "text_encoder_2": ("clip_embed",),
     "vae": ("vae",),
     "lora": ("lora",),
 }
@@ -77,18 +73,6 @@ class ModelFolders:
             meant = f"; did you mean {near}?" if near else ""
             raise ModelError(f"{clean(name, 60)}: no such file, nor {self._searched(kind_)}{meant}")
         return name
-
-    def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Of the options `given` those that name a model, a part or LoRAs, with the paths of what is found. Raises
-        ModelError and UsageError."""
-        said = {name: value for name, value in given.items() if value}
-        found: dict[str, Any] = {
-            name: self.locate(str(said[name]), "model") for name in ("model", "refiner") if name in said
-        }
-        found |= {part: Path(self.locate(str(said[part]), part)) for part in PARTS if part in said}
-        if (loras := said.get("lora")) is not None:
-            found["lora"] = self.lora(loras) if isinstance(loras, str) else tuple(map(self.lora, loras))
-        return found
 
     def of_any_kind(self, name: str) -> str:
         """The same of a model, a part or a LoRA; `name` where it is nowhere."""

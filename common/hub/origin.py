@@ -10,7 +10,7 @@ from typing import Any
 from qwenimg.common.base.hf_cache import cached_name
 from qwenimg.common.base.safe_files import absolute
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.choices import PARTS, Choices
+from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.registry import Opened
 from qwenimg.common.formats.file_hash import sha256
 from qwenimg.common.formats.fingerprint import fingerprint
@@ -27,14 +27,14 @@ def origin(resolved: Resolved, opened: Opened, choices: Choices) -> dict[str, An
     if choices.quantize is not None:
         found["quantize"] = choices.quantize
     denoiser = opened.family.denoiser
-    prints = {"model": _print(checkpoint, denoiser)} if resolved.from_path and choices.transformer is None else {}
+    prints = (
+        {"model": _print(checkpoint, denoiser)} if resolved.from_path and "transformer" not in choices.parts else {}
+    )
     if choices.tokenizer is not None:
         found["tokenizer"] = label(choices.tokenizer)
-    for part in PARTS:
-        path = choices.part(part)
-        if path is not None:
-            found[part] = cached_name(absolute(path)) or from_path(str(path), path).name
-            prints[part] = _print_at(checkpoint, path)
+    for part, path in choices.parts.items():
+        found[part] = cached_name(absolute(path)) or from_path(str(path), path).name
+        prints[part] = _print_at(checkpoint, path)
     return found | {"fingerprints": prints} if prints else found
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from qwenimg.common.base.amounts import duration, size_text
 from qwenimg.common.families import catalog
 from qwenimg.common.families.catalog import KnownModel
-from qwenimg.common.families.choices import Choices
-from qwenimg.common.hub.planned import planned
+from qwenimg.common.families.opening import Opening
+from qwenimg.common.hub.open_model import plan_pipeline
 from qwenimg.common.measure import machines
 from qwenimg.common.memory.estimate import steps_seconds
 from qwenimg.common.memory.memory_plan import MemoryPlan
@@ -131,7 +131,7 @@ def _both(known: KnownModel, engine: OnPaper) -> list[Outlook]:
 
 def of_model(known: KnownModel, engine: OnPaper, few: bool = False) -> Outlook:
     """Return how `known` is drawn on `engine`, in as many bits as fit. few: in the few steps of its distilled LoRA."""
-    pipe, _ = planned(known.name, engine, precision="auto", preset="auto", choices=Choices())
+    pipe, _ = plan_pipeline(Opening(model=known.name), engine)
     with closing(pipe):
         asked = without_missing_loras(pipe.settled({"few_steps": FEW})) if few else {}
         request = pipe.check(PROMPT, **asked)
@@ -176,7 +176,7 @@ def policies(name: str, engine: OnPaper) -> list[tuple[str, ...]]:
     known = catalog.find(name)
     assert known is not None, name
     lines: list[tuple[str, ...]] = [("policy", "peak", "", "a step", "a picture")]
-    with closing(planned(known.name, engine, precision="auto", preset="auto", choices=Choices())[0]) as pipe:
+    with closing(plan_pipeline(Opening(model=known.name), engine)[0]) as pipe:
         auto = pipe.precision.name
         for policy in pipe.precision.kind.bases:
             model = pipe.model.variant(Change(precision=policy))

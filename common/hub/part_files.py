@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.base.text import clean, shown_path
 from qwenimg.common.families import catalog, file_kind
-from qwenimg.common.families.choices import PARTS, Choices
 from qwenimg.common.families.file_kind import FileKind
+from qwenimg.common.families.opening import Opening
 from qwenimg.common.hub.model_folders import ModelFolders, read_folders
+from qwenimg.common.request.parts import PARTS
 
 
 def check_whole(path: Path, name: str = "", *, completed: bool = False) -> None:
@@ -45,12 +45,9 @@ def _beside(kind: FileKind, name: str) -> str:
     return f"{given}, beside {file_kind.listed_flags(others)}; {tokenizer}"
 
 
-def check_alone(model: str | None, choices: Choices) -> None:
-    """Raises ModelError where no `model` is given and a part is of a family that needs one."""
-    for part in PARTS if model is None else ():
-        path = choices.part(part)
-        if path is None:
-            continue
+def check_alone(opening: Opening) -> None:
+    """Check that a part is given beside a model where its family needs one. Raises ModelError."""
+    for path in opening.parts.values() if opening.model is None else ():
         try:
             kind = file_kind.kind_at(path) if os.path.isfile(path) else None  # noqa: PTH113
         except ModelError:
@@ -62,13 +59,15 @@ def check_alone(model: str | None, choices: Choices) -> None:
 # In the folders of other programs
 
 
-def located(folders: ModelFolders, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `folders.options` finds of the options `given`. Raises ModelError with the right option for a part or
-    a LoRA whose name is given as a model's."""
-    name = given.get("model")
-    if name and (path := folders.of_any_kind(str(name))) != str(name):
-        check_whole(Path(path), str(name), completed=any(given.get(part) for part in PARTS))
-    return folders.options(given)
+def located(opening: Opening) -> tuple[ModelFolders, Opening]:
+    """Return the folders of --models-dir, and `opening` with the paths of what is found there by name. Raises
+    UsageError, and ModelError with the right option for a part or a LoRA whose name is given as a model's."""
+    folders, name = read_folders(opening.models_dir), opening.model
+    if name and (path := folders.of_any_kind(name)) != name:
+        check_whole(Path(path), name, completed=bool(opening.parts))
+    model, refiner = (one and folders.locate(one, "model") for one in (name, opening.refiner))
+    parts = {part: Path(folders.locate(str(path), PARTS[part].again or part)) for part, path in opening.parts.items()}
+    return folders, replace(opening, model=model, refiner=refiner, parts=parts)
 
 
 def check_no_collection(path: Path) -> None:

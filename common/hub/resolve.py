@@ -10,7 +10,6 @@ import re
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import ModelError
@@ -28,9 +27,10 @@ from qwenimg.common.base.safe_files import absolute, bad, kind
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog
 from qwenimg.common.families.catalog import KnownModel
-from qwenimg.common.families.choices import PARTS, Choices
+from qwenimg.common.families.opening import Opening
 from qwenimg.common.families.repository import has_weights, lacks
 from qwenimg.common.formats.files import PICKLES
+from qwenimg.common.request.parts import PARTS
 from qwenimg.common.shapes import builtin
 
 _QWEN = "qwen-image"  # the family whose parts alone are a model
@@ -121,10 +121,9 @@ def find_part(given: str | Path) -> Path:
     return found or path
 
 
-def with_parts_found(choices: Choices) -> Choices:
-    """`choices` with what `find_part` finds of each. Raises ModelError."""
-    found: dict[str, Any] = {part: find_part(path) for part in PARTS if (path := choices.part(part)) is not None}
-    return replace(choices, **found)
+def with_parts_found(opening: Opening) -> Opening:
+    """Return `opening` with the folder or file that `find_part` finds for each part. Raises ModelError."""
+    return replace(opening, parts={part: find_part(opening.parts[part]) for part in PARTS if part in opening.parts})
 
 
 def _by_name(given: str, is_default: bool, offline: bool, without: frozenset[str]) -> Resolved:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.choices import PARTS
 from qwenimg.common.jobs.fields import Fields
 from qwenimg.common.jobs.pictures import Picture
+from qwenimg.common.request.parts import PARTS
 from qwenimg.common.request.request import OPTIONS
 
 if TYPE_CHECKING:

@@ -13,9 +13,6 @@ from dataclasses import dataclass
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import aligned, clean
 
-PASSES = 0.85  # of the bandwidth that memory-bound kernels reach
-LAUNCH = 3e-6  # seconds that the smallest kernel takes
-
 
 @dataclass(frozen=True)
 class Machine:
@@ -123,7 +120,7 @@ def of_device(device: str) -> Machine | None:
     return next((one for one in longest if re.search(_words(one), device, re.IGNORECASE)), None)
 
 
-def machine(name: str, option: str = "--on-paper") -> Machine:
+def machine(name: str, option: str = "--on") -> Machine:
     """Return the machine that the value of `option` names. Raises UsageError."""
     plain = re.sub(r"[\s_-]+", "-", re.sub(r"(\d{4})(ti|super)", r"\1-\2", name.strip().lower()))
     words = () if "laptop" in plain or "mobile" in plain else sorted(MACHINES, key=len, reverse=True)

@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.choices import PARTS, components_of
+from qwenimg.common.families.opening import Opening
 from qwenimg.common.parity.passport import Model
 from qwenimg.common.request.loras import Loras, in_cache
+from qwenimg.common.request.parts import PARTS, components_of
 
 _OPTIONS = {"quantize": "-q", "prediction": "--prediction", "lora": "--lora"}
 _FILES = (*PARTS, "lora")
 
 
-def completed(recorded: Model, given: Mapping[str, Any], find: Callable[[str], Path | None]) -> dict[str, Any]:
-    """`given`, by the names of options, with what was recorded: bits, prediction, and the files that `find` and the
-    cache have by their names. Raises UsageError where it is more, less or another value than was recorded; which files
-    they are is seen when they are open."""
-    found = dict(given)
-    for part, name in recorded.parts.items():
-        found[part] = found.get(part) or find(name)
-    for option in ("quantize", "prediction"):
-        found[option] = found[option] or getattr(recorded, option) or None
-    if not found["lora"] and in_cache(recorded.lora):
-        found["lora"] = recorded.lora
-    _check_options(recorded, found)
-    return found
+def completed(recorded: Model, opening: Opening, lora: str, find: Callable[[str], Path | None]) -> tuple[Opening, str]:
+    """Return `opening` and `lora` with what was recorded: bits, prediction, and the files that `find` and the cache
+    have by their names. Raises UsageError where something is given that was not recorded, is missing, or has another
+    value; which files they are is seen when they are open."""
+    found = {part: path for part, name in recorded.parts.items() if (path := opening.parts.get(part) or find(name))}
+    whole = replace(
+        opening,
+        parts={**opening.parts, **found},
+        quantize=opening.quantize or recorded.quantize or None,
+        prediction=opening.prediction or cast(Any, recorded.prediction) or None,
+    )
+    if not lora and in_cache(recorded.lora):
+        lora = recorded.lora
+    _check_options(recorded, {name: whole.value(name) for name in (*PARTS, "quantize", "prediction")} | {"lora": lora})
+    return whole, lora
 
 
 def _check_options(recorded: Model, given: Mapping[str, Any]) -> None:
+    """Check that what is `given`, by the names of options, is what was recorded. Raises UsageError."""
     said = {**recorded.parts, "quantize": recorded.quantize, "prediction": recorded.prediction, "lora": recorded.lora}
     for name in (*PARTS, *_OPTIONS):
         then, now = said.get(name, ""), given[name] or ""

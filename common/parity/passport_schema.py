@@ -12,12 +12,12 @@ from typing import Any
 
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import registry
-from qwenimg.common.families.choices import PARTS
 from qwenimg.common.parity.passport import MAX_GAIN
 from qwenimg.common.parity.stations import FARTHEST
 from qwenimg.common.precision import precision
 from qwenimg.common.prompts.check import check_said
 from qwenimg.common.request import lora_text
+from qwenimg.common.request.parts import PARTS
 from qwenimg.common.request.request import Request
 from qwenimg.common.weights import quantise
 

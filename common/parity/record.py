@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from qwenimg.common.base.block import Block
 from qwenimg.common.base.version import __version__
-from qwenimg.common.families.choices import PARTS
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.parity.blocks import Part, network, parts, shapes_sum
 from qwenimg.common.parity.judged import figures
@@ -29,6 +28,7 @@ from qwenimg.common.parity.tape import Tape, taped
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result, Step
 from qwenimg.common.precision.precision import Precision
+from qwenimg.common.request.parts import PARTS
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array, Engine
 from qwenimg.common.runtime.runtime import Runtime

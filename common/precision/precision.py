@@ -27,7 +27,7 @@ from qwenimg.common.precision.residency import ALWAYS, ONCE, Residency
 
 COMPONENTS = ("text", "transformer", "vae")
 DENOISERS = ("transformer", "unet")
-_ROLES = {"unet": "transformer", "text_encoder": "text", "text_encoder_2": "text"}  # of a folder
+TEXT_ENCODER = "text_encoder"  # how the folder of a text encoder is called, with a number behind it from the second on
 
 PLACES: Mapping[str, str] = {
     "final_norm": "norm_out, its modulation and proj_out; the prediction stays float32 for the sampler (switchable)",
@@ -166,7 +166,7 @@ class Precision:
 
     def stored_dtype(self, component: str) -> str:
         """The dtype of a component's weights, but for the FP32 places."""
-        name = _ROLES.get(component, component)
+        name = "text" if component.startswith(TEXT_ENCODER) else "transformer" if component == "unet" else component
         assert name in COMPONENTS, component
         dtype: str = getattr(self, name)
         return dtype

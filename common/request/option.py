@@ -1,20 +1,23 @@
-"""What is known of one option of a picture, as the metadata of its field in `Request`.
+"""What is known of one option, as the metadata of its field in `Request` or `Opening`.
 
-The command line, the configuration file, the prompt file, a request in JSON, a picture's recipe and every check are
-made from it: a new option is one field, and its use. Nothing here imports numpy, for `qwenimg --help` reads it.
+The command line, the configuration file, the prompt file, a request in JSON, a picture's recipe, the keywords of
+`qwenimg.load` and every check are made from it: a new option is one field, and its use. Nothing here imports numpy, for
+`qwenimg --help` reads it.
 """
 
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Literal, SupportsFloat
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 
-_KINDS: dict[object, type] = {"int": int, "float": float, "str": str}
+_KINDS: dict[str, type] = {"int": int, "float": float, "str": str, "bool": bool, "Path": Path}
 _WORDS = {int: "a whole number", float: "a number", str: "a text"}
 
 
@@ -24,7 +27,7 @@ class Option:
 
     help: str  # a phrase for the command line; {bounds} and {default} stand for theirs
     call: str = ""  # the same for a call from Python, where that takes something else
-    python: str = ""  # the type of what such a call takes, of `request/given.py`, where it is more than the request's
+    python: str = ""  # the type of what such a call takes, where it is more than the field's
     section: str = ""  # of the command line's help
     metavar: str = ""
     flags: tuple[str, ...] = ()  # on the command line, besides --its-name
@@ -34,10 +37,12 @@ class Option:
     most: float | None = None
     open: Literal["", "least", "both"] = ""  # which bounds it must not reach
     longest: int = 2_000  # characters of a text
-    several: bool = False  # whether a text may give several of it, such as the seeds 1-4
+    several: bool = False  # whether a text may give several of it, such as the seeds 1-4; of a path, whether it repeats
     joined: str = ""  # what joins the texts of a list, where a list may be given too
     checks: Callable[[Any], object] | None = None  # raises UsageError
     names: Callable[[], Sequence[str]] | None = None  # of all that it may be
+    words: tuple[str, ...] = ()  # all that it may be, where the command line itself refuses another one
+    again: str = ""  # the option that is given once more in place of this one, which is then not in the help
     config: bool = False  # whether config.toml may set it
     recorded: Literal["", "always", "changed", "used"] = ""
     """When a recipe has it: always, where it is not the default, or where what it `needs` is there."""
@@ -72,6 +77,8 @@ class Option:
         assert self.kind is not None
         if self.joined:
             return (str, list)
+        if self.kind is Path:
+            return (str,)
         return (int, str) if self.several else (int, float) if self.kind is float else (self.kind,)
 
     @property
@@ -122,22 +129,28 @@ class Option:
 
 
 def option(default: Any, known: Option) -> Any:
-    """A field of a request."""
+    """Return a field that is an option."""
     return field(default=default, metadata={"option": known})
 
 
 def required(known: Option) -> Any:
-    """The same without a default."""
+    """Return such a field without a default."""
     return field(metadata={"option": known})
 
 
 def options_of(cls: Any) -> dict[str, Option]:
-    """Every option of the dataclass `cls`, by its name."""
+    """Return every option of the dataclass `cls`, by its name."""
     return {
-        one.name: replace(one.metadata["option"], name=one.name, kind=_KINDS.get(one.type), default=one.default)
+        one.name: replace(known, name=one.name, kind=str if known.words else _kind(str(one.type)), default=one.default)
         for one in fields(cls)
-        if "option" in one.metadata
+        if (known := one.metadata.get("option")) is not None
     }
+
+
+def _kind(annotation: str) -> type | None:
+    """Return the type of one value: the first that `annotation` names. None for an array."""
+    first = re.match(r"(?:tuple\[)?(\w+)", annotation)
+    return None if first is None else _KINDS.get(first[1])
 
 
 def recorded(options: Iterable[Option], request: object, there: frozenset[str]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
 from qwenimg.common.pictures.texts import read_texts
 from qwenimg.common.request import lora_text
+from qwenimg.common.request.parts import PARTS
 from qwenimg.common.request.request import OPTIONS
 from qwenimg.common.sampling.table import SAMPLERS
 
@@ -31,7 +32,8 @@ MAX_JSON = 5_000_000  # characters; two prompts of the largest size, \u-escaped,
 class Recipe(TypedDict):
     """All that made a picture. Plain JSON. A key more or less, or another meaning, is another `format`.
 
-    Beside these it has what a `Request` records where it was changed or used, such as `strength`: `Option.recorded`."""
+    Beside these it has what a `Request` records where it was changed or used, such as `strength`: `Option.recorded`;
+    and for each of PARTS that was given the name of the folder or file of its weights."""
 
     format: int  # 1
     version: str  # of qwenimg
@@ -61,10 +63,6 @@ class Recipe(TypedDict):
     lora_sha256: NotRequired[list[str]]  # of the same files, each behind its header
     model_sha256: NotRequired[str]  # of the denoiser's file, or the model's, where it is one
     refiner: NotRequired[str]  # its name, as `model`
-    transformer: NotRequired[str]  # of the folder or file that its weights came from, where it was given
-    text_encoder: NotRequired[str]
-    text_encoder_2: NotRequired[str]
-    vae: NotRequired[str]
     fingerprints: NotRequired[dict[str, str]]  # of those that were given as a path, see `fingerprint`
     tokenizer: NotRequired[str]  # of a single file, where it was given: the folder's name
     prediction: NotRequired[str]  # eps, v or x0, where it was given
@@ -81,10 +79,7 @@ _TEXTS = (
     "rng",
     "created",
     "refiner",
-    "transformer",
-    "text_encoder",
-    "text_encoder_2",
-    "vae",
+    *PARTS,
     "tokenizer",
     "prediction",
     "quantize",
@@ -168,9 +163,7 @@ def png_text(recipe: Recipe) -> dict[str, str]:
 
     No path goes in by the names of models; `warnings` and the rest are stored as they are."""
     names: dict[str, str] = {
-        key: model_label(str(recipe.get(key)))
-        for key in ("model", "refiner", "transformer", "text_encoder", "text_encoder_2", "vae")
-        if key in recipe
+        key: model_label(str(recipe.get(key))) for key in ("model", "refiner", *PARTS) if key in recipe
     }
     written = {**recipe, **names}
     return {"parameters": a1111_parameters(recipe), "qwenimg": json.dumps(written, allow_nan=False)}
@@ -206,7 +199,7 @@ def check_recipe(value: object, path: Path) -> Recipe:
         )
     missing = sorted(Recipe.__required_keys__ - value.keys())
     options = {one.name: one for one in OPTIONS.values() if one.recorded}
-    unknown = sorted(value.keys() - Recipe.__annotations__.keys() - options.keys())
+    unknown = sorted(value.keys() - Recipe.__annotations__.keys() - options.keys() - PARTS.keys())
     if value["format"] != FORMAT or missing or unknown:
         keys = clean(", ".join([*(f"no {k}" for k in missing), *(f"unknown {k}" for k in unknown)]), 100)
         raise bad(path, f"its recipe is not of format {FORMAT} ({keys or value['format']})")

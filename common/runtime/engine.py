@@ -16,7 +16,6 @@ from qwenimg.common.memory.workspace import Workspace
 from qwenimg.common.precision.devices import Device
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.runtime.compiling import Compiler
-from qwenimg.common.runtime.kernels import Kernel
 from qwenimg.common.runtime.traced import Blocks, Look
 from qwenimg.common.weights.plan import LoadPlan
 
@@ -207,11 +206,6 @@ class Engine(Protocol):
 
     def product_seconds(self, side: int, dtype: str) -> float:
         """Of one product of two matrices side x side."""
-        ...
-
-    def repeating(self, kernel: Kernel, parameters: int) -> Callable[[int], float]:
-        """The seconds of so many runs of one product, convolution or attention, of the shapes and dtype of a `kernel`
-        that this backend has counted, as a network of so many parameters computes it."""
         ...
 
     def operate(self, operation: str, dtype: str, arrays: Sequence[NumpyArray]) -> NumpyArray:

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.shapes.fit import Fit, fit
-from qwenimg.common.shapes.scenes import PALETTE, POSITIONS, SHAPES, SIZES, Floats, Scene, distance
-from qwenimg.common.shapes.words import Parsed, Thing, requirements
+from qwenimg.common.shapes.scenes import PALETTE, POSITIONS, SHAPES, SIZES, Floats, distance
+from qwenimg.common.shapes.words import Parsed, Thing
 
 Mask = npt.NDArray[np.bool_]
 Pixels = npt.NDArray[np.uint8]
@@ -67,11 +67,10 @@ class Verdict:
         return True in answers and False not in answers
 
 
-def check(pixels: Pixels, wanted: Parsed | Scene) -> Verdict:
-    """Compare a picture, uint8 [H, W, 3], with a prompt or a scene. Raises UsageError above `MOST` objects.
+def check(pixels: Pixels, asked: Parsed) -> Verdict:
+    """Compare an image, uint8 [H, W, 3], with a prompt. Raises UsageError above `MOST` objects.
 
     With several objects, those seen are matched to those wanted so that most is right."""
-    asked = requirements(wanted) if isinstance(wanted, Scene) else wanted
     things = [thing for thing in asked.things for _ in range(min(thing.count or 1, MOST + 1))]
     if len(things) > MOST:
         raise UsageError(f"the prompt asks for more than {MOST} shapes, which is what the checker can tell apart")

@@ -5,13 +5,10 @@ All of it is fixed: the same prompts in the same order everywhere, so that two m
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from qwenimg.common.shapes.scenes import (
     BACKGROUNDS,
@@ -23,11 +20,9 @@ from qwenimg.common.shapes.scenes import (
     SHAPES,
     SIZES,
     contrasts,
-    random_scene,
-    render,
     trained_pairs,
 )
-from qwenimg.common.shapes.words import COLOR_WORDS, LANGUAGES, SHAPE_WORDS, Parsed, Thing, describe
+from qwenimg.common.shapes.words import COLOR_WORDS, SHAPE_WORDS, Parsed, Thing
 
 Pair = tuple[str, str]
 """(color, shape)"""
@@ -126,15 +121,3 @@ def _english(pair: Pair, size: str = "") -> str:
 
 def _chinese(pair: Pair) -> str:
     return f"一个{COLOR_WORDS[pair[0]][1][0]}色的{SHAPE_WORDS[pair[1]][1][0]}"
-
-
-def dataset_hash() -> str:
-    """SHA-256 of 64 scenes: their pictures in 8 bits and their prompts. It names the data that a model learned from."""
-    digest = hashlib.sha256()
-    for seed in range(64):
-        rng = np.random.default_rng(seed)
-        scene = random_scene(rng)
-        prompts = "\n".join(describe(scene, rng, language) for language in LANGUAGES)
-        picture = np.rint((render(scene, 64 + seed, 64) + 1) * 127.5).astype(np.uint8)
-        digest.update(prompts.encode() + picture.tobytes())
-    return digest.hexdigest()

@@ -29,7 +29,6 @@ OPTIONAL = {
     "certifi": "certificates for a Python without any; huggingface_hub brings it along",
 }
 FRAMEWORKS = {"mlx", "torch"}
-PEERS = {"diffusers": "backends/torch/peer.py", "mflux": "backends/mlx/peer.py"}  # of `bench --against`
 
 
 def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
@@ -198,14 +197,19 @@ def test_frameworks_and_references_are_extras():
     assert not extras["dev"] & FRAMEWORKS
     assert not core & (FRAMEWORKS | extras["dev"])
     # Pillow's name, training draws its curve.
-    assert imports("backends/torch") - core - PEERS.keys() == {"torch", "PIL"}
-    assert imports("backends/mlx") - core - PEERS.keys() == {"mlx"}
-    package = ("src", "common", "cli", "backends")
-    assert "transformers" not in imports(*package)
-    found = {rules.name_of(p): _imported(p.read_text(encoding="utf-8")) for p in sources(*package)}
-    for peer, arm in PEERS.items():
-        assert [name for name, imported in found.items() if peer in imported] == [arm], "a process of its own"
-    assert found[PEERS["mflux"]].isdisjoint({"qwenimg", "torch"}), "its environment may be without them"
+    assert imports("backends/torch") - core == {"torch", "PIL"}
+    assert imports("backends/mlx") - core == {"mlx"}
+    assert not imports("src", "common", "cli", "backends") & {"transformers", "diffusers", "mflux"}
+
+
+def test_the_arm_of_mflux_imports_nothing_of_ours():
+    """Its Python may have mflux alone."""
+    imported = {
+        name
+        for file in ("mflux_arm", "slopes")
+        for name in _imported((ROOT / "tools" / "against" / f"{file}.py").read_text())
+    }
+    assert {"mflux", "slopes"} <= imported and imported.isdisjoint({"qwenimg", "torch"})
 
 
 def test_the_tests_use_a_torch_that_is_pinned():

@@ -226,7 +226,7 @@ def test_prompts_that_are_no_text_or_too_long(library: Library) -> None:
 def test_any_text_makes_a_picture_or_one_line(text: str, before: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         library = Library()
-        patch.setattr(qwenimg, "load", library.load)
+        patch.setattr(qwenimg, "open_pipeline", library.open_pipeline)
         patch.setattr(builtin, "folder", lambda: Path("/nowhere"))  # which refuses prompts that name no shape
         patch.setattr(atomic_files, "write_atomic", lambda path, data, *, overwrite: None)
         ran = cli(*before, text)
@@ -244,7 +244,7 @@ def test_any_text_makes_a_picture_or_one_line(text: str, before: list[str]) -> N
 )
 def test_any_words_end_without_a_bug(args: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(qwenimg, "load", Library().load)
+        patch.setattr(qwenimg, "open_pipeline", Library().open_pipeline)
         patch.setattr(atomic_files, "write_atomic", lambda path, data, *, overwrite: None)
         ran = cli(*args)
     assert ran.code in (0, 2, 5) and "Traceback" not in ran.err, ran

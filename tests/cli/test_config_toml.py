@@ -66,11 +66,13 @@ def test_flags_and_environment_come_first(file: Path, tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     made: list[FakePipeline] = []
 
-    def load(model, backend, precision, *, offline, notify, **options):
-        made.append(FakePipeline(model=model, backend=backend, precision=precision, notify=notify))
+    def opened(opening, notify):
+        made.append(
+            FakePipeline(model=opening.model, backend=opening.backend, precision=opening.precision, notify=notify)
+        )
         return made[-1]
 
-    monkeypatch.setattr(qwenimg, "load", load)
+    monkeypatch.setattr(qwenimg, "open_pipeline", opened)
     assert run(["a ring", "-o", "a.png"]) == 0
     assert run(["a ring", "--steps", "2", "-m", "shapes", "-W", "16", "-H", "48", "-o", "b.png"]) == 0
     assert run(["--from", "b.png", "-o", "d.png"]) == 0

@@ -198,6 +198,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from qwenimg.common.conversion import convert, parts
+from qwenimg.common.families.choices import Choices
 parts.SHARD = 100_000
 class Dies:
     left = int(sys.argv[3])
@@ -208,14 +209,14 @@ class Dies:
         self.left -= size
         if self.left < 0:
             os.kill(os.getpid(), signal.SIGKILL)
-convert.convert(Path(sys.argv[1]), Path(sys.argv[2]), convert.Asked(quantize="4"), Dies())
+convert.convert(Path(sys.argv[1]), Path(sys.argv[2]), Choices(quantize="4"), Dies())
 """
 
 
 def test_a_killed_run_goes_on(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed twice, and a finished file damaged besides: the same bytes as in one run."""
     monkeypatch.setattr(parts, "SHARD", 100_000)
-    module.convert(model, tmp_path / "once", module.Asked(quantize="4"), Told())
+    module.convert(model, tmp_path / "once", Choices(quantize="4"), Told())
     out, work = tmp_path / "out", tmp_path / "out.part"
     for size in (400_000, 900_000):
         given = [sys.executable, "-c", KILLED, str(model), str(out), str(size)]
@@ -228,7 +229,7 @@ def test_a_killed_run_goes_on(model: Path, tmp_path: Path, monkeypatch: pytest.M
     raw[-9] ^= 1
     finished[1].write_bytes(raw)
     told = Told()
-    module.convert(model, out, module.Asked(quantize="4"), told)
+    module.convert(model, out, Choices(quantize="4"), told)
     print(f"{len(finished)} files were finished, {len(told.files)} kept")
     assert len(told.files) == len(finished) - 1
     assert tree(out) == tree(tmp_path / "once") and not work.exists()
@@ -326,7 +327,7 @@ def test_a_second_run_at_the_same_time(model: Path, tmp_path: Path) -> None:
             self.said = f"{ran.code} {ran.err}"
 
     tries = Tries()
-    module.convert(model, tmp_path / "o", module.Asked(), tries)
+    module.convert(model, tmp_path / "o", Choices(), tries)
     assert tries.said.startswith("2 ") and "another run is converting to it" in tries.said
     assert (tmp_path / "o" / "model_index.json").is_file()
 

@@ -20,10 +20,10 @@ from toy_family import add_toy, write_toy
 from qwenimg import DoesNotFit, NumericsError, Pipeline, Result, UsageError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.families import registry
-from qwenimg.common.families.choices import PARTS
 from qwenimg.common.families.describe import describe
 from qwenimg.common.families.family import Family
 from qwenimg.common.numbers import noise
+from qwenimg.common.request.parts import PARTS
 from qwenimg.common.request.recipe import png_text, recipe_from_png
 
 LATENTS = 1e-4  # relative L2 of the final latents of both backends in float32; measured at most 4e-6

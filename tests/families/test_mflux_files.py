@@ -114,7 +114,7 @@ def save(model: Path, out: Path, bits: int | None) -> None:
 def test_every_width_is_read_and_stays(model: Path, tmp_path: Path, bits: int) -> None:
     save(model, tmp_path, bits)
     parts = {name: tmp_path / name for name in ("transformer", "text_encoder")}
-    opened = registry.open_model(model, Choices(**parts))  # type: ignore[arg-type]
+    opened = registry.open_model(model, Choices(parts=parts))  # type: ignore[arg-type]
     for part in parts:
         entries = opened.checkpoint[part].plan.entries
         codes = {entry.storage.code for entry in entries.values() if isinstance(entry.storage, Packed)}

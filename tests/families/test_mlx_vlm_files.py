@@ -93,4 +93,4 @@ def test_a_strange_tensor_is_refused(tmp_path: Path) -> None:
     for name in ("vision.x.weight", "language_model.head.weight"):
         mx.save_safetensors(str(folder / "model.safetensors"), weights | {name: mx.ones((2, 2))})
         with pytest.raises(ModelError, match=re.escape(f"unknown tensor '{name}'")):
-            registry.open_model(MODEL, Choices(text_encoder=folder))
+            registry.open_model(MODEL, Choices(parts={"text_encoder": folder}))

@@ -124,7 +124,7 @@ def test_eight_bits_draw_what_their_values_draw(
 
 def test_a_folder_in_a_parts_place_has_its_own_configuration(tiny_folder: Path, files: dict[str, Path]) -> None:
     given = {part: tiny_folder / part for part in PARTS}
-    opened = registry.open_model(files["model"], Choices(**given))
+    opened = registry.open_model(files["model"], Choices(parts=given))
     assert all(opened.checkpoint[part].plan.files[0].path.parent == tiny_folder / part for part in PARTS)
     opened.checkpoint.close()
 
@@ -157,7 +157,7 @@ def test_a_file_that_is_not_that_part_is_refused(
     elif fault == "cut":
         path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(ModelError) as caught:
-        registry.open_model(tiny_folder, Choices(**{part: path}))
+        registry.open_model(tiny_folder, Choices(parts={part: path}))
     said = str(caught.value)
     print(said)
     assert words.get(fault, "") in said and "given.safetensors" in said and said.isprintable() and len(said) < 300
@@ -165,11 +165,11 @@ def test_a_file_that_is_not_that_part_is_refused(
 
 def test_a_part_of_another_kind_of_model(folders: dict[str, Path], tiny_folder: Path, files: dict[str, Path]) -> None:
     with pytest.raises(ModelError, match="holds no CLIP text encoder"):
-        registry.open_model(folders["sd15"], Choices(text_encoder=files["text_encoder"]))
+        registry.open_model(folders["sd15"], Choices(parts={"text_encoder": files["text_encoder"]}))
     with pytest.raises(ModelError, match=r"dit\.safetensors"):
-        registry.open_model(folders["sd15"], Choices(transformer=files["transformer"]))
+        registry.open_model(folders["sd15"], Choices(parts={"transformer": files["transformer"]}))
     with pytest.raises(ModelError):
-        registry.open_model(folders["sd15"], Choices(transformer=folders["sdxl"] / "unet"))
+        registry.open_model(folders["sd15"], Choices(parts={"transformer": folders["sdxl"] / "unet"}))
 
 
 @pytest.mark.parametrize(
@@ -240,15 +240,6 @@ def test_the_command_line_and_a_picture_made_again(
 def test_parts_in_the_configuration_file_belong_to_its_model(
     library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[dict] = []
-    load = library.load
-
-    def noted(model=None, *given, **options):
-        asked.append({"model": model} | {part: options[part] for part in PARTS})
-        others = {name: value for name, value in options.items() if name not in (*PARTS, "text_encoder_2")}
-        return load(model, *given, **others)
-
-    monkeypatch.setattr(qwenimg, "load", noted)
     file = tmp_path / "config.toml"
     monkeypatch.setattr(config, "path", lambda: file)
     file.write_text('model = "qwen-image"\ntransformer = "~/a.safetensors"\n')
@@ -256,8 +247,8 @@ def test_parts_in_the_configuration_file_belong_to_its_model(
     assert cli("a ring", "-m", "shapes", "-o", "b.png").code == 0
     assert cli("a ring", "--transformer", "x.safetensors", "-o", "c.png").code == 0
     path = Path("~/a.safetensors")
-    assert [(one["model"], one["transformer"]) for one in asked] == [
-        ("qwen-image", path), ("shapes", None), ("qwen-image", Path("x.safetensors")),
+    assert [(one.model, one.parts) for one in library.openings] == [
+        ("qwen-image", {"transformer": path}), ("shapes", {}), ("qwen-image", {"transformer": Path("x.safetensors")}),
     ]  # fmt: skip
 
 

@@ -161,7 +161,7 @@ def test_options_that_fit_no_other_model(tiny_folder: Path, both) -> None:
     with pytest.raises(UsageError, match="for Stable Diffusion"):
         registry.open_model(tiny_folder, Choices(prediction="v"))
     with pytest.raises(ModelError, match="expected 'AutoencoderKLQwenImage'"):
-        registry.open_model(tiny_folder, Choices(vae=both["sd1"][0] / "vae"))
+        registry.open_model(tiny_folder, Choices(parts={"vae": both["sd1"][0] / "vae"}))
     opened = registry.open_model(tiny_folder)
     with pytest.raises(UsageError, match="SDXL base"):
         registry.open_refiner(opened, both["sdxl"][0])
@@ -223,7 +223,7 @@ def handles(monkeypatch: pytest.MonkeyPatch) -> list[OpenFile]:
 
 def fails(handles: list[OpenFile], least: int, message: str, path: Path, vae: Path | None = None) -> None:
     with pytest.raises(ModelError, match=message):
-        registry.open_model(path, Choices(vae=vae))
+        registry.open_model(path, Choices(parts={"vae": vae}))
     print([file.path.name for file in handles])
     assert len(handles) >= least and all(file.stream.closed for file in handles)
 

@@ -99,7 +99,7 @@ def test_a_vit_l_beside_sd1(both, tmp_path: Path) -> None:
 
 def test_open_clips_layer_that_sd2_never_uses(both, tmp_path: Path) -> None:
     save_file(open_clip_file(models_of("sd2")["text_encoder"], extra_layer=True), tmp_path / "h.safetensors")
-    opened = registry.open_model(both["sd2"][0], Choices(text_encoder=tmp_path / "h.safetensors"))
+    opened = registry.open_model(both["sd2"][0], Choices(parts={"text_encoder": tmp_path / "h.safetensors"}))
     opened.checkpoint.close()
     assert opened.checkpoint["text_encoder"].plan.files[0].path == tmp_path / "h.safetensors"
 
@@ -136,7 +136,7 @@ def test_every_tensor_counts(both, parts: dict[str, Path], name: str, fault: str
     if fault == "cut":
         path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(ModelError) as caught:
-        registry.open_model(both["sdxl"][0], Choices(text_encoder=path))
+        registry.open_model(both["sdxl"][0], Choices(parts={"text_encoder": path}))
     said = str(caught.value)
     print(said)
     assert "given.safetensors" in said and said.isprintable() and len(said) < 300

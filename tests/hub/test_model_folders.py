@@ -329,7 +329,6 @@ def test_every_command_that_opens_a_model_finds_it_by_name(
     cli("convert", "tiny", str(tmp_path / "o"), *here, "--vae", "w.safetensors").refused(5, "w.safetensors: no such")
     cli("convert", "tiny", str(tmp_path / "o"), *here, "--lora", "w.safetensors").refused(5, "w.safetensors: no such")
     assert cli("convert", "tiny", str(tmp_path / "o"), *here, "--quiet").code == 0
-    assert cli("bench", "tiny", *here, "--on-paper", "h100", "-W", "64", "-H", "64").code == 0
     record = ("parity", "record", "-o", str(tmp_path / "p.safetensors"))
     for command in (("precision",), ("bench",), ("doctor",), ("parity", "run", "--backends", "cpu,mlx"), record):
         found = cli(*command, "a", *here)  # which is one byte

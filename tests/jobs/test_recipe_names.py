@@ -85,7 +85,7 @@ def test_a_vae_is_named_without_its_path(given: str, cache: Path) -> None:
     checkpoint = SimpleNamespace(components={"vae": SimpleNamespace(plan=plan)})
     opened: Any = SimpleNamespace(checkpoint=checkpoint, family=registry.STABLE_DIFFUSION)
     known = resolve.Resolved(folder=Path(), name="shapes-v1", known=catalog.BUILT_IN)
-    labels = origin(known, opened, Choices(vae=Path(given)))
+    labels = origin(known, opened, Choices(parts={"vae": Path(given)}))
     assert labels["vae"] == "b" and set(labels["fingerprints"]) == {"vae"}
     told = recipe(**labels)
     assert check_recipe(told, Path("x")) == told

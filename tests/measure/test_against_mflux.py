@@ -1,4 +1,4 @@
-"""`qwenimg bench --against mflux`: what is refused, what the peer's arm is given, and that both make the same latents.
+"""`tools/bench_against.py mflux`: what is refused, what the peer's arm is given, and that both make the same latents.
 
 mflux itself is no tool of this project: `fake_mflux` stands in for it, on diffusers.
 """
@@ -10,23 +10,27 @@ import re
 import sys
 from pathlib import Path
 
+import bench_against
 import numpy as np
 import pytest
 import wide_checkpoint
-from cli_runner import cli
+from against import peers
+from cli_runner import Ran, captured
 from fake_mflux import Fake
 from random_model import write_random_model
 from sparse_files import sparse
 
 import qwenimg
-from qwenimg.common.measure import peers
 from qwenimg.common.networks import qwen_dit
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.numbers import noise, packing
 
 SMALL = ("-W", "64", "-H", "48", "--steps", "3", "--rounds", "1", "--precision", "fp32", "--json")
 ROUNDINGS = 1e-5  # of states of about 1, which another process made, perhaps with another BLAS; 16 bits would be 4e-3
-AGAINST = ("--against", "mflux")
+
+
+def against(peer: str, *arguments: str) -> Ran:
+    return captured(bench_against.main, [peer, *arguments])
 
 
 @pytest.fixture(scope="module")
@@ -62,27 +66,26 @@ def script(path: Path, line: str) -> str:
 
 
 def test_what_mflux_does_not_run_is_refused(thin: Path, folders: dict[str, Path]) -> None:
-    cli("bench", str(thin), *AGAINST).refused(2, "24 heads x 128", "num_attention_heads 3", "joint_attention_dim 72")
-    cli("bench", str(folders["sd15"]), *AGAINST).refused(2, "takes folders of QwenImagePipeline", "StableDiffusionPip")
-    cli("bench", str(thin), *AGAINST, "--backend", "cpu").refused(2, "--backend mlx, not cpu")
-    cli("bench", str(thin), *AGAINST, "--steps", "2").refused(2, "--steps 2", "give more")
-    cli("bench", str(thin), "--against", "comfy").refused(2, "comfy")
-    cli("bench", str(thin), "--peer-python", sys.executable).refused(2, "--peer-python is for --against")
+    against("mflux", str(thin)).refused(2, "24 heads x 128", "num_attention_heads 3", "joint_attention_dim 72")
+    against("mflux", str(folders["sd15"])).refused(2, "takes folders of QwenImagePipeline", "StableDiffusionPip")
+    against("mflux", str(thin), "--backend", "cpu").refused(2, "--backend mlx, not cpu")
+    against("mflux", str(thin), "--steps", "2").refused(2, "--steps", "2")
+    against("comfy", str(thin)).refused(2, "comfy")
 
 
 def test_a_transformer_in_codes_is_refused(wide: Path) -> None:
     hole(wide, ("F8_E4M3", 1))
-    cli("bench", str(wide), *AGAINST).refused(2, "in codes")
+    against("mflux", str(wide)).refused(2, "not quantized")
 
 
 def test_a_peer_that_is_not_there_is_told(wide: Path, tmp_path: Path) -> None:
     bare = script(tmp_path / "bare", f'exec "{sys.executable}" -I -S "$@"')
     told = ("has no numpy, mlx, mflux", "pip install mflux==0.24.0", "--peer-python")
-    cli("bench", str(wide), *AGAINST, "--peer-python", bare).refused(3, *told)
+    against("mflux", str(wide), "--peer-python", bare).refused(3, *told)
     for wrong in (script(tmp_path / "other", "echo hello"), script(tmp_path / "broken", "exit 1")):
-        cli("bench", str(wide), *AGAINST, "--peer-python", wrong).refused(2, "that is no Python")
-    cli("bench", str(wide), *AGAINST, "--peer-python", str(tmp_path / "nowhere")).refused(2, "nowhere")
-    cli("bench", "shapes", "--against", "diffusers", "--peer-python", bare).refused(3, "has no qwenimg, torch, diff")
+        against("mflux", str(wide), "--peer-python", wrong).refused(2, "that is no Python")
+    against("mflux", str(wide), "--peer-python", str(tmp_path / "nowhere")).refused(2, "nowhere")
+    against("diffusers", "shapes", "--peer-python", bare).refused(3, "has no qwenimg, torch, diff")
 
 
 @pytest.mark.parametrize("guidance", [1.0, 4.0])
@@ -94,9 +97,9 @@ def test_the_peer_is_given_what_ours_takes(
     (seen := tmp_path / "seen").mkdir()
     Fake(folder=str(thin), seen=str(seen), computes=False).install(tmp_path / "site", monkeypatch)
     its = script(tmp_path / "python", f'echo "$@" >> "{tmp_path}/ran"; exec "{sys.executable}" "$@"')
-    ran = cli("bench", str(thin), *AGAINST, "--peer-python", its, *SMALL, "--guidance", str(guidance))
+    ran = against("mflux", str(thin), "--peer-python", its, *SMALL, "--guidance", str(guidance))
     made = json.loads(ran.out)
-    assert len(re.findall(r"mlx.peer\.py", (tmp_path / "ran").read_text())) == 1
+    assert len(re.findall(r"mflux_arm\.py", (tmp_path / "ran").read_text())) == 1
     assert ran.code == 0 and made["ratio"] == made["processor_ratio"] == "INVALID" and made["difference"] > 0.1
     ours, theirs = made["arms"]
     assert (ours["arm"], theirs["arm"]) == ("qwenimg, mlx", "mflux 0.24.0") and theirs["peak"] > 0
@@ -124,11 +127,11 @@ def test_the_same_latents_as_another_implementation(tmp_path: Path, monkeypatch:
     wide_checkpoint.write_folder(folder := tmp_path / "wide", layers=1)
     Fake(folder=str(folder)).install(tmp_path / "site", monkeypatch)
     for guidance in ("1", "4"):
-        ran = cli("bench", str(folder), *AGAINST, *SMALL, "--guidance", guidance)
+        ran = against("mflux", str(folder), *SMALL, "--guidance", guidance)
         made = json.loads(ran.out)
         print(guidance, made["difference"], made["ratio"], made["processor_ratio"])
         assert ran.code == 0 and made["difference"] < 1e-5 and made["ratio"] != "INVALID"
     Fake(folder=str(folder), gain=1.01).install(tmp_path / "faulty", monkeypatch)
-    ran = cli("bench", str(folder), *AGAINST, *SMALL[:-1])
+    ran = against("mflux", str(folder), *SMALL[:-1])
     print(ran.out.decode())
     assert ran.code == 0 and [line.split()[-1] for line in ran.out.decode().splitlines()[-2:]] == ["INVALID"] * 2

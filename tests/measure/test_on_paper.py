@@ -8,24 +8,30 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
+import kernels_on_paper
 import numpy as np
 import pytest
 import torch
-from cli_runner import cli
+from cli_runner import Ran, captured
+from paper import on_paper
+from paper.kernels import Case, Kernel, Kind, Span, fused
+from paper.on_paper import LAUNCH, PASSES
+from paper.published import published
+from paper.torch_kernels import CALLS, PRODUCTS, kernels
 from paper_cases import NETWORKS
 from torch.profiler import ProfilerActivity, profile
 
-from qwenimg.backends.torch.kernels import CALLS, PRODUCTS, kernels
-from qwenimg.common.measure import on_paper
-from qwenimg.common.measure.machines import LAUNCH, MACHINES, PASSES
-from qwenimg.common.measure.published import published
+from qwenimg.common.measure.machines import MACHINES
 from qwenimg.common.precision.precision import BF16, FP32, UNET, bases
-from qwenimg.common.runtime.kernels import Case, Kernel, Kind, Span, fused
 from qwenimg.common.weights.plan import LoadPlan
 
 COMPARED = {"native_layer_norm", "native_group_norm", "addmm", "mm", "bmm", "convolution", "gelu", "silu", "cat"} | {
     "addcmul", "scaled_dot_product_attention", "rms_norm",
 }  # fmt: skip
+
+
+def paper(*arguments: str) -> Ran:
+    return captured(kernels_on_paper.main, arguments)
 
 
 def on_this_cpu(network: str, config: Any, case: Case) -> Counter[str]:
@@ -200,15 +206,15 @@ def test_rows_are_ordered() -> None:
 
 
 def test_the_command() -> None:
-    ran = cli("bench", "shapes", "--on-paper", "h100", "--json")
+    ran = paper("h100", "shapes", "--json")
     made = json.loads(ran.out)
     assert ran.code == 0 and made["label"] == "MODEL" and made["machine"]["name"] == "h100"
     assert made["picture"]["limit_seconds"] < made["picture"]["compiled_seconds"] < made["picture"]["eager_seconds"]
-    shown = cli("bench", "shapes", "--on-paper", "M4 Max", "--guidance", "1", "--steps", "4")
+    shown = paper("M4 Max", "shapes", "--guidance", "1", "--steps", "4")
     first, *_, last = shown.out.decode().splitlines()
     assert first.startswith("MODEL, not a measurement: shapes-v1") and "M4 Max" in first and last.startswith("MODEL")
     assert "one forward of 1 branch of guidance" in shown.out.decode() and "4 steps" in shown.out.decode()
-    cli("bench", "shapes", "--on-paper", "h1000").refused(2, "h1000", "qwenimg plan --on list")
-    cli("bench", "no-such-model", "--on-paper", "h100").refused(5, "no-such-model")
-    cli("bench", "--on-paper", "h100", "-W", "99999").refused(2, "99999")
-    cli("bench", "--on-paper", "h100", "--precision", "fp7").refused(2, "fp7")
+    paper("h1000", "shapes").refused(2, "h1000", "qwenimg plan --on list")
+    paper("h100", "no-such-model").refused(5, "no-such-model")
+    paper("h100", "-W", "99999").refused(2, "99999")
+    paper("h100", "--precision", "fp7").refused(2, "fp7")

@@ -7,24 +7,29 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import kernels_on_paper
 import mlx.core as mx
 import pytest
-from cli_runner import cli
+from cli_runner import Ran, captured
+from paper import mlx_kernels as on_mlx
+from paper.kernels import Case, Kernel, fused
+from paper.published import published
+from paper.torch_kernels import kernels as on_torch
 from paper_cases import NETWORKS
 
 from qwenimg.backends.mlx import compile as compiling
-from qwenimg.backends.mlx import kernels as on_mlx
 from qwenimg.backends.mlx import ops
-from qwenimg.backends.torch.kernels import kernels as on_torch
-from qwenimg.common.measure.published import published
 from qwenimg.common.networks.qwen_dit import MLP_RATIO, QwenDiTConfig
 from qwenimg.common.precision.precision import BF16, UNET, bases
-from qwenimg.common.runtime.kernels import Case, Kernel, fused
 
 # Limits are what is counted, in bytes rounded up: a count is the same every time, so that one kernel more is a change.
 MOST = 117  # bytes per number of a block's streams: 116.3 to 116.4 are counted, and mflux 0.24 moves 176
 VIEWS = {"Reshape", "Slice", "Split", "Broadcast", "Transpose", "Squeeze", "ExpandDims", "Flatten", "Unflatten"}
 LOW = mx.bfloat16
+
+
+def paper(*arguments: str) -> Ran:
+    return captured(kernels_on_paper.main, arguments)
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +129,7 @@ def test_a_unet(name: str, most: int, gigabytes: float) -> None:
 
 
 def test_the_command() -> None:
-    ran = cli("bench", "shapes", "--on-paper", "m4-max")
+    ran = paper("m4-max", "shapes")
     text = ran.out.decode()
     print(text)
     assert ran.code == 0 and "those of the graph on Apple's chips" in text and "bytes per number of its streams" in text

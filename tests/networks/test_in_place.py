@@ -12,10 +12,10 @@ import pytest
 import torch
 from paper_cases import NETWORKS
 from parity_cases import TEXT
+from qwenimg.backends.torch.kernels import CALLS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from qwenimg.backends.torch import ops
-from qwenimg.backends.torch.kernels import CALLS
 from qwenimg.backends.torch.ops import layers
 from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.precision.precision import BF16, BF16_PLAIN, FP32, Precision

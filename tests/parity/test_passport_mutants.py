@@ -18,6 +18,7 @@ from refusals import refused
 
 import qwenimg
 from qwenimg import ModelError, Pipeline
+from qwenimg.common.families.opening import Opening
 from qwenimg.common.parity import passport_file
 from qwenimg.common.parity.passport import MAX_GAIN
 
@@ -39,16 +40,16 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
 @pytest.fixture(params=["cpu", "mlx"])
 def check(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Ran]]:
     """Checks a passport on a backend, with one pipeline for all that ask for the same."""
-    load = qwenimg.load
+    opens = qwenimg.open_pipeline
     opened: dict[str, Pipeline] = {}
 
-    def shared(*args: Any, **given: Any) -> Any:
-        key = json.dumps([args, given])
+    def shared(opening: Opening) -> Any:
+        key = repr(opening)
         if key not in opened:
-            opened[key] = load(*args, **given)
+            opened[key] = opens(opening)
         return contextlib.nullcontext(opened[key])
 
-    monkeypatch.setattr(qwenimg, "load", shared)
+    monkeypatch.setattr(qwenimg, "open_pipeline", shared)
     monkeypatch.setattr("qwenimg.cli.parity.closing", lambda shared: shared)
     yield lambda path, *options: cli("parity", "check", str(path), "--backend", request.param, *options)
     for pipe in opened.values():

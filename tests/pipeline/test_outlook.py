@@ -16,9 +16,9 @@ import qwenimg
 from qwenimg.backends.paper import on_paper
 from qwenimg.backends.torch.ops import cpu
 from qwenimg.common.families.catalog import KNOWN
-from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.opening import Opening
 from qwenimg.common.hub import outlook
-from qwenimg.common.hub import planned as hub_planned
+from qwenimg.common.hub.open_model import plan_pipeline
 from qwenimg.common.measure.machines import MACHINES, machine
 from qwenimg.common.memory import share
 from qwenimg.common.memory.estimate import TO_CARD, streaming_rate
@@ -187,7 +187,7 @@ def test_the_row_of_a_converted_model_is_that_of_its_folder(tmp_path: Path) -> N
     streamed = set()
     for limit in (8_000_000, 3_500_000, 1):
         ours, theirs = (
-            hub_planned.planned(name, engine, precision="bf16", preset="auto", choices=Choices(), max_memory=most)[0]
+            plan_pipeline(Opening(model=name, precision="bf16", max_memory=most), engine)[0]
             for name, most in (("shapes", None), (str(folder), limit))
         )
         model = ours.model.variant(Change(quantize="8", converted=True, max_memory=limit))

@@ -56,7 +56,7 @@ class Pipe(FakePipeline):
         asked.append(given.pop("glow", None))
         yield from super().stream(prompt, **given)
 
-qwenimg.load = lambda *args, **given: Pipe()
+qwenimg.open_pipeline = lambda opening, notify: Pipe()
 config.path = lambda: Path("config.toml")
 codes = []
 

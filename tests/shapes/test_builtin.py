@@ -73,7 +73,7 @@ def missing(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 def library(placed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Library:
     """A stand-in for the models; which one is meant is decided before it is asked."""
     found = Library()
-    monkeypatch.setattr(qwenimg, "load", found.load)
+    monkeypatch.setattr(qwenimg, "open_pipeline", found.open_pipeline)
     monkeypatch.chdir(tmp_path)
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import fonts
 import numpy as np
 import pytest
 from PIL import ImageFont
@@ -40,9 +41,9 @@ def test_english_asks_for_the_same():
 
 
 def test_no_font_where_there_is_none(tmp_path: Path):
-    (tmp_path / captions.FONTS[0]).write_bytes(b"no font")
-    assert captions.font_for("圆", [tmp_path, tmp_path / "missing"]) is None
-    assert captions.font_for("圆", []) is None
+    (tmp_path / fonts.FONTS[0]).write_bytes(b"no font")
+    assert fonts.font_for("圆", [tmp_path, tmp_path / "missing"]) is None
+    assert fonts.font_for("圆", []) is None
 
 
 @pytest.mark.skipif(LATIN is None, reason="this machine has no font whose letters are known")
@@ -50,16 +51,16 @@ def test_a_font_without_the_letters_is_not_used(tmp_path: Path):
     """A Latin font under the name of a Chinese one."""
     assert LATIN is not None
     (tmp_path / "deep").mkdir()
-    (tmp_path / "deep" / captions.FONTS[0]).symlink_to(LATIN)
-    assert captions.font_for("a red circle", [tmp_path]) is not None
-    assert captions.font_for("圆", [tmp_path]) is None
+    (tmp_path / "deep" / fonts.FONTS[0]).symlink_to(LATIN)
+    assert fonts.font_for("a red circle", [tmp_path]) is not None
+    assert fonts.font_for("圆", [tmp_path]) is None
 
 
 def test_whatever_font_is_found_has_the_letters():
-    font = captions.font_for("一个红色的圆")
+    font = fonts.font_for("一个红色的圆")
     print(font and font.path)
     if font is not None:
-        assert captions.has_all(font, "一个红色的圆")
+        assert fonts.has_all(font, "一个红色的圆")
         page = sheet([Tile(pixels=np.full((16, 16, 3), 128, np.uint8), lines=("一个红色的圆" * 9,))], 1, 128, font)
         assert page.std() > 0
 

@@ -20,12 +20,12 @@ import numpy as np
 import pytest
 from gate_draw import Artist, Drawn, Job
 from rules import ROOT
+from training.describe import dataset_hash
 from truthful import pixels, scene
 
 from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.families import catalog
 from qwenimg.common.shapes import builtin, scenes
-from qwenimg.common.shapes import gate as shapes_gate
 from qwenimg.common.shapes.check import check, look
 
 SIDE = 96  # pixels
@@ -196,7 +196,7 @@ def test_figures_are_of_the_weights_that_ship(name: str, whole: bool):
     hour on a CPU, a part is enough: the pairs show that its pictures are torch's."""
     result = model_card.read_gate(gate.RESULTS / f"{name}.json", builtin.folder())
     assert len(result["weights"]) == 3 and result["passed"] and (result.get("complete", True) or not whole)
-    assert result["dataset"] == shapes_gate.dataset_hash()
+    assert result["dataset"] == dataset_hash()
 
 
 # The card
@@ -218,7 +218,7 @@ def test_card(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     print(card)
     assert "| an abacus |" in card and digest in card and "Apache-2.0" in card
     assert "python tools/train.py vae --out OUT --steps 4 --batch 4 --size 32x48,48x32 --seed 0" in card
-    for color, shape in scenes.held_out_pairs():
+    for color, shape in scenes.HELD_OUT_PAIRS:
         assert f"{color} {shape}" in card
     [hours] = re.findall(r"([0-9.]+) hours in all", card)
     assert 0 <= float(hours) < 0.1

@@ -35,12 +35,12 @@ LEAST |= {"relation": 8, "held-out-relation": 0, "total": 33}
 
 @pytest.fixture
 def draws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Truthful]:
-    """Puts a perfect model in the place of `qwenimg.load`, but for what is said to be wrong."""
+    """Puts a perfect model in the place of every other, but for what is said to be wrong."""
     monkeypatch.chdir(tmp_path)
 
     def place(wrong: dict[str, dict[str, str]] | None = None) -> Truthful:
         pipe = Truthful(PROMPTS, wrong)
-        monkeypatch.setattr(qwenimg, "load", lambda *args, **kwargs: pipe)
+        monkeypatch.setattr(qwenimg, "open_pipeline", lambda opening, notify: pipe)
         return pipe
 
     return place

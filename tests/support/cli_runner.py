@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from fake_pipeline import FakePipeline
 
 import qwenimg
 from qwenimg.cli.main import run
+from qwenimg.common.families.opening import Opening
 from qwenimg.common.shapes import builtin
 
 MAX_LINE = 300  # characters of an error
@@ -45,10 +46,15 @@ class Ran:
 
 
 def cli(*args: str, stdin: bytes = b"") -> Ran:
+    return captured(run, args, stdin)
+
+
+def captured(command: Callable[[list[str]], int], args: Sequence[str], stdin: bytes = b"") -> Ran:
+    """Run a command in this process, such as `main` of a tool; return its exit code and what it wrote."""
     out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        code = run(args)
+        code = command(list(args))
         out.flush()
         err.flush()
     return Ran(code, out.buffer.getvalue(), err.buffer.getvalue().decode())  # type: ignore[attr-defined]
@@ -56,29 +62,22 @@ def cli(*args: str, stdin: bytes = b"") -> Ran:
 
 @dataclass
 class Library:
-    """What `qwenimg.load` was called with, and what it gave."""
+    """What `qwenimg.open_pipeline` was called with, and what it gave."""
 
     faults: dict[int, BaseException] = field(default_factory=dict)
     fails: BaseException | None = None
     calls: list[dict[str, Any]] = field(default_factory=list)
     pipes: list[FakePipeline] = field(default_factory=list)
+    openings: list[Opening] = field(default_factory=list)
 
-    def load(
-        self,
-        model: str | None = None,
-        backend: str = "auto",
-        precision: str = "auto",
-        *,
-        offline: bool = False,
-        notify: Callable[[str, str], None] | None = None,
-        **options: object,
-    ) -> FakePipeline:
-        assert notify is not None
+    def open_pipeline(self, opening: Opening, notify: Callable[[str, str], None]) -> FakePipeline:
         notify("warning", "the built-in model draws shapes")
         if self.fails is not None:
             raise self.fails
-        self.calls.append({"model": model, "backend": backend, "precision": precision, "offline": offline})
-        pipe = FakePipeline(model=model, backend=backend, precision=precision, notify=notify, faults=self.faults)
+        given = {"model": opening.model, "backend": opening.backend, "precision": opening.precision}
+        self.calls.append(given | {"offline": opening.offline})
+        self.openings.append(opening)
+        pipe = FakePipeline(**given, notify=notify, faults=self.faults)
         self.pipes.append(pipe)
         return pipe
 
@@ -90,7 +89,7 @@ class Library:
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Library:
     found = Library()
-    monkeypatch.setattr(qwenimg, "load", found.load)
+    monkeypatch.setattr(qwenimg, "open_pipeline", found.open_pipeline)
     monkeypatch.setattr(builtin, "folder", lambda: tmp_path / "nowhere")  # its words are tested in test_builtin
     monkeypatch.chdir(tmp_path)
     return found

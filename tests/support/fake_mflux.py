@@ -1,4 +1,4 @@
-"""A stand-in for mflux 0.24: the names that `backends/mlx/peer.py` takes of it, over diffusers' transformer on torch.
+"""A stand-in for mflux 0.24: the names that `mflux_arm.py` imports, over diffusers' transformer on torch.
 
 `Fake.install` writes it as a package. What it is to do is in the environment, since it runs in a process of its own.
 """

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from training import scenes
 
-from qwenimg.common.shapes import scenes
 from qwenimg.common.shapes.gate import GatePrompt
 from qwenimg.common.shapes.words import Parsed
 

@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 from training import data as train_data
 from training import dit as train_dit
 from training import folder as train_folder
+from training import scenes as shapes
 from training import stages as train
 from training import text as train_text
 from training import tokenizer as bpe
@@ -39,8 +40,8 @@ from qwenimg.common.base import atomic_files
 from qwenimg.common.base.errors import DoesNotFit, ModelError, NumericsError, UsageError
 from qwenimg.common.numbers import noise, timesteps
 from qwenimg.common.prompts import qwen
-from qwenimg.common.shapes import scenes as shapes
 from qwenimg.common.shapes import words as shapes_words
+from qwenimg.common.shapes.scenes import HELD_OUT_PAIRS
 from qwenimg.common.training.config import TrainConfig
 
 CPU = torch.device("cpu")
@@ -262,7 +263,7 @@ def test_first_lessons_have_one_object_and_plain_words(monkeypatch: pytest.Monke
     for prompt in first - {" "}:
         (thing,) = (asked := shapes_words.parse(prompt)).things
         assert None not in (thing.color, thing.size, asked.position, asked.background), prompt
-        assert (thing.color, thing.shape) not in shapes.held_out_pairs()
+        assert (thing.color, thing.shape) not in HELD_OUT_PAIRS
         assert re.fullmatch(r"an? \w+ \w+ \w+ (in|on|at) the \w+ on an? \w+ background", prompt), prompt
     assert any(not prompt.isascii() for prompt in later)
     assert any(len(shapes_words.parse(prompt).things) == 2 for prompt in later)

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.shapes import scenes as shapes
-from qwenimg.common.shapes import words
-from qwenimg.common.shapes.scenes import Scene
 from qwenimg.common.shapes.words import Language
+from training import describe
+from training import scenes as shapes
+from training.scenes import Scene
 
 Float32 = NDArray[np.float32]
 Size = tuple[int, int]
@@ -145,11 +145,11 @@ def prompt(scene: Scene, rng: np.random.Generator, *, simple: bool, drop: bool =
     """A description in one of two languages, or, with `drop`, now and then a space, which stands for no prompt, or a
     colour and nothing else, which is what a negative prompt is made of."""
     language: Language = "zh" if rng.random() < CHINESE else "en"
-    text = words.plain(scene) if simple else words.describe(scene, rng, language)
+    text = describe.plain(scene) if simple else describe.describe(scene, rng, language)
     if drop and rng.random() < DROPPED:
         return " "
     if drop and not simple and len(scene.objects) == 1 and rng.random() < COLOR_ONLY:
-        return words.only_color(scene, rng, language)
+        return describe.only_color(scene, rng, language)
     return text
 
 

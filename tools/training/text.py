@@ -22,10 +22,11 @@ from qwenimg.common.networks.qwen_vl import QwenVLConfig
 from qwenimg.common.numbers import rope
 from qwenimg.common.prompts import qwen
 from qwenimg.common.shapes import scenes as shapes
-from qwenimg.common.shapes.scenes import Object, Scene
 from qwenimg.common.training.config import TrainConfig
 from training import folder as train_folder
+from training import scenes as train_scenes
 from training.data import TEXT_KIND, generator, padded, prompt
+from training.scenes import Object, Scene
 from training.vae import fresh, initialise
 
 EMBEDDING = 0.5  # deviation of the token embeddings at the start
@@ -104,7 +105,7 @@ class TextStage:
 
     def batch(self, step: int) -> Texts:
         rng = generator(self.config.seed, TEXT_KIND, step)
-        scenes = [shapes.random_scene(rng) for _ in range(self.config.batch)]
+        scenes = [train_scenes.random_scene(rng) for _ in range(self.config.batch)]
         prompts = [prompt(scene, rng, simple=False, drop=False) for scene in scenes]
         ids, lengths = padded([qwen.prompt_ids(self.tokenizer, text).ids for text in prompts])
         answers = np.array([answers_of(scene) for scene in scenes])

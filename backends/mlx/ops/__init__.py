@@ -12,7 +12,5 @@ from qwenimg.backends.mlx.ops.attention import *
 from qwenimg.backends.mlx.ops.device import *
 from qwenimg.backends.mlx.ops.functions import *
 from qwenimg.backends.mlx.ops.layers import *
-from qwenimg.backends.mlx.ops.operate import alone as alone
 from qwenimg.backends.mlx.ops.operate import operate as operate
-from qwenimg.backends.mlx.ops.operate import seconds as seconds
 from qwenimg.backends.mlx.ops.products import *

@@ -14,7 +14,5 @@ from qwenimg.backends.torch.ops.cpu import multiplies as multiplies
 from qwenimg.backends.torch.ops.device import *
 from qwenimg.backends.torch.ops.functions import *
 from qwenimg.backends.torch.ops.layers import *
-from qwenimg.backends.torch.ops.operate import alone as alone
 from qwenimg.backends.torch.ops.operate import operate as operate
-from qwenimg.backends.torch.ops.operate import seconds as seconds
 from qwenimg.backends.torch.ops.products import *

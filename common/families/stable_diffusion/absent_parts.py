@@ -65,7 +65,7 @@ def stand_ins(
     """Return what stands in for the `absent` parts of a model of type `kind` with this UNet and these `texts`. Raise
     ModelError where `choices` do not give all of them."""
     absent_texts = [text for text in KINDS[kind].texts if text.component in absent]
-    given_texts = sum(path is not None for path in (choices.text_encoder, choices.text_encoder_2))
+    given_texts = sum(part.startswith("text_encoder") for part in choices.parts)
     missing = [name for name in absent if name in _OPTIONS and name not in choices.elsewhere]
     missing += [text.component for text in absent_texts][given_texts:]
     if missing:

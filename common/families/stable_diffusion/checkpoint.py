@@ -34,6 +34,7 @@ from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.prompts import clip as clip_tokenizer
 from qwenimg.common.prompts.clip import CLIPTokenizer
+from qwenimg.common.request.parts import PARTS
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component, TokenizerFiles
 from qwenimg.common.sampling.discrete import parse_diffusion
 from qwenimg.common.weights.plan import closed_on_failure
@@ -188,20 +189,15 @@ def with_parts(
     with ExitStack() as stack:
         stack.callback(checkpoint.close)
         texts: dict[str, Path] = {}
-        for path, opened in (
-            (choices.transformer, _open_unet),
-            (choices.text_encoder, open_text),
-            (choices.text_encoder_2, open_text),
-            (choices.vae, _open_vae),
-        ):
-            if path is not None:
-                checkpoint, name = _with(checkpoint, path, opened)
-                stack.pop_all()
-                stack.callback(checkpoint.close)
-                if opened is open_text and name in texts:
-                    shown = " and ".join(clean(file.name, 60) for file in (texts[name], path))
-                    raise UsageError(f"--text-encoder: {shown} are both the model's {name}; give one of them")
-                texts[name] = path
+        for part in (part for part in PARTS if part in choices.parts):
+            path, opened = choices.parts[part], _OPENERS.get(part, open_text)
+            checkpoint, name = _with(checkpoint, path, opened)
+            stack.pop_all()
+            stack.callback(checkpoint.close)
+            if opened is open_text and name in texts:
+                shown = " and ".join(clean(file.name, 60) for file in (texts[name], path))
+                raise UsageError(f"--text-encoder: {shown} are both the model's {name}; give one of them")
+            texts[name] = path
         absent = [name for name, part in checkpoint.components.items() if is_absent(part)]
         if absent:
             raise (faults or {}).get(absent[0]) or lacks(checkpoint.source, absent)
@@ -223,6 +219,9 @@ def _open_vae(checkpoint: Checkpoint, path: Path) -> _Opened:
     if is_folder(path):
         return "vae", open_component(kl_vae.NETWORK, path, read_config(kl_vae.NETWORK, path), "vae")
     return "vae", _vae_file(checkpoint, path)
+
+
+_OPENERS = {"transformer": _open_unet, "vae": _open_vae}  # of the parts that are no text encoders
 
 
 def _with(checkpoint: Checkpoint, path: Path, opened: Callable[[Checkpoint, Path], _Opened]) -> tuple[Checkpoint, str]:

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from paper.kernels import Case, Kernel, Kind, Span
 from qwenimg.backends.torch import compile, load
 from qwenimg.backends.torch.networks.vae import WIDE
 from qwenimg.backends.torch.ops.images import laid_out
 from qwenimg.common.networks.network import Network
 from qwenimg.common.precision.precision import Precision
-from qwenimg.common.runtime.kernels import Case, Kernel, Kind, Span
 from qwenimg.common.weights.plan import LoadPlan
 
 ATTENTION = "scaled_dot_product_attention"
@@ -35,7 +35,7 @@ SEVERAL = {"native_group_norm": 3}
 
 
 def kernels(network: str, config: Any, precision: Precision, case: Case) -> list[Kernel]:
-    """`common.runtime.kernels.Counts`."""
+    """`paper.kernels.Counts`."""
     row: Network = import_module(f"qwenimg.common.networks.{network}").NETWORK
     module = import_module(f"qwenimg.backends.torch.networks.{network}")
     plan = LoadPlan(component=row.role, entries={}, files=(), precision=precision)

@@ -19,7 +19,7 @@ from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import aligned, clean
 from qwenimg.common.families.qwen_image.model import QwenImage
-from qwenimg.common.measure.bench import Ask, Measured, lines
+from qwenimg.common.measure.bench import Timings, Workload, lines
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.numbers import noise
 from qwenimg.common.pipeline.pipeline import Pipeline
@@ -61,9 +61,9 @@ class Job:
     noise: str = ""  # a file
     latents: str = ""  # the file to write
 
-    def ask(self) -> Ask:
+    def workload(self) -> Workload:
         rows, columns = np.load(self.noise).shape[2:]
-        return Ask(
+        return Workload(
             width=8 * columns,
             height=8 * rows,
             guidance=self.guidance,
@@ -80,11 +80,11 @@ class Job:
     def give(self, pipe: Pipeline) -> None:
         """Writes what the steps of ours take beside the noise: `prompt` and `negative`, text states [1 S C], and by the
         number of steps the noise levels, from the first down to 0."""
-        model, ask = pipe.model, self.ask()
+        model, work = pipe.model, self.workload()
         assert isinstance(model, QwenImage)
         few, many = (
-            pipe.check(ask.prompt, width=ask.width, height=ask.height, guidance=ask.guidance, steps=steps)
-            for steps in (ask.few, ask.many)
+            pipe.check(work.prompt, width=work.width, height=work.height, guidance=work.guidance, steps=steps)
+            for steps in (work.few, work.many)
         )
         prompt, negative = map(pipe.engine.numpy, model.states([few.prompt, few.negative_prompt]))
         given: dict[str, Any] = {"prompt": prompt, "negative": negative}
@@ -97,13 +97,13 @@ def read(file: Path) -> Job:
     try:
         return Job(**read_json(file))  # type: ignore[arg-type]
     except TypeError:
-        raise bad(file, "is no job that bench --against wrote") from None
+        raise bad(file, "is no job that bench_against.py wrote") from None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    ours: Measured
-    peer: Measured
+    ours: Timings
+    peer: Timings
     difference: float  # of the final latents, relative (L2)
     limit: float
 
@@ -126,10 +126,10 @@ class Compared:
             return "INVALID"
         return ours / peer if min(ours, peer) > 0 else "too short to measure"
 
-    def as_json(self, ask: Ask) -> dict[str, Any]:
+    def as_json(self, work: Workload) -> dict[str, Any]:
         ratios = {"ratio": self.ratio, "processor_ratio": self.processor_ratio}
         arms = [asdict(self.ours), asdict(self.peer)]
-        return {**asdict(ask), "arms": arms, "difference": self.difference, "limit": self.limit, **ratios}
+        return {**asdict(work), "arms": arms, "difference": self.difference, "limit": self.limit, **ratios}
 
 
 # What a peer can run
@@ -141,8 +141,8 @@ def check_files(peer: str, folder: Path, checkpoint: Checkpoint) -> None:
     found = read_json(index).get("_class_name") if index.is_file() else "no folder in diffusers layout"
     if found not in PIPELINES[peer]:
         raise UsageError(
-            f"--against {peer} takes folders of {', '.join(PIPELINES[peer])}; this is {clean(found, 60)}; "
-            "bench without it takes every model"
+            f"{peer} takes folders of {', '.join(PIPELINES[peer])}; this is {clean(found, 60)}; "
+            "`qwenimg bench` takes every model"
         )
     if peer == "mflux":
         _check_width(checkpoint["transformer"])
@@ -154,11 +154,11 @@ def _check_width(transformer: Component) -> None:
     other = ", ".join(f"{name} {value}" for name, value in found.items() if value != fixed[name])
     if other:
         raise UsageError(
-            f"--against mflux: its transformer is 24 heads x 128 on text of 3584, of any number of layers; "
+            f"mflux: its transformer is 24 heads x 128 on text of 3584, of any number of layers; "
             f"this one has {clean(other, 120)}"
         )
     if any(entry.source.code for entry in transformer.plan.entries.values()):
-        raise UsageError("--against mflux is for weights that are not in codes; those of this transformer are")
+        raise UsageError("mflux is for weights that are not quantized; those of this transformer are")
 
 
 def check_python(peer: str, python: str, needs: Sequence[str], install: str) -> None:
@@ -173,7 +173,7 @@ def check_python(peer: str, python: str, needs: Sequence[str], install: str) -> 
         raise UsageError(f"--peer-python {clean(python, 80)}: that is no Python")
     if missing:
         raise BackendMissing(
-            f"--against {peer}: {clean(python, 80)} has no {', '.join(missing)}; {install} there, or name the Python "
+            f"{peer}: {clean(python, 80)} has no {', '.join(missing)}; {install} there, or name the Python "
             "that has it with --peer-python"
         )
 
@@ -181,36 +181,39 @@ def check_python(peer: str, python: str, needs: Sequence[str], install: str) -> 
 # Both arms
 
 
-def compare(job: Job, arms: Mapping[str, list[str]], shape: tuple[int, int, int, int], seed: int) -> Compared:
-    """Runs the commands of our arm and of the peer's, by their names, in this order, each with the file of its job.
-    Raises BackendMissing where one fails."""
+def compare(job: Job, arms: Mapping[str, list[str]], shape: tuple[int, int, int, int]) -> tuple[Compared, Workload]:
+    """Run the commands in `arms`, ours first, each on its own copy of `job`; compare their latents.
+
+    shape: of the noise. Raises BackendMissing where a command fails.
+    """
     with tempfile.TemporaryDirectory(prefix="qwenimg-bench-") as folder:
         start = Path(folder) / "noise.npy"
-        np.save(start, noise.normal(shape, seed=seed))
+        np.save(start, noise.normal(shape, seed=Workload.seed))
         given = str(Path(folder) / job.given) if job.given else ""
-        measured, latents = [], []
+        timings, latents = [], []
         for name, command in arms.items():
             made = Path(folder) / f"{name}.npy"
             its = replace(job, noise=str(start), given=given, latents=str(made))
-            measured.append(_arm(name, command, its, Path(folder) / f"{name}.json"))
+            timings.append(_arm(name, command, its, Path(folder) / f"{name}.json"))
             latents.append(np.load(made).astype(np.float64))
+        work = replace(its.workload(), noise="")
     difference = float(np.linalg.norm(latents[0] - latents[1]) / np.linalg.norm(latents[1]))
-    return Compared(ours=measured[0], peer=measured[1], difference=difference, limit=LIMITS[job.dtype])
+    return Compared(ours=timings[0], peer=timings[1], difference=difference, limit=LIMITS[job.dtype]), work
 
 
-def _arm(name: str, command: list[str], job: Job, file: Path) -> Measured:
+def _arm(name: str, command: list[str], job: Job, file: Path) -> Timings:
     file.write_text(json.dumps(asdict(job)), encoding="utf-8")
     child = subprocess.Popen([*command, str(file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with child, leftovers.running(child):
         out, err = child.communicate()
     if child.returncode:
         last = (err.strip().splitlines() or ["no message"])[-1]
-        raise BackendMissing(f"bench: the arm of {name} failed: {clean(last, 160)}")
+        raise BackendMissing(f"the arm of {name} failed: {clean(last, 160)}")
     made: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
-    return Measured(**made)
+    return Timings(**made)
 
 
-def shown(made: Compared, ask: Ask) -> list[str]:
+def shown(made: Compared, work: Workload) -> list[str]:
     """The table of both arms, with the parity cell."""
     by_clock, by_processors = (
         ratio if isinstance(ratio, str) else f"{ratio:.2f}" for ratio in (made.ratio, made.processor_ratio)
@@ -220,4 +223,4 @@ def shown(made: Compared, ask: Ask) -> list[str]:
         ("step, of processors, ours to the peer's", by_processors),
         ("steady step, ours to the peer's", by_clock),
     ]
-    return [*lines([made.ours, made.peer], ask), *aligned(rows)]
+    return [*lines([made.ours, made.peer], work), *aligned(rows)]

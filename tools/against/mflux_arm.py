@@ -1,4 +1,4 @@
-"""The peer's arm of `qwenimg bench --against mflux`, a process of its own: mflux's transformer and guidance on the same
+"""The peer's arm of `tools/bench_against.py mflux`, a process of its own: mflux's transformer and guidance on the same
 files, text states, noise and noise levels, timed as ours is.
 
 - It is run by its path, by a Python that has mflux and perhaps no qwenimg: it imports numpy, MLX and mflux alone.
@@ -11,24 +11,25 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Mapping
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
+from slopes import steady_step
 
 Given = dict[str, Any]  # the arrays that `Job.give` wrote
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """The job's arm as `measure.bench.Measured` has it; its final latents [1, C, h, w] are written to `latents`."""
+    """The job's arm as `measure.bench.Timings` has it; its final latents [1, C, h, w] are written to `latents`."""
     begun = time.perf_counter()
     _import()
     imported = time.perf_counter() - begun
@@ -36,24 +37,15 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     loaded = time.perf_counter() - begun - imported
     noise, given = np.load(job["noise"]), dict(np.load(job["given"]))
     first, _ = _steps(model, job, noise, given, job["few"])
-    slopes, processor = [], []
-    for _ in range(job["rounds"]):
-        taken = {}
-        for steps in (job["few"], job["many"]):
-            used = time.process_time()
-            seconds, final = _steps(model, job, noise, given, steps)
-            taken[steps] = sum(seconds), time.process_time() - used
-        more = job["many"] - job["few"]
-        slopes.append((taken[job["many"]][0] - taken[job["few"]][0]) / more)
-        processor.append((taken[job["many"]][1] - taken[job["few"]][1]) / more)
+    slope, processor, final = steady_step(lambda steps: _steps(model, job, noise, given, steps), job)
     np.save(job["latents"], np.array(final))
-    stages = {"import": imported, "load": loaded, "first step": first[0], "steady step": median(slopes)}
+    stages = {"import": imported, "load": loaded, "first step": first[0], "steady step": slope}
     return {
         "arm": f"mflux {version('mflux')}",
         "device": str(mx.default_device()),
         "precision": job["dtype"],
         "stages": stages | ({} if vae is None else {"decode": _decoding(vae, final)}),
-        "processor_step": median(processor),
+        "processor_step": processor,
         "peak": mx.get_peak_memory(),
         "versions": {"python": platform.python_version(), "mlx": mx.__version__, "mflux": version("mflux")},
         "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
@@ -140,5 +132,5 @@ def _decoding(vae: Any, latents: Any) -> float:
     return time.perf_counter() - start
 
 
-def main(file: str) -> None:
-    print(json.dumps(run(json.loads(Path(file).read_text(encoding="utf-8")))))
+if __name__ == "__main__":
+    print(json.dumps(run(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))))

@@ -22,11 +22,11 @@ import numpy as np
 from mlx.core import array as Array
 from numpy.lib.stride_tricks import as_strided
 
+from paper.kernels import Case, Kernel, Kind, Span
 from qwenimg.backends.mlx import compile, load
 from qwenimg.backends.mlx.networks.vae import WIDE
 from qwenimg.common.networks.network import Network
 from qwenimg.common.precision.precision import Precision
-from qwenimg.common.runtime.kernels import Case, Kernel, Kind, Span
 from qwenimg.common.weights.plan import LoadPlan
 
 PRODUCTS = frozenset({"Matmul", "AddMM", "Convolution"})
@@ -35,7 +35,7 @@ APART = frozenset({"Concatenate", "Pad", "Gather", "Reduce", "Softmax", "Reshape
 
 
 def kernels(network: str, config: Any, precision: Precision, case: Case) -> list[Kernel]:
-    """`common.runtime.kernels.Counts`."""
+    """`paper.kernels.Counts`."""
     row: Network = import_module(f"qwenimg.common.networks.{network}").NETWORK
     module = import_module(f"qwenimg.backends.mlx.networks.{network}")
     plan = LoadPlan(component=row.role, entries={}, files=(), precision=precision)

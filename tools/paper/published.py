@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from paper.kernels import Case
 from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.catalog import KnownModel
 from qwenimg.common.families.qwen_image.model import BATCHED_TOKENS
@@ -14,7 +15,6 @@ from qwenimg.common.families.registry import FAMILIES, Opened
 from qwenimg.common.networks import qwen_dit
 from qwenimg.common.precision.precision import Kind
 from qwenimg.common.request.request import Defaults
-from qwenimg.common.runtime.kernels import Case
 
 QWEN_TEXT, CLIP_TEXT = 64, 77  # tokens: of a prompt of some length, and of a chunk of CLIP's
 Network = tuple[str, Any]  # a module of `networks`, and its configuration

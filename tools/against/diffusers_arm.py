@@ -1,4 +1,4 @@
-"""The peer's arm of `qwenimg bench --against diffusers`, a process of its own: diffusers' pipeline on the same folder,
+"""The peer's arm of `tools/bench_against.py diffusers`, a process of its own: diffusers' pipeline on the same folder,
 noise, prompt, steps and dtypes, timed as ours is."""
 
 from __future__ import annotations
@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
 import time
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
+from slopes import steady_step
 
 from qwenimg.backends.torch import ops
 from qwenimg.common.memory.memory import ram_peak
@@ -20,7 +21,7 @@ from qwenimg.common.numbers.packing import pack, unpack
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """The job's arm as `measure.bench.Measured` has it; its final latents are written to `latents`."""
+    """The job's arm as `measure.bench.Timings` has it; its final latents are written to `latents`."""
     begun = time.perf_counter()
     import diffusers
 
@@ -33,26 +34,17 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     first, _ = _steps(pipe, job, noise, text, job["few"])
     decoding = _decoding(pipe, noise)
     total = time.perf_counter() - begun
-    slopes, processor = [], []
-    for _ in range(job["rounds"]):
-        taken = {}
-        for steps in (job["few"], job["many"]):
-            used = time.process_time()
-            seconds, final = _steps(pipe, job, noise, text, steps)
-            taken[steps] = sum(seconds), time.process_time() - used
-        more = job["many"] - job["few"]
-        slopes.append((taken[job["many"]][0] - taken[job["few"]][0]) / more)
-        processor.append((taken[job["many"]][1] - taken[job["few"]][1]) / more)
+    slope, processor, final = steady_step(lambda steps: _steps(pipe, job, noise, text, steps), job)
     np.save(job["latents"], final)
     stages = {"import": imported, "load": loaded, "text": text["seconds"], "first step": first[0]}
-    stages |= {"steady step": median(slopes), "decode": decoding, "total": total}
+    stages |= {"steady step": slope, "decode": decoding, "total": total}
     versions = {"python": platform.python_version(), "torch": torch.__version__, "diffusers": diffusers.__version__}
     return {
         "arm": "diffusers",
         "device": job["device"],
         "precision": job["dtype"],
         "stages": stages,
-        "processor_step": median(processor),
+        "processor_step": processor,
         "peak": torch.cuda.max_memory_allocated() if job["device"] == "cuda" else ram_peak(),
         "versions": versions,
         "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
@@ -138,5 +130,5 @@ def _decoding(pipe: Any, latents: np.ndarray) -> float:
     return time.perf_counter() - start
 
 
-def main(file: str) -> None:
-    print(json.dumps(run(json.loads(Path(file).read_text(encoding="utf-8")))))
+if __name__ == "__main__":
+    print(json.dumps(run(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))))

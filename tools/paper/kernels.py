@@ -1,6 +1,6 @@
 """What a forward asks of a device: its kernels with their bytes and operations, in order; and what fusing makes of it.
 
-A backend counts them (`backends/torch/kernels.py`) without computing anything. Views are no kernels.
+`torch_kernels.py` and `mlx_kernels.py` count them without computing anything. Views are no kernels.
 """
 
 from __future__ import annotations

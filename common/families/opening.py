@@ -1,0 +1,173 @@
+"""How a model is opened, as a call, a command or a server says it: forms are checked before any file is opened.
+
+Each field says all that the rest of the program asks about it: see `Option`. What computes is imported where it is
+used, for `qwenimg --help` reads the options.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qwenimg.common.base import arguments
+from qwenimg.common.base.amounts import parse_max
+from qwenimg.common.families.choices import PREDICTIONS, Choices, Prediction, check_prediction
+from qwenimg.common.request.option import Option, option, options_of
+from qwenimg.common.request.parts import PARTS
+from qwenimg.common.runtime import compiling
+
+_FILES = "Model's files"  # the second half of the section "Model" in the help
+
+
+def _check_preset(name: str) -> None:
+    from qwenimg.common.precision import presets
+
+    presets.check(name)
+
+
+def _check_precision(text: str) -> None:
+    from qwenimg.common.families import registry
+
+    registry.check_precision(text)
+
+
+def _check_quantize(text: str) -> None:
+    from qwenimg.common.weights import quantise
+
+    quantise.parse(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """How a model is opened; checked on construction. Raises UsageError."""
+
+    model: str | None = option(None, Option(
+        help="a name that was pulled (qwenimg models), a hub id, a folder or a file",
+        call="a folder, a file, a known name, or a hub id that is in the cache; None is qwen-image if it was pulled or "
+        "has its parts elsewhere, else the built-in model, with a notice",
+        python="str | Path | None", section="Model", metavar="MODEL", flags=("-m",), config=True,
+    ))  # fmt: skip
+    backend: str = option("auto", Option(
+        help="what computes; auto takes a GPU first",
+        call="what computes, as `qwenimg devices` lists it; auto takes a GPU first", section="Model", config=True,
+    ))  # fmt: skip
+    compile: str = option("auto", Option(
+        help="compile the model first; auto where that saves more time than it takes",
+        call="the denoiser, on or off; auto: where it costs next to nothing", section="Model", words=compiling.MODES,
+        checks=compiling.check,
+    ))  # fmt: skip
+    preset: str = option("auto", Option(
+        help="speed, memory and exactness in one word: qwenimg presets lists them",
+        call="quality, balanced, fast, memory, or auto", section="Model", metavar="NAME", checks=_check_preset,
+        config=True,
+    ))  # fmt: skip
+    precision: str = option("auto", Option(
+        help="number format: fp32, bf16, fp16 ...; by part as bf16,vae=fp32. Default the preset's",
+        call="fp32, bf16, fp16 ..., by part as bf16,vae=fp32; auto is the preset's", section="Model", metavar="POLICY",
+        checks=_check_precision, config=True,
+    ))  # fmt: skip
+    fallback: bool = option(False, Option(
+        help="where a value overflows, go on in a wider number format",
+        call="where a value overflows, go on in the next dtype", section="Model", config=True,
+    ))  # fmt: skip
+    quantize: str | None = option(None, Option(
+        help="keep weights in so many bits; by part: text=8,transformer=4",
+        call="weights in 8, 6 or 4 bits, or text=8,transformer=4", python="int | str | None", section="Model",
+        metavar="8|6|4", flags=("-q",), checks=_check_quantize,
+    ))  # fmt: skip
+    max_memory: str | int | None = option(None, Option(
+        help="use at most so much memory, as 12GB; weights that do not fit are read anew each step",
+        call="bytes or '12GB'; blocks that do not fit are streamed", python="str | int | None", section="Model",
+        metavar="AMOUNT", checks=parse_max,
+    ))  # fmt: skip
+    cache_prompts: bool = option(False, Option(
+        help="keep encoded prompts on disk, so that later runs load no text encoder",
+        call="keep encoded prompts on the disk", section="Model", config=True,
+    ))  # fmt: skip
+    offline: bool = option(False, Option(
+        help="never use the network", call="name no download in messages", section="Model", config=True,
+    ))  # fmt: skip
+    parts: Mapping[str, Path] = field(default_factory=dict)  # {part, of PARTS: the folder or file of its weights}
+    models_dir: tuple[Path, ...] = option((), Option(
+        help="find models, parts and LoRAs by name in DIR: ComfyUI's folder, A1111's, any",
+        call="folders where models, parts and LoRAs have names", python="str | Path | Sequence[str | Path] | None",
+        section=_FILES, metavar="DIR", several=True, config=True,
+    ))  # fmt: skip
+    refiner: str | None = option(None, Option(
+        help="an SDXL refiner for the last steps", call="an SDXL refiner, named as `model`",
+        python="str | Path | None", section=_FILES, metavar="MODEL",
+    ))  # fmt: skip
+    tokenizer: Path | None = option(None, Option(
+        help="vocabulary for a Stable Diffusion file or an mflux folder without one; found here if not given",
+        call="the folder of the tokenizer, for a model that has none", python="str | Path | None", section=_FILES,
+        metavar="FOLDER",
+    ))  # fmt: skip
+    prediction: Prediction | None = option(None, Option(
+        help="what a Stable Diffusion file predicts, where that is not known",
+        call="what a Stable Diffusion file predicts: eps, v or x0", section=_FILES, words=PREDICTIONS,
+        checks=check_prediction,
+    ))  # fmt: skip
+
+    def __post_init__(self) -> None:
+        for name, one in OPENING.items():
+            if (value := self.value(name)) is not None:
+                one.check(value)
+
+    def value(self, name: str) -> Any:
+        """Return the value of the option `name`, None for a part that is not given."""
+        return self.parts.get(name) if name in PARTS else getattr(self, name)
+
+    @property
+    def limit(self) -> int | None:
+        """Bytes of `max_memory`."""
+        return parse_max(self.max_memory)
+
+    @property
+    def choices(self) -> Choices:
+        """What the family of the model is told."""
+        return Choices(prediction=self.prediction, parts=self.parts, tokenizer=self.tokenizer, quantize=self.quantize)
+
+
+_FIELDS = options_of(Opening)
+OPENING: Mapping[str, Option] = {
+    **{name: _FIELDS[name] for name in _FIELDS if _FIELDS[name].section != _FILES},
+    **PARTS,
+    **{name: _FIELDS[name] for name in _FIELDS if _FIELDS[name].section == _FILES},
+}
+"""Every option of an opening, a part's too: the keywords of `qwenimg.load` but for `notify`."""
+
+
+def opening_of(given: Mapping[str, Any]) -> Opening:
+    """Return the opening with the values that are `given` by the names of options, None for the default. Raises
+    UsageError."""
+    values = {name: given[name] for name in OPENING if given.get(name) is not None}
+    parts = {name: values.pop(name) for name in PARTS if name in values}
+    return Opening(**values, parts=parts)
+
+
+def from_call(given: Mapping[str, object]) -> Opening:
+    """Return the opening for the keywords of a call of `qwenimg.load`. Raises UsageError."""
+    return opening_of({name: _converted(OPENING[name], value) for name, value in given.items()})
+
+
+def _converted(one: Option, value: object) -> object:
+    """Return what a call gives for an option as the field has it. Raises UsageError."""
+    if one.kind is bool:
+        arguments.check_flags(**{one.name: value})
+    elif one.several:
+        return tuple(Path(path) for path in arguments.paths(one.name, value))
+    elif "Path" in one.python:
+        arguments.check_paths(**{one.name: value})
+        if value is None or one.kind is str:
+            return None if value is None else str(value)
+        return Path(os.path.expanduser(str(value)))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
+    elif one.name == "quantize":
+        from qwenimg.common.request.given import bits  # which imports numpy
+
+        return bits(value)
+    elif not one.python and one.default is not None:
+        arguments.check_texts(**{one.name: value})
+    return value

@@ -1,0 +1,204 @@
+"""From an `Opening` to a pipeline: on an engine, or on paper for a plan."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from qwenimg.common.base.amounts import size_text
+from qwenimg.common.base.errors import ModelError, NumericsError
+from qwenimg.common.families import catalog, registry
+from qwenimg.common.families.opening import Opening
+from qwenimg.common.families.registry import Opened
+from qwenimg.common.hub.origin import model_hash, origin, with_refiner
+from qwenimg.common.hub.part_files import check_alone, located
+from qwenimg.common.hub.resolve import Resolved, resolve, with_parts_found
+from qwenimg.common.pipeline.pipeline import Pipeline
+from qwenimg.common.precision import precision as policies
+from qwenimg.common.precision import presets
+from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.runtime.engine import Engine
+from qwenimg.common.runtime.paper import OnPaper
+from qwenimg.common.runtime.runtime import Runtime
+from qwenimg.common.shapes import builtin
+
+MAX_FP32_ERROR = 1e-5  # of a product
+Notify = Callable[[str, str], None]
+
+
+def ignore(kind: str, text: str) -> None:
+    """Take a message that nobody reads."""
+
+
+# Files
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFiles:
+    """The files of a model and of its refiner: checked, and open until they are closed."""
+
+    opening: Opening  # with the paths of what was given by name
+    resolved: Resolved
+    opened: Opened
+    here: bool = True  # whether the files are; else it is the published configuration of a known model
+    refining: tuple[Resolved, Checkpoint] | None = None
+
+    def close(self) -> None:
+        self.opened.checkpoint.close()
+        if self.refining is not None:
+            self.refining[1].close()
+
+
+def open_files(opening: Opening, *, planned: bool = False) -> ModelFiles:
+    """Open the files that `opening` names and check everything about them; no weight is read. Raises QwenimgError.
+
+    planned: only headers and configurations are looked at, and a model that is known by name and is not here is taken
+    as it is published."""
+    opening = with_parts_found(opening)
+    check_alone(opening)
+    with ExitStack() as stack:
+        resolved, opened, here = _model(opening, planned=planned)
+        stack.callback(opened.checkpoint.close)
+        if not planned:
+            opened.checkpoint.read_tokenizers()
+        refining = None
+        if opening.refiner is not None:
+            second = resolve(opening.refiner, offline=opening.offline)
+            refining = second, registry.open_refiner(opened, second.folder)
+        stack.pop_all()
+        return ModelFiles(opening=opening, resolved=resolved, opened=opened, here=here, refining=refining)
+
+
+def _model(opening: Opening, *, planned: bool) -> tuple[Resolved, Opened, bool]:
+    """Return the files of the model, and whether they are here."""
+    choices = opening.choices
+    try:
+        resolved = resolve(opening.model, offline=opening.offline, without=choices.elsewhere)
+    except ModelError:
+        published = _published(opening) if planned else None
+        if published is None:
+            raise
+        return *published, False
+    return resolved, registry.open_model(resolved.folder, choices), True
+
+
+def _published(opening: Opening) -> tuple[Resolved, Opened] | None:
+    """Return a known model as it is published; None for another one, and where parts of it are given."""
+    name, choices = opening.model, opening.choices
+    known = None if name is None or os.path.lexists(name) or choices.made() else catalog.find(name)
+    opened = None if known is None else registry.published(known)
+    if known is None or opened is None:
+        return None
+    checkpoint = opened.checkpoint
+    if choices.quantize is not None:
+        checkpoint = checkpoint.quantised(choices.quantize)
+    return Resolved(folder=checkpoint.source, name=known.name, known=known), replace(opened, checkpoint=checkpoint)
+
+
+# Pipelines
+
+
+def open_pipeline(opening: Opening, engine: Callable[[], Engine], notify: Notify = ignore) -> Pipeline:
+    """Open the model that `opening` names on `engine`, which is called when its files are right. Weights are read when
+    they are first needed. notify(kind, text) gets stages, warnings and notices. Raises QwenimgError."""
+    folders, opening = located(opening)
+    with ExitStack() as stack:
+        files = open_files(opening)
+        stack.callback(files.close)
+        entries = _entries(files)
+        if opening.model is None and files.resolved.known is catalog.BUILT_IN:
+            notify("notice", builtin.notice(files.opened.checkpoint.parameters))
+        kind = files.opened.family.precision
+        policies.parse(opening.precision, on_gpu=False, kind=kind)  # before a framework is imported
+        ready = engine()
+        error = ready.check_fp32()
+        runtime = _runtime(files, opening, ready, notify, error)
+        if opening.cache_prompts:
+            runtime.keep_prompts()
+        checkpoint, entries = _reduced(runtime, files.opened.checkpoint, entries)
+        pipeline = Pipeline(
+            files.opened.family.model(runtime, checkpoint, files.refining and files.refining[1]),
+            name=files.resolved.name,
+            family=files.opened.family.name,
+            defaults=files.opened.defaults(files.resolved.known),
+            tf32=error > MAX_FP32_ERROR,
+            fallback=opening.fallback,
+            options=entries,
+            checkpoint=checkpoint,
+            find_lora=folders.lora,
+            hashes=model_hash(files.opened),
+        )
+        if opening.compile != "auto":
+            pipeline.compile(opening.compile)
+        stack.pop_all()  # from here on the pipeline closes them
+    return pipeline
+
+
+def plan_pipeline(opening: Opening, engine: OnPaper) -> tuple[Pipeline, bool]:
+    """Open the model on an engine that is only described, to be asked what a picture takes; and return whether its
+    files are here. Raises QwenimgError."""
+    with ExitStack() as stack:
+        files = open_files(opening, planned=True)
+        stack.callback(files.close)
+        kind = files.opened.family.precision
+        policies.parse(opening.precision, on_gpu=False, kind=kind)
+        runtime = _runtime(files, opening, engine, ignore)
+        checkpoint = runtime.reduced(files.opened.checkpoint)
+        pipeline = Pipeline(
+            files.opened.family.model(runtime, checkpoint, files.refining and files.refining[1]),
+            name=files.resolved.name,
+            family=files.opened.family.name,
+            defaults=files.opened.defaults(files.resolved.known),
+        )
+        stack.pop_all()
+        return pipeline, files.here
+
+
+def _entries(files: ModelFiles) -> dict[str, Any]:
+    """Return what a picture's recipe says of the files."""
+    entries = origin(files.resolved, files.opened, files.opening.choices)
+    if files.refining is None:
+        return entries
+    resolved, checkpoint = files.refining
+    return with_refiner(entries, resolved, files.opened, checkpoint)
+
+
+def _runtime(
+    files: ModelFiles, opening: Opening, engine: Engine | OnPaper, notify: Notify, error: float = 0.0
+) -> Runtime:
+    """Return the engine with the policy that preset and precision give this model there; tell what `auto` chose, and
+    why. error: of a float32 product."""
+    opened, kind = files.opened, files.opened.family.precision
+    free = engine.free_memory()
+    choice = presets.choose(opening.preset, opening.precision, kind, engine.facts, opened.checkpoint.largest, free)
+    policy = policies.parse(choice.precision, on_gpu=engine.on_gpu, kind=kind)
+    _check_fp32(error, policy.name, engine.device)
+    if choice.reason:
+        notify("stage", f"--preset {choice.preset}: {policy.name}, since {choice.reason}")
+    return Runtime(engine, policy, notify, choice, opening.limit, opening.quantize)  # type: ignore[arg-type]
+
+
+def _check_fp32(error: float, precision: str, device: str) -> None:
+    """Raises NumericsError where float32 is asked for and products are less exact than that."""
+    if precision.startswith("fp32") and not error <= MAX_FP32_ERROR:
+        raise NumericsError(
+            f"float32 matrix products on {device} are off by {error:.1e} (at most {MAX_FP32_ERROR:.0e}): "
+            f"a reduced-precision mode such as TF32 is on; unset MLX_ENABLE_TF32 or use --precision bf16"
+        )
+
+
+def _reduced(runtime: Runtime, checkpoint: Checkpoint, entries: dict[str, Any]) -> tuple[Checkpoint, dict[str, Any]]:
+    """Return the weights in the preset's bits where they do not fit as they are, which is told; and the recipe's
+    entries."""
+    smaller = runtime.reduced(checkpoint)
+    if smaller is checkpoint:
+        return checkpoint, entries
+    bits = runtime.choice.wishes.bits
+    sizes = [size_text(one.largest(runtime.precision)) for one in (checkpoint, smaller)]
+    budget = size_text(runtime.room(0))
+    text = f"weights in {bits} bits, {sizes[1]} at once, since they would take {sizes[0]} and {budget} are free"
+    runtime.notify("stage", f"--preset {runtime.choice.preset}: {text}")
+    return smaller, entries | {"quantize": bits}

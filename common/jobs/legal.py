@@ -1,0 +1,88 @@
+"""What is refused of a job before a model is opened, and the files that its pictures start from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qwenimg.common.base.amounts import counted
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
+from qwenimg.common.jobs.fields import Fields, check, fields, seeds
+from qwenimg.common.jobs.naming import output_path
+from qwenimg.common.jobs.pictures import Picture
+from qwenimg.common.jobs.replay import Replay, check_model
+from qwenimg.common.pictures import latents as latents_
+from qwenimg.common.request.parts import PARTS
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+RECORDED = {"image_sha256": "-i", "mask_sha256": "--mask", **{name: f"--{PARTS[name].dashed}" for name in PARTS}}
+"""Keys of a recipe for what it does not hold, and the options that give it; `lora` comes last."""
+
+
+def check_forms(said: Fields, output: str | None, latents: Path | None, save_latents: Path | None) -> None:
+    """Check the forms of what is `said` about pictures and of the names of files; opens none. Raises UsageError.
+
+    output: as after -o. latents: a file to start from. save_latents: a file to write."""
+    said = fields(said)
+    check(said)
+    seeds(said, 0)
+    if output != "-":
+        output_path(output, seed=0, index=1, prompt="", now=datetime.now(UTC), several=False, same_seeds=False)
+    if latents is not None:
+        latents_.kind_of(latents)
+    if save_latents is not None and save_latents.suffix.lower() not in latents_.SUFFIXES:
+        raise UsageError(f"--save-latents {clean(save_latents, 120)}: let the name end in .npy or .safetensors")
+
+
+def check_cache(wanted: Sequence[Picture]) -> None:
+    """Check that some picture has a step cache, whose effect is to be measured. Raises UsageError."""
+    if not any(one.said("step_cache") or one.said("cached_calls") for one in wanted):
+        raise UsageError("--step-cache-check compares what --step-cache draws; give both")
+
+
+def check_replay(replay: Replay, given: Mapping[str, object], model: str | None) -> None:
+    """Check that all that a recipe names and does not hold is `given`, by the keys of RECORDED, `lora`, `latents` and
+    `seed`; and that the model is. Raises UsageError and ModelError."""
+    if replay.noise_given and given["latents"] is None and given["seed"] is None:
+        raise UsageError("--from: the noise of that picture was given with --latents; give the same file, or a seed")
+    for key, option in (RECORDED | {"lora": "--lora"}).items():
+        if key in replay.used and given[key] is None:
+            what = "" if key.endswith("sha256") else f" ({clean(replay.used[key], 60)})"
+            raise UsageError(f"--from: that picture was made with {option}{what}; give the same")
+    check_model(replay, model)
+
+
+def read_noise(path: Path, wanted: Sequence[Picture]) -> NDArray[np.float32]:
+    """Return the latents [N, C, h, w] in a file, one for each picture or one for all prompts. Raises UsageError."""
+    noise = latents_.read_latents(path)
+    if len(noise) not in (1, len(wanted)):
+        raise UsageError(
+            f"--latents {clean(path, 120)}: has {counted(len(noise), 'row')} of latents, "
+            f"this run makes {counted(len(wanted), 'picture')}"
+        )
+    # Another sampler may draw noise in its steps, from the seed.
+    drawn = any(picture.said("sampler") for picture in wanted)
+    if len(noise) < len(wanted) and len({picture.prompt for picture in wanted}) < len(wanted) and not drawn:
+        raise UsageError("--latents takes the place of the seed: several seeds would make one picture; give one")
+    return noise
+
+
+def read_pictures(image: Path | None, mask: Path | None, strength: object) -> tuple[Any, Any, list[str]]:
+    """Return the picture to start from and its mask, as arrays, and what was converted, a line each. Raises UsageError
+    and ModelError."""
+    if image is None:
+        for option, value in (("--mask", mask), ("--strength", strength)):
+            if value is not None:
+                raise UsageError(f"{option} needs the picture that it is for; give it with -i")
+        return None, None, []
+    from qwenimg.common.pictures import input
+
+    pixels, notes = input.read_image(image)
+    grey, more = (None, []) if mask is None else input.read_mask(mask, pixels)
+    return pixels, grey, notes + more

@@ -1,0 +1,40 @@
+"""The parts of a model whose weights may come from another folder or file: a row for each.
+
+The command line, `qwenimg.load`, config.toml, recipes, passports and the search in --models-dir are made from these
+rows: another part, such as a third text encoder, is a row here and its name in the row of the family that has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from qwenimg.common.request.option import Option
+
+_FILE = Option(
+    help="",
+    call="a folder or file of its weights",
+    section="Model's files",
+    metavar="FILE",
+    python="str | Path | None",
+    config=True,
+)
+_ROWS: dict[str, Option] = {
+    "transformer": replace(
+        _FILE,
+        help="weights in the place of the model's transformer or UNet",
+        call="a folder or file of its weights, or of the UNet's",
+        flags=("--unet",),
+    ),
+    "text_encoder": replace(_FILE, help="weights of a text encoder; again for SDXL's other"),
+    "text_encoder_2": replace(_FILE, again="text_encoder"),
+    "vae": replace(_FILE, help="weights of the VAE"),
+}
+PARTS: Mapping[str, Option] = {name: replace(_ROWS[name], name=name, kind=Path) for name in _ROWS}
+"""The options of the parts, by the names of the parts' folders; the UNet too is called transformer."""
+
+
+def components_of(parts: Iterable[str]) -> frozenset[str]:
+    """Return the components that `parts`, of PARTS, are in some family, by the names of their folders."""
+    return frozenset(name for part in parts for name in (("transformer", "unet") if part == "transformer" else (part,)))

@@ -1,0 +1,204 @@
+"""Each option of opening a model is known in one place, and everything else is made from it."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import write_asked
+from rules import ROOT, sources
+
+import qwenimg
+from qwenimg.cli import config
+from qwenimg.cli.generate import generate
+from qwenimg.cli.help import SECTIONS
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.families.opening import OPENING, Opening, from_call, opening_of
+from qwenimg.common.request.option import Option
+from qwenimg.common.request.parts import PARTS
+
+# A new option, and a new part
+
+FIELD = """\
+    halo: str | None = option(None, Option(
+        help="how the weights shine", call="the weights' shine", section="Model", metavar="HOW", flags=("--shine",),
+        checks=_check_quantize, config=True,
+    ))
+"""
+PART = """\
+    "text_encoder_3": replace(_FILE, again="text_encoder"),
+"""
+SCRIPT = """
+import os
+from pathlib import Path
+import qwenimg
+from fake_pipeline import FakePipeline
+from qwenimg.cli import config
+from qwenimg.cli.main import run
+from qwenimg.common.hub import open_model
+from qwenimg.common.request.recipe import check_recipe
+from recipe_cases import RECIPE
+
+told, codes = [], []
+
+def opened(opening, *more):
+    told.append((opening.halo, *map(str, opening.parts.values())))
+    return FakePipeline()
+
+def draw(*args):
+    codes.append(run([*args, "-o", "{index}.png", "--overwrite", "--quiet"]))
+
+qwenimg.open_pipeline = opened
+config.path = lambda: Path("config.toml")
+draw("a ring", "--halo", "8")
+draw("a ring", "--shine=6")
+draw("a ring", "--halo", "5")
+os.environ["QWENIMG_HALO"] = "4"
+draw("a ring")
+os.environ["QWENIMG_HALO"] = "3"
+draw("a ring")
+del os.environ["QWENIMG_HALO"]
+Path("config.toml").write_text("halo = '8'\\ntext_encoder_3 = 'x'\\n")
+draw("a ring")
+Path("config.toml").write_text("halo = 8\\n")
+draw("a ring")
+Path("config.toml").write_text("")
+three = [word for name in "abc" for word in ("--text-encoder", name)]
+draw("a ring", *three)
+draw("a ring", *three, "--text-encoder", "d")
+qwenimg.load("shapes", halo="8", text_encoder_3="x")
+try:
+    qwenimg.load("shapes", halo="much")
+except qwenimg.UsageError as error:
+    print(error)
+print(codes)
+print(told)
+print(check_recipe(RECIPE | {"text_encoder_3": "x"}, Path("x"))["text_encoder_3"])
+print("halo: the weights' shine." in qwenimg.load.__doc__, "text_encoder_3: a folder" in qwenimg.load.__doc__)
+run(["--help-all"])
+run(["plan", "shapes", "--halo", "5"])
+"""
+
+
+def copy_of_the_source(folder: Path) -> Path:
+    """The package in `folder`, and the tool that writes its keywords."""
+    for name in ("common", "backends", "cli"):
+        ignored = shutil.ignore_patterns("__pycache__", "shapes-v1")
+        shutil.copytree(ROOT / name, folder / "src" / "qwenimg" / name, ignore=ignored)
+    shutil.copy(ROOT / "src" / "qwenimg" / "__init__.py", folder / "src" / "qwenimg")
+    (folder / "tools").mkdir()
+    (folder / "common").symlink_to(folder / "src" / "qwenimg" / "common")
+    shutil.copy(ROOT / "tools" / "write_asked.py", folder / "tools")
+    return folder / "src" / "qwenimg"
+
+
+def insert(path: Path, before: str, text: str) -> None:
+    source = path.read_text(encoding="utf-8")
+    assert source.count(before) == 1, path
+    path.write_text(source.replace(before, text + before), encoding="utf-8")
+
+
+def python(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join((str(folder / "src"), str(ROOT / "tests" / "support")))
+    ran = subprocess.run(
+        [sys.executable, *command], cwd=folder, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return ran
+
+
+def test_a_new_option_is_one_field_and_a_new_part_one_row(tmp_path: Path) -> None:
+    """A field is added to `Opening` and a row to the parts in a copy of the source, and nothing else: the command line,
+    the environment, config.toml, `qwenimg.load`, plan, recipes, their help and a message know both."""
+    package = copy_of_the_source(tmp_path)
+    insert(package / "common" / "families" / "opening.py", "    max_memory: str | int | None = option(", FIELD)
+    insert(package / "common" / "request" / "parts.py", '    "vae": replace(', PART)
+    python(tmp_path, "tools/write_asked.py")
+    ran = python(tmp_path, "-c", SCRIPT)
+    print(ran.stdout[:600], ran.stderr)
+    lines = [line for line in ran.stdout.splitlines() if not line.endswith(".png")]
+    assert lines[0] == "--quantize 'much': cannot read 'much'; give 8, 6 or 4, or by part: text=8,transformer=4"
+    assert lines[1] == "[0, 0, 2, 0, 2, 0, 2, 0, 2]"
+    assert lines[2] == str([("8",), ("6",), ("4",), ("8", "x"), (None, "a", "b", "c"), ("8", "x")])
+    assert lines[3:5] == ["x", "True True"]
+    assert "QWENIMG_HALO in the environment: --quantize '3': cannot" in ran.stderr
+    assert "config.toml: halo is '8'; expected str" in ran.stderr
+    assert "--text-encoder: 4 files; a model has three text encoders at most" in ran.stderr
+    assert ran.stderr.count("--quantize '5': cannot read '5'") == 2, "generate and plan"
+    shown = "\n".join(lines)
+    assert re.search(r"--halo, --shine HOW +How the weights shine\.", shown) and "--text-encoder-3" not in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "uses"),
+    [
+        ("cache_prompts", {"common/hub/open_model.py", "common/runtime/text_store.py", "cli/plan.py"}),
+        ("text_encoder_2", {"common/weights/lora_names.py", "common/weights/peft_config.py"}),  # a LoRA's names
+    ],
+)
+def test_an_option_stands_where_it_is_known_and_where_it_is_used(name: str, uses: set[str]) -> None:
+    """`cache_prompts` stood in 8 files, and `text_encoder_2` in 12 beside those of its family."""
+    files = [*sources("common", "cli", "backends"), ROOT / "src" / "qwenimg" / "__init__.py"]
+    word = re.compile(rf"\b{name}\b|--{name.replace('_', '-')}\b")
+    found = {path.relative_to(ROOT).as_posix() for path in files if word.search(path.read_text(encoding="utf-8"))}
+    outside = {path for path in found if not path.startswith("common/families/stable_diffusion/")}
+    print(name, len(outside), *sorted(outside))
+    known = {"common/request/parts.py"} if name in PARTS else {"common/families/opening.py"}
+    assert outside == known | uses | {"src/qwenimg/__init__.py"}  # the last is written by tools/write_asked.py
+
+
+# One rule for each thing
+
+
+def test_the_keywords_of_load_are_those_of_an_opening() -> None:
+    text = write_asked.LOAD.read_text(encoding="utf-8")
+    assert text == write_asked.load_text(text), "run: python tools/write_asked.py"
+    parameters = inspect.signature(qwenimg.load).parameters
+    assert parameters.keys() == {*OPENING, "notify", "unknown"}
+    assert list(parameters)[:3] == ["model", "backend", "precision"]
+    for name, one in OPENING.items():
+        assert parameters[name].default == one.default, name
+        assert re.search(rf"^ +{name}: \S.{{5}}", qwenimg.load.__doc__ or "", re.MULTILINE), name
+
+
+@pytest.mark.parametrize("one", OPENING.values(), ids=lambda one: one.name)
+def test_an_option_is_whole(one: Option) -> None:
+    [param] = [param for param in generate.params if param.name == one.name]
+    assert {f"--{one.dashed}", *one.flags} == set(param.opts)
+    assert one.again or (one.help and not one.help.endswith("."))
+    assert (one.name in SECTIONS["Model"]) is not bool(one.again)
+    assert (one.name in config.KEYS) is one.config
+
+
+def test_each_option_reaches_the_opening(tmp_path: Path) -> None:
+    """By the values of a command line and by those of a call."""
+    said: dict[str, Any] = {
+        "model": "x", "backend": "cpu", "compile": "on", "preset": "fast", "precision": "fp32", "fallback": True,
+        "quantize": "8", "max_memory": "6GB", "cache_prompts": True, "offline": True, "models_dir": (tmp_path,),
+        "refiner": "y", "tokenizer": Path("t"), "prediction": "v", **{name: Path(name) for name in PARTS},
+    }  # fmt: skip
+    assert said.keys() == OPENING.keys()
+    found = opening_of(said)
+    assert {name: found.value(name) for name in OPENING} == said
+    assert found.parts == {name: Path(name) for name in PARTS} and found.limit == 6 * 10**9
+    in_python = {"quantize": 8, "models_dir": str(tmp_path), "tokenizer": "t", **{name: name for name in PARTS}}
+    assert from_call(said | in_python) == found
+    assert opening_of(dict.fromkeys(OPENING)) == Opening() == from_call({})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("preset", "x"), ("precision", "fp9"), ("quantize", "5"), ("max_memory", "much"), ("prediction", "y"),
+     ("compile", "perhaps")],
+)  # fmt: skip
+def test_a_wrong_form_is_refused_on_construction(name: str, value: str) -> None:
+    with pytest.raises(UsageError, match=f"{name.replace('_', '[-_]')}.* '?{value}"):
+        Opening(**{name: value})

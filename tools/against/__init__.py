@@ -1,0 +1,1 @@
+"""Our arm and a peer's, timed side by side on the same files and noise."""
