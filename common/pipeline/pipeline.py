@@ -347,13 +347,10 @@ class Pipeline:
     # Warnings and the recipe
 
     def _there(self, request: Request) -> frozenset[str]:
-        """Of what an option may need, what the run has."""
-        has = {
-            "guidance": self.model.guidance.is_on(request),
-            "image": request.image is not None,
-            "refiner": "refiner" in self.options,
-        }
-        return frozenset(name for name, there in has.items() if there)
+        """Return which prerequisites of options this run satisfies."""
+        guided, image = self.model.guidance.is_on(request), request.image is not None
+        has = {"guidance": guided, "image": image, "refiner": "refiner" in self.options}
+        return frozenset(name for name, is_there in has.items() if is_there)
 
     def _warnings(self, request: Request) -> list[str]:
         warning = noise.low_bits_warning(request.seed) if request.latents is None else None

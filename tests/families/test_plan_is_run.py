@@ -56,7 +56,7 @@ def planned(pipe: Pipeline, asked: dict[str, Any]) -> list[Row]:
 
     def noted(memory: Occupancy, stage: Stage) -> Arrangement:
         way = arrange(memory, stage)
-        held = streaming.held(pipe.runtime.plan(way.component))
+        held = streaming.held(pipe.runtime.plan(way.component), None)
         rows.append((stage.name, stage.resident, way.opens, held, way.split.size))
         return way
 
@@ -80,7 +80,7 @@ def drawn(pipe: Pipeline, asked: dict[str, Any]) -> list[Row]:
     open_, enter = pipe.engine.open, Residents.enter
 
     def opening(network: str, config: Any, plan: Any, precision: Any) -> Any:
-        opened.append(streaming.held(plan))
+        opened.append(streaming.held(plan, None))
         return open_(network, config, plan, precision)
 
     def entered(residents: Residents, stage: Stage) -> Any:
