@@ -62,7 +62,7 @@ OPTIONS = {
     **dict.fromkeys(("--comfy", "--comfyui", "--lora-dir", "--lora-model-dir", "--ckpt-dir"), "give --models-dir"),
     **dict.fromkeys(("--workflow", "--recipe", "--metadata"), "give --from, with a picture that has it"),
     **dict.fromkeys(("--open", "--show", "--view"), "the path that is printed is for a viewer, as open $(qwenimg ...)"),
-    **dict.fromkeys(("--on", "--mac", "--machine"), "plan takes --on, and bench --on-paper, as --on 3060 or m2-max"),
+    **dict.fromkeys(("--on", "--mac", "--machine"), "plan takes --on, as in: qwenimg plan --on 3060"),
     "--sidecar": "give --save-latents for latents; the recipe is in the picture, and qwenimg info prints it",
     **dict.fromkeys(
         ("--controlnet", "--control-net", "--control-image", "--controlnet-image-path"), "ControlNet is not built yet"
