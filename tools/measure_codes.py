@@ -1,6 +1,6 @@
 """What weights in codes take while a full-width transformer is loaded, and what one of its layers takes to compute.
 
-    python tools/measure_codes.py                # writes the tables of docs/weights.md again; 2.2 GB of disk
+    python tools/measure_codes.py                # writes the tables of docs/measured/weights.md again; 2.2 GB of disk
     python tools/measure_codes.py --layers       # the times of layers alone
     python tools/measure_codes.py --int4pack     # torch's own product by codes of 4 bits alone
     python tools/measure_codes.py --step         # the time of a step alone; 3 GB of disk, 13 GB of memory
@@ -229,23 +229,27 @@ def main() -> None:
         print(json.dumps(load(Path(given.load[0]), given.load[1])))
         return
     if given.step:
-        write("weights.md", "step", table(["backend", "computes in", "tokens", "`-q 8`", "`-q 6`", "`-q 4`"], step()))
+        write(
+            "measured/weights.md",
+            "step",
+            table(["backend", "computes in", "tokens", "`-q 8`", "`-q 6`", "`-q 4`"], step()),
+        )
         return
     if given.layers == given.int4pack:
         heads = ["backend", "weights, by the plan", "resident after", "at most while loading", "layers over the plan"]
-        write("weights.md", "loading", table(heads, memory()))
+        write("measured/weights.md", "loading", table(heads, memory()))
     import fast_blas  # noqa: F401
 
     if given.int4pack or not given.layers:
         heads = ["computes in", "values that are ours", "error", "of rounding alone", "tokens", "decoded", "torch's"]
         rows = [row for dtype in ("float32", "bfloat16") for row in int4pack(dtype)]
-        write("weights.md", "int4pack", table(heads, rows))
+        write("measured/weights.md", "int4pack", table(heads, rows))
     if given.layers or not given.int4pack:
         timed = [("cpu", "float32", INNER), ("cpu", "bfloat16", INNER), ("mlx", "float32", INNER)]
         timed += [("mlx", "bfloat16", PART)]  # of a whole layer it takes minutes
         rows = [row for one in timed for row in times(*one)]
         heads = ["backend", "computes in", "rows", "tokens", "8 bits", "6 bits", "4 bits"]
-        write("weights.md", "layers", table(heads, rows))
+        write("measured/weights.md", "layers", table(heads, rows))
 
 
 if __name__ == "__main__":

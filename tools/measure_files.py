@@ -1,6 +1,6 @@
 """What ComfyUI's files in 8 bits cost: size of the published transformer, error of weights, difference of pictures.
 
-    python tools/measure_files.py      # writes the table of docs/weights.md again
+    python tools/measure_files.py      # writes the table of docs/measured/weights.md again
 
 The built-in model's own weights are written in each layout, the matrices of its blocks and of its text encoder's layers
 in 8 bits, the rest as it is; the self-test's 40 prompts are drawn from those files as `measure_weights.py` draws.
@@ -88,7 +88,7 @@ def main() -> None:
         print(rows[-1], flush=True)
     opened.checkpoint.close()
     head = ["file", "published transformer, GB", "relative error of the weights", "median PSNR", "worst", "right"]
-    write("weights.md", "files", table(head, rows))
+    write("measured/weights.md", "files", table(head, rows))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ drawn by `qwenimg generate`, whose highest memory is above that of the same comm
 MLX are small, since its build for Linux multiplies without a fast library: minutes for a step of SDXL at 256x256.
 
 The figures go to docs/results/memory.json and allocator.json, in place of those of the same run, and from there into
-docs/memory.md. Ends with exit code 1 where a stage is further from its plan than 10 %, unless it is a small one
-(15 % of what the allocator counts), or where a run takes more than its limit.
+docs/measured/memory.md. Ends with exit code 1 where a stage is further from its plan than 10 %, unless it is a small
+one (15 % of what the allocator counts), or where a run takes more than its limit.
 """
 
 from __future__ import annotations
@@ -320,8 +320,8 @@ def main(chosen: Sequence[str]) -> int:
 
 
 def drawn(folder: Path, chosen: Sequence[str], runs: Sequence[Run], file: Path, place: str) -> bool:
-    """Those of `runs` that are chosen, into `file` and from there into `place` of docs/memory.md. Whether a stage is
-    far from its plan, or a run over its limit."""
+    """Measure the chosen `runs` into `file`, and write the table at `place` of docs/measured/memory.md from it. Return
+    whether a stage is far from its plan or a run over its limit."""
     failed = False
     results = json.loads(file.read_text()) if file.exists() else {}
     for run in runs:
@@ -335,7 +335,7 @@ def drawn(folder: Path, chosen: Sequence[str], runs: Sequence[Run], file: Path, 
                 print("  more than --max-memory", flush=True)
             known = {run.name: results[run.name] for run in runs if run.name in results}
             file.write_text(json.dumps(known, indent=1) + "\n")
-            write("memory.md", place, page(runs, known))
+            write("measured/memory.md", place, page(runs, known))
     return failed
 
 

@@ -1,4 +1,4 @@
-"""Writes the table of docs/parity.md: every kind of block on both backends against float64.
+"""Writes the table of docs/measured/parity.md: every kind of block on both backends against float64.
 
 python tools/measure_parity.py      # a minute, on the blocks of tests/support/parity_blocks.py
 """
@@ -44,4 +44,4 @@ def rows() -> list[list[str]]:
 
 
 if __name__ == "__main__":
-    write("parity.md", "blocks", table(["block", "policy", "torch", "MLX", "mutual", "limit"], rows()))
+    write("measured/parity.md", "blocks", table(["block", "policy", "torch", "MLX", "mutual", "limit"], rows()))

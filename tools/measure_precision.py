@@ -1,6 +1,6 @@
 """What each precision policy costs, on two full-width blocks of Qwen-Image against float64, on both backends.
 
-    python tools/measure_precision.py            # measures (about 4 minutes, 8 GB) and writes docs/precision.md
+    python tools/measure_precision.py            # measures (about 4 minutes, 8 GB) and writes the tables
     python tools/measure_precision.py --tables   # writes the tables again from docs/results/precision.json
 
 The weights are random in bfloat16, 64 image and 24 text tokens. NMSE is |a - r|^2 / |r|^2 of the predicted velocity, r
@@ -95,14 +95,16 @@ def measure() -> dict[str, object]:
 def write_tables(result: dict[str, dict[str, dict[str, float]]]) -> None:
     rows = [[f"`{name}`", *(f"{row[k]:.1e}" for k in ("cpu", "mlx", "mutual"))] for name, row in result["nmse"].items()]
     write(
-        "precision.md",
+        "measured/precision.md",
         "cost",
         table(["policy", "torch against float64", "MLX against float64", "MLX against torch"], rows),
     )
     heads = ["policy", "text encoder", "transformer", "VAE", "final_norm", "modulation", "residual"]
-    write("precision.md", "policies", table(heads, [_policy_row(p) for p in precision.bases(precision.MMDIT).values()]))
+    policies = [_policy_row(policy) for policy in precision.bases(precision.MMDIT).values()]
+    write("measured/precision.md", "policies", table(heads, policies))
     write_presets()
-    write("precision.md", "places", table(["place", "what is in it"], [[f"`{k}`", v] for k, v in PLACES.items()]))
+    places = [[f"`{name}`", text] for name, text in PLACES.items()]
+    write("measured/precision.md", "places", table(["place", "what is in it"], places))
 
 
 def _policy_row(p: Precision) -> list[str]:

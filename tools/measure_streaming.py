@@ -6,7 +6,7 @@
 The streamed transformer has 30 % of what the resident one takes, or two blocks where that is more; 1,024 tokens of a
 picture and 64 of a text. CPU time is of all threads, so it is also right where other programs run; wall time is not.
 The results are held against each other bit for bit. The figures go to docs/results/streaming.json, in place of those of
-the same case, and from there into docs/memory.md.
+the same case, and from there into docs/measured/memory.md.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def main() -> None:
         known = {case.name: results[case.name] for case in CASES if case.name in results}
         RESULTS.write_text(json.dumps(known, indent=1) + "\n")
         rows = [row(case, known[case.name]) for case in CASES if case.name in known]
-        write("memory.md", "streamed", table(HEAD, rows))
+        write("measured/memory.md", "streamed", table(HEAD, rows))
 
 
 if __name__ == "__main__":

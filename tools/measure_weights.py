@@ -1,6 +1,6 @@
 """What keeping weights in codes costs: size of the published model, difference of pictures, verdicts of the self-test.
 
-    python tools/measure_weights.py          # writes the table of -q in docs/weights.md again
+    python tools/measure_weights.py          # writes the table of -q in docs/measured/weights.md again
     python tools/measure_weights.py gguf     # writes that of GGUF's types
     python tools/measure_weights.py mlx      # writes that of what MLX quantises
 
@@ -132,7 +132,7 @@ def files(
         rows.append([name, f"{bits:.1f}", in_file(bits, group), f"{error:.4f}", *figures(made, exact, right)])
         print(rows[-1], flush=True)
     heads = ["bits of a weight", "published transformer, GB", "error of a layer", "median PSNR", "worst", "right"]
-    write("weights.md", block, table(["type", *heads], rows))
+    write("measured/weights.md", block, table(["type", *heads], rows))
 
 
 # MLX

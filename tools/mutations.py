@@ -1,4 +1,5 @@
-"""Plants faults in every family on both backends and writes the table of docs/parity.md: by what each is caught.
+"""Plants faults in every family on both backends and writes the table of docs/measured/parity.md: what
+catches each.
 
 python tools/mutations.py            # some minutes; fails where one is not caught
 python tools/mutations.py qwen       # one family, and no table
@@ -101,7 +102,7 @@ def main() -> None:
     if not sys.argv[1:]:
         head = ["fault", *PRECISIONS]
         for name, (found, _) in tables.items():
-            write("parity.md", f"mutations-{name}", table(head, found))
+            write("measured/parity.md", f"mutations-{name}", table(head, found))
     count = sum(len(found) for found, _ in tables.values())
     print(f"{count} faults on each of {len(BACKENDS)} backends; not caught: {', '.join(missed) or 'none'}")
     sys.exit(6 if missed else 0)

@@ -1,5 +1,5 @@
-"""Holds machines with other kernels against passports and writes the table of docs/parity.md: how much of what is
-allowed each uses. Fails where one is taken for a wrong one.
+"""Holds machines with other kernels against passports and writes the table of docs/measured/parity.md: how much of the
+limit each uses. Fails where a correct machine is refused.
 
 python tools/write_healthy.py            # some minutes
 """
@@ -37,7 +37,7 @@ def rows(judges: dict[str, Judge]) -> list[list[str]]:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         judges = {name: Judge(make(Path(folder)), prepare) for name, (make, prepare, _) in FAMILIES.items()}
-        write("parity.md", "healthy", table(["machine", *PRECISIONS], rows(judges)))
+        write("measured/parity.md", "healthy", table(["machine", *PRECISIONS], rows(judges)))
 
 
 if __name__ == "__main__":

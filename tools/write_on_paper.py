@@ -1,4 +1,4 @@
-"""Writes the tables of docs/performance.md that compare kernels on paper: of diffusers, ours, ours compiled, and
+"""Writes the tables of docs/measured/performance.md that compare kernels on paper: diffusers, ours, ours compiled, and
 ours on MLX.
 
 python tools/write_on_paper.py                       # into docs/results/on-paper.json and the page
@@ -179,8 +179,8 @@ def main() -> None:
     (options.out or RESULTS).write_text(json.dumps(made, indent=1) + "\n")
     if options.out is None:
         before = json.loads(BEFORE.read_text()) if BEFORE.exists() else []
-        write("performance.md", "paper", page([one for one in made if one["arm"] != "mlx"], before))
-        write("performance.md", "paper-apple", apple_page([one for one in made if one["arm"] == "mlx"]))
+        write("measured/performance.md", "paper", page([one for one in made if one["arm"] != "mlx"], before))
+        write("measured/performance.md", "paper-apple", apple_page([one for one in made if one["arm"] == "mlx"]))
 
 
 if __name__ == "__main__":

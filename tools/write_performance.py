@@ -1,4 +1,4 @@
-"""Writes the tables of docs/performance.md from what tools/bench_step.py, bench_unet.py, bench_coders.py,
+"""Writes the tables of docs/measured/performance.md from what tools/bench_step.py, bench_unet.py, bench_coders.py,
 bench_around.py, bench_load.py and `tools/bench_against.py mflux` wrote.
 
 Of the transformer each dtype comes from a run of its own, bfloat16 from two: on a processor with instructions for it
@@ -48,8 +48,8 @@ def main() -> None:
         "error against float64",
         "weights",
     ]
-    write("performance.md", "steps", table(heads, rows))
-    write("performance.md", "machine", "\n".join(machines))
+    write("measured/performance.md", "steps", table(heads, rows))
+    write("measured/performance.md", "machine", "\n".join(machines))
     _unets()
     _coders()
     _mflux()
@@ -69,7 +69,7 @@ def _loading() -> None:
         size, wall = f"{row['bytes'] / 1e9:.2f} GB {row['dtype']}", row["wall"]["load"] / row["wall"]["file"]
         rows.append([row["backend"], size, *rates, f"{wall:.2f}"])
     heads = ["backend", "weights", "loaded, GB per processor second", "file alone", "memcpy", "time against file alone"]
-    write("performance.md", "load", f"- `docs/results/load-cpu.json`: {machine}\n\n{table(heads, rows)}")
+    write("measured/performance.md", "load", f"- `docs/results/load-cpu.json`: {machine}\n\n{table(heads, rows)}")
 
 
 def _mflux() -> None:
@@ -86,7 +86,7 @@ def _mflux() -> None:
         size = f"{made['width']}x{made['height']}"
         rows.append([size, peer["precision"], f"{made['guidance']:g}", *ratios, f"{made['difference']:.1e}"])
     heads = ["picture", "dtype", "guidance", "processor time against mflux", "time", "difference of the latents"]
-    write("performance.md", "mflux", "\n".join(machines) + "\n\n" + table(heads, rows))
+    write("measured/performance.md", "mflux", "\n".join(machines) + "\n\n" + table(heads, rows))
 
 
 def _around() -> None:
@@ -96,7 +96,7 @@ def _around() -> None:
     machine = f"{result['cores']} cores; {versions}; medians of {result['runs']} runs of each in turn"
     rows = [[row["what"], row["against"], f"{row['ratio']:.2f}"] for row in result["rows"]]
     text = table(["what", "against", "processor time"], rows)
-    write("performance.md", "around", f"- `docs/results/around-cpu.json`: {machine}\n\n{text}")
+    write("measured/performance.md", "around", f"- `docs/results/around-cpu.json`: {machine}\n\n{text}")
 
 
 def _unets() -> None:
@@ -112,7 +112,7 @@ def _unets() -> None:
                 size = f"{side}x{side} x {part['branches']}"
                 rows.append([result["layers"], part["dtype"], size, row["arm"], *times, f"{row['relative_l2']:.1e}"])
     heads = ["model", "dtype", "latents", "arm", "time", "processor time", "difference from diffusers' float32"]
-    write("performance.md", "unets", "\n".join(machines) + "\n\n" + table(heads, rows))
+    write("measured/performance.md", "unets", "\n".join(machines) + "\n\n" + table(heads, rows))
 
 
 def _coders() -> None:
@@ -127,7 +127,7 @@ def _coders() -> None:
             rows.append([part["what"], part["size"], part["dtype"], row["arm"], runs, shown, difference])
     heads = ["what", "size", "dtype", "arm", "runs", "processor time", "difference from the peer's float32"]
     machine = f"- `docs/results/coders-cpu.json`: {_place(result)}"
-    write("performance.md", "coders", f"{machine}\n\n{table(heads, rows)}")
+    write("measured/performance.md", "coders", f"{machine}\n\n{table(heads, rows)}")
 
 
 def _machine(result: dict[str, Any]) -> str:

@@ -70,8 +70,8 @@ class TorchEngine:
     def compiler(self) -> Compiler:
         """Return what compiling takes and saves here.
 
-        By figures on paper it saves 13 % of a step of Qwen-Image on a GPU (docs/performance.md); others report half a
-        minute of compiling for one block of it.
+        By figures on paper it saves 13 % of a step of Qwen-Image on a GPU (docs/measured/performance.md); others report
+        half a minute of compiling for one block of it.
         """
         missing = compile.missing(self.on_gpu)
         if not self.on_gpu:

@@ -1,7 +1,7 @@
 """A parity passport: what one model computed on one machine, block by block, so that another machine can do it again.
 
 Beside what the recording backend gave stands what float64 gives for the same inputs and weights; every backend is held
-against that. docs/parity.md has the schema of the file, which `passport_file` reads and writes.
+against that. docs/measured/parity.md has the schema of the file, which `passport_file` reads and writes.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ Arrays: TypeAlias = tuple[NDArray[Any], ...]
 GIVEN = 1e-5  # relative, of what enters a network: measured 3e-7 at most; the smallest of the planted faults has 2e-3
 FLOOR = 1e-4  # relative, of what a network makes in float32: measured 4e-6 at most
 # Times a policy's own distance from float32. Healthy pairs measure 2.1 at most, the smallest of the planted faults that
-# is seen by this alone 12 (docs/parity.md): 4 is nearly twice the one and a third of the other.
+# is seen by this alone 12 (docs/measured/parity.md): 4 is nearly twice the one and a third of the other.
 MARGIN = 4.0
 FARTHEST = 1 / MARGIN  # of a policy from float32: beyond, a network that makes nothing but zeros would pass
 

@@ -4,8 +4,8 @@ The policy is data. A load plan asks `weight_dtype` for every parameter, so a li
 which its weight was loaded; the models ask `residual_dtype` for their streams. Dtypes are named as in torch and MLX.
 
 Why the three switchable places exist (measured against float64 on two full-width blocks with bfloat16 weights,
-normalized mean square error, docs/precision.md): everything in bfloat16 4.5e-5; residual stream and modulation in
-float32 1.7e-5; the head as well 6.7e-6. They spare roundings, not overflow: bfloat16 has float32's range.
+normalized mean square error, docs/measured/precision.md): everything in bfloat16 4.5e-5; residual stream and
+modulation in float32 1.7e-5; the head as well 6.7e-6. They spare roundings, not overflow: bfloat16 has float32's range.
 
 Stable Diffusion's UNet has the same places. The same figure for two UNets (136 M and 63 M random parameters), in
 bfloat16 and in float16: all low 1.4e-4, 2.0e-4; 3.6e-6, 4.0e-6. Head and modulation 1.2e-4, 2.2e-4; 3.6e-6, 4.1e-6. The

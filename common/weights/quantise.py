@@ -1,7 +1,7 @@
 """Policies for quantizing weights: which layers, in how many bits.
 
-Measured (docs/weights.md): the first and the last two blocks and the modulation cost little in 8 bits and much in 4.
-Layers outside of the blocks stay as they are. The VAE and convolutions are never quantized.
+Measured (docs/measured/weights.md): the first and the last two blocks and the modulation cost little in 8 bits and
+much in 4. Layers outside of the blocks stay as they are. The VAE and convolutions are never quantized.
 """
 
 from __future__ import annotations

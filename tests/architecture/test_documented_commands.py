@@ -15,7 +15,7 @@ from rules import ROOT
 from qwenimg.cli.main import run
 from qwenimg.cli.words import cli
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SHELL = ("", "bash", "sh")
 INLINE = re.compile(r"`((?:python|pytest|make|qwenimg) [^`]+)`")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rules import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:pipe|pipe\.\w+|qwenimg\.load)\([^`]*\))`")
 HEAD = 'import qwenimg\n\npipe = qwenimg.load("shapes")\n'

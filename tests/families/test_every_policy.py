@@ -22,13 +22,13 @@ LIKE_OTHERS = ("sd21", "sdxl", "inpaint", "sdxl+refiner")
 BASES = tuple(dict.fromkeys(name for family in registry.FAMILIES for name in family.precision.bases))
 CHOSEN = 2  # policies with overrides, drawn for each kind
 SHORT = ASKED | {"steps": 2}
-PAGE = ROOT / "docs" / "precision.md"
+PAGE = ROOT / "docs" / "measured" / "precision.md"
 OVERRIDES = ("final_norm=off", "attention=fp32", "attention=fused", "matmul=fp32")
 DTYPES = ("fp32", "bf16", "fp16")
 
 
 def limits() -> dict[str, float]:
-    """Of each policy in the table of docs/precision.md: how far latents may be from float32's, relative L2."""
+    """Of each policy in the table of docs/measured/precision.md: how far latents may be from float32's, relative L2."""
     page = PAGE.read_text(encoding="utf-8")
     (table,) = re.findall(r"<!-- begin limits -->\n(.*?)<!-- end limits -->", page, re.DOTALL)
     found = re.findall(r"^\| `([\w-]+)` \|.*\| ([\d.e+-]+) \|$", table, re.MULTILINE)

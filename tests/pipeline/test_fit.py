@@ -57,7 +57,7 @@ def test_no_framework_is_imported(published: Path) -> None:
 
 
 def test_the_published_model_on_a_card(published: Path, planned: Planned) -> None:
-    """Against the figures of docs/weights.md and the README: 27 GB of transformer in bfloat16, 15 GB in 8 bits."""
+    """The figures of docs/measured/weights.md: 27 GB of transformer in bfloat16, 15 GB in 8 bits."""
     found = planned(published, "--backend", "cuda", "--memory", "24GB", "--size", "1024x1024")
     sizes = {stage["name"]: round(stage["weights_bytes"] / 1e9, 1) for stage in found["stages"]}
     ways = {way["options"]: (round(way["peak_bytes"] / 1e9, 1), way["fits"]) for way in found["ways"]}
@@ -68,7 +68,7 @@ def test_the_published_model_on_a_card(published: Path, planned: Planned) -> Non
         assert stage["peak_bytes"] == stage["weights_bytes"] + stage["activation_bytes"]
     assert 27.2 < sizes["denoise"] < 28.5 and 14 < sizes["text"] < 18
     assert ways["-q 8"][1] and 14.5 < ways["-q 8"][0] < 18 and ways["-q 8"][0] > ways["-q 6"][0] > ways["-q 4"][0]
-    # two passes over 4096 tokens of the picture and 512 of the text, as counted in docs/performance.md: 2 x 76 TFLOP
+    # two passes over 4096 tokens of the picture and 512 of the text (docs/measured/performance.md): 2 x 76 TFLOP
     assert 1.4e14 < found["step_operations"] < 1.6e14
 
 
