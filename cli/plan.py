@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from qwenimg import Pipeline
     from qwenimg.common.hub.outlook import Outlook, Times
     from qwenimg.common.memory.memory_plan import MemoryPlan
-    from qwenimg.common.pipeline.ways import Way
+    from qwenimg.common.pipeline.fit_options import OptionChange
     from qwenimg.common.precision.precision import Precision
     from qwenimg.common.request.request import Request
     from qwenimg.common.runtime.paper import OnPaper
@@ -69,7 +69,7 @@ class _Plan:
     request: Request
     here: bool  # whether the model's files are
     now: _Row
-    ways: Sequence[tuple[Way, _Row]]
+    ways: Sequence[tuple[OptionChange, _Row]]
     few: Mapping[str, _Row]  # by option
     converted: _Row | None  # in 8 bits that are streamed, where 8 bits do not fit otherwise
     others: Sequence[Outlook]  # models that fit where this one does not, or are faster
@@ -171,7 +171,7 @@ def _put_all(engine: OnPaper, *, as_json: bool) -> int:
 
 
 def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any]) -> _Plan:
-    from qwenimg.common.pipeline.ways import Ways, needs
+    from qwenimg.common.pipeline.fit_options import FitOptions, needs
 
     request, counted = _request(pipe, given)
     pipe.model.adapt(pipe.loras.deltas(request.lora, request.lora_mode))  # what stays beside the weights is counted
@@ -179,7 +179,7 @@ def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any])
     if given["cache_prompts"] and counted:
         pipe.runtime.keep_prompts()
     found = needs(pipe.model, request, counted)
-    search = Ways(pipe.model, request, found.budget, counted=counted)
+    search = FitOptions(pipe.model, request, found.budget, counted=counted)
     now = _row(pipe, request, "as it is", found, found.fits(found.budget), pipe.precision)
     ways = [(way, _row(pipe, request, way.text, way.needs, way.fits, way.precision)) for way in search.listed()]
     few = _few(pipe, given, counted)
@@ -230,7 +230,7 @@ def _few(pipe: Pipeline, given: dict[str, Any], counted: bool) -> dict[str, _Row
 def _converted(pipe: Pipeline, request: Request, counted: bool) -> _Row | None:
     """Return the row of a model that `qwenimg convert -q 8` wrote, streamed: codes that are made while loading are not.
     None where the options choose bits or a limit."""
-    from qwenimg.common.pipeline.ways import MEGABYTE, amount_text, needs
+    from qwenimg.common.pipeline.fit_options import MEGABYTE, amount_text, needs
     from qwenimg.common.runtime.runtime import Change
 
     limit = pipe.engine.free_memory() // MEGABYTE * MEGABYTE

@@ -1,4 +1,4 @@
-"""Whether a picture fits and about how long it takes; what makes it fit is in `ways`."""
+"""Whether a picture fits and about how long it takes; what makes it fit is in `fit_options`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from qwenimg.common.base.errors import DoesNotFit
 from qwenimg.common.memory.estimate import Estimate, steps_seconds
 from qwenimg.common.memory.memory_plan import MemoryPlan
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel
-from qwenimg.common.pipeline.ways import Ways, needs
+from qwenimg.common.pipeline.fit_options import FitOptions, needs
 from qwenimg.common.request.loras import Key, Loras
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.runtime import Change
@@ -33,12 +33,12 @@ class Fit:
         found = needs(model, request)
         self._last = (request, found)
         self.engine.expect(found.largest.peak)
-        room, stage = found.budget, found.largest
-        if not found.fits(room):
+        budget, stage = found.budget, found.largest
+        if not found.fits(budget):
             raise DoesNotFit(
                 f"{stage.title} takes {size_text(stage.peak)} in {self.runtime.precision.name}, "
-                f"{self.runtime.room_text(room)} ({size_text(stage.weights)} are weights); "
-                f"{Ways(model, request, room).sentence()}"
+                f"{self.runtime.room_text(budget)} ({size_text(stage.weights)} are weights); "
+                f"{FitOptions(model, request, budget).sentence()}"
             )
         return found
 
@@ -48,12 +48,12 @@ class Fit:
             return DoesNotFit("memory ran out; close other programs")
         request, found = self._last
         stage = found.largest
-        room = min(self.runtime.room(found.loaded), int(MUCH_LESS * stage.peak))
-        ways = Ways(self.model, request, room, limited=False)
+        budget = min(self.runtime.room(found.loaded), int(MUCH_LESS * stage.peak))
+        options = FitOptions(self.model, request, budget, limited=False)
         return DoesNotFit(
             f"memory ran out on {self.engine.device}: {stage.title} was planned with {size_text(stage.peak)} in "
             f"{self.runtime.precision.name} ({size_text(stage.weights)} are weights); "
-            f"{'close other programs; ' if ways.out() else ''}{ways.sentence()}"
+            f"{'close other programs; ' if options.fitting else ''}{options.sentence()}"
         )
 
     def estimate(self, request: Request, model: DiffusionModel) -> Estimate:

@@ -14,7 +14,7 @@ from family_cases import ASKED, BACKENDS, KINDS, PICTURE, PROMPT, opener, places
 from toy_family import add_toy, write_toy
 
 from qwenimg import Pipeline
-from qwenimg.common.pipeline import ways
+from qwenimg.common.pipeline import fit_options
 from qwenimg.common.runtime.residents import Arrangement, Occupancy, Residents
 from qwenimg.common.runtime.runtime import Change, limit_for
 from qwenimg.common.runtime.stages import Stage
@@ -50,7 +50,7 @@ def load(
 
 
 def planned(pipe: Pipeline, asked: dict[str, Any]) -> list[Row]:
-    """The stages as `ways.needs` simulates them."""
+    """The stages as `fit_options.needs` simulates them."""
     rows: list[Row] = []
     arrange = Occupancy.arrange
 
@@ -62,7 +62,7 @@ def planned(pipe: Pipeline, asked: dict[str, Any]) -> list[Row]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Occupancy, "arrange", noted)
-        plan = ways.needs(pipe.model, pipe.check(**asked))
+        plan = fit_options.needs(pipe.model, pipe.check(**asked))
     assert plan.fits(plan.budget)
     return once(rows)
 
@@ -102,7 +102,7 @@ def drawn(pipe: Pipeline, asked: dict[str, Any]) -> list[Row]:
 def lowest(pipe: Pipeline, every: list[dict[str, Any]]) -> int:
     """The least --max-memory at which a fresh run of each of the images fits."""
     tight = pipe.model.variant(Change(max_memory=1))
-    return limit_for(max(ways.needs(tight, pipe.check(**asked)).largest.peak for asked in every))
+    return limit_for(max(fit_options.needs(tight, pipe.check(**asked)).largest.peak for asked in every))
 
 
 @pytest.mark.parametrize(("kind", "backend"), crossed(KINDS, BACKENDS))

@@ -10,7 +10,7 @@ from random_model import DIT, TEXT, write_random_model
 
 import qwenimg
 from qwenimg.common.memory import beside
-from qwenimg.common.pipeline import ways
+from qwenimg.common.pipeline import fit_options
 from qwenimg.common.precision.precision import parse
 from qwenimg.common.weights import streaming
 
@@ -30,7 +30,7 @@ def test_the_array_that_codes_are_decoded_to_is_in_the_plan(tmp_path: Path) -> N
     assert pipe.model._step_bytes(1, 8) == pipe.model._step_bytes(1, 0) + 8 * DIT.dim * 40
     assert pipe.model._step_bytes(1, 0) == always + beside.packed(plan)
     request = pipe.check("a", width=32, height=32, steps=1)
-    modulation = next(s for s in ways.needs(pipe.model, request).stages if s.name == "modulation")
+    modulation = next(s for s in fit_options.needs(pipe.model, request).stages if s.name == "modulation")
     assert modulation.activations > once
     pipe.close()
 

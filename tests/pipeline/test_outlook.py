@@ -22,7 +22,7 @@ from qwenimg.common.hub.open_model import plan_pipeline
 from qwenimg.common.measure.machines import MACHINES, machine
 from qwenimg.common.memory import share
 from qwenimg.common.memory.estimate import TO_CARD, streaming_rate
-from qwenimg.common.pipeline.ways import needs
+from qwenimg.common.pipeline.fit_options import needs
 from qwenimg.common.runtime.runtime import Change
 
 MIB = 2**20

@@ -10,7 +10,7 @@ import pytest
 
 import qwenimg
 from qwenimg.common.base.safe_files import OpenFile
-from qwenimg.common.pipeline import ways
+from qwenimg.common.pipeline import fit_options
 from qwenimg.common.runtime import vae
 
 ASKED: dict[str, Any] = {"width": 48, "height": 32, "steps": 2, "guidance": 3.0, "seed": 0}
@@ -62,12 +62,12 @@ def test_what_the_preset_memory_does(
     roomy.close()
     pipe = qwenimg.load(path, backend="cpu", preset="memory", precision="fp32")
     request = pipe.check("a red circle", **asked)
-    weights = next(stage.weights for stage in ways.needs(pipe.model, request).stages if stage.name == "denoise")
+    weights = next(stage.weights for stage in fit_options.needs(pipe.model, request).stages if stage.name == "denoise")
     told: list[str] = []
     pipe.runtime.notify = lambda stage, text: told.append(text)
-    free = ways.needs(pipe.model, request).largest.peak - weights // 4
+    free = fit_options.needs(pipe.model, request).largest.peak - weights // 4
     monkeypatch.setattr(pipe.engine, "free_memory", lambda: free)
-    planned = ways.needs(pipe.model, request)
+    planned = fit_options.needs(pipe.model, request)
     made = pipe("a red circle", **asked)
     pipe.close()
     print(f"{kind}: {planned.largest.peak} bytes planned of {free}; {told}")

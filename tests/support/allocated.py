@@ -11,7 +11,7 @@ from pretend_device import MEMORY, pretend_engine, pretending
 
 import qwenimg
 from qwenimg import backends
-from qwenimg.common.pipeline import ways
+from qwenimg.common.pipeline import fit_options
 
 
 def counted(
@@ -31,7 +31,7 @@ def counted(
             mark(next((stage for start, stage in starts.items() if text.startswith(start)), last[0]))
 
         pipe = qwenimg.load(**load, backend="cpu", notify=told)
-        needs = ways.needs(pipe.model, pipe.check(**draw))
+        needs = fit_options.needs(pipe.model, pipe.check(**draw))
         add = pipe.runtime.clock.add
 
         def timed(what: str, seconds: float) -> None:
