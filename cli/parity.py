@@ -176,21 +176,21 @@ def run(
 def report(passports: tuple[Path, ...], output: Path | None, overwrite: bool) -> int:
     """Draw passports side by side: a heat map of blocks by precisions and backends, with every error and verdict.
 
-    A page of HTML, and a PNG beside it."""
+    A page of HTML, and an SVG beside it."""
     from qwenimg.common.base import atomic_files
-    from qwenimg.common.parity import passport_file, report_picture
+    from qwenimg.common.parity import passport_file
     from qwenimg.common.parity import report as reporting
 
     output = output or passports[0].with_suffix(".html")
     if output.suffix.lower() != ".html":
         raise UsageError(f"-o {clean(output, 120)}: the report is a page of HTML; let the name end in .html")
     page = output.expanduser().absolute()
-    picture = page.with_suffix(".png")
+    picture = page.with_suffix(".svg")
     for path in (page, picture):
         atomic_files.check_output(path, overwrite=overwrite)
     found = reporting.gathered([passport_file.read(path) for path in passports])
     atomic_files.write_atomic(page, reporting.page(found).encode(), overwrite=overwrite)
-    atomic_files.write_atomic(picture, report_picture.png(found), overwrite=overwrite)
+    atomic_files.write_atomic(picture, reporting.picture(found).encode(), overwrite=overwrite)
     streams.put(bytes(page) + b"\n" + bytes(picture) + b"\n")
     return 0
 

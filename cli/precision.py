@@ -31,7 +31,7 @@ STEPS = 5  # the first and the last are looked at, those between are timed
 @click.option("-s", "--seed", type=click.IntRange(0, 2**64 - 1), default=0, metavar="N", help="Default 0.")
 @places.weights
 @click.option("--json", "as_json", type=_FILE, metavar="FILE", help="Write all figures.")
-@click.option("--plot", type=_FILE, metavar="FILE", help="Write the charts as a PNG.")
+@click.option("--plot", type=_FILE, metavar="FILE", help="Write the charts as an SVG.")
 @click.option("--html", "as_html", type=_FILE, metavar="FILE", help="Write a page with tables and charts.")
 @click.option("--overwrite", is_flag=True, help="Replace files that exist.")
 @places.found
@@ -76,7 +76,7 @@ def precision(
         data = json.dumps(report.as_json(), indent=1, allow_nan=False).encode() + b"\n"
         atomic_files.write_atomic(as_json, data, overwrite=overwrite)
     if plot is not None:
-        atomic_files.write_atomic(plot, charts.png(precision_page.charts(report)), overwrite=overwrite)
+        atomic_files.write_atomic(plot, charts.svg(*precision_page.charts(report)).encode(), overwrite=overwrite)
     if as_html is not None:
         atomic_files.write_atomic(as_html, precision_page.page(report).encode(), overwrite=overwrite)
     return 0

@@ -1,4 +1,4 @@
-"""Passports side by side: blocks by precisions and backends, as a page of HTML that needs nothing else."""
+"""Passports side by side: blocks by precisions and backends, as a page of HTML that needs nothing else and as SVG."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from qwenimg.common.base import svg
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
@@ -29,6 +30,10 @@ class Cell:
         return self.error / self.allowed if self.allowed > 0 else math.nan
 
     @property
+    def text(self) -> str:
+        return f"{self.error:.2f} of {self.allowed:.1f}"
+
+    @property
     def colour(self) -> tuple[int, int, int]:
         """From pale to deep by the logarithm of the share, red for what falls short."""
         if self.failure:
@@ -38,6 +43,14 @@ class Cell:
         t = min(max(1 - math.log(max(self.share, FAINT)) / math.log(FAINT), 0.0), 1.0)
         red, green, blue = (round(p + t * (d - p)) for p, d in zip(PALE, DEEP, strict=True))
         return red, green, blue
+
+
+SHARES = (0.06, 0.12, 0.25, 0.5, 1.0)
+KEY = [
+    *((f"{share:.2g}", Cell(error=share, allowed=1.0, failure="").colour) for share in SHARES),
+    ("falls short", FAILED),
+    ("no float64", UNKNOWN),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,11 +170,7 @@ def _sides(report: BlockReport) -> str:
 
 
 def _key() -> str:
-    cells = [
-        (f"{share:.2g}", Cell(error=share, allowed=1.0, failure="").colour) for share in (0.06, 0.12, 0.25, 0.5, 1.0)
-    ]
-    cells += [("falls short", FAILED), ("no float64", UNKNOWN)]
-    return f'<table class="key"><tr>{"".join(_painted(text, colour) for text, colour in cells)}</tr></table>'
+    return f'<table class="key"><tr>{"".join(_painted(text, colour) for text, colour in KEY)}</tr></table>'
 
 
 def _map(report: BlockReport) -> str:
@@ -185,9 +194,7 @@ def _map(report: BlockReport) -> str:
 
 
 def _painted(text: str, colour: tuple[int, int, int], about: str = "") -> str:
-    red, green, blue = colour
-    ink = "#fff" if 0.3 * red + 0.59 * green + 0.11 * blue < 140 else "#222"
-    style = f"background: rgb({red}, {green}, {blue}); color: {ink}"
+    style = f"background: {_rgb(colour)}; color: {_ink(colour)}"
     return f'<td style="{style}" title="{escape(clean(about, 160))}">{escape(text)}</td>'
 
 
@@ -197,3 +204,46 @@ def _row(tag: str, cells: Sequence[str]) -> str:
 
 def _table(lines: Sequence[str]) -> str:
     return "\n".join(["<table>", *lines, "</table>"])
+
+
+def _rgb(colour: tuple[int, int, int]) -> str:
+    return f"rgb({', '.join(map(str, colour))})"
+
+
+def _ink(colour: tuple[int, int, int]) -> str:
+    red, green, blue = colour
+    return "#ffffff" if 0.3 * red + 0.59 * green + 0.11 * blue < 140 else svg.INK
+
+
+# The picture
+
+LINE, COLUMN, LABEL, MARGIN = 16, 128, 380, 16  # pixels
+MOST = 1000  # blocks that are drawn
+
+
+def picture(report: BlockReport) -> str:
+    """Return the heat map as SVG: blocks down, precisions and backends across."""
+    names, top = report.names[:MOST], MARGIN + 6 * LINE
+    title = (
+        f"Parity of {clean(report.model, 60)}: error against float64, in roundoffs; colour: share of what is allowed"
+    )
+    marks = [svg.text(MARGIN, MARGIN, title)]
+    marks += [_rectangle(text, colour, MARGIN + 80 * i, MARGIN + LINE, 78) for i, (text, colour) in enumerate(KEY)]
+    marks += [svg.text(MARGIN, top + j * LINE + 8, clean(name, 60)) for j, name in enumerate(names)]
+    for i, column in enumerate(report.columns):
+        x = MARGIN + LABEL + i * COLUMN
+        marks += [
+            svg.text(x + 4, top - 2 * LINE + 8, clean(column.precision, 18)),
+            svg.text(x + 4, top - LINE + 8, clean(column.side.backend, 18)),
+        ]
+        for j, name in enumerate(names):
+            cell = column.cells.get(name)
+            text, colour = ("-", UNKNOWN) if cell is None else (cell.text, cell.colour)
+            marks.append(_rectangle(text, colour, x, top + j * LINE, COLUMN - 2))
+    width = 2 * MARGIN + LABEL + COLUMN * max(len(report.columns), 3)
+    return svg.drawing(width, top + LINE * len(names) + MARGIN, "\n".join(marks))
+
+
+def _rectangle(text: str, colour: tuple[int, int, int], x: int, y: int, width: int) -> str:
+    box = f'<rect x="{x}" y="{y}" width="{width}" height="{LINE - 2}" fill="{_rgb(colour)}"/>'
+    return box + svg.text(x + 4, y + 7, text, colour=_ink(colour))
