@@ -1,4 +1,4 @@
-"""The header of a safetensors file, parsed strictly. Nothing else of the file is read.
+"""A safetensors file: its header, parsed strictly, of which nothing else is read; and its bytes, to be written.
 
 Layout: 8 bytes N (little endian), N bytes of JSON {name: {dtype, shape, data_offsets}}, then the data.
 Stricter than the `safetensors` package: a header that is accepted here is accepted there, and has one meaning only (no
@@ -7,11 +7,14 @@ duplicates, holes, overlaps, trailing bytes, or sizes that a framework would wra
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import TypeGuard
 
 from qwenimg.common.base.safe_files import OpenFile, bad, open_regular
+from qwenimg.common.base.shape import Shape
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.stored import MAX_BITS, MAX_DIM, MAX_NAME, Header, Stored
@@ -150,3 +153,19 @@ def _check_cover(path: Path, tensors: dict[str, Stored], start: int, size: int) 
         raise bad(path, f"is cut short: it needs {at} bytes and has {size}: download it again")
     if at < size:
         raise bad(path, f"has {size - at} bytes after its last tensor: it is damaged, download it again")
+
+
+# Writing
+
+
+def entry(dtype: str, shape: Shape, begin: int, end: int) -> dict[str, object]:
+    """Return what a header says of a tensor. begin, end: in the data."""
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+
+
+def head(entries: Mapping[str, object], metadata: Mapping[str, str] | None = None, reserved: int = 0) -> bytes:
+    """Return a file's bytes up to its data, with spaces up to `reserved` bytes of header."""
+    about = {} if metadata is None else {"__metadata__": dict(metadata)}
+    text = json.dumps({**about, **entries}).encode().ljust(reserved)
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text

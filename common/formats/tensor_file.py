@@ -3,11 +3,11 @@ own memory."""
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from qwenimg.common.formats.arrays import THREADS, WORTH_A_THREAD
+from qwenimg.common.formats.safetensors import entry, head
 from qwenimg.common.formats.stored import TensorSlice, fill
 
 if TYPE_CHECKING:
@@ -29,10 +29,7 @@ class TensorFile:
     def __init__(self, piece: TensorSlice):
         self._piece = piece
         size = piece.end - piece.begin
-        header = {NAME: {"dtype": piece.dtype, "shape": list(piece.shape), "data_offsets": [0, size]}}
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        self._head = len(text).to_bytes(8, "little") + text
+        self._head = head({NAME: entry(piece.dtype, piece.shape, 0, size)})
         self._size = len(self._head) + size
         self._at = 0
         self._error: Exception | None = None

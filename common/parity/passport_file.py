@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
 from qwenimg.common.codes.bits import widened
-from qwenimg.common.formats.safetensors import read_header
+from qwenimg.common.formats.safetensors import entry, head, read_header
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.parity import run_file
 from qwenimg.common.parity.passport import Figure, Given, Kept, Model, Passport, Recorded, RecordedImage, Side
@@ -99,15 +100,12 @@ def encoded(passport: Passport) -> bytes:
     if passport.run:
         document["run"] = run_file.written(passport.run, arrays.name)
     text = json.dumps(document, allow_nan=False)
-    table, at = {}, 0
+    table, at = dict[str, object](), 0
     for name, (dtype, shape, data) in arrays.tensors.items():
-        table[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + len(data)]}
+        table[name] = entry(dtype, shape, at, at + len(data))
         at += len(data)
     body = b"".join(data for _, _, data in arrays.tensors.values())
-    metadata = {"format": FORMAT, "schema": SCHEMA, "passport": text, "sha256": _sum(text, table, body)}
-    header = json.dumps({"__metadata__": metadata, **table}).encode()
-    header += b" " * (-len(header) % 8)
-    return len(header).to_bytes(8, "little") + header + body
+    return head(table, {"format": FORMAT, "schema": SCHEMA, "passport": text, "sha256": _sum(text, table, body)}) + body
 
 
 def _drawn(picture: RecordedImage, arrays: _Arrays) -> dict[str, Any]:
@@ -128,7 +126,7 @@ def _written(side: Side) -> dict[str, Any]:
     return found
 
 
-def _sum(text: str, table: dict[str, Any], body: bytes) -> str:
+def _sum(text: str, table: Mapping[str, object], body: bytes) -> str:
     whole = hashlib.sha256(text.encode())
     whole.update(json.dumps(table, sort_keys=True).encode())
     whole.update(body)
@@ -209,10 +207,7 @@ def _checked_text(header: Header) -> str:
     if header.file.size > MAX_BYTES:
         raise bad(path, f"has {header.file.size} bytes; a passport has at most {MAX_BYTES}")
     start = min((tensor.begin for tensor in header.tensors.values()), default=header.file.size)
-    table = {
-        name: {"dtype": t.dtype, "shape": list(t.shape), "data_offsets": [t.begin - start, t.end - start]}
-        for name, t in header.tensors.items()
-    }
+    table = {name: entry(t.dtype, t.shape, t.begin - start, t.end - start) for name, t in header.tensors.items()}
     text = metadata.get("passport", "")
     body = header.file.read(start, header.file.size - start)
     if _sum(text, table, body) != metadata.get("sha256"):

@@ -102,15 +102,11 @@ class TextStore:
 
 
 def _written(arrays: Sequence[np.ndarray]) -> bytes:
-    data = b"".join(array.astype("<f4").tobytes() for array in arrays)
-    header: dict[str, object] = {"__metadata__": {"sha256": hashlib.sha256(data).hexdigest()}}
-    at = 0
-    for i, array in enumerate(arrays):
-        header[str(i)] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [at, at + 4 * array.size]}
-        at += 4 * array.size
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + data
+    from safetensors.numpy import save
+
+    tensors = {str(i): array.astype("<f4") for i, array in enumerate(arrays)}
+    digest = hashlib.sha256(b"".join(array.tobytes() for array in tensors.values())).hexdigest()
+    return save(tensors, {"sha256": digest})
 
 
 def _read(path: Path, shapes: Sequence[Shape]) -> list[np.ndarray]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -22,7 +21,7 @@ from qwenimg.common.base.shape import Shape
 from qwenimg.common.codes.affine import Affine, exact16
 from qwenimg.common.codes.bits import finite, narrowed, widened
 from qwenimg.common.formats.file_hash import hashed
-from qwenimg.common.formats.safetensors import read_header
+from qwenimg.common.formats.safetensors import entry, head, read_header
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.weights.not_finite import not_finite
 from qwenimg.common.weights.plan import Entry, read_chunks, read_codes
@@ -96,9 +95,9 @@ def write_shard(path: Path, weights: Sequence[Weight], metadata: Mapping[str, st
                     _put(file, view)
                     progress(len(view))
                     at += len(view)
-                tensors[tensor.key] = _fields(tensor.dtype, tensor.shape, begin, at)
+                tensors[tensor.key] = entry(tensor.dtype, tensor.shape, begin, at)
             file.seek(0)
-            _put(file, memoryview(_header(tensors, {**metadata, HASH: digest.hexdigest()}, reserved)))
+            _put(file, memoryview(head(tensors, {**metadata, HASH: digest.hexdigest()}, reserved)))
             os.fsync(file.fileno())
         temp.replace(path)
     finally:
@@ -178,22 +177,11 @@ def _values(entry: Entry) -> Iterator[np.ndarray]:
 # Bytes
 
 
-def _fields(dtype: str, shape: Shape, begin: int, end: int) -> dict[str, object]:
-    return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
-
-
 def _header_bytes(weights: Sequence[Weight], metadata: Mapping[str, str]) -> int:
     """Return an upper limit of the bytes of a header of these weights."""
     most = 4 * sum(weight.nbytes for weight in weights) + 1  # whatever the scales are kept in
-    tensors = {key: _fields("BF16", shape, most, most) for weight in weights for key, shape in weight.tensors().items()}
-    return len(_header(tensors, {**metadata, HASH: "0" * 64}, 0)) - 8
-
-
-def _header(tensors: Mapping[str, object], metadata: Mapping[str, str], reserved: int) -> bytes:
-    text = json.dumps({"__metadata__": dict(metadata), **tensors}, separators=(",", ":")).encode()
-    text = text.ljust(reserved)
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    tensors = {key: entry("BF16", shape, most, most) for weight in weights for key, shape in weight.tensors().items()}
+    return len(head(tensors, {**metadata, HASH: "0" * 64}, 0)) - 8
 
 
 def _put(file: io.FileIO, view: memoryview) -> None:
