@@ -124,9 +124,8 @@ class RunReport:
         self.report.begin(picture)
 
     def step(self, picture: Picture, step: Step) -> None:
-        self.stop.step(step.index, step.total, step.seconds)
         self.report.step(picture, step)
-        self.stop.check_step()
+        self.stop.step(step.index, step.total, step.seconds)
 
     def failure(self, picture: Picture, error: Exception) -> None:
         self.stop.check()

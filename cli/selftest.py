@@ -106,7 +106,6 @@ def _answers(
                 else:
                     report.step(event.total)
                     stop.step(event.index, event.total, event.seconds)
-                    stop.check_step()
     finally:
         report.close()
     return found

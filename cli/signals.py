@@ -8,6 +8,7 @@ removes temporary files and ends the process: every file of ours is written so t
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -28,18 +29,14 @@ class Stopped(BaseException):
 
 
 class Stop:
-    """Which signal came, if one did, and how long the main thread gets to end by itself."""
+    """The signal that came, if one did, and until when the main thread may end the run by itself."""
 
     def __init__(self) -> None:
         self.number: int | None = None
         self.event: Callable[[int], bytes] | None = None  # gives the `error` event of --json for an exit code
-        self.drawing = False
-        self._begun = time.monotonic()  # of the step that runs
-        self._steps: list[float] = []  # seconds of those that are done
-        self._expected = 0.0  # seconds of one, before any is done
-        self._left = 1  # steps of the picture
+        self.until = 0.0  # a time of the monotonic clock; infinite while a picture whose steps are done is written
+        self._step = 0.0  # seconds of the last step, or of one as expected
         self._ending = threading.Lock()
-        self._claimed = False  # whether the main thread ends the run
 
     @property
     def exit_code(self) -> int | None:
@@ -56,49 +53,47 @@ class Stop:
     def claim(self) -> None:
         """End the run in the main thread. Does not return where the other thread is ending the process already."""
         with self._ending:
-            self._claimed = True
+            self.until = math.inf
 
     @contextmanager
     def waits(self, step: float = 0.0) -> Iterator[None]:
         """Let a signal wait for `check` in this context. step: seconds that one is expected to take."""
-        self._begun, self._expected, self.drawing = time.monotonic(), step, True
+        self._begin(step)
         try:
             yield
         finally:
-            self.drawing = False
+            if self.number is None:
+                self.until = 0.0
 
     def step(self, index: int, total: int, seconds: float) -> None:
-        """Note that step `index` of `total` is done and took `seconds`."""
-        self._begun, self._left = time.monotonic(), total - index
-        self._steps.append(seconds)
-
-    def check_step(self) -> None:
-        """Raise Stopped if a signal came, but after the last step: that picture is decoded and written first."""
-        if self._left:
+        """Note that step `index` of `total` is done and took `seconds`. Raise Stopped if a signal came, but not after
+        the last step: that picture is decoded and written first."""
+        self._begin(seconds)
+        if index == total:
+            self.until = math.inf
+        else:
             self.check()
 
     def picture(self) -> None:
         """Note that a picture is written. Raise Stopped if a signal came."""
-        self._begun, self._left = time.monotonic(), 1
+        self._begin(self._step)
         self.check()
+
+    def _begin(self, step: float) -> None:
+        self._step, self.until = step, 0.0 if step > LONG else time.monotonic() + LONG
 
     # The thread that watches
 
-    def patience(self) -> float | None:
-        """Return how many seconds the main thread may still take to end the run; None: as many as it needs."""
-        if self._claimed or (self.drawing and not self._left):
-            return None
-        if not self.drawing or self._step_seconds() > LONG:
-            return 0.0
-        return max(0.0, LONG - (time.monotonic() - self._begun))
+    def patience(self) -> float:
+        """Return how many seconds the main thread may still take to end the run."""
+        return max(0.0, self.until - time.monotonic())
 
     def words(self) -> str:
         """Return what happens now, for the one who sent the signal; empty where the process ends at once."""
-        if self.patience() == 0:
+        if not self.patience():
             return ""
-        if not self._left:
-            return "stopping when this picture is decoded and written; again to stop at once"
-        return f"stopping after this step; again to stop at once ({self._how_long()})"
+        what = "after this step" if self.until < math.inf else "when this picture is decoded and written"
+        return f"stopping {what}; again to stop at once"
 
     def end(self, number: int) -> None:
         """End the process, with nothing temporary left behind."""
@@ -114,19 +109,8 @@ class Stop:
     def end_if_due(self) -> None:
         """End the process unless the main thread may still end the run."""
         with self._ending:
-            if self.number is not None and self.patience() == 0:
+            if self.number is not None and not self.patience():
                 self.end(self.number)
-
-    def _step_seconds(self) -> float:
-        return sum(self._steps) / len(self._steps) if self._steps else self._expected
-
-    def _how_long(self) -> str:
-        seconds, count = self._step_seconds(), len(self._steps)
-        if not seconds:
-            return f"no step is done yet; {LONG:.0f} s at most"
-        left = max(0.0, seconds - (time.monotonic() - self._begun))
-        so_far = "1 step so far took" if count == 1 else f"{count} steps so far took, each,"
-        return f"in about {left:.0f} s: {so_far if count else 'a step is expected to take'} {seconds:.3g} s"
 
 
 @contextmanager
@@ -158,7 +142,8 @@ def _watch(inlet: int, stop: Stop) -> None:
     """Read each signal's number from `inlet`, where Python writes it at once, and end the process when that is due."""
     first = 0.0
     while True:
-        if not select.select([inlet], [], [], None if stop.number is None else stop.patience())[0]:
+        waits = stop.number is None or stop.until == math.inf
+        if not select.select([inlet], [], [], None if waits else stop.patience())[0]:
             stop.end_if_due()
             continue
         number = os.read(inlet, 1)

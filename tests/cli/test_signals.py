@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -201,54 +202,34 @@ def test_how_long_the_main_thread_gets(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr(signals.time, "monotonic", lambda: clock[0])
     stop = Stop()
-    assert stop.patience() == 0
+    assert stop.patience() == 0 and stop.words() == ""
     with stop.waits(step=9.0):
+        assert stop.words() == "stopping after this step; again to stop at once"
         clock[0] += 4
         assert stop.patience() == signals.LONG - 4
         clock[0] += 100
-        assert stop.patience() == 0, "it takes longer than was expected"
+        assert stop.patience() == 0 and stop.words() == "", "it takes longer than was expected"
         stop.step(1, 3, 104.0)
         assert stop.patience() == 0, "as the one before"
         stop.step(3, 3, 1.0)
-        assert stop.patience() is None, "decoded and written first"
+        assert stop.patience() == math.inf, "decoded and written first"
+        assert "when this picture is decoded and written" in stop.words()
         stop.picture()
+        assert stop.patience() == signals.LONG
+    assert stop.patience() == 0
     with stop.waits(step=3600.0):
-        assert Stop().patience() == 0
-    stop = Stop()
+        assert stop.patience() == 0
     with stop.waits():
         stop.claim()
-    assert stop.patience() is None, "the main thread ends the run"
-
-
-# What is said
-
-
-def test_what_is_said() -> None:
-    stop = Stop()
-    assert stop.words() == ""
-    with stop.waits():
-        assert "after this step; again to stop at once (no step is done yet; 10 s at most)" in stop.words()
-        stop.step(1, 4, 4.0)
-        assert "(in about 4 s: 1 step so far took 4 s)" in stop.words()
-        stop.step(2, 4, 8.0)
-        assert "(in about 6 s: 2 steps so far took, each, 6 s)" in stop.words()
-        stop.step(3, 4, 90.0)
-        assert stop.words() == ""
-        stop.step(4, 4, 4.0)
-        assert "when this picture is decoded and written" in stop.words()
-    stop = Stop()
-    with stop.waits(step=7.0):
-        assert "(in about 7 s: a step is expected to take 7 s)" in stop.words()
+        assert stop.patience() == math.inf, "the main thread ends the run"
 
 
 def test_a_picture_whose_steps_are_done_is_finished_first() -> None:
     stop = Stop()
     stop.number = signal.SIGTERM
     stop.step(3, 3, 0.1)
-    stop.check_step()
-    stop.step(2, 3, 0.1)
     with pytest.raises(Stopped):
-        stop.check_step()
+        stop.step(2, 3, 0.1)
     with pytest.raises(Stopped):
         stop.picture()
-    assert stop.exit_code == 143
+    assert stop.exit_code == 143 and stop.patience() == math.inf
