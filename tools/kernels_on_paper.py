@@ -56,7 +56,7 @@ def command(
     subject = find(model)
     usual = subject.defaults
     computed = on_paper.on_paper(
-        counter(target.is_apple),
+        counter(target.title.startswith("Apple")),
         subject,
         target,
         parse(precision, on_gpu=True, kind=subject.kind),

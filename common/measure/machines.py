@@ -29,11 +29,6 @@ class Machine:
     source: str = "the maker's data sheet"
 
     @property
-    def is_apple(self) -> bool:
-        """Whether MLX runs on it, and not torch."""
-        return self.title.startswith("Apple")
-
-    @property
     def bandwidth(self) -> float:
         """Bytes a second."""
         return self.gigabytes * 1e9

@@ -17,7 +17,6 @@ from qwenimg.common.base.hf_cache import REPO
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
-from qwenimg.common.pictures.texts import read_texts
 from qwenimg.common.request import lora_text
 from qwenimg.common.request.parts import PARTS
 from qwenimg.common.request.request import OPTIONS
@@ -170,11 +169,6 @@ def png_text(recipe: Recipe) -> dict[str, str]:
 
 
 # Reading
-
-
-def recipe_from_png(path: Path) -> Recipe:
-    """The recipe in the PNG, JPEG or WebP at `path`. Raises ModelError if it has none, a newer one, or one not ours."""
-    return recipe_from_texts(read_texts(path), path)
 
 
 def recipe_from_texts(texts: Mapping[str, str], path: Path) -> Recipe:

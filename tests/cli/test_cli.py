@@ -17,6 +17,7 @@ from fake_pipeline import FakePipeline
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from recipe_cases import recipe_from_png
 
 import qwenimg
 from qwenimg import Result
@@ -28,7 +29,6 @@ from qwenimg.common.base.errors import BackendMissing, DoesNotFit, ModelError, N
 from qwenimg.common.jobs.fields import parse_seeds
 from qwenimg.common.memory.estimate import Estimate
 from qwenimg.common.pictures import latents
-from qwenimg.common.request.recipe import recipe_from_png
 from qwenimg.common.shapes import builtin
 
 # Grammar

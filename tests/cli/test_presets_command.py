@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from cli_runner import cli
+from recipe_cases import recipe_from_png
 
 import qwenimg
-from qwenimg.common.request.recipe import recipe_from_png
 from qwenimg.common.runtime.runtime import UNPLANNED_SHARE, WEIGHTS
 
 SMALL = ("--size", "64x48", "--steps", "1", "-m", "shapes", "--backend", "cpu")

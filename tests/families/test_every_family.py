@@ -15,6 +15,7 @@ import pytest
 from crossed import crossed
 from family_cases import ASKED, BACKENDS, HOLE, KINDS, PICTURE, PROMPT, TASKS, Opener, opener, places, relative
 from PIL import Image
+from recipe_cases import recipe_from_png
 from toy_family import add_toy, write_toy
 
 from qwenimg import DoesNotFit, NumericsError, Pipeline, Result, UsageError
@@ -24,7 +25,7 @@ from qwenimg.common.families.describe import describe
 from qwenimg.common.families.family import Family
 from qwenimg.common.numbers import noise
 from qwenimg.common.request.parts import PARTS
-from qwenimg.common.request.recipe import png_text, recipe_from_png
+from qwenimg.common.request.recipe import png_text
 
 LATENTS = 1e-4  # relative L2 of the final latents of both backends in float32; measured at most 4e-6
 PIXELS = 2  # of 255: a value on a rounding edge may go either way

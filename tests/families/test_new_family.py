@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from huggingface_hub import constants
 from PIL import Image
+from recipe_cases import recipe_from_png
 from toy_family import FAMILY, add_toy, write_toy
 
 import qwenimg
@@ -17,7 +18,6 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.families import registry, repository
 from qwenimg.common.families.describe import describe
 from qwenimg.common.hub import resolve
-from qwenimg.common.request.recipe import recipe_from_png
 
 BACKENDS = ("cpu", "mlx")
 

@@ -12,6 +12,7 @@ from cli_runner import cli
 from comfy_files import LAYOUTS, comfy
 from crossed import crossed
 from PIL import Image
+from recipe_cases import recipe_from_png
 from safetensors.torch import load_file, save_file
 from sparse_files import sparse
 from tiny_ldm import behind
@@ -27,7 +28,6 @@ from qwenimg.common.families.qwen_image import layouts
 from qwenimg.common.networks import qwen_dit, qwen_vae
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
-from qwenimg.common.request.recipe import recipe_from_png
 
 BACKENDS = ("cpu", "mlx")
 PARTS = ("transformer", "text_encoder", "vae")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from cli_runner import cli
+from recipe_cases import recipe_from_png
 from safetensors.torch import load_file, save_file
 
 import qwenimg
@@ -19,7 +20,6 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.hub import comfy_paths, model_folders
 from qwenimg.common.hub.comfy_paths import read_paths
 from qwenimg.common.hub.model_folders import read_folders
-from qwenimg.common.request.recipe import recipe_from_png
 
 # As ComfyUI's example has it, with the comments taken away; and as other people write it.
 EXAMPLE = """\

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_pipeline import FakePipeline
+from recipe_cases import recipe_from_png
 
 from qwenimg import Result, Step
 from qwenimg.common.base.errors import DoesNotFit, ModelError, NumericsError, UsageError
@@ -18,7 +19,6 @@ from qwenimg.common.hub import resolve
 from qwenimg.common.jobs.fields import fields
 from qwenimg.common.jobs.pictures import Picture, pictures
 from qwenimg.common.jobs.run import Job, Outcome, completed, estimated, passing, prepare, run
-from qwenimg.common.request.recipe import recipe_from_png
 
 
 class Heard:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from recipe_cases import recipe, saved
+from recipe_cases import recipe, recipe_from_png, saved
 
 from qwenimg.cli import config
 from qwenimg.cli.main import run
@@ -19,7 +19,7 @@ from qwenimg.common.families.choices import Choices
 from qwenimg.common.formats.fingerprint import HEAD, PIECE, fingerprint
 from qwenimg.common.hub import resolve
 from qwenimg.common.hub.origin import origin
-from qwenimg.common.request.recipe import check_recipe, png_text, recipe_from_png
+from qwenimg.common.request.recipe import check_recipe, png_text
 
 PATHS = [
     "/etc/passwd",

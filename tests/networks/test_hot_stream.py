@@ -13,6 +13,7 @@ import torch
 from hot_model import OUTLIERS, heat, heat_products
 from parity_bench import NO_HEAD
 from parity_cases import MLX, TORCH, Twin, rounded, twins
+from parity_recorded import own_k
 from tiny_model import DIT, tiny_dit
 
 import qwenimg
@@ -109,7 +110,8 @@ def test_blocks_on_the_hot_stream(folders: dict[str, Path]) -> None:
             exact = model.model.transformer_blocks[-1](img, txt, mods[-1], condition.rope, None, None)
         made = {name: _block(twin, folders[stored], policy, img.numpy(), txt.numpy()) for name, twin in twins().items()}
         for i, stream in enumerate((img, txt)):
-            case = parity.Case(component="dit.block", dtype=stored, returned=policy.residual_dtype("transformer"))
+            k, returned = own_k("dit.block", stored), policy.residual_dtype("transformer")
+            case = parity.Case(component="dit.block", dtype=stored, returned=returned, k=k)
             outputs = {name: output[i] for name, output in made.items()}
             verdict = parity.judge(case, exact[i].numpy(), outputs, stream.numpy())
             print(f"stream to {float(stream.abs().max()):.2g};", verdict.row(f"{policy.name} {('img', 'txt')[i]}"))

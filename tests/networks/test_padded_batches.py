@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 from parity_cases import DIT, MLX, TORCH, Twin, weights
+from parity_recorded import identical
 
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.parity import parity
@@ -97,7 +98,7 @@ def test_what_pads_a_row_does_not_reach_it(folder: Path, twin, case: str, monkey
         return runs.twin.array(padded, "float32")
 
     monkeypatch.setattr(runs.twin.nn, "pad_tokens", loud)
-    assert parity.identical(runs(rows), clean)
+    assert identical(runs(rows), clean)
     monkeypatch.setattr(qwen_conditioning, "key_mask", lambda lengths, tokens: None)
     assert not np.allclose(runs(rows), clean, rtol=0.01), "without the mask it does"
 
@@ -111,4 +112,4 @@ def test_one_latent_for_all_rows(folder: Path) -> None:
         runs.latents = runs.latents[:1]
         condition = runs.model.condition([twin.array(text, "float32") for text in runs.texts], runs.shapes)
         one = runs.model.predict(twin.array(runs.latents, "float32"), condition, runs.modulation, STEP)
-        assert parity.identical(twin.output(one).values, both)
+        assert identical(twin.output(one).values, both)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import platform
 
 import pytest
-from measure_constants import grown, of_model
+from measure_constants import GROWTH, grown, of_model
 
 from qwenimg import backends
 from qwenimg.common.families import registry
 from qwenimg.common.parity import constants
-from qwenimg.common.parity.parity import GROWTH, LIMIT, MARGIN
+from qwenimg.common.parity.parity import LIMIT, MARGIN
 
 
 def test_every_kind_of_block_is_recorded_with_date_and_command() -> None:

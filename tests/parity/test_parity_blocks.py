@@ -11,9 +11,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from measure_constants import GROWTH
 from parity_bench import POLICIES, Bench, whole_runs
 from parity_blocks import BLOCKS, FAMILIES, INPUT_FREE, Block
 from parity_cases import MLX, twins
+from parity_recorded import RECORDED, Operation, trace
 
 from qwenimg.common.parity import parity
 from qwenimg.common.precision.precision import BF16, BF16_PLAIN, FP32, MMDIT, Precision, bases
@@ -42,7 +44,7 @@ def test_block(bench: Bench, block: Block, precision: Precision) -> None:
 
 
 def test_every_component_has_recorded_figures() -> None:
-    assert {block.name for block in BLOCKS} == parity.RECORDED.keys()
+    assert {block.name for block in BLOCKS} == RECORDED.keys()
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.name)
@@ -50,10 +52,10 @@ def test_no_worse_than_recorded(bench: Bench, block: Block) -> None:
     """Far below the limits, an error that grows says that something was changed for the worse."""
     if platform.machine() != "x86_64" or MLX().engine.on_gpu:
         pytest.skip("the figures were recorded on x86-64 CPUs")
-    for precision, recorded in zip(_recorded_with(block), parity.RECORDED[block.name], strict=True):
+    for precision, recorded in zip(_recorded_with(block), RECORDED[block.name], strict=True):
         found = max(v.k(name) for v in bench.judge(block, precision) for name in v.figures)
         print(f"{block.name} {precision.name}: K {found:.2f}, recorded {recorded}")
-        assert found <= parity.GROWTH * recorded
+        assert found <= GROWTH * recorded
 
 
 def _recorded_with(block: Block) -> tuple[Precision, Precision]:
@@ -68,7 +70,7 @@ def _recorded_with(block: Block) -> tuple[Precision, Precision]:
 @pytest.mark.parametrize("precision", BASES.values(), ids=BASES)
 def test_both_backends_run_the_same_operations_in_the_same_dtypes(bench: Bench, precision: Precision) -> None:
     traces = {
-        name: [parity.trace(twin.engine, run) for run in whole_runs(bench, twin, precision).values()]
+        name: [trace(twin.engine, run) for run in whole_runs(bench, twin, precision).values()]
         for name, twin in twins().items()
     }
     for ours, theirs in zip(traces["torch"], traces["MLX"], strict=True):
@@ -80,7 +82,7 @@ def test_both_backends_run_the_same_operations_in_the_same_dtypes(bench: Bench, 
 
 def test_trace_names_operation_path_and_dtype(bench: Bench) -> None:
     for twin in twins().values():
-        first, *_, last = parity.trace(twin.engine, whole_runs(bench, twin, BF16)["text"])
-        assert first == parity.Operation(name="embedding", path="embed_tokens", dtype="bfloat16")
-        assert last == parity.Operation(name="rms_norm", path="norm", dtype="float32")
+        first, *_, last = trace(twin.engine, whole_runs(bench, twin, BF16)["text"])
+        assert first == Operation(name="embedding", path="embed_tokens", dtype="bfloat16")
+        assert last == Operation(name="rms_norm", path="norm", dtype="float32")
     assert parity.dtype_name(SimpleNamespace(dtype=np.dtype("float32"))) == "float32"

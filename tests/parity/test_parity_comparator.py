@@ -7,9 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from parity_cases import rounded
+from parity_recorded import RECORDED, UPDATES, WEAK_INPUTS, identical, own_k
 
 from qwenimg.common.parity import parity
-from qwenimg.common.parity.parity import BlockVerdict, Case, Output, identical, judge
+from qwenimg.common.parity.parity import BlockVerdict, Case, Output, judge
 
 DTYPES = ("float32", "bfloat16", "float16")
 SHAPE = (8, 125, 1000)  # a million values
@@ -161,8 +162,8 @@ def test_identical_means_every_bit() -> None:
 
 def test_limits_are_those_of_the_criterion_but_for_named_components() -> None:
     """And those are three times what was measured: a limit far above that would let a fault through."""
-    for component, (single, half) in parity.RECORDED.items():
-        case = Case(component=component, dtype="float32", returned="float32")
-        wider = component in parity.UPDATES | parity.WEAK_INPUTS
+    for component, (single, half) in RECORDED.items():
+        case = Case(component=component, dtype="float32", returned="float32", k=own_k(component, "float32"))
+        wider = component in UPDATES | WEAK_INPUTS
         assert case.allowed / case.unit == pytest.approx(3 * single if wider else 6), component
         assert single < case.allowed / case.unit and half < parity.LIMIT["bfloat16"], component

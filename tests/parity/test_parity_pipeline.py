@@ -15,12 +15,12 @@ import pytest
 import torch
 from diffusers import AutoencoderKLQwenImage, QwenImagePipeline
 from exact_times import ExactTimes
+from parity_recorded import identical
 from tiny_model import DIT
 
 import qwenimg
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.numbers import noise, packing, rope
-from qwenimg.common.parity import parity
 from qwenimg.common.parity.parity import BlockVerdict, Case, Output, judge
 from qwenimg.common.pipeline import plan as sampling_plan
 from qwenimg.common.pipeline.pipeline import Pipeline
@@ -216,6 +216,6 @@ def test_wrong_vae_scale_is_caught(tiny_folder: Path, exact_pixels, backend: str
 
 def test_packing_is_bit_exact_and_its_fault_is_not() -> None:
     theirs = QwenImagePipeline._pack_latents(torch.from_numpy(INITIAL), 1, 16, 6, 10).numpy()
-    assert parity.identical(packing.pack(INITIAL), np.ascontiguousarray(theirs))
-    assert not parity.identical(wrong_pack(INITIAL), np.ascontiguousarray(theirs))
-    assert parity.identical(wrong_unpack(wrong_pack(INITIAL), 6, 10), INITIAL), "wrong, but consistent"
+    assert identical(packing.pack(INITIAL), np.ascontiguousarray(theirs))
+    assert not identical(wrong_pack(INITIAL), np.ascontiguousarray(theirs))
+    assert identical(wrong_unpack(wrong_pack(INITIAL), 6, 10), INITIAL), "wrong, but consistent"

@@ -6,10 +6,10 @@ from __future__ import annotations
 import platform
 
 import pytest
+from measure_constants import GROWTH
 from parity_sd import BASES, BLOCKS, POLICIES, RECORDED, SDBench, SDBlock
 from sd_models import MLX
 
-from qwenimg.common.parity import parity
 from qwenimg.common.precision.precision import Precision
 
 
@@ -55,4 +55,4 @@ def test_no_worse_than_recorded(bench: SDBench, block: SDBlock) -> None:
     for precision, recorded in zip((BASES["fp32"], low), RECORDED[block.name], strict=True):
         found = max(v.k(name) for v in bench.judge(block, precision) for name in v.figures)
         print(f"{block.name} {precision.name}: K {found:.2f}, recorded {recorded}")
-        assert found <= parity.GROWTH * recorded
+        assert found <= GROWTH * recorded

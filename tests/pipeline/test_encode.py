@@ -14,7 +14,7 @@ from encoded import commented, exif, jpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from recipe_cases import PIXELS, RECIPE, recipe
+from recipe_cases import PIXELS, RECIPE, recipe, recipe_from_png
 from refusals import refused
 
 from qwenimg.common.base.atomic_files import PICTURES
@@ -22,7 +22,7 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.pictures.texts import MAX_CHUNK, MAX_SEGMENTS, XMP_KEY, picture_format, read_texts
 from qwenimg.common.pipeline import encode as encoding
 from qwenimg.common.pipeline.encode import encode
-from qwenimg.common.request.recipe import XMP, a1111_parameters, png_text, recipe_from_png
+from qwenimg.common.request.recipe import XMP, a1111_parameters, png_text
 
 OTHERS = [".jpg", ".jpeg", ".webp"]
 

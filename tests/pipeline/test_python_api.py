@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from recipe_cases import recipe_from_png
 
 import qwenimg
 from qwenimg import Pipeline, QwenimgError, Result, UnknownOption, UsageError
 from qwenimg.common.base import errors
 from qwenimg.common.request.asked import Asked
-from qwenimg.common.request.recipe import recipe_from_png
 from qwenimg.common.request.request import Request
 
 SMALL: dict[str, Any] = {"width": 32, "height": 32, "steps": 1, "seed": 7}

@@ -14,6 +14,7 @@ import torch
 from family_cases import BACKENDS, relative
 from opened_parts import open_part
 from PIL import Image
+from recipe_cases import recipe_from_png
 
 import qwenimg
 from qwenimg import Pipeline, UsageError
@@ -22,7 +23,6 @@ from qwenimg.common.jobs.fields import merged
 from qwenimg.common.pictures.pixels import psnr
 from qwenimg.common.pipeline.step_cache import StepCache
 from qwenimg.common.request import cached_calls
-from qwenimg.common.request.recipe import recipe_from_png
 from qwenimg.common.request.request import Request
 from qwenimg.common.sampling.table import SAMPLERS
 

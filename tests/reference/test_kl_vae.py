@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from parity_recorded import trace
 from refusals import refused
 from sd_models import MLX, TORCH, VAE_PUBLISHED, VAE_TINY, Side, relative, sides, tiny_vae, vae_config, vae_plan
 
 from qwenimg.common.networks import kl_vae
 from qwenimg.common.numbers import moments
-from qwenimg.common.parity import parity
 from qwenimg.common.precision.precision import FP64, UNET, bases, parse
 from qwenimg.common.runtime.probe import first_non_finite
 from qwenimg.common.weights import keys
@@ -144,7 +144,7 @@ def test_both_backends_run_the_same_operations_in_the_same_dtypes(folder: Path) 
         traces = []
         for side in sides().values():
             model = side.vae(config, plan, policy)
-            traces.append(parity.trace(side.engine, lambda s=side, m=model: both_halves(s, m, "float32")))
+            traces.append(trace(side.engine, lambda s=side, m=model: both_halves(s, m, "float32")))
         assert traces[0] == traces[1]
         assert {operation.dtype for operation in traces[0]} == {policy.vae}
 

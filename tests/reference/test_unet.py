@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from crossed import crossed
+from parity_recorded import Operation, trace
 from refusals import refused
 from sd_models import MLX, PUBLISHED, TINY, TORCH, Given, reference, relative, sides, tiny_unet, unet_config, unet_plan
 
@@ -147,12 +148,12 @@ def test_both_backends_run_the_same_operations_in_the_same_dtypes(folder: Path, 
     traces = []
     for side in sides().values():
         model = side.unet(config, plan, policy)
-        traces.append(parity.trace(side.engine, lambda s=side, m=model: s.predict(m, given)))
+        traces.append(trace(side.engine, lambda s=side, m=model: s.predict(m, given)))
     assert traces[0] == traces[1]
     wide = sum(operation.dtype == "float32" for operation in traces[0])
     print(f"{name}: {len(traces[0])} operations, {wide} with a float32 result")
     assert len(traces[0]) > 200
-    assert traces[0][-1] == parity.Operation(
+    assert traces[0][-1] == Operation(
         name="conv2d",
         path="conv_out",
         dtype="float32" if policy.final_norm else policy.transformer,
@@ -174,7 +175,7 @@ def test_every_operation_is_in_the_dtype_of_the_policy(folder: Path, name: str) 
     policy, given = SD_BASES[name], Given(config, (8, 6))
     for side in sides().values():
         model = side.unet(config, plan, policy)
-        found = parity.trace(side.engine, lambda s=side, m=model: s.predict(m, given))
+        found = trace(side.engine, lambda s=side, m=model: s.predict(m, given))
         wrong, met = [], set()
         for operation in found:
             rows = [row for row in WIDE if row[0] == operation.name and re.fullmatch(row[1], operation.path)]

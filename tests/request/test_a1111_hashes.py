@@ -19,13 +19,14 @@ import pytest
 from cli_runner import cli
 from lora_cases import write_lora
 from PIL import Image
+from recipe_cases import recipe_from_png
 from safetensors.numpy import load_file, save_file
 
 import qwenimg
 from qwenimg.common.base.safe_files import open_regular
 from qwenimg.common.formats import file_hash
 from qwenimg.common.hub import origin
-from qwenimg.common.request.recipe import a1111_parameters, recipe_from_png
+from qwenimg.common.request.recipe import a1111_parameters
 
 SMALL: dict[str, Any] = {"width": 32, "height": 32, "steps": 1, "seed": 7}
 

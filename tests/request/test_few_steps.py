@@ -12,12 +12,12 @@ import pytest
 from cli_runner import cli
 from family_cases import BACKENDS
 from lora_cases import write_lora
+from recipe_cases import recipe_from_png
 
 import qwenimg
 from qwenimg import ModelError, UsageError
 from qwenimg.common.jobs.fields import merged
 from qwenimg.common.request.few_steps import FewSteps, parse, settled
-from qwenimg.common.request.recipe import recipe_from_png
 
 ROW = FewSteps(
     steps=(8, 4), sampler="euler", schedule="trailing", loras={8: ("o/r/8.safetensors",), 4: ("o/r/4", "o/r/4b")}

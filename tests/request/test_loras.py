@@ -14,6 +14,7 @@ from cli_runner import Library, cli
 from crossed import crossed
 from family_cases import BACKENDS
 from lora_cases import LAYERS, write_lora
+from recipe_cases import recipe_from_png
 from safetensors.numpy import load_file, save_file
 
 import qwenimg
@@ -21,7 +22,7 @@ from qwenimg import ModelError, Pipeline, UsageError
 from qwenimg.common.families.describe import describe
 from qwenimg.common.jobs.replay import read_replay
 from qwenimg.common.request.lora_text import Asked, parse
-from qwenimg.common.request.recipe import png_text, recipe_from_png
+from qwenimg.common.request.recipe import png_text
 
 ASKED: dict[str, Any] = {"width": 52, "height": 36, "steps": 2, "guidance": 3.0, "seed": 7}
 KINDS = ("qwen", "sdxl")

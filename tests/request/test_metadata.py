@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
-from recipe_cases import PIXELS, RECIPE, recipe, saved
+from recipe_cases import PIXELS, RECIPE, recipe, recipe_from_png, saved
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import printable
 from qwenimg.common.prompts.check import MAX_CHARACTERS as MAX_PROMPT
-from qwenimg.common.request.recipe import XMP, a1111_parameters, check_recipe, model_label, png_text, recipe_from_png
+from qwenimg.common.request.recipe import XMP, a1111_parameters, check_recipe, model_label, png_text
 
 CREATED = "2026-02-28T13:14:15+00:00"
 

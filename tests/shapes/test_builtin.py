@@ -19,6 +19,7 @@ import pytest
 from cli_runner import Library, cli
 from huggingface_hub import constants
 from random_model import write_random_model
+from recipe_cases import recipe_from_png
 from refusals import refused
 from training.config import parse_sizes
 
@@ -29,7 +30,6 @@ from qwenimg.common.families.qwen_image.checkpoint import open_folder
 from qwenimg.common.hub import resolve
 from qwenimg.common.numbers.sizes import parse_aspect
 from qwenimg.common.pictures.png import read_text
-from qwenimg.common.request.recipe import recipe_from_png
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.shapes import builtin
 from qwenimg.common.shapes.words import parse

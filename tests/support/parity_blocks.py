@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from parity_cases import DIT, TEXT, Twin, rounded
+from parity_recorded import own_k
 
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.numbers import rope
@@ -72,9 +73,11 @@ class Block:
     centred: bool = False  # whether a LayerNorm sees the first input
 
     def case(self, precision: Precision, family: str) -> parity.Case:
+        dtype = KINDS[self.dtype](precision, self.part)
         return parity.Case(
             component=self.name,
-            dtype=KINDS[self.dtype](precision, self.part),
+            k=own_k(self.name, dtype),
+            dtype=dtype,
             returned=KINDS[self.returned](precision, self.part),
             blocks=self.blocks,
             offset=1 / NEAR if self.centred and family == "near-constant" else 0.0,

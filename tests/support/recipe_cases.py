@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from qwenimg.common.pictures.png import encode_png
-from qwenimg.common.request.recipe import XMP, Recipe
+from qwenimg.common.pictures.texts import read_texts
+from qwenimg.common.request.recipe import XMP, Recipe, recipe_from_texts
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, 5, 3), dtype=np.uint8)
 RECIPE: Recipe = {
@@ -43,3 +44,8 @@ def recipe(**changes: Any) -> Recipe:
 def saved(path: Path, text: dict[str, str]) -> Path:
     path.write_bytes(encode_png(PIXELS, text, XMP))
     return path
+
+
+def recipe_from_png(path: Path) -> Recipe:
+    """Return the recipe in the PNG, JPEG or WebP at `path`."""
+    return recipe_from_texts(read_texts(path), path)

@@ -201,7 +201,11 @@ def lines(made: OnPaper) -> list[str]:
         f"a block, {name}: {each.kernels:.0f} memory-bound kernels, {each.nbytes:.0f} bytes per number of its streams"
         for name, each in made.blocks.items()
     ]
-    kernels = "those of the graph on Apple's chips" if machine.is_apple else "those that the dispatcher hands out"
+    kernels = (
+        "those of the graph on Apple's chips"
+        if machine.title.startswith("Apple")
+        else "those that the dispatcher hands out"
+    )
     return [
         f"{LABEL}, not a measurement: {made.model} in {made.precision}, {made.width}x{made.height}, on {machine.title}",
         f"a step is {batch} of guidance; kernels: {kernels}; rates: {_rates(machine)}",
