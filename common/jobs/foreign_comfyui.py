@@ -1,15 +1,16 @@
 """ComfyUI's `prompt`: a graph of nodes, read as far as it is plain: one KSampler, and what leads to it.
 
-From that node the model, the two prompts and the size are followed back. Nodes in between that change the result are
-named; a graph whose prompt, seed or sampler cannot be found so is not made again.
+From that node the model, its LoRAs, the two prompts and the size are followed back. All other nodes that may change the
+result are counted; a graph whose prompt, seed or sampler cannot be found so is not made again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.foreign import Foreign
@@ -17,11 +18,11 @@ from qwenimg.common.jobs.foreign import Foreign
 MAX_NODES = 2_000
 MAX_HOPS = 50  # from the sampler back
 LOADERS = {"CheckpointLoaderSimple": "ckpt_name", "CheckpointLoader": "ckpt_name", "UNETLoader": "unet_name"}
-# They change nothing that is asked for, or say it again.
-PLAIN = (
+# Nodes that change nothing that is asked for, or say it again.
+PLAIN = {
     "KSampler", "CLIPTextEncode", "ConditioningZeroOut", "VAEDecode", "VAELoader", "VAEEncode", "CLIPLoader",
-    "DualCLIPLoader", "SaveImage", "PreviewImage", "LoadImage", "Note", "MarkdownNote", *LOADERS,
-)  # fmt: skip
+    "DualCLIPLoader", "EmptyLatentImage", "SaveImage", "PreviewImage", "LoadImage", "Note", "MarkdownNote", *LOADERS,
+}  # fmt: skip
 FLOW = ("ModelSamplingAuraFlow", "ModelSamplingSD3", "ModelSamplingFlux", "EmptySD3LatentImage")
 HELD = ("value", "text", "string", "seed", "noise_seed", "int", "float", "number")  # where a node keeps one value
 
@@ -40,6 +41,16 @@ class Node:
 class Graph:
     nodes: Mapping[str, Node]
     seen: set[str] = field(default_factory=set)  # kinds that were understood on the way
+
+    def chain(self, node: Node, *keys: str) -> Iterator[Node]:
+        """Yield the nodes behind `node`, each from the first of `keys` that leads on. Raises NotPlain for a circle."""
+        for _ in range(MAX_HOPS):
+            behind = next((found for key in keys if (found := self.linked(node, key))), None)
+            if behind is None:
+                return
+            yield behind
+            node = behind
+        raise NotPlain(f"its {keys[0]} runs in a circle")
 
     def linked(self, node: Node, key: str) -> Node | None:
         """The node that `key` of `node` comes from."""
@@ -69,8 +80,9 @@ def read(data: object, path: Path) -> Foreign:
         _put_all(found, graph, _sampler(graph))
     except NotPlain as error:
         found.refused = str(error)
-    kinds = {node.kind for node in graph.nodes.values()}
-    found.left_out += [f"node {kind}" for kind in sorted(kinds - set(PLAIN) - graph.seen)]
+    unknown = sum(node.kind not in PLAIN | graph.seen for node in graph.nodes.values())
+    if unknown:
+        found.left_out.append(f"{counted(unknown, 'node')} of {len(graph.nodes)} that may change it")
     return found
 
 
@@ -100,9 +112,9 @@ def _put_all(found: Foreign, graph: Graph, sampler: Node) -> None:
     for key, own in (("seed", "seed"), ("steps", "steps"), ("cfg", "guidance")):
         found.put(own, graph.value(sampler, key))
     found.put_sampler(graph.value(sampler, "sampler_name"), graph.value(sampler, "scheduler"))
-    found.put("prompt", _prompt(found, graph, sampler, "positive"))
-    found.put("negative_prompt", _prompt(found, graph, sampler, "negative"))
-    _follow_model(found, graph, sampler)
+    found.put("prompt", _prompt(graph, sampler, "positive"))
+    found.put("negative_prompt", _prompt(graph, sampler, "negative"))
+    _put_model(found, graph, sampler)
     _put_start(found, graph, sampler)
     if "embedding:" in found.fields.get("prompt", "") + found.fields.get("negative_prompt", ""):
         found.left_out.append("embedding: in a prompt")
@@ -111,64 +123,33 @@ def _put_all(found: Foreign, graph: Graph, sampler: Node) -> None:
         found.notes.append("its model is one of flow, whose own schedule is taken")
 
 
-def _prompt(found: Foreign, graph: Graph, sampler: Node, role: str) -> object:
-    """The text that `role`, positive or negative, leads to; nodes on the way are named. Raises NotPlain."""
-    node = graph.linked(sampler, role)
-    for _ in range(MAX_HOPS):
-        if node is None:
-            raise NotPlain(f"its {role} prompt comes from nowhere")
+def _prompt(graph: Graph, sampler: Node, role: str) -> object:
+    """Return the text that `role`, positive or negative, leads to. Raises NotPlain."""
+    source = "nowhere"
+    for node in graph.chain(sampler, role, "conditioning"):
         if node.kind == "CLIPTextEncode":
-            _follow_clip(found, graph, node)
             return graph.value(node, "text")
         if node.kind == "ConditioningZeroOut":
             return ""
-        key = role if role in node.inputs else "conditioning"
-        if graph.linked(node, key) is None:
-            raise NotPlain(f"its {role} prompt comes from a {clean(node.kind, 40)} node")
-        node = graph.linked(node, key)
-    raise NotPlain(f"its {role} prompt runs in a circle")
+        source = f"a {clean(node.kind, 40)} node"
+    raise NotPlain(f"its {role} prompt comes from {source}")
 
 
-def _follow_model(found: Foreign, graph: Graph, sampler: Node) -> None:
-    node = graph.linked(sampler, "model")
-    for _ in range(MAX_HOPS):
-        if node is None:
-            return
+def _put_model(found: Foreign, graph: Graph, sampler: Node) -> None:
+    for node in graph.chain(sampler, "model"):
         if node.kind in LOADERS:
             found.put_model(graph.value(node, LOADERS[node.kind]))
-            return
-        _name_change(found, graph, node)
-        node = graph.linked(node, "model")
-
-
-def _follow_clip(found: Foreign, graph: Graph, node: Node | None) -> None:
-    """Names what stands between a text and its encoder."""
-    for _ in range(MAX_HOPS):
-        node = None if node is None else graph.linked(node, "clip")
-        if node is None:
-            return
-        stop = node.inputs.get("stop_at_clip_layer")
-        if node.kind == "CLIPSetLastLayer" and type(stop) is int and -100 <= stop <= -1:
+        elif "lora_name" in node.inputs:
             graph.seen.add(node.kind)
-            found.note_clip_skip(f"CLIPSetLastLayer {stop}", -stop - 1)
-        elif "clip_name1" not in node.inputs and node.kind not in PLAIN:
-            _name_change(found, graph, node)
-
-
-def _name_change(found: Foreign, graph: Graph, node: Node) -> None:
-    """A node that changes the model, with the values that it holds."""
-    graph.seen.add(node.kind)
-    held = (str(value)[:40] for value in node.inputs.values() if isinstance(value, (str, int, float)))
-    found.left_out.append(f"{node.kind} {' '.join(held)}".strip())
+            found.left_out.append(f"LoRA {node.inputs['lora_name']} {node.inputs.get('strength_model', '')}".strip())
 
 
 def _put_start(found: Foreign, graph: Graph, sampler: Node) -> None:
-    """The size of an empty latent; anything else is a picture to start from."""
+    """Take the size of an empty latent; anything else is a picture to start from."""
     start = graph.linked(sampler, "latent_image")
-    strength = graph.value(sampler, "denoise")
     if start is None or not start.kind.startswith("Empty"):
         found.picture = True
-        found.put("strength", strength)
+        found.put("strength", graph.value(sampler, "denoise"))
         return
     graph.seen.add(start.kind)
     for key in ("width", "height"):
@@ -176,5 +157,3 @@ def _put_start(found: Foreign, graph: Graph, sampler: Node) -> None:
     batch = graph.value(start, "batch_size")
     if batch not in (None, 1):
         found.notes.append("it is one of a batch; the noise here is that of the batch's first picture")
-    if strength not in (None, 1, 1.0):
-        found.left_out.append(f"denoise {strength} without a picture")

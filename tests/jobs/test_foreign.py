@@ -320,8 +320,8 @@ def test_comfyui_with_nodes_in_between() -> None:
     assert (found.fields["seed"], found.fields["prompt"], found.model) == (7, "from a node", "v1-5-pruned-emaonly-fp16")
     lines = told(found)
     for words in (
-        "LoraLoader ink.safetensors 0.7", "ModelSamplingDiscrete v_prediction", "node ControlNetApply", "--clip-skip 1",
-        "node ControlNetLoader", "node ImageUpscaleWithModel", "one of a batch", "denoise 0.9 without a picture",
+        "left out, without an equivalent here: LoRA ink.safetensors 0.7; 5 nodes of 15 that may change it",
+        "one of a batch",
     ):  # fmt: skip
         assert words in lines, words
 
@@ -337,7 +337,7 @@ def test_comfyui_qwen_image_and_a_picture() -> None:
     ))  # fmt: skip
     assert found.fields["schedule"] == "model" and found.fields["strength"] == 0.6 and found.picture
     assert known_model(found.model or "") == "qwen-image" and found.fields["negative_prompt"] == ""
-    assert "ModelSamplingAuraFlow 3.1" in told(found) and "own schedule is taken" in told(found)
+    assert "1 node of 11 that may change it" in told(found) and "own schedule is taken" in told(found)
 
 
 @pytest.mark.parametrize(
