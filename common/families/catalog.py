@@ -12,138 +12,47 @@ from difflib import get_close_matches
 from qwenimg.common.base.hf_cache import REPO
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class KnownModel:
     """One model. Sizes, steps, guidance and negative prompt are those of its model card."""
 
     name: str
     repo: str | None  # hub id, owner/name; None: it ships with this package, see `shapes.builtin`
-    title: str
-    bytes: int  # of the files that are used, about; for messages
-    memory: int  # bytes at its peak on a GPU or a Mac, at its size in the precision of `auto`, about; for messages
-    license: str
-    purpose: str
     width: int  # pixels
     height: int
     steps: int
     guidance: float
     negative_prompt: str
+    bytes: int  # of the files that are used, about; for messages
+    memory: int  # bytes at its peak on a GPU or a Mac, at its size in the precision of `auto`, about; for messages
+    title: str
+    license: str
+    purpose: str
     family: str
 
 
-# What the gate in tools/gate.py judges, and `qwenimg selftest` on the user's machine.
-BUILT_IN = KnownModel(
-    name="shapes-v1",
-    repo=None,
-    title="shapes, the built-in demo model",
-    bytes=0,
-    memory=400_000_000,
-    license="Apache-2.0",
-    purpose="coloured shapes; shows that everything works here",
-    width=256,
-    height=256,
-    steps=20,
-    guidance=3.0,
-    negative_prompt=" ",
-    family="qwen-image",
-)
-
-KNOWN = {
-    known.name: known
-    for known in (
-        KnownModel(
-            name="qwen-image",
-            repo="Qwen/Qwen-Image",
-            title="Qwen-Image, 20B",
-            bytes=57_700_000_000,
-            memory=30_000_000_000,
-            license="Apache-2.0",
-            purpose="pictures from text, with readable writing, English and Chinese",
-            width=1328,
-            height=1328,
-            steps=50,
-            guidance=4.0,
-            negative_prompt=" ",
-            family="qwen-image",
-        ),
-        KnownModel(
-            name="qwen-image-2512",
-            repo="Qwen/Qwen-Image-2512",
-            title="Qwen-Image, 20B, of December 2025",
-            bytes=57_700_000_000,
-            memory=30_000_000_000,
-            license="Apache-2.0",
-            purpose="the same with more natural people and detail",
-            width=1328,
-            height=1328,
-            steps=50,
-            guidance=4.0,
-            negative_prompt=" ",
-            family="qwen-image",
-        ),
-        KnownModel(
-            name="sd15",
-            repo="stable-diffusion-v1-5/stable-diffusion-v1-5",
-            title="Stable Diffusion 1.5",
-            bytes=4_270_000_000,
-            memory=4_000_000_000,
-            license="CreativeML Open RAIL-M",
-            purpose="small pictures on small machines; inpainting by -i and --mask",
-            width=512,
-            height=512,
-            steps=50,
-            guidance=7.5,
-            negative_prompt="",
-            family="stable-diffusion",
-        ),
-        KnownModel(
-            name="sdxl",
-            repo="stabilityai/stable-diffusion-xl-base-1.0",
-            title="Stable Diffusion XL 1.0",
-            bytes=13_880_000_000,
-            memory=8_000_000_000,
-            license="CreativeML Open RAIL++-M",
-            purpose="pictures of 1024 pixels on ordinary machines",
-            width=1024,
-            height=1024,
-            steps=50,
-            guidance=5.0,
-            negative_prompt="",
-            family="stable-diffusion",
-        ),
-        KnownModel(
-            name="sdxl-turbo",
-            repo="stabilityai/sdxl-turbo",
-            title="SDXL Turbo",
-            bytes=13_880_000_000,
-            memory=8_000_000_000,
-            license="Stability AI Community",
-            purpose="pictures of 512 pixels in 1 to 4 steps",
-            width=512,
-            height=512,
-            steps=1,
-            guidance=0.0,
-            negative_prompt="",
-            family="stable-diffusion",
-        ),
-        KnownModel(
-            name="sdxl-refiner",
-            repo="stabilityai/stable-diffusion-xl-refiner-1.0",
-            title="the refiner of Stable Diffusion XL 1.0",
-            bytes=12_150_000_000,
-            memory=8_000_000_000,
-            license="CreativeML Open RAIL++-M",
-            purpose="ends pictures of sdxl: --refiner sdxl-refiner",
-            width=1024,
-            height=1024,
-            steps=50,
-            guidance=5.0,
-            negative_prompt="",
-            family="stable-diffusion",
-        ),
-        BUILT_IN,
-    )
-}
+_QWEN, _SD, _RAIL = "qwen-image", "stable-diffusion", "CreativeML Open RAIL++-M"
+# name, hub id, width, height, steps, guidance, negative prompt, bytes, memory; title, license, purpose, family
+_ROWS = (
+    ("qwen-image", "Qwen/Qwen-Image", 1328, 1328, 50, 4.0, " ", 57_700_000_000, 30_000_000_000, "Qwen-Image, 20B",
+     "Apache-2.0", "pictures from text, with readable writing, English and Chinese", _QWEN),
+    ("qwen-image-2512", "Qwen/Qwen-Image-2512", 1328, 1328, 50, 4.0, " ", 57_700_000_000, 30_000_000_000,
+     "Qwen-Image, 20B, of December 2025", "Apache-2.0", "the same with more natural people and detail", _QWEN),
+    ("sd15", "stable-diffusion-v1-5/stable-diffusion-v1-5", 512, 512, 50, 7.5, "", 4_270_000_000, 4_000_000_000,
+     "Stable Diffusion 1.5", "CreativeML Open RAIL-M",
+     "small pictures on small machines; inpainting by -i and --mask", _SD),
+    ("sdxl", "stabilityai/stable-diffusion-xl-base-1.0", 1024, 1024, 50, 5.0, "", 13_880_000_000, 8_000_000_000,
+     "Stable Diffusion XL 1.0", _RAIL, "pictures of 1024 pixels on ordinary machines", _SD),
+    ("sdxl-turbo", "stabilityai/sdxl-turbo", 512, 512, 1, 0.0, "", 13_880_000_000, 8_000_000_000,
+     "SDXL Turbo", "Stability AI Community", "pictures of 512 pixels in 1 to 4 steps", _SD),
+    ("sdxl-refiner", "stabilityai/stable-diffusion-xl-refiner-1.0", 1024, 1024, 50, 5.0, "", 12_150_000_000,
+     8_000_000_000, "the refiner of Stable Diffusion XL 1.0", _RAIL,
+     "ends pictures of sdxl: --refiner sdxl-refiner", _SD),
+    ("shapes-v1", None, 256, 256, 20, 3.0, " ", 0, 400_000_000, "shapes, the built-in demo model",
+     "Apache-2.0", "coloured shapes; shows that everything works here", _QWEN),
+)  # fmt: skip
+KNOWN = {row[0]: KnownModel(*row) for row in _ROWS}
+BUILT_IN = KNOWN["shapes-v1"]  # what the gate in tools/gate.py judges, and `qwenimg selftest` on the user's machine
 DEFAULT = "qwen-image"
 
 
