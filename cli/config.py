@@ -99,7 +99,8 @@ def settle(ctx: click.Context, given: dict[str, Any]) -> None:
             for name in group - said:
                 given[name] = () if name == "words" else None
     # A seed and a number go together; several seeds and a number do not.
-    if {"seed", "num_images"} & said and _several(given["seed"]):
+    seed = given["seed"] or ""
+    if {"seed", "num_images"} & said and ("," in seed or "-" in seed.strip()[1:]):
         for name in {"seed", "num_images"} - said:
             given[name] = None
     sized = any(given[name] is not None for name in SIZES)
@@ -124,10 +125,6 @@ def _as_option(name: str, value: Any) -> Any:
 def folders(text: str) -> tuple[Path, ...]:
     """Those of `models_dir`, with a colon between them."""
     return tuple(Path(folder) for folder in text.split(os.pathsep) if folder)
-
-
-def _several(seed: str | None) -> bool:
-    return seed is not None and ("," in seed or "-" in seed.strip()[1:])
 
 
 # A text or comment; one without an end goes on to the end of the file, so that no byte is looked at twice.

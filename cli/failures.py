@@ -57,7 +57,8 @@ def event(code: int, text: str, index: int | None = None) -> bytes:
 
 def _usage(error: click.ClickException) -> str:
     if isinstance(error, click.NoSuchOption) and error.option_name.startswith("--"):
-        names = [opt for p in error.ctx.command.params if _shown(p) for opt in p.opts] if error.ctx else []
+        params = error.ctx.command.params if error.ctx else []
+        names = [opt for p in params if isinstance(p, click.Option) and not p.hidden for opt in p.opts]
         return elsewhere.unknown(clean(error.option_name, 40), names)
     text = " ".join(error.format_message().split())
     if isinstance(error, click.BadParameter) and (name := environment.variable(error.ctx, error.param)):
@@ -72,10 +73,6 @@ def _usage(error: click.ClickException) -> str:
 
 def _example(ctx: click.Context | None) -> str | None:
     return help.COMMAND_EXAMPLES.get(ctx.info_name or "") if ctx else None
-
-
-def _shown(param: click.Parameter) -> bool:
-    return isinstance(param, click.Option) and not param.hidden
 
 
 def _wants_traceback() -> bool:

@@ -24,7 +24,7 @@ from qwenimg.common.precision.precision import Precision
 from qwenimg.common.request.loras import in_cache
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.paper import OnPaper
-from qwenimg.common.runtime.runtime import Change, Runtime
+from qwenimg.common.runtime.runtime import Change
 
 PROMPT = "a picture"  # where none is given
 FEW = "lightning"  # the distilled models that get a row of their own
@@ -154,7 +154,8 @@ def fitting(pipe: Pipeline, request: Request, *, counted: bool, few: bool) -> Va
     tried: list[Variant] = []
     for options, model in _variants(pipe):
         found = needs(model, request, counted)
-        peak = found.largest.peak + (_few_steps_bytes(model.runtime) if few and not request.lora else 0)
+        beside = few and not request.lora and model.runtime.quantize  # else it is merged into the weights
+        peak = found.largest.peak + (LORA_BYTES if beside else 0)
         tried.append(Variant(options=options, model=model, needs=found, peak=peak))
         if tried[-1].fits:
             return tried[-1]
@@ -188,11 +189,6 @@ def policies(name: str, engine: OnPaper) -> list[tuple[str, ...]]:
                 (f"{policy} (auto)" if policy == auto else policy, size_text(found.largest.peak), fits, *texts)
             )
     return lines
-
-
-def _few_steps_bytes(runtime: Runtime) -> int:
-    """Return the bytes of a distilled LoRA that is not here: none where it is merged into the weights."""
-    return LORA_BYTES if runtime.quantize else 0
 
 
 def without_missing_loras(asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -161,7 +161,7 @@ def run(pipe: Pipeline, job: Job, wanted: Sequence[Picture], listener: Listener)
         except Exception as error:
             listener.failure(picture, error)
             outcome.failed.append(error)
-            if _ran_out(error):
+            if isinstance(error, DoesNotFit) or out_of_memory(error) or disk_full(error):
                 if drawn or not outcome.made:  # a full disk stays full, memory that never sufficed will not suffice
                     break
             elif not isinstance(error, (UsageError, NumericsError)):
@@ -207,8 +207,3 @@ def _write(job: Job, picture: Picture, result: Result) -> None:
     atomic_files.write_atomic(
         picture.path, encode.encode(result.pixels, recipe, picture.path.suffix), overwrite=job.overwrite
     )
-
-
-def _ran_out(error: Exception) -> bool:
-    """Whether `error` says that memory or disk did not suffice."""
-    return isinstance(error, DoesNotFit) or out_of_memory(error) or disk_full(error)

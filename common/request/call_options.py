@@ -51,9 +51,9 @@ def described(function: F) -> F:
     """`function(self, prompt, **asked: Unpack[Asked])` with every option in its signature and its docstring."""
     function.__signature__ = _signature(function)  # type: ignore[attr-defined]
     text = inspect.cleandoc(function.__doc__ or "")
-    function.__doc__ = "\n".join(
-        [text, "", "Options, each by its keyword; None takes the model's own value:", *_lines()]
-    )
+    lines = [f"    {name}: {one.said(one.call or one.help)}" for name, one in _keywords().items()]
+    head = "Options, each by its keyword; None takes the model's own value:"
+    function.__doc__ = "\n".join([text, "", head, *lines])
     return function
 
 
@@ -101,20 +101,17 @@ def _keywords() -> dict[str, Option]:
     return {name: one for name, one in OPTIONS.items() if name != "prompt"}
 
 
-def _lines() -> list[str]:
-    return [f"    {name}: {one.said(one.call or one.help)}" for name, one in _keywords().items()]
-
-
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     plain = inspect.signature(function)
     kept = [p for p in plain.parameters.values() if p.kind is not p.VAR_KEYWORD]
     hints = get_type_hints(Request, globalns={"np": np, "NDArray": NDArray})
     options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(one, hints))
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=f"{one.python} | None" if one.python else hints[name] | None,
+        )
         for name, one in _keywords().items()
     ]
     return plain.replace(parameters=[*kept, *options])
-
-
-def _annotation(one: Option, hints: Mapping[str, Any]) -> Any:
-    return f"{one.python} | None" if one.python else hints[one.name] | None
