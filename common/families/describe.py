@@ -131,8 +131,8 @@ def _file(path: Path, prediction: Prediction | None) -> Description:
         for family in registry.FAMILIES if is_file(path) else ():
             if family.describe_file and (found := family.describe_file(headers[0], prediction)):
                 return found
-        tensors = _tensors(headers)
-    layout = registry.layout(tensors) or "unknown"
+        tensors, kind = _tensors(headers), registry.identify(headers[0])
+    layout = f"{kind.title} ({kind.flag})" if kind else "unknown"
     lines = [f"layout: {layout}", summary("file", tensors), f"first tensors: {listed(tensors)}"]
     if headers[0].format == "GGUF":
         lines[0:2] = [f"layout: GGUF, {layout}", *_gguf(headers[0])]

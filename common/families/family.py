@@ -47,7 +47,6 @@ class Family:
     # The option that a file with this header goes with: `model`, one of PARTS, or None for no file of the family's
     part: Callable[[Header], str | None]
     parts_alone: bool = False  # whether files of all parts are a model without a folder: its configurations ship
-    layouts: tuple[tuple[str, str], ...] = ()  # other files of its parts: a key that only they have, and what they are
     model: Callable[[Runtime, Checkpoint, Checkpoint | None], DiffusionModel]  # with its refiner
     lora_names: Callable[[Checkpoint], Names] = lambda checkpoint: ()  # of the layers that LoRAs may change
     small_files: Callable[[Checkpoint], dict[str, object]] | None = None  # JSON by path, of one without it

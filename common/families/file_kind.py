@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from qwenimg.common.families.describe_lora import is_lora
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.registry import FAMILIES
-from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.request.parts import PARTS
 
@@ -49,7 +46,7 @@ class FileKind:
         if not self.is_part:
             return f"a whole {self.family.title} model"
         part = self.family.denoiser if self.option == "transformer" else self.option
-        return f"{self.family.title}'s {_NAMES[part]}"
+        return f"{self.family.title}'s {_NAMES.get(part, part)}"
 
     @property
     def needs(self) -> str:
@@ -63,21 +60,12 @@ class FileKind:
         return ", ".join(name for name in others if name != own) if self.family.parts_alone else "a model (-m)"
 
 
-def kind_of(header: Header) -> FileKind | None:
-    """Return what a file with this header is; None for what no family of this version reads."""
+def identify(header: Header, families: Iterable[Family]) -> FileKind | None:
+    """Return what a file with this header is; None for what none of `families` reads."""
     if header.format == "safetensors" and is_lora(header):
         return FileKind(option="lora")
-    for family in FAMILIES:
-        if (option := family.part(header)) is not None:
-            return FileKind(option=option, family=family)
-    return None
-
-
-def kind_at(path: Path) -> FileKind | None:
-    """Return what the file at `path` is, as `kind_of` does. Raises ModelError for one that cannot be read."""
-    header = read_header(path)
-    header.file.close()
-    return kind_of(header)
+    found = ((family, option) for family in families if (option := family.part(header)) is not None)
+    return next((FileKind(option=option, family=family) for family, option in found), None)
 
 
 def listed_flags(parts: Iterable[str]) -> str:

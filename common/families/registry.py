@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,12 +10,12 @@ from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, is_file
 from qwenimg.common.base.text import clean
-from qwenimg.common.families import catalog
+from qwenimg.common.families import catalog, file_kind
 from qwenimg.common.families.catalog import KnownModel
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.describe_lora import is_lora
 from qwenimg.common.families.description import listed
 from qwenimg.common.families.family import Family
+from qwenimg.common.families.file_kind import FileKind
 from qwenimg.common.families.qwen_image.family import FAMILY as QWEN_IMAGE
 from qwenimg.common.families.stable_diffusion.family import FAMILY as STABLE_DIFFUSION
 from qwenimg.common.formats import gguf
@@ -151,36 +151,33 @@ def check_names(folder: Path) -> None:
         raise ModelError(f"{clean(folder)}: no {what} as another program saves it; it begins with {listed(names)}")
 
 
+def identify(header: Header) -> FileKind | None:
+    """Return what a file with this header is: a model, a part of one, or a LoRA; None for any other."""
+    return file_kind.identify(header, FAMILIES)
+
+
+def identify_file(path: Path) -> FileKind | None:
+    """Return what the file at `path` is, as `identify` does. Raises ModelError for one that cannot be read."""
+    header = read_header(path)
+    header.file.close()
+    return identify(header)
+
+
 def of_file(path: Path) -> Family:
-    """The family that reads one file, by its header. Raises ModelError that says what another file is."""
+    """Return the family that reads one file, by its header. Raises ModelError that says what another file is."""
     header = read_header(path)
     header.file.close()
     for family in FAMILIES:
         if family.reads_file and family.reads_file(header):
             return family
-    raise bad(path, _what_else(header))
-
-
-def _what_else(header: Header) -> str:
-    """Of a file that is no model, what it is."""
-    able = titles(lambda family: family.reads_file is not None)
-    said = header.metadata.get(gguf.ARCHITECTURE, "") if header.format == "GGUF" else ""
-    if said not in gguf.UNSPECIFIC:
+    able, kind = titles(lambda family: family.reads_file is not None), identify(header)
+    if kind is not None:
+        beside = ", beside the model that it belongs to (-m)"
+        raise bad(path, f"is {kind.title} and no whole model: give it with {kind.flag}{beside}")
+    if (said := header.metadata.get(gguf.ARCHITECTURE, "")) not in gguf.UNSPECIFIC and header.format == "GGUF":
         beside = "a part goes beside -m, with --transformer, --unet or --text-encoder"
-        return f"is a GGUF file of '{clean(said, 40)}' and no whole {able} model: {beside}"
-    if is_lora(header):
-        return "is a LoRA and no model: give it with --lora"
-    part = layout(header.tensors)
-    if part:
-        return f"is no whole model but {part}; give the model with -m and this file beside it"
-    return f"is no {able} checkpoint in one file; it begins with {listed(header.tensors)}"
-
-
-def layout(tensors: Iterable[str]) -> str | None:
-    """What a file with tensors of these names is, where it is a part of a family's model."""
-    names = list(tensors)
-    found = (text for family in FAMILIES for key, text in family.layouts if any(key in name for name in names))
-    return next(found, None)
+        raise bad(path, f"is a GGUF file of '{clean(said, 40)}' and no whole {able} model: {beside}")
+    raise bad(path, f"is no {able} checkpoint in one file; it begins with {listed(header.tensors)}")
 
 
 def titles(chosen: Callable[[Family], bool]) -> str:

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from qwenimg.common.base.errors import QwenimgError
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import clean
-from qwenimg.common.families import file_kind, registry
+from qwenimg.common.families import registry
 from qwenimg.common.families.describe import layers_of_known
 from qwenimg.common.families.describe_lora import NO_USE, describe_lora
 from qwenimg.common.families.file_kind import FileKind
@@ -97,7 +97,7 @@ def _row(root: Path, path: Path, known: Layers) -> Row:
             return Row(name=name, folder=folder, bytes=_size(path), family=family.title, kind="model", use="-m")
         header = read_header(path)
         header.file.close()
-        kind = file_kind.kind_of(header)
+        kind = registry.identify(header)
         about = {} if kind is None else _about(kind, path, known)
         return Row(name=name, folder=folder, bytes=header.file.size, stored=_stored(header), **about)
     except QwenimgError as error:

@@ -10,7 +10,7 @@ from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.base.text import clean, shown_path
-from qwenimg.common.families import catalog, file_kind
+from qwenimg.common.families import catalog, file_kind, registry
 from qwenimg.common.families.file_kind import FileKind
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.hub.model_folders import ModelFolders, read_folders
@@ -22,7 +22,7 @@ def check_whole(path: Path, name: str = "", *, completed: bool = False) -> None:
     the user calls it. What cannot be read is left to whoever opens it. completed: whether other parts are given, with
     which a Stable Diffusion file need not be whole."""
     try:
-        kind = file_kind.kind_at(path) if os.path.isfile(path) else None  # noqa: PTH113
+        kind = registry.identify_file(path) if os.path.isfile(path) else None  # noqa: PTH113
     except ModelError:
         return
     if kind is None or kind.option == "model":
@@ -49,7 +49,7 @@ def check_alone(opening: Opening) -> None:
     """Check that a part is given beside a model where its family needs one. Raises ModelError."""
     for path in opening.parts.values() if opening.model is None else ():
         try:
-            kind = file_kind.kind_at(path) if os.path.isfile(path) else None  # noqa: PTH113
+            kind = registry.identify_file(path) if os.path.isfile(path) else None  # noqa: PTH113
         except ModelError:
             continue
         if kind is not None and kind.family is not None and not kind.family.parts_alone:

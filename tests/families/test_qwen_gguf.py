@@ -207,9 +207,9 @@ def test_a_lora_is_added_to_codes(folder: Path, lossy: dict[str, Path], tmp_path
 def test_what_is_said_of_them(lossy: dict[str, Path]) -> None:
     said = {part: cli("info", str(path)).out.decode() for part, path in lossy.items()}
     print(*said.values())
-    assert "layout: GGUF, Qwen-Image transformer" in said["transformer"]
+    assert "layout: GGUF, Qwen-Image's transformer (--transformer)" in said["transformer"]
     assert "architecture: 'qwen_image'" in said["transformer"] and " as codes, " in said["transformer"]
-    assert "llama.cpp's names (--text-encoder)" in said["text_encoder"] and "1 Q6_K" in said["text_encoder"]
+    assert "Qwen-Image's text encoder (--text-encoder)" in said["text_encoder"] and "1 Q6_K" in said["text_encoder"]
 
 
 @pytest.mark.parametrize("part", ARCHITECTURES)
@@ -231,5 +231,5 @@ def test_another_architecture_is_refused_by_its_name(
 
 
 def test_a_transformer_alone_is_no_model(lossy: dict[str, Path]) -> None:
-    with pytest.raises(ModelError, match=r"'qwen_image' and no whole Stable Diffusion model.*--transformer"):
+    with pytest.raises(ModelError, match="is Qwen-Image's transformer and no whole model: give it with --transformer"):
         registry.open_model(lossy["transformer"])

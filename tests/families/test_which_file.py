@@ -15,10 +15,10 @@ from qwenimg.common.families import registry
 
 # the name of a tensor -> what is said of its file
 OTHERS = {
-    "model.diffusion_model.transformer_blocks.0.attn.to_q.weight": ("Qwen-Image transformer", "--transformer"),
-    "transformer_blocks.0.img_mod.1.weight": ("Qwen-Image transformer, diffusers' names", "--transformer"),
-    "decoder.up_blocks.0.resnets.0.norm1.gamma": ("Qwen-Image VAE", "--vae"),
-    "down_blocks.0.resnets.0.norm1.weight": ("UNet or VAE, diffusers' names", "--unet"),
+    "model.diffusion_model.transformer_blocks.0.img_mod.1.weight": ("is Qwen-Image's transformer", "--transformer"),
+    "transformer_blocks.0.img_mod.1.weight": ("is Qwen-Image's transformer", "--transformer"),
+    "decoder.mid_block.resnets.0.norm1.gamma": ("is Qwen-Image's VAE", "--vae"),
+    "time_embedding.linear_1.weight": ("is Stable Diffusion's UNet", "--transformer"),
     "transformer_blocks.0.attn.to_q.lora_A.weight": ("is a LoRA", "--lora"),
     "some.other.weight": ("no Stable Diffusion checkpoint in one file", "some.other.weight"),
 }
@@ -36,7 +36,6 @@ def test_what_no_family_reads_is_named(tmp_path: Path, name: str) -> None:
         registry.of_file(file)
     print(caught.value)
     assert all(word in str(caught.value) for word in ("x.safetensors", *OTHERS[name])) and len(str(caught.value)) < 281
-    # a part that a family knows whole is told by its family's word, others by their layout
     cli("a ring", "-m", str(file), "--backend", "cpu").refused(5, "x.safetensors", OTHERS[name][-1])
 
 

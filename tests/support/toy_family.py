@@ -197,8 +197,7 @@ FAMILY = Family(
     model=ToyModel,
     defaults=lambda checkpoint: Defaults(width=32, height=24, steps=3, guidance=2.0, negative_prompt="dull"),
     described=lambda folder: "the Toy, text to image",
-    layouts=(("letters.weight", "the Toy's denoiser"),),
-    part=lambda header: None,
+    part=lambda header: "transformer" if "letters.weight" in header.tensors else None,
 )
 
 # Files, and making it known

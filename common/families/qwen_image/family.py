@@ -50,15 +50,4 @@ FAMILY = Family(
     described=lambda folder: "Qwen-Image, text to image",
     part=part_of,
     parts_alone=True,
-    layouts=(
-        ("model.diffusion_model.transformer_blocks.", "Qwen-Image transformer, ComfyUI's names (--transformer)"),
-        ("transformer_blocks.0.img_mod.1.weight", "Qwen-Image transformer, diffusers' names (--transformer)"),
-        ("transformer_blocks.0.img_mod_linear.weight", "Qwen-Image transformer, mflux's names (--transformer)"),
-        ("decoder.mid_block.resnets.0.conv1.conv3d.weight", "Qwen-Image VAE, mflux's names (--vae)"),
-        ("encoder.layers.0.self_attn.k_proj.bias", "Qwen2.5-VL, mflux's names (--text-encoder)"),
-        ("decoder.up_blocks.0.resnets.0.norm1.gamma", "Qwen-Image VAE, diffusers' names (--vae)"),
-        ("decoder.middle.0.residual.0.gamma", "Qwen-Image VAE, Wan's names, as ComfyUI has it (--vae)"),
-        ("blk.0.attn_q.weight", "Qwen2.5-VL, llama.cpp's names (--text-encoder)"),
-        ("layers.0.self_attn.k_proj.bias", "Qwen2.5-VL, transformers' names (--text-encoder)"),
-    ),
 )

@@ -78,7 +78,6 @@ FAMILY = Family(
     open=checkpoints.open_checkpoint,
     reads_file=reads,
     describe_file=describe_file,
-    layouts=(("down_blocks.", "a UNet or VAE, diffusers' names (--unet, --vae)"),),
     part=part_of,
     model=StableDiffusion,
     lora_names=lora_names.names,
