@@ -38,9 +38,9 @@ def figures(
         output = _output(kept, None if made is None else made[i])
         stream = _stream(recorded, kept, i) if i < block.streams else None
         assert kept.exact is not None
-        verdict = parity.judge(case, kept.exact, {"": output}, stream)
-        error = verdict.figures[""].relative / case.unit
-        failures = tuple(failure.removeprefix(": ") for failure in verdict.failures)
+        verdict = parity.judge(case, kept.exact, output, stream)
+        error = verdict.figures.relative / case.unit
+        failures = (*(f"reference: {why}" for why in verdict.reference_faults), *verdict.failures)
         found.append(Figure(error=error, allowed=verdict.allowed / case.unit, failures=failures))
     return tuple(found)
 

@@ -13,8 +13,7 @@ errors test the precision policy: a forgotten float32 accumulation doubles the r
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ LIMIT = {"float32": 6.0, "bfloat16": 2.0, "float16": 2.0}  # K of the relative e
 MARGIN = 3.0  # between a recorded K and the limit
 LARGEST = 5.0  # times the limit: K of the largest error over the largest value, since single elements scatter further
 RATIO = 2.0  # of the backends' errors in 16 bits, either way
-NOTHING = 0.05  # u: errors far below one rounding say nothing about the policy, so they are not compared
 STORED = 1.0  # u of a residual stream per block: two additions, each rounding by 0.42 u rms and 1 u at most
 CENTRED = 4.0  # u32 per mean / deviation of what a LayerNorm sees: it subtracts a rounded mean (measured 2.5 at most)
 
@@ -73,71 +71,44 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockVerdict:
-    """The figures of every backend and what is wrong with them; nothing wrong means that they pass."""
+    """The figures of one output, what it was allowed, and what is wrong; nothing wrong means that it passes."""
 
-    case: Case
-    figures: Mapping[str, Figures]
+    figures: Figures
     allowed: float
     allowed_largest: float
-    mutual: float
-    failures: tuple[str, ...] = field(default=())
-
-    @property
-    def ok(self) -> bool:
-        return not self.failures
-
-    @property
-    def worst(self) -> float:
-        """The largest relative error in units of what is allowed; NaN where one cannot be computed."""
-        errors = [figures.relative for figures in self.figures.values()]
-        return math.nan if any(map(math.isnan, errors)) else max(errors, default=math.nan) / self.allowed
-
-    def k(self, backend: str) -> float:
-        """The backend's constant of the law above."""
-        return self.figures[backend].relative / (self.case.unit * math.sqrt(self.case.blocks))
-
-    def row(self, label: str = "") -> str:
-        """One line of a table: every error in units of roundoff."""
-        unit = self.case.unit
-        sides = "  ".join(
-            f"{name} {f.relative / unit:8.3g} u (max {f.largest / unit:8.3g} u)" for name, f in self.figures.items()
-        )
-        limit = f"limit {self.allowed / unit:.3g} u (max {self.allowed_largest / unit:.3g} u)"
-        verdict = "ok" if self.ok else "FAILED: " + "; ".join(self.failures)
-        what = f"{self.case.component:<22} {label:<26} {self.case.dtype:<8}"
-        return f"{what} {sides}  mutual {self.mutual / unit:8.3g} u  {limit}  {verdict}"
+    reference_faults: tuple[str, ...]
+    failures: tuple[str, ...]
 
 
-def judge(
-    case: Case, reference: NDArray[Any], outputs: Mapping[str, Output], stream: NDArray[Any] | None = None
-) -> BlockVerdict:
-    """Holds every backend's output against `reference`, float64 of the same shape.
+def judge(case: Case, reference: NDArray[Any], output: Output, stream: NDArray[Any] | None = None) -> BlockVerdict:
+    """Hold an output against `reference`, float64 of the same shape.
 
     With `stream`, the input of a residual block, the error is that of its update (output - input), relative to the
     update: on a large stream the output hides every fault. What the stream's own dtype rounds is allowed on top.
     """
     reference = np.asarray(reference, np.float64)
-    update = reference if stream is None else reference - np.asarray(stream, np.float64)
-    if not update.any():  # weights that are zero: what must be right is that the stream stays as it is
-        update = reference
+    update = update_of(reference, stream)
     carried = 0.0 if stream is None else STORED * UNIT[case.returned] * math.sqrt(case.blocks)
     allowed = case.allowed + carried * _ratio(_length(reference), _length(update))
     largest = LARGEST * case.allowed + LARGEST * carried * _ratio(_peak(reference), _peak(update))
-
-    figures = {name: _measure(output, reference, update) for name, output in outputs.items()}
-    failures = [f"reference: {why}" for why in _reference_faults(reference, update)]
-    for name, output in outputs.items():
-        failures += [f"{name}: {why}" for why in _faults(case, output, reference.shape, figures[name])]
-        failures += [f"{name}: {why}" for why in _excess(figures[name], case.unit, allowed, largest)]
-    failures += _uneven(case, figures)
+    figures = _measure(output, reference, update)
     return BlockVerdict(
-        case=case,
         figures=figures,
         allowed=allowed,
         allowed_largest=largest,
-        mutual=_mutual(list(outputs.values()), update),
-        failures=tuple(failures),
+        reference_faults=tuple(_reference_faults(reference, update)),
+        failures=(
+            *_faults(case, output, reference.shape, figures),
+            *_excess(figures, case.unit, allowed, largest),
+        ),
     )
+
+
+def update_of(reference: NDArray[Any], stream: NDArray[Any] | None) -> NDArray[Any]:
+    """Return what a residual block adds to its `stream`; the whole where there is none or the block adds nothing, since
+    then the stream must stay as it is."""
+    update = reference if stream is None else reference - np.asarray(stream, np.float64)
+    return update if update.any() else reference
 
 
 def dtype_name(array: Array) -> str:
@@ -156,14 +127,6 @@ def _measure(output: Output, reference: NDArray[np.float64], update: NDArray[np.
     error = values - reference
     relative = _ratio(_length(error), _length(update))
     return Figures(relative=relative, largest=_ratio(_peak(error), _peak(update)))
-
-
-def _mutual(outputs: list[Output], update: NDArray[np.float64]) -> float:
-    """The difference of the first two, relative to the reference: for information."""
-    if len(outputs) < 2 or outputs[0].values.shape != outputs[1].values.shape:
-        return math.nan
-    a, b = (np.asarray(output.values, np.float64) for output in outputs[:2])
-    return _ratio(_length(a - b), _length(update))
 
 
 def _length(x: NDArray[np.float64]) -> float:
@@ -205,15 +168,3 @@ def _excess(figures: Figures, unit: float, allowed: float, largest: float) -> li
     if not figures.largest <= largest:
         faults.append(f"largest error {figures.largest / unit:.3g} u, at most {largest / unit:.3g} u")
     return faults
-
-
-def _uneven(case: Case, figures: Mapping[str, Figures]) -> list[str]:
-    """In 16 bits, whether one backend's error is more than `RATIO` times another's."""
-    if case.dtype not in ("bfloat16", "float16"):
-        return []
-    floor = NOTHING * case.unit
-    errors = {name: f.relative + floor for name, f in figures.items() if not math.isnan(f.relative)}
-    if not errors or max(errors.values()) <= RATIO * min(errors.values()):
-        return []
-    worst, best = max(errors, key=errors.__getitem__), min(errors, key=errors.__getitem__)
-    return [f"{worst}'s error is {errors[worst] / errors[best]:.2f} times {best}'s, at most {RATIO:g}"]

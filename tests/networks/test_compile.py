@@ -18,6 +18,7 @@ from paper_cases import NETWORKS
 from parity_bench import Bench
 from parity_cases import TEXT
 from parity_sd import SDBench
+from parity_verdict import judge
 
 import qwenimg
 from qwenimg.backends.mlx import compile as compiling_mlx
@@ -224,7 +225,7 @@ def test_compiled_blocks_over_lengths_hold_the_parity_criterion(policy: str, tmp
     dtype = bases(MMDIT)[policy].compute_dtype("transformer")
     judged = parity.Case(component="dit.model", dtype=dtype, returned="float32", blocks=DIT.num_layers)
     for case, result in zip(CASES, results, strict=False):
-        verdict = parity.judge(judged, output(exact(*case)).values, result | {"compiled": output(run(*case))})
+        verdict = judge(judged, output(exact(*case)).values, result | {"compiled": output(run(*case))})
         print(verdict.row(str(case)))
         assert verdict.ok
     assert counted() == (counted()[0], 0) and 0 < counted()[0] <= MOST

@@ -17,10 +17,10 @@ from dtype_record import Call, recorded
 from parity_bench import NO_HEAD, Bench, whole_runs
 from parity_blocks import BLOCKS
 from parity_cases import DIT, MLX, TORCH, Files, Twin
+from parity_verdict import Verdict, judge
 
 from qwenimg.common.networks import qwen_dit, qwen_vl
 from qwenimg.common.parity import parity
-from qwenimg.common.parity.parity import judge
 from qwenimg.common.precision import precision
 from qwenimg.common.precision.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, MMDIT, Precision
 from qwenimg.common.weights import quantise
@@ -256,7 +256,7 @@ def test_products_outside_of_layers_are_seen(twin: Twin) -> None:
 HEAD = next(block for block in BLOCKS if block.name == "dit.head")
 
 
-def head(bench: Bench, twin: Twin) -> parity.BlockVerdict:
+def head(bench: Bench, twin: Twin) -> Verdict:
     """The head under bf16, its weights loaded now, against float64 by the limits of float32."""
     values = HEAD.values("normal", "bfloat16")
     reference = bench.reference(HEAD, "normal", "bfloat16")[0]

@@ -14,6 +14,7 @@ from hot_model import OUTLIERS, heat, heat_products
 from parity_bench import NO_HEAD
 from parity_cases import MLX, TORCH, Twin, rounded, twins
 from parity_recorded import own_k
+from parity_verdict import judge
 from tiny_model import DIT, tiny_dit
 
 import qwenimg
@@ -87,7 +88,7 @@ def test_errors_of_the_policies(folders: dict[str, Path]) -> None:
         reference = exact.double().numpy()
         outputs = {name: twin.output(predict(twin, folders[stored], policy)[0]) for name, twin in twins().items()}
         case = parity.Case(component="dit.model", dtype=stored, returned="float32", blocks=BLOCKS)
-        verdict = parity.judge(case, reference, outputs)
+        verdict = judge(case, reference, outputs)
         print(f"streams to {peaks[0]:.2g} in three channels, {peaks[1]:.2g} elsewhere;", verdict.row(policy.name))
         assert verdict.ok, verdict.failures
         errors[policy.name] = {name: figures.relative for name, figures in verdict.figures.items()}
@@ -113,7 +114,7 @@ def test_blocks_on_the_hot_stream(folders: dict[str, Path]) -> None:
             k, returned = own_k("dit.block", stored), policy.residual_dtype("transformer")
             case = parity.Case(component="dit.block", dtype=stored, returned=returned, k=k)
             outputs = {name: output[i] for name, output in made.items()}
-            verdict = parity.judge(case, exact[i].numpy(), outputs, stream.numpy())
+            verdict = judge(case, exact[i].numpy(), outputs, stream.numpy())
             print(f"stream to {float(stream.abs().max()):.2g};", verdict.row(f"{policy.name} {('img', 'txt')[i]}"))
             assert verdict.ok, verdict.failures
 

@@ -11,6 +11,7 @@ import pytest
 import safetensors.torch
 from parity_cases import DIT, MLX, TORCH, Twin, weights
 from parity_recorded import identical
+from parity_verdict import judge
 
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.parity import parity
@@ -76,9 +77,7 @@ def test_rows_of_a_batch_are_the_rows_alone(folder: Path, case: str) -> None:
         name: parity.Output(values=Runs(twin, folder, case, FP32)(list(rows)), dtype="float32")
         for name, twin in (("torch", TORCH()), ("MLX", MLX()))
     }
-    verdict = parity.judge(
-        parity.Case(component="dit.batch", dtype="float32", returned="float32", blocks=3), alone, outputs
-    )
+    verdict = judge(parity.Case(component="dit.batch", dtype="float32", returned="float32", blocks=3), alone, outputs)
     print(verdict.row(case))
     assert verdict.ok, verdict.failures
 

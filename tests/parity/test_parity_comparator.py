@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from parity_cases import rounded
 from parity_recorded import RECORDED, UPDATES, WEAK_INPUTS, identical, own_k
+from parity_verdict import Verdict, judge
 
 from qwenimg.common.parity import parity
-from qwenimg.common.parity.parity import BlockVerdict, Case, Output, judge
+from qwenimg.common.parity.parity import Case, Output
 
 DTYPES = ("float32", "bfloat16", "float16")
 SHAPE = (8, 125, 1000)  # a million values
@@ -29,9 +30,7 @@ def right(reference: np.ndarray) -> dict[str, np.ndarray]:
     return {dtype: rounded(reference, dtype) for dtype in DTYPES}
 
 
-def verdict(
-    reference: np.ndarray, a: np.ndarray, b: np.ndarray, dtype: str, *, returned: str | None = None
-) -> BlockVerdict:
+def verdict(reference: np.ndarray, a: np.ndarray, b: np.ndarray, dtype: str, *, returned: str | None = None) -> Verdict:
     sides = {"a": Output(values=a, dtype=returned or dtype), "b": Output(values=b, dtype=dtype)}
     return judge(Case(component="test", dtype=dtype, returned=dtype), reference, sides)
 

@@ -16,12 +16,13 @@ import torch
 from diffusers import AutoencoderKLQwenImage, QwenImagePipeline
 from exact_times import ExactTimes
 from parity_recorded import identical
+from parity_verdict import Verdict, judge
 from tiny_model import DIT
 
 import qwenimg
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.numbers import noise, packing, rope
-from qwenimg.common.parity.parity import BlockVerdict, Case, Output, judge
+from qwenimg.common.parity.parity import Case, Output
 from qwenimg.common.pipeline import plan as sampling_plan
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.prompts import qwen
@@ -47,7 +48,7 @@ def exact(tiny_folder: Path) -> dict[float, np.ndarray]:
     }
 
 
-def latents(pipe: Pipeline, exact: dict[float, np.ndarray], guidance: float) -> BlockVerdict:
+def latents(pipe: Pipeline, exact: dict[float, np.ndarray], guidance: float) -> Verdict:
     """Our latents after all steps against diffusers', by the limits of one pass through as many blocks."""
     negative = NEGATIVE if guidance > 1 else None
     pipe.model.decode = lambda latents: np.zeros((1, 3, 48, 80), np.float32)  # not looked at here
@@ -68,7 +69,7 @@ def exact_pixels(tiny_folder: Path) -> np.ndarray:
         return vae.decoder(vae.post_quant_conv(z[:, :, None]))[:, :, 0].numpy()
 
 
-def pixels(pipe: Pipeline, exact: np.ndarray) -> BlockVerdict:
+def pixels(pipe: Pipeline, exact: np.ndarray) -> Verdict:
     """Our pixels, before they become integers, against diffusers'."""
     made = pipe.model.decode(INITIAL)
     case = Case(component="vae.decoder", dtype="float32", returned="float32", blocks=14)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from clip_models import BACKENDS, FLOAT32, FLOAT64, model_on, opened, relative, run
 from parity_cases import TORCH
+from parity_verdict import judge
 from refusals import refused
 from safetensors.torch import load_file, save_file
 from tiny_clip import KINDS, tiny_clip
@@ -110,9 +111,7 @@ def test_parity(folders: dict[str, Path], tmp_path: Path, kind: str, dtype: str)
             case = parity.Case(
                 component=f"clip.{what}", dtype=dtype, returned=returned, blocks=config.num_hidden_layers
             )
-            verdict = parity.judge(
-                case, reference[index].values, {name: outputs[index] for name, outputs in made.items()}
-            )
+            verdict = judge(case, reference[index].values, {name: outputs[index] for name, outputs in made.items()})
             print(verdict.row(f"{kind} stream {stream}"))
             assert verdict.ok
 

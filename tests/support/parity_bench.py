@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from parity_blocks import IDS, SHAPES, TABLES, Block, L
 from parity_cases import DIT, TORCH, Files, Twin, twins
+from parity_verdict import Verdict, judge
 
-from qwenimg.common.parity import parity
 from qwenimg.common.precision.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, FP64, Precision
 
 VAE_BF16 = replace(BF16, name="bf16,vae=bf16", vae="bfloat16")
@@ -60,7 +60,7 @@ class Bench:
 
     def judge(
         self, block: Block, precision: Precision, family: str = "normal", only: Twin | None = None, fresh: bool = False
-    ) -> list[parity.BlockVerdict]:
+    ) -> list[Verdict]:
         """One verdict for each output. `only` one backend where a fault is planted there; `fresh`: load it again."""
         stored = precision.stored_dtype(block.part)
         references = self.reference(block, family, stored)
@@ -70,7 +70,7 @@ class Bench:
             made[name] = block.on(twin, make or self.component(twin, block.part, precision, stored), precision, values)
         streams = [values[name] for name in block.residual] or [None] * len(references)
         return [
-            parity.judge(block.case(precision, family), reference, {n: o[i] for n, o in made.items()}, streams[i])
+            judge(block.case(precision, family), reference, {n: o[i] for n, o in made.items()}, streams[i])
             for i, reference in enumerate(references)
         ]
 

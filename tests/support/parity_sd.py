@@ -14,6 +14,7 @@ import torch
 from parity_bench import Bench
 from parity_blocks import FAMILIES, KINDS, Block
 from parity_cases import weights
+from parity_verdict import Verdict, judge
 from sd_models import MLX, PUBLISHED, TORCH, VAE_PUBLISHED, ExactSinusoids, Side, unet_config, vae_config
 
 from qwenimg.common.networks import kl_vae, unet
@@ -127,7 +128,7 @@ class SDBench(Bench):
             self._components[key] = make(config, self.files(stored).plans[part], precision)
         return self._components[key]
 
-    def judge(self, block: Block, precision: Precision, family: str = "normal") -> list[parity.BlockVerdict]:
+    def judge(self, block: Block, precision: Precision, family: str = "normal") -> list[Verdict]:
         stored = precision.stored_dtype(block.part)
         references, values = self.reference(block, family, stored), block.values(family, stored)
         made = {
@@ -137,7 +138,7 @@ class SDBench(Bench):
         streams = [values[name] for name in block.residual] or [None] * len(references)
         case = block.case(precision, family)
         return [
-            parity.judge(case, reference, {name: outputs[i] for name, outputs in made.items()}, streams[i])
+            judge(case, reference, {name: outputs[i] for name, outputs in made.items()}, streams[i])
             for i, reference in enumerate(references)
         ]
 
