@@ -28,11 +28,6 @@ class Machine:
     attention: float = 0.5  # share of its rate that attention reaches
     source: str = "the maker's data sheet"
 
-    @property
-    def bandwidth(self) -> float:
-        """Bytes a second."""
-        return self.gigabytes * 1e9
-
     def peak(self, dtype: str) -> float:
         """Return the operations a second in `dtype` at most."""
         return 1e12 * (self.teraflops if dtype in ("bfloat16", "float16") else self.teraflops32)

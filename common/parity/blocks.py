@@ -4,7 +4,7 @@ updates of a residual stream it makes, with the root of which errors grow."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -94,6 +94,3 @@ def shapes_sum(plan: LoadPlan) -> str:
     """SHA-256 of the names and shapes of a plan's parameters."""
     lines = [f"{name} {list(shape)}\n" for name, shape in sorted(plan.shapes.items())]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-Parts = Mapping[str, ComponentPolicy]

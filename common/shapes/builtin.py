@@ -6,7 +6,6 @@ named and no other is there; it never stands in for a model that was asked for.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources import files
@@ -129,19 +128,3 @@ class Advice:
         """Warnings about the sizes of a run, (width, height)."""
         found = other_sizes(sizes)
         return [found] if found else []
-
-
-# What is pinned
-
-
-def pinned(folder: Path) -> dict[str, str]:
-    """SHA-256 by path in the model's folder, from its SHA256SUMS. Raises ModelError."""
-    path = folder / SUMS
-    try:
-        lines = path.read_text(encoding="ascii").splitlines()
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{clean(path)}: cannot be read: {clean(error, 80)}") from None
-    pairs = [re.fullmatch(r"([0-9a-f]{64})  (.+)", line) for line in lines]
-    if not all(pairs):
-        raise ModelError(f"{clean(path)}: has a line that is not a SHA-256, two spaces and a path")
-    return {pair[2]: pair[1] for pair in pairs if pair}

@@ -190,7 +190,7 @@ def test_times_are_the_larger_of_operations_and_bytes() -> None:
     moved = Kernel(
         name="add", kind="memory", dtype="float32", shape=(1,), reads=(Span(1, 0, 10**9),), writes=(), region=0
     )
-    assert on_paper.seconds(moved, machine) == 1e9 / (machine.bandwidth * PASSES)
+    assert on_paper.seconds(moved, machine) == 1e9 / (1e9 * machine.gigabytes * PASSES)
     assert on_paper.seconds(kernel("memory", "a", "b", launches=3), machine) == 3 * LAUNCH
 
 

@@ -163,7 +163,7 @@ def row(kernels: Sequence[Kernel], machine: Machine) -> Row:
 
 def seconds(kernel: Kernel, machine: Machine) -> float:
     """Of one kernel: its operations or its bytes, whichever take longer, and no less than a launch."""
-    moved = kernel.nbytes / (machine.bandwidth * PASSES)
+    moved = kernel.nbytes / (1e9 * machine.gigabytes * PASSES)
     share = {"product": machine.products, "attention": machine.attention, "memory": 1.0}[kernel.kind]
     return max(kernel.flops / (machine.peak(kernel.dtype) * share), moved, kernel.launches * LAUNCH)
 
@@ -174,7 +174,7 @@ def limit(kernels: Sequence[Kernel], machine: Machine) -> float:
     written = {span.buffer for kernel in kernels for span in kernel.writes}
     given = {span for kernel in kernels for span in kernel.reads if span.buffer not in written}
     computing = sum(kernel.flops / machine.peak(kernel.dtype) for kernel in kernels)
-    return max(computing, sum(span.nbytes for span in given) / machine.bandwidth)
+    return max(computing, sum(span.nbytes for span in given) / (1e9 * machine.gigabytes))
 
 
 def lines(made: OnPaper) -> list[str]:
