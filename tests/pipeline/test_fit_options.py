@@ -120,6 +120,27 @@ def test_every_way_is_planned_again_with_the_same_numbers(
         assert again["step_streamed_bytes"] == pytest.approx(way["step_streamed_bytes"])
 
 
+# Two changes together, of which neither suffices: the first that has the largest size, and the next larger one.
+TOGETHER = {
+    "sd15 --backend cpu --precision fp32 --size 1024x1024 --memory 5MB": (
+        "--precision fp16,attention=fp32 --size 256x256",
+        "384x384",
+    ),
+    "published --backend cuda --size 8192x8192 --memory 20GB": ("--max-memory 20GB --size 6144x6144", "8192x8192"),
+}
+
+
+@pytest.mark.parametrize("case", TOGETHER)
+def test_two_changes_together_leave_the_largest_size(case: str, planned: Planned, places: dict[str, str]) -> None:
+    both, larger = TOGETHER[case]
+    name, _, text = case.partition(" ")
+    options = {"-m": places[name]} | SHORT | options_of(text)
+    assert [way["options"] for way in planned(options)["ways"] if way["fits"]][-1] == both
+    limit = {"--max-memory": options["--memory"]}
+    for change in ({}, {"-q": "8"}, {"-q": "6"}, {"-q": "4"}, {"--precision": "fp16"}, limit):
+        assert not planned(options | change | {"--size": larger})["fits"], change
+
+
 def test_a_plan_in_which_nothing_fits_says_so(places: dict[str, str], capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", places["published"], "--backend", "cpu", "--memory", "300MB"]) == 0
     text = capfd.readouterr().out
