@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -19,6 +20,7 @@ from random_model import write_random_model
 from truthful import Truthful
 
 import qwenimg
+from qwenimg.cli import signals
 from qwenimg.common.families import catalog
 from qwenimg.common.pictures.png import read_text
 from qwenimg.common.shapes import builtin, gate, selftest
@@ -225,13 +227,18 @@ def test_the_sheet_is_checked_before_anything_is_drawn(draws: Callable[..., Trut
     assert (tmp_path / "old.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_a_signal_ends_it_and_leaves_no_sheet(draws: Callable[..., Truthful], tmp_path: Path):
+def test_a_signal_ends_it_and_leaves_no_sheet(
+    draws: Callable[..., Truthful], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     pipe = draws()
     whole = pipe.stream
+    seen = threading.Event()  # a run of no work may else be over before the watching thread has read the signal
+    monkeypatch.setattr(signals, "_tell", lambda line: seen.set())
 
     def stream(*args: Any, **kwargs: Any) -> Any:
         if len(pipe.asked) == 2:
             os.kill(os.getpid(), signal.SIGINT)
+            assert seen.wait(60)
         return whole(*args, **kwargs)
 
     pipe.stream = stream  # type: ignore[method-assign]
