@@ -118,7 +118,10 @@ def _nvidia(free: int, name: str, capability: tuple[int, int], memory: int = 0) 
 
 def _share_text(memory: int, whom: str, free: int) -> str:
     """Return a sentence on how much of a machine's `memory` is `free`; nothing where `memory` is not known."""
-    return "" if not memory else f"of {memory / share.GIB:.4g} GB {whom} may have {size_text(free)}"
+    if not memory:
+        return ""
+    total = f"{memory / share.GIB:.4g} GiB ({size_text(memory)})" if memory >= share.GIB else size_text(memory)
+    return f"of {total} {whom} may have {size_text(free)}"
 
 
 def _cuda(memory: int | None) -> OnPaper:

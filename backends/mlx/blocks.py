@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from qwenimg.backends.mlx import load
@@ -23,10 +24,9 @@ class NetworkBlocks:
         """Load the block at `path`, call it on `arguments` and free it."""
         plan = self.plan.under(path).when(ONCE if block.once else ALWAYS)
         load.fill(self.model, plan)
-        if self.wide:
-            load.widen(self.model, path)
-        module = dict(self.model.named_modules())[path]
         inputs = [crossing.inward(one, block.image and i == 0, self.wide) for i, one in enumerate(arguments)]
-        outputs = crossing.outward(getattr(module, block.method or "__call__")(*inputs), block.image)
+        with load.widened(self.model, path) if self.wide else nullcontext():
+            module = dict(self.model.named_modules())[path]
+            outputs = crossing.outward(getattr(module, block.method or "__call__")(*inputs), block.image)
         load.drop(self.model, plan.entries)
         return outputs

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import mlx.core as mx
@@ -85,23 +86,39 @@ def drop(model: mlx.nn.Module, names: Iterable[str]) -> None:
             _put(model, name, mx.zeros(owner[leaf].shape, owner[leaf].dtype))
 
 
-def widen(model: mlx.nn.Module, path: str) -> None:
-    """Make the module at `path` compute in float32 with the weights that it has."""
+@contextmanager
+def widened(model: mlx.nn.Module, path: str) -> Iterator[None]:
+    """Make the module at `path` compute in float32 with the weights that it has, while the context is open."""
+    before: list[tuple[mlx.nn.Module, str, Any]] = []  # what the next weights are loaded into: LoRA factors too
+    quantized: list[tuple[str, QuantisedLinear]] = []
+
+    def change(module: mlx.nn.Module, attribute: str, value: Any) -> None:
+        before.append((module, attribute, getattr(module, attribute)))
+        setattr(module, attribute, value)
+
     for name, module in list(model.named_modules()):
         if path and name != path and not name.startswith(f"{path}."):
             continue
         if isinstance(module, QuantisedLinear):
+            quantized.append((name, module))
             _replace(model, name, _decoded(module))
             continue
         if getattr(module, "compute", None) is not None:
-            module.compute = None
+            change(module, "compute", None)
         if hasattr(module, "stream"):
-            module.stream = mx.float32
+            change(module, "stream", mx.float32)
         if isinstance(module, Linear):
             module.branch = tuple(part.astype(mx.float32) for part in module.branch)
         for leaf, value in list(module.items()):
             if isinstance(value, mx.array) and mx.issubdtype(value.dtype, mx.floating):
                 module[leaf] = value.astype(mx.float32)
+    try:
+        yield
+    finally:
+        for name, layer in quantized:
+            _replace(model, name, layer)
+        for module, attribute, value in before:
+            setattr(module, attribute, value)
 
 
 def _decoded(layer: QuantisedLinear) -> Linear:

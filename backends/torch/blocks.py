@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -26,13 +27,12 @@ class NetworkBlocks:
         """Load the block at `path`, call it on `arguments` and free it."""
         plan = self.plan.under(path).when(ONCE if block.once else ALWAYS)
         load.fill(self.model, plan, self.device)
-        if self.wide is not None:
-            load.widen(self.model, path, self.wide)
-        module = self.model.get_submodule(path)
         inputs = [
             crossing.inward(one, block.image and i == 0, self.device, self.wide) for i, one in enumerate(arguments)
         ]
-        results = getattr(module, block.method or "forward")(*inputs)
-        outputs = crossing.outward(results, block.image)
+        with nullcontext() if self.wide is None else load.widened(self.model, path, self.wide):
+            module = self.model.get_submodule(path)
+            results = getattr(module, block.method or "forward")(*inputs)
+            outputs = crossing.outward(results, block.image)
         load.drop(self.model, plan.entries)
         return outputs

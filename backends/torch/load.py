@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -101,21 +102,31 @@ def kept(entry: Entry, values: Coded | np.ndarray, device: torch.device) -> list
     return [codes.view(torch.int32), *rest]
 
 
-def widen(model: torch.nn.Module, path: str, dtype: torch.dtype) -> None:
-    """Make the module at `path` compute in `dtype` with the weights that it has. In float64 it is the reference of
-    all comparisons."""
-    top = model.get_submodule(path)
-    for name, module in list(top.named_modules(prefix=path)):
+@contextmanager
+def widened(model: torch.nn.Module, path: str, dtype: torch.dtype) -> Iterator[None]:
+    """Make the module at `path` compute in `dtype` with the weights that it has, while the context is open. In float64
+    it is the reference of all comparisons."""
+    before: list[tuple[torch.nn.Module, str, Any]] = []  # what the next weights are loaded into: LoRA factors too
+
+    def change(module: torch.nn.Module, attribute: str, value: Any) -> None:
+        before.append((module, attribute, getattr(module, attribute)))
+        setattr(module, attribute, value)
+
+    for name, module in list(model.get_submodule(path).named_modules(prefix=path)):
         if isinstance(module, QuantisedLinear):
-            parent, attribute = _owner(model, name)
-            setattr(parent, attribute, _decoded(module))
+            change(*_owner(model, name), _decoded(module))
         elif getattr(module, "compute", None) is not None:
-            module.compute = None
+            change(module, "compute", None)
         elif hasattr(module, "stream"):
-            module.stream = dtype
+            change(module, "stream", dtype)
     for module in model.get_submodule(path).to(dtype).modules():
         if isinstance(module, Linear) and module.branch is not None:
             module.branch = module.branch[0].to(dtype), module.branch[1].to(dtype)
+    try:
+        yield
+    finally:
+        for module, attribute, value in before:
+            setattr(module, attribute, value)
 
 
 def _decoded(layer: QuantisedLinear) -> Linear:

@@ -54,7 +54,8 @@ def noise(model: DiffusionModel, request: Request, generator: TorchCPUGenerator)
         return generator.normal(shape)
     try:
         given = np.asarray(request.latents)
-    except (TypeError, ValueError, OverflowError):  # lists of several lengths, or what is no number
+    # Lists of several lengths, what is no number, or a range of more numbers than fit into memory
+    except (TypeError, ValueError, OverflowError, MemoryError):
         raise UsageError(f"latents are {clean(request.latents, 40)}; expected an array {list(shape)}") from None
     if given.shape != shape:
         raise UsageError(

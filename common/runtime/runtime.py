@@ -28,8 +28,8 @@ from qwenimg.common.weights.plan import LoadPlan
 Notify = Callable[[str, str], None]
 
 WEIGHTS = 0.8  # of what is free: what a preset's choice of bits leaves is for a step
-# Of --max-memory, what a plan does not count: tokenizers, Python's objects, what allocators keep. 10 to 50 MB measured.
-UNPLANNED, UNPLANNED_SHARE = 64 * 10**6, 1 / 12
+# Of --max-memory, what a plan does not count: tokenizers, Python's objects, what allocators keep. 10 to 40 MB measured.
+UNPLANNED, UNPLANNED_SHARE = 64 * 10**6, 1 / 8
 
 
 def plannable(max_memory: int) -> int:

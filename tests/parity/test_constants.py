@@ -25,7 +25,7 @@ def test_limits_follow_from_it() -> None:
     for kind in constants.document()["k"]:
         recorded = constants.recorded(kind, "float32")
         assert recorded and constants.limit(kind, "float32") == max(LIMIT["float32"], MARGIN * recorded)
-        assert constants.limit(kind, "bfloat16") == LIMIT["bfloat16"]
+        assert constants.limit(kind, "bfloat16") == 2 * LIMIT["bfloat16"]
     assert constants.limit("another.block", "float32") == LIMIT["float32"]
 
 

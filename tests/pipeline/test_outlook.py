@@ -62,14 +62,14 @@ def test_a_mac_of_32_gb_does_not_hold_the_whole_model() -> None:
     print(f"{found['peak_bytes']:,} of {found['memory_bytes']:,} bytes")
     assert found["memory_bytes"] == pytest.approx(REPORTED[32] * MIB, abs=MIB) and not found["fits"]
     text = told("plan", "qwen-image", "--on", "m2-pro", "--memory", "32GB")
-    assert re.search(r"^of 32 GB the GPU may have 22\.9 GB +peak", text, re.MULTILINE)
+    assert re.search(r"^of 32 GiB \(34.4 GB\) the GPU may have 22\.9 GB +peak", text, re.MULTILINE)
     assert planned("qwen-image", "--on", "m4-max", "--memory", "48GB")["fits"]
 
 
 def test_a_card_that_is_named_has_its_memory() -> None:
     found = planned("sdxl", "--on", "rtx 3060")
     assert found["device"] == "NVIDIA RTX 3060" and found["memory_bytes"] == 11 * share.GIB
-    assert "of 12 GB a program may have 11.8 GB" in told("plan", "sdxl", "--on", "3060")
+    assert "of 12 GiB (12.9 GB) a program may have 11.8 GB" in told("plan", "sdxl", "--on", "3060")
 
 
 def test_the_list_of_machines() -> None:
@@ -118,7 +118,7 @@ def test_all_models_of_a_machine(machine: str) -> None:
 
 def test_all_models_as_text() -> None:
     text = told("plan", "--on", "m1", "--memory", "8GB")
-    assert text.startswith("mlx on Apple M1: of 8 GB the GPU may have 5.7 GB\n")
+    assert text.startswith("mlx on Apple M1: of 8 GiB (8.6 GB) the GPU may have 5.7 GB\n")
     assert re.search(r"qwenimg PROMPT -m sd15$", text, re.MULTILINE)
     assert "measured on no such machine" in text
 

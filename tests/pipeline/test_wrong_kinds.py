@@ -123,7 +123,13 @@ def test_what_a_call_asks_for(pipe: Pipeline, one: inspect.Parameter) -> None:
 
 
 def test_a_call_refuses_as_its_check_does(pipe: Pipeline) -> None:
-    for name, value in (("few_steps", 5), ("latents", [[1], [1, 2]]), ("lora", np.zeros(3)), ("seed", True)):
+    for name, value in (
+        ("few_steps", 5),
+        ("latents", [[1], [1, 2]]),
+        ("latents", range(10**15)),
+        ("lora", np.zeros(3)),
+        ("seed", True),
+    ):
         with pytest.raises(UsageError, match=name.replace("_", "[-_]")):
             pipe(**SMALL | {name: value})
 
