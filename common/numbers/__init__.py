@@ -1,1 +1,2 @@
-"""What needs no device and has the same bits everywhere: noise, sizes, RoPE tables, packing, timesteps, tiles."""
+"""Numbers that need no device and have the same bits everywhere: noise, sizes, RoPE tables, packing, timesteps,
+tiles."""

@@ -18,7 +18,10 @@ CHECKED = (
     *(f"backends/{name}/{part}.py" for name in ("torch", "mlx") for part in ("blocks", "compile", "engine", "load")),
     "backends/torch/code_folder.py",
     "backends/mlx/kernel_files.py",
-    *(f"common/{room}" for room in ("base", "codes", "formats", "precision", "sampling", "weights")),
+    *(
+        f"common/{room}"
+        for room in ("base", "codes", "formats", "numbers", "pictures", "precision", "sampling", "weights")
+    ),
 )
 NOT_YET = ("common/weights/streaming.py",)
 # Class names that mean two things, in rooms that are not done.
