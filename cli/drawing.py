@@ -136,8 +136,8 @@ class RunReport:
         self.stop.check()
         codes = self.codes
         fatal = codes[-1] if outcome.fatal else 0
-        code = fatal or (0 if not codes else failures.PARTIAL if outcome.made else codes[0])
-        self.report.done(outcome.made, len(codes), code)
+        code = fatal or (0 if not codes else failures.PARTIAL if outcome.written else codes[0])
+        self.report.done(outcome.written, len(codes), code)
         return code
 
 

@@ -1,1 +1,2 @@
-"""Many pictures: what was asked, where each is written, what fails; recipes read back, of other programs too."""
+"""Runs of many images: options and prompt files, names of files, failures; recipes read back, also of other
+programs."""

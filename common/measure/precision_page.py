@@ -1,4 +1,4 @@
-"""What `qwenimg precision` found, as lines for a terminal, as charts, and as one self-contained page."""
+"""The report of `qwenimg precision` as lines for a terminal, as charts, and as one self-contained page."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ td:first-child, th:first-child, td.text, th.text { text-align: left } tr { borde
 
 
 def lines(report: Report) -> list[str]:
-    """Of the blocks those that are nearest to float16's end."""
+    """Return the report as text, with the blocks whose activations are nearest to float16's maximum."""
     blocks = sorted(report.blocks, key=lambda block: -_order(block))
     against = next(iter(report.compared))
     head, rows = _block_rows(report, blocks[:SHOWN], against)
-    left = len(blocks) - SHOWN
+    hidden = len(blocks) - SHOWN
     return [
         _about(report),
         "",
@@ -35,7 +35,7 @@ def lines(report: Report) -> list[str]:
         "",
         f"largest |activation|, headroom to float16's {FLOAT16_MAX:.0f}, errors against {_where(report, against)}:",
         *aligned([head, *rows]),
-        *([f"and {left} blocks with more headroom (--json, --html)"] if left > 0 else []),
+        *([f"and {hidden} blocks with more headroom (--json, --html)"] if hidden > 0 else []),
         "",
         *conclusions(report),
     ]
@@ -52,26 +52,26 @@ def conclusions(report: Report) -> list[str]:
 
 
 def beyond(report: Report) -> list[str]:
-    """A line for each part of the model that plain float16 does not hold, or hardly."""
-    found = []
+    """Return a line for each part of the model whose activations float16 cannot hold, or hardly."""
+    lines = []
     for part in dict.fromkeys(block.part for block in report.blocks):
         worst = max((block for block in report.blocks if block.part == part), key=_order)
         if not worst.largest <= FLOAT16_MAX / 8:
             where = f"{worst.name}, {worst.at}"
             verb = "holds little more than" if worst.largest <= FLOAT16_MAX else "does not hold"
-            found.append(f"float16 {verb} the {part}: {_size(worst.largest)} at {where}")
-    return found
+            lines.append(f"float16 {verb} the {part}: {_size(worst.largest)} at {where}")
+    return lines
 
 
 def charts(report: Report) -> list[Chart]:
-    """The largest activations, and the errors of the policies."""
+    """Return charts of the largest activations and of the policies' errors."""
     blocks, against = report.blocks, next(iter(report.compared))
-    made = [run for run in report.runs if any(block.errors.get(against) for block in run.blocks)]
+    runs = [run for run in report.runs if any(block.errors.get(against) for block in run.blocks)]
     places = [block.name for block in blocks]
-    by_key = [{block.key: block.errors.get(against) for block in run.blocks} for run in made]
+    by_key = [{block.key: block.errors.get(against) for block in run.blocks} for run in runs]
     errors = [
-        Series(name=run.policy, values=[found.get(block.key) for block in blocks])
-        for run, found in zip(made, by_key, strict=True)
+        Series(name=run.policy, values=[by_block.get(block.key) for block in blocks])
+        for run, by_block in zip(runs, by_key, strict=True)
     ]
     sizes = [
         Series(name=part, values=[_plotted(block) if block.part == part else None for block in blocks])
@@ -85,7 +85,7 @@ def charts(report: Report) -> list[Chart]:
 
 
 def page(report: Report) -> str:
-    """One HTML file with everything in it: no script, no font and no picture from elsewhere."""
+    """Return one HTML file with everything in it: no script, font or image from elsewhere."""
     title = html.escape(f"Precision of {clean(report.model, 80)}")
     told = "".join(f"<p>{html.escape(line)}</p>" for line in conclusions(report))
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
@@ -139,17 +139,17 @@ def _policy_row(run: Run) -> Row:
 
 
 def _where(report: Report, policy: str) -> str:
-    """`fp64 on CPU (torch, 2 threads)`."""
+    """Return a policy with its device: `fp64 on CPU (torch, 2 threads)`."""
     return f"{policy} on {report.compared[policy]}"
 
 
 def _block_rows(report: Report, blocks: Sequence[Block], against: str) -> tuple[Row, list[Row]]:
-    """With the errors of the policies against the one that is called so."""
+    """Return a table of blocks, with the policies' errors against the policy `against`."""
     others = [run for run in report.runs if run.policy != against]
-    found = [{block.key: block for block in run.blocks} for run in others]
+    by_run = [{block.key: block for block in run.blocks} for run in others]
     rows = []
     for block in blocks:
-        errors = (_error(by_key.get(block.key), against) for by_key in found)
+        errors = (_error(by_key.get(block.key), against) for by_key in by_run)
         rows.append((f"{block.part} {block.name}", _size(block.largest), _headroom(block.largest), *errors))
     return ("block", "largest", "headroom", *(run.policy for run in others)), rows
 
@@ -189,6 +189,6 @@ def _table(head: Row, rows: Sequence[Row]) -> str:
 
 
 def _cell(text: str) -> str:
-    """A factor below 1 is headroom that there is not."""
+    """Return a table's cell, marked if the value overflows: a headroom below 1 counts as overflow."""
     wrong = text == "overflow" or (text.endswith("x") and "e-" in text)
     return f"<td class='beyond'>{html.escape(text)}</td>" if wrong else f"<td>{html.escape(text)}</td>"

@@ -20,7 +20,20 @@ CHECKED = (
     "backends/mlx/kernel_files.py",
     *(
         f"common/{room}"
-        for room in ("base", "codes", "formats", "numbers", "pictures", "precision", "sampling", "weights")
+        for room in (
+            "base",
+            "codes",
+            "formats",
+            "jobs",
+            "measure",
+            "memory",
+            "networks",
+            "numbers",
+            "pictures",
+            "precision",
+            "sampling",
+            "weights",
+        )
     ),
 )
 NOT_YET = ("common/weights/streaming.py",)
