@@ -23,7 +23,9 @@ CHECKED = (
         for room in (
             "base",
             "codes",
+            "conversion",
             "formats",
+            "hub",
             "jobs",
             "measure",
             "memory",
