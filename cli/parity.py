@@ -328,7 +328,7 @@ def _as_json(checked: Checked, verdict: str) -> dict[str, Any]:
 
 
 def _station(one: Passed) -> dict[str, Any]:
-    numbers = {"given": one.given, "made": one.made, "allowed": one.allowed}
+    numbers = {"given": one.input_error, "made": one.output_error, "allowed": one.allowed}
     return {"name": one.name, **{key: _number(value) for key, value in numbers.items()}, "ok": not one.failures}
 
 

@@ -31,6 +31,7 @@ CHECKED = (
             "memory",
             "networks",
             "numbers",
+            "parity",
             "pictures",
             "precision",
             "sampling",
@@ -39,6 +40,8 @@ CHECKED = (
     ),
 )
 NOT_YET = ("common/weights/streaming.py",)
+# Fields whose names are keys of a file's format.
+KEYS = frozenset(f"common/parity/passport_schema.py: StationJson: {key}" for key in ("made", "own"))
 # Class names that mean two things, in rooms that are not done.
 TWICE = frozenset({"Asked", "Bar", "Block", "Blocks", "Entry", "Fit", "Report", "Run", "Stage", "Tile"})
 
@@ -54,7 +57,8 @@ def checked() -> dict[str, str]:
 def test_the_rooms_that_are_done(rule) -> None:
     files = checked()
     assert len(files) > 90
-    assert [f"{name}: {fault}" for name, source in files.items() for fault in rule(source)] == []
+    faults = {f"{name}: {fault}" for name, source in files.items() for fault in rule(source)}
+    assert sorted(faults - KEYS) == []
 
 
 @pytest.mark.parametrize(
