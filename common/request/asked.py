@@ -14,7 +14,7 @@ from qwenimg.common.request.given import Loras, Picture
 
 
 class Asked(TypedDict, total=False):
-    """What a call may say besides the prompt. None takes the model's default, and a seed by chance."""
+    """Options of a call besides the prompt. None takes the model's default, or a random seed."""
 
     negative_prompt: str | None
     width: int | None

@@ -34,7 +34,10 @@ CHECKED = (
             "parity",
             "pictures",
             "precision",
+            "request",
             "sampling",
+            "shapes",
+            "training",
             "weights",
         )
     ),
