@@ -1,4 +1,4 @@
-"""`qwenimg convert`: a model written again as a folder."""
+"""The command `convert`: write a model as a folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qwenimg.common.base.amounts import counted, size_text
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.request.parts import PARTS
 
-_PATH = click.Path(path_type=Path, readable=False)  # what cannot be read is reported later, with its exit code
+_PATH = click.Path(path_type=Path, readable=False)  # an unreadable file is reported later, with its exit code
 
 
 @click.command("convert")
@@ -29,10 +29,12 @@ _PATH = click.Path(path_type=Path, readable=False)  # what cannot be read is rep
 @click.option("--quiet", is_flag=True, help="Only errors on standard error.")
 @places.found
 def convert(opening: Opening, out: Path, lora: tuple[str, ...], dtype: str | None, quiet: bool) -> None:
-    """Write MODEL, a folder, a file or a name, as the folder OUT: in fewer bits, with LoRAs in its weights, or as is.
+    """Write MODEL, a folder, a file or a name, as the folder OUT: in fewer bits, with LoRAs in its weights, or
+    unchanged.
 
-    What `-q` does while a model is loaded is done once, and drawn with at once. OUT appears when it is whole; a run
-    that was ended, however hard, goes on when it is started again with the same options."""
+    The work of `-q` while a model loads is done once, and the result loads at once. OUT appears when it is whole. A run
+    that was ended, even by kill -9, continues when you start it again with the same options.
+    """
     import os
 
     from qwenimg.common.conversion.convert import convert
@@ -50,7 +52,7 @@ def convert(opening: Opening, out: Path, lora: tuple[str, ...], dtype: str | Non
 
 
 class Told:
-    """Progress as `pull` shows it."""
+    """The progress of a conversion, shown like that of `pull`."""
 
     def __init__(self, *, quiet: bool) -> None:
         self.bar, self.size, self.done = Bar(quiet=quiet), 0, 0

@@ -11,6 +11,8 @@ from rules import ROOT, name_of, sources
 
 # Files and folders whose docstrings and names are checked.
 CHECKED = (
+    "cli",
+    "src",
     "backends/__init__.py",
     "backends/paper.py",
     "backends/workspaces.py",
