@@ -30,7 +30,7 @@ _FEW = 2  # steps of the shorter run
 @places.declared("compile", type=click.Choice(("off", "on")), default="off", metavar="off|on", help="Default off.")
 @click.option("--rounds", type=click.IntRange(1, 100), default=3, metavar="N", help="Default 3; medians are shown.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@places.found
+@places.with_opening
 def bench(
     opening: Opening,
     width: int | None,

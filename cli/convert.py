@@ -27,7 +27,7 @@ _PATH = click.Path(path_type=Path, readable=False)  # an unreadable file is repo
 @places.declared(*PARTS, "tokenizer")
 @places.declared("prediction", metavar=None, help="What the UNet of a Stable Diffusion file predicts.")
 @click.option("--quiet", is_flag=True, help="Only errors on standard error.")
-@places.found
+@places.with_opening
 def convert(opening: Opening, out: Path, lora: tuple[str, ...], dtype: str | None, quiet: bool) -> None:
     """Write MODEL, a folder, a file or a name, as the folder OUT: in fewer bits, with LoRAs in its weights, or
     unchanged.

@@ -16,7 +16,7 @@ from qwenimg.common.families.opening import Opening
 @click.argument("model", required=False)
 @places.declared("backend")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@places.found
+@places.with_opening
 def doctor(opening: Opening, as_json: bool) -> int:
     """Measure this device for some seconds: a matrix product, a convolution and attention in each dtype against
     float64.

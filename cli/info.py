@@ -25,7 +25,7 @@ XMP = "XML:com.adobe.xmp"  # Pillow's name for it in a PNG
 @click.argument("file", type=click.Path(path_type=Path, readable=False))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @places.declared("prediction", metavar=None, help="What a Stable Diffusion file's UNet predicts.")
-@places.found
+@places.with_opening
 def info(file: Path, as_json: bool, opening: Opening) -> None:
     """Print the recipe in an image, or the contents of a model: a folder, a .safetensors file or a name (shapes)."""
     file = _found(file)

@@ -74,7 +74,7 @@ def _asking(command: _F) -> _F:
 @places.declared("backend", **_BACKEND)
 @_opening
 @_asking
-@places.found
+@places.with_opening
 def record(opening: Opening, output: Path, overwrite: bool, **asked: Any) -> int:
     """Write a passport: the results of every block of MODEL here, and those of float64."""
     from qwenimg.common.base import atomic_files
@@ -100,7 +100,7 @@ def record(opening: Opening, output: Path, overwrite: bool, **asked: Any) -> int
 @click.option("--overwrite", is_flag=True, help="Replace that file if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @_opening
-@places.found
+@places.with_opening
 def check(
     passport: Path,
     opening: Opening,
@@ -144,7 +144,7 @@ def check(
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @_opening
 @_asking
-@places.found
+@places.with_opening
 def run(
     opening: Opening, backends: str | None, output: Path | None, overwrite: bool, as_json: bool, **asked: Any
 ) -> int:

@@ -74,7 +74,7 @@ def taken(given: dict[str, Any]) -> dict[str, Any]:
     return {name: given.pop(name) for name in OPENING if name in given}
 
 
-def found(command: Callable[..., Any]) -> Callable[..., Any]:
+def with_opening(command: Callable[..., Any]) -> Callable[..., Any]:
     """Declare --models-dir for `command`. It gets an `Opening` in place of the options of one, with paths in place of
     names that are found there, and the path of its `file`."""
 

@@ -34,7 +34,7 @@ STEPS = 5  # the first and the last are observed, those between are timed
 @click.option("--plot", type=_FILE, metavar="FILE", help="Write the charts as an SVG.")
 @click.option("--html", "as_html", type=_FILE, metavar="FILE", help="Write a page with tables and charts.")
 @click.option("--overwrite", is_flag=True, help="Replace files that exist.")
-@places.found
+@places.with_opening
 def precision(
     opening: Opening,
     policies: str | None,
