@@ -1,5 +1,4 @@
-"""The user's own defaults: `config.toml` in the user's configuration folder. Flags and the environment override
-them."""
+"""The user's own defaults, `config.toml` in the configuration folder. Flags and the environment override them."""
 
 from __future__ import annotations
 
@@ -92,8 +91,7 @@ def settle(ctx: click.Context, given: dict[str, Any]) -> None:
     """Add the file's values to those `given`, and remove values that a stronger source replaces by another option.
 
     The command line overrides the environment, that a repeated recipe, and that the file. Raises UsageError for a
-    broken file.
-    """
+    broken file."""
     source = {name: ctx.get_parameter_source(name) for name in given}
     typed = {name for name in given if source[name] is ParameterSource.COMMANDLINE and given[name] not in (None, ())}
     for group in (SIZES, PROMPTS):

@@ -8,7 +8,7 @@ import click
 
 from qwenimg.cli import places, streams
 from qwenimg.cli.options import TEXTS
-from qwenimg.cli.pull import Bar
+from qwenimg.cli.pull import ByteBar
 from qwenimg.common.base.amounts import counted, size_text
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.request.parts import PARTS
@@ -33,8 +33,7 @@ def convert(opening: Opening, out: Path, lora: tuple[str, ...], dtype: str | Non
     unchanged.
 
     The work of `-q` while a model loads is done once, and the result loads at once. OUT appears when it is whole. A run
-    that was ended, even by kill -9, continues when you start it again with the same options.
-    """
+    that was ended, even by kill -9, continues when you start it again with the same options."""
     import os
 
     from qwenimg.common.conversion.convert import convert
@@ -55,7 +54,7 @@ class Told:
     """The progress of a conversion, shown like that of `pull`."""
 
     def __init__(self, *, quiet: bool) -> None:
-        self.bar, self.size, self.done = Bar(quiet=quiet), 0, 0
+        self.bar, self.size, self.done = ByteBar(quiet=quiet), 0, 0
 
     def plan(self, size: int, files: int) -> None:
         self.size = size

@@ -12,7 +12,7 @@ import qwenimg
 from qwenimg.cli import elsewhere, failures, streams
 from qwenimg.cli.faults import kept, report_faults
 from qwenimg.cli.options import parse_debug
-from qwenimg.cli.progress import Report
+from qwenimg.cli.progress import RunPrinter
 from qwenimg.cli.signals import Stop
 from qwenimg.common.base import atomic_files
 from qwenimg.common.base.errors import UsageError
@@ -58,11 +58,10 @@ def draw(flags: Flags, stop: Stop, warnings: Iterable[str] = ()) -> int:
     """Generate all images that `flags` ask for and return the exit code. Raises QwenimgError, if possible before a
     model is opened.
 
-    warnings: about the options.
-    """
+    warnings: about the options."""
     from qwenimg.common.hub import resolve
 
-    report = Report(as_json=flags.json, quiet=flags.quiet, debug=parse_debug(flags.debug))
+    report = RunPrinter(as_json=flags.json, quiet=flags.quiet, debug=parse_debug(flags.debug))
     for line in warnings:
         report.notify("warning", line)
     opening = opening_of(flags.opening)
@@ -114,10 +113,9 @@ def draw(flags: Flags, stop: Stop, warnings: Iterable[str] = ()) -> int:
 
 
 class RunReport:
-    """The listener of a run: it prints reports, and ends the run after a signal. `codes`: exit codes of failed
-    images."""
+    """A listener that prints reports, and ends the run after a signal. `codes`: exit codes of failed images."""
 
-    def __init__(self, report: Report, stop: Stop, codes: list[int]) -> None:
+    def __init__(self, report: RunPrinter, stop: Stop, codes: list[int]) -> None:
         self.report, self.stop, self.codes = report, stop, codes
         self.notify, self.image = report.notify, report.image
 
@@ -146,9 +144,8 @@ class RunReport:
 # Checks before the model is opened
 
 
-def _wanted(flags: Flags, replay: Replay | None, report: Report) -> tuple[list[Picture], list[int]]:
-    """Return the images to generate, and the exit codes of those that cannot be, which are reported. Raises
-    QwenimgError."""
+def _wanted(flags: Flags, replay: Replay | None, report: RunPrinter) -> tuple[list[Picture], list[int]]:
+    """Return the images to generate, and the exit codes of those that cannot be, reported here. Raises QwenimgError."""
     prompt = _prompt(flags)
     if prompt is not None and flags.prompt_file is not None:
         raise UsageError("a prompt and --prompt-file; give one of them")
@@ -159,7 +156,7 @@ def _wanted(flags: Flags, replay: Replay | None, report: Report) -> tuple[list[P
     return wanted, report_faults(faults, report, left=len(wanted), keep_going=flags.keep_going)
 
 
-def _with_loras(flags: Flags, opening: Opening, replay: Replay | None, report: Report) -> Replay | None:
+def _with_loras(flags: Flags, opening: Opening, replay: Replay | None, report: RunPrinter) -> Replay | None:
     """Return `replay` with the LoRAs of its recipe that are in the folders of --models-dir. Raises UsageError for one
     that is not there."""
     if replay is None or "lora" not in replay.used or flags.options["lora"] is not None or not opening.models_dir:
@@ -234,7 +231,7 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def _job(flags: Flags, replay: Replay | None, wanted: Sequence[Picture], report: Report) -> Job:
+def _job(flags: Flags, replay: Replay | None, wanted: Sequence[Picture], report: RunPrinter) -> Job:
     """Read the arrays that were given, and collect how images are written. Raises UsageError and ModelError."""
     noise = None if flags.latents is None else read_noise(flags.latents, wanted)
     image, mask, notes = read_pictures(flags.image, flags.mask, flags.options["strength"])

@@ -1,5 +1,4 @@
-"""Options from the environment, such as QWENIMG_STEPS: an error names the variable, an unknown variable gives a
-warning."""
+"""Options from the environment, such as QWENIMG_STEPS: errors name the variable, unknown variables give a warning."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from qwenimg.cli.progress import Report
+from qwenimg.cli.progress import RunPrinter
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.jobs.pictures import Picture
 from qwenimg.common.jobs.run import passing
@@ -12,7 +12,7 @@ from qwenimg.common.jobs.run import passing
 MOST = 20  # the most faults that are reported one by one if they end the run
 
 
-def report_faults(faults: Sequence[ModelError], report: Report, *, left: int, keep_going: bool) -> list[int]:
+def report_faults(faults: Sequence[ModelError], report: RunPrinter, *, left: int, keep_going: bool) -> list[int]:
     """Report `faults` and return their exit codes. Raises the last if they end the run: without `keep_going`, or if no
     image is `left`."""
     if not faults or (keep_going and left):
@@ -27,7 +27,12 @@ def report_faults(faults: Sequence[ModelError], report: Report, *, left: int, ke
 
 
 def kept(
-    wanted: list[Picture], check: Callable[[Picture], object], report: Report, failed: list[int], *, keep_going: bool
+    wanted: list[Picture],
+    check: Callable[[Picture], object],
+    report: RunPrinter,
+    failed: list[int],
+    *,
+    keep_going: bool,
 ) -> list[Picture]:
     """Return those of `wanted` that pass `check`. A fault of a prompt file is reported with its line, and its exit code
     is added to `failed`. Raises QwenimgError."""

@@ -111,7 +111,7 @@ def _show_foreign(foreign: Foreign) -> None:
 
 
 def _shown(key: str, value: str) -> str:
-    """Return `key: value` with control characters escaped. Further lines are indented, so that none can pass for a
+    """Return `key: value` with control characters escaped; further lines are indented, so that none looks like a
     key."""
     from qwenimg.common.base.text import printable
 

@@ -20,8 +20,7 @@ COMPLETE_VAR = "_QWENIMG_COMPLETE"
 def run(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (without the program's name) and return its exit code.
 
-    Without `argv` it is that of the process, which ends when this returns; only then signals are handled.
-    """
+    Without `argv` it is that of the process, which ends when this returns; only then signals are handled."""
     try:
         from qwenimg.cli import signals
 

@@ -23,8 +23,7 @@ def models(as_json: bool, models_dir: tuple[Path, ...]) -> None:
     --models-dir: the files in DIR, the kind of each, and the option that takes it.
 
     Size: of the download. Memory: about what an image takes on a GPU or a Mac; twice that on a CPU. Any other model in
-    diffusers layout can be used by its folder, file or hub id.
-    """
+    diffusers layout can be used by its folder, file or hub id."""
     if models_dir:
         click.echo(_folders(models_dir, as_json))
         return

@@ -112,8 +112,7 @@ def check(
 ) -> int:
     """Repeat the computations in PASSPORT, judge every block, and name the first that fails.
 
-    Give recorded parts and LoRAs again; those in the Hugging Face cache are found.
-    """
+    Give recorded parts and LoRAs again; those in the Hugging Face cache are found."""
     from qwenimg.common.base import atomic_files
     from qwenimg.common.hub.resolve import named, named_part
     from qwenimg.common.parity import passport_file
@@ -177,8 +176,7 @@ def run(
 def report(passports: tuple[Path, ...], output: Path | None, overwrite: bool) -> int:
     """Draw passports side by side: a heat map of blocks by precisions and backends, with every error and verdict.
 
-    Writes a page of HTML, and an SVG beside it.
-    """
+    Writes a page of HTML, and an SVG beside it."""
     from qwenimg.common.base import atomic_files
     from qwenimg.common.parity import passport_file
     from qwenimg.common.parity import report as reporting

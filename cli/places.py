@@ -55,8 +55,7 @@ def weights(command: _F) -> _F:
 
 
 def take_texts(given: dict[str, Any]) -> None:
-    """Split the files of --text-encoder, which may be given for each of a model's, into one option each. Raises
-    UsageError."""
+    """Split the files of --text-encoder, one for each of a model's, into one option each. Raises UsageError."""
     for first in [name for name in PARTS if any(other.again == name for other in PARTS.values())]:
         places = [first, *(name for name, other in PARTS.items() if other.again == first)]
         value = given[first]

@@ -15,7 +15,7 @@ from qwenimg.common.families.opening import Opening
 
 if TYPE_CHECKING:
     from qwenimg.common.hub.open_model import ModelFiles
-    from qwenimg.common.measure.precision import Report
+    from qwenimg.common.measure.precision import PrecisionReport
 
 _FILE = click.Path(path_type=Path, readable=False)
 STEPS = 5  # the first and the last are observed, those between are timed
@@ -108,18 +108,18 @@ def _on_paper(name: str, backend: str) -> list[str]:
 
 def _measured(
     files: ModelFiles, backend: str, policies: str | None, size: tuple[int, int] | None, picture: dict[str, Any]
-) -> Report:
+) -> PrecisionReport:
     from qwenimg import backends
     from qwenimg.cli import streams
     from qwenimg.common.base.amounts import size_text
-    from qwenimg.common.measure.precision import EXACT_BYTES, Asked, Measuring, chosen, measure
+    from qwenimg.common.measure.precision import EXACT_BYTES, Measuring, PrecisionTask, chosen, measure
 
     opened, name = files.opened, files.resolved.name
     names = chosen(policies, opened.family.precision)
     defaults = opened.defaults(files.resolved.known)
     device = Measuring(opened, backends.load(backend), name, defaults)
     width, height = size or device.size()
-    asked = Asked(width=width, height=height, **picture)
+    asked = PrecisionTask(width=width, height=height, **picture)
     device.pipe.check(**asdict(asked))
     exact, wide = None, 8 * opened.checkpoint.parameters
     if wide > EXACT_BYTES:

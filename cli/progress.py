@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 WARNING = "qwenimg: warning: "
 
 
-class Report:
+class RunPrinter:
     """The printer of one run. With `quiet`, only warnings and errors go to standard error."""
 
     def __init__(self, *, as_json: bool, quiet: bool, debug: Sequence[str]) -> None:
@@ -41,7 +41,7 @@ class Report:
         self._compiles = False  # True: the first step compiles, so its time does not count
         self._held: list[str] | None = []  # lines that wait for the headline, which comes first
         self._warned: set[str] = set()
-        self._bar = Bar()
+        self._bar = StepBar()
         self._hidden = False  # True: something was printed since the last error
 
     # Before the images
@@ -194,7 +194,7 @@ class Report:
             streams.put(failures.record(name, **fields))
 
 
-class Bar:
+class StepBar:
     """A bar of steps on standard error. A terminal that fails is ignored: the images matter more."""
 
     def __init__(self) -> None:

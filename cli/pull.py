@@ -16,7 +16,7 @@ from qwenimg.common.base.errors import UsageError
 EVERY = 10.0  # seconds between two lines without a terminal
 
 
-class Bar:
+class ByteBar:
     """A bar of bytes on a terminal, else a line now and then; nothing when `quiet`."""
 
     def __init__(self, *, quiet: bool) -> None:
@@ -69,8 +69,7 @@ def pull(name: str | None, verify: bool, quiet: bool) -> None:
     list the models like `qwenimg models`.
 
     Files that are here are not fetched again; an interrupted download continues where it stopped; every file is checked
-    against its hash. HF_HOME, HF_HUB_CACHE, HF_ENDPOINT and HF_TOKEN are those of the Hugging Face tools.
-    """
+    against its hash. HF_HOME, HF_HUB_CACHE, HF_ENDPOINT and HF_TOKEN are those of the Hugging Face tools."""
     if name is None:
         if verify:
             raise UsageError("--verify needs the NAME of a model; `qwenimg models` lists them")
@@ -80,7 +79,7 @@ def pull(name: str | None, verify: bool, quiet: bool) -> None:
         return
     from qwenimg.common.hub.pull import pull as fetch_model
 
-    bar = Bar(quiet=quiet)
+    bar = ByteBar(quiet=quiet)
     try:
         folder = fetch_model(name, echo=bar.line, progress=bar.update, verify=verify)
     finally:

@@ -13,7 +13,7 @@ import click
 
 import qwenimg
 from qwenimg.cli import failures, places, streams
-from qwenimg.cli.progress import Bar
+from qwenimg.cli.progress import StepBar
 from qwenimg.cli.signals import Stop
 from qwenimg.common.base.errors import NumericsError, UsageError
 from qwenimg.common.base.text import clean
@@ -49,8 +49,7 @@ def selftest(
 ) -> int:
     """Draw 40 prompts with the built-in model on this machine and check each image by rules: colour, shape, place.
 
-    Exit code 0 if enough are right, 6 if not. The work is the same, seed for seed, on every machine.
-    """
+    Exit code 0 if enough are right, 6 if not. The work is the same, seed for seed, on every machine."""
     from qwenimg.common.hub.resolve import is_built_in
     from qwenimg.common.numbers.sizes import parse_size
     from qwenimg.common.shapes.builtin import NAME, other_sizes
@@ -73,8 +72,7 @@ def selftest(
 
 
 def _sheet_path(output: str, overwrite: bool, size: int) -> Path:
-    """Return the sheet's file, by the rules for an image's, with space for `size` bytes. Raises UsageError and
-    DoesNotFit."""
+    """Return the sheet's file, by the rules for images, with `size` bytes free. Raises UsageError and DoesNotFit."""
     from qwenimg.common.base import atomic_files
     from qwenimg.common.jobs.naming import output_path
 
@@ -139,7 +137,7 @@ class SelftestReport:
     def __init__(self, prompts: list[GatePrompt], *, as_json: bool, quiet: bool) -> None:
         self.prompts, self.as_json, self.quiet = prompts, as_json, quiet
         self.terminal = sys.stderr is not None and sys.stderr.isatty()
-        self._bar = Bar()
+        self._bar = StepBar()
 
     def notify(self, kind: str, text: str) -> None:
         """Print a warning of the library. Stages are dropped, since the images are small and many."""

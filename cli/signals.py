@@ -51,8 +51,7 @@ class Stop:
             raise Stopped
 
     def claim(self) -> None:
-        """Claim the end of the run for the main thread. Does not return if the other thread is ending the process
-        already."""
+        """Claim the end of the run for the main thread. Never returns if the other thread already ends the process."""
         with self._ending:
             self.until = math.inf
 
@@ -118,8 +117,7 @@ class Stop:
 def watched() -> Iterator[Stop]:
     """Watch the signals of this process while the context is open; ignored signals stay ignored.
 
-    Only the end of the process may follow: Ctrl-C then shows no traceback.
-    """
+    Only the end of the process may follow: Ctrl-C then shows no traceback."""
     stop = Stop()
     numbers = [number for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN]
     inlet, outlet = os.pipe()

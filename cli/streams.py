@@ -16,8 +16,7 @@ NAMES_OF_STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")  # files that 
 def put(data: bytes) -> None:
     """Write `data` to standard output at once.
 
-    A reader that has gone is no error, since the images are in files. Raises OSError for any other failure.
-    """
+    A reader that has gone is no error, since the images are in files. Raises OSError for any other failure."""
     if sys.stdout is None:
         return
     try:
@@ -47,8 +46,7 @@ def flush() -> None:
 
 
 def forget_unwritten() -> None:
-    """Drop output that could not be written: Python would try again as it exits, fail, and end with an exit code of its
-    own."""
+    """Drop output that could not be written: Python would try again at its exit, and set an exit code of its own."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:

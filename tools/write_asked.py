@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from qwenimg.common.request.given import Loras, Picture
 
 
-class Asked(TypedDict, total=False):
+class CallOptions(TypedDict, total=False):
     """Options of a call besides the prompt. None takes the model's default, or a random seed."""
 
 '''

@@ -94,8 +94,8 @@ def _shared() -> bool:
 
 
 def _read(blocks: streaming.Blocks, pieces: TwoPieces[mx.array] | None, path: str) -> Callable[[Entry], list[mx.array]]:
-    """Read a block, in the reading thread. Return a function that makes the arrays of an entry; it is called in the
-    order of the block's entries."""
+    """Read a block, in the reading thread. Return a function that makes the arrays of each entry, called in their
+    order."""
     if pieces is not None:
         memory, parts = pieces.read(path)
         entries = iter(parts)

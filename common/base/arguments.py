@@ -1,5 +1,4 @@
-"""Checks of what a Python caller passes: a value of a wrong type, which the command line cannot pass, is refused in one
-line."""
+"""Checks of a Python caller's values: a wrong type, which the command line cannot pass, is refused in one line."""
 
 from __future__ import annotations
 

@@ -29,8 +29,7 @@ _OUR_TEMP = re.compile(r"\..+\.(\d{1,9})(-\d+)?\.qwenimg\.part", re.DOTALL)
 def check_output(path: Path, *, overwrite: bool, new_folder: bool = False) -> None:
     """Raise UsageError for a path that `write_atomic` would refuse, before any work is done.
 
-    `new_folder`: the folder of `path` may be missing if its own folder exists, since `make_folder` will make it.
-    """
+    `new_folder`: the folder of `path` may be missing if its own folder exists, since `make_folder` will make it."""
     shown = shown_path(path)
     folder = path.parent.parent if new_folder and not os.path.lexists(path.parent) else path.parent
     try:
@@ -70,8 +69,7 @@ def write_atomic(path: Path, data: bytes, *, overwrite: bool) -> None:
     empty file claims the name first: kill -9 between the two leaves `path` empty. A symbolic link is replaced, not
     followed.
 
-    Raises UsageError (exists, no permission, no folder, bad name) and DoesNotFit (disk, quota or size limit).
-    """
+    Raises UsageError (exists, no permission, no folder, bad name) and DoesNotFit (disk, quota or size limit)."""
     check_output(path, overwrite=overwrite)
     temp = None
     try:
@@ -113,8 +111,7 @@ def check_space(path: Path, size: int) -> None:
 
 
 def _open_temp(path: Path) -> tuple[int, Path]:
-    """Create a file `.<name>.<pid>.qwenimg.part` beside `path`. For threads and reused pids it is `<pid>-1` and so
-    on."""
+    """Create a file `.<name>.<pid>.qwenimg.part` beside `path`; `<pid>-1` and so on for threads and reused pids."""
     name = os.fsencode(path.name)[:200].decode(errors="ignore")  # a name has at most 255 bytes
     for attempt in itertools.count():
         owner = f"{os.getpid()}-{attempt}" if attempt else str(os.getpid())
@@ -172,8 +169,7 @@ def _exists(path: Path) -> UsageError:
 
 
 def sweep(folder: Path) -> None:
-    """Remove the temporary files of a killed `write_atomic` from `folder`: a day old, of this user, their process
-    dead."""
+    """Remove temporary files of a killed `write_atomic` from `folder`: a day old, of this user, the process dead."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):
             match = _OUR_TEMP.fullmatch(entry.name)

@@ -34,8 +34,7 @@ def make_folder(cache: Path, folder: Path) -> Path:
 
 
 def is_inside(cache: Path, path: Path, size: int) -> bool:
-    """Return whether `path` is a regular file of `size` bytes that lies in the cache, even if links in the cache lead
-    to it."""
+    """Return whether `path` is a regular file of `size` bytes that lies in the cache, also through links."""
     try:
         status = path.stat()
     except (OSError, ValueError):
@@ -75,8 +74,7 @@ def append(path: Path) -> io.FileIO:
 
 
 def open_lock(path: Path) -> io.FileIO:
-    """Open the file to lock, and create it if it is missing. Raises UsageError if `path` is no regular file, and
-    OSError."""
+    """Open or create the file to lock. Raises UsageError if `path` is no regular file, and OSError."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _OPEN, 0o666)
     except OSError:

@@ -158,8 +158,7 @@ def exactly(cls: type[T], data: object, place: str = "") -> T:
 
     Besides the types of `parse`, a field is a dataclass, a table `dict[str, X]`, a list `tuple[X, ...]` of any length,
     a row such as `tuple[int, float]`, or `object`, which is any value. Bounds are those of the field's metadata; they
-    hold for each value in its list or table. Raises ValueError that names the place, such as blocks[0].seed.
-    """
+    hold for each value in its list or table. Raises ValueError that names the place, such as blocks[0].seed."""
     if not isinstance(data, dict):
         raise _unexpected(place, data, "expected an object {...}")
     known = _fields(cls)  # type: ignore[arg-type]

@@ -75,11 +75,8 @@ class NumericsError(QwenimgError, ArithmeticError):
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return whether `error` reports a lack of memory.
-
-    torch's own error is recognized by its name, so that torch need not be imported; the RuntimeError of an allocator by
-    its text.
-    """
+    """Return whether `error` reports a lack of memory. torch's own error is recognized by its name, so that torch need
+    not be imported, the RuntimeError of an allocator by its text."""
     names = [cls.__name__ for cls in type(error).__mro__]
     if "OutOfMemoryError" in names or isinstance(error, MemoryError):
         return True

@@ -43,8 +43,7 @@ def find_cached(name: str) -> Path | None:
 
 
 def cached_name(path: Path) -> str | None:
-    """Return the name by which `find_cached` finds the file or folder at the absolute `path`, or None outside of a
-    snapshot."""
+    """Return the name by which `find_cached` finds the absolute `path`; None if that is not in a snapshot."""
     for folder in (path, *path.parents):
         storage = folder.parent.parent.name
         if folder.parent.name == "snapshots" and COMMIT.fullmatch(folder.name) and storage.count("--") == 2:
@@ -65,8 +64,7 @@ def cache_folder() -> Path:
 
 
 def settings() -> ModuleType:
-    """Return huggingface_hub's constants, which it reads from the HF_... variables of the environment. Raises
-    UsageError for a variable that cannot be read."""
+    """Return huggingface_hub's constants, read from HF_... variables. Raises UsageError for an unreadable one."""
     try:
         from huggingface_hub import constants
     except ValueError as error:
@@ -75,8 +73,7 @@ def settings() -> ModuleType:
 
 
 def token() -> str | None:
-    """Return the token of HF_TOKEN, or of the file where the Hugging Face tools store it, or None. Raises
-    UsageError."""
+    """Return the token of HF_TOKEN, or of the Hugging Face tools' file, or None. Raises UsageError."""
     from huggingface_hub import get_token
 
     if settings().HF_HUB_DISABLE_IMPLICIT_TOKEN:

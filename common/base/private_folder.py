@@ -18,8 +18,7 @@ def make(folder: Path) -> str:
     """Make `folder`, and the missing folders above it, with mode 0700. Return why code must not be kept there, or "".
 
     A folder is refused if it is a link, belongs to another user, others can write to it or rename it, or the system
-    runs no code from it.
-    """
+    runs no code from it."""
     try:
         missing = [place for place in (folder, *folder.parents) if not os.path.lexists(place)]
         reason = _fault_above(missing[-1] if missing else folder)

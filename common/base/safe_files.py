@@ -92,8 +92,7 @@ def kind(path: Path) -> Literal["file", "folder", "other"] | None:
     """Return the kind of file at `path`, links followed; None where nothing is.
 
     Raises ModelError where the kind cannot be known: no permission for a folder on the way, a link that leads to
-    itself. (`Path.is_file` raises OSError for some of these, and for a name that is too long for any file.)
-    """
+    itself. (`Path.is_file` raises OSError for some of these, and for a name that is too long for any file.)"""
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError):

@@ -40,8 +40,7 @@ def strict_json(raw: bytes, path: Path | str, *, depth: int, values: int, infini
 
 
 def _check_structure(raw: bytes, path: Path | str, depth: int, values: int) -> None:
-    """Check the depth and the number of values before the parser, which recurses and allocates, sees the text. Raises
-    ModelError."""
+    """Check depth and number of values before the parser, which recurses and allocates. Raises ModelError."""
     unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     crowded = unescaped.count(b'"') > values
     structure = b"" if crowded else re.sub(rb'"[^"]*"', b"", unescaped).translate(None, _NOT_STRUCTURE)

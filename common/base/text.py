@@ -13,8 +13,7 @@ def clean(text: object, limit: int = 200) -> str:
     """Return `text` in printable characters only and at most `limit` long, so that a file cannot write to the terminal.
 
     `text` is any object, and the cost is that of `limit` characters: a name of megabytes, a list of millions, lists in
-    lists or an integer of thousands of digits, which Python refuses to convert, are not written out.
-    """
+    lists or an integer of thousands of digits, which Python refuses to convert, are not written out."""
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in _start(text, limit + 1))
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
@@ -53,8 +52,7 @@ class _Start(reprlib.Repr):
         self.maxstring = self.maxother = count
 
     def repr_int(self, x: int, level: int) -> str:
-        """Write the number of digits of a large integer: Python writes out at most 4,300 digits, in time that grows
-        with the square of their number."""
+        """Write the length of a large integer: Python takes the square of its digits, and at most 4,300 of them."""
         digits = int(x.bit_length() * 0.30103) + 1
         return repr(x) if x.bit_length() <= BITS else f"<an integer of about {digits:,} digits>"
 

@@ -64,8 +64,7 @@ def convert(
     """Write the model in the folder or file `source`, opened with `choices`, as the folder `out`. Raises UsageError,
     ModelError and DoesNotFit; finished files stay for the next call.
 
-    name: of a known model. dtype: of weights that are not quantized, a key of DTYPES; None keeps that of the files.
-    """
+    name: of a known model. dtype: of weights that are not quantized, a key of DTYPES; None keeps that of the files."""
     out = absolute(out)
     work = out.parent / f"{out.name}.part"
     _check_place(out, work)

@@ -56,8 +56,7 @@ class ConvertedPart:
 
 
 def parts(opened: Opened, dtype: str | None) -> list[ConvertedPart]:
-    """Return the components of a model that was opened whole. Weights that are not quantized get `dtype`, or keep that
-    of their file."""
+    """Return the components of a model that was opened whole. Unquantized weights get `dtype`, or keep their file's."""
     networks = {network.name: network for network in opened.family.networks}
     return [
         _part(name, networks[component.network], component, dtype)
@@ -82,8 +81,7 @@ def _part(name: str, network: Network, component: Component, dtype: str | None) 
 
 
 def _kept(entry: Entry, dtype: str | None) -> Entry:
-    """Return `entry` with the dtype in which it is written. Raises UsageError for a LoRA on weights that are quantized
-    in the file."""
+    """Return `entry` with the dtype to write. Raises UsageError for a LoRA on weights quantized in the file."""
     if isinstance(entry.storage, Packed):
         if entry.fused and entry.source.kept is not None:
             shown = clean(entry.source.first.file.path.name, 60)
@@ -99,8 +97,7 @@ def _kept(entry: Entry, dtype: str | None) -> Entry:
 
 
 def _config(network: Network, component: Component) -> dict[str, object]:
-    """Return the component's own config.json without its entries about quantization, or one made from its configuration
-    if its weights come from elsewhere."""
+    """Return the component's config.json without its quantization; if it has none, one made from its configuration."""
     folder = component.plan.files[0].path.parent
     with suppress(ModelError):
         if is_file(folder / "config.json") and read_config(network, folder) == component.config:
@@ -109,8 +106,7 @@ def _config(network: Network, component: Component) -> dict[str, object]:
 
 
 def _quantization(weights: list[Weight]) -> dict[str, object]:
-    """Return mlx-lm's entries about quantization: the commonest code, the layers with another one, and false for those
-    without one."""
+    """Return mlx-lm's entries: the commonest code, layers with another one, and false for layers without one."""
     codes: dict[str, Codes | None] = {}
     for weight in weights:
         storage = weight.entry.storage
@@ -132,8 +128,7 @@ def _code_fields(code: Codes) -> dict[str, object]:
 
 
 def small_files(opened: Opened, prediction: str | None) -> dict[str, bytes]:
-    """Return the small files by their paths in the folder: pipeline, scheduler, tokenizers and license. Raises
-    ModelError."""
+    """Return pipeline, scheduler, tokenizers and license by their paths in the folder. Raises ModelError."""
     source, checkpoint = opened.checkpoint.source, opened.checkpoint
     tables: dict[str, Any] = {}
     data_of: dict[str, bytes] = {}

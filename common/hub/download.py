@@ -1,5 +1,4 @@
-"""Download of one file of a hub: it continues where an earlier process stopped, and is verified before it gets its
-name.
+"""Download of one file of a hub: it continues where an earlier process stopped, and is verified before it is named.
 
 Received bytes stay in `<blob>.qwenimg.part` with a note about the file, so that not even kill -9 loses more than the
 bytes in flight.
@@ -32,11 +31,8 @@ _RANGE = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)")
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """A file of a repository.
-
-    `digest` is the SHA-256 of a file in LFS, else git's SHA-1 of a blob, in hexadecimal: the hub's etag, and the name
-    of the blob in the cache.
-    """
+    """A file of a repository. `digest` is the SHA-256 of a file in LFS, else git's SHA-1 of a blob, in hexadecimal: the
+    hub's etag, and the name of the blob in the cache."""
 
     path: str
     size: int  # bytes
@@ -60,8 +56,7 @@ def fetch(
     """Download `url` to `blob`, from where an earlier call stopped. `progress` gets the number of bytes so far.
 
     `blob` appears complete and verified, or not at all. Only one process at a time may write beside `blob`. Raises
-    ModelError (server or hash at fault), DoesNotFit (disk full) and UsageError (no permission).
-    """
+    ModelError (server or hash at fault), DoesNotFit (disk full) and UsageError (no permission)."""
     part, note = _beside(blob, PART), _beside(blob, NOTE)
     kept = bytes_kept(wanted, blob)
     try:
@@ -106,8 +101,7 @@ def _fill(server: Server, url: str, wanted: Wanted, part: Path, echo: Echo, prog
 
 
 def _append(server: Server, url: str, wanted: Wanted, file: io.FileIO, progress: Callable[[int], None]) -> None:
-    """Append the bytes of one connection. A server that sends from an earlier byte than requested costs time, but no
-    byte twice."""
+    """Append the bytes of one connection. A server that starts at an earlier byte than requested only costs time."""
     have = file.tell()
     response, etag = open_url(server, url, wanted.path, first=have)
     with closing(response):
@@ -126,8 +120,7 @@ def _append(server: Server, url: str, wanted: Wanted, file: io.FileIO, progress:
 
 
 def _first_byte(response: http.client.HTTPResponse, wanted: Wanted) -> int:
-    """Return the position in the file at which the answer begins. Raises ModelError if its size is not the listed
-    one."""
+    """Return the position in the file where the answer begins. Raises ModelError if its size is not the listed one."""
     start, total = 0, number(response.headers.get("Content-Length"))
     if response.status == 206:
         match = _RANGE.fullmatch(response.headers.get("Content-Range", ""))

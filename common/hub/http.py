@@ -92,8 +92,7 @@ def address_fault(url: str) -> str | None:
 
 
 class Interrupted(Exception):
-    """A failure that is worth another try, after `wait` seconds. `moved`: much data had come, so it is not another
-    failure in a row."""
+    """A failure worth another try, after `wait` seconds. `moved`: much data had come, so failures in a row restart."""
 
     def __init__(self, reason: str, *, wait: float = 0.0) -> None:
         super().__init__(reason)
@@ -119,8 +118,7 @@ def get_json(server: Server, url: str, what: str, echo: Echo) -> object:
 
 
 def persist(attempt: Callable[[], T], what: str, echo: Echo, *, retries: int | None = None) -> T:
-    """Call `attempt`, and again after a while if it raises Interrupted. Raises ModelError after too many failures in a
-    row."""
+    """Call `attempt`, and again after a while on Interrupted. Raises ModelError after too many failures in a row."""
     failures = 0
     most = RETRIES if retries is None else retries
     while True:

@@ -22,7 +22,7 @@ Here = Literal["yes", "in part", "no"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class ListedModel:
     """A model, or a part of one. Fields that are unknown for a model without a known name are None."""
 
     name: str  # for `-m` and `pull`
@@ -35,7 +35,7 @@ class Entry:
     memory: int | None = None  # about the bytes at its peak on a GPU or a Mac
 
 
-def entries() -> list[Entry]:
+def entries() -> list[ListedModel]:
     """List the models with a known name, then the others in the cache. Neither the network nor weights are read."""
     named = [_known_model(known) for known in catalog.KNOWN.values()]
     return [
@@ -45,13 +45,13 @@ def entries() -> list[Entry]:
     ]
 
 
-def _known_model(known: KnownModel) -> Entry:
+def _known_model(known: KnownModel) -> ListedModel:
     if known.repo is None:
         here: Here = "yes" if builtin.present() else "no"
         size = _bytes(builtin.folder()) if builtin.present() else 0
     else:
         here, size = _state(hf_cache.storage_folder(known.repo)), known.bytes
-    return Entry(
+    return ListedModel(
         name=known.name,
         title=known.title,
         repo=known.repo,
@@ -63,11 +63,11 @@ def _known_model(known: KnownModel) -> Entry:
     )
 
 
-def _piece(piece: Piece) -> Entry:
+def _piece(piece: Piece) -> ListedModel:
     folders = hf_cache.snapshots(hf_cache.storage_folder(piece.repo))
     has = is_tokenizer if piece is catalog.CLIP_TOKENIZER else _has_small_files
     here: Here = "yes" if any(map(has, folders)) else "no"
-    return Entry(
+    return ListedModel(
         name=piece.name,
         title=piece.title,
         repo=piece.repo,
@@ -85,7 +85,7 @@ def _has_small_files(folder: Path) -> bool:
         return False
 
 
-def _others(known: set[str | None]) -> list[Entry]:
+def _others(known: set[str | None]) -> list[ListedModel]:
     """List the models of the cache that are supported and have no known name."""
     models = []
     try:
@@ -97,7 +97,7 @@ def _others(known: set[str | None]) -> list[Entry]:
         if repo in known or not resolve.is_hub_id(repo) or not _draws(storage):
             continue
         size = max((_bytes(folder) for folder in hf_cache.snapshots(storage)[:1]), default=0)
-        models.append(Entry(name=repo, repo=repo, bytes=size, here=_state(storage)))
+        models.append(ListedModel(name=repo, repo=repo, bytes=size, here=_state(storage)))
     return models
 
 

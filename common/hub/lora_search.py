@@ -1,5 +1,4 @@
-"""Search for the LoRAs of a recipe among other programs' files: a recipe has their names and fingerprints, and no
-paths."""
+"""Search for the LoRAs of a recipe, which has their names and fingerprints, among other programs' files."""
 
 from __future__ import annotations
 
@@ -19,11 +18,8 @@ MAX_FILES = 2_000  # files whose fingerprint is computed: 200 kB of each are rea
 
 
 def located(folders: ModelFolders, recorded: str, prints: Sequence[str]) -> tuple[str, list[str]]:
-    """Return a request's `lora` with the path of each LoRA of a recipe, found by its fingerprint, and a line for each
-    with its place.
-
-    A hub id that is in the cache stays. Raises UsageError for a LoRA that is not found.
-    """
+    """Return a request's `lora` with the path of each LoRA of a recipe, found by its fingerprint, and a line for each.
+    A hub id that is in the cache stays. Raises UsageError for a LoRA that is not found."""
     asked = lora_text.parse(recorded)
     if len(asked) != len(prints):
         raise UsageError(f"--from: that picture's recipe has {len(asked)} LoRAs and {len(prints)} hashes; give --lora")

@@ -61,10 +61,8 @@ class ModelFolders:
     folders: Mapping[str, tuple[Path, ...]]
 
     def locate(self, name: str, kind_: str) -> str:
-        """Return `name`, or the path of the file or folder of that name, with its suffix or without.
-
-        A path, a known model and a model in the hub's cache come first. Raises ModelError for a file that is not found.
-        """
+        """Return `name`, or the path of the file or folder of that name, with its suffix or without. A path, a known
+        model and the hub's cache come first. Raises ModelError for a file that is not found."""
         if not self.given or _is_elsewhere(name, kind_):
             return name
         path = next(self._candidates(name, kind_), None)

@@ -55,8 +55,7 @@ class ModelFiles:
 def open_files(opening: Opening, *, planned: bool = False) -> ModelFiles:
     """Open the files that `opening` names and check everything about them; no weight is read. Raises QwenimgError.
 
-    planned: read only headers and configurations, and take a known model that is not here as it is published.
-    """
+    planned: read only headers and configurations, and take a known model that is not here as it is published."""
     opening = with_parts_found(opening)
     check_alone(opening)
     with ExitStack() as stack:

@@ -40,10 +40,7 @@ def origin(resolved: Resolved, opened: Opened, choices: Choices) -> dict[str, An
 
 def model_hash(opened: Opened) -> Callable[[], dict[str, str]]:
     """Return a function for the entry with the SHA-256 of the denoiser's file, by which other programs know a model.
-
-    The file is hashed on the first call. The entry is empty for a model in several files, and for one that is too
-    large.
-    """
+    The first call hashes the file. The entry is empty for several files, and for one that is too large."""
     files = {file.path: file for file in opened.checkpoint[opened.family.denoiser].plan.files}
 
     @cache

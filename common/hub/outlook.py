@@ -101,8 +101,7 @@ def times(pipe: Pipeline, request: Request, plan: MemoryPlan, precision: Precisi
 
 
 def operations_per_second(engine: Any, precision: Precision) -> float | None:
-    """Return the rate of products: measured on this CPU, or the reachable share of a known machine's published rate;
-    None if neither is known."""
+    """Return the rate of products, measured on this CPU or a share of a known machine's published rate, or None."""
     measured: float | None = engine.rate
     machine = machines.of_device(engine.device)
     if measured is not None or machine is None:

@@ -18,12 +18,9 @@ from qwenimg.common.request.parts import PARTS
 
 
 def check_whole(path: Path, name: str = "", *, completed: bool = False) -> None:
-    """Raise ModelError if the file at `path` is a part or a LoRA, with the option that takes it. A file that cannot be
-    read passes: whoever opens it reports why.
-
-    name: the user's name for it. completed: other parts are given too, so that a Stable Diffusion file need not be
-    whole.
-    """
+    """Raise ModelError if the file at `path` is a part or a LoRA, with the option that takes it. An unreadable file
+    passes: whoever opens it reports why. name: the user's name for it. completed: other parts are given too, so that a
+    Stable Diffusion file need not be whole."""
     try:
         kind = registry.identify_file(path) if os.path.isfile(path) else None  # noqa: PTH113
     except ModelError:

@@ -39,11 +39,8 @@ def pull(name: str, *, echo: Echo, progress: Progress, verify: bool = False) -> 
 
     Files that are here are not fetched again, and unfinished ones are continued. `verify`: hash the files that are
     here, and fetch those again whose hash is wrong; offline, name the wrong file. `echo` gets lines to print;
-    `progress` gets the file, the bytes that are here and all bytes of this call.
-
-    Raises ModelError (offline, not there, server or hash at fault, not a supported model), DoesNotFit and UsageError
-    (no permission).
-    """
+    `progress` gets the file, the bytes that are here and all bytes of this call. Raises ModelError (offline, not there,
+    server or hash at fault, not a supported model), DoesNotFit and UsageError (no permission)."""
     piece = catalog.find_piece(name)
     repo = piece.repo if piece else resolve.find_repo(name)[0]
     if hf_cache.is_offline():
@@ -168,8 +165,7 @@ def _download(work: _Work, files: list[Wanted], progress: Progress) -> None:
 
 
 def _check_kind(work: _Work, path: str) -> None:
-    """Raise ModelError for an unsupported kind of model as soon as its small files show it, before gigabytes are
-    fetched."""
+    """Raise ModelError for an unsupported kind of model once its small files show it, before gigabytes are fetched."""
     if path == "model_index.json":
         registry.of_folder(work.snapshot)
     elif work.piece is None and path.endswith(".index.json") and not is_file(work.snapshot / "model_index.json"):
@@ -231,8 +227,7 @@ def _link(work: _Work, wanted: Wanted) -> None:
 
 
 def _finish(work: _Work) -> None:
-    """Write the commit to refs/main, and remove unfinished downloads. Raises ModelError for a model that is not whole
-    or not supported."""
+    """Write the commit to refs/main and remove unfinished downloads. Raises ModelError for an incomplete model."""
     lack = repository.lacks(work.snapshot) if work.piece is None else None
     if lack:
         raise ModelError(f"{work.repo}: has no {lack}: not a whole model in diffusers layout")

@@ -44,11 +44,8 @@ _FILES = (".safetensors", ".gguf", *PICKLES)  # a model in one file, readable or
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """A model on this machine, a folder or one file.
-
-    `name` goes into messages and metadata: a known name, a hub id or the last name of a path, never a path. `revision`
-    is the commit of a folder in the cache.
-    """
+    """A model on this machine, a folder or one file. `name` is a known name, a hub id or the last name of a path, never
+    a path, for messages and metadata. `revision` is the commit of a folder in the cache."""
 
     folder: Path
     name: str
@@ -76,8 +73,7 @@ def resolve(model: str | None, *, offline: bool = False, without: frozenset[str]
     `without`: components whose weights come from elsewhere and need not be there, TOKENIZER among them.
 
     Raises ModelError for a model that is not there, is incomplete, or is known and not supported; `offline` changes
-    only the wording.
-    """
+    only the wording."""
     given = catalog.DEFAULT if model is None else model
     if model:
         path = Path(os.path.expanduser(model))  # noqa: PTH111 (Path.expanduser raises for a user who does not exist)
@@ -97,11 +93,8 @@ def _check_is_model(path: Path, without: frozenset[str]) -> None:
 
 
 def named(name: str, *, offline: bool = False, without: frozenset[str] = frozenset()) -> str:
-    """Return the argument of `resolve` for the model that a recipe calls `name`: a known name, or the folder of a hub
-    id in the cache.
-
-    Raises ModelError for anything else: a path in a recipe is never opened, nor a folder of that name.
-    """
+    """Return the argument of `resolve` for a recipe's `name`: a known name, or the folder of a hub id in the cache.
+    Raises ModelError for anything else: a path in a recipe is never opened, nor a folder of that name."""
     known = catalog.find(name)
     if known is None and (not _HUB_ID.fullmatch(name) or name.lower().endswith(_FILES)):
         raise ModelError(f"'{clean(name, 60)}' is neither a known model nor a hub id, and a recipe opens no path")
@@ -199,8 +192,7 @@ def from_path(given: str, path: Path) -> Resolved:
 
 
 def find_repo(given: str) -> tuple[str, KnownModel | None]:
-    """Return the hub id that the name or id `given` stands for, and the model if it is known by name. Raises
-    ModelError."""
+    """Return the hub id of the name or id `given`, and the model if it is known by name. Raises ModelError."""
     shown = clean(given, 80)
     if given.lower().endswith(_FILES):
         raise ModelError(f"{shown}: no such file")
@@ -228,8 +220,7 @@ def _all_given_or_none_here(without: frozenset[str], folders: list[Path]) -> boo
 
 
 def _parts_missing(known: KnownModel, folders: list[Path], without: frozenset[str], offline: bool) -> ModelError:
-    """Return the error for a Qwen-Image with the given parts `without`: it names the options and the tokenizer that are
-    missing."""
+    """Return the error for a Qwen-Image with only some parts given, `without`: it names what is missing."""
     from qwenimg.common.families import file_kind
 
     missing = [part for part in _QWEN_PARTS if part not in without]

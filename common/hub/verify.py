@@ -36,8 +36,7 @@ def damaged(files: Sequence[tuple[Path, Wanted]], progress: Progress) -> list[tu
 
 
 def report(progress: Progress, path: str, before: int, total: int, had: int) -> None:
-    """Report to `progress` that `had` bytes of the file `path` are done, after `before` bytes of the files before
-    it."""
+    """Report `had` bytes of the file `path` to `progress`, after `before` bytes of the files before it."""
     progress(path, before + had, total)
 
 

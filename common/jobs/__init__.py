@@ -1,2 +1,1 @@
-"""Runs of many images: options and prompt files, names of files, failures; recipes read back, also of other
-programs."""
+"""Runs of many images: options, prompt files, names of files, failures; and recipes, also of other programs."""

@@ -65,8 +65,7 @@ def sides(
 
 
 def fields(said: Fields) -> Fields:
-    """Return the values of `said`, by the names of SAID, without None, and with the size as sides or aspect. Raises
-    UsageError."""
+    """Return `said`, by the names of SAID, without None and with the size as sides or aspect. Raises UsageError."""
     size = sides(**{name: said.get(name) for name in ("width", "height", "size", "aspect")})
     rest = {name: value for name, value in said.items() if name not in ("width", "height", "size", "aspect")}
     joined = {name: SAID[name].converted(rest[name]) for name in rest if SAID[name].joined and rest[name] is not None}

@@ -98,8 +98,7 @@ class Foreign:
         return _TAG.sub("", prompt).strip() if tags else prompt
 
     def put_sampler(self, name: object, schedule: object = None) -> None:
-        """Set sampler and schedule by the other program's names; the first name may include the second. Raises
-        ModelError."""
+        """Set sampler and schedule by their names there; the first may include the second. Raises ModelError."""
         named = "" if schedule is None else self.text("schedule", schedule, 1_000)
         if name is not None:
             known, ending = known_sampler(self.text("sampler", name, 1_000))
@@ -142,8 +141,7 @@ def plain(name: str) -> str:
 
 
 def known_sampler(name: str) -> tuple[str | None, str]:
-    """Return our sampler for the name of another program's, or None, and the schedule at the end of that name, or
-    ""."""
+    """Return our sampler for another program's name, or None, and the schedule at the end of the name, or ""."""
     ending = next((end for end in _ENDINGS if plain(name).endswith(end)), "")
     if len(name) > MAX_NAME:
         return None, ""

@@ -1,5 +1,4 @@
-"""Recipes as text of AUTOMATIC1111's web UI, which many programs write: a prompt, `Negative prompt: ...`, a line of
-fields.
+"""Recipes as text of AUTOMATIC1111's web UI, which many programs write: a prompt, `Negative prompt: ...`, and fields.
 
 Nothing in the text marks the end of a prompt: a prompt with a line `Negative prompt: x` or `Steps: 1, Seed: 2, Size:
 8x8` cannot be told apart from the fields. The last line that looks like fields is taken, and the last before it that
@@ -123,8 +122,7 @@ def number(text: str | None) -> object:
 
 
 def fields(line: str) -> list[tuple[str, str]]:
-    """Return the fields of `Name: value, Name: "a value, quoted as JSON", Name: [brackets, too]` as pairs; a value
-    without a name has the name ""."""
+    """Return the fields of `Name: value, Name: "a value, quoted as JSON", Name: [brackets, too]` as pairs."""
     pairs: list[tuple[str, str]] = []
     at, closes = 0, True
     while at < len(line) and len(pairs) <= MAX_FIELDS:

@@ -28,8 +28,7 @@ RECORDED = {"image_sha256": "-i", "mask_sha256": "--mask", **{name: f"--{PARTS[n
 def check_forms(said: Fields, output: str | None, latents: Path | None, save_latents: Path | None) -> None:
     """Check the values of `said`, options of an image, and the names of files; open no file. Raises UsageError.
 
-    output: as after -o. latents: a file to start from. save_latents: a file to write.
-    """
+    output: as after -o. latents: a file to start from. save_latents: a file to write."""
     values = fields(said)
     check(values)
     seeds(values, 0)

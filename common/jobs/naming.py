@@ -29,16 +29,13 @@ def output_path(
 ) -> Path:
     """Return the path of one image by `pattern`, the value of `-o`. `index` counts from 1.
 
-    None gives `qwenimg-<date>-<time>-s<seed>.png` in the working folder; a folder, or a name that ends in a slash, the
-    same in there. Any other value is a file name in which {seed} {index} {prompt} {date} are filled in; .png is added
-    if it has no suffix.
-
-    With `several` images, `-<index>` goes before the suffix of a name with neither {seed} nor {index}; the default
-    name, which has the seed, gets it only if the run has the `same_seeds` more than once.
+    None gives `qwenimg-<date>-<time>-s<seed>.png` in the working folder; a folder, or a name with a slash at its end,
+    the same in there. Any other value is a file name in which {seed} {index} {prompt} {date} are filled in, with .png
+    if it has no suffix. With `several` images, `-<index>` goes before the suffix of a name with neither {seed} nor
+    {index}; the default name gets it only if the run has the `same_seeds` more than once.
 
     Raises UsageError for an unknown field, one of another program, a stray brace, a control character, a suffix that is
-    none of PICTURES, and a device or pipe.
-    """
+    none of PICTURES, and a device or pipe."""
     assert index >= 1, index
     date = now.strftime("%Y%m%d-%H%M%S")
     fields = {"seed": str(seed), "index": str(index), "prompt": slug(prompt), "date": date}
@@ -94,8 +91,7 @@ def slug(text: str, limit: int = 80) -> str:
     """Return a prompt as a part of a file name: letters and digits of every script, in lower case and NFC, words joined
     by hyphens, at most `limit` bytes of UTF-8; `image` if nothing remains. Windows does not reserve the name.
 
-    If the file system's encoding lacks such letters, only letters with an ASCII form are kept.
-    """
+    If the file system's encoding lacks such letters, only letters with an ASCII form are kept."""
     name = _cut(_words(text[: 20 * limit]), limit)
     try:
         name.encode(sys.getfilesystemencoding())
@@ -118,8 +114,7 @@ def _words(text: str) -> str:
 
 
 def _cut(name: str, limit: int) -> str:
-    """Cut a name to at most `limit` bytes: after a whole word if that leaves half of them, and never between a letter
-    and its marks."""
+    """Cut a name to `limit` bytes: after a word if that leaves half of them, never between a letter and its marks."""
     data = name.encode()
     if len(data) <= limit:
         return name

@@ -28,8 +28,7 @@ def read_prompts(source: str) -> list[Line]:
     """Read a prompt file (`-`: standard input). Return each line that is not blank.
 
     A line that starts with # is left out, one that starts with { is a JSON object, any other a prompt. Raises
-    ModelError if the file as a whole cannot be used.
-    """
+    ModelError if the file as a whole cannot be used."""
     name, raw = ("standard input", _read_input()) if source == "-" else (source, _read_file(Path(source)))
     lines: list[Line] = []
     for number, line in lines_with_text(raw.removeprefix(b"\xef\xbb\xbf")):
@@ -50,8 +49,7 @@ def read_prompts(source: str) -> list[Line]:
 def lines_with_text(raw: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the number, from 1, and the text of each line that is neither blank nor a comment, without leading blanks.
 
-    Millions of blank lines take no memory. A line that is too long is cut to one byte more than MAX_LINE.
-    """
+    Millions of blank lines take no memory. A line that is too long is cut to one byte more than MAX_LINE."""
     number = begin = 0
     while match := _NOTHING.match(raw, begin):
         start = match.end()

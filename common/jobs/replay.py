@@ -106,8 +106,7 @@ def check_model(replay: Replay, given: str | None) -> None:
 
 
 def differences(replay: Replay | None, picture: Picture, recipe: Recipe) -> list[str]:
-    """Return the reasons why a repeated image differs from the original: a line for each input that is not the same
-    now."""
+    """Return why a repeated image differs from the original: a line for each input that is not the same now."""
     if replay is None or replay.noise_sha256 is None or replay.fields.get("seed") != str(picture.seed):
         return []
     lines, now = [], dict[str, Any](recipe)

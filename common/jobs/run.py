@@ -58,8 +58,7 @@ class Job:
 
 
 class Listener(Protocol):
-    """A receiver of a run's reports. `begin` and `step` may raise a BaseException that is no Exception to end it, as
-    for a signal."""
+    """A receiver of a run's reports. `begin` and `step` may raise a BaseException to end it, as after a signal."""
 
     def notify(self, kind: str, text: str) -> None: ...
 
@@ -195,8 +194,7 @@ def _check_cache(pipe: Pipeline, job: Job, picture: Picture, listener: Listener,
 
 
 def _write(job: Job, picture: Picture, result: Result) -> None:
-    """Write the image in the format of its name's suffix, or as a PNG to the job's receiver if it has no path. Raises
-    UsageError and DoesNotFit."""
+    """Write the image in the format of its suffix, or pass a PNG to `put`. Raises UsageError and DoesNotFit."""
     from qwenimg.common.pipeline import encode
 
     recipe = result.recipe if job.metadata else None

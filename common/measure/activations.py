@@ -18,7 +18,7 @@ PARTS = {"text": "text encoder", "transformer": "denoiser", "vae": "VAE"}  # by 
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Block:
+class BlockActivations:
     """The observations of one block. `largest` is infinite or NaN if a value was."""
 
     part: str  # text encoder, denoiser or VAE
@@ -32,7 +32,7 @@ class Block:
     def key(self) -> tuple[str, str]:
         return self.part, self.name
 
-    def distance(self, other: Block | None) -> float | None:
+    def distance(self, other: BlockActivations | None) -> float | None:
         """Return the relative L2 distance from `other`'s values; None if the two have no values to compare."""
         if other is None or self.values is None or other.values is None or self.values.shape != other.values.shape:
             return None
@@ -42,7 +42,7 @@ class Block:
         return error if math.isfinite(error) else None
 
 
-class Blocks:
+class ActivationObserver:
     """An observer of all operations. An operation belongs to the block of its parameter's path, or to the block before
     it if it has none."""
 
@@ -59,7 +59,7 @@ class Blocks:
             for component in checkpoint.components.values()
             if any(len(entry.shape) == 4 for entry in component.plan.entries.values())
         }
-        self._blocks: dict[tuple[str, str], Block] = {}
+        self._blocks: dict[tuple[str, str], BlockActivations] = {}
         self._closed: set[tuple[str, str]] = set()  # blocks whose sample is taken
         self._key = ("", "")
 
@@ -83,7 +83,7 @@ class Blocks:
         self._closed |= self._blocks.keys()
         self._key = ("", "")
 
-    def found(self) -> list[Block]:
+    def found(self) -> list[BlockActivations]:
         """Return the blocks in the order in which they were entered."""
         return list(self._blocks.values())
 
@@ -91,12 +91,11 @@ class Blocks:
         key = self._key = (part, name)
         if key not in self._closed and key in self._blocks:  # its last entry counts for the order
             self._blocks[key] = self._blocks.pop(key)
-        self._blocks.setdefault(key, Block(part=part, name=name))
+        self._blocks.setdefault(key, BlockActivations(part=part, name=name))
 
 
 def block_of(path: str) -> str:
-    """Return the block of a parameter's path: `transformer_blocks.3` for `transformer_blocks.3.attn.to_q`, and the
-    first two names of a path without a number."""
+    """Return the block of a path: its start up to a number, `transformer_blocks.3`, or else its first two names."""
     parts = path.split(".")
     numbered = [i for i, part in enumerate(parts) if part.isdigit()]
     return ".".join(parts[: numbered[0] + 1] if numbered else parts[:2])

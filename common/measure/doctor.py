@@ -38,7 +38,7 @@ class Auto:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class DoctorReport:
     versions: dict[str, str]
     system: str
     backend: str
@@ -63,18 +63,17 @@ class Report:
         return report
 
 
-def examine(engine: Engine, opened: tuple[str, DenoiserKind, Checkpoint] | None) -> Report:
+def examine(engine: Engine, opened: tuple[str, DenoiserKind, Checkpoint] | None) -> DoctorReport:
     """Measure `engine` for a second or two and return the report.
 
-    opened: the name, kind and files of a model; without one, `auto` has a choice for each family's published size.
-    """
+    opened: the name, kind and files of a model; without one, `auto` has a choice for each family's published size."""
     free, cache = engine.free_memory(), hf_cache.cache_folder()
     if opened is None:
         auto = [_published(family, engine, free) for family in registry.FAMILIES]
     else:
         name, kind, checkpoint = opened
         auto = [Auto(model=name, choice=_choice(kind, engine, checkpoint.largest, free))]
-    return Report(
+    return DoctorReport(
         versions={"qwenimg": __version__, "python": platform.python_version(), "numpy": np.__version__}
         | engine.versions(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -90,7 +89,7 @@ def examine(engine: Engine, opened: tuple[str, DenoiserKind, Checkpoint] | None)
     )
 
 
-def lines(report: Report) -> list[str]:
+def lines(report: DoctorReport) -> list[str]:
     """Return the report as text."""
     disk = "free space unknown" if report.free_disk is None else f"{size_text(report.free_disk)} free"
     rows: list[tuple[str, ...]] = [("", "matmul", "conv2d", "attention", "product", "")]
@@ -108,9 +107,8 @@ def lines(report: Report) -> list[str]:
     ]
 
 
-def on_paper(engine: Engine, report: Report) -> OnPaper:
-    """Return `engine` in the form that plans take, with the measured rate of the dtype in which its images are
-    generated."""
+def on_paper(engine: Engine, report: DoctorReport) -> OnPaper:
+    """Return `engine` in the form that plans take, with the measured rate of the dtype in which it generates."""
     dtype = "bfloat16" if engine.on_gpu else "float32"
     rate = next(one.flops for one in report.dtypes if one.dtype == dtype)
     free = report.free_memory

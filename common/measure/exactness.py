@@ -95,8 +95,7 @@ def measure(engine: Engine, dtype: str) -> Measured:
 
 
 def error(engine: Engine, dtype: str, operation: str) -> float:
-    """Return the relative error (L2) of an operation against float64 on the same inputs, which `dtype` represents
-    exactly."""
+    """Return an operation's relative error (L2) against float64 on the same inputs, which are exact in `dtype`."""
     exact, shapes = OPERATIONS[operation]
     if operation == "conv2d" and not engine.on_gpu:
         shapes = SMALL_CONV

@@ -19,7 +19,7 @@ import numpy as np
 from qwenimg.common.base.errors import DoesNotFit, NumericsError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.registry import Opened
-from qwenimg.common.measure.activations import Block, Blocks
+from qwenimg.common.measure.activations import ActivationObserver, BlockActivations
 from qwenimg.common.pictures.pixels import decibels
 from qwenimg.common.pipeline.diffusion_model import renew
 from qwenimg.common.pipeline.pipeline import Pipeline
@@ -41,7 +41,7 @@ EXACT_BYTES = 1 << 30  # bytes of weights in float64, up to which float64 on a C
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class PrecisionTask:
     """The image that is generated under every policy."""
 
     prompt: str
@@ -52,7 +52,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class PolicyRun:
     """The measurements of one policy on one device."""
 
     policy: str
@@ -63,7 +63,7 @@ class Run:
     peak: int | None = None  # bytes of arrays
     latents_error: float | None = None  # relative L2, against the reference
     pixels_error: float | None = None  # mean square error, full scale 255 squared
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[BlockActivations] = field(default_factory=list)
 
     @property
     def psnr(self) -> float | None:
@@ -72,22 +72,22 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class PrecisionReport:
     model: str
     backend: str
     device: str
     versions: Mapping[str, str]
-    asked: Asked
+    asked: PrecisionTask
     reference: str  # policy and device of the latents and image to compare with: `fp64 on CPU ...`
     shown: str  # the policy whose largest activations are shown
     compared: Mapping[str, str]  # the policies that blocks are compared with, most precise first, and their devices
-    runs: list[Run]
+    runs: list[PolicyRun]
     recommended: str
     why: str
     auto: Choice
 
     @property
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[BlockActivations]:
         """The blocks of the policy whose largest activations are shown."""
         return next((run.blocks for run in self.runs if run.policy == self.shown), [])
 
@@ -103,7 +103,7 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Drawn:
-    run: Run
+    run: PolicyRun
     result: Result | None
 
 
@@ -122,20 +122,20 @@ class Measuring:
         usual, part = self.pipe.defaults, 1 if self.engine.on_gpu else 2
         return usual.width // part, usual.height // part
 
-    def draw(self, policy: Precision, asked: Asked) -> _Drawn:
+    def draw(self, policy: Precision, asked: PrecisionTask) -> _Drawn:
         """Generate the image under `policy`. The result has none if the policy failed, and says why."""
         runtime = self.pipe.runtime
         runtime.precision = replace(policy, kind=self.kind)
         runtime.choice = Choice(preset="", precision=policy.name)
         renew(self.pipe.model, "transformer")
-        observer = Blocks(self.engine, self.opened.checkpoint)
+        observer = ActivationObserver(self.engine, self.opened.checkpoint)
         self.engine.peak_memory()
         try:
             result, seconds, fault = *self._steps(asked, observer), ""
         except (DoesNotFit, NumericsError, TooLarge) as error:
             result, seconds, fault = None, None, str(error)
         return _Drawn(
-            run=Run(
+            run=PolicyRun(
                 policy=policy.name,
                 where=self.engine.device,
                 fault=fault,
@@ -147,9 +147,8 @@ class Measuring:
             result=result,
         )
 
-    def _steps(self, asked: Asked, observer: Blocks) -> tuple[Result, float | None]:
-        """Observe the first step, the last and the decoding; return the image and the median seconds of the steps
-        between."""
+    def _steps(self, asked: PrecisionTask, observer: ActivationObserver) -> tuple[Result, float | None]:
+        """Observe the first step, the last and the decoding. Return the image, and the median seconds of the others."""
         stream = self.pipe.stream(**asdict(asked))
         timed: list[float] = []
         index, total = 0, asked.steps
@@ -173,14 +172,17 @@ def _quiet(kind: str, text: str) -> None:
 
 
 def measure(
-    device: Measuring, exact: Measuring | None, asked: Asked, policies: Sequence[str], tell: Callable[[str], None]
-) -> Report:
+    device: Measuring,
+    exact: Measuring | None,
+    asked: PrecisionTask,
+    policies: Sequence[str],
+    tell: Callable[[str], None],
+) -> PrecisionReport:
     """Generate under float32, under `policies`, and, if `exact` is given, in float64 there; return the report. `tell`
     gets the name of each run.
 
     If float32 does not fit, the first policy that does is the reference. Raises NumericsError on a device whose float32
-    products are less precise.
-    """
+    products are less precise."""
     error = device.engine.check_fp32()
     if not error <= MAX_FP32_ERROR:
         raise NumericsError(f"float32 products on {device.engine.device} are off by {error:.1e}; see qwenimg doctor")
@@ -205,7 +207,7 @@ def measure(
         device.engine.free_memory(),
     )
     recommended, why = recommend(runs)
-    return Report(
+    return PrecisionReport(
         model=device.pipe.model_name,
         backend=device.engine.name,
         device=device.engine.device,
@@ -221,7 +223,7 @@ def measure(
     )
 
 
-def _compared(one: _Drawn, reference: _Drawn | None, compared: Sequence[Run]) -> Run:
+def _compared(one: _Drawn, reference: _Drawn | None, compared: Sequence[PolicyRun]) -> PolicyRun:
     """Return the run of `one` with its errors against `reference` and against the blocks of `compared`."""
     against = [(run.policy, {block.key: block for block in run.blocks}) for run in compared]
     blocks = []
@@ -259,12 +261,9 @@ def chosen(text: str | None, kind: DenoiserKind) -> list[str]:
     return names
 
 
-def recommend(runs: Sequence[Run]) -> tuple[str, str]:
-    """Return the best policy, and why. Of the policies near the reference, those about as fast as the fastest are
-    taken, and of these the one with the least error.
-
-    Plain float16 is never recommended, since a single image does not show that it never overflows.
-    """
+def recommend(runs: Sequence[PolicyRun]) -> tuple[str, str]:
+    """Return the best policy, and why: of the policies near the reference and about as fast as the fastest, the one
+    with the least error. Plain float16 is never recommended: a single image does not show that it never overflows."""
     complete = [run for run in runs if not run.fault and run.policy != "fp16-plain"]
     if not complete:
         return "", "no policy gave a picture here"
@@ -281,9 +280,9 @@ def recommend(runs: Sequence[Run]) -> tuple[str, str]:
     return best.policy, of + also
 
 
-def _error(run: Run) -> float:
+def _error(run: PolicyRun) -> float:
     return math.inf if run.latents_error is None else run.latents_error
 
 
-def _seconds(run: Run) -> float:
+def _seconds(run: PolicyRun) -> float:
     return math.inf if run.seconds is None else run.seconds

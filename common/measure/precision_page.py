@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.text import aligned, clean
-from qwenimg.common.measure.activations import Block
+from qwenimg.common.measure.activations import BlockActivations
 from qwenimg.common.measure.charts import Chart, Series, svg
-from qwenimg.common.measure.precision import FLOAT16_MAX, Report, Run
+from qwenimg.common.measure.precision import FLOAT16_MAX, PolicyRun, PrecisionReport
 
 SHOWN = 12  # blocks in a terminal
 Row = tuple[str, ...]
@@ -21,7 +21,7 @@ td:first-child, th:first-child, td.text, th.text { text-align: left } tr { borde
 .beyond { color: #b00020; font-weight: bold } svg { width: 100%; height: auto }"""
 
 
-def lines(report: Report) -> list[str]:
+def lines(report: PrecisionReport) -> list[str]:
     """Return the report as text, with the blocks whose activations are nearest to float16's maximum."""
     blocks = sorted(report.blocks, key=lambda block: -_order(block))
     against = next(iter(report.compared))
@@ -41,7 +41,7 @@ def lines(report: Report) -> list[str]:
     ]
 
 
-def conclusions(report: Report) -> list[str]:
+def conclusions(report: PrecisionReport) -> list[str]:
     auto = report.auto
     name = f"--precision {report.recommended}" if report.recommended else "nothing"
     return [
@@ -51,7 +51,7 @@ def conclusions(report: Report) -> list[str]:
     ]
 
 
-def beyond(report: Report) -> list[str]:
+def beyond(report: PrecisionReport) -> list[str]:
     """Return a line for each part of the model whose activations float16 cannot hold, or hardly."""
     lines = []
     for part in dict.fromkeys(block.part for block in report.blocks):
@@ -63,7 +63,7 @@ def beyond(report: Report) -> list[str]:
     return lines
 
 
-def charts(report: Report) -> list[Chart]:
+def charts(report: PrecisionReport) -> list[Chart]:
     """Return charts of the largest activations and of the policies' errors."""
     blocks, against = report.blocks, next(iter(report.compared))
     runs = [run for run in report.runs if any(block.errors.get(against) for block in run.blocks)]
@@ -84,7 +84,7 @@ def charts(report: Report) -> list[Chart]:
     ]
 
 
-def page(report: Report) -> str:
+def page(report: PrecisionReport) -> str:
     """Return one HTML file with everything in it: no script, font or image from elsewhere."""
     title = html.escape(f"Precision of {clean(report.model, 80)}")
     told = "".join(f"<p>{html.escape(line)}</p>" for line in conclusions(report))
@@ -112,7 +112,7 @@ def page(report: Report) -> str:
     )
 
 
-def _about(report: Report) -> str:
+def _about(report: PrecisionReport) -> str:
     asked = report.asked
     reference = f"against {report.reference}" if report.reference else "with no reference"
     return (
@@ -126,11 +126,11 @@ def _about(report: Report) -> str:
 _POLICY_HEAD: Row = ("policy", "s/step", "weights", "peak", "latents", "picture")
 
 
-def policy_rows(report: Report) -> list[Row]:
+def policy_rows(report: PrecisionReport) -> list[Row]:
     return [_policy_row(run) for run in report.runs]
 
 
-def _policy_row(run: Run) -> Row:
+def _policy_row(run: PolicyRun) -> Row:
     seconds = "-" if run.seconds is None else f"{run.seconds:.3f}"
     peak = "-" if run.peak is None or run.fault else size_text(run.peak)
     latents = "-" if run.latents_error is None else f"{run.latents_error:.1e}"
@@ -138,12 +138,12 @@ def _policy_row(run: Run) -> Row:
     return run.policy, seconds, size_text(run.weights), peak, latents, picture
 
 
-def _where(report: Report, policy: str) -> str:
+def _where(report: PrecisionReport, policy: str) -> str:
     """Return a policy with its device: `fp64 on CPU (torch, 2 threads)`."""
     return f"{policy} on {report.compared[policy]}"
 
 
-def _block_rows(report: Report, blocks: Sequence[Block], against: str) -> tuple[Row, list[Row]]:
+def _block_rows(report: PrecisionReport, blocks: Sequence[BlockActivations], against: str) -> tuple[Row, list[Row]]:
     """Return a table of blocks, with the policies' errors against the policy `against`."""
     others = [run for run in report.runs if run.policy != against]
     by_run = [{block.key: block for block in run.blocks} for run in others]
@@ -161,7 +161,7 @@ def _headroom(largest: float) -> str:
     return f"{factor:,.1f}x" if factor >= 1 else f"{factor:.1e}x"
 
 
-def _error(block: Block | None, against: str) -> str:
+def _error(block: BlockActivations | None, against: str) -> str:
     if block is None:
         return "-"
     error = block.errors.get(against)
@@ -174,11 +174,11 @@ def _size(value: float) -> str:
     return f"{value:.3g}" if math.isfinite(value) else "not finite"
 
 
-def _order(block: Block) -> float:
+def _order(block: BlockActivations) -> float:
     return block.largest if math.isfinite(block.largest) else math.inf
 
 
-def _plotted(block: Block) -> float | None:
+def _plotted(block: BlockActivations) -> float | None:
     return block.largest if 0 < block.largest < math.inf else None
 
 

@@ -17,8 +17,7 @@ _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
 
 
 def give_back_blocks(peak: int) -> None:
-    """Make glibc return every large block to the system when it is freed, for a run that is planned to take `peak`
-    bytes."""
+    """Make glibc return large freed blocks to the system, for a run that is planned to take `peak` bytes."""
     if peak >= SMALL_RUN and (mallopt := _of_libc("mallopt")):
         mallopt(_MMAP_THRESHOLD, MAPPED)
 

@@ -28,8 +28,7 @@ def decode_bytes(
     In bands it is the largest of three peaks: the mid block over the whole image, with six images of its size (its own,
     query, key and value among them) and attention's scores; the up blocks, with the mid block's result, the kept image,
     a band and the output twice; and the conversion to 8 bits, in copies of four floats a value. own_memory: the device
-    is a card, whose own memory holds no kept image.
-    """
+    is a card, whose own memory holds no kept image."""
     picture = height * width * config.scale**2 * 3
     if rows is None:
         return max(decode_peak(config, height, width, itemsize, workspace), picture * 18)

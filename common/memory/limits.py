@@ -67,8 +67,7 @@ def left_in_groups(root: Path, groups: str) -> int:
     """Return the bytes that control groups leave. `groups`: the text of /proc/self/cgroup; `root`: where control groups
     are mounted.
 
-    A container sees its own group as the root, so the root is read as well as each group above this process's.
-    """
+    A container sees its own group as the root, so the root is read as well as each group above this process's."""
     folders: set[tuple[str, tuple[str, str, str]]] = set()
     for line in [*groups.splitlines(), "0::/", "0:memory:/"]:
         number, _, rest = line.partition(":")
@@ -87,8 +86,7 @@ def left_in_groups(root: Path, groups: str) -> int:
 
 
 def _left_in(folder: str, limit: str, current: str, cached: str) -> int:
-    """Return the bytes that one control group leaves. Cached files do not count as used, since the system drops them
-    when memory is short."""
+    """Return the bytes that one control group leaves. Cached files do not count: the system drops them when needed."""
     try:
         if (most := int(_text(f"{folder}/{limit}"))) >= NONE:
             return NONE

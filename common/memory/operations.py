@@ -1,7 +1,5 @@
-"""The number of multiplications and additions of a UNet and of a VAE's decoder, from the shapes of their weights.
-
-Products and convolutions are counted, which are nearly all.
-"""
+"""The multiplications and additions of a UNet and of a VAE's decoder, from the shapes of their weights: those of
+products and convolutions, which are nearly all."""
 
 from __future__ import annotations
 

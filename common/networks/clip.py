@@ -86,8 +86,7 @@ OPEN_CLIP_BIG_G = CLIPConfig(
 
 
 def text_fields(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of `CLIPConfig` from a config.json. Raises ModelError for anything that the forward does not
-    support.
+    """Return the fields of `CLIPConfig` from a config.json. Raises ModelError for an unsupported value.
 
     The class in `architectures` says whether there is a projection: a CLIPTextModel has none, whatever its
     `projection_dim`.
@@ -128,8 +127,7 @@ def published(name: str) -> str:
 
 
 def eos_position(config: CLIPConfig, ids: Sequence[int]) -> int:
-    """Return the index of the pooled state in `ids`: the first end token, or with `LEGACY_EOS` the first largest id.
-    Raises ModelError if there is none."""
+    """Return the pooled state's index: the first end token, or with `LEGACY_EOS` the largest id. Raises ModelError."""
     wanted = max(ids) if config.eos_token_id == LEGACY_EOS else config.eos_token_id
     if wanted not in ids:
         raise ModelError(

@@ -85,8 +85,7 @@ class KLVAEConfig:
 
 
 def vae_fields(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of `KLVAEConfig` from a config.json. Raises ModelError for anything that the forward does not
-    support."""
+    """Return the fields of `KLVAEConfig` from a config.json. Raises ModelError for an unsupported value."""
     for key, wanted in FIXED_CONFIG.items():
         value = data.get(key, wanted)
         for item in value if isinstance(value, (list, tuple)) else [value]:
@@ -97,8 +96,7 @@ def vae_fields(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def manifest(config: KLVAEConfig) -> Manifest:
-    """Return the shape of every tensor of the checkpoint, by its key in diffusers layout with today's names (`rename`
-    translates the old ones)."""
+    """Return the shape of every tensor of the checkpoint, by its key in diffusers' present layout (see `rename`)."""
     z, top, bottom = config.latent_channels, config.block_out_channels[-1], config.block_out_channels[0]
     encoder = [params.conv("conv_in", bottom, config.in_channels, 3, 3)]
     encoder += _blocks("down", config.down_blocks, config.layers_per_block)
@@ -117,8 +115,7 @@ def manifest(config: KLVAEConfig) -> Manifest:
 
 
 def rename(key: str) -> str:
-    """Return the manifest key of a file's key: older files name the attention's projections query, key, value,
-    proj_attn."""
+    """Return the manifest key of a file's key; older files have query, key, value, proj_attn for the attention."""
     parent, _, leaf = key.rpartition(".")
     above, _, name = parent.rpartition(".")
     old = above.endswith("mid_block.attentions.0") and name in _OLD_NAMES

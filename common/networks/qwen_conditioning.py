@@ -1,5 +1,4 @@
-"""Inputs of the transformer that depend on neither step nor latent, made once per run: RoPE tables, time features and
-masks."""
+"""Inputs of the transformer that are made once per run: RoPE tables, time features and masks."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ def time_rows(config: QwenDiTConfig, timesteps: Sequence[float], dtype: TimeDtyp
 
 
 def key_mask(lengths: Sequence[int], image_tokens: int) -> NDArray[np.bool_] | None:
-    """Return [B, 1, 1, S+L], True where a key counts, for texts of `lengths` padded to the longest; None if none is
-    padded."""
+    """Return [B, 1, 1, S+L], True where a key counts, for padded texts of `lengths`; None if none is padded."""
     longest = max(lengths)
     if min(lengths) == longest:
         return None

@@ -90,14 +90,12 @@ def manifest(config: QwenDiTConfig) -> Manifest:
 
 
 def uses(stored: Manifest) -> Uses:
-    """Return all of `stored` in its own shapes. Tensors that only the timestep needs are in memory once per
-    schedule."""
+    """Return all of `stored`, in its shapes. Tensors for the timestep alone are in memory once per schedule."""
     return {key: Use(shape, residency=ONCE if timestep_only(key) else ALWAYS) for key, shape in stored.items()}
 
 
 def timestep_only(key: str) -> bool:
-    """Return whether `key` depends on nothing but the timestep, so that it can be evaluated once per schedule and
-    freed."""
+    """Return whether `key` depends on the timestep alone, so that it is evaluated once per schedule and freed."""
     return "_mod.1." in key or key.startswith(("time_text_embed.", "norm_out.linear."))
 
 

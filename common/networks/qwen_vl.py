@@ -72,8 +72,8 @@ class QwenVLConfig:
 
 
 def language_fields(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of `QwenVLConfig` from a config.json, flat or nested. Raises ModelError for anything that the
-    forward does not support."""
+    """Return the fields of `QwenVLConfig` from a flat or nested config.json. Raises ModelError for an unsupported
+    value."""
     if data.get("model_type", MODEL_TYPE) != MODEL_TYPE:
         raise ModelError(f"model_type {data['model_type']!r} is not supported; expected {MODEL_TYPE!r}")
     text = data.get("text_config", data)
@@ -111,8 +111,7 @@ def manifest(config: QwenVLConfig) -> Manifest:
 
 
 def rename(key: str) -> str | None:
-    """Return the manifest key of a file's key in any of the known styles; None for a tensor that text to image does not
-    need."""
+    """Return the manifest key of a file's key in any known style; None if text to image does not need the tensor."""
     if key.startswith(_NOT_NEEDED):
         return None
     for prefix in _PREFIXES:

@@ -181,7 +181,7 @@ class UNetConfig:
 
 def unet_fields(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of `UNetConfig` from a config.json: one number for all blocks becomes one for each. Raises
-    ModelError for anything that the forward does not support."""
+    ModelError for an unsupported value."""
     fields = {key: value for key, value in data.items() if key not in FIXED_CONFIG}
     for key in FIXED_CONFIG.keys() & data.keys():
         _check_fixed(key, data[key])
@@ -224,8 +224,7 @@ def manifest(config: UNetConfig) -> Manifest:
 
 
 def uses(stored: Manifest) -> Uses:
-    """Return `stored` in the shapes of the forward, where the projections around transformer blocks are all linear
-    layers."""
+    """Return `stored` in the shapes of the forward: all projections around transformer blocks are linear layers."""
     return {key: Use(shape[:2] if _is_projection(key) else shape) for key, shape in stored.items()}
 
 

@@ -1,2 +1,1 @@
-"""Numbers that need no device and have the same bits everywhere: noise, sizes, RoPE tables, packing, timesteps,
-tiles."""
+"""Numbers with the same bits everywhere, without a device: noise, sizes, RoPE tables, packing, timesteps, tiles."""

@@ -20,8 +20,7 @@ def pack(latents: NDArray[Any]) -> NDArray[Any]:
 
 
 def unpack(tokens: NDArray[Any], h: int, w: int) -> NDArray[Any]:
-    """Unpack tokens [B, h/2 * w/2, 4C] to latents [B C h w], the inverse of `pack`. Raises ValueError for another
-    shape."""
+    """Unpack tokens [B, h/2 * w/2, 4C] to latents [B C h w], the inverse of `pack`. Raises ValueError."""
     B, L, channels = tokens.shape
     if h % 2 or w % 2 or h * w != 4 * L or channels % 4:
         raise ValueError(f"tokens {tokens.shape} are not those of {h} x {w} latents")

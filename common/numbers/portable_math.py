@@ -68,8 +68,7 @@ def sincos(x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.floa
 
 
 def near_log(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the natural logarithm of numbers above 0 and up to 1. Its error is 1e-16 more than that of the nearest
-    table entry."""
+    """Return the natural logarithm of numbers in (0, 1], with 1e-16 more error than the nearest table entry."""
     mantissa, exponent = np.frexp(x)
     node = np.rint(mantissa * _LOG_PARTS)
     total: NDArray[np.float64] = _logs()[node.astype(np.intp)]
@@ -88,8 +87,7 @@ def near_log(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def near_sincos(x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return sine and cosine of angles in radians from 0 to a full turn. Their error is 1e-16 more than that of the
-    nearest table entry."""
+    """Return sine and cosine of radians from 0 to a full turn, with 1e-16 more error than the nearest table entry."""
     node = np.rint(x * _PARTS)
     index = node.astype(np.intp)
     sine_there, cosine_there = (table[index] for table in _circle())

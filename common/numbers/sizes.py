@@ -37,8 +37,7 @@ def ceil_to(value: int, multiple: int) -> int:
 
 
 def render_size(width: int, height: int, multiple: int = 16) -> tuple[int, int]:
-    """Return width and height to render at. The requested size is cropped from it at the right and the bottom. Raises
-    UsageError for a size that is not allowed."""
+    """Return width and height to render; the size is cropped from it at the right and bottom. Raises UsageError."""
     _check_size(width, height)
     return ceil_to(width, multiple), ceil_to(height, multiple)
 
@@ -65,8 +64,7 @@ def parse_aspect(text: str) -> Fraction:
 
 
 def aspect_size(aspect: Fraction, area: int) -> tuple[int, int]:
-    """Return width and height in multiples of 16 whose aspect is nearest to `aspect`, and of those the nearest to
-    `area` pixels."""
+    """Return width and height in multiples of 16, nearest to `aspect`, and of those nearest to `area` pixels."""
     ratio = float(aspect)
     width, height = math.sqrt(area * ratio), math.sqrt(area / ratio)
 

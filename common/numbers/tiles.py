@@ -25,10 +25,8 @@ def tiles(size: int, tile: int, halo: int) -> list[Tile]:
 
 
 def wide_upsamplers(blocks: Sequence[tuple[int, int, bool]]) -> list[bool]:
-    """Return, for each upsampler of a decoder, whether it makes an image of more values than the last block does. Such
-    an image is never kept in memory.
-
-    `blocks`: channels in, channels out, and whether an upsampler ends the block, which is so for all but the last.
-    """
+    """Return, for each upsampler of a decoder, whether its image has more values than the last block's. Such an image
+    is never kept in memory. `blocks`: channels in, channels out, and whether an upsampler ends it, as it does all but
+    the last."""
     last = blocks[-1][1] * 4 ** (len(blocks) - 1)
     return [following[0] * 4**level > last for level, following in enumerate(blocks[1:], 1)]

@@ -33,8 +33,7 @@ def timestep_features(
 
 
 def sinusoids(value: float, channels: int, max_period: float = 10000.0, shift: int = 0) -> NDArray[np.float64]:
-    """Return all cosines, then all sines [channels] of angles value / max_period^(i / (channels/2 - shift)), in
-    float64."""
+    """Return cosines, then sines [channels] of angles value / max_period^(i / (channels/2 - shift)), in float64."""
     half = channels // 2
     frequencies = np.array([math.exp(-math.log(max_period) * i / (half - shift)) for i in range(half)])
     angles = value * frequencies
@@ -44,13 +43,11 @@ def sinusoids(value: float, channels: int, max_period: float = 10000.0, shift: i
 def unet_sinusoids(
     values: Sequence[float], channels: int, *, cosines_first: bool = True, shift: int = 0
 ) -> NDArray[np.float64]:
-    """Return the sinusoids of each value for a diffusion UNet, [N, channels]: angle i is value / 10000^(i / (channels/2
-    - shift))."""
+    """Return a UNet's sinusoids of values, [N, channels]: angle i is value / 10000^(i / (channels / 2 - shift))."""
     rows = np.stack([sinusoids(value, channels, shift=shift) for value in values])
     return rows if cosines_first else np.roll(rows, channels // 2, axis=1)
 
 
 def _round(value: float, dtype: TimeDtype) -> float:
-    """Return the nearest value of `dtype`, ties to even; through float32, in which half-precision operations
-    compute."""
+    """Return the nearest value of `dtype`, ties to even, through float32 like half-precision operations."""
     return float(nearest(np.array([value], np.float32), dtype)[0])

@@ -15,7 +15,7 @@ from qwenimg.common.precision.precision import BYTES, Precision
 from qwenimg.common.precision.residency import ALWAYS, ONCE
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.runtime.engine import Engine
-from qwenimg.common.runtime.traced import Blocks
+from qwenimg.common.runtime.traced import BlockRunner
 from qwenimg.common.weights.plan import Entry, LoadPlan
 
 
@@ -55,7 +55,7 @@ class ComponentPolicy:
         kinds = [block for block in self.network.traced if block.name == name and block.paths.fullmatch(path)]
         return kinds[0] if kinds and path in self.modules else None
 
-    def open(self, engine: Engine, wide: str = "") -> Blocks:
+    def open(self, engine: Engine, wide: str = "") -> BlockRunner:
         component = self.component
         return engine.blocks(component.network, component.config, self.plan, self.precision, wide)
 

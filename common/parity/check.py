@@ -26,7 +26,7 @@ from qwenimg.common.parity.tape import DECODE, Tape, taped
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result
 from qwenimg.common.runtime.engine import Engine
-from qwenimg.common.runtime.traced import Blocks, Values, leaves
+from qwenimg.common.runtime.traced import BlockRunner, Values, leaves
 
 PIXELS = 2  # of 255: the most by which a float32 image may differ
 LATENTS = 1e-4  # the most by which its latents may differ, relative
@@ -73,12 +73,9 @@ def check_model(passport: Passport, pipe: Pipeline, lora: str = "") -> list[str]
 
 
 def blocks(passport: Passport, pipe: Pipeline, lora: str = "") -> Iterator[Judged]:
-    """Yield each recorded block, in order, computed on the engine of `pipe`, with `lora` in place of the recorded
-    LoRAs.
-
-    A block in 16 bit is computed in float32 too, where a fault is larger than the roundings. Raises ModelError if the
-    passport does not fit the model.
-    """
+    """Yield each recorded block, in order, computed on the engine of `pipe`, with `lora` for the recorded LoRAs. A
+    block in 16 bit is computed in float32 too, where a fault is larger than the roundings. Raises ModelError if the
+    passport does not fit the model."""
     policies, engine = parts(with_loras(pipe, _asked(passport, lora)), pipe.precision), pipe.engine
     components = {name: part.open(engine) for name, part in policies.items()}
     widened = {} if pipe.tf32 else {name: part.open(engine, "float32") for name, part in policies.items()}
@@ -104,8 +101,8 @@ def blocks(passport: Passport, pipe: Pipeline, lora: str = "") -> Iterator[Judge
 class _Called:
     """The computations of a block: under the policy, in float32 too if that is judged, and their engine."""
 
-    policy: Blocks
-    wide: Blocks | None
+    policy: BlockRunner
+    wide: BlockRunner | None
     engine: Engine
 
 
@@ -141,23 +138,21 @@ def _asked(passport: Passport, lora: str) -> dict[str, Any]:
 
 
 def _others(counts: Mapping[str, int], recorded: Mapping[str, int]) -> str:
-    """Return a message if the operations and their dtypes differ from the recorded ones, for example by a lost float32
-    place, else ""."""
+    """Return a message if operations or their dtypes differ from the record, such as a lost float32 place, else ""."""
     names = sorted(name for name in {*counts, *recorded} if counts.get(name, 0) != recorded.get(name, 0))
     texts = (f"{counts.get(name, 0)} of {clean(name, 40)}, recorded {recorded.get(name, 0)}" for name in names[:2])
     return f"operations: {'; '.join(texts)}" if names else ""
 
 
 def _compared(now: Figure, then: Figure | None, dtype: str) -> Figure:
-    """Add a failure if an error in 16 bit is far above the recording backend's: most faults there are smaller than a
-    rounding."""
+    """Add a failure if an error in 16 bit is far above the recorded one, as most faults are smaller than a rounding."""
     if dtype == "float32" or then is None or now.error <= max(parity.LIMIT[dtype], parity.RATIO * then.error):
         return now
     text = f"error {now.error:.3g} u, where it was recorded {then.error:.3g} u"
     return replace(now, failures=(*now.failures, text))
 
 
-def _results(component: Blocks, recorded: Recorded, block: Any) -> list[Values]:
+def _results(component: BlockRunner, recorded: Recorded, block: Any) -> list[Values]:
     """Return the block's results for the recorded arguments. Raises _CannotRun."""
     try:
         results = leaves(component.call(recorded.path, block, [values(given) for given in recorded.arguments]))

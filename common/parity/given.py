@@ -20,11 +20,8 @@ _FILES = (*PARTS, "lora")
 
 def completed(recorded: Model, opening: Opening, lora: str, find: Callable[[str], Path | None]) -> tuple[Opening, str]:
     """Return `opening` and `lora` completed from the record: bits, prediction, and the files that `find` and the cache
-    have by their names.
-
-    Raises UsageError for an option that was not recorded, is missing, or has another value. Contents of files are
-    compared when they are open, by `check_files`.
-    """
+    have. Raises UsageError for an option that was not recorded, is missing, or has another value. `check_files`
+    compares contents later."""
     paths = {part: path for part, name in recorded.parts.items() if (path := opening.parts.get(part) or find(name))}
     whole = replace(
         opening,

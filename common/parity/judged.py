@@ -60,8 +60,7 @@ def _output(recorded: RecordedResult, result: Values | None) -> parity.Output:
 
 
 def _stream(recorded: Recorded, result: RecordedResult, place: int) -> NDArray[Any] | None:
-    """Return the argument that the result is an update of, or None if its shape is not the result's, as with a shortcut
-    of another width."""
+    """Return the argument that the result updates, or None if it has another shape, as with a shortcut."""
     stream = recorded.arguments[place]
     array = stream.values().array if isinstance(stream, Drawn) else stream.array if isinstance(stream, Values) else None
     if array is None or array.shape != result.shape:

@@ -86,8 +86,7 @@ def _bits(array: NDArray[Any], dtype: str) -> bytes:
 
 
 def write(path: Path, passport: Passport, *, overwrite: bool) -> int:
-    """Write `passport` as `path` and return the bytes of the file. Raises UsageError and DoesNotFit as `write_atomic`
-    does."""
+    """Write `passport` as `path` and return the file's bytes. Raises UsageError and DoesNotFit like `write_atomic`."""
     data = encoded(passport)
     if len(data) > MAX_BYTES:
         raise UsageError(f"a passport of {len(data):,} bytes: choose a smaller --size, or --sampled")

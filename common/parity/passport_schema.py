@@ -193,8 +193,7 @@ class SideJson:
 
 @dataclass(frozen=True, kw_only=True)
 class StationJson:
-    """A station of the run: names of its input and output tensors, and `own`, the policy's error, null if it is not
-    known."""
+    """A station of the run: names of its input and output tensors, and `own`, the policy's error, or null."""
 
     name: str
     given: tuple[str, ...]

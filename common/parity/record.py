@@ -1,5 +1,4 @@
-"""Recording of a passport: generate one image while every block is observed, then compute each block again in
-float64."""
+"""Recording of a passport: generate one image, observe every block, then compute each again in float64."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ class Trace:
     """The last call of each block before `last` steps are done; if a step has several, its first."""
 
     def __init__(self, checkpoint: Checkpoint, last: int, whole: Mapping[str, bool]):
-        """Prepare a trace. whole: for each component, whether its arguments are stored, or only descriptions of random
-        arrays like them."""
+        """Prepare a trace. whole: for each component, whether to store arguments, or descriptions of random ones."""
         self.checkpoint, self.last, self.whole, self.done = checkpoint, last, whole, 0
         self.calls: dict[str, tuple[int, str, Call]] = {}
 
@@ -124,8 +122,7 @@ def record(
     nothing yet.
 
     exact: an engine that computes in float64. sampled: replace inputs by random arrays and results by projections for
-    small models too. Raises QwenimgError.
-    """
+    small models too. Raises QwenimgError."""
     asked = {**asked, "seed": pipe.check(**asked).seed}  # the same seed for all runs, even without one in `asked`
     checkpoint = with_loras(pipe, asked)
     policies = parts(checkpoint, pipe.precision)
@@ -280,8 +277,7 @@ class Recorder:
 
 
 def _gain(exact: NDArray[Any], changed: NDArray[Any], given: Tree, moved: Tree) -> float:
-    """Return the relative change of an update, in units of TINY. `given` and `moved`: the stream that it updates,
-    before and after the change."""
+    """Return an update's relative change in units of TINY. `given` and `moved`: its stream before and after."""
     change, update = changed - exact, exact
     if isinstance(given, Values) and isinstance(moved, Values) and given.array.shape == exact.shape:
         change, update = change - (moved.array - given.array), exact - given.array
@@ -307,8 +303,7 @@ def seed_of(name: str) -> int:
 
 
 def _sampled(call: Call, name: str) -> Iterator[Argument]:
-    """Yield the arguments with random arrays in place of large ones. Whole numbers, masks and small arrays stay
-    unchanged."""
+    """Yield the arguments, the large ones replaced by random arrays; whole numbers and masks stay unchanged."""
     seeds = count(1)
     for i, argument in enumerate(call.arguments):
         axis = 1 if call.block.image and i == 0 and isinstance(argument, Values) and argument.array.ndim == 4 else -1

@@ -83,8 +83,7 @@ class BlockReport:
     columns: list[Column]
 
     def ratio(self, column: int, name: str) -> float | None:
-        """Return the error in this column over that in the first one of the same precision; None for the first
-        itself."""
+        """Return the error over that in the first column of the same precision; None for the first itself."""
         this = self.columns[column]
         first = next(other for other in self.columns if other.precision == this.precision)
         if first is this or name not in this.cells or name not in first.cells or not first.cells[name].error:

@@ -1,5 +1,4 @@
-"""The stations of a run in the JSON of a passport: `name`, the input tensors `given`, the output tensors `made`, and
-`own`, the policy's error."""
+"""The stations of a run in a passport's JSON: `name`, the tensors `given` and `made`, and the policy's error `own`."""
 
 from __future__ import annotations
 

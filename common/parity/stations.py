@@ -54,8 +54,7 @@ class Passed:
 
 
 def judged(recorded: Sequence[Station], now: Sequence[Station]) -> list[Passed]:
-    """Return the comparison of each recorded station with the one of the same name. Stations that were not recorded
-    fail."""
+    """Return each recorded station compared with the one of the same name. Stations without a record fail."""
     here = {station.name: station for station in now}
     passed = [_judged(station, here) for station in recorded]
     known = {station.name for station in recorded}

@@ -1,5 +1,4 @@
-"""Recording of a run's stations while a pipeline generates, and continuation of the run with the recorded outputs of
-each.
+"""Recording of a run's stations while a pipeline generates, and continuation from the recorded outputs of each.
 
 Stations are at places where machines agree, however many branches of guidance they compute in a batch: the calls of the
 text encoders, of the denoiser with guidance applied, and of the VAE, and the rows of the denoiser's time.
@@ -42,8 +41,7 @@ class Tape:
         return tuple(self._passed.values())
 
     def passed(self, kind: str, inputs: Sequence[Any], outputs: Arrays) -> Arrays | None:
-        """Record a station of a kind that comes several times. Return the outputs to continue with in place of
-        `outputs`, or None."""
+        """Record a station of a kind that comes several times. Return the outputs to continue with, or None."""
         if not self.running:
             return None
         self._counts[kind] = count = self._counts.get(kind, 0) + 1

@@ -43,12 +43,8 @@ def check_bmp(file: OpenFile) -> None:
 
 
 def check_jpeg(file: OpenFile) -> bool:
-    """Return whether a JPEG has more than one scan, or a first scan without all colours, so that its decoder keeps it
-    whole.
-
-    Raises ModelError for too many scans, or too many segments before the first; each byte that begins no segment counts
-    as one.
-    """
+    """Return whether a JPEG has several scans, or a first one without all colours, so that its decoder keeps it whole.
+    Raises ModelError for too many scans, or segments before them; a byte that begins no segment counts as one."""
     at, blocks, colors = 2, 0, 0
     while at + 10 <= file.size:
         start, marker, length = struct.unpack(">BBH", file.read(at, 4))
@@ -66,8 +62,7 @@ def check_jpeg(file: OpenFile) -> bool:
 
 
 def _scans(file: OpenFile, begin: int) -> int:
-    """Count the scans by their marker, which cannot occur among pixels: there a 0xFF is followed by 0. Raises
-    ModelError for too many."""
+    """Count scans by their marker, which pixels cannot hold: a 0xFF among them is followed by 0. Raises ModelError."""
     count = 0
     for at in range(begin, file.size, _WINDOW):
         count += file.read(at, min(_WINDOW + 1, file.size - at)).count(b"\xff\xda")

@@ -33,11 +33,9 @@ MAX_DECODED = 7 * MAX_PIXELS
 
 
 def read_image(path: Path) -> tuple[Uint8, list[str]]:
-    """Read the image at `path` as uint8 [H, W, 3], with a line for each way in which it was converted. Raises
-    ModelError.
+    """Read the image at `path` as uint8 [H, W, 3], with a line for each conversion. Raises ModelError.
 
-    It is turned as its EXIF says and converted to sRGB; transparent parts become white.
-    """
+    It is turned as its EXIF says and converted to sRGB; transparent parts become white."""
     return _read(path, input_pixels.rgb)
 
 

@@ -83,8 +83,7 @@ def grey(picture: Image) -> tuple[Uint8, list[str]]:
 
 
 def fitted(mask: Uint8, like: Uint8) -> tuple[Uint8, list[str]]:
-    """Return `mask` [H, W] at the size of the image `like`, and a line if it was scaled, and one if it is dark all
-    over."""
+    """Return `mask` [H, W] at the size of the image `like`, and lines if it was scaled, or is dark all over."""
     (rows, columns), (height, width) = mask.shape, like.shape[:2]
     same = (rows, columns) == (height, width)
     notes = [] if same else [f"is {columns}x{rows}, scaled to the {width}x{height} of the picture"]
@@ -105,8 +104,7 @@ def _about(picture: Image) -> list[str]:
 
 
 def _sixteen_bits(picture: Image) -> bool:
-    """Return whether the file has 16 bits a value. Pillow reads 16-bit colours as 8 bits: only the name of the
-    decoder's input shows it."""
+    """Return whether the file has 16 bits a value: Pillow reads colours as 8, and only the decoder's input shows it."""
     tile = getattr(picture, "tile", None)
     return picture.mode.startswith("I") or bool(tile and any(";16" in str(part[3]) for part in tile))
 
@@ -136,8 +134,7 @@ def _eight_bits(strip: Image) -> Image:
 
 
 def _profile(picture: Image) -> tuple[Convert, str | None]:
-    """Return a function that converts a strip to sRGB by the image's ICC profile, and a line about it, or None for sRGB
-    itself."""
+    """Return a function that converts a strip by the image's ICC profile to sRGB, and a line about it, or None."""
     raw = picture.info.get("icc_profile")
     if not raw:
         return _plain, None

@@ -37,8 +37,7 @@ def join_latents(latents: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 def write_latents(path: Path, array: npt.NDArray[Any], *, overwrite: bool) -> None:
     """Write latents [N, C, h, w] as float32: an array in .npy, the tensor `latents` in .safetensors.
 
-    Raises UsageError for another suffix, NumericsError if a value is not finite, and as `write_atomic` does.
-    """
+    Raises UsageError for another suffix, NumericsError if a value is not finite, and as `write_atomic` does."""
     import numpy as np
 
     assert array.ndim == 4, array.shape
@@ -58,12 +57,10 @@ def write_latents(path: Path, array: npt.NDArray[Any], *, overwrite: bool) -> No
 
 
 def read_latents(path: Path) -> Float32:
-    """Read latents [N, C, h, w], C-contiguous float32, from a file of `write_latents`, or one in another floating-point
-    format.
+    """Read latents [N, C, h, w] as C-contiguous float32, from a file of `write_latents` or in another float format.
 
     Raises UsageError for another suffix, and ModelError for another content, more than 1 GiB, or values that are not
-    finite in float32. Nothing is unpickled; sizes are checked before reading.
-    """
+    finite in float32. Nothing is unpickled; sizes are checked before reading."""
     import numpy as np
 
     array = _read_npy(path) if kind_of(path) == ".npy" else _read_safetensors(path)
@@ -130,8 +127,7 @@ def _read_safetensors(path: Path) -> npt.NDArray[Any]:
 def _read_values(
     file: OpenFile, shape: tuple[int, ...], begin: int, end: int, dtype: np.dtype[Any]
 ) -> npt.NDArray[Any]:
-    """Read the bytes `begin` to `end` as a flat array of `dtype`. Raises ModelError if they are not the size of [N, C,
-    h, w]."""
+    """Read the bytes `begin` to `end` as a flat array. Raises ModelError unless they are [N, C, h, w] of `dtype`."""
     import numpy as np
 
     if len(shape) != 4 or min(shape) < 1:

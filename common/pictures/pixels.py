@@ -1,5 +1,4 @@
-"""Conversion of decoded pixels to 8 bits, their size, and comparison of images. Pillow is imported when it is
-needed."""
+"""8-bit images from decoded pixels, their size, and comparison. Pillow is imported when it is needed."""
 
 from __future__ import annotations
 
@@ -72,8 +71,7 @@ def decibels(error: float) -> float:
 
 
 def blank_warning(pixels: Uint8) -> str | None:
-    """Return a warning if [H, W, C] looks like a failure, one flat colour or nearly all clipped, else None. Alpha is
-    ignored."""
+    """Return a warning if [H, W, C] is one flat colour or nearly all clipped, else None. Alpha is ignored."""
     colour = pixels[..., :3]
     std = float(colour.std())
     if std < BLANK_STD:

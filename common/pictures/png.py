@@ -23,8 +23,7 @@ def encode_png(pixels: Uint8, text: Mapping[str, str], xmp: str | None) -> bytes
     """Encode [H, W, C], C 3 or 4, as a PNG: the same bytes for the same input and the same Pillow and zlib.
 
     Each item of `text` becomes tEXt if it is Latin-1, else iTXt in UTF-8. NUL and lone surrogates, which PNG text
-    cannot hold, are stored as their escapes (`\\x00`, `\\udcff`).
-    """
+    cannot hold, are stored as their escapes (`\\x00`, `\\udcff`)."""
     from PIL import Image, PngImagePlugin
 
     chunks = PngImagePlugin.PngInfo()
@@ -44,12 +43,10 @@ def storable(text: str) -> str:
 
 
 def read_text(path: Path) -> dict[str, str]:
-    """Read the text chunks (tEXt, zTXt, iTXt) and EXIF texts before the pixels of the PNG at `path`, which are not
-    decoded.
+    """Read the text chunks (tEXt, zTXt, iTXt) and EXIF texts of the PNG at `path` that stand before its pixels.
 
-    Only the first 32 MiB are read. The image may have any size: Pillow's limit, which guards decoding, is in
-    `Image.open` and not here. Raises ModelError if it is no regular file or no readable PNG.
-    """
+    Only the first 32 MiB are read, and no pixels decoded. The image may have any size: Pillow's limit, which guards
+    decoding, is in `Image.open` and not here. Raises ModelError if it is no regular file or no readable PNG."""
     from PIL.PngImagePlugin import PngImageFile
 
     with closing(open_regular(path)) as file:

@@ -42,11 +42,10 @@ def format_of(file: OpenFile) -> str | None:
 
 
 def read_texts(path: Path) -> dict[str, str]:
-    """Read PNG's text chunks; `UserComment` of EXIF; XMP as `XML:com.adobe.xmp`; our recipe as `qwenimg`, from any of
-    these.
+    """Read PNG's text chunks; `UserComment` of EXIF; XMP as `XML:com.adobe.xmp`; our recipe in any of them as
+    `qwenimg`.
 
-    Raises ModelError if the file is no PNG, JPEG or WebP, or broken where its texts are.
-    """
+    Raises ModelError if the file is no PNG, JPEG or WebP, or broken where its texts are."""
     with closing(open_regular(path)) as file:
         kind = format_of(file)
         if kind == "JPEG":
@@ -64,8 +63,7 @@ def read_texts(path: Path) -> dict[str, str]:
 
 
 def _recipe(xmp: str) -> str | None:
-    """Return our recipe in XMP, or None. It is written without markup, and another program may have replaced its quotes
-    by entities."""
+    """Return our recipe in XMP, or None. Another program may have replaced its quotes by entities."""
     begin = xmp.find(RECIPE_TAGS[0])
     end = xmp.find(RECIPE_TAGS[1], begin)
     if begin < 0 or end < 0:
@@ -91,8 +89,7 @@ def _from_blocks(file: OpenFile, blocks: Iterator[tuple[str, int, int]]) -> dict
 
 
 def _jpeg_blocks(file: OpenFile) -> Iterator[tuple[str, int, int]]:
-    """Yield kind, first byte and length of the EXIF and XMP blocks of a JPEG, which stand before its pixels. Raises
-    ModelError."""
+    """Yield kind, first byte and length of a JPEG's EXIF and XMP, which stand before its pixels. Raises ModelError."""
     at = 2
     for _ in range(MAX_SEGMENTS):
         if at + 4 > file.size:
@@ -117,8 +114,7 @@ def _jpeg_blocks(file: OpenFile) -> Iterator[tuple[str, int, int]]:
 
 
 def _webp_blocks(file: OpenFile) -> Iterator[tuple[str, int, int]]:
-    """Yield kind, first byte and length of the EXIF and XMP chunks of a WebP, which stand behind its pixels. Raises
-    ModelError."""
+    """Yield kind, first byte and length of a WebP's EXIF and XMP, which stand behind its pixels. Raises ModelError."""
     at = 12
     for _ in range(MAX_SEGMENTS):
         if at + 8 > file.size:

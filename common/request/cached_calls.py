@@ -1,5 +1,4 @@
-"""The numbers of model calls that reuse blocks of an earlier call, as `--cached-calls` and recipes write them:
-`3-5,7`."""
+"""The numbers of model calls that reuse blocks of an earlier call, as text: `3-5,7`."""
 
 from __future__ import annotations
 

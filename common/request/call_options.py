@@ -48,7 +48,7 @@ ELSEWHERE = {
 
 
 def described(function: F) -> F:
-    """Add every option to the signature and the docstring of `function(self, prompt, **asked: Unpack[Asked])`."""
+    """Add every option to the signature and the docstring of `function(self, prompt, **asked: Unpack[CallOptions])`."""
     function.__signature__ = _signature(function)  # type: ignore[attr-defined]
     text = inspect.cleandoc(function.__doc__ or "")
     lines = [f"    {name}: {one.said(one.call or one.help)}" for name, one in _keywords().items()]

@@ -1,5 +1,4 @@
-"""Distilled models and LoRAs for a few steps, with all the settings that belong to them, so that one option sets them
-all.
+"""Distilled models and LoRAs for a few steps, with all settings that belong to them: one option sets them all.
 
 A row is chosen by name and number of steps. Other options of a call, such as another sampler, override it.
 """
@@ -46,8 +45,7 @@ def parse(text: str) -> tuple[str, int | None]:
 
 
 def settled(asked: Mapping[str, Any], known: Mapping[str, FewSteps]) -> dict[str, Any]:
-    """Return the options of a call with the settings of its `few_steps`, which must be one of a model's `known` rows.
-    Raises UsageError."""
+    """Return the options of a call with the settings of its `few_steps`, one of the `known` rows. Raises UsageError."""
     rest = {name: value for name, value in asked.items() if value is not None and name != "few_steps"}
     text = asked.get("few_steps")
     if not text:

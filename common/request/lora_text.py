@@ -16,7 +16,7 @@ _MODES: dict[str, Mode] = {"auto": "auto", "fuse": "fuse", "side": "side"}
 LARGE = 10.0  # a larger strength is rarely intended
 
 
-class Asked(NamedTuple):
+class NamedLora(NamedTuple):
     """One LoRA: a file, a folder or a hub id, with its strength."""
 
     name: str
@@ -29,7 +29,7 @@ class Asked(NamedTuple):
         return f"--lora {clean(self.name, 60)}: a strength of {self.strength:g} is far beyond what LoRAs are made for"
 
 
-def parse(text: str) -> tuple[Asked, ...]:
+def parse(text: str) -> tuple[NamedLora, ...]:
     """Return the LoRAs of `text`, in its order. Raises UsageError."""
     loras = tuple(_one(part.strip()) for part in text.split(";") if part.strip() not in ("", NONE))
     if len(loras) > MOST:
@@ -49,10 +49,10 @@ def modes() -> list[str]:
     return list(_MODES)
 
 
-def _one(part: str) -> Asked:
+def _one(part: str) -> NamedLora:
     name, colon, end = part.rpartition(":")
     if not colon or os.path.lexists(part):
-        return Asked(part)
+        return NamedLora(part)
     try:
         strength = float(end)
     except ValueError:
@@ -61,4 +61,4 @@ def _one(part: str) -> Asked:
         raise UsageError(f"--lora {clean(part, 80)}: no file before the colon; write FILE:SCALE")
     if not math.isfinite(strength) or abs(strength) > 1e6:
         raise UsageError(f"--lora {clean(part, 80)}: a strength is a finite number, usually 0 to 1")
-    return Asked(name, strength)
+    return NamedLora(name, strength)

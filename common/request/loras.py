@@ -16,7 +16,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.formats.file_hash import data_sha256
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.request import lora_text
-from qwenimg.common.request.lora_text import Asked
+from qwenimg.common.request.lora_text import NamedLora
 from qwenimg.common.weights import lora as files
 from qwenimg.common.weights.lora import Deltas, LoraFile
 from qwenimg.common.weights.lora_names import Names
@@ -120,7 +120,7 @@ class Loras:
             one.file.close()
         self._opened.clear()
 
-    def _open(self, asked: Asked) -> _Opened:
+    def _open(self, asked: NamedLora) -> _Opened:
         path = find_file(asked.name)
         opened = self._opened.pop(asked.name, None)
         if opened is None or opened.file.file.path != path or _changed(opened.file):

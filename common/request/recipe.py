@@ -32,8 +32,7 @@ class Recipe(TypedDict):
     """All that determines an image, as plain JSON. More or fewer keys, or another meaning, are another `format`.
 
     Besides these it has the values of a `Request` that were changed or used, such as `strength` (see
-    `Option.recorded`), and for each given part of PARTS the name of the folder or file of its weights.
-    """
+    `Option.recorded`), and for each given part of PARTS the name of the folder or file of its weights."""
 
     format: int  # 1
     version: str  # of qwenimg
@@ -123,8 +122,7 @@ def a1111_parameters(recipe: Recipe) -> str:
     """Return the recipe in the grammar of AUTOMATIC1111's PNG info, which many tools and viewers read.
 
     LoRAs stand in the prompt as tags, and in `Lora hashes` with the first 12 digits of the hash of their data; the
-    model's file has the first 10 digits of the hash of the whole file.
-    """
+    model's file has the first 10 digits of the hash of the whole file."""
     rng, loras = recipe["rng"], _lora_tags(recipe)
     model_hash = {"Model hash": recipe["model_sha256"][:10]} if "model_sha256" in recipe else {}
     hashes = ", ".join(f"{name}: {sha256[:12]}" for name, _, sha256 in loras if sha256)
@@ -148,8 +146,7 @@ def a1111_parameters(recipe: Recipe) -> str:
 
 
 def _lora_tags(recipe: Recipe) -> list[tuple[str, float, str]]:
-    """Return, for each LoRA, the name of its file without characters that a tag cannot have, its strength, and its hash
-    or ""."""
+    """Return each LoRA's file name without characters that a tag cannot have, its strength, and its hash or ""."""
     asked = lora_text.parse(str(cast(dict[str, object], recipe).get("lora", "")))
     hashes = [*recipe.get("lora_sha256", []), *("" for _ in asked)]
     named = (_TAG_ENDS.sub("_", PurePath(one.name).name.removesuffix(".safetensors")) for one in asked)
@@ -161,11 +158,10 @@ def _quoted(value: str) -> str:
 
 
 def png_text(recipe: Recipe) -> dict[str, str]:
-    """Return the texts for an image's file: `parameters` for other tools, and `qwenimg`, ASCII JSON that keeps any text
+    """Return the texts of an image: `parameters` for other tools, and `qwenimg`, ASCII JSON that keeps any text
     exactly.
 
-    The names of models contain no path; `warnings` and the rest are stored unchanged.
-    """
+    The names of models contain no path; `warnings` and the rest are stored unchanged."""
     names: dict[str, str] = {
         key: model_label(str(recipe.get(key))) for key in ("model", "refiner", *PARTS) if key in recipe
     }
@@ -187,8 +183,7 @@ def recipe_from_texts(texts: Mapping[str, str], path: Path) -> Recipe:
 
 
 def check_recipe(value: object, path: Path) -> Recipe:
-    """Return `value` if it is a recipe whose keys, types and bounds are all right. Raises ModelError that names
-    `path`."""
+    """Return `value` if it is a recipe with the right keys, types and bounds. Raises ModelError that names `path`."""
     if not isinstance(value, dict) or type(value.get("format")) is not int:
         raise bad(path, "its recipe is not an object with an integer `format`")
     if value["format"] > FORMAT:

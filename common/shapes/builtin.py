@@ -104,8 +104,7 @@ def other_sizes(sizes: Iterable[tuple[int, int]]) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """Checks and warnings about a request, before the model is opened. If the model was named, every prompt is
-    allowed."""
+    """Checks and warnings about a request, before the model is opened. If it was `named`, every prompt is allowed."""
 
     named: bool
 

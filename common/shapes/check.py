@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.shapes.fit import Fit, fit
+from qwenimg.common.shapes.fit import ShapeFit, fit
 from qwenimg.common.shapes.scenes import PALETTE, POSITIONS, SHAPES, SIZES, Floats, distance
 from qwenimg.common.shapes.words import Parsed, Thing
 
@@ -30,7 +30,7 @@ SPECK = 0.003  # of the shorter side squared: a quarter of the smallest star; a 
 GRID = 40  # cells along each side of a template
 SPAN = 1.7  # half the side of the templates, in radii of a disc of the same area: the tips of a star are inside
 ALIKE = 0.65  # a region with less overlap is none of the shapes
-ROUGH = 0.2  # largest `Fit.rough` of a circle, in radii; true circles, also blurred ones, reach 0.03, pears more
+ROUGH = 0.2  # largest `ShapeFit.rough` of a circle, in radii; true circles, also blurred ones, reach 0.03, pears more
 APART = 0.1  # of the side: objects nearer than this are neither left nor right of each other
 MOST = 6  # the most objects of a prompt: all their orders are tried
 
@@ -50,8 +50,7 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The parts of a prompt that the image has; None for a part that the prompt leaves open. Colour, shape and size are
-    those of all objects."""
+    """The parts of a prompt that all objects of the image have; None for a part that the prompt leaves open."""
 
     color: bool | None
     shape: bool | None
@@ -71,8 +70,7 @@ class Verdict:
 def check(pixels: Pixels, asked: Parsed) -> Verdict:
     """Compare an image, uint8 [H, W, 3], with a prompt. Raises UsageError above `MOST` objects.
 
-    Several objects of the image are matched to those of the prompt so that the verdict is best.
-    """
+    Several objects of the image are matched to those of the prompt so that the verdict is best."""
     things = [thing for thing in asked.things for _ in range(min(thing.count or 1, MOST + 1))]
     if len(things) > MOST:
         raise UsageError(f"the prompt asks for more than {MOST} shapes, which is what the checker can tell apart")
@@ -138,7 +136,7 @@ def ideal_overlap(pixels: Pixels) -> float:
     return _fit(mask, _best_shape(mask)[0]).overlap
 
 
-def _fit(mask: Mask, shape: str) -> Fit:
+def _fit(mask: Mask, shape: str) -> ShapeFit:
     return fit(mask, shape, _template(shape).area)
 
 
@@ -158,8 +156,7 @@ def _regions(offset: Floats) -> list[tuple[int, int, Mask]]:
 
 
 def _solid(row: int, column: int, mask: Mask, offset: Floats) -> tuple[Mask, Floats]:
-    """Return `mask` without the outer half of a soft edge, which is nearer to the background, and the colour [3] of the
-    rest."""
+    """Return `mask` without the outer half of a soft edge, nearer to the background, and the rest's colour [3]."""
     offset = offset[row : row + mask.shape[0], column : column + mask.shape[1]]
     color = _core(offset, mask)
     mask = mask & (_products(offset, color) > 0.5 * _products(color, color))
@@ -167,8 +164,7 @@ def _solid(row: int, column: int, mask: Mask, offset: Floats) -> tuple[Mask, Flo
 
 
 def _see(row: int, column: int, mask: Mask, offset: Floats, ground: Floats) -> tuple[float, Seen]:
-    """Return an object's area in pixels, and its description. `offset` [H, W, 3] is the image minus its background
-    `ground` [3]."""
+    """Return an object's area in pixels, and what it is. `offset` [H, W, 3] is the image minus `ground` [3]."""
     height, width, _ = offset.shape
     mask, color = _solid(row, column, mask, offset)
     rows, columns = _box(mask)
@@ -227,8 +223,7 @@ def _best_shape(mask: Mask) -> tuple[str, float]:
     """Return the shape with the best intersection over union, in the better of two alignments.
 
     By centroid and area, which a blur changes little: it removes the tips of a star, and so changes its box. By box,
-    less the ratio of the aspects: this tells a square with blurred corners from a disc.
-    """
+    less the ratio of the aspects: this tells a square with blurred corners from a disc."""
     by_area, by_box, aspect = _by_area(mask), _by_box(mask), _aspect(mask)
 
     def overlap(shape: str) -> float:
@@ -257,8 +252,7 @@ def _by_box(mask: Mask) -> Mask:
 
 
 def _by_area(mask: Mask) -> Mask:
-    """Scale `mask` on [GRID, GRID] so that its centroid is in the middle and its area that of a disc of diameter GRID /
-    SPAN."""
+    """Scale `mask` to [GRID, GRID]: centroid in the middle, area of a disc of diameter GRID / SPAN."""
     reach = SPAN * (np.count_nonzero(mask) / math.pi) ** 0.5
     steps = ((np.arange(GRID) + 0.5) / GRID * 2 - 1) * reach
     down, across = (np.rint(pixels.mean() + steps).astype(np.intp) for pixels in np.nonzero(mask))

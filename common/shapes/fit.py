@@ -24,22 +24,20 @@ Place = tuple[float, float, float]
 """Centre x, y and radius in pixels."""
 
 
-class Fit(NamedTuple):
+class ShapeFit(NamedTuple):
     """The ideal shape that fits best.
 
     `overlap` is 0 to 1. `rough`, in radii: the largest distance of the object's edge outside of it plus the largest
-    inside, less the pixel of rounding.
-    """
+    inside, less the pixel of rounding."""
 
     overlap: float
     rough: float
 
 
-def fit(mask: Mask, shape: str, area: float) -> Fit:
+def fit(mask: Mask, shape: str, area: float) -> ShapeFit:
     """Fit `shape`, whose area is `area` squared radii, to `mask` [H, W], an object's box.
 
-    Place and radius are found by hill climbing: the best move is taken as long as one improves the overlap.
-    """
+    Place and radius are found by hill climbing: the best move is taken as long as one improves the overlap."""
     mask = np.pad(mask, 2 + round(MARGIN * max(mask.shape)))
     pixels = int(np.count_nonzero(mask))
     rows, columns = (np.arange(side, dtype=np.float32) + np.float32(0.5) for side in mask.shape)
@@ -59,7 +57,7 @@ def fit(mask: Mask, shape: str, area: float) -> Fit:
         best, place = _climbed(overlap, best, place, step)
     edge = distances(*place)
     rough = float(edge[mask].max(initial=0)) - float(edge[~mask].min(initial=0))
-    return Fit(best, max(0.0, rough - 1 / place[2]))
+    return ShapeFit(best, max(0.0, rough - 1 / place[2]))
 
 
 def _climbed(overlap: Callable[..., float], best: float, place: Place, step: float) -> tuple[float, Place]:

@@ -106,8 +106,7 @@ def _relation_prompts() -> Iterator[GatePrompt]:
 
 
 def _spread(pairs: list[Pair]) -> Iterator[Pair]:
-    """Yield all pairs without end, in steps that change colour and shape each time; each round begins at another
-    pair."""
+    """Yield pairs without end, in steps that change colour and shape; each round begins at another pair."""
     return (pairs[(29 * i + 7 * (i // len(pairs))) % len(pairs)] for i in itertools.count())
 
 

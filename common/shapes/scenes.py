@@ -85,8 +85,7 @@ def contrasts(color: str, background: str) -> bool:
 def distance(shape: str, x: Floats, y: Floats) -> Floats:
     """Return the signed distance in units of the radius, negative inside, exact along edges; `x` and `y` broadcast.
 
-    The bounding box is centred on 0 and its larger side is 2 at most.
-    """
+    The bounding box is centred on 0 and its larger side is 2 at most."""
     return _DISTANCE[shape](np.abs(x), y)
 
 
@@ -110,8 +109,7 @@ def _triangle(x: Floats, y: Floats) -> Floats:
 
 
 def _star(x: Floats, y: Floats) -> Floats:
-    """Return the distance of a star of five points, the inner radius 0.4 of the outer. Mirrored into one tenth of the
-    turn, it is a half-plane."""
+    """Return the distance of a five-pointed star, inner radius 0.4: mirrored into a tenth of the turn, a half-plane."""
     y = y + 0.0954915  # the centre of its box is below the centre of its circle
     for cos, sin in ((-0.3090170, 0.9510565), (0.8090170, 0.5877853)):
         outside = np.maximum(x * cos - y * sin, 0)

@@ -141,7 +141,7 @@ GREEN, RED, INK = (30, 160, 60), (220, 30, 35), (40, 40, 40)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tile:
+class SheetTile:
     """An image, uint8 [H, W, 3], the lines under it, and its mark: right, wrong, or (None) no mark."""
 
     pixels: Pixels
@@ -149,17 +149,16 @@ class Tile:
     right: bool | None = None
 
 
-def tile(answer: Answer) -> Tile:
+def tile(answer: Answer) -> SheetTile:
     """Return the answer's image over its prompt, in English, since Pillow's own font has no Chinese."""
     prompt = answer.asked.prompt
     shown = prompt if prompt.isascii() else f"{english(answer.asked.wanted)} ({answer.asked.group})"
     verdict = "wrong: " + ", ".join(answer.wrong) if answer.wrong else "right"
-    return Tile(pixels=answer.pixels, lines=(f"{answer.number}. {shown}", verdict), right=not answer.wrong)
+    return SheetTile(pixels=answer.pixels, lines=(f"{answer.number}. {shown}", verdict), right=not answer.wrong)
 
 
-def sheet(tiles: Sequence[Tile], columns: int, side: int = 128, font: FreeTypeFont | None = None) -> Pixels:
-    """Return the tiles in rows, each image `side` pixels wide, as uint8 [H, W, 3]. `font`: Pillow's own unless
-    given."""
+def sheet(tiles: Sequence[SheetTile], columns: int, side: int = 128, font: FreeTypeFont | None = None) -> Pixels:
+    """Return the tiles in rows, each image `side` pixels wide, as uint8 [H, W, 3]. `font`: else Pillow's own."""
     from PIL import Image, ImageDraw, ImageFont
 
     font = font or ImageFont.load_default()  # type: ignore[assignment]
@@ -200,8 +199,7 @@ def _scaled(pixels: Pixels, side: int) -> Image:
 
 
 def _wrapped(lines: Iterable[str], side: int, font: object) -> list[str]:
-    """Wrap `lines` at spaces and after Chinese characters, so that none is wider than `side`, except for a longer
-    word."""
+    """Wrap `lines` at spaces and after Chinese characters to the width `side`, except for longer words."""
     wrapped: list[str] = []
     for line in lines:
         wrapped.append("")

@@ -86,8 +86,7 @@ class Thing:
 
 @dataclass(frozen=True, kw_only=True)
 class Parsed:
-    """The scene of a prompt. `position` is that of the only thing, `relation` that of the first of two to the
-    second."""
+    """The scene of a prompt. `position` is that of the only thing, `relation` of the first of two to the second."""
 
     things: tuple[Thing, ...] = ()
     background: str | None = None
@@ -138,8 +137,7 @@ def vocabulary() -> set[str]:
 
 @cache
 def _pattern() -> re.Pattern[str]:
-    """Return the pattern of a known word or phrase, the longest that fits; an unknown word; or a punctuation mark.
-    Chinese has no spaces."""
+    """Return the pattern of the longest known word or phrase, an unknown word, or a mark. Chinese has no spaces."""
     longest = sorted(_lexicon(), key=lambda word: (-len(word), word))
     spaced = "|".join(re.escape(word).replace(r"\ ", r"\s+") for word in longest if word.isascii())
     chinese = "|".join(re.escape(word) for word in longest if not word.isascii())

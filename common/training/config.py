@@ -41,8 +41,7 @@ class TrainConfig:
 
     `stage` names its files; `rate` is AdamW's peak learning rate, and Muon's is a multiple; `sizes` are (width, height)
     in pixels, taken in turn by the steps; `size` is a dataclass with the widths of the model; `simple` is the number of
-    first steps that show one object under a plain prompt.
-    """
+    first steps that show one object under a plain prompt."""
 
     stage: str
     out: Path
@@ -86,8 +85,7 @@ def _between(name: str, value: int, least: int, most: int) -> None:
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Return the learning rate of the step `step` (from 0): up in a line, then down along half a cosine to `FINAL_RATE`
-    of the peak."""
+    """Return the rate of the step `step` (from 0): up in a line, down on half a cosine to `FINAL_RATE` of the peak."""
     warm_up = max(1, min(WARM_UP, steps // 20))
     if step < warm_up:
         return peak * (step + 1) / warm_up

@@ -1,5 +1,4 @@
-"""The files of a training run: checks of those that it will write, before it starts, and reading of those that it
-continues from.
+"""The files of a training run: checks of its outputs before it starts, and reading of those that it continues from.
 
 Nothing here needs a framework, so that a run that must fail does so before one is imported. Files are not trusted: only
 regular files are opened, and every value is checked before it is used. A bad input file is a ModelError, an output that

@@ -57,8 +57,7 @@ def branches(plan: LoadPlan) -> dict[str, LoadPlan]:
 
 @found_once
 def held(plan: LoadPlan, moved: Moved) -> int:
-    """Return the most bytes of weights in memory at once: those that always are, and of the streamed blocks one in use
-    and one being read."""
+    """Return the most bytes of weights in memory at once: of streamed blocks, one in use and one being read."""
     always = sum(entry.nbytes for entry in plan.entries.values() if entry.residency is ALWAYS)
     return always + passing(plan, moved)
 
@@ -100,8 +99,7 @@ def fitting(plan: LoadPlan, streamable: re.Pattern[str] | None, budget: int, mov
 
 @found_once
 def _choices(plan: LoadPlan, streamable: re.Pattern[str] | None, moved: Moved) -> list[tuple[int, int]]:
-    """Return the possible numbers of streamed blocks, from the fewest on, each with the bytes that it leaves in
-    memory."""
+    """Return the possible numbers of streamed blocks, from the fewest on, with the bytes that stay in memory."""
     whole, candidates = held(plan, moved), _streamable(blocks(plan, streamable))
     sizes = {path: _Size.of(candidates[path], moved) for path in sorted(candidates, key=_natural)}
     choices = []
@@ -184,8 +182,7 @@ def _readable(entry: Entry) -> bool:
 
 
 def _natural(path: str) -> tuple[tuple[str, int], ...]:
-    """Return a sort key that puts 10 after 9. The order is that of a pass, except for modules between a UNet's residual
-    blocks."""
+    """Return a key that sorts 10 after 9: the order of a pass, but for modules between a UNet's residual blocks."""
     return tuple((name, int(digits or 0)) for name, digits in re.findall(r"([^\d.]+)\.?(\d*)", path))
 
 

@@ -1,6 +1,6 @@
 """Plain English as far as a check can hold it: first words of docstrings, empty names, one class for one name.
 
-The lists of `NOT_YET` and `TWICE` may only shrink.
+The list of `NOT_YET` may only shrink.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ import pytest
 from rules import name_of, sources
 
 # Rooms whose docstrings and names are not checked yet.
-NOT_YET = ("common/families/", "common/pipeline/", "common/prompts/", "common/runtime/")
+NOT_YET = ("common/families/", "common/prompts/", "common/runtime/text_cache.py")
 # Fields whose names are keys of a file's format.
 KEYS = frozenset(f"common/parity/passport_schema.py: StationJson: {key}" for key in ("made", "own"))
-# Class names that mean two things, in rooms that are not done.
-TWICE = frozenset({"Asked", "Bar", "Block", "Blocks", "Entry", "Fit", "Report", "Run", "Stage", "Tile"})
 
 
 def product() -> dict[str, str]:
@@ -26,7 +24,7 @@ def product() -> dict[str, str]:
 @pytest.mark.parametrize("rule", [english.docstrings, english.empty_names])
 def test_the_rooms_that_are_done(rule) -> None:
     files = {name: source for name, source in product().items() if not name.startswith(NOT_YET)}
-    assert len(files) > 250
+    assert len(files) > 280
     faults = {f"{name}: {fault}" for name, source in files.items() for fault in rule(source)}
     assert sorted(faults - KEYS) == []
 
@@ -63,9 +61,7 @@ def test_the_check_of_names() -> None:
 
 
 def test_a_class_name_stands_once() -> None:
-    twice = english.duplicates(product())
-    assert {name: places for name, places in twice.items() if name not in TWICE} == {}
-    assert TWICE - twice.keys() == set(), "these stand once now: take them off the list"
+    assert english.duplicates(product()) == {}
 
 
 def test_the_check_of_class_names() -> None:

@@ -36,7 +36,7 @@ LOG_EVERY = 50  # steps
 AT_ONCE = 4  # the most parts of a step on a CPU: with more, Python itself takes longer than the products
 
 
-class Stage(Protocol):
+class TrainingStage(Protocol):
     @property
     def model(self) -> torch.nn.Module: ...
     def blocks(self) -> list[torch.nn.Module]: ...
@@ -47,7 +47,7 @@ class Stage(Protocol):
     def write(self, weights: Mapping[str, Tensor]) -> None: ...
 
 
-MakeStage = Callable[[TrainConfig, torch.device, Callable[[str], None]], Stage]
+MakeStage = Callable[[TrainConfig, torch.device, Callable[[str], None]], TrainingStage]
 
 
 class Run:
@@ -151,8 +151,8 @@ class Run:
         self._tell_memory()
 
     def one_step(self, batch: Any) -> tuple[float, float]:
-        """Run one step and return the loss, and the length of the gradient before clipping. Raises NumericsError, and
-        then nothing has changed."""
+        """Run one step. Return the loss and the unclipped gradient's length. Raises NumericsError, and changes nothing
+        then."""
         config, step = self.config, self.step
         loss = self.precision.gradients(step, self._parts(batch), list(self.parameters.values()))
         length = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), CLIP))

@@ -53,8 +53,7 @@ def is_finite(x: Tensor) -> bool:
 
 
 def save_checkpoint(path: Path, config: TrainConfig, progress: Progress, tensors: Mapping[str, Tensor]) -> None:
-    """Save a checkpoint. Raises NumericsError, and DoesNotFit for a full disk; the old checkpoint is then still
-    there."""
+    """Save a checkpoint. Raises NumericsError, and DoesNotFit for a full disk; the old checkpoint stays then."""
     check_finite(progress.step, tensors)
     header = {"step": progress.step, "run": run_of(config), "scaler": asdict(progress.scaler)}
     values = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -103,8 +102,8 @@ def _read(state: State, name: str) -> Tensor:
 
 
 def _fault(name: str, value: Tensor, steps: int) -> str | None:
-    """Return why no run can have written `value`: values that are not finite, a mean of squares below 0, or an
-    impossible count; else None."""
+    """Return a fault that no run can have written: values that are not finite or not possible for this name; else
+    None."""
     if not is_finite(value):
         return f"has {int((~torch.isfinite(value)).sum())} non-finite values"
     least, most = (float(x) for x in torch.aminmax(value))
