@@ -1,4 +1,4 @@
-"""The command `bench`: what an image takes on this machine, measured stage by stage."""
+"""The command `bench`: time an image on this machine, stage by stage."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FEW = 2  # steps of the shorter run
 @places.declared("compile", type=click.Choice(("off", "on")), default="off", metavar="off|on", help="Default off.")
 @click.option("--rounds", type=click.IntRange(1, 100), default=3, metavar="N", help="Default 3; medians are shown.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@places.found
+@places.with_opening
 def bench(
     opening: Opening,
     width: int | None,
@@ -40,9 +40,9 @@ def bench(
     rounds: int,
     as_json: bool,
 ) -> None:
-    """Measures what an image of MODEL (a name, folder or file) takes here, stage by stage.
+    """Measure the time of an image by MODEL (a name, folder or file) on this machine, stage by stage.
 
-    The steady step is the slope between two numbers of steps, so that what happens once is not in it.
+    The steady step is the slope between two numbers of steps, so that work that is done once does not count.
     """
     if steps <= _FEW:
         raise UsageError(f"--steps {steps}: the slope is taken from {_FEW} steps on; give more")

@@ -8,7 +8,7 @@ import click
 @click.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Prints the completion script for SHELL; put its output into your shell's start-up file."""
+    """Print the completion script for SHELL; put its output into your shell's start-up file."""
     from click.shell_completion import get_completion_class
 
     from qwenimg.cli.main import COMPLETE_VAR

@@ -1,4 +1,4 @@
-"""The user's own defaults: `config.toml` in the user's configuration folder. Flags and the environment come first."""
+"""The user's own defaults, `config.toml` in the configuration folder. Flags and the environment override them."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ KEYS: Mapping[str, tuple[type, ...]] = {
 MAY_BE_EMPTY = ("negative_prompt",)
 SIZES = {"size", "aspect", "width", "height"}
 PROMPTS = {"words", "prompt", "prompt_file"}
-RECIPE = {"model", "preset", "precision", *PARTS, *SAID}  # what a replayed picture says
+RECIPE = {"model", "preset", "precision", *PARTS, *SAID}  # options that a repeated image's recipe sets
 
 
 def path() -> Path:
-    """Where the file is, whether or not it exists."""
+    """Return the path of the file, whether or not it exists."""
     from platformdirs import user_config_path
 
     return user_config_path("qwenimg", appauthor=False) / "config.toml"
 
 
 def defaults() -> dict[str, Any]:
-    """What the file says, by click's names of the options; nothing where there is none. Raises UsageError."""
+    """Return the values of the file, by click's names of the options; {} without a file. Raises UsageError."""
     file = path()
     raw = _read(file)
     _check_plain(file, raw)
@@ -52,7 +52,7 @@ def defaults() -> dict[str, Any]:
         data = tomllib.loads(raw.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
         raise UsageError(f"{clean(file)}: is not TOML: {clean(error, 80)}") from None
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in data.items():
         name = key.replace("-", "_")
         if name not in KEYS:
@@ -62,46 +62,46 @@ def defaults() -> dict[str, Any]:
             raise UsageError(f"{clean(file)}: {name} is {clean(value, 40)!r}; expected {kinds}")
         if value == "" and name not in MAY_BE_EMPTY:
             raise UsageError(f"{clean(file)}: {name} is empty; give a value, or leave the line out")
-        found[name] = value
+        values[name] = value
     try:
-        _check(found)
+        _check(values)
     except UsageError as error:
         raise UsageError(f"{clean(file)}: {error}") from None
-    return found
+    return values
 
 
-def _check(found: Mapping[str, Any]) -> None:
-    """Raises UsageError for a value that the option of that name would refuse."""
+def _check(values: Mapping[str, Any]) -> None:
+    """Raise UsageError for a value that its option would refuse."""
     from qwenimg.backends import NAMES
 
-    backend = found.get("backend", "auto")
+    backend = values.get("backend", "auto")
     if backend not in NAMES:
         raise UsageError(f"backend is {clean(backend, 40)!r}; choose one of {', '.join(NAMES)}")
-    fields.check(fields.fields({name: value for name, value in found.items() if name in SAID}))
-    for name in (name for name in OPENING if name in found):
-        OPENING[name].check(found[name])
-    if "output" in found:
+    fields.check(fields.fields({name: value for name, value in values.items() if name in SAID}))
+    for name in (name for name in OPENING if name in values):
+        OPENING[name].check(values[name])
+    if "output" in values:
         from qwenimg.common.jobs.naming import output_path
 
         now = datetime.now()
-        output_path(found["output"], seed=0, index=1, prompt="", now=now, several=False, same_seeds=False)
+        output_path(values["output"], seed=0, index=1, prompt="", now=now, several=False, same_seeds=False)
 
 
 def settle(ctx: click.Context, given: dict[str, Any]) -> None:
-    """Adds the file's values to those `given`, and takes back what a stronger source replaces by another option.
+    """Add the file's values to those `given`, and remove values that a stronger source replaces by another option.
 
-    The command line comes before the environment, that before a replayed recipe, and that before the file. Raises
-    UsageError for a file that is broken."""
+    The command line overrides the environment, that a repeated recipe, and that the file. Raises UsageError for a
+    broken file."""
     source = {name: ctx.get_parameter_source(name) for name in given}
-    said = {name for name in given if source[name] is ParameterSource.COMMANDLINE and given[name] not in (None, ())}
+    typed = {name for name in given if source[name] is ParameterSource.COMMANDLINE and given[name] not in (None, ())}
     for group in (SIZES, PROMPTS):
-        if said & group:
-            for name in group - said:
+        if typed & group:
+            for name in group - typed:
                 given[name] = () if name == "words" else None
     # A seed and a number go together; several seeds and a number do not.
     seed = given["seed"] or ""
-    if {"seed", "num_images"} & said and ("," in seed or "-" in seed.strip()[1:]):
-        for name in {"seed", "num_images"} - said:
+    if {"seed", "num_images"} & typed and ("," in seed or "-" in seed.strip()[1:]):
+        for name in {"seed", "num_images"} - typed:
             given[name] = None
     sized = any(given[name] is not None for name in SIZES)
     few = given["few_steps"] is not None or given["lightning"] is not None
@@ -123,11 +123,11 @@ def _as_option(name: str, value: Any) -> Any:
 
 
 def folders(text: str) -> tuple[Path, ...]:
-    """Those of `models_dir`, with a colon between them."""
+    """Return the folders of `models_dir`, which are separated by colons."""
     return tuple(Path(folder) for folder in text.split(os.pathsep) if folder)
 
 
-# A text or comment; one without an end goes on to the end of the file, so that no byte is looked at twice.
+# A text or comment; one without an end goes on to the end of the file, so that no byte is read twice.
 _TEXT = re.compile(
     rb'"""(?:[^\\"]|\\.|"(?!""))*+(?:"""|\\?\Z)|' + rb"'''(?:[^']|'(?!''))*+(?:'''|\Z)"
     rb'|"(?:[^\\"\n]|\\.)*+"?|' + rb"'[^'\n]*+'?|#[^\n]*+",
@@ -137,12 +137,12 @@ _STRUCTURE = re.compile(rb"[\[{]|^[^=\n]*\.", re.MULTILINE)
 
 
 def _check_plain(file: Path, raw: bytes) -> None:
-    """Raises UsageError for tables, lists and dotted keys: no option takes one, and for a dotted key of 40 kB tomllib
+    """Raise UsageError for tables, lists and dotted keys: no option takes one, and for a dotted key of 40 kB tomllib
     takes 24 s and 1.5 GB."""
     outside = _TEXT.sub(lambda text: b"0" + b"\n" * text[0].count(b"\n"), raw)
-    found = _STRUCTURE.search(outside)
-    if found:
-        line = outside.count(b"\n", 0, found.end()) + 1
+    match = _STRUCTURE.search(outside)
+    if match:
+        line = outside.count(b"\n", 0, match.end()) + 1
         shown = clean(raw.splitlines()[line - 1].strip().decode("utf-8", "replace"), 40)
         raise UsageError(
             f"{clean(file)}: line {line}, {shown!r}: TOML's tables, lists and dotted keys are no options; "
@@ -151,7 +151,7 @@ def _check_plain(file: Path, raw: bytes) -> None:
 
 
 def _read(file: Path) -> bytes:
-    """Its bytes, none where it is not there. Raises UsageError."""
+    """Return the bytes of the file, b"" if it does not exist. Raises UsageError."""
     from qwenimg.common.base.safe_files import kind, open_regular
 
     try:
@@ -161,5 +161,5 @@ def _read(file: Path) -> bytes:
             if opened.size > MAX_BYTES:
                 raise UsageError(f"{clean(file)}: has {opened.size} bytes; at most {MAX_BYTES} are read")
             return opened.read(0, opened.size)
-    except ModelError as error:  # nothing that this run was given, but a setting of the user's
+    except ModelError as error:  # the file is a setting, not an input of this run
         raise UsageError(str(error)) from None

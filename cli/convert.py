@@ -1,4 +1,4 @@
-"""`qwenimg convert`: a model written again as a folder."""
+"""The command `convert`: write a model as a folder."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import click
 
 from qwenimg.cli import places, streams
 from qwenimg.cli.options import TEXTS
-from qwenimg.cli.pull import Bar
+from qwenimg.cli.pull import ByteBar
 from qwenimg.common.base.amounts import counted, size_text
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.request.parts import PARTS
 
-_PATH = click.Path(path_type=Path, readable=False)  # what cannot be read is reported later, with its exit code
+_PATH = click.Path(path_type=Path, readable=False)  # an unreadable file is reported later, with its exit code
 
 
 @click.command("convert")
@@ -27,12 +27,13 @@ _PATH = click.Path(path_type=Path, readable=False)  # what cannot be read is rep
 @places.declared(*PARTS, "tokenizer")
 @places.declared("prediction", metavar=None, help="What the UNet of a Stable Diffusion file predicts.")
 @click.option("--quiet", is_flag=True, help="Only errors on standard error.")
-@places.found
+@places.with_opening
 def convert(opening: Opening, out: Path, lora: tuple[str, ...], dtype: str | None, quiet: bool) -> None:
-    """Write MODEL, a folder, a file or a name, as the folder OUT: in fewer bits, with LoRAs in its weights, or as is.
+    """Write MODEL, a folder, a file or a name, as the folder OUT: in fewer bits, with LoRAs in its weights, or
+    unchanged.
 
-    What `-q` does while a model is loaded is done once, and drawn with at once. OUT appears when it is whole; a run
-    that was ended, however hard, goes on when it is started again with the same options."""
+    The work of `-q` while a model loads is done once, and the result loads at once. OUT appears when it is whole. A run
+    that was ended, even by kill -9, continues when you start it again with the same options."""
     import os
 
     from qwenimg.common.conversion.convert import convert
@@ -50,10 +51,10 @@ def convert(opening: Opening, out: Path, lora: tuple[str, ...], dtype: str | Non
 
 
 class Told:
-    """Progress as `pull` shows it."""
+    """The progress of a conversion, shown like that of `pull`."""
 
     def __init__(self, *, quiet: bool) -> None:
-        self.bar, self.size, self.done = Bar(quiet=quiet), 0, 0
+        self.bar, self.size, self.done = ByteBar(quiet=quiet), 0, 0
 
     def plan(self, size: int, files: int) -> None:
         self.size = size

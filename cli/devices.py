@@ -1,4 +1,4 @@
-"""Which backends run here, and on what."""
+"""The command `devices`: list the backends of this machine and their devices."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import click
 @click.command("devices")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def devices(as_json: bool) -> None:
-    """Prints each backend with its device, or why it is not available."""
+    """Print each backend with its device, or why it is not available."""
     from qwenimg import backends
     from qwenimg.common.base.text import clean
 
-    found = backends.available()
+    reports = backends.available()
     if as_json:
-        rows = [_row(name, text.removeprefix(backends.MISSING), text) for name, text in found.items()]
+        rows = [_row(name, text.removeprefix(backends.MISSING), text) for name, text in reports.items()]
         click.echo(json.dumps({"backends": rows}))
         return
-    for name, device in found.items():
+    for name, device in reports.items():
         click.echo(f"{name:5} {clean(device, 280)}")
 
 

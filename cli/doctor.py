@@ -1,4 +1,4 @@
-"""What float32 and 16 bit are on this device, what there is of memory and disk, and what --preset auto would choose."""
+"""The command `doctor`: the precision of this device, its memory and disk, and the choice of --preset auto."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from qwenimg.common.families.opening import Opening
 @click.argument("model", required=False)
 @places.declared("backend")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@places.found
+@places.with_opening
 def doctor(opening: Opening, as_json: bool) -> int:
-    """Measures this device, in seconds: a matrix product, a convolution and attention in each dtype against float64.
+    """Measure this device for some seconds: a matrix product, a convolution and attention in each dtype against
+    float64.
 
-    With MODEL (a name, folder or file) it says what --preset auto chooses for that; a known name needs no files. Ends
-    with the known models, best first for this machine. Exit code 6 where products in float32 are less exact than
+    With MODEL (a name, folder or file) it prints the choice of --preset auto for that; a known name needs no files. It
+    ends with the known models, best first for this machine. Exit code 6 if products in float32 are less precise than
     float32.
     """
     from qwenimg import backends

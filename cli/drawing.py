@@ -1,4 +1,4 @@
-"""Checks what was asked for, opens the model, makes each picture and writes it."""
+"""The run of `generate`: check the options, open the model, and generate and write each image."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import qwenimg
 from qwenimg.cli import elsewhere, failures, streams
 from qwenimg.cli.faults import kept, report_faults
 from qwenimg.cli.options import parse_debug
-from qwenimg.cli.progress import Report
+from qwenimg.cli.progress import RunPrinter
 from qwenimg.cli.signals import Stop
 from qwenimg.common.base import atomic_files
 from qwenimg.common.base.errors import UsageError
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """The options, by click's names for them. What was not given is None."""
+    """The options, by click's names for them. An option that was not given is None."""
 
     words: tuple[str, ...]
-    said: Fields  # of the options in `jobs.fields.SAID`, None where it was not given
-    opening: Mapping[str, Any]  # of the options in `families.opening.OPENING`
+    options: Fields  # the options in `jobs.fields.SAID`
+    opening: Mapping[str, Any]  # the options in `families.opening.OPENING`
     prompt_file: str | None
     keep_going: bool
     replay: Path | None
@@ -55,17 +55,17 @@ class Flags:
 
 
 def draw(flags: Flags, stop: Stop, warnings: Iterable[str] = ()) -> int:
-    """Draw all that `flags` ask for and return the exit code. Raises QwenimgError, before any model is opened where
-    that is possible.
+    """Generate all images that `flags` ask for and return the exit code. Raises QwenimgError, if possible before a
+    model is opened.
 
-    warnings: of what was given."""
+    warnings: about the options."""
     from qwenimg.common.hub import resolve
 
-    report = Report(as_json=flags.json, quiet=flags.quiet, debug=parse_debug(flags.debug))
+    report = RunPrinter(as_json=flags.json, quiet=flags.quiet, debug=parse_debug(flags.debug))
     for line in warnings:
         report.notify("warning", line)
     opening = opening_of(flags.opening)
-    check_forms(flags.said, flags.output, flags.latents, flags.save_latents)
+    check_forms(flags.options, flags.output, flags.latents, flags.save_latents)
     replay = None if flags.replay is None else read_replay(flags.replay)
     for line in () if replay is None else replay.messages:
         report.notify("warning", line)
@@ -113,9 +113,9 @@ def draw(flags: Flags, stop: Stop, warnings: Iterable[str] = ()) -> int:
 
 
 class RunReport:
-    """Reports a run, and ends it where a signal came. `codes`: exit codes of what is not made."""
+    """A listener that prints reports, and ends the run after a signal. `codes`: exit codes of failed images."""
 
-    def __init__(self, report: Report, stop: Stop, codes: list[int]) -> None:
+    def __init__(self, report: RunPrinter, stop: Stop, codes: list[int]) -> None:
         self.report, self.stop, self.codes = report, stop, codes
         self.notify, self.image = report.notify, report.image
 
@@ -132,34 +132,34 @@ class RunReport:
         self.codes.append(self.report.failure(picture, error))
 
     def code(self, outcome: Outcome) -> int:
-        """The exit code. `done` comes last, also where an error ended the run."""
+        """Return the exit code. `done` is the last event, even if an error ended the run."""
         self.stop.check()
         codes = self.codes
         fatal = codes[-1] if outcome.fatal else 0
-        code = fatal or (0 if not codes else failures.PARTIAL if outcome.made else codes[0])
-        self.report.done(outcome.made, len(codes), code)
+        code = fatal or (0 if not codes else failures.PARTIAL if outcome.written else codes[0])
+        self.report.done(outcome.written, len(codes), code)
         return code
 
 
-# Before the model is opened
+# Checks before the model is opened
 
 
-def _wanted(flags: Flags, replay: Replay | None, report: Report) -> tuple[list[Picture], list[int]]:
-    """The pictures to make, and the exit codes of those that cannot be; those are reported. Raises QwenimgError."""
+def _wanted(flags: Flags, replay: Replay | None, report: RunPrinter) -> tuple[list[Picture], list[int]]:
+    """Return the images to generate, and the exit codes of those that cannot be, reported here. Raises QwenimgError."""
     prompt = _prompt(flags)
     if prompt is not None and flags.prompt_file is not None:
         raise UsageError("a prompt and --prompt-file; give one of them")
-    said = flags.said if prompt is None else flags.said | {"prompt": prompt}
-    base = merged({} if replay is None else replay.fields, fields(said))
+    options = flags.options if prompt is None else flags.options | {"prompt": prompt}
+    base = merged({} if replay is None else replay.fields, fields(options))
     lines = None if flags.prompt_file is None else read_prompts(flags.prompt_file)
     wanted, faults = pictures(base, lines, flags.output, overwrite=flags.overwrite)
     return wanted, report_faults(faults, report, left=len(wanted), keep_going=flags.keep_going)
 
 
-def _with_loras(flags: Flags, opening: Opening, replay: Replay | None, report: Report) -> Replay | None:
-    """Return `replay` with the LoRAs of its recipe that are in the folders of --models-dir. Raises UsageError where one
-    is not."""
-    if replay is None or "lora" not in replay.used or flags.said["lora"] is not None or not opening.models_dir:
+def _with_loras(flags: Flags, opening: Opening, replay: Replay | None, report: RunPrinter) -> Replay | None:
+    """Return `replay` with the LoRAs of its recipe that are in the folders of --models-dir. Raises UsageError for one
+    that is not there."""
+    if replay is None or "lora" not in replay.used or flags.options["lora"] is not None or not opening.models_dir:
         return replay
     from qwenimg.common.hub.lora_search import located
     from qwenimg.common.hub.model_folders import read_folders
@@ -172,7 +172,7 @@ def _with_loras(flags: Flags, opening: Opening, replay: Replay | None, report: R
 
 
 def _located(opening: Opening, wanted: list[Picture]) -> tuple[Opening, list[Picture]]:
-    """Return both with the paths of what is found by name in the folders of --models-dir. Raises UsageError and
+    """Return both with the paths of files that are found by name in the folders of --models-dir. Raises UsageError and
     ModelError."""
     if not opening.models_dir:
         return opening, wanted
@@ -185,24 +185,24 @@ def _located(opening: Opening, wanted: list[Picture]) -> tuple[Opening, list[Pic
 
 
 def _prompt(flags: Flags) -> str | None:
-    """The one prompt of the command line. Raises UsageError if there are two."""
+    """Return the one prompt of the command line, or None. Raises UsageError if there are two."""
     if len(flags.words) > 1:
         shown = clean(" ".join(flags.words), 80)
-        if flags.said["lora"] and _is_number(flags.words[-1]):
-            lora = clean(flags.said["lora"][-1], 60)
+        if flags.options["lora"] and _is_number(flags.words[-1]):
+            lora = clean(flags.options["lora"][-1], 60)
             raise UsageError(f"--lora takes its strength behind a colon: --lora {lora}:{flags.words[-1]}")
         raise UsageError(f'{len(flags.words)} words where one prompt is expected; quote the prompt: "{shown}"')
-    if flags.words and flags.said["prompt"] is not None:
+    if flags.words and flags.options["prompt"] is not None:
         raise UsageError(f"two prompts: {clean(flags.words[0], 60)!r} and that of -p; give one")
     if flags.words and (option := option_in(flags.words[0], elsewhere.OPTIONS)):
         ours = elsewhere.OPTIONS.get(option)
         what = f", and no option here: {ours}" if ours else "; close them before it"
         raise UsageError(f"{option} is inside the quotes of the prompt{what}. To draw it as words: -p")
-    return flags.words[0] if flags.words else flags.said["prompt"]
+    return flags.words[0] if flags.words else flags.options["prompt"]
 
 
 def _check_files(flags: Flags, opening: Opening, replay: Replay | None, wanted: Sequence[Picture]) -> None:
-    """Check what can be refused about files without a model. Raises UsageError."""
+    """Check everything about files that needs no model. Raises UsageError."""
     if flags.step_cache_check:
         check_cache(wanted)
     if flags.output == "-":
@@ -215,10 +215,10 @@ def _check_files(flags: Flags, opening: Opening, replay: Replay | None, wanted: 
     if replay is not None:
         from qwenimg.common.hub.replayed import with_recorded_parts
 
-        found = with_recorded_parts(opening, replay)
+        completed_opening = with_recorded_parts(opening, replay)
         given = {"image_sha256": flags.image, "mask_sha256": flags.mask, "latents": flags.latents}
-        parts = {part: found.value(part) for part in PARTS}
-        check_replay(replay, given | parts | {name: flags.said[name] for name in ("lora", "seed")}, opening.model)
+        parts = {part: completed_opening.value(part) for part in PARTS}
+        check_replay(replay, given | parts | {name: flags.options[name] for name in ("lora", "seed")}, opening.model)
     if flags.save_latents is not None:
         atomic_files.check_output(flags.save_latents, overwrite=flags.overwrite)
 
@@ -231,10 +231,10 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def _job(flags: Flags, replay: Replay | None, wanted: Sequence[Picture], report: Report) -> Job:
-    """Read the arrays that were given, and say how pictures are written. Raises UsageError and ModelError."""
+def _job(flags: Flags, replay: Replay | None, wanted: Sequence[Picture], report: RunPrinter) -> Job:
+    """Read the arrays that were given, and collect how images are written. Raises UsageError and ModelError."""
     noise = None if flags.latents is None else read_noise(flags.latents, wanted)
-    image, mask, notes = read_pictures(flags.image, flags.mask, flags.said["strength"])
+    image, mask, notes = read_pictures(flags.image, flags.mask, flags.options["strength"])
     for line in notes:
         report.notify("warning", line)
     return Job(
@@ -252,7 +252,7 @@ def _job(flags: Flags, replay: Replay | None, wanted: Sequence[Picture], report:
 
 
 def _replayed(flags: Flags, opening: Opening, replay: Replay | None) -> Opening:
-    """Return `opening` with what is left to the recipe of a picture that is made again. Raises ModelError."""
+    """Return `opening` completed from the recipe of a repeated image. Raises ModelError."""
     if replay is None or flags.replay is None:
         return opening
     from qwenimg.common.hub.replayed import replayed

@@ -1,5 +1,4 @@
-"""What other programs call their options, and what to give here for them: one table, for the line that says that an
-option is not known."""
+"""Other programs' options, and the options here for them: a table for messages about unknown options."""
 
 from __future__ import annotations
 
@@ -83,13 +82,13 @@ BACKENDS = {
     "torch": "cuda",
     "rocm": "cuda",
 }
-LIKE = 0.78  # of difflib, between an option and one that is known
+LIKE = 0.78  # difflib's similarity of an option with a known one, from which on that is suggested
 
 
 def unknown(option: str, known: Iterable[str]) -> str:
-    """Return the line for an `option` that is not among the `known` ones."""
-    if (said := OPTIONS.get(option)) is not None:
-        return f"{option} is no option here: {said}"
+    """Return the message for an `option` that is not among the `known` ones."""
+    if (advice := OPTIONS.get(option)) is not None:
+        return f"{option} is no option here: {advice}"
     near = difflib.get_close_matches(option, list(known), n=2, cutoff=LIKE)
     if near:
         return f"{option} is no option here; did you mean {' or '.join(near)}?"
@@ -97,7 +96,7 @@ def unknown(option: str, known: Iterable[str]) -> str:
 
 
 def backend(name: str) -> str:
-    """Return what to say beside the names of backends where `name` is none of them."""
+    """Return a suggestion for a `name` that is no backend, or ""."""
     plain = name.strip().lower().partition(":")[0]
     meant = plain if plain in BACKENDS.values() else BACKENDS.get(plain)
     return f" Did you mean {meant}?" if meant else ""

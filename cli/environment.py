@@ -1,4 +1,4 @@
-"""Options from the environment, such as QWENIMG_STEPS: a fault has the variable's name, an unknown one is warned of."""
+"""Options from the environment, such as QWENIMG_STEPS: errors name the variable, unknown variables give a warning."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from qwenimg.common.jobs import fields
 from qwenimg.common.jobs.fields import SAID
 
 PREFIX = "QWENIMG_"
-OTHERS = ("QWENIMG_TRACEBACK",)  # no option's
+OTHERS = ("QWENIMG_TRACEBACK",)  # variables of no option
 
 
 def variable(ctx: click.Context | None, param: click.Parameter | None) -> str | None:
-    """The variable that `param` was read from, or None if it was not."""
+    """Return the variable that `param` was read from, or None."""
     if ctx is None or param is None or param.name is None:
         return None
     from_environment = ctx.get_parameter_source(param.name) is ParameterSource.ENVIRONMENT
@@ -30,22 +30,22 @@ def variable(ctx: click.Context | None, param: click.Parameter | None) -> str | 
 
 
 def check(ctx: click.Context, given: Mapping[str, Any]) -> None:
-    """Raises UsageError, with the variable's name, for a value that its option would refuse."""
+    """Raise UsageError, with the variable's name, for a value that its option would refuse."""
     for param in ctx.command.params:
         name, value = param.name or "", given.get(param.name or "")
-        if value is None or (found := variable(ctx, param)) is None:
+        if value is None or (origin := variable(ctx, param)) is None:
             continue
         try:
             _check(name, value)
         except UsageError as error:
             option = f"--{name.replace('_', '-')} "  # which was not given
-            raise UsageError(f"{found} in the environment: {str(error).removeprefix(option)}") from None
+            raise UsageError(f"{origin} in the environment: {str(error).removeprefix(option)}") from None
 
 
 def unknown(command: click.Command) -> list[str]:
-    """A line for each variable that begins with QWENIMG_ and is none of `command`'s."""
+    """Return a warning for each variable that begins with QWENIMG_ and is none of `command`'s."""
     params = [p for p in command.params if isinstance(p, click.Option) and not p.hidden and p.name != "version"]
-    # What an option of that spelling would be called: QWENIMG_CFG is meant as QWENIMG_GUIDANCE.
+    # The variable of an option by its other spellings: QWENIMG_CFG is meant as QWENIMG_GUIDANCE.
     spelled = {_spelled(opt): _name(p) for p in params for opt in p.opts if opt.startswith("--")}
     spelled |= {_spelled(alias): spelled[_spelled(name)] for alias, name in options.ALIASES.items()}
     known = {*(_name(p) for p in params), *OTHERS}
@@ -69,7 +69,7 @@ def _spelled(option: str) -> str:
 
 
 def _check(name: str, value: Any) -> None:
-    """Raises UsageError."""
+    """Raise UsageError for a value that its option would refuse."""
     if name == "seed":
         fields.parse_seeds(value)
     elif name in SAID:

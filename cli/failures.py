@@ -1,4 +1,4 @@
-"""From an exception to an exit code and one line."""
+"""Conversion of an exception to an exit code and one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARTIAL = 7
 
 
 def explain(error: BaseException) -> tuple[int, str]:
-    """Exit code and text for `error`; 0 where a reader of our output has gone."""
+    """Return the exit code and the text for `error`; 0 if the reader of our output has gone."""
     if isinstance(error, QwenimgError):
         return error.exit_code, str(error)
     if isinstance(error, click.ClickException):
@@ -34,7 +34,7 @@ def explain(error: BaseException) -> tuple[int, str]:
 
 
 def report(error: BaseException, where: str = "") -> tuple[int, str]:
-    """Prints the line for `error`, and its traceback where that is asked for; its exit code and text."""
+    """Print the line for `error`, and its traceback if the user asks for it; return its exit code and text."""
     code, text = explain(error)
     if _wants_traceback():
         traceback.print_exception(error)
@@ -46,12 +46,12 @@ def report(error: BaseException, where: str = "") -> tuple[int, str]:
 
 
 def record(name: str, **fields: object) -> bytes:
-    """One event of --json, a line."""
+    """Return one event of --json as a line."""
     return json.dumps({"schema": SCHEMA, "event": name, **fields}).encode() + b"\n"
 
 
 def event(code: int, text: str, index: int | None = None) -> bytes:
-    """The `error` event of --json; `index` is that of a picture, null where the run has failed."""
+    """Return the `error` event of --json; `index` is that of an image, null if the run has failed."""
     return record("error", index=index, exit=code, message=text)
 
 

@@ -1,4 +1,4 @@
-"""The command that makes pictures. It runs when the first word of the command line is no other command's name."""
+"""The command that generates images. It runs if the first word of the command line is no other command's name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SETTINGS = {
 
 
 def _of_pictures(command: _F) -> _F:
-    """The options that every picture has, each from what is known of it."""
+    """Declare the options of every image, each from its description."""
     for one in reversed(ALL.values()):
         command = options.of_picture(one)(command)
     return command
@@ -92,7 +92,7 @@ def _of_pictures(command: _F) -> _F:
 )
 @click.pass_context
 def generate(ctx: click.Context, /, **given: Any) -> int:
-    """Makes pictures from text and prints their paths."""
+    """Generate images from text and print their paths."""
     from qwenimg.cli import config, environment
     from qwenimg.cli.drawing import Flags, draw
 
@@ -110,11 +110,11 @@ def generate(ctx: click.Context, /, **given: Any) -> int:
         if given["few_steps"] is not None:
             raise UsageError("--lightning and --few-steps say the same; give one of them")
         given["few_steps"] = f"lightning:{steps}"
-    said = {name: None if given[name] == () else given[name] for name in SAID}
+    options_of_images = {name: None if given[name] == () else given[name] for name in SAID}
     for name in SAID:
         del given[name]
     notes = environment.unknown(ctx.command)
-    if (text := said["negative_prompt"]) is not None and text.isdecimal():
+    if (text := options_of_images["negative_prompt"]) is not None and text.isdecimal():
         notes.append(f"-n is what to steer away from, here {text}; for {text} pictures give -N {text}")
     stop = ctx.obj if isinstance(ctx.obj, Stop) else Stop()
-    return draw(Flags(said=said, opening=opening, **given), stop, notes)
+    return draw(Flags(options=options_of_images, opening=opening, **given), stop, notes)

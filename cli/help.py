@@ -1,4 +1,4 @@
-"""The help of the command that makes pictures, in sections; and what completes its first word."""
+"""The help of the command that generates images, in sections; and completion of its first word."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RESERVED = (
 )  # fmt: skip
 
 HELP_NAMES = ["-h", "--help"]
-# Beside the options of pictures and of opening a model, which know their section.
+# Options besides those of images and of opening a model, which have their own section.
 _OWN: dict[str, tuple[str, ...]] = {
     "Prompt": ("prompt_file", "keep_going", "replay"),
     "Picture": (),
@@ -41,7 +41,7 @@ _OWN: dict[str, tuple[str, ...]] = {
     "Model": ("step_cache_check",),
     "Output": ("output", "overwrite", "save_latents", "no_metadata", "json", "quiet", "debug"),
 }  # fmt: skip
-# What most people need, in the order in which they need it; --help-all shows the rest.
+# The options that most people need, in that order; --help-all shows the rest.
 COMMON = (
     "model", "output", "size", "aspect", "seed", "num_images", "steps", "guidance", "negative_prompt", "sampler",
     "image", "strength", "mask", "lora", "lightning", "replay", "prompt_file", "quantize", "max_memory", "models_dir",
@@ -60,7 +60,7 @@ qwenimg "a red circle"
 qwenimg "a lighthouse at dusk" --aspect 16:9 -s 1-4 -o out/
 qwenimg --prompt-file prompts.txt -o "{index}-{prompt}.png"
 qwenimg --from picture.png --steps 50"""
-# What a command that lacks an argument is answered with.
+# The example in the message for a missing argument.
 COMMAND_EXAMPLES = {
     "info": "info picture.png",
     "models": "models --models-dir ComfyUI",
@@ -76,14 +76,14 @@ EXIT_CODES = """\
 
 
 class Sectioned(click.Command):
-    """A command whose help has sections, the other commands, examples and exit codes; with --json beside --help it is
-    the JSON Schema of what may be said about a picture."""
+    """A command whose help has sections, the other commands, examples and exit codes. With --json beside --help it is
+    the JSON Schema of the options of an image."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         loose = click.Context(self, resilient_parsing=True, ignore_unknown_options=True, **self.context_settings)
-        found, _, _ = self.make_parser(loose).parse_args(list(args))
+        values, _, _ = self.make_parser(loose).parse_args(list(args))
         asks = self.get_help_option(loose)
-        ctx.meta["qwenimg.schema"] = bool(asks and found.get(asks.name) and found.get("json"))
+        ctx.meta["qwenimg.schema"] = bool(asks and values.get(asks.name) and values.get("json"))
         return super().parse_args(ctx, args)
 
     def get_help(self, ctx: click.Context) -> str:
@@ -130,7 +130,7 @@ def show_version(ctx: click.Context, param: click.Parameter, value: bool) -> Non
 
 
 def complete_prompt(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The commands, while the first word is being typed."""
+    """Return the commands that begin with `incomplete`, while the first word is being typed."""
     if ctx.params.get("words") or not ctx.meta.get("qwenimg.implied"):
         return []
     return [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]

@@ -1,4 +1,4 @@
-"""What a picture or a model is made of."""
+"""The command `info`: print the recipe of an image, or the contents of a model."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ XMP = "XML:com.adobe.xmp"  # Pillow's name for it in a PNG
 @click.argument("file", type=click.Path(path_type=Path, readable=False))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @places.declared("prediction", metavar=None, help="What a Stable Diffusion file's UNet predicts.")
-@places.found
+@places.with_opening
 def info(file: Path, as_json: bool, opening: Opening) -> None:
-    """Prints the recipe in a picture, or what is in a model: a folder, a .safetensors file or a name (shapes)."""
+    """Print the recipe in an image, or the contents of a model: a folder, a .safetensors file or a name (shapes)."""
     file = _found(file)
     if _is_picture(file):
         _show_picture(file, as_json)
@@ -36,7 +36,7 @@ def info(file: Path, as_json: bool, opening: Opening) -> None:
 
 
 def _found(file: Path) -> Path:
-    """`file`, or the folder of the model that is known by this name."""
+    """Return `file`, or the folder of the model with this known name."""
     from qwenimg.common.families import catalog
     from qwenimg.common.hub import resolve
 
@@ -46,15 +46,15 @@ def _found(file: Path) -> Path:
 
 
 def _show_model(path: Path, as_json: bool, prediction: Prediction | None) -> None:
-    """What is there and what does not fit; ends with the exit code of a broken model where something does not."""
+    """Print the contents of a model and its faults. A fault ends the command with the exit code of a broken model."""
     from qwenimg.common.families.describe import describe
 
-    found = describe(path, prediction)
+    model = describe(path, prediction)
     if as_json:
-        click.echo(json.dumps({"kind": "model", "lines": found.lines, "faults": found.faults}))
+        click.echo(json.dumps({"kind": "model", "lines": model.lines, "faults": model.faults}))
     else:
-        click.echo("\n".join([*found.lines, *(f"fault: {fault}" for fault in found.faults)]))
-    if found.faults:
+        click.echo("\n".join([*model.lines, *(f"fault: {fault}" for fault in model.faults)]))
+    if model.faults:
         raise click.exceptions.Exit(ModelError.exit_code)
 
 
@@ -88,9 +88,9 @@ def _show_picture(path: Path, as_json: bool) -> None:
 
 
 def _xmp(value: str) -> str:
-    """What it says of us, in words: raw XML is for programs, which have --json."""
-    made = "made by a model" if "trainedAlgorithmicMedia" in value else "does not say that a model made it"
-    return f"XMP: {made} ({len(value):,} characters; --json shows them)"
+    """Return in words what the XMP says about a model as its origin; raw XML is for programs, which have --json."""
+    origin = "made by a model" if "trainedAlgorithmicMedia" in value else "does not say that a model made it"
+    return f"XMP: {origin} ({len(value):,} characters; --json shows them)"
 
 
 def _described(foreign: Foreign | None) -> dict[str, object] | None:
@@ -111,7 +111,8 @@ def _show_foreign(foreign: Foreign) -> None:
 
 
 def _shown(key: str, value: str) -> str:
-    """`key: value` with control characters escaped; further lines are indented, so none can pass for a key."""
+    """Return `key: value` with control characters escaped; further lines are indented, so that none looks like a
+    key."""
     from qwenimg.common.base.text import printable
 
     more = f" ... ({len(value):,} characters)" if len(value) > MAX_TEXT else ""

@@ -1,4 +1,4 @@
-"""Where the command line begins, and how a run ends.
+"""The entry point of the command line, and the end of a run.
 
 Nothing is imported here, nor by the package itself, before `run` is called: until then Ctrl-C would show a traceback.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-TYPE_CHECKING = False  # typing's own takes longer to import than all that comes before `run`
+TYPE_CHECKING = False  # typing's own takes longer to import than everything before `run`
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ COMPLETE_VAR = "_QWENIMG_COMPLETE"
 def run(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (without the program's name) and return its exit code.
 
-    Without `argv` it is that of the process, which ends when this returns; only there signals are handled."""
+    Without `argv` it is that of the process, which ends when this returns; only then signals are handled."""
     try:
         from qwenimg.cli import signals
 
@@ -30,8 +30,8 @@ def run(argv: Sequence[str] | None = None) -> int:
             code = _run(sys.argv[1:], stop)
         import gc
 
-        if "triton" not in sys.modules:  # which takes what is not freed for leaks, and prints thirty lines of them
-            gc.freeze()  # before the process ends, Python would search all that torch has made for garbage
+        if "triton" not in sys.modules:  # triton reports objects that are not freed as leaks, in thirty lines
+            gc.freeze()  # else Python would search all of torch's objects for garbage before the process ends
         return code if stop.exit_code is None else stop.exit_code
     except KeyboardInterrupt:  # before the signals were watched, or where they are not
         return _early("stopped by a signal", 130)
@@ -44,7 +44,7 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 
 def _early(text: str, code: int) -> int:
-    """What has happened before or after all that could say it."""
+    """Print an error before or after the modules that print errors are there; return `code`."""
     if sys.stderr is not None:
         os.write(2, f"qwenimg: error: {text}\n".encode())
     return code
@@ -101,7 +101,7 @@ def _call(args: list[str], stop: Stop) -> int:
     from qwenimg.common.base.safe_files import absolute
     from qwenimg.common.memory import limits
 
-    absolute(Path())  # torch ends the process where there is no working folder
+    absolute(Path())  # torch ends the process if there is no working folder
     if wants_json(args):
         stop.event = lambda code: failures.event(code, signals.STOPPED)
     try:
@@ -115,7 +115,7 @@ def _call(args: list[str], stop: Stop) -> int:
 
 
 def _end(error: BaseException | None, stop: Stop, args: list[str]) -> int:
-    """Report `error` and return its exit code; whatever was raised after a signal came, the signal's."""
+    """Report `error` and return its exit code; once a signal has come, that of the signal, whatever the error."""
     from qwenimg.cli import failures, signals, streams
     from qwenimg.cli.words import wants_json
 

@@ -1,4 +1,4 @@
-"""Which models there are, and which are here."""
+"""The command `models`: list the known models, and the models and files on this machine."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @places.declared("models_dir")
 def models(as_json: bool, models_dir: tuple[Path, ...]) -> None:
-    """Prints the models that are known by name, and those in the Hugging Face cache that have no name here. With
-    --models-dir: the files in DIR, what each is, and the option that takes it.
+    """Print the models that are known by name, and those in the Hugging Face cache that have no name here. With
+    --models-dir: the files in DIR, the kind of each, and the option that takes it.
 
-    Size: to fetch. Memory: what drawing takes on a GPU or a Mac, about; twice that on a CPU. Any other model in
-    diffusers layout is drawn with by its folder, file or hub id."""
+    Size: of the download. Memory: about what an image takes on a GPU or a Mac; twice that on a CPU. Any other model in
+    diffusers layout can be used by its folder, file or hub id."""
     if models_dir:
         click.echo(_folders(models_dir, as_json))
         return
@@ -38,7 +38,7 @@ def _as_json() -> str:
 
 
 def table() -> str:
-    """The lines of the table, and what to do with a name."""
+    """Return the lines of the table, and how to use a name."""
     from qwenimg.common.base.amounts import size_text
     from qwenimg.common.base.text import aligned, clean
     from qwenimg.common.hub import listing
@@ -53,11 +53,11 @@ def table() -> str:
     )
 
 
-# In the folders of other programs
+# Folders of other programs
 
 
 def _folders(given: tuple[Path, ...], as_json: bool) -> str:
-    """The files in the folders `given`, as JSON or as lines. Raises UsageError and ModelError."""
+    """Return the files in the folders `given`, as JSON or as lines. Raises UsageError and ModelError."""
     from qwenimg.common.base.text import shown_path
     from qwenimg.common.hub import folder_listing
     from qwenimg.common.hub.model_folders import read_folders

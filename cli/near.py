@@ -1,15 +1,15 @@
-"""One word that was hardly meant as a prompt: a command's name with a slip in it, or a command of other programs.
+"""Recognition of a one-word prompt that is rather a command: a misspelled one, or a command of other programs.
 
-Real prompts of one word (cat, rain, plane) are left alone, so a short name is known by its own letters only.
+Real prompts of one word (cat, rain, plane) pass, so a short name is recognized only by its own letters.
 """
 
 from __future__ import annotations
 
 from difflib import get_close_matches
 
-LONG = ("generate", "devices", "selftest", "samplers")  # unlike other words, so that a likeness is no chance
-LIKE = 0.85  # of difflib: one wrong letter in seven
-# Of other programs, and what comes closest here.
+LONG = ("generate", "devices", "selftest", "samplers")  # so unlike other words that a similar one is no accident
+LIKE = 0.85  # difflib's similarity: one wrong letter in seven
+# Commands of other programs, and the nearest here.
 OTHERS = {
     **dict.fromkeys(("list", "ls", "model"), "models"),
     **dict.fromkeys(("download", "install", "fetch"), "pull"),
@@ -27,7 +27,7 @@ NOT_BUILT = ("web", "webui", "gui", "server", "upscale", "quantize", "controlnet
 
 
 def meant(word: str, commands: tuple[str, ...]) -> str | None:
-    """What `word` was probably meant as, to be put behind `qwenimg`; None for a prompt."""
+    """Return the command that `word` probably stands for, to be put behind `qwenimg`; None for a prompt."""
     if not word.isascii() or len(word) > 20 or " " in word:
         return None
     plain = word.lower().replace("_", "-")
@@ -37,5 +37,5 @@ def meant(word: str, commands: tuple[str, ...]) -> str | None:
         return plain.replace("-", "")
     like = get_close_matches(plain, [name for name in LONG if name[0] == plain[:1]], 1, LIKE)
     mixed = [name for name in commands if name[0] == plain[:1] and sorted(name) == sorted(plain)]
-    found = [name for name in (*like, *mixed) if name != plain]
-    return found[0] if found else None
+    matches = [name for name in (*like, *mixed) if name != plain]
+    return matches[0] if matches else None

@@ -1,4 +1,4 @@
-"""What the options of the command line are called, and those that have values of their own."""
+"""Names of the command line's options, and types of their values."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from qwenimg.common.request.option import Option
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 DEBUG = ("timing", "shapes")
-FILE = click.Path(path_type=Path, readable=False)  # what cannot be read is reported later, with its exit code
+FILE = click.Path(path_type=Path, readable=False)  # an unreadable file is reported later, with its exit code
 
 
 class _Texts(click.types.StringParamType):
-    """A text that may be given again; in a variable of the environment, several are parted by semicolons."""
+    """A text that may be given several times; in a variable of the environment, several are separated by semicolons."""
 
     envvar_list_splitter = ";"
 
@@ -29,7 +29,7 @@ TEXTS = _Texts()
 
 
 class Backend(click.Choice[str]):
-    """The name of a backend; other programs' names are answered with ours."""
+    """The name of a backend. For other programs' names, the error suggests ours."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
@@ -39,20 +39,20 @@ class Backend(click.Choice[str]):
 
 
 def of_picture(one: Option) -> Callable[[_F], _F]:
-    """Return the option of the command line for an option of pictures."""
+    """Return the option of the command line for an option of images."""
     kind = TEXTS if one.joined else FILE if one.kind is None else str if one.several else one.kind
     spelled, shown = described(one)
     return click.option(one.name, *spelled, type=kind, multiple=bool(one.joined), **shown)
 
 
 def described(one: Option) -> tuple[list[str], dict[str, Any]]:
-    """Return the spellings of an option, the short one first, and what the help says of it."""
+    """Return the spellings of an option, the short one first, and its help."""
     text = one.said(one.help)
     spelled = sorted((f"--{one.dashed}", *one.flags), key=lambda flag: flag.startswith("--"))
     return spelled, {"metavar": one.metavar, "help": f"{text[:1].upper()}{text[1:]}."}
 
 
-# Names that other tools use, where every tool that knows the name means the same; they are not in the help.
+# Other tools' names with one meaning in all of them; they are not in the help.
 ALIASES = {
     "disable-metadata": "no-metadata",
     "disable-image-metadata": "no-metadata",
@@ -63,13 +63,13 @@ ALIASES = {
 
 
 def known_name(name: str) -> str:
-    """The option's own name for an alias, and for one that is spelled with underscores."""
+    """Return the option's name here for an alias, and for a spelling with underscores."""
     plain = name.replace("_", "-") if len(name) > 1 else name
     return ALIASES.get(plain, plain)
 
 
 def parse_debug(text: str | None) -> tuple[str, ...]:
-    """What --debug names. Raises UsageError."""
+    """Return the values of --debug. Raises UsageError."""
     parts = tuple(part.strip() for part in text.split(",")) if text is not None else ()
     for part in parts:
         if part not in DEBUG:

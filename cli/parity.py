@@ -1,4 +1,4 @@
-"""`qwenimg parity`: whether two backends, or two machines, compute the same."""
+"""The command `parity`: compare the results of backends and machines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PATH = click.Path(path_type=Path, readable=False)
 _BACKENDS = (*NAMES, *PLACED)
 _BACKEND: dict[str, Any] = {"type": options.Backend(_BACKENDS), "metavar": "NAME", "help": "Default auto."}
 PROMPT, STEPS = "a large blue star", 4
-SMALL, USUAL = "64x64", "128x128"  # of the picture: for a model of few parameters, and for others
+SMALL, USUAL = "64x64", "128x128"  # image size for a model of few parameters, and for others
 FEW = 2**25  # parameters
 
 
@@ -40,18 +40,18 @@ FEW = 2**25  # parameters
 def parity() -> None:
     """Compare backends and machines block by block, each against float64.
 
-    `record` writes a passport, `check` computes it again elsewhere, `run` does both here, `report` draws it. Without
-    MODEL it is the built-in model. Exit code 6 where something falls short.
+    `record` writes a passport, `check` repeats it elsewhere, `run` does both here, `report` draws it. Without MODEL it
+    is the built-in model. Exit code 6 if a block fails.
     """
 
 
 def _opening(command: _F) -> _F:
-    """The options that say of which weights the model is made."""
+    """Declare the options that choose the model's weights."""
     return places.weights(options.of_picture(ALL["lora"])(command))
 
 
 def _asking(command: _F) -> _F:
-    """The options of a recording."""
+    """Declare the options of a recording."""
     command = options.of_picture(ALL["lora_mode"])(command)
     for option in reversed(
         (
@@ -74,9 +74,9 @@ def _asking(command: _F) -> _F:
 @places.declared("backend", **_BACKEND)
 @_opening
 @_asking
-@places.found
+@places.with_opening
 def record(opening: Opening, output: Path, overwrite: bool, **asked: Any) -> int:
-    """Write a passport: what every block of MODEL computes here, and what float64 gives for the same."""
+    """Write a passport: the results of every block of MODEL here, and those of float64."""
     from qwenimg.common.base import atomic_files
     from qwenimg.common.parity import passport_file, summary
 
@@ -100,7 +100,7 @@ def record(opening: Opening, output: Path, overwrite: bool, **asked: Any) -> int
 @click.option("--overwrite", is_flag=True, help="Replace that file if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @_opening
-@places.found
+@places.with_opening
 def check(
     passport: Path,
     opening: Opening,
@@ -110,9 +110,9 @@ def check(
     as_json: bool,
     lora: tuple[str, ...],
 ) -> int:
-    """Compute again what PASSPORT recorded, judge every block, and name the first that falls short.
+    """Repeat the computations in PASSPORT, judge every block, and name the first that fails.
 
-    Parts and LoRAs that were recorded are to be given again; what the Hugging Face cache has is found."""
+    Give recorded parts and LoRAs again; those in the Hugging Face cache are found."""
     from qwenimg.common.base import atomic_files
     from qwenimg.common.hub.resolve import named, named_part
     from qwenimg.common.parity import passport_file
@@ -120,14 +120,14 @@ def check(
 
     if output is not None:
         atomic_files.check_output(_named(output), overwrite=overwrite)
-    found = passport_file.read(passport)
-    passport_file.needs_exact(passport, found)
-    opening, loras = completed(found.model, opening, _lora({"lora": lora}), named_part)
+    recorded = passport_file.read(passport)
+    passport_file.needs_exact(passport, recorded)
+    opening, loras = completed(recorded.model, opening, _lora({"lora": lora}), named_part)
     if opening.model is None:
-        model = named(found.model.name, without=components_of(found.model.parts))
+        model = named(recorded.model.name, without=components_of(recorded.model.parts))
         opening = replace(opening, model=model)
-    with _opened(replace(opening, precision=found.precision)) as session:
-        checked = session.check(found, loras, picture=not only_blocks)
+    with _opened(replace(opening, precision=recorded.precision)) as session:
+        checked = session.check(recorded, loras, picture=not only_blocks)
     if output is not None:
         passport_file.write(output, checked.passport, overwrite=overwrite)
     return _told([checked], as_json)
@@ -143,7 +143,7 @@ def check(
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @_opening
 @_asking
-@places.found
+@places.with_opening
 def run(
     opening: Opening, backends: str | None, output: Path | None, overwrite: bool, as_json: bool, **asked: Any
 ) -> int:
@@ -176,7 +176,7 @@ def run(
 def report(passports: tuple[Path, ...], output: Path | None, overwrite: bool) -> int:
     """Draw passports side by side: a heat map of blocks by precisions and backends, with every error and verdict.
 
-    A page of HTML, and an SVG beside it."""
+    Writes a page of HTML, and an SVG beside it."""
     from qwenimg.common.base import atomic_files
     from qwenimg.common.parity import passport_file
     from qwenimg.common.parity import report as reporting
@@ -188,9 +188,9 @@ def report(passports: tuple[Path, ...], output: Path | None, overwrite: bool) ->
     picture = page.with_suffix(".svg")
     for path in (page, picture):
         atomic_files.check_output(path, overwrite=overwrite)
-    found = reporting.gathered([passport_file.read(path) for path in passports])
-    atomic_files.write_atomic(page, reporting.page(found).encode(), overwrite=overwrite)
-    atomic_files.write_atomic(picture, reporting.picture(found).encode(), overwrite=overwrite)
+    data = reporting.gathered([passport_file.read(path) for path in passports])
+    atomic_files.write_atomic(page, reporting.page(data).encode(), overwrite=overwrite)
+    atomic_files.write_atomic(picture, reporting.picture(data).encode(), overwrite=overwrite)
     streams.put(bytes(page) + b"\n" + bytes(picture) + b"\n")
     return 0
 
@@ -200,7 +200,7 @@ def report(passports: tuple[Path, ...], output: Path | None, overwrite: bool) ->
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check found, and the passport with its figures."""
+    """The results of a check, and the passport with its figures."""
 
     passport: Passport
     engine: Engine
@@ -209,7 +209,7 @@ class Checked:
     changed: list[str]
 
     def verdict(self) -> str:
-        """Why it failed, or ""."""
+        """Return why the check failed, or ""."""
         from qwenimg.common.parity import summary
 
         why = summary.verdict(self.judged, self.drawn)
@@ -265,7 +265,7 @@ class Session:
 
 @contextmanager
 def _opened(opening: Opening) -> Iterator[Session]:
-    """Open the model; the built-in one where none is named."""
+    """Open the model; the built-in one if none is named."""
     import qwenimg
     from qwenimg.common.shapes.builtin import NAME
 
@@ -274,19 +274,19 @@ def _opened(opening: Opening) -> Iterator[Session]:
 
 
 def _lora(given: dict[str, Any]) -> str:
-    """As a request has it."""
+    """Return --lora in a request's form."""
     return str(ALL["lora"].converted(given["lora"])) if given["lora"] else ""
 
 
 def _quietly(text: str) -> None:
-    """Stages are many and short."""
+    """Drop a stage's name: stages are many and short."""
 
 
 # Results
 
 
 def _told(done: list[Checked], as_json: bool, passport: Passport | None = None) -> int:
-    """Prints what was found. Raises NumericsError where something falls short."""
+    """Print the results. Raises NumericsError if a block fails."""
     from qwenimg.common.parity import summary
 
     for checked in done:
@@ -328,17 +328,17 @@ def _as_json(checked: Checked, verdict: str) -> dict[str, Any]:
 
 
 def _station(one: Passed) -> dict[str, Any]:
-    numbers = {"given": one.given, "made": one.made, "allowed": one.allowed}
+    numbers = {"given": one.input_error, "made": one.output_error, "allowed": one.allowed}
     return {"name": one.name, **{key: _number(value) for key, value in numbers.items()}, "ok": not one.failures}
 
 
 def _number(value: float | None) -> float | None:
-    """JSON has neither NaN nor infinity."""
+    """Return `value`, or None for NaN and infinity, which JSON does not have."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def _check_own(passport: Passport) -> None:
-    """Raises NumericsError where what was recorded falls short itself."""
+    """Raise NumericsError if a recorded result fails itself."""
     side = passport.sides[0]
     for block, figures in zip(passport.blocks, side.figures, strict=True):
         for figure in figures:
@@ -355,10 +355,10 @@ def _named(output: Path) -> Path:
 
 
 def _here() -> list[str]:
-    """All backends of this machine, which it says."""
+    """Return the names of all backends of this machine, and print them. Raises UsageError if there is only one."""
     from qwenimg.backends import MISSING, available
 
-    names = [name for name, found in available().items() if not found.startswith(MISSING)]
+    names = [name for name, device in available().items() if not device.startswith(MISSING)]
     if len(names) < 2:
         raise UsageError(
             f"this machine has {', '.join(names) or 'no backend'}, and a comparison takes two: record here"

@@ -1,4 +1,4 @@
-"""What other programs call parts of a precision policy: options that are read as overrides of --precision."""
+"""Other programs' options for the precision of a part, converted to overrides of --precision."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qwenimg.common.precision.precision import dtype_named
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-# Option: the override that it stands for. They are not in the help, nor in the environment.
+# The override that each option stands for. These options are not in the help, nor in the environment.
 FLAGS: Mapping[str, str] = {
     "--fp16-vae": "vae=fp16",
     "--bf16-vae": "vae=bf16",
@@ -27,7 +27,7 @@ VALUES: Mapping[str, str] = {"--unet-precision": "unet", "--vae-precision": "vae
 
 
 def options(command: _F) -> _F:
-    """Declares them."""
+    """Declare the options."""
     for name in FLAGS:
         command = click.option(name, is_flag=True, hidden=True, allow_from_autoenv=False)(command)
     for name in VALUES:
@@ -36,8 +36,8 @@ def options(command: _F) -> _F:
 
 
 def taken(given: dict[str, Any]) -> None:
-    """Takes them out of `given` and puts what they say into its `precision`. Raises UsageError."""
-    said: dict[str, tuple[str, str]] = {}  # of each part: the option and the override
+    """Move the options from `given` into its `precision`. Raises UsageError."""
+    overrides: dict[str, tuple[str, str]] = {}  # the option and the override of each part
     for option, override in {**FLAGS, **VALUES}.items():
         value = given.pop(option[2:].replace("-", "_"))
         if not value:
@@ -47,8 +47,9 @@ def taken(given: dict[str, Any]) -> None:
                 raise UsageError(f"{option} {clean(value, 40)!r} is not one of fp32, bf16, fp16")
             override = f"{override}={value.strip().lower()}"
         part = override.partition("=")[0]
-        before = said.setdefault(part, (option, override))
+        before = overrides.setdefault(part, (option, override))
         if before[1] != override:
             raise UsageError(f"{before[0]} and {option} contradict each other; give one of them")
-    if said:
-        given["precision"] = ",".join([given["precision"] or "auto", *(override for _, override in said.values())])
+    if overrides:
+        values = (override for _, override in overrides.values())
+        given["precision"] = ",".join([given["precision"] or "auto", *values])

@@ -1,4 +1,4 @@
-"""The options of opening a model, for every command that opens one, and what they find by name."""
+"""The options of opening a model, for every command that opens one, and search for its files by name."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from qwenimg.common.request.option import Option
 from qwenimg.common.request.parts import PARTS
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-# What no room of common knows.
+# Values that no room of common knows.
 _MORE: dict[str, dict[str, Any]] = {"backend": {"type": Backend(NAMES), "metavar": "|".join(NAMES)}}
 WEIGHTS = (*PARTS, "tokenizer", "prediction", "quantize")
 _COUNTS = {1: "one text encoder", 2: "two text encoders", 3: "three text encoders"}
 
 
 def declared(*names: str, **more: Any) -> Callable[[_F], _F]:
-    """Declare the options `names` of an opening, in this order; `more`: what this command says otherwise, for click."""
+    """Declare the options `names` of an opening, in this order. `more`: this command's own settings of click."""
 
     def decorated(command: _F) -> _F:
         for name in reversed(names):
@@ -35,7 +35,7 @@ def declared(*names: str, **more: Any) -> Callable[[_F], _F]:
 
 
 def _declared(one: Option, more: dict[str, Any]) -> Callable[[_F], _F]:
-    """Return click's option for an option of an opening, None where it is not given."""
+    """Return click's option for an option of an opening; its value is None if it is not given."""
     spelled, shown = described(one)
     if one.again:
         shown |= {"hidden": True, "allow_from_autoenv": False}
@@ -50,16 +50,16 @@ def _declared(one: Option, more: dict[str, Any]) -> Callable[[_F], _F]:
 
 
 def weights(command: _F) -> _F:
-    """Declare the options that say of which weights a model is made."""
+    """Declare the options that choose a model's weights."""
     return declared(*WEIGHTS)(command)
 
 
 def take_texts(given: dict[str, Any]) -> None:
-    """Part the files of --text-encoder, which may be given for each of a model's, into one each. Raises UsageError."""
+    """Split the files of --text-encoder, one for each of a model's, into one option each. Raises UsageError."""
     for first in [name for name in PARTS if any(other.again == name for other in PARTS.values())]:
         places = [first, *(name for name, other in PARTS.items() if other.again == first)]
-        said = given[first]
-        files = [*(said if isinstance(said, Sequence) else [said]), *(given[name] for name in places[1:])]
+        value = given[first]
+        files = [*(value if isinstance(value, Sequence) else [value]), *(given[name] for name in places[1:])]
         files = [file for file in files if file is not None]
         if len(files) > len(places):
             raise UsageError(f"--{PARTS[first].dashed}: {len(files)} files; a model has {_COUNTS[len(places)]} at most")
@@ -73,9 +73,9 @@ def taken(given: dict[str, Any]) -> dict[str, Any]:
     return {name: given.pop(name) for name in OPENING if name in given}
 
 
-def found(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Declare --models-dir for `command`, which gets an `Opening` in the place of the options of one, with the paths of
-    what was given by name; and the path of its `file`."""
+def with_opening(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Declare --models-dir for `command`. It gets an `Opening` in place of the options of one, with paths in place of
+    names that are found there, and the path of its `file`."""
 
     @functools.wraps(command)
     def located(**given: Any) -> Any:
@@ -85,11 +85,13 @@ def found(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _located(given: dict[str, Any]) -> dict[str, Any]:
-    """Raises UsageError and ModelError."""
+    """Return the arguments with the opening. Raises UsageError and ModelError."""
     from qwenimg.common.hub import part_files
 
-    said = taken(given)
-    folders, place = part_files.located(opening_of(said | {"models_dir": said["models_dir"] or _config_folders()}))
+    options = taken(given)
+    folders, place = part_files.located(
+        opening_of(options | {"models_dir": options["models_dir"] or _config_folders()})
+    )
     if "file" in given:
         given["file"] = Path(folders.of_any_kind(str(given["file"])))
     return given | {"opening": place}
@@ -98,5 +100,5 @@ def _located(given: dict[str, Any]) -> dict[str, Any]:
 def _config_folders() -> tuple[Path, ...]:
     from qwenimg.cli import config
 
-    said = config.defaults().get("models_dir")
-    return () if said is None else config.folders(said)
+    text = config.defaults().get("models_dir")
+    return () if text is None else config.folders(text)

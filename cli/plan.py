@@ -1,4 +1,4 @@
-"""What a picture will take: memory stage by stage, what makes it fit, and about how long it takes."""
+"""The command `plan`: the memory of an image stage by stage, options that make it fit, and about how long it takes."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from qwenimg.common.runtime.paper import OnPaper
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-LONG = 600  # seconds of a picture, from which on faster models are named
-OTHERS = 2  # models that are named where one does not fit or takes long
+LONG = 600  # seconds of an image, from which on faster models are named
+OTHERS = 2  # the most other models that are named if one does not fit or takes long
 SURE = "times: {}; expect half to three times of them, and loading beside"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Row:
-    """What a picture takes, as it is or with other options."""
+    """The needs of an image, with the present options or with others."""
 
-    title: str  # of the options
+    title: str  # the options
     needs: MemoryPlan
     fits: bool
     steps: int
     times: Times
-    beside: int = 0  # bytes of a LoRA that is not here and stays beside the weights
+    beside: int = 0  # bytes of a LoRA that is not here and would stay beside the weights
 
     @property
     def peak(self) -> int:
@@ -47,7 +47,7 @@ class _Row:
 
     @property
     def streamed(self) -> float:
-        """Bytes that a step reads anew."""
+        """The bytes of streamed blocks that a step reads."""
         return self.needs.streamed / self.steps
 
     def as_json(self) -> dict[str, object]:
@@ -63,17 +63,17 @@ class _Row:
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """All that is told of one picture."""
+    """Everything that is printed about one image."""
 
     pipe: Pipeline
     request: Request
-    here: bool  # whether the model's files are
+    here: bool  # True: the model's files are on this machine
     now: _Row
     ways: Sequence[tuple[OptionChange, _Row]]
     few: Mapping[str, _Row]  # by option
-    converted: _Row | None  # in 8 bits that are streamed, where 8 bits do not fit otherwise
-    others: Sequence[Outlook]  # models that fit where this one does not, or are faster
-    sentence: str  # what is said where nothing fits
+    converted: _Row | None  # converted to 8 bits and streamed, if 8 bits do not fit otherwise
+    others: Sequence[Outlook]  # models that fit while this one does not, or are faster
+    sentence: str  # the message if nothing fits
 
     @property
     def rows(self) -> list[_Row]:
@@ -82,7 +82,7 @@ class _Plan:
 
 
 def _options_of_generate(command: _F) -> _F:
-    """Give `command` the options of generate, also those that change no bytes."""
+    """Add the options of generate to `command`, also those that change no bytes."""
     taken = [param for param in generate.params if isinstance(param, click.Option) and param.name != "version"]
     command.__click_params__ = [*reversed(taken), *getattr(command, "__click_params__", [])]  # type: ignore[attr-defined]
     return command
@@ -97,11 +97,10 @@ def _options_of_generate(command: _F) -> _F:
 @_options_of_generate
 @click.pass_context
 def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | None, **given: Any) -> int:
-    """Prints what a picture by MODEL takes: memory by stage, what makes it fit, and the time of a picture.
+    """Print the needs of an image by MODEL: memory by stage, options that make it fit, and the time.
 
-    Reads only the headers of files. Without MODEL it lists the known models, best first for this machine or for that
-    of --on. Takes the options of generate. Times are those of a machine's published rate, or of this CPU's measured
-    one.
+    Reads only the headers of files. Without MODEL it lists the known models, best first for this machine or for that of
+    --on. Takes the options of generate. Times come from a machine's published rate, or from this CPU's measured one.
     """
     from qwenimg.cli import config, environment
     from qwenimg.common.families.opening import opening_of
@@ -123,8 +122,8 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | 
     pipe, here = plan_pipeline(opening, engine)
     given["cache_prompts"] = opening.cache_prompts
     with closing(pipe):
-        made = _planned(pipe, here, engine, given)
-        return _put([json.dumps(_as_json(made))] if given["json"] else _lines(made, engine))
+        planned = _planned(pipe, here, engine, given)
+        return _put([json.dumps(_as_json(planned))] if given["json"] else _lines(planned, engine))
 
 
 def _put(lines: Sequence[str]) -> int:
@@ -133,7 +132,7 @@ def _put(lines: Sequence[str]) -> int:
 
 
 def _check(ctx: click.Context, what: str | None, given: dict[str, Any]) -> None:
-    """Check that the options name one picture by one model. Raises UsageError."""
+    """Check that the options describe one image by one model. Raises UsageError."""
     source = ctx.get_parameter_source("model")
     if what is not None and source is ParameterSource.COMMANDLINE:
         raise UsageError("two models: MODEL and that of -m; give one")
@@ -159,12 +158,12 @@ def _put_all(engine: OnPaper, *, as_json: bool) -> int:
     from qwenimg.common.base.text import aligned
     from qwenimg.common.hub import outlook
 
-    found = outlook.every(engine)
+    outlooks = outlook.every(engine)
     if as_json:
         about = {"backend": engine.name, "device": engine.device, "memory_bytes": engine.free}
-        return _put([json.dumps({**about, "models": [one.as_json() for one in found]})])
+        return _put([json.dumps({**about, "models": [one.as_json() for one in outlooks]})])
     head = f"{engine.name} on {engine.device}: {_room(engine, engine.free)}"
-    return _put([head, "", *aligned(outlook.rows(found)), "", *_about_times(engine, found[0].times)])
+    return _put([head, "", *aligned(outlook.rows(outlooks)), "", *_about_times(engine, outlooks[0].times)])
 
 
 # One picture
@@ -174,13 +173,13 @@ def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any])
     from qwenimg.common.pipeline.fit_options import FitOptions, needs
 
     request, counted = _request(pipe, given)
-    pipe.model.adapt(pipe.loras.deltas(request.lora, request.lora_mode))  # what stays beside the weights is counted
-    counted = counted and here  # by a tokenizer
+    pipe.model.adapt(pipe.loras.deltas(request.lora, request.lora_mode))  # LoRAs that stay beside the weights count
+    counted = counted and here  # without its files there is no tokenizer
     if given["cache_prompts"] and counted:
         pipe.runtime.keep_prompts()
-    found = needs(pipe.model, request, counted)
-    search = FitOptions(pipe.model, request, found.budget, counted=counted)
-    now = _row(pipe, request, "as it is", found, found.fits(found.budget), pipe.precision)
+    memory = needs(pipe.model, request, counted)
+    search = FitOptions(pipe.model, request, memory.budget, counted=counted)
+    now = _row(pipe, request, "as it is", memory, memory.fits(memory.budget), pipe.precision)
     ways = [(way, _row(pipe, request, way.text, way.needs, way.fits, way.precision)) for way in search.listed()]
     few = _few(pipe, given, counted)
     in_eight = any(row.fits and way.options in ("", "-q 8") for way, row in ways)
@@ -202,23 +201,23 @@ def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any])
 
 
 def _row(
-    pipe: Pipeline, request: Request, title: str, found: MemoryPlan, fits: bool, precision: Precision, beside: int = 0
+    pipe: Pipeline, request: Request, title: str, memory: MemoryPlan, fits: bool, precision: Precision, beside: int = 0
 ) -> _Row:
     from qwenimg.common.hub.outlook import times
 
-    steps, seconds = pipe.model.plan(request).steps, times(pipe, request, found, precision)
-    return _Row(title=title, needs=found, fits=fits, steps=steps, times=seconds, beside=beside)
+    steps, seconds = pipe.model.plan(request).steps, times(pipe, request, memory, precision)
+    return _Row(title=title, needs=memory, fits=fits, steps=steps, times=seconds, beside=beside)
 
 
 def _few(pipe: Pipeline, given: dict[str, Any], counted: bool) -> dict[str, _Row]:
-    """Return the rows of the model's distilled LoRA, where it has one and the options do not say how many steps: with
-    as many bits as fit."""
+    """Return the rows of the model's distilled LoRA, in the most bits that fit; none without such a LoRA, or if the
+    options give the number of steps."""
     from qwenimg.common.hub.outlook import FEW, fitting
 
-    said = any(given[name] for name in ("lightning", "few_steps", "steps", "sampler", "lora", "replay"))
+    chosen = any(given[name] for name in ("lightning", "few_steps", "steps", "sampler", "lora", "replay"))
     row = pipe.model.few_steps.get(FEW)
     rows = dict[str, _Row]()
-    for count in () if said or row is None else row.steps:
+    for count in () if chosen or row is None else row.steps:
         request, _ = _request(pipe, {**given, "few_steps": f"{FEW}:{count}"})
         best = fitting(pipe, request, counted=counted, few=True)
         options = " ".join(filter(None, (f"--{FEW} {count}", best.options)))
@@ -228,8 +227,8 @@ def _few(pipe: Pipeline, given: dict[str, Any], counted: bool) -> dict[str, _Row
 
 
 def _converted(pipe: Pipeline, request: Request, counted: bool) -> _Row | None:
-    """Return the row of a model that `qwenimg convert -q 8` wrote, streamed: codes that are made while loading are not.
-    None where the options choose bits or a limit."""
+    """Return the row of a model that `qwenimg convert -q 8` wrote, streamed: weights that are quantized while loading
+    cannot be. None if the options choose bits or a limit."""
     from qwenimg.common.pipeline.fit_options import MEGABYTE, amount_text, needs
     from qwenimg.common.runtime.runtime import Change
 
@@ -237,13 +236,13 @@ def _converted(pipe: Pipeline, request: Request, counted: bool) -> _Row | None:
     if pipe.runtime.quantize is not None or pipe.runtime.max_memory is not None or limit <= 0:
         return None
     model = pipe.model.variant(Change(quantize="8", converted=True, max_memory=limit))
-    found = needs(model, request, counted)
+    memory = needs(model, request, counted)
     title = f"converted by -q 8, --max-memory {amount_text(limit)}"
-    return _row(pipe, request, title, found, found.fits(found.budget), model.runtime.precision)
+    return _row(pipe, request, title, memory, memory.fits(memory.budget), model.runtime.precision)
 
 
 def _others(pipe: Pipeline, engine: OnPaper, fits: Sequence[_Row]) -> list[Outlook]:
-    """Return smaller known models that fit where this one does not, or else are faster."""
+    """Return smaller known models that fit while this one does not, or else are faster."""
     from qwenimg.common.families import catalog
     from qwenimg.common.hub.outlook import every
 
@@ -254,10 +253,10 @@ def _others(pipe: Pipeline, engine: OnPaper, fits: Sequence[_Row]) -> list[Outlo
 
 
 def _request(pipe: Pipeline, given: dict[str, Any]) -> tuple[Request, bool]:
-    """Return the picture that `generate` would make of the same options, and whether it has a prompt. Raises UsageError
-    and ModelError."""
+    """Return the request of `generate` with the same options, and whether it has a prompt. Raises UsageError and
+    ModelError."""
     from qwenimg.common.hub.outlook import PROMPT, without_missing_loras
-    from qwenimg.common.jobs import fields as said_
+    from qwenimg.common.jobs import fields as image_fields
     from qwenimg.common.jobs.pictures import Picture
     from qwenimg.common.jobs.replay import read_replay
     from qwenimg.common.jobs.run import Job, completed
@@ -266,12 +265,12 @@ def _request(pipe: Pipeline, given: dict[str, Any]) -> tuple[Request, bool]:
 
     if (steps := given["lightning"]) is not None:
         given = {**given, "few_steps": f"lightning:{steps}"}
-    said = {name: given[name] or None if given[name] == () else given[name] for name in said_.SAID}
-    asked = said_.fields({**said, "seed": None, "num_images": None})
-    asked = said_.merged({} if given["replay"] is None else read_replay(given["replay"]).fields, asked)
+    options = {name: given[name] or None if given[name] == () else given[name] for name in image_fields.SAID}
+    asked = image_fields.fields({**options, "seed": None, "num_images": None})
+    asked = image_fields.merged({} if given["replay"] is None else read_replay(given["replay"]).fields, asked)
     counted = "prompt" in asked
     asked.setdefault("prompt", PROMPT)
-    said_.check(asked)
+    image_fields.check(asked)
     job = Job(image=None if given["image"] is None else read_image(given["image"])[0])
     known = {name: asked[name] for name in OPTIONS if name in asked and name != "seed"}
     picture = completed(Picture(index=1, where="", asked=known, aspect=asked.get("aspect"), path=None), pipe, job)
@@ -281,47 +280,51 @@ def _request(pipe: Pipeline, given: dict[str, Any]) -> tuple[Request, bool]:
     return pipe.check(**asked, image=job.image), counted
 
 
-def _as_json(made: _Plan) -> dict[str, object]:
-    pipe, request = made.pipe, made.request
+def _as_json(planned: _Plan) -> dict[str, object]:
+    pipe, request = planned.pipe, planned.request
     return {
         "model": pipe.model_name,
-        "here": made.here,
+        "here": planned.here,
         "backend": pipe.backend,
         "device": pipe.device,
         "precision": pipe.precision.name,
         "size": [request.width, request.height],
-        "memory_bytes": made.now.needs.budget,
-        **made.now.as_json(),
-        "stages": [stage.as_json() for stage in made.now.needs.stages],
-        "ways": [{"options": way.options, "without": way.without, **row.as_json()} for way, row in made.ways],
-        "converted": None if made.converted is None else {"options": made.converted.title, **made.converted.as_json()},
-        "few_steps": [{"options": option, **row.as_json()} for option, row in made.few.items()],
-        "others": [one.as_json() for one in made.others],
+        "memory_bytes": planned.now.needs.budget,
+        **planned.now.as_json(),
+        "stages": [stage.as_json() for stage in planned.now.needs.stages],
+        "ways": [{"options": way.options, "without": way.without, **row.as_json()} for way, row in planned.ways],
+        "converted": None
+        if planned.converted is None
+        else {"options": planned.converted.title, **planned.converted.as_json()},
+        "few_steps": [{"options": option, **row.as_json()} for option, row in planned.few.items()],
+        "others": [one.as_json() for one in planned.others],
     }
 
 
-def _lines(made: _Plan, engine: OnPaper) -> list[str]:
+def _lines(planned: _Plan, engine: OnPaper) -> list[str]:
     from qwenimg.common.base.amounts import counted, size_text
     from qwenimg.common.base.text import aligned
 
-    pipe, request, now = made.pipe, made.request, made.now
+    pipe, request, now = planned.pipe, planned.request, planned.now
     lines = [f"{pipe.headline()} · {request.width}x{request.height}, {counted(now.steps, 'step')}"]
-    if not made.here:
+    if not planned.here:
         lines.append(f"{pipe.model_name} is not here: planned from its published configuration, for the longest prompt")
     stages: list[tuple[str, ...]] = [("stage", "weights", "activations", "peak", "")]
     for stage in now.needs.stages:
         stages.append((stage.name, *map(size_text, (stage.weights, stage.activations, stage.peak)), stage.about))
     verdicts: list[tuple[str, ...]] = [(_room(engine, now.needs.budget), "peak", "", "a step", "a picture")]
-    for row in made.rows:
+    for row in planned.rows:
         fits = "fits" if row.fits else "does not fit"
         verdicts.append((row.title, size_text(row.peak), fits, *row.times.texts()))
     lines += ["", *aligned(stages), "", *aligned(verdicts), ""]
-    if made.sentence:
-        lines += [made.sentence, ""]
-    if made.others:
-        names = (f"{one.model.name} ({size_text(one.peak)}, {one.times.texts()[1]} a picture)" for one in made.others)
+    if planned.sentence:
+        lines += [planned.sentence, ""]
+    if planned.others:
+        names = (
+            f"{one.model.name} ({size_text(one.peak)}, {one.times.texts()[1]} a picture)" for one in planned.others
+        )
         lines += [f"other models that fit: {' or '.join(names)}; all of them: qwenimg plan", ""]
-    return [*lines, *_about_steps(made, engine)]
+    return [*lines, *_about_steps(planned, engine)]
 
 
 def _room(engine: OnPaper, room: int) -> str:
@@ -330,21 +333,21 @@ def _room(engine: OnPaper, room: int) -> str:
     return engine.about if engine.about and room == engine.free else f"of {size_text(room)}"
 
 
-def _about_steps(made: _Plan, engine: OnPaper) -> list[str]:
-    """Return what the times are made of."""
+def _about_steps(planned: _Plan, engine: OnPaper) -> list[str]:
+    """Return the parts of a step's time."""
     from qwenimg.common.base.amounts import size_text
     from qwenimg.common.memory.estimate import streaming_rate
 
-    now = made.now
+    now = planned.now
     lines = [f"a step: {now.needs.steps / now.steps / 1e12:.3g} x 10^12 operations"]
-    if most := max(row.streamed for row in made.rows):
-        rate = size_text(streaming_rate(made.pipe.engine.facts))
+    if most := max(row.streamed for row in planned.rows):
+        rate = size_text(streaming_rate(planned.pipe.engine.facts))
         lines.append(f"streamed: up to {size_text(most)} a step, read at {rate} a second while others compute")
     return [*lines, *_about_times(engine, now.times)]
 
 
 def _about_times(engine: OnPaper, times: Times) -> list[str]:
-    """Return how sure the times are."""
+    """Return how reliable the times are."""
     if times.step is None:
         return ["times: the rate of this device is not known; name one with --on"]
     if engine.rate is not None:

@@ -1,4 +1,4 @@
-"""What each precision policy costs and gives on this machine, for a model."""
+"""The command `precision`: measure the cost and the error of each precision policy on this machine."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from qwenimg.common.families.opening import Opening
 
 if TYPE_CHECKING:
     from qwenimg.common.hub.open_model import ModelFiles
-    from qwenimg.common.measure.precision import Report
+    from qwenimg.common.measure.precision import PrecisionReport
 
 _FILE = click.Path(path_type=Path, readable=False)
-STEPS = 5  # the first and the last are looked at, those between are timed
+STEPS = 5  # the first and the last are observed, those between are timed
 
 
 @click.command("precision")
@@ -34,7 +34,7 @@ STEPS = 5  # the first and the last are looked at, those between are timed
 @click.option("--plot", type=_FILE, metavar="FILE", help="Write the charts as an SVG.")
 @click.option("--html", "as_html", type=_FILE, metavar="FILE", help="Write a page with tables and charts.")
 @click.option("--overwrite", is_flag=True, help="Replace files that exist.")
-@places.found
+@places.with_opening
 def precision(
     opening: Opening,
     policies: str | None,
@@ -47,12 +47,12 @@ def precision(
     as_html: Path | None,
     overwrite: bool,
 ) -> int:
-    """Draws one picture under each precision policy on this machine, and says which to take.
+    """Draw one image under each precision policy on this machine, and recommend one.
 
-    MODEL is a name, folder or file; without one the built-in model. Of a known model that was not pulled it says what
-    each policy takes and draws nothing. For each policy: seconds a step, memory, and how
-    far latents and picture are from float32 (from float64 on torch's CPU, for a model whose weights take at most 1 GiB
-    in it). For each block: its largest activation, how much float16 has left for it, and the error of each policy.
+    MODEL is a name, folder or file; without one the built-in model. For a known model that was not pulled it prints the
+    needs of each policy and draws nothing. For each policy: seconds a step, memory, and the distance of latents and
+    image from float32 (from float64 on torch's CPU, for a model whose weights take at most 1 GiB in it). For each
+    block: its largest activation, the headroom of float16, and the error of each policy.
     """
     from qwenimg.cli import streams
     from qwenimg.common.base import atomic_files
@@ -96,7 +96,7 @@ def _files(opening: Opening, *, measured: bool) -> ModelFiles:
 
 
 def _on_paper(name: str, backend: str) -> list[str]:
-    """Return what each policy takes of the known model `name`, whose files are not here."""
+    """Return the needs of each policy for the known model `name`, whose files are not here."""
     from qwenimg.backends.paper import on_paper
     from qwenimg.common.base.text import aligned
     from qwenimg.common.hub import outlook
@@ -108,18 +108,18 @@ def _on_paper(name: str, backend: str) -> list[str]:
 
 def _measured(
     files: ModelFiles, backend: str, policies: str | None, size: tuple[int, int] | None, picture: dict[str, Any]
-) -> Report:
+) -> PrecisionReport:
     from qwenimg import backends
     from qwenimg.cli import streams
     from qwenimg.common.base.amounts import size_text
-    from qwenimg.common.measure.precision import EXACT_BYTES, Asked, Measuring, chosen, measure
+    from qwenimg.common.measure.precision import EXACT_BYTES, Measuring, PrecisionTask, chosen, measure
 
     opened, name = files.opened, files.resolved.name
     names = chosen(policies, opened.family.precision)
     defaults = opened.defaults(files.resolved.known)
     device = Measuring(opened, backends.load(backend), name, defaults)
     width, height = size or device.size()
-    asked = Asked(width=width, height=height, **picture)
+    asked = PrecisionTask(width=width, height=height, **picture)
     device.pipe.check(**asdict(asked))
     exact, wide = None, 8 * opened.checkpoint.parameters
     if wide > EXACT_BYTES:

@@ -1,4 +1,4 @@
-"""Which presets there are."""
+"""The command `presets`: list the presets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 @click.command("presets")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def presets(as_json: bool) -> None:
-    """Prints the presets that --preset takes, and the precision policy of each for each family of models."""
+    """Print the presets that --preset takes, and the precision policy of each for each family of models."""
     from qwenimg.common.base.text import aligned
     from qwenimg.common.families import registry
     from qwenimg.common.precision.presets import PRESETS

@@ -1,7 +1,7 @@
-"""What a run prints while it goes: a bar or lines on standard error, and events or paths on standard output.
+"""The output of a run: a bar or lines on standard error, and events or paths on standard output.
 
-Standard output carries the absolute path of each picture as it is done, one per line, or with --json one object per
-line: `plan`, then for each picture `step` (many) and `image` or `error`, then `done`. Each has `schema` and `event`.
+Standard output has the absolute path of each finished image, one per line, or with --json one object per line: `plan`,
+then for each image `step` (many) and `image` or `error`, then `done`. Each has `schema` and `event`.
 """
 
 from __future__ import annotations
@@ -30,24 +30,25 @@ if TYPE_CHECKING:
 WARNING = "qwenimg: warning: "
 
 
-class Report:
-    """One run's telling. `quiet` leaves warnings and errors on standard error, and nothing else."""
+class RunPrinter:
+    """The printer of one run. With `quiet`, only warnings and errors go to standard error."""
 
     def __init__(self, *, as_json: bool, quiet: bool, debug: Sequence[str]) -> None:
         self.as_json, self.quiet, self.debug = as_json, quiet, debug
         self.start = time.monotonic()
         self.total = 0
         self._expected: Sequence[Estimate] = ()  # until the first step gives a better one
-        self._compiles = False  # in the first step, whose time then says nothing of the others
+        self._compiles = False  # True: the first step compiles, so its time does not count
         self._held: list[str] | None = []  # lines that wait for the headline, which comes first
         self._warned: set[str] = set()
-        self._bar = Bar()
-        self._hidden = False  # whether something was printed since the last error
+        self._bar = StepBar()
+        self._hidden = False  # True: something was printed since the last error
 
-    # Before the pictures
+    # Before the images
 
     def notify(self, kind: str, text: str) -> None:
-        """For the library to call: a `stage` that begins, a `notice`, or a `warning`, printed once only."""
+        """Print a message of the library: a `stage` that begins, a `notice`, or a `warning`, which is printed only
+        once."""
         if kind != "warning":
             self._line(text, always=kind == "notice")
         elif text not in self._warned:
@@ -55,7 +56,8 @@ class Report:
             self._line(f"{WARNING}{text}", always=True)
 
     def headline(self, text: str, expected: Sequence[Estimate]) -> None:
-        """Printed first, with the memory and the time of all pictures together; a long time in a line of its own."""
+        """Print the first line, with the memory and the time of all images together; a long time gets a line of its
+        own."""
         most, seconds = max(one.memory for one in expected), sum(one.seconds for one in expected)
         held, self._held = self._held or [], None
         self._expected = expected
@@ -67,14 +69,14 @@ class Report:
             streams.say(line)
 
     def decided(self, mode: str, decision: Decision) -> None:
-        """Print whether the denoiser is compiled; where it is not and nobody asked, only with the timing."""
+        """Print whether the denoiser is compiled. If it is not and nobody asked for it, only with --debug timing."""
         self._compiles |= decision.on
         if mode != "auto" or decision.on or "timing" in self.debug:
             self._line(decision.line, always="timing" in self.debug)
 
     def give_up(self) -> None:
         """Print the warnings that still wait for a headline that will not come, so that the error stands alone behind
-        them, and take the bar away."""
+        them, and close the bar."""
         held, self._held = self._held or [], None
         for line in held:
             if line.startswith(WARNING):
@@ -93,7 +95,7 @@ class Report:
             self._line(f"attention: {pipe.engine.attention()}", always=True)
         self._event("plan", **about, precision=pipe.precision.summary(), images=images)
 
-    # Each picture
+    # Each image
 
     def begin(self, picture: Picture) -> None:
         self._hidden = True
@@ -120,8 +122,8 @@ class Report:
             self._bar.close()
 
     def _correct(self, step: Step) -> None:
-        """After the first step of all, or the second where the first compiles: what is left, where it is long or much
-        else than was said."""
+        """Print the remaining time after the first step of the run, or the second if the first compiles: if it is long
+        or the estimate was far off."""
         if self._compiles:
             self._compiles = False
             return
@@ -153,7 +155,7 @@ class Report:
             streams.put(os.fsencode(picture.path) + b"\n")
 
     def failure(self, picture: Picture, error: Exception) -> int:
-        """Tells of a picture that was not made, and returns the exit code of its error."""
+        """Print the error of an image that was not generated, and return its exit code."""
         self._bar.close()
         where = f"picture {picture.index} (seed {picture.seed}): " if self.total > 1 else ""
         where = f"{clean(picture.where, 80)}: {where}" if picture.where else where
@@ -164,19 +166,19 @@ class Report:
         return code
 
     def fault(self, error: ModelError) -> int:
-        """Tells of a line of a prompt file that asks for nothing that can be made, and returns its exit code."""
+        """Print the error of a line of a prompt file that cannot be generated, and return its exit code."""
         self._bar.close()
         code, text = failures.report(error)
         if self.as_json:
             streams.put(failures.event(code, text))
         return code
 
-    def done(self, made: int, failed: int, code: int) -> None:
+    def done(self, written: int, failed: int, code: int) -> None:
         if failed and self._hidden:
-            streams.say(f"qwenimg: error: {failed} of {made + failed} were not made, as said above")
-        self._event("done", made=made, failed=failed, exit=code, seconds=time.monotonic() - self.start)
+            streams.say(f"qwenimg: error: {failed} of {written + failed} were not made, as said above")
+        self._event("done", made=written, failed=failed, exit=code, seconds=time.monotonic() - self.start)
 
-    # How
+    # Output
 
     def _line(self, text: str, *, always: bool = False) -> None:
         if self.quiet and not always:
@@ -192,14 +194,14 @@ class Report:
             streams.put(failures.record(name, **fields))
 
 
-class Bar:
-    """A bar of steps on standard error. A terminal that fails is ignored: the pictures matter more."""
+class StepBar:
+    """A bar of steps on standard error. A terminal that fails is ignored: the images matter more."""
 
     def __init__(self) -> None:
         self._bar: Any = None
 
     def step(self, total: int, seconds: float = 0.0) -> None:
-        """One of `total` steps is done; the first took `seconds`, which count too."""
+        """Advance the bar by one of `total` steps. The first appears with the `seconds` that it took."""
         with contextlib.suppress(OSError, ValueError):
             if self._bar is None:
                 from tqdm import tqdm

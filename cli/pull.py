@@ -1,4 +1,4 @@
-"""`qwenimg pull`: a model from the hub into the cache. The only command that uses the network."""
+"""The command `pull`: download a model from the hub into the cache. It is the only command that uses the network."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import click
 from qwenimg.cli import streams
 from qwenimg.common.base.errors import UsageError
 
-EVERY = 10.0  # seconds between two lines where there is no terminal
+EVERY = 10.0  # seconds between two lines without a terminal
 
 
-class Bar:
-    """A bar on a terminal, else a line now and then; nothing when `quiet`."""
+class ByteBar:
+    """A bar of bytes on a terminal, else a line now and then; nothing when `quiet`."""
 
     def __init__(self, *, quiet: bool) -> None:
         self.quiet = quiet
@@ -66,9 +66,9 @@ class Bar:
 @click.option("--quiet", is_flag=True, help="Only errors on standard error.")
 def pull(name: str | None, verify: bool, quiet: bool) -> None:
     """Download the model NAME, for example qwen-image or OWNER/NAME on the hub, and print its folder. Without a name:
-    what there is, as `qwenimg models` prints it.
+    list the models like `qwenimg models`.
 
-    What is there is not fetched again; what was interrupted is continued where it stopped; every file is checked
+    Files that are here are not fetched again; an interrupted download continues where it stopped; every file is checked
     against its hash. HF_HOME, HF_HUB_CACHE, HF_ENDPOINT and HF_TOKEN are those of the Hugging Face tools."""
     if name is None:
         if verify:
@@ -79,7 +79,7 @@ def pull(name: str | None, verify: bool, quiet: bool) -> None:
         return
     from qwenimg.common.hub.pull import pull as fetch_model
 
-    bar = Bar(quiet=quiet)
+    bar = ByteBar(quiet=quiet)
     try:
         folder = fetch_model(name, echo=bar.line, progress=bar.update, verify=verify)
     finally:

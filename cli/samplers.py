@@ -1,4 +1,4 @@
-"""Which samplers and schedules there are."""
+"""The command `samplers`: list the samplers and schedules."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import click
 @click.command("samplers")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def samplers(as_json: bool) -> None:
-    """Prints the samplers that --sampler takes, and the schedules that --schedule takes.
+    """Print the samplers that --sampler takes, and the schedules that --schedule takes.
 
-    Order: of accuracy, of stochastic samplers that of the pictures' distribution. Asks: how often the model is asked
-    in a step. Flow: whether it works with flow models, such as Qwen-Image, too.
+    Order: of accuracy; for stochastic samplers, of the images' distribution. Calls: how often a step calls the model.
+    Qwen: whether it works with flow models, such as Qwen-Image, too.
     """
     from qwenimg.common.base.text import aligned
     from qwenimg.common.sampling.schedules import SCHEDULES

@@ -1,4 +1,4 @@
-"""`qwenimg selftest`: whether the built-in model still draws what it is asked for, here and now."""
+"""The command `selftest`: check that the built-in model draws what its prompts ask for on this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 
 import qwenimg
 from qwenimg.cli import failures, places, streams
-from qwenimg.cli.progress import Bar
+from qwenimg.cli.progress import StepBar
 from qwenimg.cli.signals import Stop
 from qwenimg.common.base.errors import NumericsError, UsageError
 from qwenimg.common.base.text import clean
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from qwenimg.common.shapes.gate import GatePrompt
     from qwenimg.common.shapes.selftest import Answer, Score
 
-SHEET_BYTES = 2**16  # of a picture of flat colours on the sheet; 40 of 256x256 took 1.1 MB
+SHEET_BYTES = 2**16  # bytes of an image of flat colours on the sheet; 40 of 256x256 took 1.1 MB
 
 
 @click.command("selftest")
@@ -47,9 +47,9 @@ def selftest(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Draw 40 prompts with the built-in model on this machine and check each picture by rules: colour, shape, place.
+    """Draw 40 prompts with the built-in model on this machine and check each image by rules: colour, shape, place.
 
-    Exit code 0 if enough are right, 6 if not. It is the same work, seed for seed, on every machine."""
+    Exit code 0 if enough are right, 6 if not. The work is the same, seed for seed, on every machine."""
     from qwenimg.common.hub.resolve import is_built_in
     from qwenimg.common.numbers.sizes import parse_size
     from qwenimg.common.shapes.builtin import NAME, other_sizes
@@ -72,7 +72,7 @@ def selftest(
 
 
 def _sheet_path(output: str, overwrite: bool, size: int) -> Path:
-    """The sheet's file, by the rules for a picture's, with room for `size` bytes. Raises UsageError and DoesNotFit."""
+    """Return the sheet's file, by the rules for images, with `size` bytes free. Raises UsageError and DoesNotFit."""
     from qwenimg.common.base import atomic_files
     from qwenimg.common.jobs.naming import output_path
 
@@ -95,12 +95,12 @@ def _answers(
     from qwenimg.common.shapes import selftest as test
 
     pipe.prepare([*(asked.prompt for asked in prompts), BUILT_IN.negative_prompt])
-    found: list[Answer] = []
+    answers: list[Answer] = []
     try:
         with stop.waits():
             for event in test.draw(pipe, prompts, size):
                 if isinstance(event, test.Answer):
-                    found.append(event)
+                    answers.append(event)
                     report.answer(event)
                     stop.picture()
                 else:
@@ -108,11 +108,11 @@ def _answers(
                     stop.step(event.index, event.total, event.seconds)
     finally:
         report.close()
-    return found
+    return answers
 
 
 def _judge(answers: list[Answer], path: Path | None, overwrite: bool, report: SelftestReport) -> int:
-    """Prints the score and writes the sheet. Raises NumericsError where too little is right."""
+    """Print the score and write the sheet. Raises NumericsError if too few are right."""
     from qwenimg.common.base import atomic_files
     from qwenimg.common.shapes import selftest as test
 
@@ -132,15 +132,15 @@ def _judge(answers: list[Answer], path: Path | None, overwrite: bool, report: Se
 
 
 class SelftestReport:
-    """What is printed: a bar or a line for each picture on standard error, the score on standard output."""
+    """The printer of a self-test: a bar or a line for each image on standard error, the score on standard output."""
 
     def __init__(self, prompts: list[GatePrompt], *, as_json: bool, quiet: bool) -> None:
         self.prompts, self.as_json, self.quiet = prompts, as_json, quiet
         self.terminal = sys.stderr is not None and sys.stderr.isatty()
-        self._bar = Bar()
+        self._bar = StepBar()
 
     def notify(self, kind: str, text: str) -> None:
-        """For the library to call; stages are not reported, since the pictures are small and many."""
+        """Print a warning of the library. Stages are dropped, since the images are small and many."""
         if kind == "warning":
             self.close()
             streams.say(f"qwenimg: warning: {text}")
@@ -170,7 +170,7 @@ class SelftestReport:
             self.line(f"{answer.number} of {len(self.prompts)}: {asked.prompt}: {_verdict(answer)}")
 
     def scores(self, scores: list[Score], lines: list[str], answers: list[Answer]) -> None:
-        """The score of each group and the total, then what is wrong."""
+        """Print the score of each group and the total, then the failures."""
         for score in scores:
             self.event("score", **asdict(score), passed=score.passed)
         if self.as_json:

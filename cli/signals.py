@@ -1,8 +1,8 @@
-"""Ctrl-C, SIGTERM and SIGHUP: the first ends the run, after the step that runs if that is short; the second ends it at
-once.
+"""Handling of Ctrl-C, SIGTERM and SIGHUP: the first ends the run after the current step, if that is short; the second
+ends it at once.
 
-Nothing is raised where the main thread happens to be, since foreign code may catch what is raised, and Python runs a
-signal's handler between its own instructions only, not within an evaluation of minutes. A thread sees each signal,
+No exception is raised at an arbitrary point of the main thread, since foreign code may catch it, and Python runs a
+signal's handler only between its own instructions, not within an evaluation of minutes. A thread sees each signal,
 removes temporary files and ends the process: every file of ours is written so that this may happen at any moment.
 """
 
@@ -19,23 +19,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 STOPPING = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
-LONG = 10.0  # seconds: a step that takes longer is not waited for
-REPEAT = 0.3  # seconds in which a signal is the first one over again: `timeout` and terminals may send it twice
+LONG = 10.0  # seconds; the run does not wait for a longer step
+REPEAT = 0.3  # seconds within which a second signal counts as the first: `timeout` and terminals may send it twice
 STOPPED = "stopped by a signal; the pictures that were done are kept"
 
 
 class Stopped(BaseException):
-    """Raised by `Stop.check` once a signal has come."""
+    """An exception that ends the run after a signal; `Stop.check` raises it."""
 
 
 class Stop:
-    """The signal that came, if one did, and until when the main thread may end the run by itself."""
+    """The signal that came, if one did, and the time until which the main thread may end the run itself."""
 
     def __init__(self) -> None:
         self.number: int | None = None
-        self.event: Callable[[int], bytes] | None = None  # gives the `error` event of --json for an exit code
+        self.event: Callable[[int], bytes] | None = None  # returns the `error` event of --json for an exit code
         self.until = 0.0  # a time of the monotonic clock; infinite while a picture whose steps are done is written
-        self._step = 0.0  # seconds of the last step, or of one as expected
+        self._step = 0.0  # seconds of the last step, or the expected ones
         self._ending = threading.Lock()
 
     @property
@@ -51,13 +51,13 @@ class Stop:
             raise Stopped
 
     def claim(self) -> None:
-        """End the run in the main thread. Does not return where the other thread is ending the process already."""
+        """Claim the end of the run for the main thread. Never returns if the other thread already ends the process."""
         with self._ending:
             self.until = math.inf
 
     @contextmanager
     def waits(self, step: float = 0.0) -> Iterator[None]:
-        """Let a signal wait for `check` in this context. step: seconds that one is expected to take."""
+        """Let a signal wait for `check` in this context. step: the expected seconds of one."""
         self._begin(step)
         try:
             yield
@@ -67,7 +67,7 @@ class Stop:
 
     def step(self, index: int, total: int, seconds: float) -> None:
         """Note that step `index` of `total` is done and took `seconds`. Raise Stopped if a signal came, but not after
-        the last step: that picture is decoded and written first."""
+        the last step: its image is decoded and written first."""
         self._begin(seconds)
         if index == total:
             self.until = math.inf
@@ -75,7 +75,7 @@ class Stop:
             self.check()
 
     def picture(self) -> None:
-        """Note that a picture is written. Raise Stopped if a signal came."""
+        """Note that an image is written. Raise Stopped if a signal came."""
         self._begin(self._step)
         self.check()
 
@@ -89,14 +89,14 @@ class Stop:
         return max(0.0, self.until - time.monotonic())
 
     def words(self) -> str:
-        """Return what happens now, for the one who sent the signal; empty where the process ends at once."""
+        """Return what happens now, for the sender of the signal; "" if the process ends at once."""
         if not self.patience():
             return ""
         what = "after this step" if self.until < math.inf else "when this picture is decoded and written"
         return f"stopping {what}; again to stop at once"
 
     def end(self, number: int) -> None:
-        """End the process, with nothing temporary left behind."""
+        """End the process, with no temporary files left."""
         leftovers = sys.modules.get("qwenimg.common.base.leftovers")  # an import might wait for the main thread's
         if leftovers is not None:
             leftovers.remove_all()
@@ -115,7 +115,7 @@ class Stop:
 
 @contextmanager
 def watched() -> Iterator[Stop]:
-    """Watch the signals of this process while the context is open; those that are ignored stay so.
+    """Watch the signals of this process while the context is open; ignored signals stay ignored.
 
     Only the end of the process may follow: Ctrl-C then shows no traceback."""
     stop = Stop()
@@ -165,7 +165,7 @@ def _tell(line: str) -> None:
 
 
 def _write(descriptor: int, data: bytes) -> None:
-    """Write past Python's buffer, which the main thread may hold, but not where that would wait for a reader."""
+    """Write without Python's buffer, which the main thread may lock, but not if that would wait for a reader."""
     with suppress(OSError):
         if select.select([], [descriptor], [], 0)[1]:
             os.write(descriptor, data)

@@ -1,4 +1,4 @@
-"""Standard output for results, standard error for messages. Neither can end a run that makes pictures."""
+"""Standard output for results, standard error for messages. A failure of either does not end a run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import TextIO
 from qwenimg.common.base.text import clean
 
 MAX_LINE = 300  # characters
-NAMES_OF_STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")  # that a file's name stands for
+NAMES_OF_STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")  # files that are standard output
 
 
 def put(data: bytes) -> None:
-    """Writes `data` to standard output at once.
+    """Write `data` to standard output at once.
 
-    A reader that has gone is no error, for the pictures are in files. Raises OSError for any other failure."""
+    A reader that has gone is no error, since the images are in files. Raises OSError for any other failure."""
     if sys.stdout is None:
         return
     try:
@@ -28,25 +28,25 @@ def put(data: bytes) -> None:
 
 
 def say(text: str) -> None:
-    """One printable line on standard error; nothing where there is none."""
+    """Print one line on standard error, if there is one."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(clean(text, MAX_LINE) + "\n")
         sys.stderr.flush()
 
 
 def show(text: str) -> None:
-    """Lines of ours on standard error."""
+    """Print several lines of our own on standard error."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(text + "\n")
 
 
 def flush() -> None:
-    """Writes out what is buffered for standard output. Raises OSError, but not for a reader that has gone."""
+    """Write the buffer of standard output. Raises OSError, but not for a reader that has gone."""
     put(b"")
 
 
 def forget_unwritten() -> None:
-    """Drops what could not be written: Python would try again as it exits, fail, and end with a code of its own."""
+    """Drop output that could not be written: Python would try again at its exit, and set an exit code of its own."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:
@@ -56,7 +56,7 @@ def forget_unwritten() -> None:
 
 
 def silence(stream: TextIO | None) -> None:
-    """Sends `stream` to nowhere: what is still in its buffer would fail again when Python exits."""
+    """Redirect `stream` to nowhere: its buffer would fail again when Python exits."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         assert stream is not None
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -65,7 +65,7 @@ def silence(stream: TextIO | None) -> None:
 
 
 def make_safe() -> None:
-    """Text that the terminal's encoding cannot show is escaped instead of failing."""
+    """Make standard output and error escape text that the terminal's encoding cannot show, in place of failing."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""The grammar: which command the words name.
+"""The grammar of the command line: the choice of the command.
 
 Only the first word decides, that is the first argument that is neither an option nor an option's value: an exact
 command name is that command, anything else is a prompt. Options may come before it or after it.
@@ -18,12 +18,12 @@ from qwenimg.cli.help import COMMANDS, HELP_NAMES, RESERVED
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 
-FREE = ("words", "prompt", "negative_prompt")  # any text: a prompt's own check says what is none
+FREE = ("words", "prompt", "negative_prompt")  # any text; a prompt has its own check
 JSON_FILES = ("precision",)  # commands whose --json names a file
 
 
 class Words(click.Group):
-    """Commands, each imported when it is used, and `generate` where no command is named."""
+    """A group of commands, each imported when it is used, and `generate` if no command is named."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -54,14 +54,14 @@ class Words(click.Group):
 
 
 def command_place(args: Sequence[str]) -> int | None:
-    """The place in `args` of the word that names a command, or None where the first word is a prompt or missing."""
+    """Return the index in `args` of the word that names a command, or None if the first word is a prompt or missing."""
     place = _first_word(args)
     return place if place is not None and args[place] in (*COMMANDS, *RESERVED) else None
 
 
 def _check_filled(ctx: click.Context, command: click.Command, args: Sequence[str]) -> None:
-    """Raise UsageError for a value that no option or argument has: an empty one, such as a script's variable that is
-    not set, and one with a null byte, which no file's name has."""
+    """Raise UsageError for a value that no option or argument accepts: an empty one, such as a script's variable that
+    is not set, and one with a null byte, which no file's name has."""
     while isinstance(command, click.Group):
         inner = command.commands.get(args[0]) if args else None
         if inner is None:
@@ -71,9 +71,9 @@ def _check_filled(ctx: click.Context, command: click.Command, args: Sequence[str
         return
     settings = {**command.context_settings, "ignore_unknown_options": True}
     parser = command.make_parser(click.Context(command, parent=ctx, resilient_parsing=True, **settings))
-    found, _, _ = parser.parse_args(list(args))
+    values, _, _ = parser.parse_args(list(args))
     for param in command.params:
-        value = found.get(param.name or "")
+        value = values.get(param.name or "")
         texts = [one for one in (value if isinstance(value, list | tuple) else [value]) if isinstance(one, str)]
         if param.name not in FREE and any(not text or "\0" in text for text in texts):
             name = max(param.opts, key=len) if isinstance(param, click.Option) else param.make_metavar(ctx)
@@ -82,7 +82,7 @@ def _check_filled(ctx: click.Context, command: click.Command, args: Sequence[str
 
 
 def _check_word(word: str) -> None:
-    """Raises UsageError for one that was hardly meant as a prompt."""
+    """Raise UsageError for a word that was hardly meant as a prompt."""
     if word in near.NOT_BUILT:
         raise UsageError(f"`qwenimg {word}` is not built yet; for a prompt of that word: -p {word}")
     if name := near.meant(word, tuple(COMMANDS)):
@@ -91,11 +91,11 @@ def _check_word(word: str) -> None:
 
 
 def _first_word(args: Sequence[str]) -> int | None:
-    """The place in `args` of the first that is neither an option nor an option's value; None after `--`."""
+    """Return the index in `args` of the first word that is neither an option nor an option's value; None after `--`."""
     ctx = click.Context(generate, resilient_parsing=True, allow_interspersed_args=False, **generate.context_settings)
-    found, _, _ = generate.make_parser(ctx).parse_args(list(args))
-    words = found.get("words")
-    if not isinstance(words, tuple):  # click's mark for nothing, which differs between its versions
+    values, _, _ = generate.make_parser(ctx).parse_args(list(args))
+    words = values.get("words")
+    if not isinstance(words, tuple):  # click's value for nothing, which differs between its versions
         return None
     place = len(args) - len(words)
     if not words:
@@ -104,13 +104,13 @@ def _first_word(args: Sequence[str]) -> int | None:
 
 
 def wants_json(args: Sequence[str]) -> bool:
-    """Whether --json is among the options of `args`, which may be wrong, or in the environment of a run."""
+    """Return whether --json is among the options of `args`, which may be wrong, or in the environment of a run."""
     place = command_place(args)
     if place is not None and args[place] in JSON_FILES:
         return False
     ctx = click.Context(generate, resilient_parsing=True, ignore_unknown_options=True, **generate.context_settings)
-    found, _, _ = generate.make_parser(ctx).parse_args(list(args))
-    if found.get("json") is True:
+    values, _, _ = generate.make_parser(ctx).parse_args(list(args))
+    if values.get("json") is True:
         return True
     value = os.environ.get("QWENIMG_JSON", "").strip().lower()
     return (place is None or args[place] == "generate") and value in ("1", "true", "t", "yes", "y", "on")

@@ -19,7 +19,7 @@ from qwenimg.common.base.errors import QwenimgError
 from qwenimg.common.pictures.png import encode_png
 from qwenimg.common.request.recipe import XMP
 from qwenimg.common.shapes import builtin, captions
-from qwenimg.common.shapes.selftest import Tile, sheet
+from qwenimg.common.shapes.selftest import SheetTile, sheet
 from qwenimg.common.shapes.words import parse
 
 
@@ -49,7 +49,7 @@ def draw(args: argparse.Namespace) -> None:
     tiles = []
     for seed, prompt in enumerate(args.prompts, args.seed):
         shown = prompt if prompt.isascii() or font else captions.english(parse(prompt))
-        tiles.append(Tile(pixels=pipe(prompt, seed=seed).pixels, lines=(shown or f"(prompt {len(tiles) + 1})",)))
+        tiles.append(SheetTile(pixels=pipe(prompt, seed=seed).pixels, lines=(shown or f"(prompt {len(tiles) + 1})",)))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(args.out, encode_png(sheet(tiles, args.columns, args.side, font), {}, XMP), overwrite=True)
     print(args.out)

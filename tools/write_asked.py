@@ -35,8 +35,8 @@ from numpy.typing import NDArray
 from qwenimg.common.request.given import Loras, Picture
 
 
-class Asked(TypedDict, total=False):
-    """What a call may say besides the prompt. None takes the model's default, and a seed by chance."""
+class CallOptions(TypedDict, total=False):
+    """Options of a call besides the prompt. None takes the model's default, or a random seed."""
 
 '''
 

@@ -1,6 +1,8 @@
-"""Streams blocks through memory, from outside of the network: a block's weights are put in place before it computes and
-taken away after it, when it is evaluated. They are read from the file by a thread, ahead, into two pieces of memory
-where they can be used as they are read; what is read for the first time is checked as every weight is.
+"""Streaming of blocks through memory, from outside the network: a block's weights are put in place before it computes
+and dropped once it is evaluated.
+
+A thread reads them from the file ahead of time, into two pieces of memory if they need no conversion. Weights are
+checked when they are read for the first time.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from qwenimg.common.weights.plan import Entry, LoadPlan
 
 
 class Stream:
-    """The blocks of `model` that `plan` streams. Holds the model no more than its blocks hold this: what is no longer
-    used is freed at once."""
+    """The blocks of `model` that `plan` streams. It and the model hold each other only weakly: an unused model is freed
+    at once."""
 
     def __init__(self, model: mlx.nn.Module, plan: LoadPlan):
         self._model, self.order = weakref.ref(model), Order()
@@ -41,7 +43,7 @@ class Stream:
         return model
 
     def renew(self, plan: LoadPlan) -> None:
-        """Takes the entries of another plan of the same parameters, whose values may be others."""
+        """Take the entries of another plan with the same parameters, whose values may differ."""
         self.blocks = streaming.streamed_blocks(plan)
         self.branches, self._checked = streaming.branches(plan), set[str]()
         plain = _shared() and all(
@@ -51,29 +53,29 @@ class Stream:
         self._ahead = ReadAhead(partial(_read, self.blocks, self._pieces))
 
     def _hook(self, block: mlx.nn.Module, path: str) -> None:
-        """Gives `block` a class of its own, whose call streams: MLX has no hooks."""
-        own: Any = type(block)
-        found = weakref.ref(self)
+        """Give `block` a class of its own, whose call streams: MLX has no hooks."""
+        plain: Any = type(block)
+        reference = weakref.ref(self)
 
         def call(block: mlx.nn.Module, *arguments: Any) -> Any:
-            stream = found()
+            stream = reference()
             assert stream is not None
             stream._enter(path)
-            made = own.__call__(block, *arguments)
-            mx.eval(made)
+            result = plain.__call__(block, *arguments)
+            mx.eval(result)
             load.drop(stream.model, [entry.name for entry in stream.blocks[path]])
-            return made
+            return result
 
-        block.__class__ = type(own.__name__, (own,), {"__call__": call})
+        block.__class__ = type(plain.__name__, (plain,), {"__call__": call})
 
     def _enter(self, path: str) -> None:
         following = self.order.next(path)
         if path in self._checked:
             if self._pieces and not self._ahead.has(path):
                 self._pieces.turn()
-            made = self._ahead.take(path)
+            arrays = self._ahead.take(path)
             for entry in self.blocks[path]:
-                load.put(self.model, entry, made(entry))
+                load.put(self.model, entry, arrays(entry))
         else:
             self._checked.add(path)
             for entry in self.blocks[path]:
@@ -87,20 +89,21 @@ class Stream:
 
 
 def _shared() -> bool:
-    """Whether what computes sees memory that numpy writes: a card has its own."""
+    """Return whether the device uses memory that numpy writes; a card has its own."""
     return not on_gpu() or mx.metal.is_available()
 
 
 def _read(blocks: streaming.Blocks, pieces: TwoPieces[mx.array] | None, path: str) -> Callable[[Entry], list[mx.array]]:
-    """In a thread; what it gives makes the arrays of an entry, in the order of the block."""
+    """Read a block, in the reading thread. Return a function that makes the arrays of each entry, called in their
+    order."""
     if pieces is not None:
         memory, parts = pieces.read(path)
-        left = iter(parts)
-        return lambda entry: [_part(memory, part) for part in next(left)]
-    found = [load.fetched_again(entry) for entry in blocks[path]]
-    return lambda entry: load.converted(entry, found.pop(0))
+        entries = iter(parts)
+        return lambda entry: [_part(memory, part) for part in next(entries)]
+    arrays = [load.fetched_again(entry) for entry in blocks[path]]
+    return lambda entry: load.converted(entry, arrays.pop(0))
 
 
 def _part(memory: mx.array, part: PlacedArray) -> mx.array:
-    """No copy: of a stretch of bytes."""
+    """Return a view of an array's bytes; nothing is copied."""
     return memory[part.begin : part.end].view(getattr(mx, part.dtype)).reshape(part.shape)

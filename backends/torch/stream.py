@@ -1,9 +1,9 @@
-"""Streams blocks through memory, from outside of the network: hooks put a block's weights in place before it computes
-and take them away after it.
+"""Streaming of blocks through memory, from outside the network: hooks put a block's weights in place before it computes
+and drop them after it.
 
-On a CPU they are read from the file by a thread, ahead, into two pieces of memory where they can be used as they are
-read. A GPU gets them from the host's memory, pinned, on a stream of its own, into two buffers: one computes, the other
-is filled. What is read for the first time is checked as every weight is.
+On a CPU a thread reads them from the file ahead of time, into two pieces of memory if they need no conversion. A GPU
+gets them from the host's memory, pinned, on a CUDA stream of its own, into two buffers: one computes, the other is
+filled. Weights are checked when they are read for the first time.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ CPU = "cpu"
 
 
 class Stream:
-    """The blocks of `model` that `plan` streams. Belongs to the model by its hooks, and so does not hold it: what is no
-    longer used is freed at once."""
+    """The blocks of `model` that `plan` streams. The model's hooks own this object, which holds the model only weakly:
+    an unused model is freed at once."""
 
     def __init__(self, model: torch.nn.Module, plan: LoadPlan, device: torch.device):
         self._model, self.device, self.order = weakref.ref(model), device, Order()
@@ -48,7 +48,7 @@ class Stream:
         return model
 
     def renew(self, plan: LoadPlan) -> None:
-        """Takes the entries of another plan of the same parameters, whose values may be others."""
+        """Take the entries of another plan with the same parameters, whose values may differ."""
         self.blocks = streaming.streamed_blocks(plan)
         self.branches = streaming.branches(plan)
         self.source = _Files(self.blocks) if self.device.type == CPU else _Host(self.blocks, self.device)
@@ -67,7 +67,7 @@ class Stream:
 
 
 class _Files:
-    """Blocks from their files, for a CPU."""
+    """The blocks in their files, for a CPU."""
 
     def __init__(self, blocks: streaming.Blocks):
         self.blocks, self._checked = blocks, set[str]()
@@ -96,12 +96,12 @@ def _memory(size: int) -> tuple[torch.Tensor, Any]:
 
 
 def _read(blocks: streaming.Blocks, pieces: TwoPieces[torch.Tensor] | None, path: str) -> Callable[[], list[Tensors]]:
-    """In a thread; what it gives makes the tensors, in the thread that they are used in."""
+    """Read a block, in the reading thread. Return a function that makes its tensors, in the thread that uses them."""
     if pieces is not None:
         memory, parts = pieces.read(path)
-        return lambda: [[_part(memory, part) for part in own] for own in parts]
-    found = [load.fetched_again(entry) for entry in blocks[path]]
-    return lambda: [load.kept(entry, found.pop(0), torch.device(CPU)) for entry in blocks[path]]
+        return lambda: [[_part(memory, part) for part in entry] for entry in parts]
+    arrays = [load.fetched_again(entry) for entry in blocks[path]]
+    return lambda: [load.kept(entry, arrays.pop(0), torch.device(CPU)) for entry in blocks[path]]
 
 
 def _part(memory: torch.Tensor, part: PlacedArray) -> torch.Tensor:
@@ -110,11 +110,11 @@ def _part(memory: torch.Tensor, part: PlacedArray) -> torch.Tensor:
 
 
 class _Host:
-    """Blocks from the host's memory, for a device that has its own."""
+    """The blocks in the host's memory, for a device that has its own."""
 
     def __init__(self, blocks: streaming.Blocks, device: torch.device):
         self.blocks, self.device = blocks, device
-        self._host: dict[str, tuple[torch.Tensor, list[Tensors]]] = {}  # a block's bytes, and the tensors that they are
+        self._host: dict[str, tuple[torch.Tensor, list[Tensors]]] = {}  # a block's bytes, and its tensors in them
         self._buffers: list[torch.Tensor] = []
         self._filled, self._turn = "", 0
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -130,7 +130,7 @@ class _Host:
         return [[_at(buffer, _begin(t), t) for t in tensors] for tensors in self._host[path][1]]
 
     def start(self, path: str) -> None:
-        """Begins to fill the other buffer, once what computed with it is done."""
+        """Start to fill the other buffer, once its last computation is done."""
         if path not in self._host:
             return
         block, _ = self._host[path]
@@ -147,7 +147,7 @@ class _Host:
             buffer.copy_(block, non_blocking=True)
 
     def _read(self, path: str) -> tuple[torch.Tensor, list[Tensors]]:
-        """A block in one piece of memory, its tensors in the order that the device wants them in."""
+        """Read a block into one piece of memory, each tensor in the layout of the device."""
         here = torch.device(CPU)
         read = [load.kept(entry, load.fetched(entry), here) for entry in self.blocks[path]]
         laid = [[laid_out(tensor, self.device.type) for tensor in tensors] for tensors in read]
@@ -158,11 +158,11 @@ class _Host:
 
 
 def _at(memory: torch.Tensor, begin: int, like: torch.Tensor) -> torch.Tensor:
-    """The bytes of `memory` from `begin` on, as a tensor like another one."""
+    """Return the bytes of `memory` from `begin` on as a tensor with dtype, shape and strides of `like`."""
     flat = memory[begin : begin + like.nbytes].view(like.dtype)
     return flat.as_strided(like.size(), like.stride())
 
 
 def _begin(tensor: torch.Tensor) -> int:
-    """In bytes, in the memory that it is a part of."""
+    """Return the offset of `tensor` in its memory, in bytes."""
     return int(tensor.storage_offset()) * tensor.itemsize

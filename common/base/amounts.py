@@ -12,12 +12,12 @@ UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**
 
 
 def counted(count: int, what: str) -> str:
-    """`1 step`, `2 steps`, `1,000 tensors`."""
+    """Return a count with its noun: `1 step`, `2 steps`, `1,000 tensors`."""
     return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
 def size_text(count: float) -> str:
-    """`count` bytes in decimal units: 57.7 GB, 120.0 MB, 3.0 kB, 12 bytes."""
+    """Return `count` bytes in decimal units: 57.7 GB, 120.0 MB, 3.0 kB, 12 bytes."""
     for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if count >= unit:
             return f"{count / unit:,.1f} {name}"
@@ -25,16 +25,17 @@ def size_text(count: float) -> str:
 
 
 def parse_bytes(text: str, option: str) -> int:
-    """Of `24GB`, `24g`, `1.5 GiB` or `800MB`; the value of `option`. Raises UsageError."""
-    found = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kmgt]i?)b?\s*", text.lower())
-    count = int(float(found[1]) * UNITS[found[2]]) if found else 0
+    """Return the number of bytes that `24GB`, `24g`, `1.5 GiB` or `800MB` stands for. `option`: the option that has
+    this value, for the message. Raises UsageError."""
+    match = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kmgt]i?)b?\s*", text.lower())
+    count = int(float(match[1]) * UNITS[match[2]]) if match else 0
     if not 1 <= count <= MOST:
         raise UsageError(f"{option} {clean(text, 40)!r}: give an amount such as 24GB")
     return count
 
 
 def parse_max(text: str | int | None) -> int | None:
-    """Of --max-memory. Raises UsageError."""
+    """Return --max-memory in bytes, or None if it was not given. Raises UsageError."""
     if isinstance(text, str):
         return parse_bytes(text, "--max-memory")
     if text is not None and (isinstance(text, bool) or not isinstance(text, int) or not 1 <= text <= MOST):
@@ -43,8 +44,8 @@ def parse_max(text: str | int | None) -> int | None:
 
 
 def duration(seconds: float) -> str:
-    """`roughly 20 s`: in one unit and to one digit, or two below 20, since no more is known. Below 2 s `1.3 s` and
-    `230 ms`."""
+    """Return `roughly 20 s`: one unit, and one digit, or two below 20, since no more is known. Below 2 s: `1.3 s`, `230
+    ms`."""
     if seconds < 2:
         amount, unit = (seconds, "s") if seconds >= 1 else (max(0.1, 1000 * seconds), "ms")
         return f"roughly {float(f'{amount:.2g}'):g} {unit}"

@@ -1,4 +1,4 @@
-"""What a Python caller may give: a value of another kind, which the command line cannot give, is told in one line."""
+"""Checks of a Python caller's values: a wrong type, which the command line cannot pass, is refused in one line."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ LONGEST = 1e15  # seconds of a run
 
 
 def check_texts(**given: object) -> None:
-    """Raises UsageError unless each value is a text."""
+    """Raise UsageError unless each value is a text."""
     for name, value in given.items():
         if not isinstance(value, str):
             raise UsageError(f"{name} is {clean(value, 40)}; expected a text")
 
 
 def check_paths(**given: object) -> None:
-    """Raises UsageError unless each value is a text, a path of texts, or None."""
+    """Raise UsageError unless each value is a text, a path of texts, or None."""
     for name, value in given.items():
         if value is not None and not (isinstance(value, str) and value) and not _is_path(value):
             raise UsageError(f"{name} is {shown(value)}; expected a text or a path")
 
 
 def check_flags(**given: object) -> None:
-    """Raises UsageError unless each value is True or False."""
+    """Raise UsageError unless each value is True or False."""
     for name, value in given.items():
         if not isinstance(value, bool):
             raise UsageError(f"{name} is {shown(value)}; expected True or False")
 
 
 def check_functions(**given: object) -> None:
-    """Raises UsageError unless each value is a function or None."""
+    """Raise UsageError unless each value is a function or None."""
     for name, value in given.items():
         if value is not None and (not callable(value) or isinstance(value, type)):
             raise UsageError(f"{name} is {shown(value)}; expected a function or None")
 
 
 def check_seconds(**given: object) -> None:
-    """Raises UsageError unless each value is a number from 0 to LONGEST."""
+    """Raise UsageError unless each value is a number from 0 to LONGEST."""
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST:
             raise UsageError(f"{name} is {shown(value)}; expected a number of seconds")
@@ -58,14 +58,14 @@ def paths(name: str, value: object) -> list[str | os.PathLike[str]]:
 
 
 def texts(name: str, value: object) -> list[str] | tuple[str, ...]:
-    """Return the list of texts that an argument is. Raises UsageError."""
+    """Return `value`, a list or tuple of texts. Raises UsageError for anything else."""
     if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
         raise UsageError(f"{name} is {shown(value)}; expected a list of texts")
     return value
 
 
 def shown(value: object) -> str:
-    """Return `value` for a message, a text in quotes: at most 40 characters."""
+    """Return `value` for a message, in at most 40 characters, a text in quotes."""
     return repr(clean(value, 38)) if isinstance(value, str) else clean(value, 40)
 
 

@@ -1,4 +1,4 @@
-"""Files that we write, complete or not at all."""
+"""Writing of files, complete or not at all."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from qwenimg.common.base import leftovers
 from qwenimg.common.base.errors import DoesNotFit, QwenimgError, UsageError, disk_full
 from qwenimg.common.base.text import clean, shown_path
 
-PICTURES = (".png", ".jpg", ".jpeg", ".webp")  # what `encode` writes
-DEVICES = ("/dev", "/dev/fd", "/proc")  # folders in which, and in those of the last, no file is written
+PICTURES = (".png", ".jpg", ".jpeg", ".webp")  # the formats that `encode` writes
+DEVICES = ("/dev", "/dev/fd", "/proc")  # no file is written in these folders, nor anywhere below /proc
 STALE = 24 * 3600  # seconds after which a temporary file of a dead process is swept
 _OUR_TEMP = re.compile(r"\..+\.(\d{1,9})(-\d+)?\.qwenimg\.part", re.DOTALL)
 
@@ -27,9 +27,9 @@ _OUR_TEMP = re.compile(r"\..+\.(\d{1,9})(-\d+)?\.qwenimg\.part", re.DOTALL)
 
 
 def check_output(path: Path, *, overwrite: bool, new_folder: bool = False) -> None:
-    """Refuses, before any work is done, what `write_atomic` would refuse. Raises UsageError.
+    """Raise UsageError for a path that `write_atomic` would refuse, before any work is done.
 
-    `new_folder`: the folder of `path` may be missing if its own folder is there, for `make_folder` to make it."""
+    `new_folder`: the folder of `path` may be missing if its own folder exists, since `make_folder` will make it."""
     shown = shown_path(path)
     folder = path.parent.parent if new_folder and not os.path.lexists(path.parent) else path.parent
     try:
@@ -51,7 +51,7 @@ def check_output(path: Path, *, overwrite: bool, new_folder: bool = False) -> No
 
 
 def make_folder(folder: Path, *, parents: bool = False) -> None:
-    """Makes the last folder of `folder` if it is missing, with `parents` those above it too. Raises UsageError, and
+    """Make the last folder of `folder` if it is missing, with `parents` those above it too. Raises UsageError, and
     DoesNotFit for a full disk."""
     try:
         folder.mkdir(exist_ok=True, parents=parents)
@@ -62,12 +62,12 @@ def make_folder(folder: Path, *, parents: bool = False) -> None:
 
 
 def write_atomic(path: Path, data: bytes, *, overwrite: bool) -> None:
-    """Writes `data` as `path`: at any moment, kill -9 included, `path` is the old file (or none) or the whole new one.
+    """Write `data` as `path`: at any moment, kill -9 included, `path` is the old file (or none) or the whole new one.
 
-    A temporary file in the same folder is written, synced and then renamed; without `overwrite` it is linked,
-    which never replaces a file, not even one that another process made meanwhile. Where the file system has no
-    hard links the name is claimed with an empty file first: kill -9 between the two leaves `path` empty. A
-    symbolic link is replaced, not followed.
+    A temporary file in the same folder is written, synced and then renamed. Without `overwrite` it is linked, which
+    never replaces a file, not even one that another process made meanwhile. Where the file system has no hard links, an
+    empty file claims the name first: kill -9 between the two leaves `path` empty. A symbolic link is replaced, not
+    followed.
 
     Raises UsageError (exists, no permission, no folder, bad name) and DoesNotFit (disk, quota or size limit)."""
     check_output(path, overwrite=overwrite)
@@ -77,9 +77,9 @@ def write_atomic(path: Path, data: bytes, *, overwrite: bool) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fd, temp = _open_temp(path)
         with io.FileIO(fd, "w") as file:
-            left = memoryview(data)
-            while left:
-                left = left[file.write(left) :]
+            rest = memoryview(data)
+            while rest:
+                rest = rest[file.write(rest) :]
             os.fsync(fd)
         _publish(temp, path, overwrite)
         sync_folder(path.parent)
@@ -91,8 +91,8 @@ def write_atomic(path: Path, data: bytes, *, overwrite: bool) -> None:
 
 
 def check_space(path: Path, size: int) -> None:
-    """Refuses, before any work is done, a `path` for which there is no room: takes `size` bytes beside it and gives
-    them back, so that quotas and limits count too. Raises UsageError and DoesNotFit."""
+    """Check that `size` bytes can be written beside `path`, before any work is done: allocate them and free them again,
+    so that quotas and limits count too. Raises UsageError and DoesNotFit."""
     temp = None
     try:
         if size > shutil.disk_usage(path.parent).free:
@@ -111,7 +111,7 @@ def check_space(path: Path, size: int) -> None:
 
 
 def _open_temp(path: Path) -> tuple[int, Path]:
-    """A new file `.<name>.<pid>.qwenimg.part` by `path`; threads and reused pids get `<pid>-1` and so on."""
+    """Create a file `.<name>.<pid>.qwenimg.part` beside `path`; `<pid>-1` and so on for threads and reused pids."""
     name = os.fsencode(path.name)[:200].decode(errors="ignore")  # a name has at most 255 bytes
     for attempt in itertools.count():
         owner = f"{os.getpid()}-{attempt}" if attempt else str(os.getpid())
@@ -141,8 +141,8 @@ def _publish(temp: Path, path: Path, overwrite: bool) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names in `folder` last."""
-    with contextlib.suppress(OSError):  # what it holds is published by now, and some file systems cannot
+    """Sync the names in `folder` to the disk."""
+    with contextlib.suppress(OSError):  # its files are published by now, and some file systems cannot sync a folder
         fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -169,7 +169,7 @@ def _exists(path: Path) -> UsageError:
 
 
 def sweep(folder: Path) -> None:
-    """Removes what a killed `write_atomic` left in `folder`: our temporary files, a day old, process dead."""
+    """Remove temporary files of a killed `write_atomic` from `folder`: a day old, of this user, the process dead."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):
             match = _OUR_TEMP.fullmatch(entry.name)
@@ -194,7 +194,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def picture_path(path: str | Path) -> Path:
-    """`path`, .png added where it has no suffix. Raises UsageError for another format, or no name at all."""
+    """Return `path`, with .png if it has no suffix. Raises UsageError for another format, or no name at all."""
     shown = clean(path, 120)
     if not isinstance(path, (str, Path)):
         raise UsageError(f"path is {clean(path, 40)}; expected a file's name")

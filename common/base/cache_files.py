@@ -19,8 +19,8 @@ SMALL = 4096  # bytes of a note or a ref
 
 
 def make_folder(cache: Path, folder: Path) -> Path:
-    """`folder`, below `cache`, made if it is missing. Raises UsageError where it or one above it is a link, and
-    OSError."""
+    """Make `folder`, which is below `cache`, if it is missing, and return it. Raises UsageError where it or a folder
+    above it is a link, and OSError."""
     for place in (folder, *folder.parents):
         if place == cache:
             break
@@ -34,7 +34,7 @@ def make_folder(cache: Path, folder: Path) -> Path:
 
 
 def is_inside(cache: Path, path: Path, size: int) -> bool:
-    """Whether `path` is a regular file of `size` bytes that lies in the cache, whatever links lead to it there."""
+    """Return whether `path` is a regular file of `size` bytes that lies in the cache, also through links."""
     try:
         status = path.stat()
     except (OSError, ValueError):
@@ -44,7 +44,7 @@ def is_inside(cache: Path, path: Path, size: int) -> bool:
 
 
 def own_size(path: Path) -> int | None:
-    """Bytes of `path` if it is a regular file that has no other name; None for anything else."""
+    """Return the bytes of `path` if it is a regular file without another hard link; None for anything else."""
     try:
         status = path.lstat()
     except OSError:
@@ -53,7 +53,7 @@ def own_size(path: Path) -> int | None:
 
 
 def read_small(path: Path) -> bytes:
-    """What is in a regular file of at most SMALL bytes, else nothing."""
+    """Read a regular file of at most SMALL bytes. Return b"" for anything else."""
     try:
         with io.FileIO(os.open(path, os.O_RDONLY | _OPEN)) as file:
             status = os.fstat(file.fileno())
@@ -63,18 +63,18 @@ def read_small(path: Path) -> bytes:
 
 
 def create(path: Path) -> io.FileIO:
-    """A new, empty file at `path`; what had this name, be it a link or a pipe, is removed. Raises OSError."""
+    """Create an empty file at `path`. Whatever had this name, be it a link or a pipe, is removed. Raises OSError."""
     path.unlink(missing_ok=True)
     return io.FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN, 0o666), "wb")
 
 
 def append(path: Path) -> io.FileIO:
-    """The file at `path`, to be continued. Raises OSError."""
+    """Open the file at `path` to write at its end. Raises OSError."""
     return io.FileIO(os.open(path, os.O_WRONLY | os.O_APPEND | _OPEN), "ab")
 
 
 def open_lock(path: Path) -> io.FileIO:
-    """The file to lock, made if it is missing. Raises UsageError where it is no file, and OSError."""
+    """Open or create the file to lock. Raises UsageError if `path` is no regular file, and OSError."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _OPEN, 0o666)
     except OSError:

@@ -28,9 +28,10 @@ T = TypeVar("T")
 
 
 def read_json(path: Path, *, infinities: bool = False) -> dict[str, object]:
-    """The object in the JSON file `path`: at most 8 MiB, UTF-8, no duplicate keys. Raises ModelError.
+    """Read the object in the JSON file `path`: at most 8 MiB, UTF-8, no duplicate keys. Raises ModelError.
 
-    diffusers writes -Infinity, which is no JSON, into the configurations of some schedulers: `infinities` reads it."""
+    `infinities`: read -Infinity too, which is no JSON; diffusers writes it into the configurations of some schedulers.
+    """
     file = open_regular(path)
     try:
         if file.size > MAX_BYTES:
@@ -52,12 +53,12 @@ def parse(
     renamed: Mapping[str, str] | None = None,
     ignored: frozenset[str] = frozenset(),
 ) -> T:
-    """`data` as the frozen keyword-only dataclass `cls`.
+    """Return `data` as the frozen keyword-only dataclass `cls`.
 
-    Fields are int, float, bool, str, tuple[int, ...], tuple[float, ...], tuple[bool, ...], or one of these
-    `| None`. Integers lie between the field's metadata "min" (1) and "max" (65,536); floats are finite.
-    `renamed` is {key in the file: field}. Keys that start with "_" or are in `ignored` are skipped; any other
-    unknown key must be null or false. A missing key takes the field's default. Raises ModelError.
+    Fields are int, float, bool, str, tuple[int, ...], tuple[float, ...], tuple[bool, ...], or one of these `| None`.
+    Integers lie between the field's metadata "min" (1) and "max" (65,536); floats are finite. `renamed` is {key in the
+    file: field}. Keys that start with "_" or are in `ignored` are skipped; any other unknown key must be null or false.
+    A missing key takes the field's default. Raises ModelError.
     """
     known = {field.name: field for field in fields(cls) if field.init}  # type: ignore[arg-type]
     types = get_type_hints(cls)
@@ -92,7 +93,7 @@ def _check_complete(known: Mapping[str, Field[Any]], values: Mapping[str, object
 
 
 def _value(key: str, value: object, kind: Any, field: Field[Any], source: Path | str) -> object:
-    """`value` as a field of type `kind`, or ModelError naming `key`."""
+    """Return `value` as a field of type `kind`. Raises ModelError that names `key`."""
     optional, kind = _without_none(kind)
     if optional and value is None:
         return None
@@ -105,7 +106,7 @@ def _value(key: str, value: object, kind: Any, field: Field[Any], source: Path |
 
 
 def _without_none(kind: Any) -> tuple[bool, Any]:
-    """Return whether `kind` takes None, and what it takes besides."""
+    """Return whether `kind` takes None, and its type without None."""
     if get_origin(kind) not in (UnionType, Union):
         return False, kind
     [rest] = (each for each in get_args(kind) if each is not NoneType)
@@ -155,9 +156,9 @@ _CONVERT: dict[Any, Callable[[object, Field[Any]], Any]] = {int: _int, float: _f
 def exactly(cls: type[T], data: object, place: str = "") -> T:
     """Return the JSON value `data` as the dataclass `cls`, whose fields are its keys and no others.
 
-    Beside what `parse` takes, a field is a dataclass, a table `dict[str, X]`, a list `tuple[X, ...]` of any length, a
-    row such as `tuple[int, float]`, or `object`, which is any value. Bounds are those of the field's metadata, also for
-    what is in its list or table. Raises ValueError that names the place, such as blocks[0].seed."""
+    Besides the types of `parse`, a field is a dataclass, a table `dict[str, X]`, a list `tuple[X, ...]` of any length,
+    a row such as `tuple[int, float]`, or `object`, which is any value. Bounds are those of the field's metadata; they
+    hold for each value in its list or table. Raises ValueError that names the place, such as blocks[0].seed."""
     if not isinstance(data, dict):
         raise _unexpected(place, data, "expected an object {...}")
     known = _fields(cls)  # type: ignore[arg-type]

@@ -1,15 +1,15 @@
 """Every failure that a user can cause, each with the exit code that the command line returns for it.
 
-The text of an error is one line: what was found, in which file, what to do. `clean` keeps it one line
-whatever the file contained. Exit codes 130 and 143 (signals) and 7 (partial batch) belong to the command line.
+The text of an error is one line: the file, the value in it, and what to do. `clean` keeps it one line whatever the file
+contains. Exit codes 130 and 143 (signals) and 7 (partial batch) belong to the command line.
 """
 
 from __future__ import annotations
 
 import errno
 
-# What torch's CPU allocator, MLX, Metal, libraries of CUDA and Python's threads say in a bare RuntimeError, and the
-# loader of libraries in an ImportError.
+# Parts of the messages of torch's CPU allocator, MLX, Metal, libraries of CUDA and Python's threads in a bare
+# RuntimeError, and of the loader of libraries in an ImportError.
 _NO_MEMORY = (
     "::malloc]",
     "bad_alloc",
@@ -54,7 +54,7 @@ class BackendMissing(QwenimgError):
 
 
 class DoesNotFit(QwenimgError, MemoryError):
-    """Memory or disk would not hold, or did not hold, what was asked for."""
+    """A lack of memory or disk space, expected or met."""
 
     exit_code = 4
 
@@ -71,12 +71,12 @@ class NumericsError(QwenimgError, ArithmeticError):
     exit_code = 6
 
 
-# Of errors that are not ours
+# Errors that are not ours
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Also for torch's own error, which is known by its name so that torch need not be imported, and for the
-    RuntimeError of an allocator, which is known by its text."""
+    """Return whether `error` reports a lack of memory. torch's own error is recognized by its name, so that torch need
+    not be imported, the RuntimeError of an allocator by its text."""
     names = [cls.__name__ for cls in type(error).__mro__]
     if "OutOfMemoryError" in names or isinstance(error, MemoryError):
         return True

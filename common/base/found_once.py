@@ -1,4 +1,4 @@
-"""What is found of an object that never changes is found once, and kept as long as the object is there."""
+"""A cache of results about objects that never change: a result lives as long as its object."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _Found = TypeVar("_Found")
 
 
 def found_once(find: Callable[Concatenate[_Of, _More], _Found]) -> Callable[Concatenate[_Of, _More], _Found]:
-    """`find`, which is called once for each first argument with the same others. What it gives must not hold that
-    argument, which would then never be freed."""
-    known: WeakKeyDictionary[Any, dict[Hashable, _Found]] = WeakKeyDictionary()
+    """Wrap `find` so that it runs once for each first argument with the same others. Its result must not refer to the
+    first argument, which would then never be freed."""
+    results: WeakKeyDictionary[Any, dict[Hashable, _Found]] = WeakKeyDictionary()
 
     @wraps(find)
     def found(of: _Of, /, *args: _More.args, **kwargs: _More.kwargs) -> _Found:
-        own, key = known.setdefault(of, {}), (args, tuple(kwargs.items()))
-        if key not in own:
-            own[key] = find(of, *args, **kwargs)
-        return own[key]
+        by_arguments, key = results.setdefault(of, {}), (args, tuple(kwargs.items()))
+        if key not in by_arguments:
+            by_arguments[key] = find(of, *args, **kwargs)
+        return by_arguments[key]
 
     return found

@@ -18,7 +18,7 @@ _NAMED = re.compile(rf"(?P<repo>{REPO})(?P<file>(?:/[\w-][\w.-]*)*)", re.ASCII)
 
 
 def snapshots(storage: Path) -> list[Path]:
-    """The folders of the revisions in the cache: that of `main` first, then the newest."""
+    """List the folders of the revisions in the cache: first that of `main`, then the others, the newest first."""
     main = read_small(storage / "refs" / "main").decode("ascii", "replace").strip()
     try:
         folders = [f for f in (storage / "snapshots").iterdir() if COMMIT.fullmatch(f.name) and f.is_dir()]
@@ -28,22 +28,22 @@ def snapshots(storage: Path) -> list[Path]:
 
 
 def storage_folder(repo: str) -> Path:
-    """Where the cache keeps `repo`: its blobs, snapshots and refs."""
+    """Return the folder of the cache with the blobs, snapshots and refs of `repo`."""
     return cache_folder() / f"models--{repo.replace('/', '--')}"
 
 
 def find_cached(name: str) -> Path | None:
-    """What the cache has of `owner/name`, its newest snapshot, or of `owner/name/file`; None where that is nothing, or
+    """Find `owner/name`, its first snapshot, or `owner/name/file` in the cache. Return None where it is not there, or
     `name` has another form."""
     match = _NAMED.fullmatch(name)
     if match is None:
         return None
-    found = [folder / match["file"].removeprefix("/") for folder in snapshots(storage_folder(match["repo"]))]
-    return next((path for path in found if os.path.lexists(path)), None)
+    places = [folder / match["file"].removeprefix("/") for folder in snapshots(storage_folder(match["repo"]))]
+    return next((path for path in places if os.path.lexists(path)), None)
 
 
 def cached_name(path: Path) -> str | None:
-    """The name by which `find_cached` finds the file or folder `path`, an absolute one; None outside of a snapshot."""
+    """Return the name by which `find_cached` finds the absolute `path`; None if that is not in a snapshot."""
     for folder in (path, *path.parents):
         storage = folder.parent.parent.name
         if folder.parent.name == "snapshots" and COMMIT.fullmatch(folder.name) and storage.count("--") == 2:
@@ -54,17 +54,17 @@ def cached_name(path: Path) -> str | None:
 
 
 def repo_of(storage: str) -> str:
-    """The repository that a folder of the cache is called after: `storage_folder`'s way back."""
+    """Return the repository whose folder in the cache is called `storage`: the inverse of `storage_folder`."""
     return storage.removeprefix("models--").replace("--", "/")
 
 
 def cache_folder() -> Path:
-    """Of the Hugging Face libraries: HF_HUB_CACHE, else in HF_HOME, else in ~/.cache."""
+    """Return the cache of the Hugging Face libraries: HF_HUB_CACHE, else in HF_HOME, else in ~/.cache."""
     return Path(settings().HF_HUB_CACHE)
 
 
 def settings() -> ModuleType:
-    """What the HF_... variables of the environment say. Raises UsageError for one that cannot be read."""
+    """Return huggingface_hub's constants, read from HF_... variables. Raises UsageError for an unreadable one."""
     try:
         from huggingface_hub import constants
     except ValueError as error:
@@ -73,7 +73,7 @@ def settings() -> ModuleType:
 
 
 def token() -> str | None:
-    """That of HF_TOKEN, else of the file where the Hugging Face tools keep it. Raises UsageError."""
+    """Return the token of HF_TOKEN, or of the Hugging Face tools' file, or None. Raises UsageError."""
     from huggingface_hub import get_token
 
     if settings().HF_HUB_DISABLE_IMPLICIT_TOKEN:
@@ -91,5 +91,5 @@ def token() -> str | None:
 
 
 def is_offline() -> bool:
-    """Whether HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE forbids the network."""
+    """Return whether HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE forbids the network."""
     return bool(settings().HF_HUB_OFFLINE)

@@ -1,4 +1,4 @@
-"""What this process leaves behind if it ends without unwinding: temporary files and folders, and child processes."""
+"""Temporary files and folders, and child processes, that this process must remove even if it ends without unwinding."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_PATHS: dict[Path, int] = {}  # each with the process that made it: a forked child removes nothing of its parent's
+_PATHS: dict[Path, int] = {}  # with the id of the process that made it: a forked child removes nothing of its parent's
 _CHILDREN: set[subprocess.Popen[str]] = set()
 
 
 def register(path: Path) -> None:
-    """Have the file or folder `path` removed by `remove_all`."""
+    """Have `remove_all` remove the file or folder `path`."""
     _PATHS[path] = os.getpid()
 
 

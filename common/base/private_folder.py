@@ -15,10 +15,10 @@ from qwenimg.common.base.text import shown_path
 
 
 def make(folder: Path) -> str:
-    """Make `folder`, and what is missing above it, with mode 0700. Return why code must not be kept there, or nothing.
+    """Make `folder`, and the missing folders above it, with mode 0700. Return why code must not be kept there, or "".
 
-    A folder is refused that is a link, belongs to another user, that others can write to or rename, or from which the
-    system runs no code."""
+    A folder is refused if it is a link, belongs to another user, others can write to it or rename it, or the system
+    runs no code from it."""
     try:
         missing = [place for place in (folder, *folder.parents) if not os.path.lexists(place)]
         reason = _fault_above(missing[-1] if missing else folder)
@@ -32,9 +32,8 @@ def make(folder: Path) -> str:
 
 
 def temporary(name: str, within: Path | None = None) -> Path:
-    """Make an empty folder with mode 0700, in `within` or where temporary files are, for this process alone.
-
-    Raises OSError."""
+    """Make an empty folder with mode 0700, in `within` or where temporary files are, for this process alone. It is
+    removed when the process ends. Raises OSError."""
     folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=within))
     leftovers.register(folder)
     atexit.register(leftovers.remove, folder)
@@ -57,7 +56,7 @@ def _fault(folder: Path) -> str:
 
 
 def _fault_above(folder: Path) -> str:
-    """Return which folder above `folder` would let another user put another one in its place, or nothing."""
+    """Return which folder above `folder` would let another user replace a folder on the way to it, or ""."""
     for place in dict.fromkeys([*folder.parents, *Path(os.path.realpath(folder)).parents]):
         status, shown = place.stat(), shown_path(place)
         if status.st_uid not in (0, os.geteuid()):
@@ -68,7 +67,7 @@ def _fault_above(folder: Path) -> str:
 
 
 def _is_shared(status: os.stat_result) -> bool:
-    """Whether others than its owner may write there; a group whose only user is this one is no other."""
+    """Return whether others than the owner may write there. A group whose only user is this one does not count."""
     return bool(status.st_mode & stat.S_IWOTH) or bool(
         status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid)
     )
@@ -76,7 +75,7 @@ def _is_shared(status: os.stat_result) -> bool:
 
 def _is_own_group(group: int) -> bool:
     try:
-        found, user = grp.getgrgid(group), pwd.getpwuid(os.geteuid()).pw_name
+        entry, user = grp.getgrgid(group), pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return False
-    return found.gr_name == user and set(found.gr_mem) <= {user}
+    return entry.gr_name == user and set(entry.gr_mem) <= {user}

@@ -16,17 +16,17 @@ from typing import Literal
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean, shown_path
 
-CHUNK = 1 << 26  # bytes of one read, which no signal ends
+CHUNK = 1 << 26  # bytes of one read; no signal interrupts a read
 
 
 def bad(path: Path | str, what: str) -> ModelError:
-    """The error for `path`: one printable line of at most 280 characters; a long path keeps its end."""
+    """Return the error for `path`: one printable line of at most 280 characters; a long path keeps its end."""
     return ModelError(clean(f"{shown_path(path)}: {what}", 280))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OpenFile:
-    """A regular file, held open so that what was checked is what is read."""
+    """A regular file, held open so that the file that was checked is the one that is read."""
 
     path: Path
     stream: io.FileIO
@@ -34,7 +34,7 @@ class OpenFile:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size in bytes."""
         return self.identity[1]
 
     def fill(self, view: memoryview, begin: int) -> None:
@@ -50,7 +50,7 @@ class OpenFile:
             done += count
 
     def read(self, begin: int, count: int) -> bytes:
-        """`count` bytes at `begin`. Raises ModelError when there are fewer."""
+        """Read `count` bytes at `begin`. Raises ModelError when there are fewer."""
         try:
             whole = os.pread(self.stream.fileno(), count, begin)
         except OSError as error:
@@ -72,7 +72,7 @@ class OpenFile:
 
 
 def open_regular(path: Path) -> OpenFile:
-    """Open `path` if it is a regular file, without waiting for one that is not. Raises ModelError."""
+    """Open `path` if it is a regular file; never wait for a pipe. Raises ModelError."""
     try:
         # Without O_NONBLOCK, opening a named pipe waits for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -89,10 +89,10 @@ _SPECIAL = "a pipe, device or socket"
 
 
 def kind(path: Path) -> Literal["file", "folder", "other"] | None:
-    """What is at `path`, links followed; None where nothing is.
+    """Return the kind of file at `path`, links followed; None where nothing is.
 
-    Raises ModelError where that cannot be known: a folder on the way without permission, a link that leads to itself.
-    (`Path.is_file` raises OSError for some of them, and for a name that is too long to be anything's.)"""
+    Raises ModelError where the kind cannot be known: no permission for a folder on the way, a link that leads to
+    itself. (`Path.is_file` raises OSError for some of these, and for a name that is too long for any file.)"""
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -105,17 +105,17 @@ def kind(path: Path) -> Literal["file", "folder", "other"] | None:
 
 
 def is_file(path: Path) -> bool:
-    """Whether a regular file is at `path`. Raises ModelError as `kind` does."""
+    """Return whether a regular file is at `path`. Raises ModelError as `kind` does."""
     return kind(path) == "file"
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder is at `path`. Raises ModelError as `kind` does."""
+    """Return whether a folder is at `path`. Raises ModelError as `kind` does."""
     return kind(path) == "folder"
 
 
 def absolute(path: Path) -> Path:
-    """`path` from the root, links kept. Raises UsageError where it starts from a working folder that is gone."""
+    """Return `path` from the root, links kept. Raises UsageError if it is relative and the working folder is gone."""
     try:
         return Path(os.path.abspath(path))  # noqa: PTH100 (resolve would follow links)
     except FileNotFoundError:

@@ -13,12 +13,12 @@ from typing import NoReturn
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
 
-MAX_DIGITS = 20  # as many as 2**64 has
+MAX_DIGITS = 20  # the digits of 2**64
 
 
 def strict_json(raw: bytes, path: Path | str, *, depth: int, values: int, infinities: bool = False) -> object:
-    """`raw` as JSON, or ModelError: UTF-8 without byte order mark, no duplicate key, no NaN, no infinity unless
-    `infinities`, integers of at most 20 digits, nested at most `depth` deep, at most about `values` values."""
+    """Parse `raw` as JSON: UTF-8 without byte order mark, no duplicate key, no NaN, no infinity unless `infinities`,
+    integers of at most 20 digits, nested at most `depth` deep, at most about `values` values. Raises ModelError."""
     if raw.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
         raise bad(path, "starts with a byte order mark: save it as UTF-8 without one")
     _check_structure(raw, path, depth, values)
@@ -40,7 +40,7 @@ def strict_json(raw: bytes, path: Path | str, *, depth: int, values: int, infini
 
 
 def _check_structure(raw: bytes, path: Path | str, depth: int, values: int) -> None:
-    """Bound nesting and number of values before the parser, which recurses and allocates, sees the text."""
+    """Check depth and number of values before the parser, which recurses and allocates. Raises ModelError."""
     unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     crowded = unescaped.count(b'"') > values
     structure = b"" if crowded else re.sub(rb'"[^"]*"', b"", unescaped).translate(None, _NOT_STRUCTURE)
@@ -56,11 +56,11 @@ _NOT_STRUCTURE = bytes(set(range(256)) - set(b",[]{}"))
 
 
 def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    data = dict(pairs)
+    if len(data) < len(pairs):
         [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
         raise ValueError(f"key '{clean(twice, 80)}' occurs twice")
-    return found
+    return data
 
 
 def _int(digits: str) -> int:

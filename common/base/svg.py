@@ -1,4 +1,4 @@
-"""Drawings as SVG, of which a page or a document shows every mark sharp."""
+"""Drawings as SVG, which a page or a document shows sharp at any size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ INK = "#222222"
 
 
 def drawing(width: int, height: int, body: str) -> str:
-    """Return an `<svg>` element on white, which is a file too."""
+    """Return an `<svg>` element on white. As a file, it is a whole drawing."""
     box = f'viewBox="0 0 {width} {height}" role="img" font-family="sans-serif"'
     paper = '<rect width="100%" height="100%" fill="#ffffff"/>'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {box}>{paper}{body}</svg>'

@@ -1,4 +1,4 @@
-"""Text for messages: nothing in it can move a terminal's cursor, and it is never long."""
+"""Text for messages: it is short, and no character in it can move a terminal's cursor."""
 
 from __future__ import annotations
 
@@ -6,44 +6,44 @@ import reprlib
 import unicodedata
 from collections.abc import Sequence
 
-BITS = 1024  # of an integer that is written out
+BITS = 1024  # a larger integer is not written out
 
 
 def clean(text: object, limit: int = 200) -> str:
-    """`text` in printable characters only and at most `limit` long, so that a file cannot write to the terminal.
+    """Return `text` in printable characters only and at most `limit` long, so that a file cannot write to the terminal.
 
-    Any object, at the cost of `limit` characters: a name of megabytes, a list of millions or lists in lists are not
-    written out, nor is an integer of thousands of digits, which Python refuses to."""
+    `text` is any object, and the cost is that of `limit` characters: a name of megabytes, a list of millions, lists in
+    lists or an integer of thousands of digits, which Python refuses to convert, are not written out."""
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in _start(text, limit + 1))
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Each row as a line, its cells as wide as the widest of their column."""
+    """Return each row as a line, its cells as wide as the widest of their column."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def shown_path(path: object, limit: int = 120) -> str:
-    """One printable line of at most `limit` characters, which keeps the end of a long path."""
+    """Return `path` as one printable line of at most `limit` characters, which keeps the end of a long path."""
     shown = clean(path, 4096)
     return shown if len(shown) <= limit else "…" + shown[1 - limit :]
 
 
 def _start(value: object, count: int) -> str:
-    """The first `count` characters of `value` as a text."""
+    """Return the first `count` characters of `value` as a text."""
     if isinstance(value, str):
         return value[:count]
     if isinstance(value, (list, tuple, dict, set, frozenset)) or (isinstance(value, int) and value.bit_length() > BITS):
         return _Start(count).repr(value)[:count]
     try:
         return str(value)[:count]
-    except Exception:  # of an object that is not ours, and of an error that holds such an integer
+    except Exception:  # from an object that is not ours, or an error that holds such an integer
         return f"<{type(value).__name__}>"
 
 
 class _Start(reprlib.Repr):
-    """`repr` of which about `count` characters are made."""
+    """A `repr` that writes only about `count` characters."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class _Start(reprlib.Repr):
         self.maxstring = self.maxother = count
 
     def repr_int(self, x: int, level: int) -> str:
-        """Python writes out at most 4,300 digits, and takes the square of their number for it."""
+        """Write the length of a large integer: Python takes the square of its digits, and at most 4,300 of them."""
         digits = int(x.bit_length() * 0.30103) + 1
         return repr(x) if x.bit_length() <= BITS else f"<an integer of about {digits:,} digits>"
 
@@ -63,7 +63,7 @@ _JOINERS = "\u200c\u200d"  # zero width (non-)joiner: Persian, Indic scripts and
 
 
 def printable(text: str) -> str:
-    """`text` for a terminal, lines kept: control characters (ESC, NUL, tab, direction, ...) become escapes."""
+    """Return `text` for a terminal, lines kept: control characters (ESC, NUL, tab, direction, ...) become escapes."""
     return "".join(c if _is_safe(c) else repr(c)[1:-1] for c in text)
 
 

@@ -1,1 +1,1 @@
-"""A model written again as a folder: in codes, with LoRAs in its weights, or from another layout."""
+"""Conversion of a model to a folder: quantized, with LoRAs merged, or from another layout."""

@@ -1,7 +1,7 @@
-"""`convert`: a model written as a folder that appears complete or not at all, and goes on where a killed run stopped.
+"""`convert`: write a model as a folder that appears complete or not at all, and continue where a killed run stopped.
 
-It is built in OUT.part: each file of weights gets its name when it is whole, and its metadata says of which conversion
-it is and what its data hashes to, by which the next run keeps it. At the end the folder gets its name.
+The folder is built in OUT.part. Each file of weights gets its name when it is whole; its metadata names the conversion
+and the hash of its data, so that the next run can keep it. At the end the folder gets its name.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from qwenimg.common.weights.write import Progress, is_whole, write_shard
 
 FORMAT = "1"
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-_SPARE = 64 << 20  # bytes beside the weights
+_SPARE = 64 << 20  # bytes for the small files
 
 
 class ConversionListener(Protocol):
-    """What a conversion tells while it runs."""
+    """A receiver of a conversion's progress."""
 
     def plan(self, size: int, files: int) -> None:
-        """Before anything is written: bytes of weights, and files of them."""
+        """Receive the bytes and the number of the files of weights, before anything is written."""
 
     def kept(self, name: str, size: int) -> None:
-        """A file that an earlier run wrote is whole."""
+        """Receive a file that an earlier run has written."""
 
     def written(self, name: str, size: int) -> None:
-        """So many bytes more of the file `name`."""
+        """Receive the number of bytes that were added to the file `name`."""
 
 
 def convert(
@@ -61,11 +61,10 @@ def convert(
     lora: str = "",
     dtype: str | None = None,
 ) -> None:
-    """Write the model in the folder or file `source`, opened by `choices`, as the folder `out`. Raises UsageError,
-    ModelError and DoesNotFit; what is finished by then stays for the next call.
+    """Write the model in the folder or file `source`, opened with `choices`, as the folder `out`. Raises UsageError,
+    ModelError and DoesNotFit; finished files stay for the next call.
 
-    name: of the model, where it is known by one. dtype: of weights that are not quantized, a key of DTYPES; None is
-    what the files have."""
+    name: of a known model. dtype: of weights that are not quantized, a key of DTYPES; None keeps that of the files."""
     out = absolute(out)
     work = out.parent / f"{out.name}.part"
     _check_place(out, work)
@@ -76,36 +75,36 @@ def convert(
         loras = Loras(opened.family.lora_names(opened.checkpoint))
         stack.callback(loras.close)
         changed = replace(opened, checkpoint=opened.checkpoint.with_deltas(loras.deltas(lora, "fuse")))
-        made = parts(changed, dtype and DTYPES[dtype])
+        converted = parts(changed, dtype and DTYPES[dtype])
         small = small_files(changed, choices.prediction)
-        said = {"model": name, "quantize": choices.quantize, "dtype": dtype, "prediction": choices.prediction}
-        note = _note(changed, made, small, said | loras.recorded(lora))
+        options = {"model": name, "quantize": choices.quantize, "dtype": dtype, "prediction": choices.prediction}
+        note = _note(changed, converted, small, options | loras.recorded(lora))
         stack.enter_context(_building(out, work, note))
         stack.enter_context(_clearing(work))
-        _write(work, made, small, note, listener)
+        _write(work, converted, small, note, listener)
         registry.open_model(work).checkpoint.close()
     _publish(work, out)
 
 
 def _note(
-    opened: Opened, made: list[ConvertedPart], small: dict[str, bytes], said: Mapping[str, object]
+    opened: Opened, converted: list[ConvertedPart], small: dict[str, bytes], options: Mapping[str, object]
 ) -> dict[str, object]:
-    """Return what a folder is made of, without paths; equal notes are equal folders. said: by the user, None where
-    nothing is."""
+    """Return a description of the folder's contents, without paths; equal notes mean equal folders. options: the
+    user's, None if not given."""
     about: dict[str, object] = {"format": FORMAT, "family": opened.family.name}
-    about |= {key: value for key, value in said.items() if value is not None}
+    about |= {key: value for key, value in options.items() if value is not None}
     if opened.made_of is not None:
         about.setdefault("model", opened.made_of.name)
-    about["sources"] = {part.name: part.source for part in made}
+    about["sources"] = {part.name: part.source for part in converted}
     about["small_files"] = hashlib.sha256(b"".join(small[path] for path in sorted(small))).hexdigest()
     return about
 
 
-# Where it is built
+# The folder in which it is built
 
 
 def _check_place(out: Path, work: Path) -> None:
-    """Raises UsageError where `out` is there, or could not be."""
+    """Raise UsageError if `out` exists, or cannot be made."""
     shown = shown_path(out)
     if not out.name or out.name in (".", ".."):
         raise UsageError(f"{shown}: names no folder; end it in a name")
@@ -125,7 +124,7 @@ def _check_place(out: Path, work: Path) -> None:
 
 @contextmanager
 def _building(out: Path, work: Path, note: dict[str, object]) -> Iterator[None]:
-    """`work` made or found, for this conversion alone. Raises UsageError."""
+    """Make or continue `work`, for this conversion alone. Raises UsageError."""
     make_folder(work)
     file = work / NOTE
     if os.path.lexists(file):
@@ -152,8 +151,8 @@ def _building(out: Path, work: Path, note: dict[str, object]) -> Iterator[None]:
 
 @contextmanager
 def _clearing(work: Path) -> Iterator[None]:
-    """Remove `work` where the model was refused, as it would be again, or no weights were written. What a signal or a
-    full disk ended later goes on."""
+    """Remove `work` if the model was refused, as it would be again, or no weights were written. A run that a signal or
+    a full disk ended can be continued."""
     try:
         yield
     except Exception as error:
@@ -179,14 +178,14 @@ def _check_same(work: Path, note: dict[str, object]) -> None:
 def _failure(out: Path, work: Path, error: OSError) -> Exception:
     reason = clean(error.strerror or error, 60)
     if disk_full(error):
-        left = size_text(shutil.disk_usage(out.parent).free)
-        kept = f"what is done stays in {shown_path(work.name, 60)}"
-        return DoesNotFit(f"{shown_path(out)}: {reason}, {left} free: make room and run it again, {kept}")
+        free = size_text(shutil.disk_usage(out.parent).free)
+        done = f"what is done stays in {shown_path(work.name, 60)}"
+        return DoesNotFit(f"{shown_path(out)}: {reason}, {free} free: make room and run it again, {done}")
     return UsageError(f"{shown_path(out)}: cannot be written: {reason}; choose another place")
 
 
 def _publish(work: Path, out: Path) -> None:
-    """Raises UsageError where `out` came to be meanwhile."""
+    """Rename `work` to `out`. Raises UsageError if `out` was made meanwhile."""
     try:
         if os.path.lexists(out):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
@@ -197,21 +196,23 @@ def _publish(work: Path, out: Path) -> None:
     sync_folder(out.parent)
 
 
-# What is written
+# Files
 
 
 def _write(
     work: Path,
-    made: list[ConvertedPart],
+    parts: list[ConvertedPart],
     small: dict[str, bytes],
     note: dict[str, object],
     listener: ConversionListener,
 ) -> None:
-    every = [(part, name, shard) for part in made for name, shard in zip(part.files, part.shards, strict=True)]
+    every = [(part, name, shard) for part in parts for name, shard in zip(part.files, part.shards, strict=True)]
     sizes = {(part.name, name): sum(weight.nbytes for weight in shard) for part, name, shard in every}
     listener.plan(sum(sizes.values()), len(every))
     done = {
-        (part.name, name) for part, name, shard in every if is_whole(work / part.name / name, shard, _said(part, note))
+        (part.name, name)
+        for part, name, shard in every
+        if is_whole(work / part.name / name, shard, _metadata(part, note))
     }
     _check_room(work, sum(size for key, size in sizes.items() if key not in done))
     for part, name, shard in every:
@@ -221,8 +222,8 @@ def _write(
             listener.kept(inside, sizes[part.name, name])
             continue
         make_folder(path.parent)
-        write_shard(path, shard, _said(part, note), _telling(listener, inside))
-    for part in made:
+        write_shard(path, shard, _metadata(part, note), _telling(listener, inside))
+    for part in parts:
         if len(part.shards) > 1:
             _put(work / part.name / f"{part.stem}.safetensors.index.json", as_json(_shard_index(work, part)))
         _put(work / part.name / "config.json", as_json(part.config))
@@ -235,8 +236,8 @@ def _telling(listener: ConversionListener, inside: str) -> Progress:
     return lambda size: listener.written(inside, size)
 
 
-def _said(part: ConvertedPart, note: dict[str, object]) -> dict[str, str]:
-    """The metadata of a file of weights, beside the hash of its data."""
+def _metadata(part: ConvertedPart, note: dict[str, object]) -> dict[str, str]:
+    """Return the metadata of a file of weights, without the hash of its data."""
     whole = hashlib.sha256(as_json(note)).hexdigest()
     format = "mlx" if part.coded else "pt"  # transformers refuses files without one
     return {"format": format, "qwenimg_format": FORMAT, "source": part.source, "conversion": whole}
@@ -252,7 +253,7 @@ def _check_room(work: Path, need: int) -> None:
 
 
 def _shard_index(work: Path, part: ConvertedPart) -> dict[str, object]:
-    """As diffusers and transformers have it."""
+    """Return the index of a part's files, in the form of diffusers and transformers."""
     names: dict[str, str] = {}
     total = 0
     for name in part.files:

@@ -1,4 +1,4 @@
-"""What a converted folder holds: of each component its weights in files, and the small files beside them."""
+"""The contents of a converted folder: the weights of each component in files, and the small files beside them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from qwenimg.common.weights.plan import Entry
 from qwenimg.common.weights.storage import Codes, Dense, Packed
 from qwenimg.common.weights.write import Weight, shards
 
-SHARD = 2_000_000_000  # bytes: what a run that was ended does again at most
+SHARD = 2_000_000_000  # bytes of a file: the most that a continued run writes again
 MAX_SMALL = 64 << 20  # bytes of a tokenizer's file
 LICENSES = ("LICENSE", "LICENSE.md", "LICENSE.txt", "LICENSE.TXT")
 _STEMS = {"text": "model"}
@@ -34,10 +34,10 @@ _STEMS = {"text": "model"}
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ConvertedPart:
-    """One component as it is to be written."""
+    """One component in the form in which it is written."""
 
-    name: str  # of its folder
-    stem: str
+    name: str  # the name of its folder
+    stem: str  # of the names of its files
     shards: tuple[tuple[Weight, ...], ...]
     config: Mapping[str, object]
     source: str  # fingerprint of the files that its weights come from
@@ -56,7 +56,7 @@ class ConvertedPart:
 
 
 def parts(opened: Opened, dtype: str | None) -> list[ConvertedPart]:
-    """The components of a model that was opened whole; what is not in codes in `dtype`, or as its file has it."""
+    """Return the components of a model that was opened whole. Unquantized weights get `dtype`, or keep their file's."""
     networks = {network.name: network for network in opened.family.networks}
     return [
         _part(name, networks[component.network], component, dtype)
@@ -81,7 +81,7 @@ def _part(name: str, network: Network, component: Component, dtype: str | None) 
 
 
 def _kept(entry: Entry, dtype: str | None) -> Entry:
-    """`entry` in the dtype that it is written in. Raises UsageError for a LoRA on codes that a file has."""
+    """Return `entry` with the dtype to write. Raises UsageError for a LoRA on weights quantized in the file."""
     if isinstance(entry.storage, Packed):
         if entry.fused and entry.source.kept is not None:
             shown = clean(entry.source.first.file.path.name, 60)
@@ -89,15 +89,15 @@ def _kept(entry: Entry, dtype: str | None) -> Entry:
                 f"--lora: {shown} has its weights in codes, which would be coded twice; convert the original"
             )
         return entry
-    stored = "bfloat16" if entry.source.code is not None else entry.source.dtype
-    return replace(entry, storage=Dense(dtype or stored))
+    dense = "bfloat16" if entry.source.code is not None else entry.source.dtype
+    return replace(entry, storage=Dense(dtype or dense))
 
 
 # Configurations
 
 
 def _config(network: Network, component: Component) -> dict[str, object]:
-    """The component's own config.json where its weights come from a folder with one, without what it says of codes."""
+    """Return the component's config.json without its quantization; if it has none, one made from its configuration."""
     folder = component.plan.files[0].path.parent
     with suppress(ModelError):
         if is_file(folder / "config.json") and read_config(network, folder) == component.config:
@@ -106,21 +106,21 @@ def _config(network: Network, component: Component) -> dict[str, object]:
 
 
 def _quantization(weights: list[Weight]) -> dict[str, object]:
-    """As mlx-lm writes it: the commonest code, the layers that have another one, and false for those that have none."""
+    """Return mlx-lm's entries: the commonest code, layers with another one, and false for layers without one."""
     codes: dict[str, Codes | None] = {}
     for weight in weights:
-        kept = weight.entry.storage
-        if len(weight.shape) == 2 or isinstance(kept, Packed):
-            codes[weight.key.removesuffix(".weight")] = kept.code if isinstance(kept, Packed) else None
+        storage = weight.entry.storage
+        if len(weight.shape) == 2 or isinstance(storage, Packed):
+            codes[weight.key.removesuffix(".weight")] = storage.code if isinstance(storage, Packed) else None
     counts = Counter(code for code in codes.values() if code is not None)
     if not counts:
         return {}
     usual, _ = counts.most_common(1)[0]
-    others = {layer: _said(code) if code else False for layer, code in codes.items() if code != usual}
-    return {key: {**_said(usual), **others} for key in QUANTIZATION}
+    others = {layer: _code_fields(code) if code else False for layer, code in codes.items() if code != usual}
+    return {key: {**_code_fields(usual), **others} for key in QUANTIZATION}
 
 
-def _said(code: Codes) -> dict[str, object]:
+def _code_fields(code: Codes) -> dict[str, object]:
     return {"group_size": code.group, "bits": code.bits, "mode": "affine" if isinstance(code, Affine) else code.mode}
 
 
@@ -128,28 +128,28 @@ def _said(code: Codes) -> dict[str, object]:
 
 
 def small_files(opened: Opened, prediction: str | None) -> dict[str, bytes]:
-    """By their paths in the folder: pipeline, scheduler, tokenizers and license. Raises ModelError."""
+    """Return pipeline, scheduler, tokenizers and license by their paths in the folder. Raises ModelError."""
     source, checkpoint = opened.checkpoint.source, opened.checkpoint
-    made: dict[str, Any] = {}
-    found: dict[str, bytes] = {}
+    tables: dict[str, Any] = {}
+    data_of: dict[str, bytes] = {}
     if not is_file(source / "model_index.json"):
         assert opened.family.small_files is not None
-        made = opened.family.small_files(checkpoint)
+        tables = opened.family.small_files(checkpoint)
         for name, tokenizer in checkpoint.tokenizers.items():
             folder = name.replace("text_encoder", "tokenizer")
-            found |= {f"{folder}/{path.name}": _read(path) for path in _vocabulary(tokenizer.path)}
+            data_of |= {f"{folder}/{path.name}": _read(path) for path in _vocabulary(tokenizer.path)}
     else:
         for path in repository.used(source):
             inside = path.relative_to(source).as_posix()
             if inside.split("/")[0] not in checkpoint.components:
-                found[inside] = _read(path)
-        found |= {name: _read(source / name) for name in LICENSES if is_file(source / name)}
-        made["model_index.json"] = _index(read_json(source / "model_index.json"), found, checkpoint.components)
+                data_of[inside] = _read(path)
+        data_of |= {name: _read(source / name) for name in LICENSES if is_file(source / name)}
+        tables["model_index.json"] = _index(read_json(source / "model_index.json"), data_of, checkpoint.components)
         if prediction is not None:
             scheduler = "scheduler/scheduler_config.json"
-            own = read_json(source / scheduler, infinities=True)
-            made[scheduler] = own | {"prediction_type": checkpoint.scheduler.prediction_type}
-    return found | {path: as_json(data) for path, data in made.items()}
+            fields = read_json(source / scheduler, infinities=True)
+            tables[scheduler] = fields | {"prediction_type": checkpoint.scheduler.prediction_type}
+    return data_of | {path: as_json(data) for path, data in tables.items()}
 
 
 def _vocabulary(folder: Path) -> list[Path]:
@@ -157,7 +157,7 @@ def _vocabulary(folder: Path) -> list[Path]:
 
 
 def _index(index: dict[str, object], files: Mapping[str, bytes], components: Mapping[str, object]) -> dict[str, object]:
-    """model_index.json without the parts that are not written, such as a safety checker."""
+    """Return model_index.json without the parts that are not written, such as a safety checker."""
     there = {*components, *(path.partition("/")[0] for path in files)}
     absent = [None, None]
     return {key: absent if isinstance(v, list) and len(v) == 2 and key not in there else v for key, v in index.items()}

@@ -1,1 +1,1 @@
-"""From the name of a model to a folder on this machine; the only network."""
+"""Finding of models on this machine by name, and download of missing ones; only this room uses the network."""

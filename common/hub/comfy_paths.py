@@ -1,7 +1,7 @@
-"""ComfyUI's `extra_model_paths.yaml`: where it finds models beside its own folders.
+"""ComfyUI's `extra_model_paths.yaml`: the folders where it finds models, beside its own.
 
-The file holds groups of `name: path`, or `name: |` with a path on each line below. PyYAML reads it into nodes, and
-builds no values: a path stays the text that it is. Lists, deeper tables and tags are refused: none of them is a path.
+The file has groups of `name: path`, or `name: |` with a path on each line below. PyYAML only parses it into nodes, so a
+path stays text. Lists, deeper tables and tags are refused: none of them is a path.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COMMENT = re.compile(r"(^|\s)#.*")  # in a block of lines YAML has no comments,
 
 
 def read_paths(file: Path) -> dict[str, list[Path]]:
-    """Return {name of a kind, as ComfyUI calls it: folders} of every group. Raises ModelError that names the line."""
+    """Return {ComfyUI's name of a kind: folders}, of all groups together. Raises ModelError that names the line."""
     folders: dict[str, list[Path]] = {}
     count = 0
     for _, group in _pairs(file, _root(file)):
@@ -43,7 +43,7 @@ def read_paths(file: Path) -> dict[str, list[Path]]:
 
 
 def _root(file: Path) -> yaml.Node | None:
-    """Return the tree of the file's YAML; None where it is empty."""
+    """Parse the file. Return the tree of its YAML, None if it is empty. Raises ModelError."""
     with closing(open_regular(file)) as opened:
         if opened.size > MAX_BYTES:
             raise bad(file, f"has {opened.size:,} bytes; at most {MAX_BYTES:,} are read")
@@ -62,7 +62,7 @@ def _root(file: Path) -> yaml.Node | None:
 
 
 def _pairs(file: Path, table: yaml.Node | None) -> Iterator[tuple[str, yaml.Node]]:
-    """Yield the keys and values of a table whose keys differ; none of an empty one."""
+    """Yield the keys and values of a table, none for an empty one. Raises ModelError for a key that occurs twice."""
     if table is None or (isinstance(table, yaml.ScalarNode) and table.tag.endswith(":null")):
         return
     if not isinstance(table, yaml.MappingNode) or table.tag != "tag:yaml.org,2002:map":
@@ -78,7 +78,7 @@ def _pairs(file: Path, table: yaml.Node | None) -> Iterator[tuple[str, yaml.Node
 
 
 def _lines(file: Path, node: yaml.Node) -> list[str]:
-    """Return the paths of a value, one of each of its lines."""
+    """Return the paths of a value, one for each of its lines. Raises ModelError."""
     if not isinstance(node, yaml.ScalarNode) or node.tag not in _SCALARS or "\0" in node.value:
         raise _fault(file, node, "is not a path; write `name: path`, or `name: |` with a path on each line below")
     text = "" if node.tag.endswith(":null") else node.value

@@ -1,7 +1,7 @@
-"""One file of a hub: resumed where an earlier process stopped, and verified before it gets its name.
+"""Download of one file of a hub: it continues where an earlier process stopped, and is verified before it is named.
 
-What was received stays in `<blob>.qwenimg.part` with a note of what it is a part of, so that not even kill -9 costs
-more than the bytes in flight.
+Received bytes stay in `<blob>.qwenimg.part` with a note about the file, so that not even kill -9 loses more than the
+bytes in flight.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.formats.file_hash import PIECE
 from qwenimg.common.hub.http import Echo, Interrupted, Server, number, open_url, persist, pieces
 
-PROGRESS = 1 << 20  # bytes that one connection must bring for its end not to count as a failure in a row
+PROGRESS = 1 << 20  # bytes; a connection that brought as many does not count as a failure in a row
 PART, NOTE = ".qwenimg.part", ".qwenimg.part.json"
 
 _RANGE = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)")
@@ -31,8 +31,8 @@ _RANGE = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)")
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """A file of a repository. `digest` is the SHA-256 of what LFS holds, else git's SHA-1 of a blob, in hexadecimal:
-    it is also the hub's etag and the name of the blob in the cache."""
+    """A file of a repository. `digest` is the SHA-256 of a file in LFS, else git's SHA-1 of a blob, in hexadecimal: the
+    hub's etag, and the name of the blob in the cache."""
 
     path: str
     size: int  # bytes
@@ -40,7 +40,7 @@ class Wanted:
 
 
 def bytes_kept(wanted: Wanted, blob: Path) -> int:
-    """How many bytes of `wanted` an earlier process has left beside `blob`."""
+    """Return the bytes of `wanted` that an earlier process has left beside `blob`."""
     size = own_size(_beside(blob, PART))
     try:
         note = json.loads(read_small(_beside(blob, NOTE)))
@@ -53,10 +53,10 @@ def bytes_kept(wanted: Wanted, blob: Path) -> int:
 def fetch(
     server: Server, url: str, wanted: Wanted, blob: Path, *, commit: str, echo: Echo, progress: Callable[[int], None]
 ) -> None:
-    """Downloads `url` to `blob`, from where an earlier call stopped. `progress` gets the bytes had so far.
+    """Download `url` to `blob`, from where an earlier call stopped. `progress` gets the number of bytes so far.
 
-    `blob` appears complete and verified, or not at all. Only one process at a time may write beside `blob`.
-    Raises ModelError (server or hash at fault), DoesNotFit (disk full) and UsageError (no permission)."""
+    `blob` appears complete and verified, or not at all. Only one process at a time may write beside `blob`. Raises
+    ModelError (server or hash at fault), DoesNotFit (disk full) and UsageError (no permission)."""
     part, note = _beside(blob, PART), _beside(blob, NOTE)
     kept = bytes_kept(wanted, blob)
     try:
@@ -82,7 +82,7 @@ def fetch(
 
 
 def _fill(server: Server, url: str, wanted: Wanted, part: Path, echo: Echo, progress: Callable[[int], None]) -> None:
-    """Appends to `part` until it has all bytes, and syncs it."""
+    """Append to `part` until it has all bytes, and sync it."""
     with append(part) as file:
         file.seek(0, os.SEEK_END)
 
@@ -101,7 +101,7 @@ def _fill(server: Server, url: str, wanted: Wanted, part: Path, echo: Echo, prog
 
 
 def _append(server: Server, url: str, wanted: Wanted, file: io.FileIO, progress: Callable[[int], None]) -> None:
-    """What one connection brings. A server that sends from an earlier byte than asked costs time, no byte we have."""
+    """Append the bytes of one connection. A server that starts at an earlier byte than requested only costs time."""
     have = file.tell()
     response, etag = open_url(server, url, wanted.path, first=have)
     with closing(response):
@@ -120,7 +120,7 @@ def _append(server: Server, url: str, wanted: Wanted, file: io.FileIO, progress:
 
 
 def _first_byte(response: http.client.HTTPResponse, wanted: Wanted) -> int:
-    """Where in the file the answer begins; its size must be the one listed. Raises ModelError."""
+    """Return the position in the file where the answer begins. Raises ModelError if its size is not the listed one."""
     start, total = 0, number(response.headers.get("Content-Length"))
     if response.status == 206:
         match = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
@@ -142,18 +142,17 @@ def _check_etag(etag: str | None, wanted: Wanted) -> None:
 
 
 def digest(path: Path, wanted: Wanted, progress: Callable[[int], None] = lambda done: None) -> str:
-    """Of the file as it is on disk, by the method that made `wanted.digest`. Raises OSError.
-
-    `progress` gets the bytes read so far."""
+    """Return the hash of the file at `path`, by the method of `wanted.digest`. `progress` gets the number of bytes read
+    so far. Raises OSError."""
     if len(wanted.digest) == 64:
-        found = hashlib.sha256()
+        hasher = hashlib.sha256()
     else:
-        found = hashlib.sha1(b"blob %d\0" % wanted.size, usedforsecurity=False)
+        hasher = hashlib.sha1(b"blob %d\0" % wanted.size, usedforsecurity=False)
     with path.open("rb", buffering=0) as file:
         while piece := file.read(PIECE):
-            found.update(piece)
+            hasher.update(piece)
             progress(file.tell())
-    return found.hexdigest()
+    return hasher.hexdigest()
 
 
 def _beside(blob: Path, suffix: str) -> Path:

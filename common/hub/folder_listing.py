@@ -1,6 +1,6 @@
-"""What lies in the folders of other programs: each file with what it is, what takes it and what it needs beside it.
+"""The files in other programs' folders: their kind, the option that takes them, and the other files that they need.
 
-Only headers and configurations are read. A file that cannot be read is a row that says why.
+Only headers and configurations are read. A file that cannot be read has a row with the reason.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from qwenimg.common.formats.stored import Header
 from qwenimg.common.hub.model_folders import SUFFIXES, ModelFolders, _below
 from qwenimg.common.weights.lora_names import Names
 
-MAX_FILES = 1_000  # whose headers are read
+MAX_FILES = 1_000  # files whose headers are read
 _FITS = "fits: "
 Layers: TypeAlias = Callable[[], Mapping[str, Names]]
-"""What LoRAs call the layers of the known models."""
+"""Returns LoRAs' names of the layers of the known models."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One file or folder. `use` is the option that takes it, "" where nothing does; `fault` says why it is not read."""
+    """One file or folder. `use` is the option that takes it, or ""; `fault` is the reason why it is not read."""
 
-    name: str  # below the folder that it lies in, by which the option finds it
+    name: str  # below its folder; the option finds it by this name
     folder: str
     bytes: int
     family: str = ""
@@ -47,18 +47,18 @@ class Row:
 
 
 def rows(folders: ModelFolders) -> tuple[list[Row], bool]:
-    """Return what is in `folders`, and whether there is more than is looked at."""
-    found: list[Row] = []
+    """Return a row for each file in `folders`, and whether there are more than are read."""
+    listed: list[Row] = []
     known = cache(layers_of_known)
     for root, path in _candidates(folders):
-        if len(found) == MAX_FILES:
-            return found, True
-        found.append(_row(root, path, known))
-    return found, False
+        if len(listed) == MAX_FILES:
+            return listed, True
+        listed.append(_row(root, path, known))
+    return listed, False
 
 
 def _candidates(folders: ModelFolders) -> Iterator[tuple[Path, Path]]:
-    """Each file of weights and each model's folder once, with the folder that it was found in."""
+    """Yield each file of weights and each model's folder once, with the folder that it was found in."""
     seen: set[Path] = set()
     roots = dict.fromkeys(root for kind in folders.folders.values() for root in kind)
     for root, paths in [*((root, _below(root)) for root in roots), *((root, _inside(root)) for root in folders.given)]:
@@ -75,7 +75,7 @@ def _candidates(folders: ModelFolders) -> Iterator[tuple[Path, Path]]:
 
 
 def _inside(folder: Path) -> Iterator[Path]:
-    """Yield what lies in a folder that was given itself, whose names the options find too."""
+    """Yield the entries of a folder that was given itself, which options find by name too."""
     try:
         yield from sorted(islice(folder.iterdir(), MAX_FILES))
     except OSError:  # it is a file of paths, or without permission
@@ -106,17 +106,17 @@ def _row(root: Path, path: Path, known: Layers) -> Row:
 
 def _about(kind: FileKind, path: Path, known: Layers) -> dict[str, str]:
     if kind.family is None:
-        found = describe_lora(path, known())
-        fits = next((line for line in found.lines if line.startswith(_FITS)), "").removeprefix(_FITS)
-        if found.faults:
-            return {"family": fits, "kind": "LoRA", "fault": found.faults[0]}
-        use = "" if any(line.startswith(NO_USE) for line in found.lines) else kind.flag
+        lora = describe_lora(path, known())
+        fits = next((line for line in lora.lines if line.startswith(_FITS)), "").removeprefix(_FITS)
+        if lora.faults:
+            return {"family": fits, "kind": "LoRA", "fault": lora.faults[0]}
+        use = "" if any(line.startswith(NO_USE) for line in lora.lines) else kind.flag
         return {"family": fits, "kind": "LoRA", "use": use, "needs": kind.needs if use else ""}
     return {"family": kind.family.title, "kind": kind.option.replace("_", " "), "use": kind.flag, "needs": kind.needs}
 
 
 def _stored(header: Header) -> str:
-    """Return the dtype that holds most of the values of a file."""
+    """Return the dtype of most of the values of a file."""
     sizes: dict[str, int] = {}
     for stored in header.tensors.values():
         sizes[stored.dtype] = sizes.get(stored.dtype, 0) + prod(stored.shape)
@@ -124,7 +124,7 @@ def _stored(header: Header) -> str:
 
 
 def _size(path: Path) -> int:
-    """Return the bytes of a file, or of what lies in a folder of a model and below it."""
+    """Return the bytes of a file, or of the files in a model's folder."""
     try:
         files = [path] if path.is_file() else [each for each in path.glob("*/*") if each.is_file()]
         return sum(each.stat().st_size for each in files)

@@ -1,4 +1,4 @@
-"""GET requests to a hub: redirects, proxies, certificates, stalls, and trying again.
+"""GET requests to a hub: redirects, proxies, certificates, stalls, and retries.
 
 Redirects are followed here and not by urllib, which would send the token to the next host. A connection that is
 refused, cut, silent or too slow raises `Interrupted`, and `persist` tries again a few times.
@@ -29,10 +29,10 @@ from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
 from qwenimg.common.base.version import __version__
 
-RETRIES = 6  # in a row; a connection that brought much starts the count anew
+RETRIES = 6  # in a row; a connection that brought much resets the count
 BACKOFF = 1.0  # seconds before the first retry; each further one waits twice as long
-MAX_WAIT = 300.0  # seconds, when a server asks us to wait
-TIMEOUT = 30.0  # seconds in which a connection must be made, answer, and bring SLOW bytes for each of them
+MAX_WAIT = 300.0  # the most seconds to wait when a server asks for it
+TIMEOUT = 30.0  # seconds to connect and answer, and the period over which SLOW is measured
 SLOW = 1024  # bytes per second
 REDIRECTS = 10
 MAX_JSON = 16 << 20  # bytes
@@ -47,19 +47,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """A hub, and the token that only it may see."""
+    """A hub, and the token that no other server may see."""
 
     endpoint: str
     token: str | None = field(default=None, repr=False)
 
     def owns(self, url: str) -> bool:
-        """Whether `url` is on the hub itself: same scheme, host and port."""
+        """Return whether `url` is on the hub itself: same scheme, host and port."""
         here, there = urlsplit(self.endpoint), urlsplit(url)
         return (here.scheme, here.netloc.lower()) == (there.scheme, there.netloc.lower())
 
 
 def check_endpoint(endpoint: str) -> None:
-    """Raises UsageError for an address that no request can be made to."""
+    """Raise UsageError for an address that no request can be made to."""
     fault = address_fault(endpoint)
     if fault is None and ("?" in endpoint or "#" in endpoint):
         fault = "has a query"
@@ -68,7 +68,7 @@ def check_endpoint(endpoint: str) -> None:
 
 
 def connect(endpoint: str, token: str | None) -> Server:
-    """The hub at `endpoint`. Raises UsageError for an address or a token that no request can be made with."""
+    """Return the hub at `endpoint`. Raises UsageError for an address or a token that no request can be made with."""
     check_endpoint(endpoint)
     if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
         raise UsageError("HF_TOKEN, or the file of the token, holds what no token holds: copy it again, or unset it")
@@ -76,7 +76,7 @@ def connect(endpoint: str, token: str | None) -> Server:
 
 
 def address_fault(url: str) -> str | None:
-    """Why no request can be made to `url`, or None."""
+    """Return the reason why no request can be made to `url`, or None."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -92,7 +92,7 @@ def address_fault(url: str) -> str | None:
 
 
 class Interrupted(Exception):
-    """Worth another try, after `wait` seconds. `moved`: much had come, so it is not another failure in a row."""
+    """A failure worth another try, after `wait` seconds. `moved`: much data had come, so failures in a row restart."""
 
     def __init__(self, reason: str, *, wait: float = 0.0) -> None:
         super().__init__(reason)
@@ -100,7 +100,7 @@ class Interrupted(Exception):
 
 
 def get_json(server: Server, url: str, what: str, echo: Echo) -> object:
-    """The JSON at `url`; `what` it is about is named in errors. Raises ModelError."""
+    """Get the JSON at `url`. `what`: its subject, for errors. Raises ModelError."""
 
     def attempt() -> bytes:
         response, _ = open_url(server, url, what)
@@ -118,7 +118,7 @@ def get_json(server: Server, url: str, what: str, echo: Echo) -> object:
 
 
 def persist(attempt: Callable[[], T], what: str, echo: Echo, *, retries: int | None = None) -> T:
-    """`attempt()`, again after a while as long as it raises Interrupted; ModelError when that does not end."""
+    """Call `attempt`, and again after a while on Interrupted. Raises ModelError after too many failures in a row."""
     failures = 0
     most = RETRIES if retries is None else retries
     while True:
@@ -134,7 +134,7 @@ def persist(attempt: Callable[[], T], what: str, echo: Echo, *, retries: int | N
 
 
 class _AsIs(urllib.request.HTTPErrorProcessor):
-    """Redirects and errors come back as they are."""
+    """A processor that returns redirects and errors as responses."""
 
     def http_response(self, request: object, response: Any) -> Any:
         return response
@@ -145,16 +145,15 @@ class _AsIs(urllib.request.HTTPErrorProcessor):
 def open_url(
     server: Server, url: str, what: str, *, first: int | None = None
 ) -> tuple[http.client.HTTPResponse, str | None]:
-    """The answer for `url`, after redirects, from byte `first` on if the server can, and the etag that the hub
-    gives for the file, if it does.
-
-    Raises ModelError for what another try would not change."""
-    # From byte 0 a range is asked for too: hubs refuse to send very large files otherwise.
+    """Open `url` and follow redirects. Return the response, from byte `first` on if the server supports it, and the
+    hub's etag of the file, or None. Raises Interrupted, and ModelError for a failure that another try would not
+    change."""
+    # A range is requested even from byte 0: hubs refuse to send very large files otherwise.
     headers = {} if first is None else {"Range": f"bytes={first}-"}
     etag = None
     for _ in range(REDIRECTS):
         response = _request(server, url, headers)
-        if server.owns(url):  # the host of the data has etags of its own, which say nothing about the bytes
+        if server.owns(url):  # etags of another host say nothing about the bytes
             etag = response.headers.get("X-Linked-Etag", "").removeprefix("W/").strip('"') or etag
         if response.status in (200, 206):
             return response, etag
@@ -189,7 +188,7 @@ def _request(server: Server, url: str, headers: dict[str, str]) -> http.client.H
 
 
 class _Timely(http.client.HTTPResponse):
-    """Its head must come within TIMEOUT as a whole; the socket's own limit is for each byte."""
+    """A response whose whole head must come within TIMEOUT; the socket's own limit is for each byte."""
 
     def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
         super().__init__(sock, *args, **kwargs)
@@ -203,10 +202,10 @@ class _Timely(http.client.HTTPResponse):
             super().begin()
         finally:
             late.cancel()
-            del self._socket  # which the body alone keeps open
+            del self._socket  # only the body keeps it open
 
     def _give_up(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):  # it has come just now
+        with contextlib.suppress(OSError, AttributeError):  # the head has just come
             self._socket.shutdown(socket.SHUT_RDWR)
 
 
@@ -234,7 +233,7 @@ class _Secure(urllib.request.HTTPSHandler):
 
 @cache
 def _opener() -> urllib.request.OpenerDirector:
-    """With the proxies of the environment, and certificates from certifi where Python came without any."""
+    """Return an opener with the proxies of the environment, and certifi's certificates if Python has none."""
     paths = ssl.get_default_verify_paths()
     bundle = None
     if not paths.cafile and not paths.capath:
@@ -247,7 +246,7 @@ def _opener() -> urllib.request.OpenerDirector:
 
 
 def pieces(response: http.client.HTTPResponse, count: int) -> Iterator[bytes]:
-    """At most `count` bytes of the body, as they come."""
+    """Yield at most `count` bytes of the body, as they come. Raises Interrupted."""
     since, brought = time.monotonic(), 0
     while count > 0:
         try:
@@ -265,7 +264,7 @@ def pieces(response: http.client.HTTPResponse, count: int) -> Iterator[bytes]:
 
 
 def _next(url: str, location: str | None, what: str) -> str:
-    """The address of a redirect: HTTP or HTTPS, and never from HTTPS to HTTP. Raises ModelError."""
+    """Return the address of a redirect: HTTP or HTTPS, and never from HTTPS to HTTP. Raises ModelError."""
     try:
         target = quote(urljoin(url, location or ""), safe=string.punctuation, encoding="latin-1")
         fault = address_fault(target)
@@ -297,5 +296,5 @@ def _reason(error: object) -> str:
 
 
 def number(text: str | None) -> int | None:
-    """The number in a header; None where there is none."""
+    """Return the number in a header; None without one."""
     return int(text) if text and re.fullmatch(r"[0-9]{1,18}", text) else None

@@ -1,4 +1,4 @@
-"""What can be had and what is here: the models that are known by name, and the others in the hub's cache."""
+"""The list of models: those that are known by name, and the others in the hub's cache."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from qwenimg.common.hub import resolve
 from qwenimg.common.request.parts import PARTS
 from qwenimg.common.shapes import builtin
 
-MAX_FOLDERS = 1000  # of the cache that are looked at
+MAX_FOLDERS = 1000  # folders of the cache that are read
 
 Here = Literal["yes", "in part", "no"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
-    """A model, or a piece of one. What is not known of one without a name is None."""
+class ListedModel:
+    """A model, or a part of one. Fields that are unknown for a model without a known name are None."""
 
     name: str  # for `-m` and `pull`
     here: Here
-    bytes: int  # to fetch, or that it has here
+    bytes: int  # the size of its download, or of its files in the cache
     repo: str | None = None
     title: str | None = None
     license: str | None = None
     purpose: str | None = None
-    memory: int | None = None  # bytes at its peak on a GPU or a Mac, about
+    memory: int | None = None  # about the bytes at its peak on a GPU or a Mac
 
 
-def entries() -> list[Entry]:
-    """Those with a name first, then the others of the cache. No network; nothing of a weight is read."""
+def entries() -> list[ListedModel]:
+    """List the models with a known name, then the others in the cache. Neither the network nor weights are read."""
     named = [_known_model(known) for known in catalog.KNOWN.values()]
     return [
         *named,
@@ -45,13 +45,13 @@ def entries() -> list[Entry]:
     ]
 
 
-def _known_model(known: KnownModel) -> Entry:
+def _known_model(known: KnownModel) -> ListedModel:
     if known.repo is None:
         here: Here = "yes" if builtin.present() else "no"
         size = _bytes(builtin.folder()) if builtin.present() else 0
     else:
         here, size = _state(hf_cache.storage_folder(known.repo)), known.bytes
-    return Entry(
+    return ListedModel(
         name=known.name,
         title=known.title,
         repo=known.repo,
@@ -63,11 +63,11 @@ def _known_model(known: KnownModel) -> Entry:
     )
 
 
-def _piece(piece: Piece) -> Entry:
+def _piece(piece: Piece) -> ListedModel:
     folders = hf_cache.snapshots(hf_cache.storage_folder(piece.repo))
     has = is_tokenizer if piece is catalog.CLIP_TOKENIZER else _has_small_files
     here: Here = "yes" if any(map(has, folders)) else "no"
-    return Entry(
+    return ListedModel(
         name=piece.name,
         title=piece.title,
         repo=piece.repo,
@@ -85,9 +85,9 @@ def _has_small_files(folder: Path) -> bool:
         return False
 
 
-def _others(known: set[str | None]) -> list[Entry]:
-    """The models of the cache that this program draws with and has no name for."""
-    found = []
+def _others(known: set[str | None]) -> list[ListedModel]:
+    """List the models of the cache that are supported and have no known name."""
+    models = []
     try:
         folders = sorted(islice(hf_cache.cache_folder().glob("models--*--*"), MAX_FOLDERS))
     except OSError:
@@ -97,12 +97,12 @@ def _others(known: set[str | None]) -> list[Entry]:
         if repo in known or not resolve.is_hub_id(repo) or not _draws(storage):
             continue
         size = max((_bytes(folder) for folder in hf_cache.snapshots(storage)[:1]), default=0)
-        found.append(Entry(name=repo, repo=repo, bytes=size, here=_state(storage)))
-    return found
+        models.append(ListedModel(name=repo, repo=repo, bytes=size, here=_state(storage)))
+    return models
 
 
 def _draws(storage: Path) -> bool:
-    """Whether the newest snapshot in `storage` is of a class that is supported."""
+    """Return whether the first snapshot in `storage` is of a supported class."""
     for folder in hf_cache.snapshots(storage)[:1]:
         try:
             registry.of_folder(folder)
@@ -124,5 +124,5 @@ def _state(storage: Path) -> Here:
 
 
 def _bytes(folder: Path) -> int:
-    """Of the files of a model in `folder` that are used."""
+    """Return the bytes of the files in a model's `folder` that are used."""
     return sum(path.stat().st_size for path in repository.used(folder) if path.is_file())

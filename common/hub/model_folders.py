@@ -1,4 +1,4 @@
-"""The folders in which other programs keep models: files are found there by name, and nothing is copied.
+"""The folders where other programs keep models: files are found there by name, and nothing is copied.
 
 Under a folder that was given, or under its `models`, each kind has the names that ComfyUI, AUTOMATIC1111's web UI (and
 Forge) and InvokeAI give it; an `extra_model_paths.yaml` beside them adds more, as in ComfyUI.
@@ -29,7 +29,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "vae": ("vae",),
     "lora": ("loras",),
 }
-"""What is looked for, by the option that asks for it: the names of ComfyUI's folders."""
+"""ComfyUI's names of folders, by the option whose files are in them."""
 WEBUI: Mapping[str, tuple[str, ...]] = {
     "model": ("Stable-diffusion",),
     "transformer": ("Stable-diffusion",),
@@ -37,7 +37,7 @@ WEBUI: Mapping[str, tuple[str, ...]] = {
     "vae": ("VAE",),
     "lora": ("Lora", "LyCORIS"),
 }
-"""The names in AUTOMATIC1111's web UI and in Forge."""
+"""The same in AUTOMATIC1111's web UI and in Forge."""
 INVOKE_TYPES: Mapping[str, tuple[str, ...]] = {
     "model": ("main",),
     "transformer": ("main",),
@@ -46,28 +46,28 @@ INVOKE_TYPES: Mapping[str, tuple[str, ...]] = {
     "lora": ("lora",),
 }
 INVOKE_BASES = ("sd-1", "sd-2", "sdxl", "sdxl-refiner", "qwen-image", "any")
-"""InvokeAI has `models/BASE/TYPE/NAME`, in newer versions `models/KEY/NAME`, whose keys say nothing of the kind."""
+"""InvokeAI has `models/BASE/TYPE/NAME`, in newer versions `models/KEY/NAME`, where the key does not tell the kind."""
 _KEY = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 SUFFIXES = (".safetensors", ".gguf")
-MAX_ENTRIES = 20_000  # that are looked through for one name
+MAX_ENTRIES = 20_000  # files and folders that are searched for one name
 MAX_DEPTH = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFolders:
-    """Of each kind the folders, in the order in which they are searched."""
+    """The folders of each kind, in the order in which they are searched."""
 
-    given: tuple[Path, ...]  # in which a name counts from the folder itself, and nothing below is searched
+    given: tuple[Path, ...]  # here a name counts from the folder itself, and no folder below is searched
     folders: Mapping[str, tuple[Path, ...]]
 
     def locate(self, name: str, kind_: str) -> str:
-        """`name`, or the path of the file or folder of that name, with its suffix or without; a path, a known model
-        and what the hub's cache has come first. Raises ModelError for a file that is nowhere."""
+        """Return `name`, or the path of the file or folder of that name, with its suffix or without. A path, a known
+        model and the hub's cache come first. Raises ModelError for a file that is not found."""
         if not self.given or _is_elsewhere(name, kind_):
             return name
-        found = next(self._candidates(name, kind_), None)
-        if found is not None:
-            return str(found)
+        path = next(self._candidates(name, kind_), None)
+        if path is not None:
+            return str(path)
         if _is_local(name):
             near = catalog.nearest(name) if kind_ == "model" else None
             meant = f"; did you mean {near}?" if near else ""
@@ -75,16 +75,16 @@ class ModelFolders:
         return name
 
     def of_any_kind(self, name: str) -> str:
-        """The same of a model, a part or a LoRA; `name` where it is nowhere."""
+        """Return `name`, or the path of a model, a part or a LoRA of that name, as `locate` does. Raises ModelError."""
         if not self.given or _is_elsewhere(name, "model"):
             return name
-        found = next((path for kind_ in KINDS for path in self._candidates(name, kind_)), None)
-        if found is None and _is_local(name):
+        first = next((path for kind_ in KINDS for path in self._candidates(name, kind_)), None)
+        if first is None and _is_local(name):
             raise ModelError(f"{clean(name, 60)}: no such file, nor {self._searched()}")
-        return str(found or name)
+        return str(first or name)
 
     def _searched(self, kind_: str | None = None) -> str:
-        """What was looked for, and in which folders, for the message that it is not there."""
+        """Return what was searched for, and in which folders, for an error message."""
         places = shown_path(self.given[0], 40) + (f" and {len(self.given) - 1} more" if self.given[1:] else "")
         folders = dict.fromkeys(folder for each in ([kind_] if kind_ else KINDS) for folder in self.folders[each])
         names = clean(", ".join(map(self._beside, folders)) or "no folder, as it has none for it", 110)
@@ -92,12 +92,12 @@ class ModelFolders:
         return f"{what} of --models-dir {places}; looked in {names}"
 
     def _beside(self, folder: Path) -> str:
-        """`folder` as counted from the one that was given, where it is inside."""
+        """Return `folder` relative to the folder that was given, if it is inside."""
         root = next((root for root in self.given if folder.is_relative_to(root)), None)
         return clean(folder.relative_to(root), 40) if root else shown_path(folder, 40)
 
     def lora(self, text: str) -> str:
-        """A request's `lora` with the paths of what is found."""
+        """Return a request's `lora` with the paths of the files that are found."""
         if not self.given:
             return text
         asked = lora_text.parse(text)
@@ -107,7 +107,7 @@ class ModelFolders:
         return "; ".join(f"{name}:{one.strength!r}" for name, one in zip(names, asked, strict=True))
 
     def _candidates(self, name: str, kind_: str) -> Iterator[Path]:
-        """In a folder by its whole name, then anywhere below one by the last part of it."""
+        """Yield the files with the whole `name` in a folder, then those anywhere below one with its last part."""
         spelled = [name, *(name + suffix for suffix in SUFFIXES)]
         for folder in (*self.folders[kind_], *self.given):
             yield from (path for each in spelled if _is_model(path := folder / each, kind_))
@@ -118,17 +118,15 @@ class ModelFolders:
 
 
 def read_folders(given: Sequence[Path]) -> ModelFolders:
-    """Of the folders, or files such as extra_model_paths.yaml, that were given. Raises UsageError where one is not
-    there, and ModelError for a file of paths that cannot be read."""
+    """Return the model folders in `given`: folders, or files such as extra_model_paths.yaml. Raises UsageError for one
+    that does not exist, and ModelError for a file of paths that cannot be read."""
     folders: dict[str, list[Path]] = {kind_: [] for kind_ in KINDS}
     paths = [absolute(Path(os.path.expanduser(path))) for path in given]  # noqa: PTH111 (raises for no such user)
     for path in paths:
-        found = kind(path)
-        if found not in ("file", "folder"):
-            raise UsageError(
-                f"--models-dir {shown_path(path)}: {'no such folder' if found is None else 'is no folder'}"
-            )
-        roots = [path, path / "models"] if found == "folder" else []
+        here = kind(path)
+        if here not in ("file", "folder"):
+            raise UsageError(f"--models-dir {shown_path(path)}: {'no such folder' if here is None else 'is no folder'}")
+        roots = [path, path / "models"] if here == "folder" else []
         for kind_ in KINDS:
             names = [*KINDS[kind_], *WEBUI[kind_]]
             names += [f"{base}/{type}" for base in INVOKE_BASES for type in INVOKE_TYPES[kind_]]
@@ -136,12 +134,12 @@ def read_folders(given: Sequence[Path]) -> ModelFolders:
         for keyed in (keyed for root in roots for keyed in _keyed(root)):
             for kind_ in KINDS:
                 folders[kind_].append(keyed)
-        for file in [path] if found == "file" else _lists(path):
+        for file in [path] if here == "file" else _lists(path):
             for name, more in comfy_paths.read_paths(file).items():
                 for kind_ in (kind_ for kind_, names in KINDS.items() if name in names):
                     folders[kind_] += more
-    there = {kind_: tuple(dict.fromkeys(filter(_is_there, found))) for kind_, found in folders.items()}
-    return ModelFolders(given=tuple(paths), folders=there)
+    existing = {kind_: tuple(dict.fromkeys(filter(_is_there, places))) for kind_, places in folders.items()}
+    return ModelFolders(given=tuple(paths), folders=existing)
 
 
 def _lists(folder: Path) -> Iterable[Path]:
@@ -157,7 +155,7 @@ def _is_there(folder: Path) -> bool:
 
 
 def _keyed(root: Path) -> list[Path]:
-    """The folders in `root` that InvokeAI calls by keys."""
+    """Return the folders in `root` that InvokeAI names by keys."""
     try:
         with os.scandir(root) as entries:
             return sorted(root / entry.name for entry in islice(entries, MAX_ENTRIES) if _KEY.fullmatch(entry.name))
@@ -166,7 +164,7 @@ def _keyed(root: Path) -> list[Path]:
 
 
 def _is_local(name: str) -> bool:
-    """Whether `name` can be nothing but a file here: no hub id, and nothing that `pull` gets."""
+    """Return whether `name` can only be a file here: no hub id, and no name for `pull`."""
     local = name.lower().endswith(SUFFIXES) or os.sep not in name
     return local and catalog.find_piece(name) is None
 
@@ -178,7 +176,7 @@ def _is_elsewhere(name: str, kind_: str) -> bool:
 
 
 def _is_model(path: Path, kind_: str) -> bool:
-    """A file, or of a whole model or a part its folder."""
+    """Return whether `path` is a file of weights, or the folder of a whole model or a part."""
     try:
         if is_file(path):
             return path.name.lower().endswith(SUFFIXES)
@@ -192,8 +190,8 @@ def _is_model(path: Path, kind_: str) -> bool:
 
 
 def _below(root: Path) -> Iterator[Path]:
-    """What is in `root` and the folders below it, the nearest first."""
-    left, level = MAX_ENTRIES, [root]
+    """Yield the files and folders in `root` and below it, the nearest first, up to MAX_ENTRIES and MAX_DEPTH."""
+    budget, level = MAX_ENTRIES, [root]
     for _ in range(MAX_DEPTH):
         deeper: list[Path] = []
         for folder in level:
@@ -201,8 +199,8 @@ def _below(root: Path) -> Iterator[Path]:
                 with os.scandir(folder) as entries:
                     names = []
                     for entry in entries:
-                        left -= 1
-                        if left < 0:
+                        budget -= 1
+                        if budget < 0:
                             return
                         names.append((entry.name, entry.is_dir()))
             except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""From an `Opening` to a pipeline: on an engine, or on paper for a plan."""
+"""Opening of a model as a pipeline: on an engine, or on paper for a plan."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from qwenimg.common.runtime.paper import OnPaper
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.shapes import builtin
 
-MAX_FP32_ERROR = 1e-5  # of a product
+MAX_FP32_ERROR = 1e-5  # relative error of a product
 Notify = Callable[[str, str], None]
 
 
 def ignore(kind: str, text: str) -> None:
-    """Take a message that nobody reads."""
+    """Drop a message."""
 
 
 # Files
@@ -40,10 +40,10 @@ def ignore(kind: str, text: str) -> None:
 class ModelFiles:
     """The files of a model and of its refiner: checked, and open until they are closed."""
 
-    opening: Opening  # with the paths of what was given by name
+    opening: Opening  # with paths in place of names
     resolved: Resolved
     opened: Opened
-    here: bool = True  # whether the files are; else it is the published configuration of a known model
+    here: bool = True  # False: the files are not here, and `opened` is a known model's published configuration
     refining: tuple[Resolved, Checkpoint] | None = None
 
     def close(self) -> None:
@@ -55,8 +55,7 @@ class ModelFiles:
 def open_files(opening: Opening, *, planned: bool = False) -> ModelFiles:
     """Open the files that `opening` names and check everything about them; no weight is read. Raises QwenimgError.
 
-    planned: only headers and configurations are looked at, and a model that is known by name and is not here is taken
-    as it is published."""
+    planned: read only headers and configurations, and take a known model that is not here as it is published."""
     opening = with_parts_found(opening)
     check_alone(opening)
     with ExitStack() as stack:
@@ -86,7 +85,7 @@ def _model(opening: Opening, *, planned: bool) -> tuple[Resolved, Opened, bool]:
 
 
 def _published(opening: Opening) -> tuple[Resolved, Opened] | None:
-    """Return a known model as it is published; None for another one, and where parts of it are given."""
+    """Return a known model as it is published; None for another one, and if parts of it are given."""
     name, choices = opening.model, opening.choices
     known = None if name is None or os.path.lexists(name) or choices.made() else catalog.find(name)
     opened = None if known is None else registry.published(known)
@@ -102,8 +101,8 @@ def _published(opening: Opening) -> tuple[Resolved, Opened] | None:
 
 
 def open_pipeline(opening: Opening, engine: Callable[[], Engine], notify: Notify = ignore) -> Pipeline:
-    """Open the model that `opening` names on `engine`, which is called when its files are right. Weights are read when
-    they are first needed. notify(kind, text) gets stages, warnings and notices. Raises QwenimgError."""
+    """Open the model that `opening` names on `engine`, which is called once its files have passed all checks. Weights
+    are read when they are first needed. notify(kind, text) gets stages, warnings and notices. Raises QwenimgError."""
     folders, opening = located(opening)
     with ExitStack() as stack:
         files = open_files(opening)
@@ -138,8 +137,8 @@ def open_pipeline(opening: Opening, engine: Callable[[], Engine], notify: Notify
 
 
 def plan_pipeline(opening: Opening, engine: OnPaper) -> tuple[Pipeline, bool]:
-    """Open the model on an engine that is only described, to be asked what a picture takes; and return whether its
-    files are here. Raises QwenimgError."""
+    """Open the model on an engine that is only described, to plan images; return it, and whether its files are here.
+    Raises QwenimgError."""
     with ExitStack() as stack:
         files = open_files(opening, planned=True)
         stack.callback(files.close)
@@ -158,7 +157,7 @@ def plan_pipeline(opening: Opening, engine: OnPaper) -> tuple[Pipeline, bool]:
 
 
 def _entries(files: ModelFiles) -> dict[str, Any]:
-    """Return what a picture's recipe says of the files."""
+    """Return the entries of a recipe for the files."""
     entries = origin(files.resolved, files.opened, files.opening.choices)
     if files.refining is None:
         return entries
@@ -169,8 +168,8 @@ def _entries(files: ModelFiles) -> dict[str, Any]:
 def _runtime(
     files: ModelFiles, opening: Opening, engine: Engine | OnPaper, notify: Notify, error: float = 0.0
 ) -> Runtime:
-    """Return the engine with the policy that preset and precision give this model there; tell what `auto` chose, and
-    why. error: of a float32 product."""
+    """Return the engine with the policy that preset and precision choose for this model, and report the choice of
+    `auto` and its reason. error: of a float32 product."""
     opened, kind = files.opened, files.opened.family.precision
     free = engine.free_memory()
     choice = presets.choose(opening.preset, opening.precision, kind, engine.facts, opened.checkpoint.largest, free)
@@ -182,7 +181,7 @@ def _runtime(
 
 
 def _check_fp32(error: float, precision: str, device: str) -> None:
-    """Raises NumericsError where float32 is asked for and products are less exact than that."""
+    """Raise NumericsError if float32 is requested and products are less precise."""
     if precision.startswith("fp32") and not error <= MAX_FP32_ERROR:
         raise NumericsError(
             f"float32 matrix products on {device} are off by {error:.1e} (at most {MAX_FP32_ERROR:.0e}): "
@@ -191,7 +190,7 @@ def _check_fp32(error: float, precision: str, device: str) -> None:
 
 
 def _reduced(runtime: Runtime, checkpoint: Checkpoint, entries: dict[str, Any]) -> tuple[Checkpoint, dict[str, Any]]:
-    """Return the weights in the preset's bits where they do not fit as they are, which is told; and the recipe's
+    """Return the weights, quantized to the preset's bits and reported if they do not fit otherwise, and the recipe's
     entries."""
     smaller = runtime.reduced(checkpoint)
     if smaller is checkpoint:

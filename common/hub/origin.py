@@ -1,4 +1,4 @@
-"""What a recipe says of the files that a model was opened from: names, never paths, and fingerprints of weights."""
+"""The entries of a recipe for the files of a model: names, never paths, and fingerprints of weights."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.hub.resolve import Resolved, from_path
 from qwenimg.common.runtime.checkpoint import Checkpoint
 
-MAX_HASHED = 8 << 30  # bytes of a model's file: some ten seconds, once
+MAX_HASHED = 8 << 30  # bytes of the largest file that is hashed: some ten seconds, once
 
 
 def origin(resolved: Resolved, opened: Opened, choices: Choices) -> dict[str, Any]:
-    """The entries of the recipe for a model and what was chosen when it was opened."""
+    """Return the entries for a model and the choices with which it was opened."""
     checkpoint = opened.checkpoint
-    found: dict[str, Any] = {} if choices.prediction is None else {"prediction": choices.prediction}
+    entries: dict[str, Any] = {} if choices.prediction is None else {"prediction": choices.prediction}
     if choices.quantize is not None:
-        found["quantize"] = choices.quantize
+        entries["quantize"] = choices.quantize
     denoiser = opened.family.denoiser
     prints = (
         {"model": _print(checkpoint, denoiser)} if resolved.from_path and "transformer" not in choices.parts else {}
     )
     if choices.tokenizer is not None:
-        found["tokenizer"] = label(choices.tokenizer)
+        entries["tokenizer"] = label(choices.tokenizer)
     for part, path in choices.parts.items():
-        found[part] = cached_name(absolute(path)) or from_path(str(path), path).name
+        entries[part] = cached_name(absolute(path)) or from_path(str(path), path).name
         prints[part] = _print_at(checkpoint, path)
-    return found | {"fingerprints": prints} if prints else found
+    return entries | {"fingerprints": prints} if prints else entries
 
 
 def model_hash(opened: Opened) -> Callable[[], dict[str, str]]:
-    """Return what gives the entry of a recipe for the file of the denoiser, by which other programs know a model: it
-    is hashed when it is first asked for. Nothing for a model in several files, and for one too large to be hashed."""
+    """Return a function for the entry with the SHA-256 of the denoiser's file, by which other programs know a model.
+    The first call hashes the file. The entry is empty for several files, and for one that is too large."""
     files = {file.path: file for file in opened.checkpoint[opened.family.denoiser].plan.files}
 
     @cache
@@ -52,7 +52,7 @@ def model_hash(opened: Opened) -> Callable[[], dict[str, str]]:
 
 
 def with_refiner(entries: dict[str, Any], resolved: Resolved, opened: Opened, refiner: Checkpoint) -> dict[str, Any]:
-    """`entries` as `origin` gives them, and the refiner's."""
+    """Return `entries`, the result of `origin`, with the refiner's."""
     prints = entries.get("fingerprints", {})
     if resolved.from_path:
         prints = prints | {"refiner": _print(refiner, opened.family.denoiser)}
@@ -60,7 +60,7 @@ def with_refiner(entries: dict[str, Any], resolved: Resolved, opened: Opened, re
 
 
 def _print_at(checkpoint: Checkpoint, path: Path) -> str:
-    """Of the component that was read from the folder or file `path`."""
+    """Return the fingerprint of the component that was read from the folder or file `path`."""
     plans = (part.plan for part in checkpoint.components.values())
     return next(fingerprint(plan.files) for plan in plans if path in (plan.files[0].path, plan.files[0].path.parent))
 
@@ -70,6 +70,6 @@ def _print(checkpoint: Checkpoint, component: str) -> str:
 
 
 def label(folder: Path) -> str:
-    """The name of `folder` for a recipe, never a path."""
+    """Return the name of `folder` for a recipe, never a path."""
     whole = absolute(folder)
     return clean((whole.parent if whole.name.startswith("tokenizer") else whole).name or "tokenizer", 100)

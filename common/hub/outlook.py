@@ -1,6 +1,5 @@
-"""What known models take on a machine, from their published configurations: which fit, by which options, and how long a
-picture takes about.
-"""
+"""Predictions for known models on a machine, from their published configurations: which fit, with which options, and
+about how long an image takes."""
 
 from __future__ import annotations
 
@@ -26,17 +25,17 @@ from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.paper import OnPaper
 from qwenimg.common.runtime.runtime import Change
 
-PROMPT = "a picture"  # where none is given
+PROMPT = "a picture"  # used if none is given
 FEW = "lightning"  # the distilled models that get a row of their own
-LONG = 1200  # seconds of a picture, above which a model is listed behind faster ones
+LONG = 1200  # seconds; a model whose image takes longer is listed behind faster ones
 # A distilled LoRA of Qwen-Image stays beside quantized weights: rank 64 on 720 layers, in bfloat16.
 LORA_BYTES = 850 * 10**6
-NO_MODELS = ("sdxl-refiner",)  # that draw nothing by themselves
+NO_MODELS = ("sdxl-refiner",)  # models that generate nothing alone
 
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Seconds that are expected of a picture: None where the rate of the device is not known."""
+    """The expected seconds of an image: None if the speed of the device is not known."""
 
     step: float | None
     picture: float | None  # steps and decoding, without loading
@@ -45,17 +44,17 @@ class Times:
         return {"step_seconds": self.step, "picture_seconds": self.picture}
 
     def texts(self) -> tuple[str, str]:
-        """Return both for a table."""
+        """Return both times for a table."""
         step, picture = ("" if one is None else duration(one) for one in (self.step, self.picture))
         return step, picture
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """One known model on a machine, with the options by which it fits best, or the least it takes where none fits."""
+    """One known model on a machine, with the options with which it fits best, or takes least if it never fits."""
 
     model: KnownModel
-    options: str  # of `generate`, beside -m
+    options: str  # of `generate`, besides -m
     size: tuple[int, int]  # width and height, pixels
     steps: int
     peak: int  # bytes
@@ -80,29 +79,29 @@ class Outlook:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A model as a run with more `options` has it, and what a picture then needs; `peak` with what is beside it."""
+    """A model as it runs with further `options`, and the needs of an image."""
 
     options: str
     model: DiffusionModel
     needs: MemoryPlan
-    peak: int  # bytes
+    peak: int  # bytes, with those of a LoRA that is not in `needs`
 
     @property
     def fits(self) -> bool:
         return self.peak <= self.needs.budget
 
 
-def times(pipe: Pipeline, request: Request, found: MemoryPlan, precision: Precision) -> Times:
-    """Return the expected times of a picture that needs `found`."""
+def times(pipe: Pipeline, request: Request, plan: MemoryPlan, precision: Precision) -> Times:
+    """Return the expected times of an image with the plan `plan`."""
     operations = operations_per_second(pipe.engine, precision)
     if operations is None:
         return Times(step=None, picture=None)
-    steps = steps_seconds(found, 1 / operations, pipe.engine.facts)
-    return Times(step=steps / pipe.model.plan(request).steps, picture=steps + found.decoding / operations)
+    steps = steps_seconds(plan, 1 / operations, pipe.engine.facts)
+    return Times(step=steps / pipe.model.plan(request).steps, picture=steps + plan.decoding / operations)
 
 
 def operations_per_second(engine: Any, precision: Precision) -> float | None:
-    """Return the rate of products: measured on this CPU, or what is reached of a known machine's published rate."""
+    """Return the rate of products, measured on this CPU or a share of a known machine's published rate, or None."""
     measured: float | None = engine.rate
     machine = machines.of_device(engine.device)
     if measured is not None or machine is None:
@@ -111,26 +110,26 @@ def operations_per_second(engine: Any, precision: Precision) -> float | None:
 
 
 def every(engine: OnPaper) -> list[Outlook]:
-    """Return all known models on `engine`, best first: those that fit, large models before small ones, but models
-    whose picture takes long behind the others."""
-    found = [one for known in catalog.KNOWN.values() if known.name not in NO_MODELS for one in _both(known, engine)]
+    """Return all known models on `engine`, best first: those that fit before the others, fast ones before those that
+    take longer than LONG, and large ones before small ones."""
+    outlooks = [one for known in catalog.KNOWN.values() if known.name not in NO_MODELS for one in _both(known, engine)]
 
     def order(one: Outlook) -> tuple[bool, bool, int, int, int]:
         width, height = one.size
         return not one.fits, (one.times.picture or 0) > LONG, -one.model.bytes, -width * height, one.steps
 
-    return sorted(found, key=order)
+    return sorted(outlooks, key=order)
 
 
 def _both(known: KnownModel, engine: OnPaper) -> list[Outlook]:
-    """Return `known` as it is usually drawn, and in a few steps where it has a distilled LoRA."""
+    """Return `known` with its default steps, and with few steps if it has a distilled LoRA."""
     usual = of_model(known, engine)
     has_few = known.family == "qwen-image" and known is not catalog.BUILT_IN
     return [usual, of_model(known, engine, few=True)] if has_few else [usual]
 
 
 def of_model(known: KnownModel, engine: OnPaper, few: bool = False) -> Outlook:
-    """Return how `known` is drawn on `engine`, in as many bits as fit. few: in the few steps of its distilled LoRA."""
+    """Return how `known` runs on `engine`, in the most bits that fit. few: with the few steps of its distilled LoRA."""
     pipe, _ = plan_pipeline(Opening(model=known.name), engine)
     with closing(pipe):
         asked = without_missing_loras(pipe.settled({"few_steps": FEW})) if few else {}
@@ -149,21 +148,21 @@ def of_model(known: KnownModel, engine: OnPaper, few: bool = False) -> Outlook:
 
 
 def fitting(pipe: Pipeline, request: Request, *, counted: bool, few: bool) -> Variant:
-    """Return the first variant of the model by which the picture fits, else the one that takes least. few: beside the
-    bytes of its distilled LoRA, where that is not here."""
+    """Return the first variant of the model with which the image fits, else the one that takes least. few: count the
+    bytes of its distilled LoRA if that is not in the cache."""
     tried: list[Variant] = []
     for options, model in _variants(pipe):
-        found = needs(model, request, counted)
+        plan = needs(model, request, counted)
         beside = few and not request.lora and model.runtime.quantize  # else it is merged into the weights
-        peak = found.largest.peak + (LORA_BYTES if beside else 0)
-        tried.append(Variant(options=options, model=model, needs=found, peak=peak))
+        peak = plan.largest.peak + (LORA_BYTES if beside else 0)
+        tried.append(Variant(options=options, model=model, needs=plan, peak=peak))
         if tried[-1].fits:
             return tried[-1]
     return min(tried, key=lambda one: one.peak)
 
 
 def _variants(pipe: Pipeline) -> Iterator[tuple[str, DiffusionModel]]:
-    """Yield the model as it is, in fewer bits, and streamed, with the option for that."""
+    """Yield the model unchanged, in fewer bits, and streamed, each with its option."""
     yield "", pipe.model
     for bits in BITS if pipe.runtime.quantize is None else ():
         yield f"-q {bits}", pipe.model.variant(Change(quantize=bits))
@@ -173,7 +172,7 @@ def _variants(pipe: Pipeline) -> Iterator[tuple[str, DiffusionModel]]:
 
 
 def policies(name: str, engine: OnPaper) -> list[tuple[str, ...]]:
-    """Return a table of what each precision policy takes of the known model `name`: memory, and time of a picture."""
+    """Return a table of the known model `name` under each precision policy: memory, and time of an image."""
     known = catalog.find(name)
     assert known is not None, name
     lines: list[tuple[str, ...]] = [("policy", "peak", "", "a step", "a picture")]
@@ -182,12 +181,10 @@ def policies(name: str, engine: OnPaper) -> list[tuple[str, ...]]:
         for policy in pipe.precision.kind.bases:
             model = pipe.model.variant(Change(precision=policy))
             request = pipe.check(PROMPT)
-            found = needs(model, request, counted=False)
-            fits = "fits" if found.fits(found.budget) else "does not fit"
-            texts = times(pipe, request, found, model.runtime.precision).texts()
-            lines.append(
-                (f"{policy} (auto)" if policy == auto else policy, size_text(found.largest.peak), fits, *texts)
-            )
+            plan = needs(model, request, counted=False)
+            fits = "fits" if plan.fits(plan.budget) else "does not fit"
+            texts = times(pipe, request, plan, model.runtime.precision).texts()
+            lines.append((f"{policy} (auto)" if policy == auto else policy, size_text(plan.largest.peak), fits, *texts))
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Files of parts that are given as if they were a model: what each is, and what it takes to draw with it."""
+"""Files of parts that are given in place of a model: their kind, and the other files that they need."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from qwenimg.common.request.parts import PARTS
 
 
 def check_whole(path: Path, name: str = "", *, completed: bool = False) -> None:
-    """Raises ModelError where the file at `path` is a part or a LoRA, with the option that takes it; `name` is what
-    the user calls it. What cannot be read is left to whoever opens it. completed: whether other parts are given, with
-    which a Stable Diffusion file need not be whole."""
+    """Raise ModelError if the file at `path` is a part or a LoRA, with the option that takes it. An unreadable file
+    passes: whoever opens it reports why. name: the user's name for it. completed: other parts are given too, so that a
+    Stable Diffusion file need not be whole."""
     try:
         kind = registry.identify_file(path) if os.path.isfile(path) else None  # noqa: PTH113
     except ModelError:
@@ -28,25 +28,23 @@ def check_whole(path: Path, name: str = "", *, completed: bool = False) -> None:
     if kind is None or kind.option == "model":
         return
     others = kind.is_part and kind.family is not None and not kind.family.parts_alone
-    if not (
-        others and (completed or kind.option == "transformer")
-    ):  # such a file may lack the rest, which is asked for
+    if not (others and (completed or kind.option == "transformer")):  # the message about its missing parts says more
         raise bad(path, f"is {kind.title} and no whole model: give it with {kind.flag}{_beside(kind, name)}")
 
 
 def _beside(kind: FileKind, name: str) -> str:
-    """What goes with the option for a file of that kind."""
-    given = f" {clean(name, 80)}" if name else ""
+    """Return the files that go with a file of this kind, for a message."""
+    file = f" {clean(name, 80)}" if name else ""
     if not kind.is_part or kind.family is None or not kind.family.parts_alone:
-        return f"{given}, beside the model that it belongs to (-m)"
+        return f"{file}, beside the model that it belongs to (-m)"
     others = [part for part in PARTS if part in file_kind.FLAGS and part != kind.option]
     piece = catalog.QWEN_IMAGE_FILES
     tokenizer = f"its tokenizer is {size_text(piece.bytes)}, qwenimg pull {piece.name}"
-    return f"{given}, beside {file_kind.listed_flags(others)}; {tokenizer}"
+    return f"{file}, beside {file_kind.listed_flags(others)}; {tokenizer}"
 
 
 def check_alone(opening: Opening) -> None:
-    """Check that a part is given beside a model where its family needs one. Raises ModelError."""
+    """Raise ModelError for a part without a model whose family needs one."""
     for path in opening.parts.values() if opening.model is None else ():
         try:
             kind = registry.identify_file(path) if os.path.isfile(path) else None  # noqa: PTH113
@@ -56,12 +54,12 @@ def check_alone(opening: Opening) -> None:
             raise bad(path, f"is {kind.title}: say with -m which model it belongs to")
 
 
-# In the folders of other programs
+# Folders of other programs
 
 
 def located(opening: Opening) -> tuple[ModelFolders, Opening]:
-    """Return the folders of --models-dir, and `opening` with the paths of what is found there by name. Raises
-    UsageError, and ModelError with the right option for a part or a LoRA whose name is given as a model's."""
+    """Return the folders of --models-dir, and `opening` with the paths of the files that are found there by name.
+    Raises UsageError, and ModelError with the right option for a part or a LoRA whose name is given as a model's."""
     folders, name = read_folders(opening.models_dir), opening.model
     if name and (path := folders.of_any_kind(name)) != name:
         check_whole(Path(path), name, completed=bool(opening.parts))
@@ -71,7 +69,7 @@ def located(opening: Opening) -> tuple[ModelFolders, Opening]:
 
 
 def check_no_collection(path: Path) -> None:
-    """Raises ModelError for a folder in which another program keeps its models, and which is no model."""
+    """Raise ModelError for a folder where another program keeps its models, which is no model itself."""
     if not is_folder(path) or is_file(path / "model_index.json"):
         return
     try:

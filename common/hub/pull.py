@@ -1,8 +1,8 @@
-"""A model from the hub into the Hugging Face cache, in its layout, so that other programs share the files.
+"""Download of a model from the hub into the Hugging Face cache, in its layout, so that other programs share the files.
 
 The layout: blobs/<hash> holds the bytes, snapshots/<commit>/<path> links to them, refs/main holds the commit. A file
-gets its name when it is complete and verified, and refs/main is written last, so an update that stops half way leaves
-the revision of before in use.
+gets its name when it is complete and verified, and refs/main is written last, so that an update that stops half way
+leaves the previous revision in use.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 def pull(name: str, *, echo: Echo, progress: Progress, verify: bool = False) -> Path:
-    """Downloads what is used of `name`, a known model, a piece or a hub id, and returns its folder in the cache.
+    """Download the files that are used of `name`, a known model, a piece or a hub id, and return its folder in the
+    cache.
 
-    What is there is not fetched again, and what an earlier call left unfinished is continued. `verify`: what is there
-    is hashed, and fetched again where the hash is wrong; offline the wrong file is named. `echo` gets lines to
-    print; `progress` gets the file, the bytes that are here and the bytes that this call set out for. Raises
-    ModelError (offline, not there, server or hash at fault, not a supported model), DoesNotFit and UsageError (no
-    permission)."""
+    Files that are here are not fetched again, and unfinished ones are continued. `verify`: hash the files that are
+    here, and fetch those again whose hash is wrong; offline, name the wrong file. `echo` gets lines to print;
+    `progress` gets the file, the bytes that are here and all bytes of this call. Raises ModelError (offline, not there,
+    server or hash at fault, not a supported model), DoesNotFit and UsageError (no permission)."""
     piece = catalog.find_piece(name)
     repo = piece.repo if piece else resolve.find_repo(name)[0]
     if hf_cache.is_offline():
@@ -70,9 +70,9 @@ def pull(name: str, *, echo: Echo, progress: Progress, verify: bool = False) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class _Work:
-    """One commit of one repository, and where it goes."""
+    """One commit of one repository, and its place in the cache."""
 
-    piece: Piece | None  # where it is no model
+    piece: Piece | None  # None: a model
     server: Server
     repo: str
     commit: str
@@ -97,11 +97,11 @@ class _Work:
         return f"{self.server.endpoint}/{self.repo}/resolve/{self.commit}/{urllib.parse.quote(wanted.path)}"
 
 
-# What the hub has
+# Listing
 
 
 def _listing(server: Server, repo: str, piece: Piece | None, echo: Echo) -> tuple[str, list[Wanted]]:
-    """The commit of `main` and the files of it that are used, the small ones first. Raises ModelError."""
+    """Return the commit of `main` and its files that are used, the small ones first. Raises ModelError."""
     data = get_json(server, f"{server.endpoint}/api/models/{repo}/revision/main?blobs=true", repo, echo)
     commit = data.get("sha") if isinstance(data, dict) else None
     entries = data.get("siblings") if isinstance(data, dict) else None
@@ -120,7 +120,7 @@ def _listing(server: Server, repo: str, piece: Piece | None, echo: Echo) -> tupl
 
 
 def _one_of(repo: str, names: Iterable[str]) -> str:
-    """How to fetch a file of a repository that is no model."""
+    """Return how to fetch a file of a repository that is no model, for a message."""
     files = [name for name in names if name.endswith(".safetensors") and "/" not in name]
     return f"; a LoRA of it: qwenimg pull {repo}/{clean(files[0], 80)}" if files else " that this program draws with"
 
@@ -140,7 +140,7 @@ def _wanted(repo: str, path: str, entry: dict[str, object]) -> Wanted:
 
 
 def _download(work: _Work, files: list[Wanted], progress: Progress) -> None:
-    """Brings every file into the snapshot, with the lock held."""
+    """Bring every file into the snapshot. The lock must be held."""
     absent = {f.digest: f for f in files if not _is_here(work, f)}
     total = sum(f.size for f in absent.values())
     kept = sum(bytes_kept(f, work.blob(f)) for f in absent.values())
@@ -165,7 +165,7 @@ def _download(work: _Work, files: list[Wanted], progress: Progress) -> None:
 
 
 def _check_kind(work: _Work, path: str) -> None:
-    """Refuses another kind of model by the small file that shows it, before the gigabytes. Raises ModelError."""
+    """Raise ModelError for an unsupported kind of model once its small files show it, before gigabytes are fetched."""
     if path == "model_index.json":
         registry.of_folder(work.snapshot)
     elif work.piece is None and path.endswith(".index.json") and not is_file(work.snapshot / "model_index.json"):
@@ -173,7 +173,7 @@ def _check_kind(work: _Work, path: str) -> None:
 
 
 def _drop_damaged(work: _Work, files: list[Wanted], progress: Progress) -> None:
-    """Takes the names from the files that are here with other bytes than the hub lists, so that they are fetched."""
+    """Remove the names of files whose bytes are not those that the hub lists, so that they are fetched again."""
     paths = ((wanted, work.pointer(wanted), work.blob(wanted)) for wanted in files)
     here = [
         (pointer if cache_files.is_inside(work.cache, pointer, wanted.size) else blob, wanted)
@@ -196,7 +196,7 @@ def _is_here(work: _Work, wanted: Wanted) -> bool:
 
 
 def _tell(work: _Work, count: int, total: int, kept: int) -> None:
-    """Says what will be fetched. Raises DoesNotFit when the disk cannot take what is still to come."""
+    """Announce what will be fetched. Raises DoesNotFit if the disk has too little space."""
     head = f"{work.repo} at commit {work.commit[:12]}"
     if not count:
         work.echo(f"{head} is complete in the cache already")
@@ -214,7 +214,7 @@ def _tell(work: _Work, count: int, total: int, kept: int) -> None:
 
 
 def _link(work: _Work, wanted: Wanted) -> None:
-    """The name in the snapshot: a relative link to the blob, or the blob itself where there are no links."""
+    """Make the name in the snapshot: a relative link to the blob, or the blob itself on a file system without links."""
     blob, pointer = work.blob(wanted), work.pointer(wanted)
     cache_files.make_folder(work.cache, pointer.parent)
     if cache_files.is_inside(work.cache, pointer, wanted.size):
@@ -227,12 +227,12 @@ def _link(work: _Work, wanted: Wanted) -> None:
 
 
 def _finish(work: _Work) -> None:
-    """Names the commit as `main`, and removes what was kept of files that `main` no longer has."""
+    """Write the commit to refs/main and remove unfinished downloads. Raises ModelError for an incomplete model."""
     lack = repository.lacks(work.snapshot) if work.piece is None else None
     if lack:
         raise ModelError(f"{work.repo}: has no {lack}: not a whole model in diffusers layout")
     if work.piece is None:
-        registry.of_folder(work.snapshot)  # one without model_index.json by the names of its weights
+        registry.of_folder(work.snapshot)  # without model_index.json, the names of the weights show its family
     refs = cache_files.make_folder(work.cache, work.storage / "refs")
     temp = refs / f".main.{os.getpid()}"
     with cache_files.create(temp) as file:
@@ -246,7 +246,7 @@ def _finish(work: _Work) -> None:
 
 @contextmanager
 def _lock(work: _Work) -> Iterator[None]:
-    """One `pull` of a repository at a time; a second waits. The system lets go of the lock of a process that dies."""
+    """Lock the repository: a second `pull` of it waits. The system releases the lock of a process that dies."""
     cache_files.make_folder(work.cache, work.storage)
     locks = cache_files.make_folder(work.cache, work.cache / ".locks" / work.storage.name)
     with cache_files.open_lock(locks / "qwenimg.lock") as file:
@@ -256,6 +256,6 @@ def _lock(work: _Work) -> Iterator[None]:
             work.echo(f"{work.repo}: another process is pulling it; waiting")
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as error:
-            if error.errno not in _NO_LOCKS:  # some network disks have none
+            if error.errno not in _NO_LOCKS:  # some network disks have no locks
                 raise
         yield

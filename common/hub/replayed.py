@@ -1,4 +1,4 @@
-"""The opening of a model for a picture that is made again: what its recipe names, beside what the user gives."""
+"""The opening of a model to repeat an image: the files that its recipe names, and those that the user gives."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from qwenimg.common.request.parts import PARTS
 
 
 def with_recorded_parts(opening: Opening, replay: Replay) -> Opening:
-    """Return `opening` with the parts that the recipe names by a hub id and the cache has."""
+    """Return `opening` with the parts that the recipe names by a hub id and that are in the cache."""
     given = opening.parts
-    found = {part: given.get(part) or resolve.named_part(replay.used[part]) for part in PARTS if part in replay.used}
-    return replace(opening, parts={**given, **{part: path for part, path in found.items() if path is not None}})
+    paths = {part: given.get(part) or resolve.named_part(replay.used[part]) for part in PARTS if part in replay.used}
+    return replace(opening, parts={**given, **{part: path for part, path in paths.items() if path is not None}})
 
 
 def replayed(opening: Opening, replay: Replay, picture: Path, *, keep_policy: bool) -> Opening:
-    """Return `opening` with what is left to the recipe of the file `picture`: model, refiner, parts, prediction, bits,
-    and where `keep_policy` its precision. Raises ModelError for a model that is not in the cache."""
+    """Return `opening` completed from the recipe of the file `picture`: model, refiner, parts, prediction, bits, and if
+    `keep_policy` the precision. Raises ModelError for a model that is not in the cache."""
     opening = with_recorded_parts(opening, replay)
     model, refiner, used = opening.model, opening.refiner, replay.used
     if model is None and replay.model is not None:
@@ -41,7 +41,7 @@ def replayed(opening: Opening, replay: Replay, picture: Path, *, keep_policy: bo
 
 
 def _named(name: str, option: str, picture: Path, opening: Opening) -> str:
-    """Return what to open for a model that the recipe names. Raises ModelError that asks for `option`."""
+    """Return the model to open for the recipe's `name`. Raises ModelError that asks for `option`."""
     try:
         return resolve.named(name, offline=opening.offline, without=opening.choices.elsewhere)
     except ModelError as error:

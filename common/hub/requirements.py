@@ -1,4 +1,4 @@
-"""How long a download takes and what machine a model needs, printed before gigabytes are fetched."""
+"""The time of a download and the machine that a model needs, shown before gigabytes are fetched."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.families.catalog import BUILT_IN, KnownModel
 
-RATE = 100e6 / 8  # bytes per second of the line that times are given for
-WORTH_SAYING = 60.0  # seconds
-LARGE = 10**9  # bytes to fetch, from which on the machine is a question
+RATE = 100e6 / 8  # bytes per second of a usual line
+WORTH_SAYING = 60.0  # seconds; shorter times are not shown
+LARGE = 10**9  # bytes; for larger downloads the machine's memory is shown
 
 
 def time_text(count: int) -> str:
-    """How long `count` bytes take at RATE, for the end of a line; nothing where that is short."""
+    """Return how long `count` bytes take at RATE, for the end of a line; "" for a short time."""
     seconds = count / RATE
     if seconds < WORTH_SAYING:
         return ""
@@ -22,7 +22,7 @@ def time_text(count: int) -> str:
 
 
 def machine_text(known: KnownModel | None, largest: int) -> str:
-    """On which machine a model can run: a known one, or one whose largest component has `largest` bytes."""
+    """Return which machine can run a model: a known one, or one whose largest component has `largest` bytes."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     need = largest if known is None else known.memory
     little = f": too little for it; -m {BUILT_IN.name} draws here" if need > memory else ""

@@ -1,6 +1,6 @@
-"""From what a user calls a model to a folder on this machine: a path, or a snapshot in the Hugging Face cache.
+"""Search for a model on this machine by the user's name for it: a path, or a snapshot in the Hugging Face cache.
 
-Nothing here touches the network; only `pull` does.
+Nothing here uses the network; only `pull` does.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from qwenimg.common.formats.files import PICKLES
 from qwenimg.common.request.parts import PARTS
 from qwenimg.common.shapes import builtin
 
-_QWEN = "qwen-image"  # the family whose parts alone are a model
+_QWEN = "qwen-image"  # the family whose parts together are a model
 _QWEN_PARTS = ("transformer", "text_encoder", "vae")
 _OR_FOLDER = " (or give --tokenizer FOLDER)"
 TOKENIZER = "tokenizer"
-"""In the place of a component's name: a tokenizer is given."""
+"""Stands beside names of components: the tokenizer."""
 _HUB_ID = re.compile(REPO)
 _FILES = (".safetensors", ".gguf", *PICKLES)  # a model in one file, readable or not
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """A model on this machine, a folder or one file. `name` goes into messages and metadata: a known name, a hub id or
-    the last name of a path, never a path. `revision` is the commit of a folder in the cache."""
+    """A model on this machine, a folder or one file. `name` is a known name, a hub id or the last name of a path, never
+    a path, for messages and metadata. `revision` is the commit of a folder in the cache."""
 
     folder: Path
     name: str
@@ -54,37 +54,38 @@ class Resolved:
 
     @property
     def from_path(self) -> bool:
-        """Whether the name alone does not say which model it is."""
+        """True if the name alone does not identify the model."""
         return self.known is None and self.revision is None
 
 
 def is_hub_id(text: str) -> bool:
-    """Whether `text` has the form owner/name."""
+    """Return whether `text` has the form owner/name."""
     return _HUB_ID.fullmatch(text) is not None
 
 
-# On this machine
+# Models
 
 
 def resolve(model: str | None, *, offline: bool = False, without: frozenset[str] = frozenset()) -> Resolved:
-    """The folder of `model`: an existing path, else a known name, else a hub id. None is the default model,
-    and the built-in one where the cache has nothing of it. `without`: components whose weights come from elsewhere and
-    need not be there, TOKENIZER among them; the built-in model is never meant by None where a component is given.
+    """Find `model`: an existing path, else a known name, else a hub id in the Hugging Face cache.
 
-    A name is looked for in the Hugging Face cache only. Raises ModelError for what is not there, is there in part,
-    or is known and not supported; `offline` changes only the wording."""
+    None is the default model, or the built-in one if the cache has no weights of the default and no component is given.
+    `without`: components whose weights come from elsewhere and need not be there, TOKENIZER among them.
+
+    Raises ModelError for a model that is not there, is incomplete, or is known and not supported; `offline` changes
+    only the wording."""
     given = catalog.DEFAULT if model is None else model
     if model:
         path = Path(os.path.expanduser(model))  # noqa: PTH111 (Path.expanduser raises for a user who does not exist)
         if os.path.lexists(path) or kind(path) is not None:
-            found = from_path(model, path)
-            _check_is_model(found.folder, without)
-            return found
+            resolved = from_path(model, path)
+            _check_is_model(resolved.folder, without)
+            return resolved
     return _by_name(given, model is None, offline, without)
 
 
 def _check_is_model(path: Path, without: frozenset[str]) -> None:
-    """Raises ModelError for a part, a LoRA, or a folder of models."""
+    """Raise ModelError for a part, a LoRA, or a folder of models."""
     from qwenimg.common.hub import part_files  # which imports numpy; a name in the cache needs none
 
     part_files.check_whole(path, completed=bool(without))
@@ -92,8 +93,8 @@ def _check_is_model(path: Path, without: frozenset[str]) -> None:
 
 
 def named(name: str, *, offline: bool = False, without: frozenset[str] = frozenset()) -> str:
-    """What `resolve` takes for the model that a picture's recipe calls `name`: a known name or a hub id of what the
-    cache has. Raises ModelError for anything else: a path in a picture is never opened, nor a folder of that name."""
+    """Return the argument of `resolve` for a recipe's `name`: a known name, or the folder of a hub id in the cache.
+    Raises ModelError for anything else: a path in a recipe is never opened, nor a folder of that name."""
     known = catalog.find(name)
     if known is None and (not _HUB_ID.fullmatch(name) or name.lower().endswith(_FILES)):
         raise ModelError(f"'{clean(name, 60)}' is neither a known model nor a hub id, and a recipe opens no path")
@@ -103,26 +104,27 @@ def named(name: str, *, offline: bool = False, without: frozenset[str] = frozens
 
 
 def named_part(name: str) -> Path | None:
-    """The folder or file of the part that a picture's recipe calls `name`, if the cache has it by that name: a path in
-    a picture is never opened."""
+    """Return the folder or file of the part that a recipe calls `name`, if the cache has it by that name: a path in a
+    recipe is never opened."""
     return None if os.path.lexists(name) else find_cached(name)
 
 
 def find_part(given: str | Path) -> Path:
-    """The folder or file `given`, else what the cache has of owner/name or owner/name/file. Raises ModelError."""
+    """Return the folder or file `given`, or the one that the cache has for owner/name or owner/name/file, or else
+    `given` itself. Raises ModelError for a known piece that is in neither place."""
     name = str(given)
     path = Path(os.path.expanduser(name))  # noqa: PTH111 (Path.expanduser raises for a user who does not exist)
     if os.path.lexists(path) or kind(path) is not None:
         return path
-    found = find_cached(name)
-    if found is None and catalog.find_piece(name) is not None:
+    cached = find_cached(name)
+    if cached is None and catalog.find_piece(name) is not None:
         shown, where = clean(name, 100), clean(cache_folder(), 60)
         raise ModelError(f"{shown}: no such file, and not in the cache {where}; get it by: qwenimg pull {shown}")
-    return found or path
+    return cached or path
 
 
 def with_parts_found(opening: Opening) -> Opening:
-    """Return `opening` with the folder or file that `find_part` finds for each part. Raises ModelError."""
+    """Return `opening` with the folder or file of each part, found by `find_part`. Raises ModelError."""
     return replace(opening, parts={part: find_part(opening.parts[part]) for part in PARTS if part in opening.parts})
 
 
@@ -151,7 +153,7 @@ def _by_name(given: str, is_default: bool, offline: bool, without: frozenset[str
 
 
 def is_built_in(model: str | None) -> bool:
-    """Whether `resolve` gives the built-in model for `model`."""
+    """Return whether `resolve` would return the built-in model for `model`."""
     if model is not None and (catalog.find(model) is not catalog.BUILT_IN or os.path.lexists(model)):
         return False
     try:
@@ -161,7 +163,7 @@ def is_built_in(model: str | None) -> bool:
 
 
 def advice(model: str | None) -> builtin.Advice | None:
-    """What is known of what `model` can draw, before it is opened; None of a model that may draw anything."""
+    """Return advice about the prompts of `model`, before it is opened; None for a model that can draw anything."""
     return builtin.Advice(named=model is not None) if is_built_in(model) else None
 
 
@@ -172,14 +174,14 @@ def _built_in() -> Resolved:
 
 
 def from_path(given: str, path: Path) -> Resolved:
-    """The model at `path`, called `given` in errors. Raises ModelError and UsageError."""
-    found = kind(path)
-    if found is None:
+    """Return the model at `path`, which errors call `given`. Raises ModelError and UsageError."""
+    here = kind(path)
+    if here is None:
         raise ModelError(f"{clean(given, 120)}: is a link that leads nowhere")
-    if found == "other":
+    if here == "other":
         raise bad(path, "is a pipe, device or socket; a model is a folder or a file")
-    whole = absolute(path)  # links stay, they say which snapshot it is
-    if found == "file":
+    whole = absolute(path)  # links stay: they show which snapshot it is
+    if here == "file":
         return Resolved(folder=path, name=clean(whole.name, 100))
     storage = whole.parent.parent.name
     if whole.parent.name == "snapshots" and storage.count("--") == 2 and COMMIT.fullmatch(whole.name):
@@ -190,7 +192,7 @@ def from_path(given: str, path: Path) -> Resolved:
 
 
 def find_repo(given: str) -> tuple[str, KnownModel | None]:
-    """The hub id that the name or id `given` stands for, and the model where it is known by name. Raises ModelError."""
+    """Return the hub id of the name or id `given`, and the model if it is known by name. Raises ModelError."""
     shown = clean(given, 80)
     if given.lower().endswith(_FILES):
         raise ModelError(f"{shown}: no such file")
@@ -213,12 +215,12 @@ def find_repo(given: str) -> tuple[str, KnownModel | None]:
 
 
 def _all_given_or_none_here(without: frozenset[str], folders: list[Path]) -> bool:
-    """Return whether the rest of a model is to be given too, and not to be pulled."""
+    """Return whether the rest of a model should be given too, rather than pulled."""
     return without.issuperset(_QWEN_PARTS) or not any(map(has_weights, folders))
 
 
 def _parts_missing(known: KnownModel, folders: list[Path], without: frozenset[str], offline: bool) -> ModelError:
-    """The error that names the options and the tokenizer which a Qwen-Image lacks whose parts `without` are given."""
+    """Return the error for a Qwen-Image with only some parts given, `without`: it names what is missing."""
     from qwenimg.common.families import file_kind
 
     missing = [part for part in _QWEN_PARTS if part not in without]
@@ -234,7 +236,7 @@ def _parts_missing(known: KnownModel, folders: list[Path], without: frozenset[st
 
 
 def configurations() -> Path:
-    """The folder of Qwen-Image's configurations, which this package ships: without weights and tokenizer."""
+    """Return the folder of Qwen-Image's configurations, which this package ships without weights and tokenizer."""
     return Path(str(files("qwenimg.common"))) / "data" / "qwen-image"
 
 

@@ -1,4 +1,4 @@
-"""`pull --verify`: the files of a model that are here, hashed anew."""
+"""`pull --verify`: comparison of a model's files with their hashes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Progress = Callable[[str, int, int], None]
 
 
 def damaged(files: Sequence[tuple[Path, Wanted]], progress: Progress) -> list[tuple[Path, Wanted]]:
-    """Those of `files` whose bytes have another hash than is wanted. Raises OSError."""
+    """Return those of `files` whose hash is not the wanted one. Raises OSError."""
     total, done = sum(wanted.size for _, wanted in files), 0
     known: dict[tuple[str, str], bool] = {}
-    found = []
+    wrong = []
     for path, wanted in files:
         key = os.path.realpath(path), wanted.digest
         if key not in known:
@@ -31,12 +31,12 @@ def damaged(files: Sequence[tuple[Path, Wanted]], progress: Progress) -> list[tu
             known[key] = digest(path, wanted, tell) == wanted.digest
         done += wanted.size
         if not known[key]:
-            found.append((path, wanted))
-    return found
+            wrong.append((path, wanted))
+    return wrong
 
 
 def report(progress: Progress, path: str, before: int, total: int, had: int) -> None:
-    """Tells `progress` of a file of which `had` bytes are done, behind those of the files before it."""
+    """Report `had` bytes of the file `path` to `progress`, after `before` bytes of the files before it."""
     progress(path, before + had, total)
 
 
@@ -46,7 +46,7 @@ def right(files: Sequence[tuple[Path, Wanted]]) -> str:
 
 
 def verify_offline(repo: str, echo: Callable[[str], None], progress: Progress) -> Path:
-    """Checks the snapshot of `repo` in the cache by the names of its blobs, which are their hashes, and returns its
+    """Check the snapshot of `repo` in the cache by the names of its blobs, which are their hashes, and return its
     folder. Raises ModelError."""
     folder = next((f for f in hf_cache.snapshots(hf_cache.storage_folder(repo)) if repository.lacks(f) is None), None)
     if folder is None:
@@ -67,7 +67,7 @@ def verify_offline(repo: str, echo: Callable[[str], None], progress: Progress) -
 
 
 def _named(repo: str, folder: Path, path: Path) -> tuple[Path, Wanted]:
-    """The file at `path`, and what the name of its blob says of it."""
+    """Return the file at `path` with its wanted hash, which is the name of its blob. Raises ModelError."""
     name = path.relative_to(folder).as_posix()
     blob = path.readlink().name if path.is_symlink() else ""
     if not path.is_file() or not HASH.fullmatch(blob):

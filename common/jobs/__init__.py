@@ -1,1 +1,1 @@
-"""Many pictures: what was asked, where each is written, what fails; recipes read back, of other programs too."""
+"""Runs of many images: options, prompt files, names of files, failures; and recipes, also of other programs."""

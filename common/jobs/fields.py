@@ -1,6 +1,6 @@
-"""What may be said about a picture: the same for the command line, a configuration, a recipe and a prompt file's lines.
+"""The options of an image: the same for the command line, a configuration, a recipe and the lines of a prompt file.
 
-It is more than a `Request` has: a size may be said in three ways, and a line may ask for several pictures.
+There are more than in a `Request`: a size can be given in three ways, and a line can ask for several images.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from qwenimg.common.prompts.check import check_said
 from qwenimg.common.request.option import Option, option, options_of
 from qwenimg.common.request.request import MAX_SEED, OPTIONS
 
-FEW = ("steps", "guidance", "sampler", "schedule", "few_steps")  # what `few_steps` chooses
-MAX_PICTURES = 10_000  # of one run
+FEW = ("steps", "guidance", "sampler", "schedule", "few_steps")  # the options that `few_steps` sets
+MAX_PICTURES = 10_000  # images of one run
 
 Fields: TypeAlias = dict[str, Any]
-"""What is said about a picture, by the names of `SAID`; what is not there is left to the model. `size` has become the
-sides, `aspect` a Fraction, and `seed` is a text as after --seed."""
+"""Values of options by the names of `SAID`; a missing one is left to the model. `size` is converted to the sides,
+`aspect` is a Fraction, and `seed` a text as after --seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,25 +47,25 @@ class _Numbers:
 
 
 ALL = options_of(_Sizes) | OPTIONS | options_of(_Numbers)
-"""Every option of pictures."""
+"""Every option of an image."""
 SAID = {name: ALL[name] for name in ALL if ALL[name].kind is not None}
-"""Those that are a number or a text, and no array or file."""
+"""The options whose value is a number or a text, not an array or a file."""
 
 
 def sides(
     width: int | None = None, height: int | None = None, size: str | None = None, aspect: str | None = None
 ) -> Fields:
-    """The sides that were asked for, by one of the three ways. Raises UsageError."""
+    """Return the sides or the aspect that one of the three ways gives. Raises UsageError for several of them."""
     if (size is not None) + (aspect is not None) + (width is not None or height is not None) > 1:
         raise UsageError("the size is given twice; give --size, or --aspect, or --width and --height")
     if size is not None:
         width, height = parse_size(size)
-    found = {"aspect": None if aspect is None else parse_aspect(aspect), "width": width, "height": height}
-    return {name: value for name, value in found.items() if value is not None}
+    values = {"aspect": None if aspect is None else parse_aspect(aspect), "width": width, "height": height}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def fields(said: Fields) -> Fields:
-    """What is `said` by the names of SAID, without None: the size as sides or aspect. Raises UsageError."""
+    """Return `said`, by the names of SAID, without None and with the size as sides or aspect. Raises UsageError."""
     size = sides(**{name: said.get(name) for name in ("width", "height", "size", "aspect")})
     rest = {name: value for name, value in said.items() if name not in ("width", "height", "size", "aspect")}
     joined = {name: SAID[name].converted(rest[name]) for name in rest if SAID[name].joined and rest[name] is not None}
@@ -73,8 +73,8 @@ def fields(said: Fields) -> Fields:
 
 
 def merged(base: Fields, more: Fields) -> Fields:
-    """`more` over `base`, where an aspect takes the place of the sides, a side that of an aspect, few steps that of
-    their number and of all that goes with it, and a step cache that of the calls that another one chose."""
+    """Return `base` overridden by `more`. An aspect replaces the sides, a side the aspect, few steps the options that
+    they set, and a step cache the calls that another one chose."""
     replaced = {"width", "height"} if "aspect" in more else {"aspect"} if more.keys() & {"width", "height"} else set()
     replaced |= set(FEW) if more.get("few_steps") else set()
     replaced |= {"cached_calls"} if "step_cache" in more else set()
@@ -82,7 +82,7 @@ def merged(base: Fields, more: Fields) -> Fields:
 
 
 def check(said: Fields) -> None:
-    """Raises UsageError for a text or a number that no model takes; `seeds` checks the seed."""
+    """Raise UsageError for a text or a number that no model accepts; `seeds` checks the seed."""
     for name, one in SAID.items():
         if name in said and name not in ("seed", "aspect"):
             one.check(said[name])
@@ -91,8 +91,8 @@ def check(said: Fields) -> None:
 
 
 def option_in(text: str, others: Container[str] = ()) -> str | None:
-    """Return the first option of pictures, or of the `others`, that a prompt has among its words, as `--steps`; None
-    where it has none."""
+    """Return the first word of a prompt that is an option of an image or one of `others`, such as `--steps`, or
+    None."""
     words = (word.replace("_", "-") for word in re.findall(r"(?<!\S)--[a-z][a-z0-9_-]*", text))
     return next((word for word in words if word in others or _is_option(word)), None)
 
@@ -102,7 +102,7 @@ def _is_option(word: str) -> bool:
 
 
 def seeds(said: Fields, chance: int) -> tuple[int, ...]:
-    """The seeds for one prompt; `chance` is what -1 or no seed stands for. Raises UsageError."""
+    """Return the seeds for one prompt. `chance`: the random seed, for -1 or no seed. Raises UsageError."""
     given = parse_seeds(said["seed"]) if "seed" in said else None
     count = said.get("num_images")
     if count is None:
@@ -116,10 +116,10 @@ def seeds(said: Fields, chance: int) -> tuple[int, ...]:
 
 
 def parse_seeds(text: str) -> tuple[int, ...] | None:
-    """Seeds from `7`, `1,2,3`, `1-4` or a mix; None for -1, one at random. Raises UsageError."""
+    """Return the seeds of `7`, `1,2,3`, `1-4` or a mix; None for -1, a random one. Raises UsageError."""
     if text.strip() == "-1":
         return None
-    found: list[int] = []
+    numbers: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,20})\s*(?:-\s*([0-9]{1,20})\s*)?", part)
         if match is None:
@@ -127,7 +127,7 @@ def parse_seeds(text: str) -> tuple[int, ...] | None:
         first, last = int(match[1]), int(match[2] or match[1])
         if last > MAX_SEED or first > last:
             raise UsageError(f"seed {clean(part, 60)!r} is outside 0 to {MAX_SEED}, or its range runs backwards")
-        if len(found) + last - first >= MAX_PICTURES:
+        if len(numbers) + last - first >= MAX_PICTURES:
             raise UsageError(f"seed {clean(text, 60)!r} is more than {MAX_PICTURES} seeds; run several times")
-        found.extend(range(first, last + 1))
-    return tuple(found)
+        numbers.extend(range(first, last + 1))
+    return tuple(numbers)

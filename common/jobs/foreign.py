@@ -1,7 +1,7 @@
-"""A recipe that another program wrote: its fields under our names, and by name all that has no equivalent here.
+"""A recipe of another program: its fields under our names, and the names of those without an equivalent here.
 
-What is read is of unknown origin: every value is held to the type and bounds of our own recipe. A model's name is a
-name and never opened as a path.
+It comes from a file of unknown origin: every value must have the type and bounds of our own recipe. A model's name is
+only a name, and never opened as a path.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from qwenimg.common.request.request import OPTIONS
 from qwenimg.common.sampling import table
 
 MAX_NAME = 60  # characters of a name that is shown
-MAX_SHOWN = 20  # of the things without an equivalent
+MAX_SHOWN = 20  # fields without an equivalent that are shown
 
-# What other programs call our schedules, as `plain` leaves it.
+# Other programs' names of our schedules, as `plain` returns them.
 SCHEDULES = {
     "karras": "karras",
     "exponential": "exponential",
@@ -33,11 +33,11 @@ SCHEDULES = {
     "ays": "ays",
     "model": "model",
 }
-# Evenly spaced in time, as most models' own schedules are, with ends that may differ from theirs.
+# Evenly spaced in time, like most models' own schedules, with ends that may differ.
 LIKE_THE_MODELS = ("normal", "uniform", "automatic", "ddimuniform", "ddim", "default")
 _ENDINGS = ("karras", "polyexponential", "exponential", "sgmuniform", "alignyoursteps")  # in the name of a sampler
 
-# What the files of known models are called, without suffix and in small letters.
+# Names of known models' files, without suffix and in lower case.
 FILES = {
     "v1-5-pruned": "sd15",
     "v1-5-pruned-emaonly": "sd15",
@@ -59,16 +59,16 @@ class Foreign:
 
     program: str
     path: Path
-    fields: Fields = field(default_factory=dict)  # of a request, under our names
-    model: str | None = None  # its name there
-    left_out: list[str] = field(default_factory=list)  # what has no equivalent here
-    notes: list[str] = field(default_factory=list)  # what means something else here
-    picture: bool = False  # whether it started from a picture
+    fields: Fields = field(default_factory=dict)  # values of options, by our names
+    model: str | None = None  # the program's name of the model
+    left_out: list[str] = field(default_factory=list)  # fields without an equivalent here
+    notes: list[str] = field(default_factory=list)  # differences in the meaning of fields
+    picture: bool = False  # whether it started from an image
     mask: bool = False
-    refused: str | None = None  # why it cannot be made again, where it cannot
+    refused: str | None = None  # the reason why it cannot be repeated
 
     def messages(self) -> list[str]:
-        """What a user should know before the picture is made again, a line each."""
+        """Return what a user should know before the image is generated again, a line each."""
         shown = [clean(item, MAX_NAME) for item in dict.fromkeys(self.left_out)]
         more = [f"and {len(shown) - MAX_SHOWN} more"] if len(shown) > MAX_SHOWN else []
         listed = "; ".join([*shown[:MAX_SHOWN], *more])
@@ -79,7 +79,7 @@ class Foreign:
         return bad(self.path, f"its recipe of {self.program} has a bad {clean(name, 40)}: expected {expected}")
 
     def put(self, key: str, value: object) -> None:
-        """Sets a field; None leaves it out. Raises ModelError for what is of another type or out of bounds."""
+        """Set a field; None leaves it out. Raises ModelError for a value of another type or out of bounds."""
         if value is None:
             return
         one = OPTIONS[key]
@@ -98,17 +98,17 @@ class Foreign:
         return _TAG.sub("", prompt).strip() if tags else prompt
 
     def put_sampler(self, name: object, schedule: object = None) -> None:
-        """Sampler and schedule by the names that they have elsewhere, of which the first may hold the second."""
+        """Set sampler and schedule by their names there; the first may include the second. Raises ModelError."""
         named = "" if schedule is None else self.text("schedule", schedule, 1_000)
         if name is not None:
-            own, ending = known_sampler(self.text("sampler", name, 1_000))
+            known, ending = known_sampler(self.text("sampler", name, 1_000))
             named = named or ending
-            if own is None:
+            if known is None:
                 self.left_out.append(f"sampler {name}")
             else:
-                self.fields["sampler"] = own
-                if table.SAMPLERS[own].stochastic:
-                    self.notes.append(f"the noise within the steps of {own} is drawn otherwise here")
+                self.fields["sampler"] = known
+                if table.SAMPLERS[known].stochastic:
+                    self.notes.append(f"the noise within the steps of {known} is drawn otherwise here")
         self._put_schedule(named)
 
     def _put_schedule(self, name: str) -> None:
@@ -121,7 +121,7 @@ class Foreign:
             self.left_out.append(f"schedule {name}")
 
     def put_model(self, name: object) -> None:
-        """The model's name: of a path the last part, of a file without its suffix."""
+        """Set the model's name: the last part of a path, without a file's suffix. Raises ModelError."""
         if name is None:
             return
         text = self.text("model", name, 1_000).rstrip("/\\")
@@ -131,17 +131,17 @@ class Foreign:
 
     def note_clip_skip(self, name: str, layers: int) -> None:
         if layers > 0:
-            own = f"for Stable Diffusion 1 it is --clip-skip {layers}, SDXL leaves out its last layer anyway"
-            self.notes.append(f"{name} is not applied: {own}")
+            advice = f"for Stable Diffusion 1 it is --clip-skip {layers}, SDXL leaves out its last layer anyway"
+            self.notes.append(f"{name} is not applied: {advice}")
 
 
 def plain(name: str) -> str:
-    """Small letters and digits only."""
+    """Return the letters, in lower case, and the digits of `name`."""
     return re.sub("[^a-z0-9]", "", name.lower())
 
 
 def known_sampler(name: str) -> tuple[str | None, str]:
-    """Our sampler for one of another program, None where there is none, and the schedule that its name ends in."""
+    """Return our sampler for another program's name, or None, and the schedule at the end of the name, or ""."""
     ending = next((end for end in _ENDINGS if plain(name).endswith(end)), "")
     if len(name) > MAX_NAME:
         return None, ""
@@ -155,6 +155,6 @@ def known_sampler(name: str) -> tuple[str | None, str]:
 
 
 def known_model(name: str) -> str | None:
-    """What `-m` takes for the model that other programs call `name`: a known name or a hub id; else None."""
-    found = catalog.find(name) or catalog.find(FILES.get(name.lower(), ""))
-    return found.name if found else name if _HUB_ID.fullmatch(name) else None
+    """Return the value of `-m` for the model that other programs call `name`: a known name or a hub id; else None."""
+    row = catalog.find(name) or catalog.find(FILES.get(name.lower(), ""))
+    return row.name if row else name if _HUB_ID.fullmatch(name) else None

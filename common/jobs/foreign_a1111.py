@@ -1,8 +1,8 @@
-"""The text of AUTOMATIC1111's web UI, which many programs write: a prompt, `Negative prompt: ...`, a line of fields.
+"""Recipes as text of AUTOMATIC1111's web UI, which many programs write: a prompt, `Negative prompt: ...`, and fields.
 
-Nothing in it marks where a prompt ends: one that holds a line `Negative prompt: x` or `Steps: 1, Seed: 2, Size: 8x8`
-cannot be told apart from the fields. The last line that looks like fields is taken, and the last that looks like a
-negative prompt before it, since what the program wrote itself comes last.
+Nothing in the text marks the end of a prompt: a prompt with a line `Negative prompt: x` or `Steps: 1, Seed: 2, Size:
+8x8` cannot be told apart from the fields. The last line that looks like fields is taken, and the last before it that
+looks like a negative prompt, since the program writes its own lines last.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _BRACKET = re.compile(r'"(?:\\.|[^"\\])*"|[\[\]{}]')
 _SIZE = re.compile(r"([0-9]{1,6})x([0-9]{1,6})", re.ASCII)
 
 _ONCE = ("Steps", "Sampler", "Schedule type", "CFG scale", "Seed", "Size", "Model", "RNG", "Clip skip")
-# They say who made the picture and how it was counted, and change nothing.
+# Fields about the origin of the image, which change nothing.
 _ABOUT = ("Version", "Model hash", "Hashes", "Batch size", "Batch pos", "User", "Parser", "App", "Time taken")
 _MASKED = ("Mask blur", "Inpaint area", "Masked content", "Masked area padding", "Mask mode")
 
 
 def read(text: str, path: Path) -> Foreign | None:
-    """The recipe in `text`, None where no line looks like fields. Raises ModelError."""
+    """Return the recipe in `text`, or None if no line looks like fields. Raises ModelError."""
     if "Steps: " not in text:
         return None
     if len(text) > MAX_TEXT:
@@ -39,81 +39,81 @@ def read(text: str, path: Path) -> Foreign | None:
     if not starts:
         return None
     at = starts[-1]
-    found = Foreign(program="AUTOMATIC1111", path=path)
+    recipe = Foreign(program="AUTOMATIC1111", path=path)
     negatives = [i for i, line in enumerate(lines[:at]) if line.startswith(NEGATIVE)]
     split = negatives[-1] if negatives else at
-    found.put("prompt", "\n".join(lines[:split]).strip())
+    recipe.put("prompt", "\n".join(lines[:split]).strip())
     if negatives:
-        found.put("negative_prompt", "\n".join(lines[split:at]).removeprefix(NEGATIVE).strip())
+        recipe.put("negative_prompt", "\n".join(lines[split:at]).removeprefix(NEGATIVE).strip())
     if len(starts) > 1 or len(negatives) > 1:
-        found.notes.append("several of its lines look like fields or a negative prompt; the last of each are taken")
-    found.left_out += [line for line in lines[at + 1 :] if line.strip()]
-    _put_fields(found, lines[at])
-    return found
+        recipe.notes.append("several of its lines look like fields or a negative prompt; the last of each are taken")
+    recipe.left_out += [line for line in lines[at + 1 :] if line.strip()]
+    _put_fields(recipe, lines[at])
+    return recipe
 
 
 def _looks_like_fields(line: str) -> bool:
     return line.lstrip().startswith("Steps: ") and line[:MAX_LINE].count(": ") >= 3
 
 
-def _put_fields(found: Foreign, line: str) -> None:
+def _put_fields(recipe: Foreign, line: str) -> None:
     if len(line) > MAX_LINE:
-        raise found.fault("line of fields", f"at most {MAX_LINE:,} characters")
+        raise recipe.fault("line of fields", f"at most {MAX_LINE:,} characters")
     pairs = list(fields(line))
     if len(pairs) > MAX_FIELDS:
-        raise found.fault("line of fields", f"at most {MAX_FIELDS} fields")
+        raise recipe.fault("line of fields", f"at most {MAX_FIELDS} fields")
     values = dict(pairs)
     for name in _ONCE:
         if sum(name == other for other, _ in pairs) > 1:
-            raise found.fault(name, "it once")
-    found.put("steps", number(values.get("Steps")))
-    found.put("seed", number(values.get("Seed")))
-    found.put("guidance", number(values.get("CFG scale")))
-    found.put_sampler(values.get("Sampler"), values.get("Schedule type"))
-    found.put_model(values.get("Model"))
-    _put_size(found, values.get("Size"))
-    _put_picture(found, values)
-    _note_noise(found, values.get("RNG"))
+            raise recipe.fault(name, "it once")
+    recipe.put("steps", number(values.get("Steps")))
+    recipe.put("seed", number(values.get("Seed")))
+    recipe.put("guidance", number(values.get("CFG scale")))
+    recipe.put_sampler(values.get("Sampler"), values.get("Schedule type"))
+    recipe.put_model(values.get("Model"))
+    _put_size(recipe, values.get("Size"))
+    _put_picture(recipe, values)
+    _note_noise(recipe, values.get("RNG"))
     if "Clip skip" in values:
         skip = number(values["Clip skip"])
         if type(skip) is not int or not 1 <= skip <= 100:
-            raise found.fault("Clip skip", "an integer from 1 to 100")
-        found.note_clip_skip(f"Clip skip {skip}", skip - 1)
+            raise recipe.fault("Clip skip", "an integer from 1 to 100")
+        recipe.note_clip_skip(f"Clip skip {skip}", skip - 1)
     for words in ("BREAK", "AND"):
-        if re.search(rf"\b{words}\b", found.fields.get("prompt", "")):
-            found.notes.append(f"{words} in its prompt is drawn as a word")
-    known = (*_ONCE, *_ABOUT, "Denoising strength") if found.picture else (*_ONCE, *_ABOUT)
-    found.left_out += [f"{name} {value}".strip() for name, value in pairs if name not in known]
+        if re.search(rf"\b{words}\b", recipe.fields.get("prompt", "")):
+            recipe.notes.append(f"{words} in its prompt is drawn as a word")
+    known = (*_ONCE, *_ABOUT, "Denoising strength") if recipe.picture else (*_ONCE, *_ABOUT)
+    recipe.left_out += [f"{name} {value}".strip() for name, value in pairs if name not in known]
 
 
-def _put_size(found: Foreign, size: str | None) -> None:
+def _put_size(recipe: Foreign, size: str | None) -> None:
     if size is None:
         return
     match = _SIZE.fullmatch(size)
     if match is None:
-        raise found.fault("Size", "width x height, such as 512x768")
-    found.put("width", int(match[1]))
-    found.put("height", int(match[2]))
+        raise recipe.fault("Size", "width x height, such as 512x768")
+    recipe.put("width", int(match[1]))
+    recipe.put("height", int(match[2]))
 
 
-def _put_picture(found: Foreign, values: dict[str, str]) -> None:
-    """A strength is that of a picture to start from, unless it belongs to the second pass of the hires fix."""
+def _put_picture(recipe: Foreign, values: dict[str, str]) -> None:
+    """Set the strength of an initial image, unless it belongs to the second pass of the hires fix."""
     if "Denoising strength" in values and not any(name.startswith("Hires") for name in values):
-        found.picture = True
-        found.put("strength", number(values["Denoising strength"]))
-    found.mask = any(name in values for name in _MASKED)
+        recipe.picture = True
+        recipe.put("strength", number(values["Denoising strength"]))
+    recipe.mask = any(name in values for name in _MASKED)
 
 
-def _note_noise(found: Foreign, rng: str | None) -> None:
-    """Nothing stands for a GPU's noise, which is that program's default."""
+def _note_noise(recipe: Foreign, rng: str | None) -> None:
+    """Note that the noise differs: nothing here reproduces a GPU's noise, which is that program's default."""
     if rng is None:
-        found.notes.append("its noise was drawn on a GPU: the same seed gives another picture here")
+        recipe.notes.append("its noise was drawn on a GPU: the same seed gives another picture here")
     elif rng != "CPU":
-        found.notes.append(f"its noise was drawn by RNG {rng[:20]!r}: the same seed gives another picture here")
+        recipe.notes.append(f"its noise was drawn by RNG {rng[:20]!r}: the same seed gives another picture here")
 
 
 def number(text: str | None) -> object:
-    """A number for `Foreign.put` to check; what is none stays a text, which it refuses."""
+    """Return `text` as a number for `Foreign.put` to check; any other text as it is, which `put` refuses."""
     if text is not None and re.fullmatch(r"[0-9]{1,20}", text, re.ASCII):
         return int(text)
     if text is not None and re.fullmatch(r"[0-9]{1,10}\.[0-9]{1,20}", text, re.ASCII):
@@ -122,22 +122,22 @@ def number(text: str | None) -> object:
 
 
 def fields(line: str) -> list[tuple[str, str]]:
-    """`Name: value, Name: "a value, quoted as JSON", Name: [brackets, too]` as pairs; what has no name has none."""
-    found: list[tuple[str, str]] = []
+    """Return the fields of `Name: value, Name: "a value, quoted as JSON", Name: [brackets, too]` as pairs."""
+    pairs: list[tuple[str, str]] = []
     at, closes = 0, True
-    while at < len(line) and len(found) <= MAX_FIELDS:
+    while at < len(line) and len(pairs) <= MAX_FIELDS:
         match = _NAME.match(line, at)
         begin = match.end() if match else at
         end = _closing(line, begin) if closes and line[begin : begin + 1] in ("[", "{") else None
         closes = closes and not (line[begin : begin + 1] in ("[", "{") and end is None)
         value, at = _value(line, begin, end)
         if match or value:
-            found.append((match[1] if match else "", value))
-    return found
+            pairs.append((match[1] if match else "", value))
+    return pairs
 
 
 def _value(line: str, begin: int, end: int | None) -> tuple[str, int]:
-    """The value at `begin`, and where the next field begins."""
+    """Return the value at `begin`, which ends at `end` if it is a bracket, and where the next field begins."""
     if line[begin : begin + 1] == '"':
         try:
             value, end = json.JSONDecoder().raw_decode(line, begin)
@@ -157,7 +157,7 @@ def _after_comma(line: str, at: int) -> int:
 
 
 def _closing(line: str, begin: int) -> int | None:
-    """Where the bracket at `begin` is closed."""
+    """Return the end of the bracket that opens at `begin`, or None."""
     depth = 0
     for match in _BRACKET.finditer(line, begin):
         depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(match[0], 0)

@@ -1,7 +1,7 @@
-"""ComfyUI's `prompt`: a graph of nodes, read as far as it is plain: one KSampler, and what leads to it.
+"""ComfyUI's `prompt`, a graph of nodes: one KSampler, and the plain nodes that lead to it.
 
 From that node the model, its LoRAs, the two prompts and the size are followed back. All other nodes that may change the
-result are counted; a graph whose prompt, seed or sampler cannot be found so is not made again.
+result are counted. A graph whose prompt, seed or sampler cannot be found this way is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qwenimg.common.jobs.foreign import Foreign
 MAX_NODES = 2_000
 MAX_HOPS = 50  # from the sampler back
 LOADERS = {"CheckpointLoaderSimple": "ckpt_name", "CheckpointLoader": "ckpt_name", "UNETLoader": "unet_name"}
-# Nodes that change nothing that is asked for, or say it again.
+# Nodes that change nothing in the result, or whose values are read.
 PLAIN = {
     "KSampler", "CLIPTextEncode", "ConditioningZeroOut", "VAEDecode", "VAELoader", "VAEEncode", "CLIPLoader",
     "DualCLIPLoader", "EmptyLatentImage", "SaveImage", "PreviewImage", "LoadImage", "Note", "MarkdownNote", *LOADERS,
@@ -28,7 +28,7 @@ HELD = ("value", "text", "string", "seed", "noise_seed", "int", "float", "number
 
 
 class NotPlain(Exception):
-    """The graph is sound and cannot be followed."""
+    """A sound graph that cannot be followed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +40,12 @@ class Node:
 @dataclass(frozen=True, kw_only=True)
 class Graph:
     nodes: Mapping[str, Node]
-    seen: set[str] = field(default_factory=set)  # kinds that were understood on the way
+    seen: set[str] = field(default_factory=set)  # kinds of nodes that were followed
 
     def chain(self, node: Node, *keys: str) -> Iterator[Node]:
         """Yield the nodes behind `node`, each from the first of `keys` that leads on. Raises NotPlain for a circle."""
         for _ in range(MAX_HOPS):
-            behind = next((found for key in keys if (found := self.linked(node, key))), None)
+            behind = next((source for key in keys if (source := self.linked(node, key))), None)
             if behind is None:
                 return
             yield behind
@@ -53,12 +53,12 @@ class Graph:
         raise NotPlain(f"its {keys[0]} runs in a circle")
 
     def linked(self, node: Node, key: str) -> Node | None:
-        """The node that `key` of `node` comes from."""
+        """Return the node behind the input `key` of `node`, or None."""
         link = node.inputs.get(key)
         return self.nodes.get(str(link[0])) if isinstance(link, list) and link else None
 
     def value(self, node: Node, key: str) -> object:
-        """The value of `key`, also where a node of its own holds it. Raises NotPlain."""
+        """Return the value of the input `key`, followed through nodes that hold one value. Raises NotPlain."""
         value = node.inputs.get(key)
         for _ in range(MAX_HOPS):
             if not isinstance(value, list):
@@ -73,31 +73,31 @@ class Graph:
 
 
 def read(data: object, path: Path) -> Foreign:
-    """The recipe of the graph `data`; `refused` says why where it is not plain. Raises ModelError."""
-    found = Foreign(program="ComfyUI", path=path)
+    """Return the recipe of the graph `data`; `refused` gives the reason if it is not plain. Raises ModelError."""
+    recipe = Foreign(program="ComfyUI", path=path)
     graph = Graph(nodes=_nodes(data, path))
     try:
-        _put_all(found, graph, _sampler(graph))
+        _put_all(recipe, graph, _sampler(graph))
     except NotPlain as error:
-        found.refused = str(error)
+        recipe.refused = str(error)
     unknown = sum(node.kind not in PLAIN | graph.seen for node in graph.nodes.values())
     if unknown:
-        found.left_out.append(f"{counted(unknown, 'node')} of {len(graph.nodes)} that may change it")
-    return found
+        recipe.left_out.append(f"{counted(unknown, 'node')} of {len(graph.nodes)} that may change it")
+    return recipe
 
 
 def _nodes(data: object, path: Path) -> dict[str, Node]:
-    """The nodes, checked. Raises ModelError."""
+    """Return the nodes, checked. Raises ModelError."""
     if not isinstance(data, dict) or not data or len(data) > MAX_NODES:
         raise bad(path, f"its ComfyUI graph is not an object of 1 to {MAX_NODES:,} nodes")
-    found = {}
+    nodes = {}
     for key, node in data.items():
         kind = node.get("class_type") if isinstance(node, dict) else None
         inputs = node.get("inputs") if isinstance(node, dict) else None
         if not isinstance(kind, str) or not isinstance(inputs, dict):
             raise bad(path, f"its ComfyUI graph has a node {clean(key, 20)!r} without class_type and inputs")
-        found[key] = Node(kind=kind, inputs=inputs)
-    return found
+        nodes[key] = Node(kind=kind, inputs=inputs)
+    return nodes
 
 
 def _sampler(graph: Graph) -> Node:
@@ -108,19 +108,19 @@ def _sampler(graph: Graph) -> Node:
     return next(node for node in graph.nodes.values() if node.kind == "KSampler")
 
 
-def _put_all(found: Foreign, graph: Graph, sampler: Node) -> None:
-    for key, own in (("seed", "seed"), ("steps", "steps"), ("cfg", "guidance")):
-        found.put(own, graph.value(sampler, key))
-    found.put_sampler(graph.value(sampler, "sampler_name"), graph.value(sampler, "scheduler"))
-    found.put("prompt", _prompt(graph, sampler, "positive"))
-    found.put("negative_prompt", _prompt(graph, sampler, "negative"))
-    _put_model(found, graph, sampler)
-    _put_start(found, graph, sampler)
-    if "embedding:" in found.fields.get("prompt", "") + found.fields.get("negative_prompt", ""):
-        found.left_out.append("embedding: in a prompt")
-    if any(node.kind in FLOW for node in graph.nodes.values()) and "schedule" in found.fields:
-        found.fields["schedule"] = "model"
-        found.notes.append("its model is one of flow, whose own schedule is taken")
+def _put_all(recipe: Foreign, graph: Graph, sampler: Node) -> None:
+    for key, option in (("seed", "seed"), ("steps", "steps"), ("cfg", "guidance")):
+        recipe.put(option, graph.value(sampler, key))
+    recipe.put_sampler(graph.value(sampler, "sampler_name"), graph.value(sampler, "scheduler"))
+    recipe.put("prompt", _prompt(graph, sampler, "positive"))
+    recipe.put("negative_prompt", _prompt(graph, sampler, "negative"))
+    _put_model(recipe, graph, sampler)
+    _put_start(recipe, graph, sampler)
+    if "embedding:" in recipe.fields.get("prompt", "") + recipe.fields.get("negative_prompt", ""):
+        recipe.left_out.append("embedding: in a prompt")
+    if any(node.kind in FLOW for node in graph.nodes.values()) and "schedule" in recipe.fields:
+        recipe.fields["schedule"] = "model"
+        recipe.notes.append("its model is one of flow, whose own schedule is taken")
 
 
 def _prompt(graph: Graph, sampler: Node, role: str) -> object:
@@ -135,25 +135,25 @@ def _prompt(graph: Graph, sampler: Node, role: str) -> object:
     raise NotPlain(f"its {role} prompt comes from {source}")
 
 
-def _put_model(found: Foreign, graph: Graph, sampler: Node) -> None:
+def _put_model(recipe: Foreign, graph: Graph, sampler: Node) -> None:
     for node in graph.chain(sampler, "model"):
         if node.kind in LOADERS:
-            found.put_model(graph.value(node, LOADERS[node.kind]))
+            recipe.put_model(graph.value(node, LOADERS[node.kind]))
         elif "lora_name" in node.inputs:
             graph.seen.add(node.kind)
-            found.left_out.append(f"LoRA {node.inputs['lora_name']} {node.inputs.get('strength_model', '')}".strip())
+            recipe.left_out.append(f"LoRA {node.inputs['lora_name']} {node.inputs.get('strength_model', '')}".strip())
 
 
-def _put_start(found: Foreign, graph: Graph, sampler: Node) -> None:
-    """Take the size of an empty latent; anything else is a picture to start from."""
+def _put_start(recipe: Foreign, graph: Graph, sampler: Node) -> None:
+    """Set the size of an empty latent; anything else is an initial image."""
     start = graph.linked(sampler, "latent_image")
     if start is None or not start.kind.startswith("Empty"):
-        found.picture = True
-        found.put("strength", graph.value(sampler, "denoise"))
+        recipe.picture = True
+        recipe.put("strength", graph.value(sampler, "denoise"))
         return
     graph.seen.add(start.kind)
     for key in ("width", "height"):
-        found.put(key, graph.value(start, key))
+        recipe.put(key, graph.value(start, key))
     batch = graph.value(start, "batch_size")
     if batch not in (None, 1):
-        found.notes.append("it is one of a batch; the noise here is that of the batch's first picture")
+        recipe.notes.append("it is one of a batch; the noise here is that of the batch's first picture")

@@ -1,4 +1,4 @@
-"""Which program wrote the recipe among a picture's texts, and that recipe read."""
+"""Recognition of the program that wrote the recipe among an image's texts, and reading of that recipe."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ _DESCRIPTION = re.compile(r'<rdf:li xml:lang="x-default">([^<]{0,400000})</rdf:l
 
 
 def read_foreign(texts: Mapping[str, str], path: Path) -> Foreign | None:
-    """The recipe of another program in `texts`, as `read_texts` gives them; None where there is none that is known.
-
-    Raises ModelError for one that is not as its program writes it."""
+    """Return the recipe of another program in `texts`, the texts of `read_texts`, or None if there is none that is
+    known. Raises ModelError for one that its program would not write."""
     if "invokeai_metadata" in texts:
         return foreign_json.read_invokeai(_table(texts["invokeai_metadata"], path, "invokeai_metadata"), path)
     for key in ("parameters", "UserComment"):
-        found = _read_text(texts.get(key, ""), path)
-        if found is not None:
-            return found
+        recipe = _read_text(texts.get(key, ""), path)
+        if recipe is not None:
+            return recipe
     if texts.get("prompt", "").lstrip().startswith("{"):
         return foreign_comfyui.read(_json(texts["prompt"], path, "ComfyUI's prompt"), path)
     if "<mflux:seed>" in texts.get(XMP_KEY, ""):
@@ -62,12 +61,12 @@ def _check_length(text: str, path: Path, what: str) -> None:
 
 
 def _mflux_xmp(xmp: str) -> dict[str, object]:
-    """What mflux's XMP repeats of its EXIF, for pictures that have lost that; the size is not among it."""
-    found: dict[str, object] = {}
+    """Return the part of the recipe that mflux repeats in XMP, for images that have lost their EXIF; it has no size."""
+    values: dict[str, object] = {}
     for key, value in _MFLUX_TAG.findall(xmp):
-        found.setdefault(key, _number(html.unescape(value)) if key in ("seed", "steps", "guidance") else value)
+        values.setdefault(key, _number(html.unescape(value)) if key in ("seed", "steps", "guidance") else value)
     prompt = _DESCRIPTION.search(xmp)
-    return found | ({"prompt": html.unescape(prompt[1])} if prompt else {})
+    return values | ({"prompt": html.unescape(prompt[1])} if prompt else {})
 
 
 def _number(text: str) -> object:

@@ -1,4 +1,4 @@
-"""What is refused of a job before a model is opened, and the files that its pictures start from."""
+"""Checks of a job before a model is opened, and reading of its initial images and noise."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 RECORDED = {"image_sha256": "-i", "mask_sha256": "--mask", **{name: f"--{PARTS[name].dashed}" for name in PARTS}}
-"""Keys of a recipe for what it does not hold, and the options that give it; `lora` comes last."""
+"""Keys of a recipe for inputs that it names and does not contain, and the options for these; `lora` comes last."""
 
 
 def check_forms(said: Fields, output: str | None, latents: Path | None, save_latents: Path | None) -> None:
-    """Check the forms of what is `said` about pictures and of the names of files; opens none. Raises UsageError.
+    """Check the values of `said`, options of an image, and the names of files; open no file. Raises UsageError.
 
     output: as after -o. latents: a file to start from. save_latents: a file to write."""
-    said = fields(said)
-    check(said)
-    seeds(said, 0)
+    values = fields(said)
+    check(values)
+    seeds(values, 0)
     if output != "-":
         output_path(output, seed=0, index=1, prompt="", now=datetime.now(UTC), several=False, same_seeds=False)
     if latents is not None:
@@ -41,14 +41,14 @@ def check_forms(said: Fields, output: str | None, latents: Path | None, save_lat
 
 
 def check_cache(wanted: Sequence[Picture]) -> None:
-    """Check that some picture has a step cache, whose effect is to be measured. Raises UsageError."""
+    """Check that some image has a step cache, whose effect is to be measured. Raises UsageError."""
     if not any(one.said("step_cache") or one.said("cached_calls") for one in wanted):
         raise UsageError("--step-cache-check compares what --step-cache draws; give both")
 
 
 def check_replay(replay: Replay, given: Mapping[str, object], model: str | None) -> None:
-    """Check that all that a recipe names and does not hold is `given`, by the keys of RECORDED, `lora`, `latents` and
-    `seed`; and that the model is. Raises UsageError and ModelError."""
+    """Check that `given` has every input that a recipe names and does not contain, by the keys of RECORDED, `lora`,
+    `latents` and `seed`; and that the model is known. Raises UsageError and ModelError."""
     if replay.noise_given and given["latents"] is None and given["seed"] is None:
         raise UsageError("--from: the noise of that picture was given with --latents; give the same file, or a seed")
     for key, option in (RECORDED | {"lora": "--lora"}).items():
@@ -59,7 +59,7 @@ def check_replay(replay: Replay, given: Mapping[str, object], model: str | None)
 
 
 def read_noise(path: Path, wanted: Sequence[Picture]) -> NDArray[np.float32]:
-    """Return the latents [N, C, h, w] in a file, one for each picture or one for all prompts. Raises UsageError."""
+    """Return the latents [N, C, h, w] in a file, one for each image or one for all prompts. Raises UsageError."""
     noise = latents_.read_latents(path)
     if len(noise) not in (1, len(wanted)):
         raise UsageError(
@@ -74,8 +74,8 @@ def read_noise(path: Path, wanted: Sequence[Picture]) -> NDArray[np.float32]:
 
 
 def read_pictures(image: Path | None, mask: Path | None, strength: object) -> tuple[Any, Any, list[str]]:
-    """Return the picture to start from and its mask, as arrays, and what was converted, a line each. Raises UsageError
-    and ModelError."""
+    """Return the initial image and its mask as arrays, and a line for each conversion. Raises UsageError and
+    ModelError."""
     if image is None:
         for option, value in (("--mask", mask), ("--strength", strength)):
             if value is not None:

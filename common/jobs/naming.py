@@ -1,4 +1,4 @@
-"""Names of the files that pictures are written to."""
+"""Names of the images' files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean, shown_path
 
 FIELDS = ("seed", "index", "prompt", "date")
-# What other programs fill in: ComfyUI's %date:...%, strftime's %Y-%m-%d, C's and Python's widths, A1111's [seed].
+# Fields of other programs: ComfyUI's %date:...%, strftime's %Y-%m-%d, C's and Python's widths, A1111's [seed].
 _OTHERS = re.compile(
     r"%(?P<percent>[A-Za-z]\w+)(?:[:.][^%/]*)?%|(?P<time>%[YmdHMS](?:[-_.:]?%[YmdHMS])+)|%\d*[di](?![A-Za-z])"
     r"|\{(?P<braced>seed|index|prompt|date)?[:!][^{}]*\}"
@@ -27,14 +27,15 @@ _WINDOWS_DEVICE = re.compile(r"con|prn|aux|nul|(com|lpt)[0-9]")
 def output_path(
     pattern: str | None, *, seed: int, index: int, prompt: str, now: datetime, several: bool, same_seeds: bool
 ) -> Path:
-    """The file for one picture, from what was given to `-o`; `index` counts from 1.
+    """Return the path of one image by `pattern`, the value of `-o`. `index` counts from 1.
 
-    None: `qwenimg-<date>-<time>-s<seed>.png` here. A folder, or a name that ends in a slash: that, in there.
-    Else a file name in which {seed} {index} {prompt} {date} are filled in; .png is added if it has no suffix.
-    When `several` pictures are made, `-<index>` goes before the suffix of a name that has neither {seed} nor
-    {index}; before that of the default name, which has the seed, only where the run has the `same_seeds` more than
-    once. Raises UsageError for an unknown field, one of another program, a stray
-    brace, a control character, a suffix that is none of PICTURES, and a device or pipe."""
+    None gives `qwenimg-<date>-<time>-s<seed>.png` in the working folder; a folder, or a name with a slash at its end,
+    the same in there. Any other value is a file name in which {seed} {index} {prompt} {date} are filled in, with .png
+    if it has no suffix. With `several` images, `-<index>` goes before the suffix of a name with neither {seed} nor
+    {index}; the default name gets it only if the run has the `same_seeds` more than once.
+
+    Raises UsageError for an unknown field, one of another program, a stray brace, a control character, a suffix that is
+    none of PICTURES, and a device or pipe."""
     assert index >= 1, index
     date = now.strftime("%Y%m%d-%H%M%S")
     fields = {"seed": str(seed), "index": str(index), "prompt": slug(prompt), "date": date}
@@ -59,9 +60,9 @@ def _filled(pattern: str, fields: dict[str, str]) -> str:
     if any(unicodedata.category(c) == "Cc" for c in pattern):
         raise UsageError(f"-o {clean(pattern, 120)}: a name has no line break or other control character")
     known = " ".join(f"{{{field}}}" for field in FIELDS)
-    meant = _OTHERS.sub(_ours, pattern)
-    if meant != pattern:
-        raise UsageError(f"-o {clean(pattern, 120)}: what is filled in is {known}, as -o '{clean(meant, 120)}'")
+    ours = _OTHERS.sub(_ours, pattern)
+    if ours != pattern:
+        raise UsageError(f"-o {clean(pattern, 120)}: what is filled in is {known}, as -o '{clean(ours, 120)}'")
     parts = re.split(r"\{([^{}]*)\}", pattern)  # text, field, text, field, ..., text
     if any(c in text for text in parts[::2] for c in "{}") or any(field not in fields for field in parts[1::2]):
         raise UsageError(f"-o {clean(pattern, 120)}: braces hold one of {known} and nothing else")
@@ -69,13 +70,13 @@ def _filled(pattern: str, fields: dict[str, str]) -> str:
 
 
 def _ours(other: re.Match[str]) -> str:
-    """Return the field that stands for another program's."""
-    said = other["braced"] or other["percent"] or other["bracketed"] or ("date" if other["time"] else "")
-    return next((f"{{{field}}}" for field in FIELDS if said.lower().startswith(field)), "{index}")
+    """Return our field for one of another program."""
+    name = other["braced"] or other["percent"] or other["bracketed"] or ("date" if other["time"] else "")
+    return next((f"{{{field}}}" for field in FIELDS if name.lower().startswith(field)), "{index}")
 
 
 def check_distinct(paths: Sequence[Path]) -> None:
-    """Refuses a run in which two pictures would have one name. Raises UsageError naming it."""
+    """Raise UsageError if two images would have the same name."""
     seen: set[Path] = set()
     for path in paths:
         if path in seen:
@@ -87,10 +88,10 @@ def check_distinct(paths: Sequence[Path]) -> None:
 
 
 def slug(text: str, limit: int = 80) -> str:
-    """A part of a file name from a prompt: letters and digits of every script, in lower case and NFC, words joined by
-    hyphens, at most `limit` bytes of UTF-8; `image` if nothing is left. No name that Windows reserves.
+    """Return a prompt as a part of a file name: letters and digits of every script, in lower case and NFC, words joined
+    by hyphens, at most `limit` bytes of UTF-8; `image` if nothing remains. Windows does not reserve the name.
 
-    Where the file system's encoding has no such letters, what has an ASCII form is kept in it."""
+    If the file system's encoding lacks such letters, only letters with an ASCII form are kept."""
     name = _cut(_words(text[: 20 * limit]), limit)
     try:
         name.encode(sys.getfilesystemencoding())
@@ -105,15 +106,15 @@ def slug(text: str, limit: int = 80) -> str:
 def _words(text: str) -> str:
     lower = unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).lower())
     kinds = [unicodedata.category(c) for c in lower]
-    # Format characters (joiners, direction) go without a trace; what is neither letter, mark nor digit parts words.
+    # Format characters (joiners, direction) are dropped; any character but a letter, mark or digit separates words.
     pairs = zip(lower, kinds, strict=True)
-    kept = "".join(c if kind[0] in "LM" or kind == "Nd" else "" if kind == "Cf" else " " for c, kind in pairs)
-    words = (word.lstrip("".join(c for c in set(word) if _is_mark(c))) for word in kept.split())
+    plain = "".join(c if kind[0] in "LM" or kind == "Nd" else "" if kind == "Cf" else " " for c, kind in pairs)
+    words = (word.lstrip("".join(c for c in set(word) if _is_mark(c))) for word in plain.split())
     return unicodedata.normalize("NFC", "-".join(filter(None, words)))
 
 
 def _cut(name: str, limit: int) -> str:
-    """At most `limit` bytes: whole words, where that leaves half of them, and no letter without its marks."""
+    """Cut a name to `limit` bytes: after a word if that leaves half of them, never between a letter and its marks."""
     data = name.encode()
     if len(data) <= limit:
         return name

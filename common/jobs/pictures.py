@@ -1,4 +1,4 @@
-"""From what is asked for, and the lines of a prompt file, to the list of pictures to make, each with its file."""
+"""The list of images to generate, each with its file, from options and the lines of a prompt file."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from qwenimg.common.request.request import OPTIONS, random_seed
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """One picture to make."""
+    """One image to generate."""
 
     index: int  # from 1
-    where: str  # the line of a prompt file that asks for it, else ""
-    asked: Fields  # what a call of a pipeline takes, by its name: prompt and seed, and no None
-    aspect: Fraction | None  # instead of width and height
+    where: str  # its line in a prompt file, `prompts.txt:3`, or ""
+    asked: Fields  # arguments of a pipeline's call by name, with prompt and seed, without None
+    aspect: Fraction | None  # in place of width and height
     path: Path | None  # absolute; None for standard output
 
     @property
@@ -37,14 +37,14 @@ class Picture:
         return int(self.asked["seed"])
 
     def said(self, name: str) -> Any:
-        """What is asked for by the option `name`; None is left to the model."""
+        """Return the value of the option `name`; None leaves it to the model."""
         return self.asked.get(name)
 
 
 def pictures(
     base: Fields, lines: Sequence[Line] | None, output: str | None, *, overwrite: bool
 ) -> tuple[list[Picture], list[ModelError]]:
-    """Every prompt with every seed, and the file of each; and the faults of `lines`, which override `base`. Raises
+    """Return an image for every prompt with every seed, and the faults of `lines`, which override `base`. Raises
     UsageError."""
     chance = random_seed()
     check(base)
@@ -70,17 +70,16 @@ def pictures(
     now = datetime.now()
     same_seeds = len({seed for _, seed, _ in wanted}) < len(wanted)
     several = len(wanted) > 1
-    made = [_picture(*each, i, several, same_seeds, output, now) for i, each in enumerate(wanted, 1)]
-    paths = [picture.path for picture in made if picture.path is not None]
+    images = [_picture(*each, i, several, same_seeds, output, now) for i, each in enumerate(wanted, 1)]
+    paths = [picture.path for picture in images if picture.path is not None]
     check_distinct(paths)
     for path in paths:
         check_output(path, overwrite=overwrite, new_folder=makes_folder(output))
-    return made, faults
+    return images, faults
 
 
 def makes_folder(output: str | None) -> bool:
-    """Return whether the folder of `-o` is made if it is missing: it ends in a slash, or has a field such as
-    {index}."""
+    """Return whether a missing folder of `-o` is made: if `-o` ends in a slash, or has a field such as {index}."""
     return output is not None and (output.endswith("/") or "{" in output)
 
 

@@ -1,4 +1,4 @@
-"""A file of prompts: on each line a prompt, a JSON object whose fields override options, or a comment."""
+"""Reading of prompt files: each line is a prompt, a JSON object whose fields override options, or a comment."""
 
 from __future__ import annotations
 
@@ -21,36 +21,35 @@ MAX_LINE = 5_000_000  # bytes: two prompts of the largest size fit, \\u-escaped
 _NOTHING = re.compile(rb"(?:\s++|#[^\n]*+)*+")  # blank lines and comments, from the start of a line
 
 Line: TypeAlias = tuple[str, Fields | ModelError]
-"""Where it is, and what it says or what is wrong with it."""
+"""The place of a line, `prompts.txt:3`, and its fields or its fault."""
 
 
 def read_prompts(source: str) -> list[Line]:
-    """Of each line of a prompt file (`-`: standard input) that is not blank, where it is and what it says.
+    """Read a prompt file (`-`: standard input). Return each line that is not blank.
 
     A line that starts with # is left out, one that starts with { is a JSON object, any other a prompt. Raises
-    ModelError where the file as a whole cannot be used."""
+    ModelError if the file as a whole cannot be used."""
     name, raw = ("standard input", _read_input()) if source == "-" else (source, _read_file(Path(source)))
-    found: list[Line] = []
+    lines: list[Line] = []
     for number, line in lines_with_text(raw.removeprefix(b"\xef\xbb\xbf")):
         where = f"{name}:{number}"
-        if len(found) > MAX_PICTURES:
+        if len(lines) > MAX_PICTURES:
             raise bad(where, f"more than {MAX_PICTURES} prompts; split the file")
         if len(line) > MAX_LINE:
             raise bad(where, f"has more than {MAX_LINE:,} bytes; a prompt has at most {MAX_CHARACTERS:,} characters")
         try:
-            found.append((where, _fields_of(line, where)))
+            lines.append((where, _fields_of(line, where)))
         except ModelError as error:
-            found.append((where, error))
-    if not found:
+            lines.append((where, error))
+    if not lines:
         raise bad(name, "has no prompts; give one on each line")
-    return found
+    return lines
 
 
 def lines_with_text(raw: bytes) -> Iterator[tuple[int, bytes]]:
-    """The number, from 1, and the text of each line that is neither blank nor a comment, without the blanks before it.
+    """Yield the number, from 1, and the text of each line that is neither blank nor a comment, without leading blanks.
 
-    A file of 30 million such lines costs no list of them. A line that is too long is cut to one byte more than
-    MAX_LINE."""
+    Millions of blank lines take no memory. A line that is too long is cut to one byte more than MAX_LINE."""
     number = begin = 0
     while match := _NOTHING.match(raw, begin):
         start = match.end()
@@ -63,7 +62,7 @@ def lines_with_text(raw: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _fields_of(line: bytes, where: str) -> Fields:
-    """Raises ModelError."""
+    """Return the fields of a line. Raises ModelError."""
     if line.strip().startswith(b"{"):
         return _object(line.strip(), where)
     try:

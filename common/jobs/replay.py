@@ -1,4 +1,4 @@
-"""A picture made again: what its recipe, ours or another program's, says about how."""
+"""Repetition of an image from its recipe, ours or another program's."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
     from qwenimg.common.jobs.foreign import Foreign
     from qwenimg.common.request.recipe import Recipe
 
-NAMES = ("model", "refiner", *PARTS)  # of what a recipe names and does not hold
+NAMES = ("model", "refiner", *PARTS)  # files that a recipe names and does not contain
 USED = ("image_sha256", "mask_sha256", "refiner", *PARTS, "prediction", "lora", "quantize")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What a picture's own recipe says about how to make it again."""
+    """The settings of an image's recipe."""
 
     fields: Fields
-    model: str | None  # None: -m says it
+    model: str | None  # None: only -m gives it
     precision: str
-    noise_given: bool = False  # its noise came from --latents, so that its seed says nothing
+    noise_given: bool = False  # its noise came from --latents, so that its seed has no meaning
     noise_sha256: str | None = None
     lora_fingerprints: tuple[str, ...] = ()  # of its LoRAs, in their order
-    fingerprints: dict[str, str] = field(default_factory=dict)  # of those of NAMES that were given as a path
-    used: dict[str, str]  # what it was made with besides: picture, mask, refiner, VAE, prediction
-    foreign_model: str | None = None  # what another program calls the model
-    messages: tuple[str, ...] = ()  # what another program's recipe has that is not made again
+    fingerprints: dict[str, str] = field(default_factory=dict)  # by those of NAMES that were given as a path
+    used: dict[str, str]  # its other inputs, by the names in USED
+    foreign_model: str | None = None  # another program's name of the model
+    messages: tuple[str, ...] = ()  # differences from another program's recipe
 
 
 def read_replay(path: Path) -> Replay:
-    """The recipe in the picture at `path`, ours or another program's. Raises ModelError."""
+    """Read the recipe in the image at `path`, ours or another program's. Raises ModelError."""
     from qwenimg.common.jobs.foreign_read import read_foreign
     from qwenimg.common.pictures.texts import read_texts
     from qwenimg.common.request.loras import in_cache
@@ -74,7 +74,7 @@ def read_replay(path: Path) -> Replay:
 
 
 def _foreign_replay(foreign: Foreign, path: Path) -> Replay:
-    """What the recipe of another program says. Raises ModelError for one that cannot be followed."""
+    """Return the settings of another program's recipe. Raises ModelError if it cannot be followed."""
     from qwenimg.common.jobs.foreign import known_model
 
     if foreign.refused is not None:
@@ -98,7 +98,7 @@ def _foreign_replay(foreign: Foreign, path: Path) -> Replay:
 
 
 def check_model(replay: Replay, given: str | None) -> None:
-    """Raises ModelError where neither -m nor the recipe says which model is meant."""
+    """Raise ModelError if neither -m nor the recipe names a model."""
     if given is None and replay.model is None:
         name = clean(replay.foreign_model, 60)
         what = f"calls its model {name!r}, which is no name here" if name else "names no model"
@@ -106,21 +106,21 @@ def check_model(replay: Replay, given: str | None) -> None:
 
 
 def differences(replay: Replay | None, picture: Picture, recipe: Recipe) -> list[str]:
-    """Why a picture that is made again must come out different: a line for each thing that is another one now."""
+    """Return why a repeated image differs from the original: a line for each input that is not the same now."""
     if replay is None or replay.noise_sha256 is None or replay.fields.get("seed") != str(picture.seed):
         return []
-    found, now = [], dict[str, Any](recipe)
+    lines, now = [], dict[str, Any](recipe)
     same_size = all(replay.fields.get(side) == picture.said(side) for side in ("width", "height"))
     if same_size and recipe["noise_sha256"] != replay.noise_sha256:
-        found.append("the noise is not that of the picture given to --from")
+        lines.append("the noise is not that of the picture given to --from")
     prints = recipe.get("fingerprints", {})
     for key in NAMES:
         if key in prints and replay.fingerprints.get(key, prints[key]) != prints[key]:
             option = "-m" if key == "model" else f"--{key.replace('_', '-')}"
-            found.append(f"the weights given to {option} are not those of the picture given to --from")
+            lines.append(f"the weights given to {option} are not those of the picture given to --from")
     if replay.lora_fingerprints != tuple(recipe.get("lora_fingerprints", ())):
-        found.append("the LoRAs are not those of the picture given to --from")
+        lines.append("the LoRAs are not those of the picture given to --from")
     for key, option in (("image_sha256", "-i"), ("mask_sha256", "--mask")):
         if replay.used.get(key, now.get(key)) != now.get(key):
-            found.append(f"the picture given to {option} is not that of the picture given to --from")
-    return found
+            lines.append(f"the picture given to {option} is not that of the picture given to --from")
+    return lines

@@ -1,6 +1,6 @@
-"""Draws the pictures of a job, writes each, and reports to a listener: a command line, or a server.
+"""The run of a job: generate and write each image, and report to a listener, such as a command line or a server.
 
-What draws is imported when it is used: a wrong option is refused without it.
+Backends are imported only here: a wrong option is refused without them.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Pictures to make, what they start from, and how they are written."""
+    """The inputs of a run's images, and how they are written."""
 
-    image: NDArray[np.uint8] | None = None  # [H, W, 3], to start from
-    mask: NDArray[np.uint8] | None = None  # [H, W], where it is made anew
-    noise: NDArray[np.float32] | None = None  # [N, C, h, w], one row for each picture or one for all
-    replay: Replay | None = None  # what is made again
+    image: NDArray[np.uint8] | None = None  # [H, W, 3], the initial image
+    mask: NDArray[np.uint8] | None = None  # [H, W], white where the image is regenerated
+    noise: NDArray[np.float32] | None = None  # [N, C, h, w], one row for each image or one for all
+    replay: Replay | None = None  # the recipe that is repeated
     overwrite: bool = False
     metadata: bool = True
-    check_cache: bool = False  # whether what a step cache changes is measured, by drawing whole too
-    new_folder: bool = False  # whether the folder of a picture is made where it is missing
-    save_latents: Path | None = None  # those of all pictures
-    put: Callable[[bytes], object] | None = None  # takes a picture that has no path
+    check_cache: bool = False  # measure the effect of a step cache by generating without it too
+    new_folder: bool = False  # make the folder of an image if it is missing
+    save_latents: Path | None = None  # a file for the latents of all images
+    put: Callable[[bytes], object] | None = None  # receives an image without a path
 
     def asked(self, picture: Picture) -> dict[str, Any]:
-        """What `Pipeline.stream` takes for `picture`."""
+        """Return the arguments of `Pipeline.stream` for `picture`."""
         i, noise = picture.index - 1, self.noise
-        own = noise if noise is None or len(noise) == 1 else noise[i : i + 1]
-        return picture.asked | {"image": self.image, "mask": self.mask, "latents": own}
+        row = noise if noise is None or len(noise) == 1 else noise[i : i + 1]
+        return picture.asked | {"image": self.image, "mask": self.mask, "latents": row}
 
 
 class Listener(Protocol):
-    """What a run reports. `begin` and `step` may raise what is no Exception to end it, as for a signal."""
+    """A receiver of a run's reports. `begin` and `step` may raise a BaseException to end it, as after a signal."""
 
     def notify(self, kind: str, text: str) -> None: ...
 
@@ -73,10 +73,10 @@ class Listener(Protocol):
 
 @dataclass(kw_only=True)
 class Outcome:
-    """How a run ended."""
+    """The result of a run."""
 
-    made: int = 0
-    failed: list[Exception] = field(default_factory=list)  # one for each picture that was not made
+    written: int = 0  # images
+    failed: list[Exception] = field(default_factory=list)  # one for each image that was not generated
     fatal: bool = False  # whether the last of these ended the run
 
 
@@ -84,7 +84,7 @@ class Outcome:
 
 
 def completed(picture: Picture, pipe: Pipeline, job: Job) -> Picture:
-    """`picture` with the model's defaults where nothing was said, but for the negative prompt."""
+    """Return `picture` with the model's defaults for missing options, except the negative prompt."""
     d = pipe.defaults
     if picture.said("few_steps"):
         picture = replace(picture, asked=pipe.settled(picture.asked))
@@ -97,8 +97,8 @@ def completed(picture: Picture, pipe: Pipeline, job: Job) -> Picture:
 
 
 def passing(wanted: Sequence[Picture], check: Callable[[Picture], object]) -> tuple[list[Picture], list[ModelError]]:
-    """Those of `wanted` that pass `check`, and the faults of others, one for each line of a prompt file. Raises
-    UsageError and ModelError for a picture that no prompt file asks for."""
+    """Return the images of `wanted` that pass `check`, and the faults of the others, one for each line of a prompt
+    file. Raises UsageError and ModelError for an image that is not from a prompt file."""
     passed: list[Picture] = []
     faults: dict[str, ModelError] = {}
     for picture in wanted:
@@ -113,7 +113,7 @@ def passing(wanted: Sequence[Picture], check: Callable[[Picture], object]) -> tu
 
 
 def estimated(pipe: Pipeline, job: Job, picture: Picture) -> Estimate:
-    """What a `completed` picture would take. Raises QwenimgError where it could not be drawn or written."""
+    """Return the estimate for a `completed` picture. Raises QwenimgError if it cannot be generated or written."""
     from qwenimg.common.pipeline import encode
 
     if picture.path is not None:
@@ -123,7 +123,7 @@ def estimated(pipe: Pipeline, job: Job, picture: Picture) -> Estimate:
 
 
 def prepare(pipe: Pipeline, wanted: Sequence[Picture]) -> None:
-    """Announces every text of `wanted` to the model, each once."""
+    """Announce every text of `wanted` to the model, each once."""
     texts: dict[str, None] = {}
     for picture in wanted:
         texts[picture.prompt] = None
@@ -131,7 +131,7 @@ def prepare(pipe: Pipeline, wanted: Sequence[Picture]) -> None:
             negative = picture.said("negative_prompt")
             texts[pipe.defaults.negative_prompt if negative is None else negative] = None
     skips = {picture.said("clip_skip") or 0 for picture in wanted}
-    first = {name: said for name in ("lora", "lora_mode") if (said := wanted[0].said(name))} if wanted else {}
+    first = {name: value for name in ("lora", "lora_mode") if (value := wanted[0].said(name))} if wanted else {}
     pipe.prepare(list(texts), max(skips) if len(skips) == 1 else 0, **first)
 
 
@@ -139,9 +139,9 @@ def prepare(pipe: Pipeline, wanted: Sequence[Picture]) -> None:
 
 
 def run(pipe: Pipeline, job: Job, wanted: Sequence[Picture], listener: Listener) -> Outcome:
-    """Draws and writes each of `wanted`, in their order. A picture that fails is reported, and the next one is drawn
-    unless the error will come again."""
-    outcome, kept = Outcome(), list[Any]()
+    """Generate and write each of `wanted` in order. A failure is reported, and the next image is generated unless it
+    must fail too."""
+    outcome, all_latents = Outcome(), list[Any]()
     for picture in wanted:
         listener.begin(picture)
         start, drawn = time.monotonic(), False
@@ -154,15 +154,15 @@ def run(pipe: Pipeline, job: Job, wanted: Sequence[Picture], listener: Listener)
                 listener.notify("warning", line)
             _write(job, picture, result)
             listener.image(picture, result, time.monotonic() - start)
-            outcome.made += 1
-            kept += [result.latents] if job.save_latents is not None else []
-            if job.save_latents is not None and len(kept) == len(wanted):
-                latents.write_latents(job.save_latents, latents.join_latents(kept), overwrite=job.overwrite)
+            outcome.written += 1
+            all_latents += [result.latents] if job.save_latents is not None else []
+            if job.save_latents is not None and len(all_latents) == len(wanted):
+                latents.write_latents(job.save_latents, latents.join_latents(all_latents), overwrite=job.overwrite)
         except Exception as error:
             listener.failure(picture, error)
             outcome.failed.append(error)
             if isinstance(error, DoesNotFit) or out_of_memory(error) or disk_full(error):
-                if drawn or not outcome.made:  # a full disk stays full, memory that never sufficed will not suffice
+                if drawn or not outcome.written:  # a full disk stays full, memory that never sufficed will not suffice
                     break
             elif not isinstance(error, (UsageError, NumericsError)):
                 outcome.fatal = True
@@ -181,20 +181,20 @@ def _draw(pipe: Pipeline, job: Job, picture: Picture, listener: Listener) -> Res
 
 
 def _check_cache(pipe: Pipeline, job: Job, picture: Picture, listener: Listener, result: Result) -> None:
-    """Draws `result` without its step cache too, and adds to its recipe how far it is from that."""
+    """Generate `result` without its step cache too, and add the difference to its recipe."""
     from qwenimg.common.pictures.pixels import psnr
 
     listener.notify("stage", "step cache: drawing the whole run to compare")
     whole = _draw(pipe, job, replace(picture, asked=picture.asked | {"step_cache": 0.0, "cached_calls": ""}), listener)
     seconds, ratio = (one.timing["steps"] for one in (result, whole)), psnr(result.pixels, whole.pixels)
     took = " of ".join(f"{one:.1f}" for one in seconds)
-    found = "the same pixels" if math.isinf(ratio) else f"PSNR {ratio:.1f} dB"
-    result.recipe["step_cache_effect"] += f"; against the whole run {found}, {took} s"
+    effect = "the same pixels" if math.isinf(ratio) else f"PSNR {ratio:.1f} dB"
+    result.recipe["step_cache_effect"] += f"; against the whole run {effect}, {took} s"
     listener.notify("stage", f"step cache: {result.recipe['step_cache_effect']}")
 
 
 def _write(job: Job, picture: Picture, result: Result) -> None:
-    """In the format that the name ends in; where there is none, a PNG. Raises UsageError and DoesNotFit."""
+    """Write the image in the format of its suffix, or pass a PNG to `put`. Raises UsageError and DoesNotFit."""
     from qwenimg.common.pipeline import encode
 
     recipe = result.recipe if job.metadata else None

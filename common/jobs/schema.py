@@ -1,4 +1,4 @@
-"""The JSON Schema of what may be said about a picture: a line of a prompt file, or a request to a server."""
+"""The JSON Schema of the options of an image: a line of a prompt file, or a request to a server."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from qwenimg.common.request.request import Defaults
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _TYPES: dict[type | None, str] = {int: "integer", float: "number", str: "string"}
 _BOUNDS = {False: ("minimum", "maximum"), True: ("exclusiveMinimum", "exclusiveMaximum")}
-# What says the same twice.
+# Pairs of options that give the same twice.
 _EITHER = (("size", "aspect"), ("size", "width"), ("size", "height"), ("aspect", "width"), ("aspect", "height"))
 
 
 def request_schema() -> dict[str, Any]:
-    """The schema, in draft 2020-12. A default is there where it is the program's and not the model's."""
+    """Return the schema, in draft 2020-12. It has the program's defaults, and none that depend on the model."""
     return {
         "$schema": DIALECT,
         "title": "qwenimg request",
@@ -32,16 +32,16 @@ def request_schema() -> dict[str, Any]:
 
 
 def _property(one: Option) -> dict[str, Any]:
-    found = _number(one) if one.least is not None else _text(one)
+    kind = _number(one) if one.least is not None else _text(one)
     if one.several:
-        found = {"anyOf": [found | {"minimum": -1}, {"type": "string", "maxLength": one.longest}]}
+        kind = {"anyOf": [kind | {"minimum": -1}, {"type": "string", "maxLength": one.longest}]}
     models_own = {field.name for field in fields(Defaults)}
     about: dict[str, Any] = {"description": one.said(one.help)}
     if one.kind is not str and not one.several and one.name not in models_own:
         about["default"] = one.default
     if one.families:
         about["x-families"] = list(one.families)
-    return about | found
+    return about | kind
 
 
 def _number(one: Option) -> dict[str, Any]:

@@ -26,7 +26,7 @@ STAGES = ("import", "load", "text", "first step", "steady step", "decode", "save
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """The image that is drawn, and how often."""
+    """The image to generate, and how often."""
 
     width: int
     height: int
@@ -41,7 +41,7 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class Timings:
-    """The figures of one program. `total` is that of the first image, of `Workload.few` steps."""
+    """The measurements of one program. `total` is the time to the first image, of `Workload.few` steps."""
 
     arm: str  # the program's name
     device: str
@@ -92,9 +92,9 @@ def measure(
 
 
 def draw(pipe: Pipeline, work: Workload, steps: int) -> tuple[Result, list[float], float]:
-    """Draw an image; return it, the seconds of each step, and the processor seconds of the steps after the first.
+    """Generate an image; return it, the seconds of each step, and the processor seconds of the steps after the first.
 
-    The first step also does what is done once per schedule, such as Qwen-Image's modulation.
+    The first step also does the work of once per schedule, such as Qwen-Image's modulation.
     """
     seconds, ended = [], []
     size: dict[str, Any] = {"width": work.width, "height": work.height}

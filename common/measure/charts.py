@@ -9,19 +9,27 @@ from itertools import groupby
 
 from qwenimg.common.base.svg import INK, drawing, text
 
-WIDTH, HEIGHT = 960, 420  # of one chart, in pixels
+WIDTH, HEIGHT = 960, 420  # pixels of one chart
 LEFT, RIGHT, TOP, BOTTOM = 70, 190, 44, 132
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # told apart by all eyes
+COLOURS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+    "#000000",
+)  # distinct also for the colour-blind
 FAINT = "#d8d8d8"
-MOST_LETTERS = 24  # of a place's name
-MOST_NAMES = 44  # of places along the axis
+MOST_LETTERS = 24  # letters of a place's name
+MOST_NAMES = 44  # names of places along the axis
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
     name: str
-    values: Sequence[float | None]  # of each place; None leaves a gap
+    values: Sequence[float | None]  # one for each place; None leaves a gap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +37,7 @@ class Chart:
     title: str
     places: Sequence[str]
     series: Sequence[Series]
-    limit: tuple[float, str] | None = None  # a line across, and what it is
+    limit: tuple[float, str] | None = None  # the height of a line across, and its label
 
     def decades(self) -> tuple[int, int]:
         """Return the powers of ten around all values."""

@@ -1,4 +1,4 @@
-"""What `qwenimg doctor` says of this machine: one backend measured, and what `--preset auto` would choose there."""
+"""The report of `qwenimg doctor` about this machine: measurements of one backend, and the choice of `--preset auto`."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from qwenimg.common.weights import on_paper as weights_on_paper
 
 @dataclass(frozen=True, kw_only=True)
 class Auto:
-    """What `--preset auto` chooses for a model."""
+    """The choice of `--preset auto` for a model."""
 
     model: str
     choice: Choice
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class DoctorReport:
     versions: dict[str, str]
     system: str
     backend: str
@@ -47,7 +47,7 @@ class Report:
     free_memory: int  # bytes, on the device
     free_ram: int
     cache: str
-    free_disk: int | None  # bytes where the cache is; None where that cannot be asked
+    free_disk: int | None  # bytes on the disk of the cache; None if the system does not say
     dtypes: list[Measured]
     auto: list[Auto]
 
@@ -56,23 +56,24 @@ class Report:
         return next(one for one in self.dtypes if one.dtype == "float32")
 
     def as_json(self) -> dict[str, Any]:
-        made = asdict(self)
-        for row, one in zip(made["dtypes"], self.dtypes, strict=True):
+        report = asdict(self)
+        for row, one in zip(report["dtypes"], self.dtypes, strict=True):
             row |= {"ok": not one.faults, "verdict": one.verdict()}
-        made["auto"] = [{"model": auto.model, **asdict(auto.choice)} for auto in self.auto]
-        return made
+        report["auto"] = [{"model": auto.model, **asdict(auto.choice)} for auto in self.auto]
+        return report
 
 
-def examine(engine: Engine, opened: tuple[str, DenoiserKind, Checkpoint] | None) -> Report:
-    """Measures for a second or two. opened: the name, kind and files of a model; without one `auto` is told of each
-    family's published size."""
+def examine(engine: Engine, opened: tuple[str, DenoiserKind, Checkpoint] | None) -> DoctorReport:
+    """Measure `engine` for a second or two and return the report.
+
+    opened: the name, kind and files of a model; without one, `auto` has a choice for each family's published size."""
     free, cache = engine.free_memory(), hf_cache.cache_folder()
     if opened is None:
         auto = [_published(family, engine, free) for family in registry.FAMILIES]
     else:
         name, kind, checkpoint = opened
         auto = [Auto(model=name, choice=_choice(kind, engine, checkpoint.largest, free))]
-    return Report(
+    return DoctorReport(
         versions={"qwenimg": __version__, "python": platform.python_version(), "numpy": np.__version__}
         | engine.versions(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -88,8 +89,8 @@ def examine(engine: Engine, opened: tuple[str, DenoiserKind, Checkpoint] | None)
     )
 
 
-def lines(report: Report) -> list[str]:
-    """The report as text."""
+def lines(report: DoctorReport) -> list[str]:
+    """Return the report as text."""
     disk = "free space unknown" if report.free_disk is None else f"{size_text(report.free_disk)} free"
     rows: list[tuple[str, ...]] = [("", "matmul", "conv2d", "attention", "product", "")]
     for one in report.dtypes:
@@ -106,8 +107,8 @@ def lines(report: Report) -> list[str]:
     ]
 
 
-def on_paper(engine: Engine, report: Report) -> OnPaper:
-    """Return `engine` as plans are made for it, with the measured rate of the dtype that its pictures are drawn in."""
+def on_paper(engine: Engine, report: DoctorReport) -> OnPaper:
+    """Return `engine` in the form that plans take, with the measured rate of the dtype in which it generates."""
     dtype = "bfloat16" if engine.on_gpu else "float32"
     rate = next(one.flops for one in report.dtypes if one.dtype == dtype)
     free = report.free_memory
@@ -119,7 +120,7 @@ def _choice(kind: DenoiserKind, engine: Engine, weights: Any, free: int) -> Choi
 
 
 def _published(family: Family, engine: Engine, free: int) -> Auto:
-    """For the denoiser of the size that is published under the family's name."""
+    """Return the choice for the denoiser of the size that is published under the family's name."""
     network = family.networks[0]
     plan = weights_on_paper.plan(network.role, network.uses(network.manifest(network.config())))
 
@@ -135,7 +136,7 @@ def _threads() -> int:
 
 
 def _free_disk(folder: Path) -> int | None:
-    """Where `folder` is or would be made."""
+    """Return the free bytes of the disk that `folder` is on or would be made on, or None."""
     for place in (folder, *folder.parents):
         try:
             return shutil.disk_usage(place).free

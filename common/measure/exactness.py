@@ -1,8 +1,8 @@
-"""What float32, bfloat16 and float16 really are on a device: single operations of the networks against float64.
+"""A test of float32, bfloat16 and float16 on a device: single operations of the networks against float64.
 
 A dtype's unit roundoff u bounds one rounding. An operation that sums in float32 and rounds once at the end is off by
-about 0.4 u in norm. TF32 keeps 10 bits of a float32 product's inputs, which makes it 1,000 times worse; sums in
-16 bit show as several u.
+about 0.4 u in norm. TF32 keeps 10 bits of a float32 product's inputs, which makes it 1,000 times worse; sums in 16 bit
+show as several u.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from qwenimg.common.runtime.engine import Engine
 
 Array = NDArray[np.float64]
 U = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
-# Relative errors (L2) up to which a dtype is what its name says. Float32 sums of 1,000 terms are off by some 30 u, one
-# by one, the result of 16 bit by 0.42 u and twice that where a bias or a score is rounded too.
+# The largest relative error (L2) that a dtype's precision allows. Float32 sums of 1,000 terms are off by some 30 u if
+# they are added one by one; a 16-bit result by 0.42 u, and twice that if a bias or a score is rounded too.
 LIMITS = {"float32": 1e-5, "bfloat16": 1.5 * U["bfloat16"], "float16": 1.5 * U["float16"]}
-RATE_SIDE = {True: 4096, False: 512}  # of the matrices that speed is measured with, on a GPU and on a CPU
+RATE_SIDE = {True: 4096, False: 512}  # rows of the matrices that speed is measured with, on a GPU and on a CPU
 
 
 def matmul(x: Array, weight: Array) -> Array:
@@ -30,7 +30,7 @@ def matmul(x: Array, weight: Array) -> Array:
 
 
 def conv2d(x: Array, weight: Array) -> Array:
-    """3x3, padded by one."""
+    """Convolve with a 3x3 kernel, padded by one."""
     height, width = x.shape[2:]
     padded = np.pad(x, [(0, 0), (0, 0), (1, 1), (1, 1)])
     taps = [(i, j) for i in range(3) for j in range(3)]
@@ -42,7 +42,7 @@ def conv2d(x: Array, weight: Array) -> Array:
 
 
 def attention(q: Array, k: Array, v: Array) -> Array:
-    """[B L H D] each -> [B L H*D]."""
+    """[B L H D] each -> [B L H*D]"""
     q, k, v = (x.transpose(0, 2, 1, 3) for x in (q, k, v))
     scores = q @ k.swapaxes(-1, -2) * q.shape[-1] ** -0.5
     weights = np.exp(scores - scores.max(-1, keepdims=True))
@@ -56,12 +56,12 @@ OPERATIONS: dict[str, tuple[Callable[..., Array], tuple[tuple[int, ...], ...]]] 
     "conv2d": (conv2d, ((1, 128, 64, 64), (128, 128, 3, 3))),  # Metal takes Winograd's method at these sizes
     "attention": (attention, ((1, 160, 4, 128),) * 3),
 }
-SMALL_CONV = ((1, 64, 16, 16), (64, 64, 3, 3))  # on a CPU, where a convolution is one everywhere
+SMALL_CONV = ((1, 64, 16, 16), (64, 64, 3, 3))  # for a CPU, which has no faster method of lower precision
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One dtype on one device. errors: relative (L2), of each operation."""
+    """The errors and the speed of one dtype on one device. errors: relative (L2), by operation."""
 
     dtype: str
     errors: dict[str, float]
@@ -69,12 +69,12 @@ class Measured:
 
     @property
     def faults(self) -> list[str]:
-        """The operations that are not what the dtype's name says."""
+        """The operations that are less precise than the dtype."""
         return [name for name, error in self.errors.items() if not error <= LIMITS[self.dtype]]
 
     @property
     def bits(self) -> float:
-        """Of precision that the worst operation has: float32 has 24, TF32 11."""
+        """The bits of precision of the worst operation: float32 has 24, TF32 11."""
         return -math.log2(max(max(self.errors.values()), 2.0**-24))
 
     def verdict(self) -> str:
@@ -86,7 +86,7 @@ class Measured:
 
 
 def measure(engine: Engine, dtype: str) -> Measured:
-    """`dtype` on the engine's device."""
+    """Measure the errors and the speed of `dtype` on the engine's device."""
     errors = {name: error(engine, dtype, name) for name in OPERATIONS}
     side = RATE_SIDE[engine.on_gpu]
     engine.product_seconds(side, dtype)
@@ -95,12 +95,12 @@ def measure(engine: Engine, dtype: str) -> Measured:
 
 
 def error(engine: Engine, dtype: str, operation: str) -> float:
-    """Relative, against float64 on the same inputs, which `dtype` holds."""
+    """Return an operation's relative error (L2) against float64 on the same inputs, which are exact in `dtype`."""
     exact, shapes = OPERATIONS[operation]
     if operation == "conv2d" and not engine.on_gpu:
         shapes = SMALL_CONV
     generator = np.random.RandomState(0)
     arrays = [nearest(generator.standard_normal(shape).astype(np.float32), dtype) for shape in shapes]
     reference = exact(*(array.astype(np.float64) for array in arrays))
-    made = engine.operate(operation, dtype, arrays).astype(np.float64)
-    return float(np.linalg.norm(made - reference) / np.linalg.norm(reference))
+    result = engine.operate(operation, dtype, arrays).astype(np.float64)
+    return float(np.linalg.norm(result - reference) / np.linalg.norm(reference))

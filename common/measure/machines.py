@@ -1,7 +1,7 @@
-"""What graphics cards and Apple's chips can do at most, what is reached of it, and the memory that they come with.
+"""The peak speed, the share of it that kernels reach, and the memory of graphics cards and Apple's chips.
 
 Rates are those of the makers' data sheets: products in 16 bit are dense, with sums in float32 (on a GeForce card half
-of what is advertised). Nothing here was measured by this project.
+of the advertised rate). Nothing here was measured by this project.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from qwenimg.common.base.text import aligned, clean
 
 @dataclass(frozen=True)
 class Machine:
-    """A card or chip. The shares are those of a card whose attention keeps no scores."""
+    """A card or chip. The default shares are those of a card whose attention kernel stores no scores."""
 
     name: str
     title: str
-    memory: tuple[int, ...]  # GiB that it comes with
+    memory: tuple[int, ...]  # the sizes that it is sold with, in GiB
     gigabytes: float  # bandwidth, a second
-    teraflops: float  # of products in 16 bit, at most
-    teraflops32: float  # in float32
-    products: float = 0.85  # share of its rate that products of these shapes reach
-    attention: float = 0.5  # share of its rate that attention reaches
+    teraflops: float  # peak of products in 16 bit
+    teraflops32: float  # peak of products in float32
+    products: float = 0.85  # share of the peak that the networks' products reach
+    attention: float = 0.5  # share of the peak that attention reaches
     source: str = "the maker's data sheet"
 
     def peak(self, dtype: str) -> float:
-        """Return the operations a second in `dtype` at most."""
+        """Return the peak of operations a second in `dtype`."""
         return 1e12 * (self.teraflops if dtype in ("bfloat16", "float16") else self.teraflops32)
 
 
@@ -76,7 +76,7 @@ _LIKE_M4_MAX = f"{_CHIP}; the share that products reach is that of the M4 Max"
 _M4_MAX = f"{_CHIP}; the speed at which others' language models read prompts means 14 TFLOP/s"
 _M3_ULTRA = f"{_CHIP}; others measured 17.4 TFLOP/s"
 _M5 = "bandwidth from the data sheet; the rate in 16 bit from what others measured of its cores, float32 a guess"
-# Chips with the most cores that they come with. Attention reaches 0.9 of what products reach.
+# Chips in their version with the most cores. Attention reaches 0.9 of the rate of products.
 _CHIPS = (
     ("m1", "Apple M1", (8, 16), 68, 2.6, 2.6, 0.76, 0.68, _LIKE_M4_MAX),
     ("m1-pro", "Apple M1 Pro", (16, 32), 200, 5.3, 5.3, 0.76, 0.68, _LIKE_M4_MAX),
@@ -98,12 +98,12 @@ _CHIPS = (
     ("m5-max", "Apple M5 Max", (36, 48, 64, 128), 614, 60, 30, 1.0, 0.9, _M5),
 )
 MACHINES = {row[0]: Machine(*row) for row in (*_CARDS, *_CHIPS)}
-LIST = "list"  # that `--on` takes in place of a name
+LIST = "list"  # a value of `--on` in place of a name
 
 
 def of_device(device: str) -> Machine | None:
-    """Return the machine that a driver calls `device` (NVIDIA H100 80GB HBM3, Apple M4 Max), or None. A card of a
-    laptop has another rate than the one of its name."""
+    """Return the machine that a driver calls `device` (NVIDIA H100 80GB HBM3, Apple M4 Max), or None. A laptop's card
+    is none of them: it has another rate than the card of its name."""
     if "laptop" in device.lower():
         return None
     longest = sorted(MACHINES.values(), key=lambda one: -len(one.name))
@@ -114,10 +114,10 @@ def machine(name: str, option: str = "--on") -> Machine:
     """Return the machine that the value of `option` names. Raises UsageError."""
     plain = re.sub(r"[\s_-]+", "-", re.sub(r"(\d{4})(ti|super)", r"\1-\2", name.strip().lower()))
     words = () if "laptop" in plain or "mobile" in plain else sorted(MACHINES, key=len, reverse=True)
-    found = next((MACHINES[one] for one in words if f"-{one}-" in f"-{plain}-"), None)
-    if found is None:
+    match = next((MACHINES[one] for one in words if f"-{one}-" in f"-{plain}-"), None)
+    if match is None:
         raise UsageError(f"{option} {clean(name, 40)!r} is not known; qwenimg plan --on {LIST} lists all names")
-    return found
+    return match
 
 
 def lines() -> list[str]:
@@ -132,6 +132,6 @@ def _rows() -> Iterator[tuple[str, ...]]:
 
 
 def _words(one: Machine) -> str:
-    """Return the pattern of its name in the name that a driver gives."""
+    """Return a pattern that matches this machine's name in the name that a driver gives."""
     name = one.title.removeprefix("NVIDIA ").removesuffix(" SXM").removeprefix("RTX ")
     return rf"\b{re.escape(name)}\b"

@@ -1,8 +1,8 @@
-"""`qwenimg precision`: one picture under each policy on this device, against float32 or float64, block by block.
+"""`qwenimg precision`: one image under each policy on this device, compared with float32 or float64, block by block.
 
 All policies get the same prompt, size, seed and schedule. The largest activations are those of the first and last step,
-of the texts and of the decoding; the error of a block is that of its last result in the first step, with all that came
-before computed in the policy too. The steps between are timed with nobody looking.
+of the texts and of the decoding. The error of a block is that of its last result in the first step, where everything
+before it ran under the policy too. The steps between are timed without an observer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from qwenimg.common.base.errors import DoesNotFit, NumericsError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.registry import Opened
-from qwenimg.common.measure.activations import Block, Blocks
+from qwenimg.common.measure.activations import ActivationObserver, BlockActivations
 from qwenimg.common.pictures.pixels import decibels
 from qwenimg.common.pipeline.diffusion_model import renew
 from qwenimg.common.pipeline.pipeline import Pipeline
@@ -34,15 +34,15 @@ from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.weights.not_finite import TooLarge
 
 FLOAT16_MAX = 65504.0
-NEAR = 40.0  # dB of a picture to the reference's from which on they are taken for the same: 1 % of the range
-AS_FAST = 1.2  # times the fastest's seconds: within this, a few steps do not tell two policies apart
-MAX_FP32_ERROR = 1e-5  # of a product
-EXACT_BYTES = 1 << 30  # of the weights in float64, up to which that on a CPU is the reference
+NEAR = 40.0  # dB from which on an image counts as the reference's: an error of 1 % of the range
+AS_FAST = 1.2  # a policy this many times slower than the fastest counts as equally fast: a few steps do not tell
+MAX_FP32_ERROR = 1e-5  # relative error of a product
+EXACT_BYTES = 1 << 30  # bytes of weights in float64, up to which float64 on a CPU is the reference
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What is drawn under every policy."""
+class PrecisionTask:
+    """The image that is generated under every policy."""
 
     prompt: str
     width: int
@@ -52,63 +52,63 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """One policy on one device."""
+class PolicyRun:
+    """The measurements of one policy on one device."""
 
     policy: str
     where: str  # the device
-    fault: str = ""  # why there is no picture
-    seconds: float | None = None  # of a step, the median
-    weights: int = 0  # bytes of the denoiser's
-    peak: int | None = None  # bytes, of arrays
+    fault: str = ""  # why there is no image
+    seconds: float | None = None  # median of a step
+    weights: int = 0  # bytes of the denoiser's weights
+    peak: int | None = None  # bytes of arrays
     latents_error: float | None = None  # relative L2, against the reference
-    pixels_error: float | None = None  # mean square, of 255 squared
-    blocks: list[Block] = field(default_factory=list)
+    pixels_error: float | None = None  # mean square error, full scale 255 squared
+    blocks: list[BlockActivations] = field(default_factory=list)
 
     @property
     def psnr(self) -> float | None:
-        """dB, infinite for the same pixels."""
+        """The PSNR in dB, infinite for the same pixels, or None without an image."""
         return None if self.pixels_error is None else decibels(self.pixels_error)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class PrecisionReport:
     model: str
     backend: str
     device: str
     versions: Mapping[str, str]
-    asked: Asked
-    reference: str  # of latents and pictures: `fp64 on CPU ...`
+    asked: PrecisionTask
+    reference: str  # policy and device of the latents and image to compare with: `fp64 on CPU ...`
     shown: str  # the policy whose largest activations are shown
-    compared: Mapping[str, str]  # the policies that blocks are compared with, best first, and the device of each
-    runs: list[Run]
+    compared: Mapping[str, str]  # the policies that blocks are compared with, most precise first, and their devices
+    runs: list[PolicyRun]
     recommended: str
     why: str
     auto: Choice
 
     @property
-    def blocks(self) -> list[Block]:
-        """Of the policy whose largest activations are shown."""
+    def blocks(self) -> list[BlockActivations]:
+        """The blocks of the policy whose largest activations are shown."""
         return next((run.blocks for run in self.runs if run.policy == self.shown), [])
 
     def as_json(self) -> dict[str, Any]:
-        made = asdict(self)
-        for row, run in zip(made["runs"], self.runs, strict=True):
+        report = asdict(self)
+        for row, run in zip(report["runs"], self.runs, strict=True):
             row["psnr"] = None if run.psnr is None or math.isinf(run.psnr) else run.psnr
             for block in row["blocks"]:
                 del block["values"]
                 block["largest"] = None if not math.isfinite(block["largest"]) else block["largest"]
-        return made
+        return report
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Drawn:
-    run: Run
+    run: PolicyRun
     result: Result | None
 
 
 class Measuring:
-    """A model on an engine, ready to be drawn with under one policy after the other."""
+    """A model on an engine, ready to generate under one policy after the other."""
 
     def __init__(self, opened: Opened, engine: Engine, name: str, defaults: Defaults):
         self.opened, self.engine = opened, engine
@@ -118,49 +118,49 @@ class Measuring:
         self.pipe = Pipeline(model, name=name, family=opened.family.name, defaults=defaults)
 
     def size(self) -> tuple[int, int]:
-        """Width and height: the model's, and half of it a side on a CPU, which is slow."""
+        """Return width and height: the model's, and half of it a side on a CPU, which is slow."""
         usual, part = self.pipe.defaults, 1 if self.engine.on_gpu else 2
         return usual.width // part, usual.height // part
 
-    def draw(self, policy: Precision, asked: Asked) -> _Drawn:
-        """The picture under `policy`, or why there is none."""
+    def draw(self, policy: Precision, asked: PrecisionTask) -> _Drawn:
+        """Generate the image under `policy`. The result has none if the policy failed, and says why."""
         runtime = self.pipe.runtime
         runtime.precision = replace(policy, kind=self.kind)
         runtime.choice = Choice(preset="", precision=policy.name)
         renew(self.pipe.model, "transformer")
-        seen = Blocks(self.engine, self.opened.checkpoint)
+        observer = ActivationObserver(self.engine, self.opened.checkpoint)
         self.engine.peak_memory()
         try:
-            result, seconds, fault = *self._steps(asked, seen), ""
+            result, seconds, fault = *self._steps(asked, observer), ""
         except (DoesNotFit, NumericsError, TooLarge) as error:
             result, seconds, fault = None, None, str(error)
         return _Drawn(
-            run=Run(
+            run=PolicyRun(
                 policy=policy.name,
                 where=self.engine.device,
                 fault=fault,
                 seconds=seconds,
                 weights=self._weights(runtime.precision),
                 peak=self.engine.peak_memory(),
-                blocks=seen.found(),
+                blocks=observer.found(),
             ),
             result=result,
         )
 
-    def _steps(self, asked: Asked, seen: Blocks) -> tuple[Result, float | None]:
-        """Looks at the first step, the last and the decoding, and times what is between."""
+    def _steps(self, asked: PrecisionTask, observer: ActivationObserver) -> tuple[Result, float | None]:
+        """Observe the first step, the last and the decoding. Return the image, and the median seconds of the others."""
         stream = self.pipe.stream(**asdict(asked))
         timed: list[float] = []
         index, total = 0, asked.steps
         while True:
             watched = index == 0 or index >= total - 1
-            with self.engine.observe(seen) if watched else nullcontext():
+            with self.engine.observe(observer) if watched else nullcontext():
                 event = next(stream)
             if isinstance(event, Result):
                 return event, median(timed) if timed else None
             timed += [] if watched else [event.seconds]
             index, total = event.index, event.total
-            seen.end_of_first()
+            observer.end_of_first()
 
     def _weights(self, policy: Precision) -> int:
         component = self.opened.checkpoint[self.opened.family.denoiser]
@@ -168,31 +168,36 @@ class Measuring:
 
 
 def _quiet(kind: str, text: str) -> None:
-    """Where nobody listens."""
+    """Drop a message."""
 
 
 def measure(
-    device: Measuring, exact: Measuring | None, asked: Asked, policies: Sequence[str], tell: Callable[[str], None]
-) -> Report:
-    """Draws under float32, under `policies`, and where `exact` is given, in float64 there. tell: is told what is drawn.
+    device: Measuring,
+    exact: Measuring | None,
+    asked: PrecisionTask,
+    policies: Sequence[str],
+    tell: Callable[[str], None],
+) -> PrecisionReport:
+    """Generate under float32, under `policies`, and, if `exact` is given, in float64 there; return the report. `tell`
+    gets the name of each run.
 
-    Where float32 does not fit, the next of the policies that does is what the others are compared with. Raises
-    NumericsError on a device whose float32 is not."""
+    If float32 does not fit, the first policy that does is the reference. Raises NumericsError on a device whose float32
+    products are less precise."""
     error = device.engine.check_fp32()
     if not error <= MAX_FP32_ERROR:
         raise NumericsError(f"float32 products on {device.engine.device} are off by {error:.1e}; see qwenimg doctor")
-    known, drawn = bases(device.kind), list[_Drawn]()
+    known, results = bases(device.kind), list[_Drawn]()
     if exact is not None:
         tell(f"fp64 on {exact.engine.device}")
-        drawn.append(exact.draw(FP64, asked))
+        results.append(exact.draw(FP64, asked))
     for name in dict.fromkeys(["fp32", *policies]):
         tell(name)
-        drawn.append(device.draw(known[name], asked))
-    on_device = [one.run for one in drawn if one.run.policy != "fp64"]
-    reference = next((one for one in drawn if one.result is not None), None)
+        results.append(device.draw(known[name], asked))
+    on_device = [one.run for one in results if one.run.policy != "fp64"]
+    reference = next((one for one in results if one.result is not None), None)
     shown = next((run for run in on_device if not run.fault), on_device[0])
-    compared = [one.run for one in drawn if one.run.policy == "fp64" and not one.run.fault] + [shown]
-    runs = [_compared(one, reference, compared) for one in drawn if one.run.policy != "fp64"]
+    compared = [one.run for one in results if one.run.policy == "fp64" and not one.run.fault] + [shown]
+    runs = [_compared(one, reference, compared) for one in results if one.run.policy != "fp64"]
     auto = presets.choose(
         presets.AUTO,
         presets.AUTO,
@@ -202,7 +207,7 @@ def measure(
         device.engine.free_memory(),
     )
     recommended, why = recommend(runs)
-    return Report(
+    return PrecisionReport(
         model=device.pipe.model_name,
         backend=device.engine.name,
         device=device.engine.device,
@@ -218,33 +223,33 @@ def measure(
     )
 
 
-def _compared(one: _Drawn, reference: _Drawn | None, compared: Sequence[Run]) -> Run:
-    """Its run with its errors."""
+def _compared(one: _Drawn, reference: _Drawn | None, compared: Sequence[PolicyRun]) -> PolicyRun:
+    """Return the run of `one` with its errors against `reference` and against the blocks of `compared`."""
     against = [(run.policy, {block.key: block for block in run.blocks}) for run in compared]
     blocks = []
     for block in one.run.blocks:
-        found = {policy: block.distance(others.get(block.key)) for policy, others in against}
-        blocks.append(replace(block, errors={policy: error for policy, error in found.items() if error is not None}))
+        errors = {policy: block.distance(others.get(block.key)) for policy, others in against}
+        blocks.append(replace(block, errors={policy: error for policy, error in errors.items() if error is not None}))
     if one.result is None or reference is None or reference.result is None:
         return replace(one.run, blocks=blocks)
-    made, best = one.result, reference.result
-    difference = made.pixels.astype(np.float64) - best.pixels
+    result, best = one.result, reference.result
+    difference = result.pixels.astype(np.float64) - best.pixels
     return replace(
         one.run,
         blocks=blocks,
-        latents_error=relative(made.latents, best.latents),
+        latents_error=relative(result.latents, best.latents),
         pixels_error=float(np.mean(difference**2)),
     )
 
 
-def relative(made: Any, best: Any) -> float:
-    """L2 of the difference to that of `best`."""
+def relative(array: Any, best: Any) -> float:
+    """Return the L2 norm of `array` - `best`, relative to that of `best`."""
     wide = best.astype(np.float64)
-    return float(np.linalg.norm(made - wide)) / max(float(np.linalg.norm(wide)), 1e-300)
+    return float(np.linalg.norm(array - wide)) / max(float(np.linalg.norm(wide)), 1e-300)
 
 
 def chosen(text: str | None, kind: DenoiserKind) -> list[str]:
-    """The policies that are named in `text`, with commas between, or all of a kind's. Raises UsageError."""
+    """Return the policies in `text`, separated by commas, or without it all of `kind`. Raises UsageError."""
     if text is None:
         return list(kind.bases)
     names = [name.strip().lower() for name in text.split(",")]
@@ -256,15 +261,15 @@ def chosen(text: str | None, kind: DenoiserKind) -> list[str]:
     return names
 
 
-def recommend(runs: Sequence[Run]) -> tuple[str, str]:
-    """The policy to take, and why: of those that are near the reference, the one of the fastest with the least error.
-    Plain float16 is none of them, since a single picture does not show that it never overflows."""
-    made = [run for run in runs if not run.fault and run.policy != "fp16-plain"]
-    if not made:
+def recommend(runs: Sequence[PolicyRun]) -> tuple[str, str]:
+    """Return the best policy, and why: of the policies near the reference and about as fast as the fastest, the one
+    with the least error. Plain float16 is never recommended: a single image does not show that it never overflows."""
+    complete = [run for run in runs if not run.fault and run.policy != "fp16-plain"]
+    if not complete:
         return "", "no policy gave a picture here"
-    near = [run for run in made if (run.psnr or 0) >= NEAR]
+    near = [run for run in complete if (run.psnr or 0) >= NEAR]
     if not near:
-        best = min(made, key=_error)
+        best = min(complete, key=_error)
         return best.policy, f"no picture is within {NEAR:.0f} dB of the reference, and this one is the nearest"
     fastest = min(_seconds(run) for run in near)
     fast = [run for run in near if _seconds(run) <= AS_FAST * fastest]
@@ -275,9 +280,9 @@ def recommend(runs: Sequence[Run]) -> tuple[str, str]:
     return best.policy, of + also
 
 
-def _error(run: Run) -> float:
+def _error(run: PolicyRun) -> float:
     return math.inf if run.latents_error is None else run.latents_error
 
 
-def _seconds(run: Run) -> float:
+def _seconds(run: PolicyRun) -> float:
     return math.inf if run.seconds is None else run.seconds

@@ -1,4 +1,4 @@
-"""What `qwenimg precision` found, as lines for a terminal, as charts, and as one self-contained page."""
+"""The report of `qwenimg precision` as lines for a terminal, as charts, and as one self-contained page."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.text import aligned, clean
-from qwenimg.common.measure.activations import Block
+from qwenimg.common.measure.activations import BlockActivations
 from qwenimg.common.measure.charts import Chart, Series, svg
-from qwenimg.common.measure.precision import FLOAT16_MAX, Report, Run
+from qwenimg.common.measure.precision import FLOAT16_MAX, PolicyRun, PrecisionReport
 
 SHOWN = 12  # blocks in a terminal
 Row = tuple[str, ...]
@@ -21,12 +21,12 @@ td:first-child, th:first-child, td.text, th.text { text-align: left } tr { borde
 .beyond { color: #b00020; font-weight: bold } svg { width: 100%; height: auto }"""
 
 
-def lines(report: Report) -> list[str]:
-    """Of the blocks those that are nearest to float16's end."""
+def lines(report: PrecisionReport) -> list[str]:
+    """Return the report as text, with the blocks whose activations are nearest to float16's maximum."""
     blocks = sorted(report.blocks, key=lambda block: -_order(block))
     against = next(iter(report.compared))
     head, rows = _block_rows(report, blocks[:SHOWN], against)
-    left = len(blocks) - SHOWN
+    hidden = len(blocks) - SHOWN
     return [
         _about(report),
         "",
@@ -35,13 +35,13 @@ def lines(report: Report) -> list[str]:
         "",
         f"largest |activation|, headroom to float16's {FLOAT16_MAX:.0f}, errors against {_where(report, against)}:",
         *aligned([head, *rows]),
-        *([f"and {left} blocks with more headroom (--json, --html)"] if left > 0 else []),
+        *([f"and {hidden} blocks with more headroom (--json, --html)"] if hidden > 0 else []),
         "",
         *conclusions(report),
     ]
 
 
-def conclusions(report: Report) -> list[str]:
+def conclusions(report: PrecisionReport) -> list[str]:
     auto = report.auto
     name = f"--precision {report.recommended}" if report.recommended else "nothing"
     return [
@@ -51,27 +51,27 @@ def conclusions(report: Report) -> list[str]:
     ]
 
 
-def beyond(report: Report) -> list[str]:
-    """A line for each part of the model that plain float16 does not hold, or hardly."""
-    found = []
+def beyond(report: PrecisionReport) -> list[str]:
+    """Return a line for each part of the model whose activations float16 cannot hold, or hardly."""
+    lines = []
     for part in dict.fromkeys(block.part for block in report.blocks):
         worst = max((block for block in report.blocks if block.part == part), key=_order)
         if not worst.largest <= FLOAT16_MAX / 8:
             where = f"{worst.name}, {worst.at}"
             verb = "holds little more than" if worst.largest <= FLOAT16_MAX else "does not hold"
-            found.append(f"float16 {verb} the {part}: {_size(worst.largest)} at {where}")
-    return found
+            lines.append(f"float16 {verb} the {part}: {_size(worst.largest)} at {where}")
+    return lines
 
 
-def charts(report: Report) -> list[Chart]:
-    """The largest activations, and the errors of the policies."""
+def charts(report: PrecisionReport) -> list[Chart]:
+    """Return charts of the largest activations and of the policies' errors."""
     blocks, against = report.blocks, next(iter(report.compared))
-    made = [run for run in report.runs if any(block.errors.get(against) for block in run.blocks)]
+    runs = [run for run in report.runs if any(block.errors.get(against) for block in run.blocks)]
     places = [block.name for block in blocks]
-    by_key = [{block.key: block.errors.get(against) for block in run.blocks} for run in made]
+    by_key = [{block.key: block.errors.get(against) for block in run.blocks} for run in runs]
     errors = [
-        Series(name=run.policy, values=[found.get(block.key) for block in blocks])
-        for run, found in zip(made, by_key, strict=True)
+        Series(name=run.policy, values=[by_block.get(block.key) for block in blocks])
+        for run, by_block in zip(runs, by_key, strict=True)
     ]
     sizes = [
         Series(name=part, values=[_plotted(block) if block.part == part else None for block in blocks])
@@ -84,8 +84,8 @@ def charts(report: Report) -> list[Chart]:
     ]
 
 
-def page(report: Report) -> str:
-    """One HTML file with everything in it: no script, no font and no picture from elsewhere."""
+def page(report: PrecisionReport) -> str:
+    """Return one HTML file with everything in it: no script, font or image from elsewhere."""
     title = html.escape(f"Precision of {clean(report.model, 80)}")
     told = "".join(f"<p>{html.escape(line)}</p>" for line in conclusions(report))
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
@@ -112,7 +112,7 @@ def page(report: Report) -> str:
     )
 
 
-def _about(report: Report) -> str:
+def _about(report: PrecisionReport) -> str:
     asked = report.asked
     reference = f"against {report.reference}" if report.reference else "with no reference"
     return (
@@ -126,11 +126,11 @@ def _about(report: Report) -> str:
 _POLICY_HEAD: Row = ("policy", "s/step", "weights", "peak", "latents", "picture")
 
 
-def policy_rows(report: Report) -> list[Row]:
+def policy_rows(report: PrecisionReport) -> list[Row]:
     return [_policy_row(run) for run in report.runs]
 
 
-def _policy_row(run: Run) -> Row:
+def _policy_row(run: PolicyRun) -> Row:
     seconds = "-" if run.seconds is None else f"{run.seconds:.3f}"
     peak = "-" if run.peak is None or run.fault else size_text(run.peak)
     latents = "-" if run.latents_error is None else f"{run.latents_error:.1e}"
@@ -138,18 +138,18 @@ def _policy_row(run: Run) -> Row:
     return run.policy, seconds, size_text(run.weights), peak, latents, picture
 
 
-def _where(report: Report, policy: str) -> str:
-    """`fp64 on CPU (torch, 2 threads)`."""
+def _where(report: PrecisionReport, policy: str) -> str:
+    """Return a policy with its device: `fp64 on CPU (torch, 2 threads)`."""
     return f"{policy} on {report.compared[policy]}"
 
 
-def _block_rows(report: Report, blocks: Sequence[Block], against: str) -> tuple[Row, list[Row]]:
-    """With the errors of the policies against the one that is called so."""
+def _block_rows(report: PrecisionReport, blocks: Sequence[BlockActivations], against: str) -> tuple[Row, list[Row]]:
+    """Return a table of blocks, with the policies' errors against the policy `against`."""
     others = [run for run in report.runs if run.policy != against]
-    found = [{block.key: block for block in run.blocks} for run in others]
+    by_run = [{block.key: block for block in run.blocks} for run in others]
     rows = []
     for block in blocks:
-        errors = (_error(by_key.get(block.key), against) for by_key in found)
+        errors = (_error(by_key.get(block.key), against) for by_key in by_run)
         rows.append((f"{block.part} {block.name}", _size(block.largest), _headroom(block.largest), *errors))
     return ("block", "largest", "headroom", *(run.policy for run in others)), rows
 
@@ -161,7 +161,7 @@ def _headroom(largest: float) -> str:
     return f"{factor:,.1f}x" if factor >= 1 else f"{factor:.1e}x"
 
 
-def _error(block: Block | None, against: str) -> str:
+def _error(block: BlockActivations | None, against: str) -> str:
     if block is None:
         return "-"
     error = block.errors.get(against)
@@ -174,11 +174,11 @@ def _size(value: float) -> str:
     return f"{value:.3g}" if math.isfinite(value) else "not finite"
 
 
-def _order(block: Block) -> float:
+def _order(block: BlockActivations) -> float:
     return block.largest if math.isfinite(block.largest) else math.inf
 
 
-def _plotted(block: Block) -> float | None:
+def _plotted(block: BlockActivations) -> float | None:
     return block.largest if 0 < block.largest < math.inf else None
 
 
@@ -189,6 +189,6 @@ def _table(head: Row, rows: Sequence[Row]) -> str:
 
 
 def _cell(text: str) -> str:
-    """A factor below 1 is headroom that there is not."""
+    """Return a table's cell, marked if the value overflows: a headroom below 1 counts as overflow."""
     wrong = text == "overflow" or (text.endswith("x") and "e-" in text)
     return f"<td class='beyond'>{html.escape(text)}</td>" if wrong else f"<td>{html.escape(text)}</td>"

@@ -1,1 +1,1 @@
-"""What a picture takes of memory and time, stage by stage, and how much of it this machine gives."""
+"""The memory and time of an image, stage by stage, and the memory of this machine."""

@@ -1,7 +1,7 @@
-"""What a VAE takes beside its weights: with the image whole, or with layers that run over bands of its rows.
+"""The memory of a VAE beside its weights: with the whole image, or with layers that run over bands of its rows.
 
-In bands one image between two layers is kept, on a card in the memory of the host, and a convolution takes and makes
-one band of rows.
+In bands, one image between two layers is kept, for a card in the host's memory, and a convolution reads and writes one
+band of rows.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from qwenimg.common.memory.memory import MAX_VALUES, VAEConfig, convolutions, de
 from qwenimg.common.memory.workspace import Workspace
 from qwenimg.common.numbers.tiles import wide_upsamplers
 
-ROWS = (64, 32, 16, 8)  # of a band: with fewer, more is read beside a band than in it
-BESIDE = 8  # rows that are read beside a band, of the part of a network that sees most
+ROWS = (64, 32, 16, 8)  # rows of a band: with fewer, more rows are read beside a band than in it
+BESIDE = 8  # rows that are read beside a band, by the part of a network with the widest view
 
 
 def decode_bytes(
@@ -23,22 +23,23 @@ def decode_bytes(
     rows: int | None,
     own_memory: bool = False,
 ) -> int:
-    """Return the bytes that decoding latents of height x width takes at its peak: whole, or in bands of `rows` rows.
+    """Return the peak bytes of decoding latents of height x width: whole, or in bands of `rows` rows.
 
-    In bands: first the whole's mid block, six of its images (its own, and query, key and value), then its result, the
-    image that is kept, a band and the picture twice. The picture is then made 8 bit in copies of four floats a value.
-    own_memory: whether the device is a card, which keeps no such image."""
+    In bands it is the largest of three peaks: the mid block over the whole image, with six images of its size (its own,
+    query, key and value among them) and attention's scores; the up blocks, with the mid block's result, the kept image,
+    a band and the output twice; and the conversion to 8 bits, in copies of four floats a value. own_memory: the device
+    is a card, whose own memory holds no kept image."""
     picture = height * width * config.scale**2 * 3
     if rows is None:
         return max(decode_peak(config, height, width, itemsize, workspace), picture * 18)
     trunk = height * width * config.up_blocks[0][0] * itemsize
-    kept = 0 if own_memory else _largest(config, height, width) * itemsize
-    up = trunk + kept + _band(config, height, width, itemsize, workspace, rows) + 2 * picture * itemsize
+    between = 0 if own_memory else _largest(config, height, width) * itemsize
+    up = trunk + between + _band(config, height, width, itemsize, workspace, rows) + 2 * picture * itemsize
     return max(6 * trunk + scores(1, 1, height * width, workspace.score_bytes), up, picture * 18)
 
 
 def _largest(config: VAEConfig, height: int, width: int) -> int:
-    """Return the values of the largest image that is kept between two parts of a decoder."""
+    """Return the number of values of the largest image that is kept between two parts of a decoder."""
     blocks = config.up_blocks
     wide = [False, *wide_upsamplers(blocks)]
     widths = [outputs if wide[i] else max(inputs, outputs) for i, (inputs, outputs, _) in enumerate(blocks)]
@@ -46,20 +47,19 @@ def _largest(config: VAEConfig, height: int, width: int) -> int:
 
 
 def _band(config: VAEConfig, height: int, width: int, itemsize: int, workspace: Workspace, rows: int) -> int:
-    """Return the bytes of the largest convolution of a decoder over one band, its weight in the kernel's order among
-    them."""
-    taken = []
+    """Return the bytes of a decoder's largest convolution over one band, including its weight in the kernel's order."""
+    values = []
     for level, (inputs, outputs, upsampled) in enumerate(config.up_blocks):
-        there = min(rows + BESIDE, height * 2**level) * width * 2**level
-        taken.append(_convolved(inputs, outputs, there, workspace))
+        pixels = min(rows + BESIDE, height * 2**level) * width * 2**level
+        values.append(_convolved(inputs, outputs, pixels, workspace))
         if upsampled:
-            there = min(rows + BESIDE, height * 2 ** (level + 1)) * width * 2 ** (level + 1)
-            taken.append(_convolved(outputs, config.up_blocks[level + 1][0], there, workspace))
-    return int(max(taken) * itemsize)
+            pixels = min(rows + BESIDE, height * 2 ** (level + 1)) * width * 2 ** (level + 1)
+            values.append(_convolved(outputs, config.up_blocks[level + 1][0], pixels, workspace))
+    return int(max(values) * itemsize)
 
 
 def _convolved(inputs: int, outputs: int, pixels: int, workspace: Workspace) -> float:
-    """Return the values of what a convolution takes and makes and of its weight."""
+    """Return the number of values of a convolution's input, output and weight."""
     return pixels * (workspace.conv_inputs * inputs + workspace.conv_outputs * outputs) + 9 * inputs * outputs
 
 
@@ -72,15 +72,15 @@ def encode_bytes(
     rows: int | None,
     own_memory: bool = False,
 ) -> int:
-    """Return the bytes that encoding a picture of height x width pixels takes at its peak, in a first level of so many
-    channels: whole, or in bands of `rows` rows, of which a downsampler reads twice as many."""
+    """Return the peak bytes of encoding an image of height x width pixels, in a first level of `channels` channels:
+    whole, or in bands of `rows` rows, for which a downsampler reads twice as many."""
     if rows is None:
         return encode_peak(channels, height * width, itemsize, workspace)
-    kept = 0 if own_memory else channels * height * width * itemsize
-    read, made = min(2 * rows + BESIDE, height), min(rows + BESIDE, height) / 2
-    band = channels * width * (workspace.conv_inputs * read + workspace.conv_outputs * made) * itemsize
-    weight = 9 * (4 * channels) ** 2 * itemsize  # of the last level, which is that much wider, in the kernel's order
-    return int(kept + band + weight + 4 * 3 * height * width * itemsize)
+    between = 0 if own_memory else channels * height * width * itemsize
+    read, written = min(2 * rows + BESIDE, height), min(rows + BESIDE, height) / 2
+    band = channels * width * (workspace.conv_inputs * read + workspace.conv_outputs * written) * itemsize
+    weight = 9 * (4 * channels) ** 2 * itemsize  # the last level's, which is 4 times as wide, in the kernel's order
+    return int(between + band + weight + 4 * 3 * height * width * itemsize)
 
 
 def is_small(config: VAEConfig, height: int, width: int) -> bool:

@@ -1,4 +1,4 @@
-"""What is in memory beside weights as they are kept: what those in codes are decoded to, what is read on the way."""
+"""Memory beside the stored weights: arrays of decoded weights, and tensors on their way from a file."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from qwenimg.common.weights.storage import Packed
 
 @found_once
 def decoded(plan: LoadPlan, once: bool = False) -> int:
-    """Bytes of the array to which the largest weight in codes is decoded, of those that a step needs, or (`once`) the
-    modulation. Another weight is decoded to the same bytes."""
+    """Return the bytes of the array for the largest quantized weight that a step (`once`: the modulation) decodes.
+    Other weights are decoded into the same array."""
     chosen = [e for e in plan.entries.values() if (e.residency is ONCE) == once and isinstance(e.storage, Packed)]
     return max((prod(e.shape) * BYTES[e.storage.dtype] for e in chosen), default=0)
 
@@ -30,8 +30,8 @@ def packed(plan: LoadPlan) -> int:
 
 @found_once
 def loading(plan: LoadPlan, moved: streaming.Moved) -> int:
-    """Bytes that loading what is always there takes at its peak beyond all weights that are in memory at once later: a
-    tensor as it is read where it is kept as another dtype, and those that are read ahead."""
+    """Return the bytes that loading takes at its peak beyond all weights that are later in memory at once: a tensor as
+    it is read, if it is stored in another dtype, and the tensors that are read ahead."""
     entries = [entry for entry in plan.entries.values() if entry.residency is ALWAYS]
     reading = [streaming.read_bytes(entry) for entry in entries]
     done = peak = 0

@@ -1,7 +1,7 @@
-"""What the limits on this process leave of memory: control groups of both versions, address space and data segment.
+"""The memory that the limits on this process leave: control groups of both versions, address space and data segment.
 
-MLX ends by SIGSEGV where an allocation fails, so what would fail is refused before. Linux only: macOS does not hold a
-process to these limits.
+MLX ends by SIGSEGV where an allocation fails, so an allocation that would fail is refused before. Linux only: macOS
+does not enforce these limits.
 """
 
 from __future__ import annotations
@@ -13,31 +13,30 @@ from pathlib import Path
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import DoesNotFit
 
-NONE = 2**62  # about what control groups of version 1 say where there is none
-# Bytes of the address space for stacks and heaps of threads that are still to start: never refused for less.
+NONE = 2**62  # no limit; control groups of version 1 report about this number
+# Bytes of the address space for stacks and heaps of threads that will start later.
 RESERVED = 2**27
 # Bytes of address space and of data that numpy takes to load, on two cores: with less its BLAS ends the process itself.
-# Measured by `ulimit -v` and `ulimit -d`, rounded up, as those of the backends.
+# Measured by `ulimit -v` and `ulimit -d`, rounded up, like those of the backends.
 NUMPY = (150 << 20, 100 << 20)
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 
 def left() -> int:
-    """Bytes, NONE without a limit."""
+    """Return the bytes that all limits leave, NONE without a limit."""
     return tightest()[1]
 
 
 def tightest() -> tuple[str, int]:
-    """The limit that leaves the fewest bytes, as a message names it, and those."""
-    found = {name: max(0, free - RESERVED) for name, free in _of_process().items()}
-    found = {f"`{name}`": free for name, free in found.items()}
-    found["the memory limit of the container"] = left_in_groups(CONTROL_GROUPS, _text("/proc/self/cgroup"))
-    return min(found.items(), key=lambda one: one[1])
+    """Return the limit that leaves the fewest bytes, by its name in messages, and these bytes."""
+    limits = {name: max(0, free - RESERVED) for name, free in _of_process().items()}
+    limits = {f"`{name}`": free for name, free in limits.items()}
+    limits["the memory limit of the container"] = left_in_groups(CONTROL_GROUPS, _text("/proc/self/cgroup"))
+    return min(limits.items(), key=lambda one: one[1])
 
 
 def check_room(library: str, needed: tuple[int, int]) -> None:
-    """Raises DoesNotFit where the limits on this process leave less address space or data than `library` takes to
-    load."""
+    """Raise DoesNotFit if the limits on this process leave less address space or data than `library` takes to load."""
     if library in sys.modules:
         return
     for (limit, free), least in zip(_of_process().items(), needed, strict=True):
@@ -47,12 +46,12 @@ def check_room(library: str, needed: tuple[int, int]) -> None:
 
 
 def _of_process() -> dict[str, int]:
-    """What `ulimit -v` and `ulimit -d` leave."""
-    found = {"ulimit -v": NONE, "ulimit -d": NONE}
+    """Return the bytes that `ulimit -v` and `ulimit -d` leave, by these names."""
+    room = {"ulimit -v": NONE, "ulimit -d": NONE}
     try:
         import resource
     except ImportError:
-        return found
+        return room
     used = dict(re.findall(r"^(Vm\w+):\s+(\d+) kB$", _text("/proc/self/status"), re.MULTILINE))
     for name, field, kind in (
         ("ulimit -v", "VmSize", resource.RLIMIT_AS),
@@ -60,16 +59,17 @@ def _of_process() -> dict[str, int]:
     ):
         limit = resource.getrlimit(kind)[0]
         if field in used and limit != resource.RLIM_INFINITY:
-            found[name] = limit - int(used[field]) * 1024
-    return found
+            room[name] = limit - int(used[field]) * 1024
+    return room
 
 
-def left_in_groups(root: Path, own: str) -> int:
-    """What control groups leave; `own` is the text of /proc/self/cgroup, `root` where they are mounted.
+def left_in_groups(root: Path, groups: str) -> int:
+    """Return the bytes that control groups leave. `groups`: the text of /proc/self/cgroup; `root`: where control groups
+    are mounted.
 
-    A container sees its own group as the root, so the root is looked at as well as each group above this process's."""
+    A container sees its own group as the root, so the root is read as well as each group above this process's."""
     folders: set[tuple[str, tuple[str, str, str]]] = set()
-    for line in [*own.splitlines(), "0::/", "0:memory:/"]:
+    for line in [*groups.splitlines(), "0::/", "0:memory:/"]:
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
@@ -86,20 +86,20 @@ def left_in_groups(root: Path, own: str) -> int:
 
 
 def _left_in(folder: str, limit: str, current: str, cached: str) -> int:
-    """Files that are cached are given back when memory is short."""
+    """Return the bytes that one control group leaves. Cached files do not count: the system drops them when needed."""
     try:
         if (most := int(_text(f"{folder}/{limit}"))) >= NONE:
             return NONE
         used = int(_text(f"{folder}/{current}"))
     except ValueError:  # no such files, or a limit of "max"
         return NONE
-    given_back = re.search(rf"^{cached} (\d+)$", _text(f"{folder}/memory.stat"), re.MULTILINE)
-    return most - used + (int(given_back[1]) if given_back else 0)
+    match = re.search(rf"^{cached} (\d+)$", _text(f"{folder}/memory.stat"), re.MULTILINE)
+    return most - used + (int(match[1]) if match else 0)
 
 
 def _text(file: str) -> str:
     try:
-        with open(file) as opened:  # noqa: PTH123 (this is asked before every stage, and takes half as long)
+        with open(file) as opened:  # noqa: PTH123 (read before every stage; Path.read_text takes twice as long)
             return opened.read()
     except OSError:
         return ""

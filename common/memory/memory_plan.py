@@ -1,4 +1,4 @@
-"""The memory and the work of one picture, stage by stage, as they are planned from configurations alone."""
+"""The memory and the operations of one image, stage by stage, planned from configurations alone."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class StageMemory:
-    """Bytes that one stage takes, over those of the framework when idle."""
+    """The bytes of one stage beyond those of the idle framework."""
 
     name: str  # encode, text, modulation, denoise, refine or decode
-    title: str  # what takes them, for messages: `the transformer`
-    weights: int  # in memory while it runs, also what stays from stages before
+    title: str  # the part of the model that takes them, for messages: `the transformer`
+    weights: int  # bytes of weights in memory while it runs, including those that stay from stages before
     activations: int
-    about: str = ""  # how it is made to fit: `in bands of 32 rows`
+    about: str = ""  # the change that makes it fit, for messages: `in bands of 32 rows`
 
     @property
     def peak(self) -> int:
@@ -30,14 +30,14 @@ class StageMemory:
 
 @dataclass(kw_only=True)
 class MemoryPlan:
-    """The stages of a picture in their order."""
+    """The stages of an image in their order."""
 
-    budget: int  # bytes that the run may take, those of `loaded` among them
+    budget: int  # bytes that the run may take, including `loaded`
     loaded: int  # bytes of weights that are in memory already
     stages: list[StageMemory] = field(default_factory=list)
     steps: float = 0.0  # multiplications and additions of all steps
-    decoding: float = 0.0
-    streamed: float = 0.0  # bytes of blocks that all steps read anew
+    decoding: float = 0.0  # the same of the decoder
+    streamed: float = 0.0  # bytes of streamed blocks that all steps read
 
     @property
     def largest(self) -> StageMemory:
@@ -47,7 +47,7 @@ class MemoryPlan:
         return self.largest.peak <= budget
 
     def add(self, stage: StageMemory) -> None:
-        """Append a stage. Of stages with one name in a row, such as two text encoders, the largest counts."""
+        """Append a stage. For stages with one name in a row, such as two text encoders, the largest counts."""
         if self.stages and self.stages[-1].name == stage.name:
             self.stages[-1] = max(self.stages[-1], stage, key=lambda one: one.peak)
         else:

@@ -1,6 +1,5 @@
-"""Multiplications and additions of a UNet and of a VAE's decoder, from the shapes of their weights: those of products
-and convolutions, which are nearly all.
-"""
+"""The multiplications and additions of a UNet and of a VAE's decoder, from the shapes of their weights: those of
+products and convolutions, which are nearly all."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from qwenimg.common.weights.plan import LoadPlan
 
 
 class _Counts(NamedTuple):
-    """Operations for each pixel of the latents, and for each pair of them."""
+    """The operations for each pixel of the latents, and for each pair of pixels."""
 
     pixels: float
     pairs: float
@@ -24,12 +23,12 @@ class _Counts(NamedTuple):
 
 
 def unet(plan: LoadPlan, levels: int, height: int, width: int) -> float:
-    """Of one prediction for latents of height x width, from the shapes of the weights at each level."""
+    """Return the operations of one prediction for latents of height x width. `levels`: the UNet's number of levels."""
     return _unet(plan, levels).at(height * width)
 
 
 def decoder(plan: LoadPlan, height: int, width: int) -> float:
-    """Of decoding latents of height x width."""
+    """Return the operations of decoding latents of height x width."""
     return _decoder(plan).at(height * width)
 
 
@@ -42,13 +41,13 @@ def _unet(plan: LoadPlan, levels: int) -> _Counts:
 def _decoder(plan: LoadPlan) -> _Counts:
     names = {name: e.shape for name, e in plan.entries.items() if name.startswith("decoder.")}
     widest = names["decoder.conv_in.weight"][0]
-    found = _counts(names, _decoder_pixels)
-    return found._replace(pairs=found.pairs + 4.0 * widest)  # the mid block's attention
+    counts = _counts(names, _decoder_pixels)
+    return counts._replace(pairs=counts.pairs + 4.0 * widest)  # the mid block's attention
 
 
 def _counts(shapes: dict[str, tuple[int, ...]], pixels: Callable[[str], float]) -> _Counts:
-    """Of weights that are each used at so many positions to a pixel; a self-attention's query stands for its scores
-    too."""
+    """Return the operations of weights of these shapes. `pixels`: the number of positions per pixel at which a weight
+    is used. The scores of a self-attention are counted with its query."""
     matrices = [(name, shape, pixels(name)) for name, shape in shapes.items() if len(shape) > 1]
     queries = [(shape, share) for name, shape, share in matrices if name.endswith("attn1.to_q.weight")]
     return _Counts(
@@ -58,15 +57,15 @@ def _counts(shapes: dict[str, tuple[int, ...]], pixels: Callable[[str], float]) 
 
 
 def _unet_pixels(name: str, levels: int) -> float:
-    if found := re.match(r"(down|up)_blocks\.(\d+)\.", name):
-        level = int(found[2]) if found[1] == "down" else levels - 1 - int(found[2])
+    if match := re.match(r"(down|up)_blocks\.(\d+)\.", name):
+        level = int(match[2]) if match[1] == "down" else levels - 1 - int(match[2])
         return 0.25**level
     return 0.25 ** (levels - 1) if name.startswith("mid_block.") else float(name.startswith("conv_"))
 
 
 def _decoder_pixels(name: str) -> float:
-    """An upsampler's convolution runs at the size above its block's."""
-    found = re.match(r"decoder\.up_blocks\.(\d+)\.(\w+)", name)
-    if not found:
+    """Return the positions per pixel of a weight. An upsampler's convolution runs at the size above its block's."""
+    match = re.match(r"decoder\.up_blocks\.(\d+)\.(\w+)", name)
+    if not match:
         return float("conv_in" in name or "mid_block" in name)
-    return 4.0 ** (int(found[1]) + (found[2] == "upsamplers"))
+    return 4.0 ** (int(match[1]) + (match[2] == "upsamplers"))

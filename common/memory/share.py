@@ -1,12 +1,12 @@
-"""How much of a machine's memory a model may take, for machines that are planned for and are not here."""
+"""The share of a machine's memory that a model may take, for machines that are planned for and are not here."""
 
 from __future__ import annotations
 
 GIB = 2**30
-# Of a Mac's memory its GPU may have 2/3 up to 32 GiB and 3/4 above, unless `sysctl iogpu.wired_limit_mb` says more:
-# what Metal recommends as its working set on Macs of 16, 32, 64 and 96 GiB. Newer systems give 107.5 of 128 GiB.
+# A Mac's GPU may have 2/3 of its memory up to 32 GiB and 3/4 above, unless `sysctl iogpu.wired_limit_mb` says more:
+# Metal's recommended working set on Macs of 16, 32, 64 and 96 GiB. Newer systems give 107.5 of 128 GiB.
 LARGE_MAC = 32 * GIB
-CARD_KEEPS = GIB  # of a card's memory, for the driver's context and a desktop
+CARD_KEEPS = GIB  # bytes of a card's memory for the driver's context and a desktop
 
 
 def on_the_box(amount: int) -> int:

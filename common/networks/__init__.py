@@ -1,1 +1,1 @@
-"""One file per network, data only: its configuration, the shape of every tensor, and what the forward takes of them."""
+"""One file per network, data only: its configuration, the shapes of its tensors, and how its forward uses them."""

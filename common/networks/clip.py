@@ -30,7 +30,7 @@ from qwenimg.common.networks.network import Network
 CLASS_NAMES = ("CLIPTextModel", "CLIPTextModelWithProjection")
 MODEL_TYPE = "clip_text_model"
 ACTIVATIONS = ("quick_gelu", "gelu")
-LEGACY_EOS = 2  # what older configurations say, whatever the vocabulary
+LEGACY_EOS = 2  # the eos_token_id of older configurations, whatever the vocabulary
 
 _PREFIX = "text_model."
 _NOT_NEEDED = ("embeddings.position_ids",)
@@ -86,7 +86,7 @@ OPEN_CLIP_BIG_G = CLIPConfig(
 
 
 def text_fields(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a config.json the fields of `CLIPConfig`; what the forward does not do is refused.
+    """Return the fields of `CLIPConfig` from a config.json. Raises ModelError for an unsupported value.
 
     The class in `architectures` says whether there is a projection: a CLIPTextModel has none, whatever its
     `projection_dim`.
@@ -98,13 +98,13 @@ def text_fields(data: Mapping[str, Any]) -> dict[str, Any]:
         raise ModelError(f"architectures {clean(architectures, 60)} is not supported; expected one of {CLASS_NAMES}")
     if data.get("use_attention_mask"):
         raise ModelError("use_attention_mask is true: a text encoder that masks padding is not supported")
-    found = {name: data[name] for name in CLIPConfig.__dataclass_fields__ if name in data}
+    values = {name: data[name] for name in CLIPConfig.__dataclass_fields__ if name in data}
     # transformers' own defaults, which a saved configuration may leave out
-    return {"projection_dim": 512} | found if architectures[0] == CLASS_NAMES[1] else found | {"projection_dim": None}
+    return {"projection_dim": 512} | values if architectures[0] == CLASS_NAMES[1] else values | {"projection_dim": None}
 
 
 def manifest(config: CLIPConfig) -> Manifest:
-    """Every tensor of the text encoder, by its key without `text_model.` (see `rename`)."""
+    """Return the shape of every tensor of the text encoder, by its key without `text_model.` (see `rename`)."""
     width, projection = config.hidden_size, config.projection_dim
     return params.merge(
         {"embeddings.token_embedding.weight": (config.vocab_size, width)},
@@ -116,18 +116,18 @@ def manifest(config: CLIPConfig) -> Manifest:
 
 
 def rename(key: str) -> str | None:
-    """The manifest key of a file's key in either style; None for a buffer that is no parameter."""
+    """Return the manifest key of a file's key in either style; None for a buffer that is no parameter."""
     name = key.removeprefix(_PREFIX)
     return None if name in _NOT_NEEDED else name
 
 
 def published(name: str) -> str:
-    """The name in published files of a name of the manifest."""
+    """Return the name in published files of a name of the manifest."""
     return name if name.startswith("text_projection.") else _PREFIX + name
 
 
 def eos_position(config: CLIPConfig, ids: Sequence[int]) -> int:
-    """Where in `ids` the pooled state is: at the first end token, or with `LEGACY_EOS` at the first largest id."""
+    """Return the pooled state's index: the first end token, or with `LEGACY_EOS` the largest id. Raises ModelError."""
     wanted = max(ids) if config.eos_token_id == LEGACY_EOS else config.eos_token_id
     if wanted not in ids:
         raise ModelError(
@@ -138,8 +138,8 @@ def eos_position(config: CLIPConfig, ids: Sequence[int]) -> int:
 
 
 def used_states(config: CLIPConfig, sdxl: bool, clip_skip: int = 0) -> tuple[int, bool]:
-    """(how many of the last layers are not run through, whether the final norm follows), as diffusers counts:
-    `clip_skip` 0 is the model's own choice. Raises UsageError if no layer would be left."""
+    """Return how many of the last layers are left out, and whether the final norm follows. `clip_skip` counts as in
+    diffusers: 0 is the model's default. Raises UsageError if no layer would remain."""
     skipped = clip_skip + 1 if sdxl else clip_skip
     if clip_skip < 0 or skipped >= config.num_hidden_layers:
         most = config.num_hidden_layers - (2 if sdxl else 1)

@@ -42,7 +42,7 @@ _OLD_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_
 
 @dataclass(frozen=True, kw_only=True)
 class KLVAEConfig:
-    """The fields of `vae/config.json` behind `vae_fields`; the defaults are the reference class's."""
+    """The fields of `vae/config.json` after `vae_fields`; the defaults are the reference class's."""
 
     in_channels: int = field(default=3, metadata={"max": 64})
     out_channels: int = field(default=3, metadata={"max": 64})
@@ -68,24 +68,24 @@ class KLVAEConfig:
 
     @property
     def scale(self) -> int:
-        """Pixels per latent along each side."""
+        """The pixels per latent along each side."""
         return 1 << (len(self.block_out_channels) - 1)
 
     @property
     def down_blocks(self) -> tuple[tuple[int, int, bool], ...]:
-        """Of each of the encoder's blocks: channels in, channels out, and whether it ends in a downsampler."""
+        """The encoder's blocks: channels in, channels out, and whether a downsampler ends the block."""
         widths = self.block_out_channels
         return tuple((widths[max(i - 1, 0)], width, i + 1 < len(widths)) for i, width in enumerate(widths))
 
     @property
     def up_blocks(self) -> tuple[tuple[int, int, bool], ...]:
-        """Of each of the decoder's blocks: channels in, channels out, and whether it ends in an upsampler."""
+        """The decoder's blocks: channels in, channels out, and whether an upsampler ends the block."""
         widths = self.block_out_channels[::-1]
         return tuple((widths[max(i - 1, 0)], width, i + 1 < len(widths)) for i, width in enumerate(widths))
 
 
 def vae_fields(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a config.json the fields of `KLVAEConfig`; what the forward does not do is refused. Raises ModelError."""
+    """Return the fields of `KLVAEConfig` from a config.json. Raises ModelError for an unsupported value."""
     for key, wanted in FIXED_CONFIG.items():
         value = data.get(key, wanted)
         for item in value if isinstance(value, (list, tuple)) else [value]:
@@ -96,7 +96,7 @@ def vae_fields(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def manifest(config: KLVAEConfig) -> Manifest:
-    """Every tensor of the checkpoint, by its key in diffusers layout with today's names (`rename` takes the old)."""
+    """Return the shape of every tensor of the checkpoint, by its key in diffusers' present layout (see `rename`)."""
     z, top, bottom = config.latent_channels, config.block_out_channels[-1], config.block_out_channels[0]
     encoder = [params.conv("conv_in", bottom, config.in_channels, 3, 3)]
     encoder += _blocks("down", config.down_blocks, config.layers_per_block)
@@ -115,7 +115,7 @@ def manifest(config: KLVAEConfig) -> Manifest:
 
 
 def rename(key: str) -> str:
-    """The manifest key of a file's key: older files name the attention's projections query, key, value, proj_attn."""
+    """Return the manifest key of a file's key; older files have query, key, value, proj_attn for the attention."""
     parent, _, leaf = key.rpartition(".")
     above, _, name = parent.rpartition(".")
     old = above.endswith("mid_block.attentions.0") and name in _OLD_NAMES
@@ -152,7 +152,7 @@ def _mid(width: int) -> Manifest:
 
 
 def _block_types(config: KLVAEConfig) -> dict[str, object]:
-    """What config.json says of every block."""
+    """Return config.json's types of all blocks."""
     kinds = ("down_block_types", "up_block_types")
     return {name: [FIXED_CONFIG[name]] * len(config.block_out_channels) for name in kinds}
 

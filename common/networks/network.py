@@ -1,4 +1,4 @@
-"""The row of data that describes a network; each file of this room ends with one."""
+"""The description of a network as data; each file of this room ends with one."""
 
 from __future__ import annotations
 
@@ -22,30 +22,26 @@ def _as_it_is(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """One network of the room, as data."""
+    """A network of this room, as data."""
 
-    name: str  # of its file, here and in the backends
-    role: str  # text, transformer or vae: whose precision holds
-    kind: str  # what `key` says in its config.json
+    name: str  # the name of its file, here and in the backends
+    role: str  # text, transformer or vae: the part whose precision it has
+    kind: str  # the value of `key` in its config.json
     key: str = "_class_name"
     config: type[Any]
-    manifest: Callable[[Any], Manifest]  # of a config: every tensor that is stored
-    uses: Callable[[Manifest], Uses] = as_stored  # of those, what the forward takes, in which shapes and when
-    fields: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _as_it_is  # of a config.json, those of `config`
+    manifest: Callable[[Any], Manifest]  # from a config, every stored tensor
+    uses: Callable[[Manifest], Uses] = as_stored  # from the stored tensors, those that the forward uses
+    fields: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _as_it_is  # from a config.json, the fields of `config`
     ignored: frozenset[str] = frozenset()  # keys of config.json without a meaning for the forward
-    blocks: re.Pattern[str] | None = (
-        None  # weights of its blocks that may be kept in codes; a group: the block's number
-    )
+    blocks: re.Pattern[str] | None = None  # weights of blocks that may stay quantized; a group: the block's number
     streamable: re.Pattern[str] | None = None  # weights that may be streamed; a group: the module whose call needs them
     tables: frozenset[str] = frozenset()  # matrices that are looked up and not multiplied
-    traced: tuple[Block, ...] = ()  # what of it is compared between backends
-    architectures: frozenset[str] = frozenset()  # what a GGUF file of it says that it is
-    rename: Callable[[str], str | None] | None = None  # a stored name in the manifest's, None where it is of no use
-    published: Callable[[str], str] = _same  # a name of the manifest as published files have it
-    described: Callable[[Any], Mapping[str, object]] = (
-        lambda config: {}
-    )  # of a config, what config.json needs beside it
+    traced: tuple[Block, ...] = ()  # the kinds of its modules that are compared between backends
+    architectures: frozenset[str] = frozenset()  # the architecture in the header of its GGUF files
+    rename: Callable[[str], str | None] | None = None  # from a stored name, the manifest's; None if it is not used
+    published: Callable[[str], str] = _same  # from a name of the manifest, that in published files
+    described: Callable[[Any], Mapping[str, object]] = lambda config: {}  # from a config, more keys of config.json
 
     def written(self, config: Any) -> dict[str, object]:
-        """The config.json of a model that comes without one."""
+        """Return the config.json of a model that comes without one."""
         return {self.key: self.kind, **asdict(config), **self.described(config)}

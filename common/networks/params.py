@@ -8,37 +8,37 @@ from qwenimg.common.base.shape import Manifest, Shape
 
 
 def linear(name: str, outputs: int, inputs: int, *, bias: bool = True) -> Manifest:
-    """A linear layer: weight [out, in] and bias [out]."""
+    """Return the shapes of a linear layer: weight [out, in] and bias [out]."""
     return _weight_and_bias(name, (outputs, inputs), bias)
 
 
 def conv(name: str, outputs: int, inputs: int, *kernel: int) -> Manifest:
-    """A convolution: weight [out, in, *kernel] and bias [out]."""
+    """Return the shapes of a convolution: weight [out, in, *kernel] and bias [out]."""
     return _weight_and_bias(name, (outputs, inputs, *kernel), True)
 
 
 def norm(name: str, width: int) -> Manifest:
-    """A norm with a gain and no bias: weight [width]."""
+    """Return the shape of a norm with a gain and no bias: weight [width]."""
     return {f"{name}.weight": (width,)}
 
 
 def affine(name: str, width: int) -> Manifest:
-    """A norm with gain and bias: weight and bias [width]."""
+    """Return the shapes of a norm with gain and bias: weight and bias [width]."""
     return _weight_and_bias(name, (width,), True)
 
 
 def under(prefix: str, *parts: Mapping[str, Shape]) -> Manifest:
-    """All of `parts`, each key behind `prefix` and a dot."""
+    """Return all of `parts`, each key behind `prefix` and a dot."""
     return {f"{prefix}.{key}": shape for part in parts for key, shape in part.items()}
 
 
 def repeat(prefix: str, count: int, part: Mapping[str, Shape]) -> Manifest:
-    """`part` once for each of prefix.0 .. prefix.(count-1)."""
+    """Return `part` once for each of prefix.0 .. prefix.(count-1)."""
     return dict(_repeated(prefix, count, part))
 
 
 def merge(*parts: Mapping[str, Shape]) -> Manifest:
-    """All of `parts` in order. A key that comes twice is a mistake in a manifest."""
+    """Return all of `parts` in order. No key may occur twice."""
     merged: Manifest = {}
     for part in parts:
         assert not merged.keys() & part.keys(), f"twice in a manifest: {merged.keys() & part.keys()}"

@@ -63,17 +63,17 @@ class QwenDiTConfig:
 
     @property
     def dim(self) -> int:
-        """Width of both streams."""
+        """The width of both streams."""
         return self.num_attention_heads * self.attention_head_dim
 
     @property
     def out_features(self) -> int:
-        """Channels of one predicted token."""
+        """The channels of one predicted token."""
         return self.patch_size**2 * (self.out_channels or self.in_channels)
 
 
 def manifest(config: QwenDiTConfig) -> Manifest:
-    """Every tensor of the checkpoint, by its key in diffusers layout."""
+    """Return the shape of every tensor of the checkpoint, by its key in diffusers layout."""
     dim = config.dim
     addition = {"time_text_embed.addition_t_embedding.weight": (2, dim)}
     return params.merge(
@@ -90,12 +90,12 @@ def manifest(config: QwenDiTConfig) -> Manifest:
 
 
 def uses(stored: Manifest) -> Uses:
-    """All of `stored` as it is; what depends on the timestep alone is there once for a schedule."""
+    """Return all of `stored`, in its shapes. Tensors for the timestep alone are in memory once per schedule."""
     return {key: Use(shape, residency=ONCE if timestep_only(key) else ALWAYS) for key, shape in stored.items()}
 
 
 def timestep_only(key: str) -> bool:
-    """Whether `key` depends on nothing but the timestep, so that it can be evaluated once per schedule and freed."""
+    """Return whether `key` depends on the timestep alone, so that it is evaluated once per schedule and freed."""
     return "_mod.1." in key or key.startswith(("time_text_embed.", "norm_out.linear."))
 
 

@@ -64,7 +64,7 @@ class QwenVAEConfig:
 
     @property
     def scale(self) -> int:
-        """Pixels per latent along each side."""
+        """The pixels per latent along each side."""
         return 1 << (len(self.dim_mult) - 1)
 
     @property
@@ -78,7 +78,7 @@ class QwenVAEConfig:
 
     @property
     def up_blocks(self) -> tuple[tuple[int, int, bool], ...]:
-        """Of each of the decoder's up blocks: channels in, channels out, and whether it ends in an upsampler."""
+        """The decoder's up blocks: channels in, channels out, and whether an upsampler ends the block."""
         dims, last = self.decoder_dims, len(self.dim_mult) - 1
         return tuple((dims[i] // 2 if i else dims[i], dims[i + 1], i != last) for i in range(last + 1))
 
@@ -94,7 +94,7 @@ class QwenVAEConfig:
 
 
 def manifest(config: QwenVAEConfig) -> Manifest:
-    """Every tensor of the checkpoint as it is stored, temporal taps and `time_conv`s included."""
+    """Return the shape of every tensor of the checkpoint as it is stored, temporal taps and `time_conv`s included."""
     z = config.z_dim
     return params.merge(
         params.under("encoder", _encoder(config)),
@@ -105,8 +105,8 @@ def manifest(config: QwenVAEConfig) -> Manifest:
 
 
 def uses(stored: Manifest) -> Uses:
-    """What a still image needs of `stored`, in the shapes of the 2-D network: [O, I, t, h, w] -> [O, I, h, w] (the
-    last temporal tap), gains [C, 1, 1(, 1)] -> [C], and no `time_conv`."""
+    """Return the tensors of `stored` that a still image needs, in the shapes of the 2-D network: [O, I, t, h, w] -> [O,
+    I, h, w] (the last temporal tap), gains [C, 1, 1(, 1)] -> [C], and no `time_conv`."""
     return {key: _still(key, shape) for key, shape in stored.items() if ".time_conv." not in key}
 
 

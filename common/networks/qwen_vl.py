@@ -72,7 +72,8 @@ class QwenVLConfig:
 
 
 def language_fields(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a config.json, flat or nested, the fields of `QwenVLConfig`; what the forward does not do is refused."""
+    """Return the fields of `QwenVLConfig` from a flat or nested config.json. Raises ModelError for an unsupported
+    value."""
     if data.get("model_type", MODEL_TYPE) != MODEL_TYPE:
         raise ModelError(f"model_type {data['model_type']!r} is not supported; expected {MODEL_TYPE!r}")
     text = data.get("text_config", data)
@@ -88,12 +89,12 @@ def language_fields(data: Mapping[str, Any]) -> dict[str, Any]:
         raise ModelError(f"hidden_act {text['hidden_act']!r} is not supported; expected 'silu'")
     if text.get("use_sliding_window"):
         raise ModelError("use_sliding_window is true: sliding-window attention is not supported")
-    found = {name: text[name] for name in QwenVLConfig.__dataclass_fields__ if name in text}
-    return {"rope_theta": rope["rope_theta"]} | found if "rope_theta" in rope else found
+    values = {name: text[name] for name in QwenVLConfig.__dataclass_fields__ if name in text}
+    return {"rope_theta": rope["rope_theta"]} | values if "rope_theta" in rope else values
 
 
 def manifest(config: QwenVLConfig) -> Manifest:
-    """Every tensor of the language model, by its key behind the file's prefix (see `rename`)."""
+    """Return the shape of every tensor of the language model, by its key behind the file's prefix (see `rename`)."""
     layer = params.merge(
         params.norm("input_layernorm", config.hidden_size),
         params.under("self_attn", _attention(config)),
@@ -110,16 +111,16 @@ def manifest(config: QwenVLConfig) -> Manifest:
 
 
 def rename(key: str) -> str | None:
-    """The manifest key of a file's key in any of the known styles; None for what text to image does not need."""
+    """Return the manifest key of a file's key in any known style; None if text to image does not need the tensor."""
     if key.startswith(_NOT_NEEDED):
         return None
     for prefix in _PREFIXES:
         if key.startswith(prefix):
             return key.removeprefix(prefix)
-    found = _LLAMA_CPP_KEY.fullmatch(key)
-    if found and found["part"] in _LLAMA_CPP:
-        layer = f"layers.{found['layer']}." if found["layer"] else ""
-        return f"{layer}{_LLAMA_CPP[found['part']]}.{found['leaf']}"
+    match = _LLAMA_CPP_KEY.fullmatch(key)
+    if match and match["part"] in _LLAMA_CPP:
+        layer = f"layers.{match['layer']}." if match["layer"] else ""
+        return f"{layer}{_LLAMA_CPP[match['part']]}.{match['leaf']}"
     return key
 
 

@@ -1,13 +1,13 @@
 """Stable Diffusion's UNet (UNet2DConditionModel): configuration and manifest.
 
 What is unusual about it:
-- what the configuration calls `attention_head_dim` is the number of heads;
+- the configuration's `attention_head_dim` is the number of heads;
 - the time enters every residual block between its two convolutions, as one number per channel;
-- every result of the down blocks is kept and joined to the channels in the up blocks, so an up block starts wider than
-  it ends, and image sides that do not halve evenly come back to the size of what was kept;
+- every result of the down blocks is kept and concatenated to the channels in the up blocks, so an up block starts wider
+  than it ends, and image sides that do not halve evenly come back to the size of the kept result;
 - each transformer block attends to the pixels, then to the text; its feed-forward is a GELU gate (erf);
-- the two projections around the transformer blocks are 1x1 convolutions or linear layers: the same sums, stored in
-  another shape;
+- the two projections around the transformer blocks are stored as 1x1 convolutions or as linear layers, which compute
+  the same;
 - SDXL adds the pooled text and six sizes (the refiner: five) to the time: `text_time`.
 
 Source: the published configurations of Stable Diffusion 1.5, 2.1, SDXL base and refiner.
@@ -64,7 +64,7 @@ FIXED_CONFIG: Mapping[str, object] = {
 }
 PER_BLOCK = ("layers_per_block", "attention_head_dim", "transformer_layers_per_block")
 
-TRANSFORMER_NORM_EPS = 1e-6  # of the group norm in front of the transformer blocks
+TRANSFORMER_NORM_EPS = 1e-6  # for the group norm in front of the transformer blocks
 LAYER_NORM_EPS = 1e-5
 MLP_RATIO = 4
 _PLAIN = ("DownBlock2D", "UpBlock2D")
@@ -83,7 +83,7 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class UNetConfig:
-    """The fields of `unet/config.json` behind `unet_fields`; the defaults are the reference class's."""
+    """The fields of `unet/config.json` after `unet_fields`; the defaults are the reference class's."""
 
     in_channels: int = field(default=4, metadata={"max": 1024})
     out_channels: int = field(default=4, metadata={"max": 1024})
@@ -141,12 +141,12 @@ class UNetConfig:
 
     @property
     def time_channels(self) -> int:
-        """Sinusoids of the time."""
+        """The number of sinusoids of the time."""
         return self.block_out_channels[0]
 
     @property
     def time_width(self) -> int:
-        """Channels of the time embedding."""
+        """The channels of the time embedding."""
         return 4 * self.block_out_channels[0]
 
     @property
@@ -167,12 +167,12 @@ class UNetConfig:
 
     @property
     def up(self) -> tuple[Level, ...]:
-        """Each residual block gets a kept result of the down blocks, at the end of its channels."""
+        """The up blocks. Each residual block also gets a result of the down blocks, behind its other channels."""
         widths, levels, last = self.block_out_channels, [], len(self.block_out_channels) - 1
         for i, kind in zip(range(last, -1, -1), self.up_block_types, strict=True):
-            width, before, kept = widths[i], widths[min(i + 1, last)], widths[max(i - 1, 0)]
+            width, before, skipped = widths[i], widths[min(i + 1, last)], widths[max(i - 1, 0)]
             count = self.layers_per_block[i] + 1
-            skips = [kept if j + 1 == count else width for j in range(count)]
+            skips = [skipped if j + 1 == count else width for j in range(count)]
             resnets = tuple(((width if j else before) + skip, width) for j, skip in enumerate(skips))
             depth = self.transformer_layers_per_block[i] if kind == _CROSS[1] else 0
             levels.append(Level(resnets, width, depth, self.attention_head_dim[i], i > 0))
@@ -180,8 +180,8 @@ class UNetConfig:
 
 
 def unet_fields(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a config.json the fields of `UNetConfig`: one number for all blocks becomes one for each, and what the forward
-    does not do is refused by its name. Raises ModelError."""
+    """Return the fields of `UNetConfig` from a config.json: one number for all blocks becomes one for each. Raises
+    ModelError for an unsupported value."""
     fields = {key: value for key, value in data.items() if key not in FIXED_CONFIG}
     for key in FIXED_CONFIG.keys() & data.keys():
         _check_fixed(key, data[key])
@@ -203,7 +203,7 @@ def _check_fixed(key: str, value: object) -> None:
 
 
 def manifest(config: UNetConfig) -> Manifest:
-    """Every tensor of the checkpoint, by its key in diffusers layout."""
+    """Return the shape of every tensor of the checkpoint, by its key in diffusers layout."""
     widths, time = config.block_out_channels, config.time_width
     parts = [
         params.conv("conv_in", widths[0], config.in_channels, 3, 3),
@@ -224,7 +224,7 @@ def manifest(config: UNetConfig) -> Manifest:
 
 
 def uses(stored: Manifest) -> Uses:
-    """`stored` in the shapes of the forward, whose projections around transformer blocks are all linear layers."""
+    """Return `stored` in the shapes of the forward: all projections around transformer blocks are linear layers."""
     return {key: Use(shape[:2] if _is_projection(key) else shape) for key, shape in stored.items()}
 
 
@@ -295,7 +295,7 @@ NETWORK = Network(
     fields=unet_fields,
     ignored=IGNORED_CONFIG,
     blocks=re.compile(r".*\.attentions\.\d+\..*\.weight"),
-    # what makes keys and values of the text is not needed by the block's own call
+    # the projections of the text to keys and values are not needed by the block's own call
     streamable=re.compile(r"(.*\.(?:resnets|transformer_blocks|downsamplers|upsamplers)\.\d+)\.(?!attn2\.to_[kv]\.)"),
     traced=(
         Block(name="resnet", paths=re.compile(r".*\.resnets\.\d+"), image=True, streams=1, depth=1),

@@ -1,1 +1,1 @@
-"""What needs no device and has the same bits everywhere: noise, sizes, RoPE tables, packing, timesteps, tiles."""
+"""Numbers with the same bits everywhere, without a device: noise, sizes, RoPE tables, packing, timesteps, tiles."""

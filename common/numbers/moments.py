@@ -1,4 +1,4 @@
-"""Mean and variance of values that are seen a part at a time."""
+"""Mean and variance of values that arrive in parts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Float64 = NDArray[np.float64]
 
 
 class Moments(NamedTuple):
-    """The moments of so many values, for each of several groups."""
+    """The moments of `values` numbers, for each of several groups."""
 
     values: int
     mean: Float64

@@ -1,12 +1,12 @@
-"""Initial noise: what torch's CPU generator draws for a seed, without torch, the same bits on every machine.
+"""Initial noise: the numbers of torch's CPU generator for a seed, without torch, the same bits on every machine.
 
 - The integers are MT19937's 32-bit stream; NumPy's `RandomState` seeds it as torch does and is frozen.
 - A uniform number is the low 24 bits of one integer, over 2**24.
 - Normal numbers come by Box and Muller's transform in blocks of 16: number j pairs with number j + 8.
 - If the count is no multiple of 16, the last 16 numbers are drawn again, from 16 fresh uniforms.
 
-Values are rounded to float32 where torch's vectorised x86 code rounds: within 5e-7 of it. torch itself is not
-one function: its code for other CPUs rounds the angle differently, which moves values by up to 2.3e-6.
+Values are rounded to float32 where torch's vectorised x86 code rounds: within 5e-7 of it. torch's code for other CPUs
+rounds the angle differently, which moves values by up to 2.3e-6.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.numbers import portable_math
 
 _BLOCK = 16
-FEWEST = _BLOCK  # numbers that can be drawn at a time
+FEWEST = _BLOCK  # the fewest numbers that can be drawn at a time
 _CHUNK = 1 << 16  # numbers drawn at a time: bounds the float64 scratch memory; a multiple of _BLOCK
 _SEEDS = 1 << 64
 _LOW_BITS = (1 << 32) - 1
@@ -31,23 +31,23 @@ _TWO_PI = np.float32(6.2831855)
 
 
 def normal(shape: tuple[int, ...], seed: int) -> NDArray[np.float32]:
-    """Standard normal float32 numbers of `shape`, as `torch.randn` with a CPU generator seeded by `seed`.
+    """Return standard normal float32 numbers of `shape`: those of `torch.randn` with a CPU generator seeded by `seed`.
 
-    Raises UsageError for a seed outside 0 .. 2**64 - 1, ValueError for fewer than 16 numbers (torch draws
-    those by another method).
+    Raises UsageError for a seed outside 0 .. 2**64 - 1, ValueError for fewer than 16 numbers (torch draws those by
+    another method).
     """
     return TorchCPUGenerator(seed).normal(shape)
 
 
 class TorchCPUGenerator:
-    """A generator that is drawn from several times, as torch's CPU generator is."""
+    """A generator to draw from several times, like torch's CPU generator."""
 
     def __init__(self, seed: int):
         check_seed(seed)
         self._integers = np.random.RandomState(seed & _LOW_BITS)
 
     def normal(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """The next standard normal numbers. Raises ValueError for fewer than 16."""
+        """Return the next standard normal numbers. Raises ValueError for fewer than 16."""
         return _normal(shape, self._integers)
 
 
@@ -67,32 +67,32 @@ def _normal(shape: tuple[int, ...], stream: np.random.RandomState) -> NDArray[np
 
 
 def check_seed(seed: int) -> None:
-    """Raises UsageError unless `seed` is a whole number in 0 .. 2**64 - 1."""
+    """Raise UsageError unless `seed` is a whole number in 0 .. 2**64 - 1."""
     if not isinstance(seed, int) or not 0 <= seed < _SEEDS:
         raise UsageError(f"seed {clean(seed, 40)} is not a whole number from 0 to {_SEEDS - 1}")
 
 
 def low_bits_warning(seed: int) -> str | None:
-    """What to tell the user about a seed of more than 32 bits, of which the generator uses the low 32."""
+    """Return a warning about a seed of more than 32 bits, of which the generator uses the low 32, or None."""
     if seed <= _LOW_BITS:
         return None
     return f"seed {seed} has more than 32 bits; it gives the same noise as seed {seed & _LOW_BITS}"
 
 
 def sha256(array: NDArray[Any]) -> str:
-    """SHA-256 of the numbers of `array` in C order and little-endian bytes, in hexadecimal."""
+    """Return the SHA-256 of the numbers of `array` in C order and little-endian bytes, in hexadecimal."""
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     return hashlib.sha256(little.tobytes()).hexdigest()
 
 
 def _uniform(stream: np.random.RandomState, count: int) -> NDArray[np.float32]:
-    """`count` float32 numbers in [0, 1), multiples of 2**-24."""
+    """Return the next `count` float32 numbers in [0, 1), multiples of 2**-24."""
     integers = stream.randint(0, 1 << 32, size=count, dtype=np.uint32)
     return (integers & np.uint32((1 << 24) - 1)).astype(np.float32) * np.float32(2.0**-24)
 
 
 def _box_muller(uniform: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Normal numbers from uniform ones, [16 n] -> [16 n] (G. E. P. Box and M. E. Muller, 1958)."""
+    """Return normal numbers from uniform ones, [16 n] -> [16 n] (G. E. P. Box and M. E. Muller, 1958)."""
     u = uniform.reshape(-1, 2, _BLOCK // 2)
     log_u = portable_math.near_log((np.float32(1) - u[:, 0]).astype(np.float64)).astype(np.float32)
     radius = np.sqrt(np.float32(-2) * log_u)

@@ -1,4 +1,4 @@
-"""Latents [B, C, h, w] as the tokens of a transformer, and back.
+"""Conversion of latents [B, C, h, w] to the tokens of a transformer and back.
 
 2 x 2 latent pixels become one token, channels in the order (c, dy, dx).
 """
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 
 def pack(latents: NDArray[Any]) -> NDArray[Any]:
-    """Latents [B C h w] -> tokens [B, h/2 * w/2, 4C]; h and w even."""
+    """Pack latents [B C h w] as tokens [B, h/2 * w/2, 4C]. Raises ValueError unless h and w are even."""
     B, C, h, w = latents.shape
     if h % 2 or w % 2:
         raise ValueError(f"latents of {h} x {w} cannot be packed: both must be even")
@@ -20,7 +20,7 @@ def pack(latents: NDArray[Any]) -> NDArray[Any]:
 
 
 def unpack(tokens: NDArray[Any], h: int, w: int) -> NDArray[Any]:
-    """Tokens [B, h/2 * w/2, 4C] -> latents [B C h w], the inverse of `pack`."""
+    """Unpack tokens [B, h/2 * w/2, 4C] to latents [B C h w], the inverse of `pack`. Raises ValueError."""
     B, L, channels = tokens.shape
     if h % 2 or w % 2 or h * w != 4 * L or channels % 4:
         raise ValueError(f"tokens {tokens.shape} are not those of {h} x {w} latents")

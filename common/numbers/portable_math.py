@@ -27,8 +27,8 @@ _TWO_OVER_PI = 0.6366197723675814
 _LARGEST_ANGLE = 2.0**19
 
 _LN2 = 0.6931471805599453
-_PARTS = 1024  # of one radian, and of 1: a node of a table each
-_LOG_PARTS = 4096
+_PARTS = 1024  # nodes of the tables of sine and cosine for each radian
+_LOG_PARTS = 4096  # nodes of the table of logarithms from 0 to 1
 
 _ATANH_TERMS = [2.0 / (2 * k + 1) for k in range(1, 12)]
 _SIN_TERMS = [(-1.0) ** k / math.factorial(2 * k + 1) for k in range(1, 9)]
@@ -36,7 +36,7 @@ _COS_TERMS = [(-1.0) ** k / math.factorial(2 * k) for k in range(2, 10)]
 
 
 def log(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Natural logarithm of positive finite numbers."""
+    """Return the natural logarithm of positive finite numbers."""
     mantissa, exponent = np.frexp(x)
     low = mantissa < _SQRT_HALF
     f = np.where(low, mantissa + mantissa, mantissa) - 1.0
@@ -50,7 +50,7 @@ def log(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def sincos(x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Sine and cosine of angles in radians, |x| <= 2**19."""
+    """Return sine and cosine of angles in radians. Raises ValueError unless |x| <= 2**19."""
     if x.size and not float(np.max(np.abs(x))) <= _LARGEST_ANGLE:
         raise ValueError(f"an angle is not within +-{_LARGEST_ANGLE:.0f}")
     turns = np.rint(x * _TWO_OVER_PI)
@@ -68,7 +68,7 @@ def sincos(x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.floa
 
 
 def near_log(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Natural logarithm of numbers above 0 and up to 1, to 1e-16 beside the next table entry's."""
+    """Return the natural logarithm of numbers in (0, 1], with 1e-16 more error than the nearest table entry."""
     mantissa, exponent = np.frexp(x)
     node = np.rint(mantissa * _LOG_PARTS)
     total: NDArray[np.float64] = _logs()[node.astype(np.intp)]
@@ -87,7 +87,7 @@ def near_log(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def near_sincos(x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Sine and cosine of angles in radians from 0 to a turn, to 1e-16 beside the next table entry's."""
+    """Return sine and cosine of radians from 0 to a full turn, with 1e-16 more error than the nearest table entry."""
     node = np.rint(x * _PARTS)
     index = node.astype(np.intp)
     sine_there, cosine_there = (table[index] for table in _circle())
@@ -110,7 +110,7 @@ def near_sincos(x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np
 
 @cache
 def _logs() -> NDArray[np.float64]:
-    """log(i / 4096) at i, of mantissas, which are not below a half."""
+    """Return log(i / 4096) at index i, from a half up, since no mantissa is smaller."""
     nodes = np.full(_LOG_PARTS + 1, 1.0)
     nodes[_LOG_PARTS // 2 :] = np.arange(_LOG_PARTS // 2, _LOG_PARTS + 1) / _LOG_PARTS
     return log(nodes)
@@ -118,12 +118,12 @@ def _logs() -> NDArray[np.float64]:
 
 @cache
 def _circle() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Sine and cosine of i / 1024, a little more than a turn of them."""
+    """Return sine and cosine of i / 1024 at index i, for a little more than a full turn."""
     return sincos(np.arange(7 * _PARTS) / _PARTS)
 
 
 def _polynomial(z: NDArray[np.float64], terms: Sequence[float]) -> NDArray[np.float64]:
-    """terms[0] + terms[1] z + terms[2] z^2 + ... by Horner's rule."""
+    """Return terms[0] + terms[1] z + terms[2] z^2 + ... by Horner's rule."""
     total = np.full_like(z, terms[-1])
     for term in reversed(terms[:-1]):
         total = total * z + term

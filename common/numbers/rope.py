@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.numbers.sizes import Shape
 
-ROPE_POSITIONS = 4096  # rows of the rotary table that the published model was made with
+ROPE_POSITIONS = 4096  # rows of the published model's rotary table
 
 
 # Positions
 
 
 def image_positions(shapes: Sequence[Shape], layered: bool = False) -> NDArray[np.int64]:
-    """Positions (frame, row, column) of the tokens of all images in order, [L 3].
+    """Return the positions (frame, row, column) of the tokens of all images in order, [L 3].
 
-    Image i starts at frame i; rows and columns are centred: -(n - n // 2) .. n // 2 - 1. In the layered model
-    the last image is the condition, at frame -1.
+    Image i starts at frame i; rows and columns are centred: -(n - n // 2) .. n // 2 - 1. In the layered model the last
+    image is the condition, at frame -1. Raises ValueError if the condition has several frames.
     """
     parts = []
     for index, (frames, rows, columns) in enumerate(shapes):
@@ -34,7 +34,7 @@ def image_positions(shapes: Sequence[Shape], layered: bool = False) -> NDArray[n
 
 
 def text_positions(shapes: Sequence[Shape], length: int, layered: bool = False) -> NDArray[np.int64]:
-    """Positions of `length` text tokens, [S 3]: the same number on all axes, counted from past every image.
+    """Return the positions of `length` text tokens, [S 3]: the same number on all axes, counted from past every image.
 
     Raises UsageError if the last position leaves the table of 4096.
     """
@@ -53,13 +53,14 @@ def _centred(count: int) -> NDArray[np.int64]:
     return np.arange(count, dtype=np.int64) - (count - count // 2)
 
 
-# Tables: float64, so that both backends round the same values
+# Tables, in float64, so that both backends round the same values
 
 
 def rope_angles(positions: NDArray[np.int64], axes: Sequence[int], theta: float = 10000.0) -> NDArray[np.float64]:
-    """Angles [L, sum(axes)/2] of positions [L A]: axis a of width d gives position / theta^(2i/d), i < d/2.
+    """Return the angles [L, sum(axes)/2] of positions [L A]: axis a of width d gives position / theta^(2i/d), i < d/2.
 
-    Rotary position embedding: J. Su et al., "RoFormer", 2021.
+    Rotary position embedding: J. Su et al., "RoFormer", 2021. Raises ValueError for positions of another number of
+    axes, or an odd width.
     """
     if positions.ndim != 2 or positions.shape[1] != len(axes) or any(d % 2 for d in axes):
         raise ValueError(f"positions {positions.shape} do not go with rotary axes {tuple(axes)}")
@@ -73,11 +74,11 @@ def rope_angles(positions: NDArray[np.int64], axes: Sequence[int], theta: float 
 def rope_table(
     positions: NDArray[np.int64], axes: Sequence[int], theta: float = 10000.0
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Cosine and sine of `rope_angles`, each [L, sum(axes)/2]."""
+    """Return cosine and sine of `rope_angles`, each [L, sum(axes)/2]."""
     angles = rope_angles(positions, axes, theta)
     return np.cos(angles), np.sin(angles)
 
 
 def text_rope(length: int, head_dim: int, theta: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Cosine and sine for the text encoder, each [S, head_dim/2]; pair i is channels i and i + head_dim/2."""
+    """Return cosine and sine for the text encoder, each [S, head_dim/2]; pair i is channels i and i + head_dim/2."""
     return rope_table(np.arange(length, dtype=np.int64)[:, None], (head_dim,), theta)

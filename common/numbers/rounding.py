@@ -1,4 +1,4 @@
-"""Rounding to 16 bit in float32, which numpy has no bfloat16 for."""
+"""Rounding of float32 to 16-bit formats; numpy has no bfloat16."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 def nearest(values: NDArray[np.float32], dtype: str) -> NDArray[np.float32]:
-    """`values` as the nearest numbers that `dtype` holds, ties to even."""
+    """Return `values` rounded to the nearest numbers of `dtype`, ties to even, as float32."""
     if dtype == "float16":
         return values.astype(np.float16).astype(np.float32)
     if dtype == "bfloat16":

@@ -1,4 +1,4 @@
-"""Sizes of images, in pixels: what is trained, what is rendered, what is cropped."""
+"""Sizes of images in pixels: trained, rendered and cropped."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ ASPECT_SIZES = {
 }
 """Width and height in pixels that Qwen-Image was trained for, by aspect, which is width by height."""
 
-ASPECT_AREA = 1472 * 1104  # pixels, for another aspect: the middle one of theirs
+ASPECT_AREA = 1472 * 1104  # pixels of an image of another aspect: the median area of ASPECT_SIZES
 
-MAX_ASPECT = 100  # of the longer side by the shorter
+MAX_ASPECT = 100  # longer side by shorter side
 
 
 def ceil_to(value: int, multiple: int) -> int:
-    """The smallest multiple of `multiple` that is not below `value`."""
+    """Return the smallest multiple of `multiple` that is not below `value`."""
     return -(-value // multiple) * multiple
 
 
 def render_size(width: int, height: int, multiple: int = 16) -> tuple[int, int]:
-    """Width and height to render at, from which the requested size is cropped at the right and the bottom."""
+    """Return width and height to render; the size is cropped from it at the right and bottom. Raises UsageError."""
     _check_size(width, height)
     return ceil_to(width, multiple), ceil_to(height, multiple)
 
@@ -53,7 +53,7 @@ def parse_size(text: str) -> tuple[int, int]:
 
 
 def parse_aspect(text: str) -> Fraction:
-    """Width by height from `16:9`. Raises UsageError."""
+    """Return width by height of `16:9`. Raises UsageError."""
     match = re.fullmatch(r"([0-9]{1,4}(?:\.[0-9]{1,4})?):([0-9]{1,4}(?:\.[0-9]{1,4})?)", text.strip())
     if match is None or not Fraction(match[1]) or not Fraction(match[2]):
         raise UsageError(f"aspect {clean(text, 40)!r} is not WIDTH:HEIGHT, such as 16:9")
@@ -64,7 +64,7 @@ def parse_aspect(text: str) -> Fraction:
 
 
 def aspect_size(aspect: Fraction, area: int) -> tuple[int, int]:
-    """Width and height in multiples of 16, as near to `aspect` and then to `area`, in pixels, as the nearest can be."""
+    """Return width and height in multiples of 16, nearest to `aspect`, and of those nearest to `area` pixels."""
     ratio = float(aspect)
     width, height = math.sqrt(area * ratio), math.sqrt(area / ratio)
 

@@ -1,1 +1,1 @@
-"""Whether two backends compute the same: a criterion for each block, and passports that carry it between machines."""
+"""Comparison of backends: a criterion for each block, and passports that carry recorded results between machines."""

@@ -1,5 +1,5 @@
-"""What of a model is compared block by block: which blocks there are, in which dtype each computes, and how many
-updates of a residual stream it makes, with the root of which errors grow."""
+"""The blocks of a model that are compared: which there are, the dtype in which each computes, and its number of updates
+of a residual stream. Errors grow with the root of that number."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from qwenimg.common.precision.precision import BYTES, Precision
 from qwenimg.common.precision.residency import ALWAYS, ONCE
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.runtime.engine import Engine
-from qwenimg.common.runtime.traced import Blocks
+from qwenimg.common.runtime.traced import BlockRunner
 from qwenimg.common.weights.plan import Entry, LoadPlan
 
 
 def network(component: Component) -> Network:
-    """The row of a component's network."""
+    """Return the description of a component's network."""
     rows = {row.name: row for family in registry.FAMILIES for row in family.networks}
     return rows[component.network]
 
@@ -43,28 +43,28 @@ class ComponentPolicy:
 
     @cached_property
     def modules(self) -> frozenset[str]:
-        """The paths of all modules that have weights in them."""
-        found = {""}
+        """The paths of all modules that contain weights."""
+        paths = {""}
         for name in self.plan.entries:
             parts = name.split(".")[:-1]
-            found |= {".".join(parts[:i]) for i in range(1, len(parts) + 1)}
-        return frozenset(found)
+            paths |= {".".join(parts[:i]) for i in range(1, len(parts) + 1)}
+        return frozenset(paths)
 
     def block(self, name: str, path: str) -> Block | None:
-        """The kind of block `name`, if the module at `path` is one."""
+        """Return the kind of block `name` if the module at `path` is one, else None."""
         kinds = [block for block in self.network.traced if block.name == name and block.paths.fullmatch(path)]
         return kinds[0] if kinds and path in self.modules else None
 
-    def open(self, engine: Engine, wide: str = "") -> Blocks:
+    def open(self, engine: Engine, wide: str = "") -> BlockRunner:
         component = self.component
         return engine.blocks(component.network, component.config, self.plan, self.precision, wide)
 
     def has_norm(self, path: str) -> bool:
-        """Whether the module at `path`, which is not the whole network, normalises anything."""
+        """Return whether the module at `path`, which is not the whole network, contains a norm."""
         return path != "" and any("norm" in name for name in self.plan.under(path).entries)
 
     def updates(self, block: Block, path: str) -> int:
-        """How many updates of a residual stream the block makes, at least one."""
+        """Return how many updates of a residual stream the block makes, at least one."""
         if block.method and not block.within:
             return 1
         path = block.within or path
@@ -73,7 +73,7 @@ class ComponentPolicy:
         return max(1, sum(kind.depth for kind in calls for module in inside if kind.paths.fullmatch(module)))
 
     def dtype(self, block: Block, path: str, returned: Iterable[str]) -> str:
-        """The lowest that the block's products are computed in, or its norms where it has no product, and that it has
+        """Return the lowest dtype of the block's products, or of its norms if it has no product, and of its results
         `returned`."""
         entries = list(self.plan.under(block.within or path).when(ONCE if block.once else ALWAYS).entries.values())
         matrices = [entry for entry in entries if len(entry.shape) > 1]
@@ -86,11 +86,11 @@ class ComponentPolicy:
 
 
 def parts(checkpoint: Checkpoint, precision: Precision) -> dict[str, ComponentPolicy]:
-    """Of a model, by the names of its components."""
+    """Return the components of a model under a policy, by their names."""
     return {name: ComponentPolicy(name, component, precision) for name, component in checkpoint.components.items()}
 
 
 def shapes_sum(plan: LoadPlan) -> str:
-    """SHA-256 of the names and shapes of a plan's parameters."""
+    """Return the SHA-256 of the names and shapes of a plan's parameters."""
     lines = [f"{name} {list(shape)}\n" for name, shape in sorted(plan.shapes.items())]
     return hashlib.sha256("".join(lines).encode()).hexdigest()

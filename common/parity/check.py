@@ -1,4 +1,4 @@
-"""Computes what a passport recorded again, on another backend or machine, and judges it block by block."""
+"""Repetition of a passport's computations on another backend or machine, judged block by block."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from qwenimg.common.parity.tape import DECODE, Tape, taped
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result
 from qwenimg.common.runtime.engine import Engine
-from qwenimg.common.runtime.traced import Blocks, Values, leaves
+from qwenimg.common.runtime.traced import BlockRunner, Values, leaves
 
-PIXELS = 2  # of 255, by which a float32 picture may differ
-LATENTS = 1e-4  # relative, by which its latents may
+PIXELS = 2  # of 255: the most by which a float32 image may differ
+LATENTS = 1e-4  # the most by which its latents may differ, relative
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """One recorded block on this backend."""
+    """The results of one recorded block on this backend."""
 
     name: str
     dtype: str
     figures: tuple[Figure, ...]
-    recorded: tuple[Figure, ...]  # of the backend that recorded it
+    recorded: tuple[Figure, ...]  # the figures of the backend that recorded it
 
     @property
     def failures(self) -> list[str]:
@@ -51,8 +51,8 @@ class Judged:
 
 
 def check_model(passport: Passport, pipe: Pipeline, lora: str = "") -> list[str]:
-    """Raises ModelError for another model, part or LoRA than the recorded one; the components whose files are others,
-    though they hold the same parameters."""
+    """Return the components whose files are not the recorded ones, though they have the same parameters. Raises
+    ModelError for another model, part or LoRA than the recorded one."""
     assert pipe.checkpoint is not None
     components, recorded = pipe.checkpoint.components, passport.model
     changed = [
@@ -67,27 +67,28 @@ def check_model(passport: Passport, pipe: Pipeline, lora: str = "") -> list[str]
             f"{clean(pipe.model_name, 60)} is another model{which}"
         )
     prints = {part: fingerprint(components[part].plan.files) for part in recorded.fingerprints if part in components}
-    others = [part for part, found in prints.items() if found != recorded.fingerprints[part]]
+    others = [part for part, mark in prints.items() if mark != recorded.fingerprints[part]]
     given.check_files(recorded, others, pipe.loras, lora)
     return others
 
 
 def blocks(passport: Passport, pipe: Pipeline, lora: str = "") -> Iterator[Judged]:
-    """Each recorded block, in order, on the engine of `pipe`, with `lora` as the recorded picture had it; one in 16 bit
-    in float32 too, where faults are not below a rounding. Raises ModelError where the passport does not fit the
-    model."""
-    found, engine = parts(with_loras(pipe, _asked(passport, lora)), pipe.precision), pipe.engine
-    components = {name: part.open(engine) for name, part in found.items()}
-    widened = {} if pipe.tf32 else {name: part.open(engine, "float32") for name, part in found.items()}
-    own = passport.sides[0].figures if passport.sides else ()
+    """Yield each recorded block, in order, computed on the engine of `pipe`, with `lora` for the recorded LoRAs. A
+    block in 16 bit is computed in float32 too, where a fault is larger than the roundings. Raises ModelError if the
+    passport does not fit the model."""
+    policies, engine = parts(with_loras(pipe, _asked(passport, lora)), pipe.precision), pipe.engine
+    components = {name: part.open(engine) for name, part in policies.items()}
+    widened = {} if pipe.tf32 else {name: part.open(engine, "float32") for name, part in policies.items()}
+    recorded_figures = passport.sides[0].figures if passport.sides else ()
     for i, recorded in enumerate(passport.blocks):
-        part = found.get(recorded.component)
+        part = policies.get(recorded.component)
         block = part.block(recorded.block, recorded.path) if part else None
         if part is None or block is None:
             raise ModelError(f"the passport's block {clean(recorded.name, 80)} is not in the model: record it again")
         if not are_inside(part, recorded):
             raise ModelError(f"the passport's arguments for {clean(recorded.name, 80)} do not fit it: record it again")
-        dtype, before = part.dtype(block, recorded.path, returned(recorded)), own[i] if i < len(own) else ()
+        dtype = part.dtype(block, recorded.path, returned(recorded))
+        before = recorded_figures[i] if i < len(recorded_figures) else ()
         wide = widened.get(recorded.component) if dtype in ("bfloat16", "float16") else None
         try:
             judged = _judged(part, recorded, _Called(components[recorded.component], wide, engine), before, dtype)
@@ -98,27 +99,27 @@ def blocks(passport: Passport, pipe: Pipeline, lora: str = "") -> Iterator[Judge
 
 @dataclass(frozen=True)
 class _Called:
-    """What computes a block: as the policy says, in float32 where that is to be judged too, and on which engine."""
+    """The computations of a block: under the policy, in float32 too if that is judged, and their engine."""
 
-    policy: Blocks
-    wide: Blocks | None
+    policy: BlockRunner
+    wide: BlockRunner | None
     engine: Engine
 
 
 class _CannotRun(Exception):
-    """A block that does not take the recorded arguments, though the model has the recorded parameters: what computes it
-    here is another program's."""
+    """An error of a block that does not take the recorded arguments, though the model has the recorded parameters: the
+    code that computes it is not the same."""
 
 
 def _judged(
     part: ComponentPolicy, recorded: Recorded, called: _Called, before: tuple[Figure, ...], dtype: str
 ) -> tuple[Figure, ...]:
     block = part.block(recorded.block, recorded.path)
-    with operations(called.engine) as seen:
-        made = _results(called.policy, recorded, block)
-    judged = figures(part, recorded, made)
+    with operations(called.engine) as counts:
+        results = _results(called.policy, recorded, block)
+    judged = figures(part, recorded, results)
     judged = tuple(_compared(now, then, dtype) for now, then in zip_longest(judged, before))
-    if recorded.operations and (why := _others(seen, recorded.operations)):
+    if recorded.operations and (why := _others(counts, recorded.operations)):
         judged = _failed(judged, [why])
     if called.wide is not None:
         wide = figures(part, recorded, _results(called.wide, recorded, block), wide=True)
@@ -131,67 +132,67 @@ def _failed(judged: tuple[Figure, ...], failures: list[str]) -> tuple[Figure, ..
 
 
 def _asked(passport: Passport, lora: str) -> dict[str, Any]:
-    """What the recorded picture asked for, `lora` being how its LoRAs are called here."""
+    """Return the arguments of the recorded call, with `lora` as the names of its LoRAs here."""
     recorded = passport.picture
     return ({} if recorded is None else recorded.asked) | {"lora": lora}
 
 
-def _others(seen: Mapping[str, int], recorded: Mapping[str, int]) -> str:
-    """What of the operations and their dtypes is not as it was recorded: a float32 place that was lost, say."""
-    names = sorted(name for name in {*seen, *recorded} if seen.get(name, 0) != recorded.get(name, 0))
-    found = (f"{seen.get(name, 0)} of {clean(name, 40)}, recorded {recorded.get(name, 0)}" for name in names[:2])
-    return f"operations: {'; '.join(found)}" if names else ""
+def _others(counts: Mapping[str, int], recorded: Mapping[str, int]) -> str:
+    """Return a message if operations or their dtypes differ from the record, such as a lost float32 place, else ""."""
+    names = sorted(name for name in {*counts, *recorded} if counts.get(name, 0) != recorded.get(name, 0))
+    texts = (f"{counts.get(name, 0)} of {clean(name, 40)}, recorded {recorded.get(name, 0)}" for name in names[:2])
+    return f"operations: {'; '.join(texts)}" if names else ""
 
 
 def _compared(now: Figure, then: Figure | None, dtype: str) -> Figure:
-    """In 16 bit, where most faults are below a rounding, an error far above the recording backend's is one too."""
+    """Add a failure if an error in 16 bit is far above the recorded one, as most faults are smaller than a rounding."""
     if dtype == "float32" or then is None or now.error <= max(parity.LIMIT[dtype], parity.RATIO * then.error):
         return now
     text = f"error {now.error:.3g} u, where it was recorded {then.error:.3g} u"
     return replace(now, failures=(*now.failures, text))
 
 
-def _results(component: Blocks, recorded: Recorded, block: Any) -> list[Values]:
-    """Return what the block makes of the recorded arguments. Raises _CannotRun."""
+def _results(component: BlockRunner, recorded: Recorded, block: Any) -> list[Values]:
+    """Return the block's results for the recorded arguments. Raises _CannotRun."""
     try:
-        made = leaves(component.call(recorded.path, block, [values(given) for given in recorded.arguments]))
+        results = leaves(component.call(recorded.path, block, [values(given) for given in recorded.arguments]))
     except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, ArithmeticError) as error:
         if isinstance(error, QwenimgError):
             raise
         raise _CannotRun(f"is computed in other shapes than when it was recorded: {clean(error, 120)}") from None
-    if len(made) != len(recorded.results):
-        raise _CannotRun(f"gives {counted(len(made), 'result')}, recorded {len(recorded.results)}")
-    return made
+    if len(results) != len(recorded.results):
+        raise _CannotRun(f"gives {counted(len(results), 'result')}, recorded {len(recorded.results)}")
+    return results
 
 
 def stamped(passport: Passport, engine: Engine, tf32: bool, judged: Iterable[Judged]) -> Passport:
-    """The passport with this side's figures added, in place of any of the same backend and device."""
+    """Return the passport with the figures of this side, which replace earlier ones of the same backend and device."""
     mine = side(engine, tf32, [one.figures for one in judged])
     others = [one for one in passport.sides[1:] if (one.backend, one.device) != (mine.backend, mine.device)]
     return replace(passport, sides=(*passport.sides[:1], *others, mine))
 
 
-# The whole picture
+# The whole image
 
 
 @dataclass(frozen=True, kw_only=True)
 class RedrawnImage:
-    """The recorded picture, drawn again."""
+    """The recorded image, generated again."""
 
-    latents: float  # relative difference; of stations that of what enters the VAE
-    pixels: int  # largest difference of 255
+    latents: float  # relative difference; with stations, that of the VAE's input
+    pixels: int  # largest difference, of 255
     failures: tuple[str, ...]
     stations: tuple[Passed, ...] = ()
 
     @property
     def unjudged(self) -> list[str]:
-        """The stations whose results were not judged."""
-        return [one.name for one in self.stations if one.made is not None and one.allowed is None]
+        """The stations whose outputs were not judged."""
+        return [one.name for one in self.stations if one.output_error is not None and one.allowed is None]
 
 
 def picture(passport: Passport, pipe: Pipeline, lora: str = "") -> RedrawnImage:
-    """Draw the recorded picture with `pipe` and `lora`, from station to station where the passport has them. Noise,
-    noise levels and the pixels of the recorded values are to be the same bits."""
+    """Generate the recorded image with `pipe` and `lora`, from station to station if the passport has stations. Noise,
+    noise levels, and the pixels of the recorded values must have the same bits."""
     recorded, asked, tape = passport.picture, _asked(passport, lora), Tape(passport.run)
     assert recorded is not None
     if not passport.run:
@@ -208,12 +209,12 @@ def picture(passport: Passport, pipe: Pipeline, lora: str = "") -> RedrawnImage:
     if pixels:
         mean = float((result.pixels.astype(int) - recorded.pixels).mean())
         failures.append(f"pixels of the same values differ by up to {pixels}, {mean:+.2f} on average")
-    latents = next((one.given for one in stations if one.name == DECODE), float("nan"))
+    latents = next((one.input_error for one in stations if one.name == DECODE), float("nan"))
     return RedrawnImage(latents=latents, pixels=pixels, failures=tuple(failures), stations=stations)
 
 
 def _start(passport: Passport, pipe: Pipeline, asked: dict[str, Any], result: Result) -> list[str]:
-    """Return what of noise and noise levels is not the recorded one, bit for bit."""
+    """Return a failure for noise and for noise levels that are not the recorded ones, bit for bit."""
     recorded, failures = passport.picture, []
     assert recorded is not None
     if result.recipe["noise_sha256"] != recorded.noise:
@@ -224,7 +225,7 @@ def _start(passport: Passport, pipe: Pipeline, asked: dict[str, Any], result: Re
 
 
 def _whole(passport: Passport, pipe: Pipeline, asked: dict[str, Any]) -> RedrawnImage:
-    """Draw a picture that was recorded without stations: its latents and pixels are judged in float32 alone."""
+    """Generate an image that was recorded without stations: its latents and pixels are judged in float32 alone."""
     recorded, result = passport.picture, pipe(**asked)
     assert recorded is not None
     failures = _start(passport, pipe, asked, result)

@@ -1,7 +1,7 @@
-"""K of the law error = K u sqrt(n), as it was measured of each kind of block: `constants.json`, which
-`python tools/measure_constants.py` writes.
+"""K of the law error = K u sqrt(n), as measured for each kind of block: `constants.json`, which `python
+tools/measure_constants.py` writes.
 
-In float32 the limit is MARGIN times that, and never below what `parity.LIMIT` says for all.
+In float32 the limit is MARGIN times K, and never below `parity.LIMIT`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def document() -> Mapping[str, Any]:
 
 
 def recorded(kind: str, dtype: str) -> float | None:
-    """The larger K of the backends that were measured, for blocks of this `kind`: `NETWORK.BLOCK`."""
-    found: Mapping[str, Any] = document()["k"].get(kind, {})
-    return float(found[dtype]) if dtype in found else None
+    """Return the largest K of the measured backends for blocks of this `kind`, `NETWORK.BLOCK`, or None."""
+    by_dtype: Mapping[str, Any] = document()["k"].get(kind, {})
+    return float(by_dtype[dtype]) if dtype in by_dtype else None
 
 
 def limit(kind: str, dtype: str) -> float:

@@ -1,4 +1,4 @@
-"""What a recorded model was opened with beside its own files, and whether a check is given the same."""
+"""The options with which a recorded model was opened, and their comparison with those of a check."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _FILES = (*PARTS, "lora")
 
 
 def completed(recorded: Model, opening: Opening, lora: str, find: Callable[[str], Path | None]) -> tuple[Opening, str]:
-    """Return `opening` and `lora` with what was recorded: bits, prediction, and the files that `find` and the cache
-    have by their names. Raises UsageError where something is given that was not recorded, is missing, or has another
-    value; which files they are is seen when they are open."""
-    found = {part: path for part, name in recorded.parts.items() if (path := opening.parts.get(part) or find(name))}
+    """Return `opening` and `lora` completed from the record: bits, prediction, and the files that `find` and the cache
+    have. Raises UsageError for an option that was not recorded, is missing, or has another value. `check_files`
+    compares contents later."""
+    paths = {part: path for part, name in recorded.parts.items() if (path := opening.parts.get(part) or find(name))}
     whole = replace(
         opening,
-        parts={**opening.parts, **found},
+        parts={**opening.parts, **paths},
         quantize=opening.quantize or recorded.quantize or None,
         prediction=opening.prediction or cast(Any, recorded.prediction) or None,
     )
@@ -36,10 +36,15 @@ def completed(recorded: Model, opening: Opening, lora: str, find: Callable[[str]
 
 
 def _check_options(recorded: Model, given: Mapping[str, Any]) -> None:
-    """Check that what is `given`, by the names of options, is what was recorded. Raises UsageError."""
-    said = {**recorded.parts, "quantize": recorded.quantize, "prediction": recorded.prediction, "lora": recorded.lora}
+    """Check that the options `given`, by their names, are the recorded ones. Raises UsageError."""
+    options = {
+        **recorded.parts,
+        "quantize": recorded.quantize,
+        "prediction": recorded.prediction,
+        "lora": recorded.lora,
+    }
     for name in (*PARTS, *_OPTIONS):
-        then, now = said.get(name, ""), given[name] or ""
+        then, now = options.get(name, ""), given[name] or ""
         option = _OPTIONS.get(name, f"--{name.replace('_', '-')}")
         if then and not now:
             raise UsageError(f"the passport was recorded with {option} {clean(then, 80)}; give the same")
@@ -50,8 +55,8 @@ def _check_options(recorded: Model, given: Mapping[str, Any]) -> None:
 
 
 def check_files(recorded: Model, others: Collection[str], loras: Loras, lora: str) -> None:
-    """Raises ModelError for parts that are of `others`, the components whose files are not the recorded ones, and for
-    LoRAs of other files or strengths."""
+    """Raise ModelError for parts in `others`, the components whose files are not the recorded ones, and for LoRAs of
+    other files or strengths."""
     for part, name in recorded.parts.items():
         if not components_of([part]).isdisjoint(others):
             option = f"--{part.replace('_', '-')}"
@@ -65,5 +70,5 @@ def check_files(recorded: Model, others: Collection[str], loras: Loras, lora: st
 
 
 def _strengths(text: str) -> list[str]:
-    """Of the LoRAs in `text`, as a recipe writes them."""
+    """Return the strengths of the LoRAs in `text`, which has a recipe's form."""
     return [one.rpartition(":")[2] for one in text.split("; ")]

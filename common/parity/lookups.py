@@ -1,5 +1,5 @@
-"""Whether whole numbers among a block's arguments are places in what they look up: for another one a backend may read
-any memory."""
+"""A check that whole numbers among a block's arguments are valid indices: for any other a backend might read any
+memory."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from qwenimg.common.parity.blocks import ComponentPolicy
-from qwenimg.common.parity.passport import Given, Recorded
+from qwenimg.common.parity.passport import Argument, Recorded
 from qwenimg.common.parity.sample import Drawn
 from qwenimg.common.runtime.traced import Values
 
 
 def are_inside(part: ComponentPolicy, recorded: Recorded) -> bool:
-    """Return whether token ids are in the block's tables and numbers beside them in a row of tokens, and other
-    indices in its arguments."""
+    """Return whether token ids are in the block's tables, numbers beside them in a row of tokens, and other indices in
+    its arguments."""
     given: list[Any] = list(_flat(recorded.arguments))
     arrays = [one for one in given if isinstance(one, Drawn | Values)]
     shapes = [one.shape if isinstance(one, Drawn) else one.array.shape for one in arrays]
@@ -28,7 +28,7 @@ def are_inside(part: ComponentPolicy, recorded: Recorded) -> bool:
     return all(placed) and (not tables or all(0 <= one < longest for one in numbers))
 
 
-def _flat(arguments: Given) -> Iterator[Given]:
+def _flat(arguments: Argument) -> Iterator[Argument]:
     if isinstance(arguments, tuple):
         for one in arguments:
             yield from _flat(one)

@@ -1,13 +1,13 @@
-"""Whether backends are right and equal: each is measured against a float64 reference, in units of its dtype's roundoff.
+"""The criterion for a backend's results: an error against a float64 reference, in units of the dtype's roundoff.
 
-Two backends are not held against each other, since their difference cannot tell which of them is wrong, hides errors
-that they share, and shrinks when both round alike. The reference runs in float64 on weights and inputs that were
-rounded to the tested dtype first, so that what is measured is the arithmetic and not the storage.
+Two backends are not compared with each other: their difference does not tell which of them is wrong, hides errors that
+they share, and shrinks if both round alike. The reference runs in float64 on weights and inputs that were rounded to
+the tested dtype first, so that the error is that of the arithmetic and not of the storage.
 
 The law behind the limits: relative error = K * u * sqrt(blocks), with u the unit roundoff. A transformer block's output
-measures K = 1.4 to 2.0 in float32 and 0.64 in bfloat16 and float16; the limits give three times that. In float32 they
-test correctness. In 16 bits most faults hide below the rounding, so there the limits and the ratio of the backends'
-errors test the precision policy: a forgotten float32 accumulation doubles the ratio.
+measures K = 1.4 to 2.0 in float32 and 0.64 in bfloat16 and float16; the limits are three times that. In float32 they
+test correctness. In 16 bits most faults are smaller than the roundings, so there the limits and the ratio of the
+backends' errors test the precision policy: a forgotten float32 accumulation doubles the ratio.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from numpy.typing import NDArray
 from qwenimg.common.runtime.engine import Array
 
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
-LIMIT = {"float32": 6.0, "bfloat16": 2.0, "float16": 2.0}  # K of the relative error
+LIMIT = {"float32": 6.0, "bfloat16": 2.0, "float16": 2.0}  # the largest K of the relative error
 MARGIN = 3.0  # between a recorded K and the limit
 LARGEST = 5.0  # times the limit: K of the largest error over the largest value, since single elements scatter further
-RATIO = 2.0  # of the backends' errors in 16 bits, either way
+RATIO = 2.0  # the largest ratio of the backends' errors in 16 bits
 STORED = 1.0  # u of a residual stream per block: two additions, each rounding by 0.42 u rms and 1 u at most
-CENTRED = 4.0  # u32 per mean / deviation of what a LayerNorm sees: it subtracts a rounded mean (measured 2.5 at most)
+CENTRED = 4.0  # u32 per mean / deviation of a LayerNorm's input, since it subtracts a rounded mean (measured 2.5)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """What a backend returned: its values, and the name of the dtype that they had there."""
+    """A result of a backend: its values, and the name of the dtype that they had there."""
 
     values: NDArray[Any]
     dtype: str
@@ -40,14 +40,14 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is judged, and in which terms."""
+    """The subject of a judgement, and its units."""
 
     component: str
-    dtype: str  # the one under test; its unit roundoff is the measure
+    dtype: str  # the dtype under test, whose unit roundoff is the unit of errors
     returned: str  # the dtype that the output must have
     blocks: int = 1
-    offset: float = 0.0  # mean / deviation of what a LayerNorm in it sees
-    k: float | None = None  # the component's own limit, where `LIMIT` does not hold for it
+    offset: float = 0.0  # mean / deviation of the input of a LayerNorm in it
+    k: float | None = None  # the component's limit in place of `LIMIT`
 
     @property
     def unit(self) -> float:
@@ -55,14 +55,14 @@ class Case:
 
     @property
     def allowed(self) -> float:
-        """The largest relative error that passes, before what a stream's own rounding adds."""
+        """The largest relative error that passes, without the rounding of a residual stream."""
         k = LIMIT[self.dtype] if self.k is None else self.k
         return k * self.unit * math.sqrt(self.blocks) + CENTRED * self.offset * UNIT["float32"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """One backend against the reference. Both errors are NaN where they cannot be computed."""
+    """The errors of one backend against the reference. Both are NaN if they cannot be computed."""
 
     relative: float = math.nan  # |y - r| / |r|, the square root of the normalised mean square error
     largest: float = math.nan  # max |y - r| / max |r|
@@ -71,7 +71,7 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockVerdict:
-    """The figures of one output, what it was allowed, and what is wrong; nothing wrong means that it passes."""
+    """The errors of one output, their limits, and the failures; without failures it passes."""
 
     figures: Figures
     allowed: float
@@ -81,10 +81,11 @@ class BlockVerdict:
 
 
 def judge(case: Case, reference: NDArray[Any], output: Output, stream: NDArray[Any] | None = None) -> BlockVerdict:
-    """Hold an output against `reference`, float64 of the same shape.
+    """Judge an output against `reference`, float64 of the same shape.
 
     With `stream`, the input of a residual block, the error is that of its update (output - input), relative to the
-    update: on a large stream the output hides every fault. What the stream's own dtype rounds is allowed on top.
+    update: on a large stream the whole output would hide every fault. The rounding of the stream's own dtype is allowed
+    in addition.
     """
     reference = np.asarray(reference, np.float64)
     update = update_of(reference, stream)
@@ -105,14 +106,14 @@ def judge(case: Case, reference: NDArray[Any], output: Output, stream: NDArray[A
 
 
 def update_of(reference: NDArray[Any], stream: NDArray[Any] | None) -> NDArray[Any]:
-    """Return what a residual block adds to its `stream`; the whole where there is none or the block adds nothing, since
-    then the stream must stay as it is."""
+    """Return the update of a residual block to its `stream`. Without a stream it is the whole result, also if the block
+    adds nothing, since then the stream must stay unchanged."""
     update = reference if stream is None else reference - np.asarray(stream, np.float64)
     return update if update.any() else reference
 
 
 def dtype_name(array: Array) -> str:
-    """`bfloat16` for an array of any framework."""
+    """Return the name of an array's dtype in any framework, such as `bfloat16`."""
     return str(array.dtype).rpartition(".")[2]
 
 

@@ -1,7 +1,7 @@
-"""A parity passport: what one model computed on one machine, block by block, so that another machine can do it again.
+"""A parity passport: the results of one model on one machine, block by block, so that another machine can repeat them.
 
-Beside what the recording backend gave stands what float64 gives for the same inputs and weights; every backend is held
-against that. docs/measured/parity.md has the schema of the file, which `passport_file` reads and writes.
+Beside the recording backend's results are those of float64 for the same inputs and weights; every backend is judged
+against these. docs/measured/parity.md has the schema of the file, which `passport_file` reads and writes.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from qwenimg.common.parity.sample import Drawn
 from qwenimg.common.parity.stations import Station
 from qwenimg.common.runtime.traced import Dtype, Values
 
-MAX_GAIN = 128.0  # in bfloat16 the limit would be the whole update then, and nothing would be judged
+MAX_GAIN = 128.0  # in bfloat16 the limit of a larger gain would exceed the update, and every result would pass
 
-# Of an argument: as a Tree, with what is to be drawn.
-Given: TypeAlias = "Values | Drawn | Dtype | float | tuple[Given, ...] | None"
+# An argument of a block: a Tree whose arrays may be descriptions of random ones.
+Argument: TypeAlias = "Values | Drawn | Dtype | float | tuple[Argument, ...] | None"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
-    """One array of a block's result: whole in float32, or where there is a `seed` projections of it in float64."""
+class RecordedResult:
+    """One array of a block's result: whole in float32, or with a `seed` its projections in float64."""
 
     dtype: str
     shape: tuple[int, ...]
     values: NDArray[Any]
     seed: int | None = None
-    exact: NDArray[np.float64] | None = None  # of the same; None where nothing here computes in float64
-    gain: float = 1.0  # times a rounding of the block's arguments that its update changes by, at least 1
+    exact: NDArray[np.float64] | None = None  # the same in float64; None if no backend here computes in it
+    gain: float = 1.0  # the change of the update per rounding of the block's arguments, at least 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,16 +40,16 @@ class Recorded:
 
     component: str  # its name in the checkpoint
     block: str  # the name of the network's `Block`
-    path: str  # of the module
-    name: str  # of the call, with the component's name
-    arguments: tuple[Given, ...]
-    results: tuple[Kept, ...]
-    operations: dict[str, int] = field(default_factory=dict)  # how many of each, by name and dtype of the result
+    path: str  # the path of the module
+    name: str  # the name of the call, with the component's name
+    arguments: tuple[Argument, ...]
+    results: tuple[RecordedResult, ...]
+    operations: dict[str, int] = field(default_factory=dict)  # their numbers, by name and dtype of the result
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """What one backend's result of a block is worth: errors relative to float64, in units of roundoff."""
+    """The error of one backend's result of a block, relative to float64, in units of roundoff."""
 
     error: float
     allowed: float
@@ -58,7 +58,7 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """A backend on a machine, and of each recorded block the figures of its results."""
+    """A backend on a machine, and the figures of its results for each recorded block."""
 
     backend: str
     device: str
@@ -69,24 +69,24 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """Which model, by name and by what its files have."""
+    """The identity of a model: its names, and the fingerprints of its files."""
 
     name: str
     family: str
     quantize: str
-    fingerprints: dict[str, str]  # of each component, of its files
-    shapes: dict[str, str]  # of each component, of the names and shapes of its parameters
-    parts: dict[str, str] = field(default_factory=dict)  # the names of those that were given beside the model
+    fingerprints: dict[str, str]  # of each component's files
+    shapes: dict[str, str]  # hash of the names and shapes of each component's parameters
+    parts: dict[str, str] = field(default_factory=dict)  # names of the parts that were given beside the model
     prediction: str = ""
-    lora: str = ""  # names with strengths, as a recipe has them
+    lora: str = ""  # names with strengths, in a recipe's form
     lora_fingerprints: list[str] = field(default_factory=list)  # of their files
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedImage:
-    """The run that was recorded, and what came of it."""
+    """The run that was recorded, and its image."""
 
-    asked: dict[str, Any]  # what the call asked for, its prompt included
+    asked: dict[str, Any]  # the arguments of the call, with its prompt
     sigmas: tuple[float, ...]
     noise: str  # SHA-256 of the initial noise
     latents: NDArray[np.float32]
@@ -99,8 +99,8 @@ class Passport:
     created: str
     model: Model
     precision: str  # the policy's name
-    places: dict[str, str]  # what each component and FP32 place is in
-    picture: RecordedImage | None  # None of a trace of another program's
+    places: dict[str, str]  # the dtype of each component and FP32 place
+    picture: RecordedImage | None  # None for a trace of another program
     blocks: tuple[Recorded, ...]
     sides: tuple[Side, ...] = field(default=())  # the first one recorded it
-    run: tuple[Station, ...] = ()  # of the picture; none of a trace, and in files of the first versions
+    run: tuple[Station, ...] = ()  # the image's stations; () for a trace, and in files of the first versions

@@ -1,7 +1,7 @@
-"""Passports as files: plain safetensors, whose metadata have the passport as JSON, with each array by its name.
+"""Passports as files: plain safetensors, with the passport as JSON in the metadata, which refers to arrays by name.
 
-The metadata: `format`, `schema`, `passport` (the JSON) and `sha256`, of everything else. A file of a schema that is
-listed here is read for ever.
+The metadata: `format`, `schema`, `passport` (the JSON) and `sha256`, of everything else. Files of a schema that is
+listed here stay readable in all later versions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,16 @@ from qwenimg.common.codes.bits import widened
 from qwenimg.common.formats.safetensors import entry, head, read_header
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.parity import run_file
-from qwenimg.common.parity.passport import Figure, Given, Kept, Model, Passport, Recorded, RecordedImage, Side
+from qwenimg.common.parity.passport import (
+    Argument,
+    Figure,
+    Model,
+    Passport,
+    Recorded,
+    RecordedImage,
+    RecordedResult,
+    Side,
+)
 from qwenimg.common.parity.passport_schema import (
     ARGUMENTS,
     LARGEST,
@@ -44,18 +53,18 @@ from qwenimg.common.parity.sample import PROJECTIONS, Drawn
 from qwenimg.common.runtime.traced import Dtype, Values
 
 FORMAT, SCHEMA = "qwenimg-parity", "1"
-MAX_BYTES = 96 << 20  # of a file
-DEPTH, VALUES = 24, 2_000_000  # of the JSON
+MAX_BYTES = 96 << 20  # bytes of a file
+DEPTH, VALUES = 24, 2_000_000  # limits of the JSON
 NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "U8": "u1"}
 STORED = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "bool": "U8"}
 
-_GIVEN = ("parts", "prediction", "lora", "lora_fingerprints")  # of a model: written where there are some
+_GIVEN = ("parts", "prediction", "lora", "lora_fingerprints")  # fields of a model that are written if not empty
 
 # Writing
 
 
 class _Arrays:
-    """The arrays of a file, each once however often it is used."""
+    """The arrays of a file: an array that is used several times is stored once."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
@@ -77,7 +86,7 @@ def _bits(array: NDArray[Any], dtype: str) -> bytes:
 
 
 def write(path: Path, passport: Passport, *, overwrite: bool) -> int:
-    """Writes `passport` as `path`; its bytes. Raises UsageError and DoesNotFit as `write_atomic` does."""
+    """Write `passport` as `path` and return the file's bytes. Raises UsageError and DoesNotFit like `write_atomic`."""
     data = encoded(passport)
     if len(data) > MAX_BYTES:
         raise UsageError(f"a passport of {len(data):,} bytes: choose a smaller --size, or --sampled")
@@ -119,11 +128,11 @@ def _drawn(picture: RecordedImage, arrays: _Arrays) -> dict[str, Any]:
 
 
 def _written(side: Side) -> dict[str, Any]:
-    """JSON has no NaN, which an error is where it could not be computed."""
-    found = asdict(side)
-    for figure in (figure for block in found["figures"] for figure in block):
+    """Return a side as JSON. It has null for NaN, an error that could not be computed."""
+    fields = asdict(side)
+    for figure in (figure for block in fields["figures"] for figure in block):
         figure |= {key: figure[key] if math.isfinite(figure[key]) else None for key in ("error", "allowed")}
-    return found
+    return fields
 
 
 def _sum(text: str, table: Mapping[str, object], body: bytes) -> str:
@@ -145,7 +154,7 @@ def _block(block: Recorded, arrays: _Arrays) -> dict[str, Any]:
     }
 
 
-def _given(given: Given, arrays: _Arrays) -> Any:
+def _given(given: Argument, arrays: _Arrays) -> Any:
     if isinstance(given, tuple):
         return [_given(part, arrays) for part in given]
     if isinstance(given, Dtype):
@@ -157,10 +166,10 @@ def _given(given: Given, arrays: _Arrays) -> Any:
     return given
 
 
-def _kept(kept: Kept, arrays: _Arrays) -> dict[str, Any]:
-    """What float64 gives is kept as what it has more than the backend's result, in float32: that loses nothing that
-    could be seen beside an error."""
-    found: dict[str, Any] = {
+def _kept(kept: RecordedResult, arrays: _Arrays) -> dict[str, Any]:
+    """Return a result as JSON. Float64 is stored as its difference from the backend's result, in float32, which is
+    precise enough beside an error."""
+    fields: dict[str, Any] = {
         "dtype": kept.dtype,
         "shape": list(kept.shape),
         "seed": kept.seed,
@@ -168,20 +177,20 @@ def _kept(kept: Kept, arrays: _Arrays) -> dict[str, Any]:
         "lacks": None,
     }
     if kept.seed is not None:
-        found["values"] = arrays.name(kept.values, "F64")
-        found["lacks"] = None if kept.exact is None else arrays.name(kept.exact - kept.values, "F64")
+        fields["values"] = arrays.name(kept.values, "F64")
+        fields["lacks"] = None if kept.exact is None else arrays.name(kept.exact - kept.values, "F64")
     else:
-        found["values"] = arrays.name(kept.values, STORED[kept.dtype])
+        fields["values"] = arrays.name(kept.values, STORED[kept.dtype])
         if kept.exact is not None:
-            found["lacks"] = arrays.name((kept.exact - kept.values).astype(np.float32), "F32")
-    return found
+            fields["lacks"] = arrays.name((kept.exact - kept.values).astype(np.float32), "F32")
+    return fields
 
 
 # Reading
 
 
 def read(path: Path) -> Passport:
-    """The passport in the file `path`, checked. Raises ModelError."""
+    """Read and check the passport in the file `path`. Raises ModelError."""
     header = read_header(path)
     try:
         text = _checked_text(header)
@@ -197,7 +206,7 @@ def read(path: Path) -> Passport:
 
 
 def _checked_text(header: Header) -> str:
-    """The JSON, of a known schema, after its sum was checked."""
+    """Return the JSON after a check of its schema and of the sum. Raises ModelError."""
     path, metadata = header.file.path, header.metadata
     if metadata.get("format") != FORMAT:
         raise bad(path, "is no parity passport: make one with `qwenimg parity record`")
@@ -216,7 +225,7 @@ def _checked_text(header: Header) -> str:
 
 
 class FileTensor(NamedTuple):
-    """A tensor of the file, and the dtype that it has there."""
+    """A tensor of the file, and its dtype there."""
 
     dtype: str
     array: NDArray[Any]
@@ -242,44 +251,44 @@ def _tensor(arrays: Arrays, name: str, dtype: str) -> NDArray[Any]:
     return arrays[name].array
 
 
-def _passport(said: PassportJson, arrays: Arrays) -> Passport:
-    model = vars(said.model) | {"lora_fingerprints": list(said.model.lora_fingerprints)}
+def _passport(data: PassportJson, arrays: Arrays) -> Passport:
+    model = vars(data.model) | {"lora_fingerprints": list(data.model.lora_fingerprints)}
     return Passport(
-        version=said.version,
-        created=said.created,
+        version=data.version,
+        created=data.created,
         model=Model(**model),
-        precision=said.precision,
-        places=said.places,
-        picture=None if said.picture is None else _picture(said.picture, arrays),
-        blocks=tuple(_recorded(block, arrays) for block in said.blocks),
-        sides=tuple(_side(side) for side in said.sides),
-        run=run_file.parsed(said.run, {name: one.array for name, one in arrays.items()}),
+        precision=data.precision,
+        places=data.places,
+        picture=None if data.picture is None else _picture(data.picture, arrays),
+        blocks=tuple(_recorded(block, arrays) for block in data.blocks),
+        sides=tuple(_side(side) for side in data.sides),
+        run=run_file.parsed(data.run, {name: one.array for name, one in arrays.items()}),
     )
 
 
-def _picture(said: PictureJson, arrays: Arrays) -> RecordedImage:
-    latents, pixels = _tensor(arrays, said.latents, "F32"), _tensor(arrays, said.pixels, "U8")
+def _picture(data: PictureJson, arrays: Arrays) -> RecordedImage:
+    latents, pixels = _tensor(arrays, data.latents, "F32"), _tensor(arrays, data.pixels, "U8")
     if latents.ndim != 4 or not np.isfinite(latents).all():
         raise ValueError(f"latents of shape {clean(latents.shape, 40)}, expected four axes of finite numbers")
-    if pixels.shape != (said.asked.height, said.asked.width, 3):
+    if pixels.shape != (data.asked.height, data.asked.width, 3):
         raise ValueError(f"pixels of shape {clean(pixels.shape, 40)}, which is not the size that was asked for")
-    return RecordedImage(asked=said.asked.said(), sigmas=said.sigmas, noise=said.noise, latents=latents, pixels=pixels)
+    return RecordedImage(asked=data.asked.said(), sigmas=data.sigmas, noise=data.noise, latents=latents, pixels=pixels)
 
 
-def _recorded(said: BlockJson, arrays: Arrays) -> Recorded:
+def _recorded(data: BlockJson, arrays: Arrays) -> Recorded:
     return Recorded(
-        component=said.component,
-        block=said.block,
-        path=said.path,
-        name=said.name,
-        arguments=tuple(_read_given(argument, arrays) for argument in said.arguments),
-        results=tuple(_read_kept(one, arrays) for one in said.results),
-        operations=said.operations,
+        component=data.component,
+        block=data.block,
+        path=data.path,
+        name=data.name,
+        arguments=tuple(_read_given(argument, arrays) for argument in data.arguments),
+        results=tuple(_read_kept(one, arrays) for one in data.results),
+        operations=data.operations,
     )
 
 
-def _read_given(given: object, arrays: Arrays) -> Given:
-    """Return an argument of a block, which is of one of several kinds. Raises ValueError."""
+def _read_given(given: object, arrays: Arrays) -> Argument:
+    """Return an argument of a block. Raises ValueError."""
     if given is None or isinstance(given, bool):
         return given
     if isinstance(given, int | float) and abs(given) <= LARGEST:
@@ -289,46 +298,46 @@ def _read_given(given: object, arrays: Arrays) -> Given:
     kind = next((ARGUMENTS[key] for key in given if key in ARGUMENTS), None) if isinstance(given, dict) else None
     if kind is None:
         raise ValueError(f"an argument is {clean(given, 30)!r}")
-    said = exactly(kind, given, "an argument")
-    if isinstance(said, NamedJson):
-        return Dtype(said.named)
-    if isinstance(said, DrawnJson):
-        return Drawn(**vars(said.drawn))
-    if said.dtype not in STORED:
-        raise ValueError(f"an argument is of {clean(said.dtype, 30)!r}")
-    array = _tensor(arrays, said.array, STORED[said.dtype])
-    return Values(said.dtype, array.astype(bool) if said.dtype == "bool" else array)
+    data = exactly(kind, given, "an argument")
+    if isinstance(data, NamedJson):
+        return Dtype(data.named)
+    if isinstance(data, DrawnJson):
+        return Drawn(**vars(data.drawn))
+    if data.dtype not in STORED:
+        raise ValueError(f"an argument is of {clean(data.dtype, 30)!r}")
+    array = _tensor(arrays, data.array, STORED[data.dtype])
+    return Values(data.dtype, array.astype(bool) if data.dtype == "bool" else array)
 
 
-def _read_kept(said: ResultJson, arrays: Arrays) -> Kept:
-    whole = said.seed is None
-    values = _tensor(arrays, said.values, STORED[said.dtype] if whole else "F64")
-    lacks = None if said.lacks is None else _tensor(arrays, said.lacks, "F32" if whole else "F64")
-    shape = said.shape if whole else (PROJECTIONS,)
+def _read_kept(data: ResultJson, arrays: Arrays) -> RecordedResult:
+    whole = data.seed is None
+    values = _tensor(arrays, data.values, STORED[data.dtype] if whole else "F64")
+    lacks = None if data.lacks is None else _tensor(arrays, data.lacks, "F32" if whole else "F64")
+    shape = data.shape if whole else (PROJECTIONS,)
     if values.shape != shape or (lacks is not None and lacks.shape != shape):
         raise ValueError(f"a result of shape {clean(values.shape, 40)}, expected {clean(shape, 40)}")
-    return Kept(
-        dtype=said.dtype,
-        shape=said.shape,
+    return RecordedResult(
+        dtype=data.dtype,
+        shape=data.shape,
         values=values,
-        seed=said.seed,
+        seed=data.seed,
         exact=None if lacks is None else values.astype(np.float64) + lacks,
-        gain=said.gain,
+        gain=data.gain,
     )
 
 
-def _side(said: SideJson) -> Side:
-    figures = tuple(tuple(map(_figure, block)) for block in said.figures)
-    return Side(**vars(said) | {"figures": figures})
+def _side(data: SideJson) -> Side:
+    figures = tuple(tuple(map(_figure, block)) for block in data.figures)
+    return Side(**vars(data) | {"figures": figures})
 
 
-def _figure(said: FigureJson) -> Figure:
-    error, allowed = (math.nan if value is None else value for value in (said.error, said.allowed))
-    return Figure(error=error, allowed=allowed, failures=said.failures)
+def _figure(data: FigureJson) -> Figure:
+    error, allowed = (math.nan if value is None else value for value in (data.error, data.allowed))
+    return Figure(error=error, allowed=allowed, failures=data.failures)
 
 
 def needs_exact(path: Path, passport: Passport) -> None:
-    """Raises ModelError where no float64 was recorded."""
+    """Raise ModelError if a result was recorded without float64."""
     if not all(result.exact is not None for block in passport.blocks for result in block.results):
         raise ModelError(
             f"{clean(path, 120)}: was recorded without float64, so nothing can be held against it: "

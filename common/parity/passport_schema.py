@@ -1,7 +1,7 @@
-"""The JSON of a passport, key by key: which kinds and bounds a file is held to before anything is made of it.
+"""The JSON of a passport, key by key: the types and bounds that a file is checked for before its values are used.
 
-A new key is a field here, with a default where older files lack it. What a passport names is looked up as a picture's
-recipe is: no field opens a path.
+A new key is a field here, with a default for older files that lack it. Names in a passport are looked up like those of
+an image's recipe: no field opens a path.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from qwenimg.common.request.parts import PARTS
 from qwenimg.common.request.request import Request
 from qwenimg.common.weights import quantise
 
-MAX_DRAWN = 1 << 24  # values of one array that is drawn
+MAX_DRAWN = 1 << 24  # values of one random array
 MAX_BLOCKS = 10_000
 MAX_RANK = 8
-MAX_ARRAYS = 8  # of a station, each way
+MAX_ARRAYS = 8  # inputs or outputs of a station
 MAX_NAME = 200  # characters
 FLOATS = ("float32", "float16", "bfloat16")
 PREDICTIONS = ("", "eps", "v", "x0")
-LARGEST = 3e38  # of a number: float32 holds it
+LARGEST = 3e38  # the largest number: float32 holds it
 
 _COUNT = {"min": 0, "max": 2**53}
 _SIDE = {"min": 1, "max": 2**31 - 1}
@@ -87,7 +87,7 @@ class DrawnJson:
 
 
 ARGUMENTS: dict[str, Any] = {"named": NamedJson, "array": ArrayJson, "drawn": DrawnJson}
-"""The kind of an argument that is an object, by the key that it has."""
+"""The class of an argument that is an object, by its key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +144,7 @@ class ModelJson:
 
 @dataclass(frozen=True, kw_only=True)
 class AskedJson:
-    """What the recorded call asked for: no picture, no noise and no LoRA, which have files."""
+    """The arguments of the recorded call, without image, noise and LoRA, which are files."""
 
     prompt: str
     width: int = field(metadata=_COUNT)
@@ -160,7 +160,7 @@ class AskedJson:
         check_said(self.prompt)
 
     def said(self) -> dict[str, Any]:
-        """The keywords of the call."""
+        """Return the keywords of the call."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
@@ -175,7 +175,7 @@ class PictureJson:
 
 @dataclass(frozen=True, kw_only=True)
 class FigureJson:
-    """An error is null where it could not be computed."""
+    """The figures of a result. An error is null if it could not be computed."""
 
     error: float | None = field(metadata=_SIZE)
     allowed: float | None = field(metadata=_SIZE)
@@ -193,7 +193,7 @@ class SideJson:
 
 @dataclass(frozen=True, kw_only=True)
 class StationJson:
-    """A station of the run: names of tensors, and `own`, null where it is not known."""
+    """A station of the run: names of its input and output tensors, and `own`, the policy's error, or null."""
 
     name: str
     given: tuple[str, ...]
@@ -237,7 +237,7 @@ class PassportJson:
             raise ValueError(f"run has {len(self.run)} stations, or two of one name")
 
     def _check_figures(self, side: SideJson) -> None:
-        """Raise ValueError unless `side` has figures of all blocks or none, and of a block of all results or none."""
+        """Raise ValueError unless `side` has figures for all blocks or none, and for all results of a block or none."""
         if len(side.figures) not in (0, len(self.blocks)):
             raise ValueError(f"a side has figures of {len(side.figures)} blocks, of {len(self.blocks)}")
         for block, figures in zip(self.blocks, side.figures, strict=False):

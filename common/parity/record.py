@@ -1,4 +1,4 @@
-"""Records a passport: draws one picture with a look at every block, then computes each block again in float64."""
+"""Recording of a passport: generate one image, observe every block, then compute each again in float64."""
 
 from __future__ import annotations
 
@@ -20,7 +20,16 @@ from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.parity.blocks import ComponentPolicy, network, parts, shapes_sum
 from qwenimg.common.parity.judged import figures
 from qwenimg.common.parity.parity import dtype_name
-from qwenimg.common.parity.passport import MAX_GAIN, Given, Kept, Model, Passport, Recorded, RecordedImage, Side
+from qwenimg.common.parity.passport import (
+    MAX_GAIN,
+    Argument,
+    Model,
+    Passport,
+    Recorded,
+    RecordedImage,
+    RecordedResult,
+    Side,
+)
 from qwenimg.common.parity.passport_schema import AskedJson
 from qwenimg.common.parity.rerun import with_own
 from qwenimg.common.parity.sample import TINY, Drawn, drawn_like, projected, rounded_otherwise, smaller
@@ -35,16 +44,16 @@ from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.traced import Call, Tree, Values, leaves, mapped
 from qwenimg.common.weights.plan import LoadPlan
 
-LARGE = 2**25  # parameters of a component: of such a model blocks' inputs and results are not kept whole
+LARGE = 2**25  # parameters of a component; for a larger model, whole inputs and results of blocks are not stored
 Notify = Callable[[str], None]
 Exact = tuple["NDArray[np.float64] | None", float]
 
 
 class Trace:
-    """The last call of each block that came before `last` steps were done, the first where a step has several."""
+    """The last call of each block before `last` steps are done; if a step has several, its first."""
 
     def __init__(self, checkpoint: Checkpoint, last: int, whole: Mapping[str, bool]):
-        """whole: of each component, whether arguments are kept as they are, or what they are to be drawn like."""
+        """Prepare a trace. whole: for each component, whether to store arguments, or descriptions of random ones."""
         self.checkpoint, self.last, self.whole, self.done = checkpoint, last, whole, 0
         self.calls: dict[str, tuple[int, str, Call]] = {}
 
@@ -52,12 +61,12 @@ class Trace:
         return BlockRecorder(self, component)
 
     def found(self) -> list[tuple[str, str, Call]]:
-        """Component, name and call of each block, in the order of their first calls."""
+        """Return component, name and call of each block, in the order of their first calls."""
         return [(component, name, call) for name, (_, component, call) in self.calls.items()]
 
 
 class BlockRecorder:
-    """Of one component that is open."""
+    """The observer of one open component."""
 
     def __init__(self, trace: Trace, component: str):
         self.trace, self.component = trace, component
@@ -71,8 +80,8 @@ class BlockRecorder:
     def take(self, call: Call) -> None:
         name = self._name(call.path, call.block)
         if not self.trace.whole[self.component]:
-            stands: Any = tuple(_sampled(call, name))  # not of a backend: what is to be drawn in place of its arrays
-            call = replace(call, arguments=stands, results=None)
+            stand_ins: Any = tuple(_sampled(call, name))  # descriptions of random arrays, no arrays of a backend
+            call = replace(call, arguments=stand_ins, results=None)
         self.trace.calls[name] = (self.trace.done, self.component, call)
 
     def _name(self, path: str, block: Block) -> str:
@@ -80,7 +89,7 @@ class BlockRecorder:
 
 
 class Watched:
-    """An engine whose components show the calls of their blocks."""
+    """An engine that reports the calls of its components' blocks."""
 
     def __init__(self, engine: Engine, trace: Trace):
         self._engine, self._trace = engine, trace
@@ -97,7 +106,7 @@ class Watched:
 
 @contextmanager
 def watched(runtime: Runtime, trace: Trace) -> Iterator[None]:
-    """What `runtime` opens meanwhile is traced."""
+    """Observe the components that `runtime` opens within the context."""
     engine = runtime.engine
     runtime.engine = Watched(engine, trace)
     try:
@@ -109,15 +118,16 @@ def watched(runtime: Runtime, trace: Trace) -> Iterator[None]:
 def record(
     pipe: Pipeline, asked: Mapping[str, Any], *, exact: Engine | None, sampled: bool = False, notify: Notify
 ) -> Passport:
-    """Draws what `asked` says, `prompt` and LoRAs included, with `pipe`, which has nothing loaded yet.
+    """Generate an image with the arguments `asked`, `prompt` and LoRAs included, and record it. `pipe` has loaded
+    nothing yet.
 
-    exact: an engine that computes in float64. sampled: inputs are drawn and results projected for small models too.
-    Raises QwenimgError as a picture does."""
-    asked = {**asked, "seed": pipe.check(**asked).seed}  # one for all runs, also where none was asked for
+    exact: an engine that computes in float64. sampled: replace inputs by random arrays and results by projections for
+    small models too. Raises QwenimgError."""
+    asked = {**asked, "seed": pipe.check(**asked).seed}  # the same seed for all runs, even without one in `asked`
     checkpoint = with_loras(pipe, asked)
-    found = parts(checkpoint, pipe.precision)
-    small = all(part.plan.parameters < LARGE for part in found.values())
-    whole = dict.fromkeys(found, small and not sampled)
+    policies = parts(checkpoint, pipe.precision)
+    small = all(part.plan.parameters < LARGE for part in policies.values())
+    whole = dict.fromkeys(policies, small and not sampled)
     trace = Trace(checkpoint, int(asked["steps"]) // 2, whole)
     notify(f"drawing a picture on {pipe.device}")
     tape = Tape()
@@ -128,7 +138,7 @@ def record(
         pipe(**again)  # for the VAE's encoder
     pipe.free_transformer()
     run = with_own(pipe, asked, tape.stations, notify)
-    recorder = Recorder(found, whole, pipe.engine, exact, notify)
+    recorder = Recorder(policies, whole, pipe.engine, exact, notify)
     blocks = recorder.blocks(trace.found())
     return Passport(
         version=__version__,
@@ -138,7 +148,7 @@ def record(
         places=dict(result.recipe["precision"]),
         picture=_picture(pipe, asked, result),
         blocks=tuple(blocks),
-        sides=(side(pipe.engine, pipe.tf32, [figures(found[block.component], block) for block in blocks]),),
+        sides=(side(pipe.engine, pipe.tf32, [figures(policies[block.component], block) for block in blocks]),),
         run=run,
     )
 
@@ -162,7 +172,7 @@ def _picture(pipe: Pipeline, asked: Mapping[str, Any], result: Result) -> Record
 
 
 def with_loras(pipe: Pipeline, asked: Mapping[str, Any]) -> Checkpoint:
-    """The weights of `pipe` with the LoRAs that `asked` has."""
+    """Return the weights of `pipe` with the LoRAs in `asked`."""
     assert pipe.checkpoint is not None
     return pipe.checkpoint.with_deltas(pipe.loras.deltas(asked.get("lora", ""), asked.get("lora_mode", "auto")))
 
@@ -183,64 +193,65 @@ def model(pipe: Pipeline, asked: Mapping[str, Any]) -> Model:
     )
 
 
-def side(engine: Engine, tf32: bool, found: Iterable[tuple[Any, ...]] = ()) -> Side:
-    return Side(backend=engine.name, device=engine.device, versions=engine.versions(), tf32=tf32, figures=tuple(found))
+def side(engine: Engine, tf32: bool, rows: Iterable[tuple[Any, ...]] = ()) -> Side:
+    return Side(backend=engine.name, device=engine.device, versions=engine.versions(), tf32=tf32, figures=tuple(rows))
 
 
 class Recorder:
-    """Makes of each call what a passport keeps of it."""
+    """A converter of calls to the records of a passport."""
 
     def __init__(
         self,
-        found: Mapping[str, ComponentPolicy],
+        policies: Mapping[str, ComponentPolicy],
         whole: Mapping[str, bool],
         engine: Engine | None,
         exact: Engine | None,
         notify: Notify,
     ):
-        """whole: of each component, whether inputs and results are kept whole. engine: what computes each block again,
-        alone; None keeps the results of the calls, which are another program's."""
-        self.parts, self.whole, self.notify = found, whole, notify
-        self.exact = {} if exact is None else {name: part.open(exact, "float64") for name, part in found.items()}
+        """Open the components. whole: for each component, whether inputs and results are stored whole. engine: computes
+        each block again, alone; None keeps the results of the calls, which are another program's."""
+        self.parts, self.whole, self.notify = policies, whole, notify
+        self.exact = {} if exact is None else {name: part.open(exact, "float64") for name, part in policies.items()}
         self.engine = engine
-        self.again = {} if engine is None else {name: part.open(engine) for name, part in found.items()}
+        self.again = {} if engine is None else {name: part.open(engine) for name, part in policies.items()}
 
     def blocks(self, calls: Iterable[tuple[str, str, Call]]) -> list[Recorded]:
-        made, seen = [], set[tuple[str, str]]()  # of each kind with a norm, one also with a small input
+        """Return the records of `calls`. For each kind of block with a norm there is one more, with a small input."""
+        records, with_small = [], set[tuple[str, str]]()
         for component, name, call in calls:
             if not call.path and not self.whole[component]:
-                continue  # of a large model no whole component is computed again
+                continue  # a whole component of a large model is not computed again
             self.notify(f"{name} in float64")
-            made.append(self._recorded(component, name, call))
+            records.append(self._recorded(component, name, call))
             kind = component, call.block.name
-            if kind not in seen and self.engine is not None and self.parts[component].has_norm(call.path):
-                seen.add(kind)
-                stands: Any = small_streams(call)  # as where a call is taken
-                small = replace(call, arguments=stands, results=None)
-                made.append(self._recorded(component, f"{name} small", small))
-        return made
+            if kind not in with_small and self.engine is not None and self.parts[component].has_norm(call.path):
+                with_small.add(kind)
+                stand_ins: Any = small_streams(call)
+                small = replace(call, arguments=stand_ins, results=None)
+                records.append(self._recorded(component, f"{name} small", small))
+        return records
 
     def _recorded(self, component: str, name: str, call: Call) -> Recorded:
-        arguments: tuple[Given, ...] = call.arguments
-        given = [values(argument) for argument in arguments]
-        results, seen = call.results, Counter[str]()
+        arguments: tuple[Argument, ...] = call.arguments
+        arrays = [values(argument) for argument in arguments]
+        results, counts = call.results, Counter[str]()
         if self.engine is not None:
-            with operations(self.engine) as seen:
-                results = self.again[component].call(call.path, call.block, given)
-        exact = self._exact(component, call, given, len(leaves(results)))
-        kept = [self._kept(component, f"{name} {i}", made, exact[i]) for i, made in enumerate(leaves(results))]
+            with operations(self.engine) as counts:
+                results = self.again[component].call(call.path, call.block, arrays)
+        exact = self._exact(component, call, arrays, len(leaves(results)))
+        recorded = [self._kept(component, f"{name} {i}", result, exact[i]) for i, result in enumerate(leaves(results))]
         return Recorded(
             component=component,
             block=call.block.name,
             path=call.path,
             name=name,
             arguments=arguments,
-            results=tuple(kept),
-            operations=dict(seen),
+            results=tuple(recorded),
+            operations=dict(counts),
         )
 
     def _exact(self, component: str, call: Call, given: list[Tree], results: int) -> list[Exact]:
-        """Of each result, what float64 gives, and the gain."""
+        """Return the float64 value and the gain of each result."""
         if component not in self.exact:
             return [(None, 1.0)] * results
         seed = seed_of(f"{component}.{call.block.called(call.path)}")
@@ -253,18 +264,20 @@ class Recorder:
             for i, (one, other) in enumerate(zip(exact, changed, strict=True))
         ]
 
-    def _kept(self, component: str, name: str, made: Values, found: Exact) -> Kept:
-        wide, gain = found
-        about: dict[str, Any] = {"dtype": made.dtype, "shape": made.array.shape, "gain": gain}
+    def _kept(self, component: str, name: str, result: Values, exact: Exact) -> RecordedResult:
+        wide, gain = exact
+        about: dict[str, Any] = {"dtype": result.dtype, "shape": result.array.shape, "gain": gain}
         if self.whole[component]:
-            return Kept(**about, values=made.array, exact=wide)
+            return RecordedResult(**about, values=result.array, exact=wide)
         seed = seed_of(name)
         exactly = None if wide is None else projected(wide, seed)
-        return Kept(**about, values=projected(made.array.astype(np.float64), seed), seed=seed, exact=exactly)
+        return RecordedResult(
+            **about, values=projected(result.array.astype(np.float64), seed), seed=seed, exact=exactly
+        )
 
 
 def _gain(exact: NDArray[Any], changed: NDArray[Any], given: Tree, moved: Tree) -> float:
-    """Times TINY that an update changes by. `given` and `moved`: the stream that it is for, before and after."""
+    """Return an update's relative change in units of TINY. `given` and `moved`: its stream before and after."""
     change, update = changed - exact, exact
     if isinstance(given, Values) and isinstance(moved, Values) and given.array.shape == exact.shape:
         change, update = change - (moved.array - given.array), exact - given.array
@@ -275,22 +288,22 @@ def _gain(exact: NDArray[Any], changed: NDArray[Any], given: Tree, moved: Tree) 
 
 @contextmanager
 def operations(engine: Engine) -> Iterator[Counter[str]]:
-    """How many operations of each name and dtype of the result run meanwhile."""
-    found: Counter[str] = Counter()
+    """Count the operations within the context, by name and dtype of the result."""
+    counts: Counter[str] = Counter()
 
     def look(name: str, path: str, result: Array) -> None:
-        found[f"{name} {dtype_name(result)}"] += 1
+        counts[f"{name} {dtype_name(result)}"] += 1
 
     with engine.observe(look):
-        yield found
+        yield counts
 
 
 def seed_of(name: str) -> int:
     return zlib.crc32(name.encode())
 
 
-def _sampled(call: Call, name: str) -> Iterator[Given]:
-    """What stands for the arguments. Whole numbers, masks and what is small stay as they are."""
+def _sampled(call: Call, name: str) -> Iterator[Argument]:
+    """Yield the arguments, the large ones replaced by random arrays; whole numbers and masks stay unchanged."""
     seeds = count(1)
     for i, argument in enumerate(call.arguments):
         axis = 1 if call.block.image and i == 0 and isinstance(argument, Values) and argument.array.ndim == 4 else -1
@@ -301,17 +314,17 @@ def _sampled(call: Call, name: str) -> Iterator[Given]:
         yield mapped(argument, one)
 
 
-def small_streams(call: Call) -> tuple[Given, ...]:
-    """Return the arguments of `call` with what is normalised first made so small that a norm's epsilon shows."""
-    arguments: tuple[Given, ...] = call.arguments
+def small_streams(call: Call) -> tuple[Argument, ...]:
+    """Return the arguments of `call` with the normalized ones scaled down, so far that a norm's epsilon matters."""
+    arguments: tuple[Argument, ...] = call.arguments
     count = max(1, call.block.streams)
     return tuple(
         smaller(one) if i < count and isinstance(one, Values | Drawn) else one for i, one in enumerate(arguments)
     )
 
 
-def values(given: Given) -> Tree:
-    """An argument as it is computed with."""
+def values(given: Argument) -> Tree:
+    """Return an argument with the values of its random arrays."""
     if isinstance(given, tuple):
         return tuple(values(part) for part in given)
     return given.values() if isinstance(given, Drawn) else given

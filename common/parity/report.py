@@ -1,4 +1,4 @@
-"""Passports side by side: blocks by precisions and backends, as a page of HTML that needs nothing else and as SVG."""
+"""Passports side by side: blocks by precisions and backends, as a self-contained page of HTML and as SVG."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.parity.passport import Figure, Passport, Side
 
-FAINT = 1 / 16  # of what is allowed: what is below has the lightest colour
+FAINT = 1 / 16  # share of the limit up to which a cell has the lightest colour
 PALE, DEEP, FAILED, UNKNOWN = (242, 247, 251), (32, 96, 145), (193, 18, 31), (230, 230, 230)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One block on one side: of its results the one that uses most of what it is allowed."""
+    """One block on one side: the result that uses most of its limit."""
 
     error: float
     allowed: float
@@ -35,7 +35,7 @@ class Cell:
 
     @property
     def colour(self) -> tuple[int, int, int]:
-        """From pale to deep by the logarithm of the share, red for what falls short."""
+        """The colour, from pale to deep by the logarithm of the share, red for a failure."""
         if self.failure:
             return FAILED
         if math.isnan(self.share):
@@ -60,7 +60,7 @@ class Column:
     precision: str
     side: Side
     cells: dict[str, Cell]  # by the block's name
-    made: str  # when, for the page
+    created: str  # the passport's date, for the page
 
     @property
     def title(self) -> str:
@@ -79,11 +79,11 @@ class Column:
 @dataclass(frozen=True, kw_only=True)
 class BlockReport:
     model: str
-    names: list[str]  # of all blocks, in order
+    names: list[str]  # the names of all blocks, in order
     columns: list[Column]
 
     def ratio(self, column: int, name: str) -> float | None:
-        """The error in this column over that of the first one of the same precision; None for the first itself."""
+        """Return the error over that in the first column of the same precision; None for the first itself."""
         this = self.columns[column]
         first = next(other for other in self.columns if other.precision == this.precision)
         if first is this or name not in this.cells or name not in first.cells or not first.cells[name].error:
@@ -92,14 +92,14 @@ class BlockReport:
 
 
 def gathered(passports: Sequence[Passport]) -> BlockReport:
-    """Raises UsageError for passports of different models."""
+    """Return the report of all passports. Raises UsageError for passports of different models."""
     first = passports[0]
     for other in passports[1:]:
         if other.model.shapes != first.model.shapes:
             one, two = clean(first.model.name, 60), clean(other.model.name, 60)
             raise UsageError(f"these passports are of two models: {one} and {two}; report each alone")
     columns = [
-        Column(precision=_policy(one), side=side, cells=_cells(one, side), made=one.created)
+        Column(precision=_policy(one), side=side, cells=_cells(one, side), created=one.created)
         for one in passports
         for side in one.sides
     ]
@@ -112,13 +112,13 @@ def _policy(passport: Passport) -> str:
 
 
 def _cells(passport: Passport, side: Side) -> dict[str, Cell]:
-    found = {}
+    cells = {}
     for block, figures in zip(passport.blocks, side.figures, strict=False):
         if figures:
             worst = max(figures, key=_used)
             failure = next((figure.failures[0] for figure in figures if figure.failures), "")
-            found[block.name] = Cell(error=worst.error, allowed=worst.allowed, failure=failure)
-    return found
+            cells[block.name] = Cell(error=worst.error, allowed=worst.allowed, failure=failure)
+    return cells
 
 
 def _used(figure: Figure) -> float:
@@ -137,7 +137,7 @@ th { font-weight: 600; border-bottom: 1px solid #999 } td:first-child, th:first-
 
 
 def page(report: BlockReport) -> str:
-    """HTML without a script, a picture or a link."""
+    """Return the report as HTML without a script, an image or a link."""
     title = f"Parity of {escape(clean(report.model, 60))}"
     parts = [
         "<!doctype html>",
@@ -215,10 +215,9 @@ def _ink(colour: tuple[int, int, int]) -> str:
     return "#ffffff" if 0.3 * red + 0.59 * green + 0.11 * blue < 140 else svg.INK
 
 
-# The picture
-
+# The heat map
 LINE, COLUMN, LABEL, MARGIN = 16, 128, 380, 16  # pixels
-MOST = 1000  # blocks that are drawn
+MOST = 1000  # blocks that are shown
 
 
 def picture(report: BlockReport) -> str:

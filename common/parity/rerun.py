@@ -1,4 +1,4 @@
-"""Measures how far each station of a recorded picture is from what float32 makes of the same."""
+"""Measurement of how far each station of a recorded image is from float32."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from qwenimg.common.base.errors import DoesNotFit
-from qwenimg.common.parity.stations import FARTHEST, Station, made_distance
+from qwenimg.common.parity.stations import FARTHEST, Station, output_error
 from qwenimg.common.parity.tape import Tape, taped
 from qwenimg.common.pipeline.diffusion_model import renew
 from qwenimg.common.pipeline.pipeline import Pipeline
@@ -18,10 +18,10 @@ Notify = Callable[[str], None]
 
 
 def with_own(pipe: Pipeline, asked: Mapping[str, Any], run: Sequence[Station], notify: Notify) -> tuple[Station, ...]:
-    """Return `run` with how far each station is from what float32 makes of the same. Where float32 does not fit into
-    memory, not even with blocks that are streamed, the distance stays unknown."""
+    """Return `run` with the distance of each station's outputs from float32 on the same inputs. It stays unknown if
+    float32 does not fit into memory, not even with streamed blocks."""
     if not pipe.precision.has_16_bit:
-        return tuple(replace(station, own=0.0) if station.made else station for station in run)
+        return tuple(replace(station, policy_error=0.0) if station.outputs else station for station in run)
     notify("drawing the same picture in float32")
     tape, reference = Tape(run), _in_float32(pipe)
     try:
@@ -37,7 +37,7 @@ def with_own(pipe: Pipeline, asked: Mapping[str, Any], run: Sequence[Station], n
 
 
 def _in_float32(pipe: Pipeline) -> Pipeline:
-    """Return a pipeline of the same open files that loads its weights in float32. Only `pipe` is to be closed."""
+    """Return a pipeline of the same open files that loads its weights in float32. Only `pipe` must be closed."""
     return Pipeline(
         pipe.model.variant(Change(precision="fp32", max_memory=_limit(pipe))),
         name=pipe.model_name,
@@ -49,14 +49,14 @@ def _in_float32(pipe: Pipeline) -> Pipeline:
 
 
 def _measured(station: Station, exact: Station) -> Station:
-    if not station.made:
+    if not station.outputs:
         return station
-    own = made_distance(exact, station)
-    return replace(station, own=own if own <= FARTHEST else None)
+    error = output_error(exact, station)
+    return replace(station, policy_error=error if error <= FARTHEST else None)
 
 
 def _limit(pipe: Pipeline) -> int | None:
-    """Bytes below which float32 is to stay, with blocks streamed, where its weights do not fit."""
+    """Return the limit of memory for float32 with streamed blocks, or None if its weights fit."""
     assert pipe.checkpoint is not None
     free = pipe.engine.free_memory()
     return pipe.runtime.max_memory or (None if pipe.checkpoint.largest(FP32) < free // 2 else free)

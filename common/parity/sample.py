@@ -1,4 +1,4 @@
-"""What stands for an array that is too large to be kept: numbers drawn like it, and projections of it.
+"""Substitutes for arrays that are too large to be stored: random arrays like them, and projections of them.
 
 Both have the same bits on every machine: a seed gives the noise of `numbers.noise`, and signs are bits of MT19937.
 """
@@ -14,38 +14,38 @@ from qwenimg.common.numbers.noise import FEWEST, TorchCPUGenerator
 from qwenimg.common.numbers.rounding import nearest
 from qwenimg.common.runtime.traced import Values
 
-PROJECTIONS = 64  # of one array: the length that they give is right to 9 %, one standard deviation
-CHANNELS = 32  # that are drawn with a mean and a deviation of their own, at most
+PROJECTIONS = 64  # of one array: they give its length within 9 % (one standard deviation)
+CHANNELS = 32  # the most channels with a mean and a deviation of their own
 SMALL = 2.0**-8  # rms at which an epsilon of 1e-5 and one of 1e-6 differ by 30 %
-TINY = 2.0**-22  # a change of the arguments by which the gain of a block is measured
-OUTLIER = 4.0  # times the middle channel's rms: what is beyond is one of them
+TINY = 2.0**-22  # the relative change of the arguments by which the gain of a block is measured
+OUTLIER = 4.0  # a channel with more than this times the median channel's rms has its own mean and deviation
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """An array to be drawn: normal numbers of this rms, but for the outlier channels of an axis."""
+    """The description of a random array: normal numbers of this rms, except for the outlier channels of an axis."""
 
     dtype: str
     shape: tuple[int, ...]
     seed: int
     axis: int
     rms: float
-    channels: tuple[tuple[int, float, float], ...]  # of each: its number, mean and deviation
+    channels: tuple[tuple[int, float, float], ...]  # number, mean and deviation of each outlier channel
 
     def values(self) -> Values:
-        """The same bits on every machine."""
-        made = TorchCPUGenerator(self.seed).normal(self.shape).astype(np.float64)
-        scaled = np.moveaxis(made, self.axis, -1)
+        """Return the array, with the same bits on every machine."""
+        array = TorchCPUGenerator(self.seed).normal(self.shape).astype(np.float64)
+        scaled = np.moveaxis(array, self.axis, -1)
         loud = {channel: mean + deviation * scaled[..., channel] for channel, mean, deviation in self.channels}
-        made *= self.rms
+        array *= self.rms
         for channel, values in loud.items():
             scaled[..., channel] = values
-        return Values(self.dtype, nearest(made.astype(np.float32), self.dtype))
+        return Values(self.dtype, nearest(array.astype(np.float32), self.dtype))
 
 
 def drawn_like(values: Values, seed: int, axis: int = -1) -> Drawn | None:
-    """How to draw an array like `values`, whose channels are along `axis`; None for one that is too small, or no
-    floating number, to be drawn."""
+    """Return the description of a random array like `values`, whose channels are along `axis`; None for an array that
+    is too small or not of floating-point numbers."""
     array = values.array
     if array.dtype.kind != "f" or array.ndim < 2 or array.size < FEWEST or not np.isfinite(array).all():
         return None
@@ -65,7 +65,7 @@ def drawn_like(values: Values, seed: int, axis: int = -1) -> Drawn | None:
 
 
 def smaller(values: Values | Drawn) -> Values | Drawn:
-    """Return `values` scaled by a power of two to an rms of about SMALL, or as they are where that is smaller."""
+    """Return `values` scaled by a power of two to an rms of about SMALL, or unchanged if it is smaller already."""
     if isinstance(values, Drawn):
         factor = _factor(values.rms)
         channels = tuple((channel, factor * mean, factor * spread) for channel, mean, spread in values.channels)
@@ -81,8 +81,8 @@ def _factor(rms: float) -> float:
 
 
 def rounded_otherwise(values: Values, seed: int) -> Values:
-    """`values` in float64, each moved up or down by TINY of itself, as another rounding of them would; whole numbers as
-    they are."""
+    """Return `values` in float64, each moved up or down by TINY of itself, like another rounding; whole numbers
+    unchanged."""
     if values.array.dtype.kind != "f":
         return values
     signs = np.random.RandomState(seed).randint(0, 2, values.array.shape) * 2.0 - 1.0
@@ -90,14 +90,14 @@ def rounded_otherwise(values: Values, seed: int) -> Values:
 
 
 def projected(array: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
-    """PROJECTIONS sums of all values with signs that `seed` gives, over the root of their number: a vector of about
-    the length of `array`, and of differences of arrays as well."""
+    """Return PROJECTIONS sums of all values with random signs, over the root of their number: a vector of about the
+    length of `array`. The same holds for differences of arrays."""
     flat = np.ascontiguousarray(array, np.float64).reshape(-1)
     stream = np.random.RandomState(seed)
-    made = np.empty(PROJECTIONS)
+    sums = np.empty(PROJECTIONS)
     for i in range(PROJECTIONS):
         bits = np.frombuffer(stream.bytes((flat.size + 7) // 8), np.uint8)
         signs = np.unpackbits(bits, count=flat.size).astype(bool)
-        made[i] = np.where(signs, flat, -flat).sum()
-    made /= np.sqrt(PROJECTIONS)
-    return made
+        sums[i] = np.where(signs, flat, -flat).sum()
+    sums /= np.sqrt(PROJECTIONS)
+    return sums

@@ -1,8 +1,8 @@
-"""The stations of the run that drew a recorded picture: places where values enter a network or leave one.
+"""The stations of the run of a recorded image: the calls at which values enter a network or leave one.
 
-A check walks the same stations and goes on from each with what was recorded there, so an error stays where it is made.
-What enters a network is made by float32 arithmetic from recorded values, in 16 bit too, and has to be the same up to
-its roundings. What a network makes may differ by MARGIN times the distance of the recorded policy from float32.
+A check visits the same stations and continues from each with the recorded outputs, so that an error stays where it is
+made. The inputs of a network come from recorded values by float32 arithmetic, in 16 bit too, and must be equal up to
+its roundings. Its outputs may differ by MARGIN times the distance of the recorded policy from float32.
 """
 
 from __future__ import annotations
@@ -17,87 +17,89 @@ from numpy.typing import NDArray
 
 Arrays: TypeAlias = tuple[NDArray[Any], ...]
 
-GIVEN = 1e-5  # relative, of what enters a network: measured 3e-7 at most; the smallest of the planted faults has 2e-3
-FLOOR = 1e-4  # relative, of what a network makes in float32: measured 4e-6 at most
-# Times a policy's own distance from float32. Healthy pairs measure 2.1 at most, the smallest of the planted faults that
-# is seen by this alone 12 (docs/measured/parity.md): 4 is nearly twice the one and a third of the other.
+INPUT_LIMIT = 1e-5  # relative error of inputs: measured 3e-7 at most; the smallest of the planted faults has 2e-3
+FLOOR = 1e-4  # relative error of outputs in float32: measured 4e-6 at most
+# Times a policy's own distance from float32. Healthy pairs measure 2.1 at most, the smallest planted fault that only
+# this limit catches 12 (docs/measured/parity.md): 4 is nearly twice the one and a third of the other.
 MARGIN = 4.0
-FARTHEST = 1 / MARGIN  # of a policy from float32: beyond, a network that makes nothing but zeros would pass
+FARTHEST = 1 / MARGIN  # the largest error of a policy: with a larger one, a network that returns zeros would pass
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Station:
-    """One place of a run."""
+    """One call of a network in a run."""
 
     name: str  # "text_encoder 1", "step 2", "vae.decode"
-    given: Arrays  # what enters the network
-    made: Arrays = ()  # what the network makes of it
-    own: float | None = None  # `made_distance` from what float32 makes; None where that is not known
+    inputs: Arrays
+    outputs: Arrays = ()
+    policy_error: float | None = None  # `output_error` of the policy against float32; None if it is not known
 
     @property
     def allowed(self) -> float | None:
-        """The largest relative difference of `made` that passes; None where it cannot be judged."""
-        if not self.made or self.own is None:
+        """The largest error of the outputs that passes; None if it cannot be judged."""
+        if not self.outputs or self.policy_error is None:
             return None
-        return max(FLOOR, MARGIN * self.own)
+        return max(FLOOR, MARGIN * self.policy_error)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Passed:
-    """A recorded station, passed again."""
+    """The comparison of a station with the recorded one."""
 
     name: str
-    given: float  # largest relative difference of what enters
-    made: float | None  # `made_distance` of what the network makes, NaN for other shapes; None where it makes nothing
+    input_error: float  # largest relative difference of the inputs
+    output_error: float | None  # of the outputs, NaN for other shapes; None without outputs
     allowed: float | None
     failures: tuple[str, ...]
 
 
 def judged(recorded: Sequence[Station], now: Sequence[Station]) -> list[Passed]:
-    """Hold each recorded station against the one of the same name, and refuse those that were not recorded."""
+    """Return each recorded station compared with the one of the same name. Stations without a record fail."""
     here = {station.name: station for station in now}
-    found = [_judged(station, here) for station in recorded]
+    passed = [_judged(station, here) for station in recorded]
     known = {station.name for station in recorded}
-    return found + [_alone(station.name, "was not recorded") for station in now if station.name not in known]
+    return passed + [_alone(station.name, "was not recorded") for station in now if station.name not in known]
 
 
 def _judged(then: Station, here: Mapping[str, Station]) -> Passed:
     now = here.get(then.name)
     if now is None:
         return _alone(then.name, "was recorded, and is not in this run")
-    given, made, failures = distance(now.given, then.given), None, []
-    if not given <= GIVEN:
-        failures.append(_other(given))
-    if now.made and not then.made:
+    before, after, failures = distance(now.inputs, then.inputs), None, []
+    if not before <= INPUT_LIMIT:
+        failures.append(_other(before))
+    if now.outputs and not then.outputs:
         failures.append("what it makes was not recorded")
-    if then.made:
-        made = made_distance(now, then)
-        if then.allowed is not None and not made <= then.allowed:
+    if then.outputs:
+        after = output_error(now, then)
+        if then.allowed is not None and not after <= then.allowed:
             what = (
-                f"differs by {made:.1e}" if math.isfinite(made) else "has another shape, or values that are not finite"
+                f"differs by {after:.1e}"
+                if math.isfinite(after)
+                else "has another shape, or values that are not finite"
             )
             failures.append(f"{what}, at most {then.allowed:.1e}")
     named = tuple(f"{then.name}: {failure}" for failure in failures)
-    return Passed(name=then.name, given=given, made=made, allowed=then.allowed, failures=named)
+    return Passed(name=then.name, input_error=before, output_error=after, allowed=then.allowed, failures=named)
 
 
-def _other(given: float) -> str:
-    """What to say of a distance of what enters a station."""
-    if given == math.inf:
+def _other(error: float) -> str:
+    """Return the message for inputs of the relative difference `error`."""
+    if error == math.inf:
         return "what enters it are other whole numbers, such as token ids"
-    if given != given:
+    if error != error:
         return "what enters it has another shape, or values that are not finite"
-    return f"what enters it differs by {given:.1e}, at most {GIVEN:.0e}"
+    return f"what enters it differs by {error:.1e}, at most {INPUT_LIMIT:.0e}"
 
 
 def _alone(name: str, why: str) -> Passed:
-    return Passed(name=name, given=0.0, made=None, allowed=None, failures=(f"{name}: {why}",))
+    return Passed(name=name, input_error=0.0, output_error=None, allowed=None, failures=(f"{name}: {why}",))
 
 
-def made_distance(now: Station, then: Station) -> float:
-    """How far what a network makes is from what was recorded. Of a step that is the error of its update, as of every
-    residual: relative to what is denoised it would grow with the noise level."""
-    stream = then.given[0] if then.given else None
+def output_error(now: Station, then: Station) -> float:
+    """Return the relative difference of a network's outputs from the recorded ones. For a step it is the error of its
+    update, as for every residual: relative to the whole output it would depend on the noise level."""
+    stream = then.inputs[0] if then.inputs else None
 
     def updates(arrays: Arrays) -> Arrays:
         return tuple(
@@ -105,12 +107,12 @@ def made_distance(now: Station, then: Station) -> float:
             for one in arrays
         )
 
-    return distance(updates(now.made), updates(then.made))
+    return distance(updates(now.outputs), updates(then.outputs))
 
 
 def distance(now: Arrays, then: Arrays) -> float:
-    """The largest relative difference of arrays; NaN for other shapes and for values that are not finite, and infinite
-    for whole numbers that differ, such as token ids."""
+    """Return the largest relative difference of arrays; NaN for other shapes and for values that are not finite, and
+    infinity for whole numbers that differ, such as token ids."""
     if [array.shape for array in now] != [array.shape for array in then]:
         return math.nan
     return max((_relative(*pair) for pair in zip(now, then, strict=True)), key=_order, default=0.0)

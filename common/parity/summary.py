@@ -1,4 +1,4 @@
-"""What a check says: a line for each component, one for each block that falls short, and one for the picture."""
+"""The report of a check: a line for each component, for each block that fails, and for the image."""
 
 from __future__ import annotations
 
@@ -11,67 +11,67 @@ from qwenimg.common.parity.passport import Passport
 from qwenimg.common.parity.stations import Passed
 from qwenimg.common.precision.precision import short
 
-SHORT = 12  # blocks that fall short that are named
+SHORT = 12  # the most failures that are listed
 PICTURE = "the picture: token ids, text states, noise, noise levels, steps with guidance, what enters the VAE, pixels"
 
 
 def headline(passport: Passport) -> str:
-    """What was recorded, and where."""
+    """Return what was recorded, and where."""
     model, side = passport.model, passport.sides[0]
-    kept = f", weights in {clean(model.quantize, 30)} bits" if model.quantize else ""
+    bits = f", weights in {clean(model.quantize, 30)} bits" if model.quantize else ""
     versions = ", ".join(f"{clean(name, 20)} {clean(version, 30)}" for name, version in side.versions.items())
     return (
-        f"{clean(model.name, 60)} in {clean(passport.precision, 40)}{kept}: {counted(len(passport.blocks), 'block')}, "
+        f"{clean(model.name, 60)} in {clean(passport.precision, 40)}{bits}: {counted(len(passport.blocks), 'block')}, "
         f"recorded on {clean(side.device, 60)} ({versions}), {clean(passport.created, 30)}"
     )
 
 
 def lines(judged: Sequence[Judged], drawn: RedrawnImage | None = None) -> list[str]:
-    """The result of a check."""
+    """Return the result of a check."""
     rows: list[tuple[str, ...]] = [
         ("component", "blocks", "dtypes", "worst error", "recorded", "allowed", "worst block")
     ]
     for component in dict.fromkeys(one.name.partition(".")[0] for one in judged):
         rows.append(_row(component, [one for one in judged if one.name.partition(".")[0] == component]))
-    found = aligned(rows)
+    texts = aligned(rows)
     failed = [one for one in judged if one.failures]
-    found += [f"falls short: {clean(one.name, 100)}: {one.failures[0]}" for one in failed[:SHORT]]
+    texts += [f"falls short: {clean(one.name, 100)}: {one.failures[0]}" for one in failed[:SHORT]]
     if len(failed) > SHORT:
-        found.append(f"and {len(failed) - SHORT} more")
-    return found if drawn is None else [*found, *_picture(drawn)]
+        texts.append(f"and {len(failed) - SHORT} more")
+    return texts if drawn is None else [*texts, *_picture(drawn)]
 
 
 def _picture(drawn: RedrawnImage) -> list[str]:
-    """Of each kind of station the one that differs the most of what it is allowed, and what failed."""
+    """Return, for each kind of station, the one that uses most of its limit, and the failures."""
     kinds: dict[str, list[Passed]] = {}
     for one in drawn.stations:
-        if one.made is not None:
+        if one.output_error is not None:
             kinds.setdefault(one.name.rstrip("0123456789 "), []).append(one)
     rows: list[tuple[str, ...]] = [("the picture again", "times", "differs by", "allowed", "what enters")]
     for kind, passed in kinds.items():
-        worst = max(passed, key=lambda one: _share(one.made or 0.0, one.allowed or 1.0))
+        worst = max(passed, key=lambda one: _share(one.output_error or 0.0, one.allowed or 1.0))
         allowed = "-" if worst.allowed is None else f"{worst.allowed:.1e}"
-        given = max(one.given for one in passed)
-        rows.append((clean(kind, 40), str(len(passed)), f"{worst.made:.1e}", allowed, f"{given:.1e}"))
-    found = aligned(rows) if kinds else []
+        inputs = max(one.input_error for one in passed)
+        rows.append((clean(kind, 40), str(len(passed)), f"{worst.output_error:.1e}", allowed, f"{inputs:.1e}"))
+    table = aligned(rows) if kinds else []
     wrong = f": {'; '.join(drawn.failures[:SHORT])}" if drawn.failures else ""
-    return [*found, f"the whole picture: latents differ by {drawn.latents:.1e}, pixels by {drawn.pixels}{wrong}"]
+    return [*table, f"the whole picture: latents differ by {drawn.latents:.1e}, pixels by {drawn.pixels}{wrong}"]
 
 
 def not_looked_at(passport: Passport, drawn: RedrawnImage | None) -> list[str]:
-    """Return what of a run the check did not judge."""
+    """Return the parts of a run that the check did not judge."""
     if drawn is None:
         return [PICTURE]
     if not passport.run:
-        told = "" if passport.precision.startswith("fp32") else "; latents and pixels are told only"
-        return [f"each step and what enters the VAE, which this passport does not have: record it again{told}"]
+        only = "" if passport.precision.startswith("fp32") else "; latents and pixels are told only"
+        return [f"each step and what enters the VAE, which this passport does not have: record it again{only}"]
     return [f"{clean(name, 40)}, of which float32 was not recorded" for name in drawn.unjudged]
 
 
 def _row(component: str, judged: list[Judged]) -> tuple[str, ...]:
-    """Errors in units of roundoff, of the block that uses the most of what it is allowed."""
-    found = [(figure, one, i) for one in judged for i, figure in enumerate(one.figures)]
-    worst, one, i = max(found, key=lambda row: _share(row[0].error, row[0].allowed))
+    """Return a component's row: errors in units of roundoff, of the block that uses most of its limit."""
+    rows = [(figure, one, i) for one in judged for i, figure in enumerate(one.figures)]
+    worst, one, i = max(rows, key=lambda row: _share(row[0].error, row[0].allowed))
     recorded = f"{one.recorded[i].error:.2f} u" if i < len(one.recorded) else "-"
     dtypes = " ".join(dict.fromkeys(short(row.dtype) for row in judged))
     place = one.name.partition(".")[2]
@@ -84,7 +84,7 @@ def _share(error: float, allowed: float) -> float:
 
 
 def verdict(judged: Sequence[Judged], drawn: RedrawnImage | None) -> str:
-    """Why the check failed, in a line; "" where it did not."""
+    """Return why the check failed, in a line; "" if it passed."""
     failed = [one for one in judged if one.failures]
     if failed:
         first = failed[0]

@@ -1,7 +1,7 @@
-"""Notes the stations of a run while a pipeline draws, and lets the run go on with what was recorded at each.
+"""Recording of a run's stations while a pipeline generates, and continuation from the recorded outputs of each.
 
-Stations are where machines agree, however many branches of guidance they take in a batch: at the calls of the text
-encoders, of the denoiser with guidance applied, and of the VAE, and at the rows that tell the denoiser the time.
+Stations are at places where machines agree, however many branches of guidance they compute in a batch: the calls of the
+text encoders, of the denoiser with guidance applied, and of the VAE, and the rows of the denoiser's time.
 """
 
 from __future__ import annotations
@@ -28,48 +28,48 @@ DECODE = "vae.decode"  # the last station
 
 
 class Tape:
-    """The stations of one run in their order. Where there are recorded ones, the run goes on with what they made."""
+    """The stations of one run in their order. With recorded stations, the run continues with their outputs."""
 
     def __init__(self, recorded: Sequence[Station] = ()):
         self.recorded = {station.name: station for station in recorded}
         self._passed: dict[str, Station] = {}
         self._counts: dict[str, int] = {}
-        self.running = False  # what was opened for a run shows its calls as long as it is open
+        self.running = False  # components stay open, and report calls, after the run
 
     @property
     def stations(self) -> tuple[Station, ...]:
         return tuple(self._passed.values())
 
-    def passed(self, kind: str, given: Sequence[Any], made: Arrays) -> Arrays | None:
-        """Note a station of a kind that comes several times. Returns what to go on with in place of `made`, or None."""
+    def passed(self, kind: str, inputs: Sequence[Any], outputs: Arrays) -> Arrays | None:
+        """Record a station of a kind that comes several times. Return the outputs to continue with, or None."""
         if not self.running:
             return None
         self._counts[kind] = count = self._counts.get(kind, 0) + 1
         name = kind if kind == DECODE else f"{kind} {count}"
-        self._passed[name] = Station(name=name, given=_copied(given), made=_copied(made))
+        self._passed[name] = Station(name=name, inputs=_copied(inputs), outputs=_copied(outputs))
         then = self.recorded.get(name)
-        fits = then is not None and [one.shape for one in then.made] == [one.shape for one in made]
-        return then.made if then is not None and fits else None
+        fits = then is not None and [one.shape for one in then.outputs] == [one.shape for one in outputs]
+        return then.outputs if then is not None and fits else None
 
     def rows(self, name: str, rows: NDArray[Any]) -> None:
-        """Note rows that enter the network at `name`, each once however many branches are in a batch."""
+        """Record rows that enter the network at `name`, each once however many branches are in a batch."""
         if not self.running:
             return
         before = self._passed.get(name)
-        seen = [] if before is None else list(before.given[0])
+        distinct = [] if before is None else list(before.inputs[0])
         for row in rows.reshape(-1, rows.shape[-1]):
-            seen += [] if seen and np.array_equal(seen[-1], row) else [row]
-        self._passed[name] = Station(name=name, given=(np.stack(seen),))
+            distinct += [] if distinct and np.array_equal(distinct[-1], row) else [row]
+        self._passed[name] = Station(name=name, inputs=(np.stack(distinct),))
 
 
 def _copied(arrays: Sequence[Any]) -> Arrays:
-    """A later step may write over an array."""
+    """Copy arrays, since a later step may write over them."""
     return tuple(np.array(array) for array in arrays)
 
 
 @contextmanager
 def taped(pipe: Pipeline, tape: Tape) -> Iterator[None]:
-    """Note on `tape` what `pipe` draws meanwhile, with prompts that are encoded anew."""
+    """Record on `tape` the runs of `pipe` within the context. Prompts are always encoded."""
     model, runtime = pipe.model, pipe.runtime
     engine, prompts = runtime.engine, runtime.prompts
     pipe.model, runtime.engine, runtime.prompts = _Model(model, tape), _Engine(engine, tape, pipe), None
@@ -81,11 +81,11 @@ def taped(pipe: Pipeline, tape: Tape) -> Iterator[None]:
         pipe.model, runtime.engine, runtime.prompts = model, engine, prompts
 
 
-# Places where a run is looked at
+# Places where a run is observed
 
 
 class _Engine:
-    """An engine whose text encoders and VAE are stations, and whose denoiser shows what it is told of the time."""
+    """An engine whose text encoders and VAE are stations, and whose denoiser reports the rows of its time."""
 
     def __init__(self, engine: Engine, tape: Tape, pipe: Pipeline):
         assert pipe.checkpoint is not None
@@ -113,11 +113,11 @@ class _TextEncoder:
     def encode(self, ids: Any, *rest: Any) -> Any:
         result = self._opened.encode(ids, *rest)
         arrays = result if isinstance(result, tuple) else (result,)
-        given = [np.asarray(ids, np.int64), *(np.asarray(one, np.int64) for one in rest)]
-        kept = self._tape.passed(self._name, given, tuple(map(self._engine.numpy, arrays)))
-        if kept is None:
+        inputs = [np.asarray(ids, np.int64), *(np.asarray(one, np.int64) for one in rest)]
+        recorded = self._tape.passed(self._name, inputs, tuple(map(self._engine.numpy, arrays)))
+        if recorded is None:
             return result
-        states = tuple(self._engine.array(one.copy()) for one in kept)
+        states = tuple(self._engine.array(one.copy()) for one in recorded)
         return states if isinstance(result, tuple) else states[0]
 
 
@@ -130,12 +130,12 @@ class _VAE:
 
     def decode(self, latents: NDArray[Any], tile: int | None = None) -> NDArray[Any]:
         pixels: NDArray[Any] = self._opened.decode(latents, tile)
-        kept = self._tape.passed(DECODE, [latents], (pixels,))
-        return pixels if kept is None else kept[0].copy()
+        recorded = self._tape.passed(DECODE, [latents], (pixels,))
+        return pixels if recorded is None else recorded[0].copy()
 
 
 class _Times:
-    """A look at the rows that say the time, and SDXL's sizes."""
+    """An observer of the rows with the time, and with SDXL's sizes."""
 
     def __init__(self, tape: Tape, component: str):
         self._tape, self._component = tape, component
@@ -183,5 +183,5 @@ class _Denoiser:
 
     def __call__(self, x: Array, sigma: float) -> Array:
         denoised = self._denoiser(x, sigma)
-        kept = self._tape.passed("step", [self._engine.numpy(x), sigma], (self._engine.numpy(denoised),))
-        return denoised if kept is None else self._engine.array(kept[0].copy())
+        recorded = self._tape.passed("step", [self._engine.numpy(x), sigma], (self._engine.numpy(denoised),))
+        return denoised if recorded is None else self._engine.array(recorded[0].copy())

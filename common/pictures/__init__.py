@@ -1,1 +1,1 @@
-"""8-bit pixels and latents, read from files and written to them."""
+"""Reading and writing of 8-bit pixels and latents."""

@@ -1,8 +1,7 @@
-"""How many blocks a picture consists of, before Pillow walks through them.
+"""Limits on the number of blocks in an image file, checked before Pillow reads it.
 
-It keeps each block of a JPEG, goes through empty ones by the million, and few bytes make many.
-
-What is broken is left to Pillow, which says what is wrong with it.
+Pillow keeps each block of a JPEG and walks through empty ones by the million, and many blocks fit into few bytes. A
+broken file is left to Pillow, whose error says what is wrong with it.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ import struct
 
 from qwenimg.common.base.safe_files import OpenFile, bad
 
-MAX_BLOCKS = 10_000  # a picture has a few dozen
-MAX_PIXEL_CHUNKS = 100_000  # of a PNG: 36 megapixels of 16 bits in the 8 kB that libpng writes are 27,000
-MAX_SCANS = 200  # of a JPEG; the finest of its encoders make a few dozen. Each is a pass over all pixels, of few bytes
-_WINDOW = 1 << 20  # bytes looked through at once
+MAX_BLOCKS = 10_000  # an image has a few dozen
+MAX_PIXEL_CHUNKS = 100_000  # in a PNG: 36 megapixels of 16 bits in libpng's chunks of 8 kB are 27,000
+MAX_SCANS = 200  # in a JPEG; encoders make a few dozen at most. A scan of few bytes is a pass over all pixels
+_WINDOW = 1 << 20  # bytes searched at once
 _PIXELS = (b"IDAT", b"fdAT", b"fcTL")
 _ALONE = (0x01, *range(0xD0, 0xDA))  # markers of a JPEG without a length
 _FRAMES = (*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0))
@@ -22,7 +21,7 @@ _FILLS = (0x00, 0xFF)
 
 
 def check_png(file: OpenFile, end: int) -> None:
-    """Raises ModelError where the chunks up to the byte `end` are too many."""
+    """Raise ModelError if there are too many chunks up to the byte `end`."""
     at, blocks, pixels = 8, 0, 0
     while at + 12 <= end:
         length, name = struct.unpack(">I4s", file.read(at, 8))
@@ -44,10 +43,8 @@ def check_bmp(file: OpenFile) -> None:
 
 
 def check_jpeg(file: OpenFile) -> bool:
-    """Whether a JPEG is made for more than one scan, so that its decoder keeps it whole.
-
-    Raises ModelError where scans, or the segments before the first, are too many; each byte that is none counts as one.
-    """
+    """Return whether a JPEG has several scans, or a first one without all colours, so that its decoder keeps it whole.
+    Raises ModelError for too many scans, or segments before them; a byte that begins no segment counts as one."""
     at, blocks, colors = 2, 0, 0
     while at + 10 <= file.size:
         start, marker, length = struct.unpack(">BBH", file.read(at, 4))
@@ -65,14 +62,14 @@ def check_jpeg(file: OpenFile) -> bool:
 
 
 def _scans(file: OpenFile, begin: int) -> int:
-    """Counted by their marker, which pixels cannot hold: a 0xFF among them is followed by 0."""
-    found = 0
+    """Count scans by their marker, which pixels cannot hold: a 0xFF among them is followed by 0. Raises ModelError."""
+    count = 0
     for at in range(begin, file.size, _WINDOW):
-        found += file.read(at, min(_WINDOW + 1, file.size - at)).count(b"\xff\xda")
-        _check(file, "JPEG", "scans", found, MAX_SCANS)
-    return found
+        count += file.read(at, min(_WINDOW + 1, file.size - at)).count(b"\xff\xda")
+        _check(file, "JPEG", "scans", count, MAX_SCANS)
+    return count
 
 
-def _check(file: OpenFile, kind: str, what: str, found: int, most: int) -> None:
-    if found > most:
+def _check(file: OpenFile, kind: str, what: str, count: int, most: int) -> None:
+    if count > most:
         raise bad(file.path, f"is a {kind} of more than {most:,} {what}; save it anew with a program for pictures")

@@ -1,6 +1,6 @@
-"""The texts of an EXIF block: what was written as UserComment, and the two tags in which ComfyUI keeps its graph.
+"""The texts of an EXIF block: UserComment, and the two tags in which ComfyUI stores its graph.
 
-Only these are looked at. A general reader follows every entry of a table, and a table of 64 kB can name a gigabyte.
+Only these are read. A general reader follows every entry of a table, and a table of 64 kB can name a gigabyte.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _POINTERS = (4, 13)  # LONG, IFD
 
 
 def texts(data: bytes, path: Path) -> dict[str, str]:
-    """`UserComment` of the EXIF block `data`, and `prompt` where a tag holds ComfyUI's. Raises ModelError."""
+    """Return `UserComment` of the EXIF block `data`, and `prompt` if a tag holds ComfyUI's graph. Raises ModelError."""
     data = data.removeprefix(b"Exif\0\0")
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(data[:4])
     try:
@@ -29,36 +29,36 @@ def texts(data: bytes, path: Path) -> dict[str, str]:
 
 def _texts(data: bytes, order: str) -> dict[str, str]:
     first = _table(data, order, struct.unpack_from(order + "I", data, 4)[0])
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for tag in (MAKE, MODEL):
         value = first.get(tag, b"")
         if value.startswith(b"prompt:{"):
-            found["prompt"] = value.removeprefix(b"prompt:").rstrip(b"\0").decode("utf-8")
+            by_name["prompt"] = value.removeprefix(b"prompt:").rstrip(b"\0").decode("utf-8")
     if SUB_TABLE in first:
         comment = _table(data, order, struct.unpack(order + "I", first[SUB_TABLE])[0]).get(USER_COMMENT, b"")
         if text := _comment(comment).rstrip("\0 "):
-            found["UserComment"] = text
-    return found
+            by_name["UserComment"] = text
+    return by_name
 
 
 def _table(data: bytes, order: str, at: int) -> dict[int, bytes]:
-    """The bytes of the entries that are wanted, of the table at byte `at`."""
+    """Return the bytes of the needed entries, by tag, from the table at byte `at`. Raises ValueError."""
     (count,) = struct.unpack_from(order + "H", data, at)
-    found: dict[int, bytes] = {}
+    values: dict[int, bytes] = {}
     for entry in range(at + 2, at + 2 + 12 * count, 12):
         tag, kind, length = struct.unpack_from(order + "HHI", data, entry)
         if tag in (MAKE, MODEL, USER_COMMENT) and kind in _TEXTS:
             begin = entry + 8 if length <= 4 else struct.unpack_from(order + "I", data, entry + 8)[0]
             if begin + length > len(data):
                 raise ValueError(f"entry {tag:#x} ends beyond it")
-            found.setdefault(tag, data[begin : begin + length])
+            values.setdefault(tag, data[begin : begin + length])
         elif tag == SUB_TABLE and kind in _POINTERS:
-            found.setdefault(tag, data[entry + 8 : entry + 12])
-    return found
+            values.setdefault(tag, data[entry + 8 : entry + 12])
+    return values
 
 
 def _comment(raw: bytes) -> str:
-    """A UserComment: eight bytes name its encoding. Programs that name ASCII write UTF-8."""
+    """Decode a UserComment, whose first eight bytes name the encoding. Programs that name ASCII write UTF-8."""
     if raw.startswith(b"UNICODE\0"):
         return _utf16(raw[8:])
     for name in (b"ASCII\0\0\0", b"\0" * 8):
@@ -67,7 +67,7 @@ def _comment(raw: bytes) -> str:
 
 
 def _utf16(raw: bytes) -> str:
-    """Programs differ in the order of the bytes; in a text with any ASCII the zeros tell."""
+    """Decode UTF-16 in either byte order, since programs differ: where a text has ASCII, the zeros show the order."""
     if raw.startswith((b"\xfe\xff", b"\xff\xfe")):
         return raw.decode("utf-16")
     return raw.decode("utf-16-be" if raw[::2].count(0) >= raw[1::2].count(0) else "utf-16-le")

@@ -1,4 +1,4 @@
-"""The first picture of a GIF as a GIF of its own: Pillow would walk through all pictures, and join comments block by
+"""The first image of a GIF as a GIF of its own: Pillow would walk through all images, and join comments block by
 block."""
 
 from __future__ import annotations
@@ -6,10 +6,10 @@ from __future__ import annotations
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import OpenFile, bad
 
-MAX_BLOCKS = 400_000  # of pixels, of at most 255 bytes each: 36 megapixels are 220,000 of full size
-MAX_OTHERS = 10_000  # blocks before and behind them: texts, and what other programs keep
+MAX_BLOCKS = 400_000  # blocks of pixels, of at most 255 bytes each: 36 megapixels are 220,000 full ones
+MAX_OTHERS = 10_000  # blocks before and behind the pixels: texts, and data of other programs
 _EXTENSION, _PICTURE, _END = 0x21, 0x2C, 0x3B
-_CONTROL = 0xF9  # an extension that says which colour of the next picture is transparent
+_CONTROL = 0xF9  # an extension that says which colour of the next image is transparent
 
 
 class _Reader:
@@ -27,20 +27,20 @@ class _Reader:
 
     def blocks(self, most: int, what: str) -> bytes:
         """Return the blocks up to the empty one. Raises ModelError where there are more than `most`."""
-        found = bytearray()
+        data = bytearray()
         for _ in range(most):
             length = self.take(1)
-            found += length
+            data += length
             if length == b"\0":
-                return bytes(found)
-            found += self.take(length[0])
+                return bytes(data)
+            data += self.take(length[0])
         raise bad(
             self.file.path, f"is a GIF of more than {most:,} blocks{what}; save it anew with a program for pictures"
         )
 
 
 def first_picture(file: OpenFile) -> tuple[bytes, bool]:
-    """Return the first picture of a GIF as a file, and whether another one follows. Raises ModelError."""
+    """Return the first image of a GIF as a file, and whether another one follows. Raises ModelError."""
     reader = _Reader(file)
     head = reader.take(13)
     colors = reader.take(_table_bytes(head[10]))
@@ -51,14 +51,14 @@ def first_picture(file: OpenFile) -> tuple[bytes, bool]:
     body = place + reader.take(_table_bytes(place[8])) + reader.take(1) + reader.blocks(MAX_BLOCKS, " of pixels")
     try:
         several = _next_picture(reader) is not None
-    except ModelError:  # what is behind the first picture is not looked at further
+    except ModelError:  # nothing behind the first image is needed
         several = False
     return b"GIF89a" + head[6:] + colors + control + bytes([_PICTURE]) + body + bytes([_END]), several
 
 
 def _next_picture(reader: _Reader) -> bytes | None:
-    """Go on to the next picture and return the control block before it, or nothing of it; None at the end. Raises
-    ModelError."""
+    """Move to the next image. Return the control block before it, b"" if it has none, or None at the end of the file.
+    Raises ModelError."""
     control = b""
     while (kind := reader.take(1)[0]) == _EXTENSION:
         label = reader.take(1)
@@ -76,5 +76,5 @@ def _next_picture(reader: _Reader) -> bytes | None:
 
 
 def _table_bytes(flags: int) -> int:
-    """Return how many bytes the colours take that `flags` announce."""
+    """Return the bytes of the table of colours that `flags` announces."""
     return 3 << ((flags & 7) + 1) if flags & 0x80 else 0

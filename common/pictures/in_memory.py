@@ -1,4 +1,4 @@
-"""Pictures and masks that a Python call gives as PIL images, brought to the arrays that a request takes."""
+"""Conversion of images and masks that a Python caller passes as PIL images to the arrays of a request."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def rgb(name: str, picture: Image) -> tuple[Uint8, list[str]]:
-    """Return `picture` as uint8 [H, W, 3] in sRGB, and a line for each way in which it was converted; `name` is the
-    option's. Raises UsageError."""
+    """Return `picture` as uint8 [H, W, 3] in sRGB, and a line for each way in which it was converted. `name`: the
+    option's name. Raises UsageError."""
     return _converted(name, picture, input_pixels.rgb)
 
 
@@ -29,7 +29,7 @@ def grey(name: str, picture: Image) -> tuple[Uint8, list[str]]:
 
 
 def fitted(name: str, mask: Uint8, like: Uint8) -> tuple[Uint8, list[str]]:
-    """Return `mask` in the size of the picture `like`, and lines as `rgb` does."""
+    """Return `mask` at the size of the image `like`, and lines as `rgb` does."""
     mask, notes = input_pixels.fitted(mask, like)
     return mask, [f"{name} {line}" for line in notes]
 
@@ -43,7 +43,7 @@ def _converted(
         raise UsageError(f"{name} is {width}x{height}; expected at least one pixel and at most {limit}")
     try:
         pixels, notes = convert(picture)
-    # A picture that was opened and not yet loaded is decoded here, and Pillow's decoders raise whatever they raise.
+    # An image that was opened and not loaded is decoded here, and Pillow's decoders raise errors of many types.
     except Exception as error:
         raise UsageError(f"{name} is a PIL image that cannot be read: {clean(error, 80)}") from None
     return np.ascontiguousarray(pixels), [f"{name} {line}" for line in notes]

@@ -1,4 +1,4 @@
-"""Pictures that a user gives to start from, and masks: PNG, JPEG, WebP, BMP, GIF and TIFF, read with care."""
+"""Reading of initial images and masks from PNG, JPEG, WebP, BMP, GIF and TIFF files of unknown origin."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 _READ = "PNG, JPEG, WebP, BMP, GIF or TIFF picture"
 _HEIF = (b"heic", b"heix", b"hevc", b"mif1", b"msf1", b"avif")
 MAX_FILE = 512 << 20  # bytes
-# Looked at before anything is decoded. Pillow takes four bytes a pixel and the array three: 36 megapixels are 250 MB.
+# Checked before anything is decoded. Pillow takes four bytes a pixel and the array three: 36 megapixels are 250 MB.
 MAX_PIXELS = 36_000_000
 MAX_SIDE = 32_768
-# The decoders of these keep more than the pixels, in all about so many bytes for each.
+# Bytes per pixel of decoders that keep more than the pixels.
 DECODED_BYTES = {"WEBP": 19, "JPEG in several scans": 12, "TIFF": 21}
 MAX_DECODED = 7 * MAX_PIXELS
 
 
 def read_image(path: Path) -> tuple[Uint8, list[str]]:
-    """The picture at `path`, uint8 [H, W, 3], and a line for each way in which it was converted. Raises ModelError.
+    """Read the image at `path` as uint8 [H, W, 3], with a line for each conversion. Raises ModelError.
 
-    It is turned as its EXIF says and brought to sRGB; what is transparent is laid on white."""
+    It is turned as its EXIF says and converted to sRGB; transparent parts become white."""
     return _read(path, input_pixels.rgb)
 
 
 def read_mask(path: Path, like: Uint8) -> tuple[Uint8, list[str]]:
-    """Return the mask at `path`, uint8 [H, W], in the size of the picture `like`: white is made anew, black is kept;
-    and lines as for `read_image`. Raises ModelError."""
+    """Read the mask at `path` as uint8 [H, W], at the size of the image `like`, with lines as from `read_image`. White
+    is regenerated, black is kept. Raises ModelError."""
 
     def decode(picture: Image) -> tuple[Uint8, list[str]]:
         mask, notes = input_pixels.grey(picture)
@@ -52,7 +52,7 @@ def read_mask(path: Path, like: Uint8) -> tuple[Uint8, list[str]]:
 
 
 def _read(path: Path, decode: Callable[[Image], tuple[Uint8, list[str]]]) -> tuple[Uint8, list[str]]:
-    """What `decode` makes of the picture at `path`, once its header has passed the limits."""
+    """Decode the image at `path` with `decode`, once its header has passed the limits. Raises ModelError."""
     from PIL import Image, UnidentifiedImageError
 
     with closing(open_regular(path)) as file:
@@ -62,7 +62,7 @@ def _read(path: Path, decode: Callable[[Image], tuple[Uint8, list[str]]]) -> tup
         if kind is None:
             raise bad(path, f"is no {_READ}; {_what_else(file)}")
         try:
-            stream, several, frames = _looked_through(file, kind)
+            stream, several, frames = _stream(file, kind)
             # The limit on pixels is ours, so Pillow's warning about large pictures says nothing new.
             with (
                 warnings.catch_warnings(action="ignore"),
@@ -78,15 +78,15 @@ def _read(path: Path, decode: Callable[[Image], tuple[Uint8, list[str]]]) -> tup
             raise bad(path, f"is too large: at most {MAX_PIXELS // 1_000_000} megapixels are read") from None
         except UnidentifiedImageError:
             raise bad(path, f"cannot be read as a {_READ}: its header is broken") from None
-        # Pillow's decoders raise whatever they raise; in every case the file is at fault.
+        # Pillow's decoders raise errors of many types; in every case the file is at fault.
         except Exception as error:
             raise bad(path, f"cannot be read as a {_READ}: {clean(error, 80)}") from None
     return np.ascontiguousarray(pixels), [f"{clean(path.name, 60)}: {line}" for line in notes]
 
 
-def _looked_through(file: OpenFile, kind: str) -> tuple[IO[bytes], bool, bool]:
-    """Return what Pillow reads, whether it is a JPEG in several scans, and whether it is the first of several pictures.
-    Raises ModelError for too many blocks."""
+def _stream(file: OpenFile, kind: str) -> tuple[IO[bytes], bool, bool]:
+    """Return the stream for Pillow, whether it is a JPEG in several scans, and whether it is the first of several
+    images. Raises ModelError for too many blocks."""
     if kind in ("GIF", "TIFF"):
         first, frames = gif.first_picture(file) if kind == "GIF" else tiff.first_picture(file, MAX_DECODED)
         return io.BytesIO(first), False, frames
@@ -99,7 +99,7 @@ def _looked_through(file: OpenFile, kind: str) -> tuple[IO[bytes], bool, bool]:
 
 
 def _what_else(file: OpenFile) -> str:
-    """Return what to do with a file of another format."""
+    """Return advice for a file of another format."""
     brand = file.read(4, 8) if file.size >= 12 else b""
     if brand[:4] == b"ftyp" and brand[4:] in _HEIF:
         return (

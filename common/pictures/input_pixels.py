@@ -1,7 +1,7 @@
-"""Any opened picture as 8-bit RGB or grey, and lines that say what was done to it.
+"""Conversion of any opened image to 8-bit RGB or grey, with lines that describe it.
 
-Converted strip by strip: a second copy of a large picture, in the four bytes a pixel of Pillow or in float64, would
-take more memory than the picture.
+It runs strip by strip: a second copy of a large image, in Pillow's four bytes a pixel or in float64, would take more
+memory than the image.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from qwenimg.common.pictures.pixels import HALF, Uint8, fit
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-ROWS = 256  # of a strip
+ROWS = 256  # rows of a strip
 SEVERAL = "has several pictures (an animation, pages, or views); the first is taken"
 MAX_PROFILE = 4 << 20  # bytes
-ORIENTATION = 0x0112  # of EXIF
+ORIENTATION = 0x0112  # EXIF's tag
 _TURNED: dict[int, Callable[[Uint8], Uint8]] = {
     2: lambda a: a[:, ::-1],
     3: lambda a: a[::-1, ::-1],
@@ -40,7 +40,7 @@ Convert = Callable[["Image"], "Image"]
 
 
 def rgb(picture: Image) -> tuple[Uint8, list[str]]:
-    """[H, W, 3] in sRGB, upright, and what was done to it. What is transparent is laid on white."""
+    """Return the image as [H, W, 3] in sRGB, upright, and the lines. Transparent parts become white."""
     from PIL import Image
 
     notes = _about(picture)
@@ -69,7 +69,7 @@ def rgb(picture: Image) -> tuple[Uint8, list[str]]:
 
 
 def grey(picture: Image) -> tuple[Uint8, list[str]]:
-    """[H, W], upright, and what was done to it. Transparency and colour profiles are left out of account."""
+    """Return the image as [H, W], upright, and the lines. Transparency and colour profiles are ignored."""
     notes = _about(picture)
     if picture.mode not in ("1", "L") and not picture.mode.startswith("I"):
         notes.append("is taken as grey")
@@ -83,7 +83,7 @@ def grey(picture: Image) -> tuple[Uint8, list[str]]:
 
 
 def fitted(mask: Uint8, like: Uint8) -> tuple[Uint8, list[str]]:
-    """Return `mask` [H, W] in the size of the picture `like`, and a line where it was scaled or is of one value."""
+    """Return `mask` [H, W] at the size of the image `like`, and lines if it was scaled, or is dark all over."""
     (rows, columns), (height, width) = mask.shape, like.shape[:2]
     same = (rows, columns) == (height, width)
     notes = [] if same else [f"is {columns}x{rows}, scaled to the {width}x{height} of the picture"]
@@ -94,7 +94,7 @@ def fitted(mask: Uint8, like: Uint8) -> tuple[Uint8, list[str]]:
 
 
 def _about(picture: Image) -> list[str]:
-    """What is said of every picture, before anything is decoded."""
+    """Return the lines that need no decoding."""
     frames = getattr(picture, "n_frames", 1)
     return [
         *(["has 16 bits a value, of which 8 are taken"] if _sixteen_bits(picture) else []),
@@ -104,14 +104,14 @@ def _about(picture: Image) -> list[str]:
 
 
 def _sixteen_bits(picture: Image) -> bool:
-    """Pillow reads 16-bit colours as 8 bits, which shows only in the name of the decoder's input."""
+    """Return whether the file has 16 bits a value: Pillow reads colours as 8, and only the decoder's input shows it."""
     tile = getattr(picture, "tile", None)
     return picture.mode.startswith("I") or bool(tile and any(";16" in str(part[3]) for part in tile))
 
 
 def _orientation(picture: Image) -> int:
-    found = picture.getexif().get(ORIENTATION)
-    return found if isinstance(found, int) else 1
+    value = picture.getexif().get(ORIENTATION)
+    return value if isinstance(value, int) else 1
 
 
 def _upright(picture: Image, pixels: Uint8) -> Uint8:
@@ -124,7 +124,7 @@ def _strip(picture: Image, top: int) -> Image:
 
 
 def _eight_bits(strip: Image) -> Image:
-    """Values of 16 or 32 bits in 8, scaled: Pillow's own conversion would clip them."""
+    """Scale values of 16 or 32 bits to 8: Pillow's own conversion would clip them."""
     from PIL import Image
 
     if not strip.mode.startswith("I"):
@@ -134,7 +134,7 @@ def _eight_bits(strip: Image) -> Image:
 
 
 def _profile(picture: Image) -> tuple[Convert, str | None]:
-    """How a strip becomes sRGB by the picture's ICC profile, and a line about it unless it is sRGB's own."""
+    """Return a function that converts a strip by the image's ICC profile to sRGB, and a line about it, or None."""
     raw = picture.info.get("icc_profile")
     if not raw:
         return _plain, None
@@ -153,9 +153,9 @@ def _profile(picture: Image) -> tuple[Convert, str | None]:
         return _plain, "has a colour profile that cannot be used; taken as sRGB"
 
     def to_srgb(strip: Image) -> Image:
-        made = ImageCms.applyTransform(strip if strip.mode == mode else strip.convert(mode), transform)
-        assert made is not None
-        return made
+        converted = ImageCms.applyTransform(strip if strip.mode == mode else strip.convert(mode), transform)
+        assert converted is not None
+        return converted
 
     return to_srgb, f"is converted from its colour profile ({clean(name, 40)}) to sRGB"
 

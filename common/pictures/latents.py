@@ -1,4 +1,4 @@
-"""Latents in .npy and .safetensors files."""
+"""Reading and writing of latents in .npy and .safetensors files."""
 
 from __future__ import annotations
 
@@ -24,21 +24,18 @@ if TYPE_CHECKING:
     Float32 = npt.NDArray[np.float32]
 
 MAX_LATENTS = 1 << 30  # bytes
-SUFFIXES = (".npy", ".safetensors")  # of the files that hold them
-
-
-# Latents
+SUFFIXES = (".npy", ".safetensors")
 
 
 def join_latents(latents: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Latents [N, C, h, w] of the same size as one array, in order."""
+    """Concatenate latents [N, C, h, w] of the same size in order."""
     import numpy as np
 
     return np.concatenate(list(latents))
 
 
 def write_latents(path: Path, array: npt.NDArray[Any], *, overwrite: bool) -> None:
-    """Writes latents [N, C, h, w] as float32: an array in .npy, the tensor `latents` in .safetensors.
+    """Write latents [N, C, h, w] as float32: an array in .npy, the tensor `latents` in .safetensors.
 
     Raises UsageError for another suffix, NumericsError if a value is not finite, and as `write_atomic` does."""
     import numpy as np
@@ -60,10 +57,10 @@ def write_latents(path: Path, array: npt.NDArray[Any], *, overwrite: bool) -> No
 
 
 def read_latents(path: Path) -> Float32:
-    """Latents [N, C, h, w], C-contiguous float32, from a file as `write_latents` writes it, or of another float.
+    """Read latents [N, C, h, w] as C-contiguous float32, from a file of `write_latents` or in another float format.
 
-    Raises UsageError for another suffix, and ModelError for a file that is not exactly that, has more than
-    1 GiB, or has values that are not finite in float32. Nothing is unpickled; sizes are checked before reading."""
+    Raises UsageError for another suffix, and ModelError for another content, more than 1 GiB, or values that are not
+    finite in float32. Nothing is unpickled; sizes are checked before reading."""
     import numpy as np
 
     array = _read_npy(path) if kind_of(path) == ".npy" else _read_safetensors(path)
@@ -75,7 +72,7 @@ def read_latents(path: Path) -> Float32:
 
 
 def kind_of(path: Path) -> str:
-    """Its suffix. Raises UsageError for one that is none of SUFFIXES."""
+    """Return the suffix of `path`. Raises UsageError for one that is none of SUFFIXES."""
     kind = path.suffix.lower()
     if kind not in SUFFIXES:
         raise UsageError(f"{shown_path(path)}: latents are stored as .npy or .safetensors; choose such a name")
@@ -87,7 +84,7 @@ def _read_npy(path: Path) -> npt.NDArray[Any]:
         head = io.BytesIO(file.read(0, min(file.size, 1 << 16)))
         try:
             shape, fortran, dtype = _npy_header(head)
-        # numpy evaluates the header as a Python literal, which fails in many ways; the file is at fault in each.
+        # numpy evaluates the header as a Python literal, which raises many errors; the file is at fault in each.
         except Exception as error:
             raise bad(path, f"is not a .npy file that can be read: {clean(error, 80)}") from None
         if not all(type(side) is int for side in shape):  # numpy takes True for 1
@@ -130,7 +127,7 @@ def _read_safetensors(path: Path) -> npt.NDArray[Any]:
 def _read_values(
     file: OpenFile, shape: tuple[int, ...], begin: int, end: int, dtype: np.dtype[Any]
 ) -> npt.NDArray[Any]:
-    """The bytes `begin` to `end`, if they are what [N, C, h, w] of `dtype` takes, as a flat array."""
+    """Read the bytes `begin` to `end` as a flat array. Raises ModelError unless they are [N, C, h, w] of `dtype`."""
     import numpy as np
 
     if len(shape) != 4 or min(shape) < 1:

@@ -1,4 +1,4 @@
-"""Decoded pixels -> 8 bit -> PNG bytes, and the text of a PNG back. Pillow is imported when it is needed."""
+"""8-bit images from decoded pixels, their size, and comparison. Pillow is imported when it is needed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from qwenimg.common.base.errors import NumericsError
 
 Uint8 = npt.NDArray[np.uint8]
 
-HALF = 128  # of a mask, from which on the picture is drawn anew
-BLANK_STD = 1.0  # of 255: below it the picture is one colour to the eye
+HALF = 128  # a mask's value from which on the image is regenerated
+BLANK_STD = 1.0  # of 255: below it the image is one colour to the eye
 BLANK_CLIPPED = 0.99  # share of values at exactly 0 or 255
 
 
 def to_uint8(pixels: npt.NDArray[Any]) -> Uint8:
-    """Pixels [C, H, W] in -1..1, C 3 or 4, as [H, W, C] in 0..255, rounded half to even, clamped.
+    """Convert pixels [C, H, W] in -1..1, C 3 or 4, to [H, W, C] in 0..255, rounded half to even, clamped.
 
-    The arithmetic of diffusers' VaeImageProcessor, in float32. Raises NumericsError if a value is not finite."""
+    The arithmetic is that of diffusers' VaeImageProcessor, in float32. Raises NumericsError if a value is not finite.
+    """
     assert pixels.ndim == 3 and pixels.shape[0] in (3, 4), pixels.shape
     broken = pixels.size - int(np.isfinite(pixels).sum())
     if broken:
@@ -33,13 +34,13 @@ def to_uint8(pixels: npt.NDArray[Any]) -> Uint8:
 
 
 def from_uint8(pixels: Uint8) -> npt.NDArray[np.float32]:
-    """[H, W, 3] in 0..255 as [1, 3, H, W] in -1..1."""
+    """Convert pixels [H, W, 3] in 0..255 to [1, 3, H, W] in -1..1."""
     unit = pixels.astype(np.float32) / np.float32(255)
     return np.ascontiguousarray((unit * np.float32(2) - np.float32(1)).transpose(2, 0, 1)[None])
 
 
 def fit(pixels: Uint8, width: int, height: int) -> Uint8:
-    """[H, W] or [H, W, C] resampled to `width` x `height`, as diffusers does; unchanged if it has that size."""
+    """Resample [H, W] or [H, W, C] to `width` x `height` like diffusers; return it unchanged if it has that size."""
     from PIL import Image
 
     if pixels.shape[:2] == (height, width):
@@ -48,29 +49,29 @@ def fit(pixels: Uint8, width: int, height: int) -> Uint8:
 
 
 def extend(pixels: npt.NDArray[Any], width: int, height: int) -> npt.NDArray[Any]:
-    """[h, w, ...] with its last row and column repeated down and right, up to `height` x `width`."""
+    """Pad [h, w, ...] to `height` x `width` by repeating its last row and column."""
     down, right = height - pixels.shape[0], width - pixels.shape[1]
     return np.pad(pixels, ((0, down), (0, right), *[(0, 0)] * (pixels.ndim - 2)), mode="edge")
 
 
 def crop(pixels: Uint8, width: int, height: int) -> Uint8:
-    """The top left `width` x `height` of [H, W, C]: what was rendered in excess goes, right and bottom."""
+    """Return the top left `width` x `height` of [H, W, C]."""
     assert 0 < height <= pixels.shape[0] and 0 < width <= pixels.shape[1], (pixels.shape, width, height)
     return np.ascontiguousarray(pixels[:height, :width])
 
 
 def psnr(a: Uint8, b: Uint8) -> float:
-    """Of two pictures, in dB; infinite for the same pixels."""
+    """Return the peak signal-to-noise ratio of two images in dB; infinite for the same pixels."""
     return decibels(float(np.mean((a.astype(np.float64) - b) ** 2)))
 
 
 def decibels(error: float) -> float:
-    """The PSNR that a mean square error means, of 255 squared; infinite for none."""
+    """Return the PSNR of a mean square error, whose full scale is 255 squared; infinite for 0."""
     return 10 * math.log10(255**2 / error) if error else math.inf
 
 
 def blank_warning(pixels: Uint8) -> str | None:
-    """A warning if [H, W, C] looks like a failure: one flat colour, or nearly all clipped. Alpha is ignored."""
+    """Return a warning if [H, W, C] is one flat colour or nearly all clipped, else None. Alpha is ignored."""
     colour = pixels[..., :3]
     std = float(colour.std())
     if std < BLANK_STD:

@@ -15,15 +15,15 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.pictures import blocks, exif
 from qwenimg.common.pictures.pixels import Uint8
 
-TEXT_LIMIT = 32 << 20  # bytes of a PNG that are read in search of its text: two 3 MB prompts, escaped, fit
-ZLIB_LEVEL = 4  # on a smooth 1328x1328 picture as small as level 6 in half the time
+TEXT_LIMIT = 32 << 20  # bytes of a PNG that are searched for its text: two 3 MB prompts, escaped, fit
+ZLIB_LEVEL = 4  # on a smooth 1328x1328 image as small as level 6 in half the time
 
 
 def encode_png(pixels: Uint8, text: Mapping[str, str], xmp: str | None) -> bytes:
-    """[H, W, C], C 3 or 4, as the bytes of a PNG: the same for the same input and the same Pillow and zlib.
+    """Encode [H, W, C], C 3 or 4, as a PNG: the same bytes for the same input and the same Pillow and zlib.
 
-    Each item of `text` becomes tEXt if it is Latin-1, else iTXt in UTF-8. What PNG text cannot hold, NUL and
-    lone surrogates, is stored as its escape (`\\x00`, `\\udcff`)."""
+    Each item of `text` becomes tEXt if it is Latin-1, else iTXt in UTF-8. NUL and lone surrogates, which PNG text
+    cannot hold, are stored as their escapes (`\\x00`, `\\udcff`)."""
     from PIL import Image, PngImagePlugin
 
     chunks = PngImagePlugin.PngInfo()
@@ -38,15 +38,15 @@ def encode_png(pixels: Uint8, text: Mapping[str, str], xmp: str | None) -> bytes
 
 
 def storable(text: str) -> str:
-    """`text` with NUL and lone surrogates, which no format's text holds, as their escapes."""
+    """Replace NUL and lone surrogates, which no format's text can hold, by their escapes."""
     return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def read_text(path: Path) -> dict[str, str]:
-    """The text chunks (tEXt, zTXt, iTXt) and EXIF texts before the pixels of the PNG at `path`, which are not decoded.
+    """Read the text chunks (tEXt, zTXt, iTXt) and EXIF texts of the PNG at `path` that stand before its pixels.
 
-    Only the first 32 MiB are looked at. A picture may have any size: Pillow's limit on it, which guards decoding, is
-    in `Image.open` and not here. Raises ModelError if it is no regular file or no readable PNG."""
+    Only the first 32 MiB are read, and no pixels decoded. The image may have any size: Pillow's limit, which guards
+    decoding, is in `Image.open` and not here. Raises ModelError if it is no regular file or no readable PNG."""
     from PIL.PngImagePlugin import PngImageFile
 
     with closing(open_regular(path)) as file:
@@ -55,9 +55,9 @@ def read_text(path: Path) -> dict[str, str]:
         head = file.read(0, end)
     try:
         with warnings.catch_warnings(action="ignore"), PngImageFile(io.BytesIO(head)) as picture:
-            found = {str(k): str(v) for k, v in picture.info.items() if isinstance(v, str)}
+            texts = {str(k): str(v) for k, v in picture.info.items() if isinstance(v, str)}
             block = picture.info.get("exif")
-    # Pillow's parser raises whatever its many chunk readers raise; in every case the file is at fault.
+    # Pillow's readers of chunks raise errors of many types; in every case the file is at fault.
     except Exception as error:
         raise bad(path, f"cannot be read as a PNG: {clean(error, 80)}") from None
-    return found | (exif.texts(block, path) if isinstance(block, bytes) else {})
+    return texts | (exif.texts(block, path) if isinstance(block, bytes) else {})

@@ -1,7 +1,7 @@
 """The texts that a PNG, JPEG or WebP carries beside its pixels, by the names that PNG has for them.
 
-Nothing is decoded: a picture may claim any size. JPEG and WebP are walked through here, since Pillow's reader of WebP
-makes room for all pixels before anything can be asked of it.
+Nothing is decoded, so an image may claim any size. JPEG and WebP are parsed here, since Pillow's reader of WebP
+allocates all pixels before it gives any text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from qwenimg.common.base.safe_files import OpenFile, bad, open_regular
 from qwenimg.common.pictures import exif, png
 
-MAX_SEGMENTS = 10_000  # of a JPEG or WebP that are looked at; an animation has one for each picture
+MAX_SEGMENTS = 10_000  # segments of a JPEG or WebP that are read; an animation has one for each image
 MAX_CHUNK = 8 << 20  # bytes of one text in a WebP
 XMP_KEY = "XML:com.adobe.xmp"
 RECIPE_TAGS = "<qwenimg:recipe>", "</qwenimg:recipe>"  # in XMP, which JPEG and WebP have and PNG's text has not
@@ -28,7 +28,7 @@ _EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
 
 
 def picture_format(path: Path) -> str | None:
-    """Return what `format_of` does for the file at `path`. Raises ModelError if it is no file."""
+    """Return the format of the file at `path`, as `format_of` does. Raises ModelError if it is no file."""
     with closing(open_regular(path)) as file:
         return format_of(file)
 
@@ -42,27 +42,28 @@ def format_of(file: OpenFile) -> str | None:
 
 
 def read_texts(path: Path) -> dict[str, str]:
-    """PNG's text chunks; `UserComment` of EXIF; XMP as `XML:com.adobe.xmp`; `qwenimg`, our recipe, wherever it was.
+    """Read PNG's text chunks; `UserComment` of EXIF; XMP as `XML:com.adobe.xmp`; our recipe in any of them as
+    `qwenimg`.
 
-    Raises ModelError if the file is no picture, or broken where its texts are."""
+    Raises ModelError if the file is no PNG, JPEG or WebP, or broken where its texts are."""
     with closing(open_regular(path)) as file:
         kind = format_of(file)
         if kind == "JPEG":
-            found = _from_blocks(file, _jpeg_blocks(file))
+            texts = _from_blocks(file, _jpeg_blocks(file))
         elif kind == "WEBP":
-            found = _from_blocks(file, _webp_blocks(file))
+            texts = _from_blocks(file, _webp_blocks(file))
         elif kind == "PNG":
-            found = png.read_text(path)
+            texts = png.read_text(path)
         else:
             is_json = file.size and file.read(0, 1) == b"{"
             more = "; of ComfyUI give a picture that it saved, which has the workflow" if is_json else ""
             raise bad(path, f"is no PNG, JPEG or WebP picture, and only these hold a recipe{more}")
-    recipe = _recipe(found.get(XMP_KEY, ""))
-    return ({} if recipe is None else {"qwenimg": recipe}) | found
+    recipe = _recipe(texts.get(XMP_KEY, ""))
+    return ({} if recipe is None else {"qwenimg": recipe}) | texts
 
 
 def _recipe(xmp: str) -> str | None:
-    """Our recipe in XMP; it was written without markup, and another program may have put entities for its quotes."""
+    """Return our recipe in XMP, or None. Another program may have replaced its quotes by entities."""
     begin = xmp.find(RECIPE_TAGS[0])
     end = xmp.find(RECIPE_TAGS[1], begin)
     if begin < 0 or end < 0:
@@ -74,21 +75,21 @@ def _recipe(xmp: str) -> str | None:
 
 
 def _from_blocks(file: OpenFile, blocks: Iterator[tuple[str, int, int]]) -> dict[str, str]:
-    """The texts of the first block of each kind; no other is read."""
+    """Return the texts of the first block of each kind. Raises ModelError."""
     first: dict[str, tuple[int, int]] = {}
     for kind, begin, length in blocks:
         first.setdefault(kind, (begin, length))
-    found = exif.texts(file.read(*first["EXIF"]), file.path) if "EXIF" in first else {}
+    texts = exif.texts(file.read(*first["EXIF"]), file.path) if "EXIF" in first else {}
     if "XMP" in first:
         try:
-            found[XMP_KEY] = file.read(*first["XMP"]).decode("utf-8")
+            texts[XMP_KEY] = file.read(*first["XMP"]).decode("utf-8")
         except UnicodeDecodeError as error:
             raise bad(file.path, f"has XMP data that is not UTF-8 (byte {error.start})") from None
-    return found
+    return texts
 
 
 def _jpeg_blocks(file: OpenFile) -> Iterator[tuple[str, int, int]]:
-    """Kind, first byte and length of the EXIF and XMP of a JPEG, which stand before its pixels."""
+    """Yield kind, first byte and length of a JPEG's EXIF and XMP, which stand before its pixels. Raises ModelError."""
     at = 2
     for _ in range(MAX_SEGMENTS):
         if at + 4 > file.size:
@@ -98,7 +99,7 @@ def _jpeg_blocks(file: OpenFile) -> Iterator[tuple[str, int, int]]:
             raise bad(file.path, f"is a broken JPEG: no marker at byte {at}")
         if marker in (0xD9, 0xDA):  # the end, or the pixels
             return
-        if marker == 0xFF:  # fills up
+        if marker == 0xFF:  # padding
             at += 1
             continue
         if marker == 0xE1:
@@ -113,7 +114,7 @@ def _jpeg_blocks(file: OpenFile) -> Iterator[tuple[str, int, int]]:
 
 
 def _webp_blocks(file: OpenFile) -> Iterator[tuple[str, int, int]]:
-    """The same of a WebP, where they stand behind the pixels."""
+    """Yield kind, first byte and length of a WebP's EXIF and XMP, which stand behind its pixels. Raises ModelError."""
     at = 12
     for _ in range(MAX_SEGMENTS):
         if at + 8 > file.size:

@@ -1,7 +1,7 @@
-"""The first picture of a TIFF as a small TIFF of its own: only its pixels and what tells how they are stored.
+"""The first image of a TIFF as a small TIFF of its own: only its pixels and the entries that describe their format.
 
 A TIFF is tables of entries that point anywhere into the file, and a table of 64 kB can name a gigabyte. Pillow and
-libtiff see only what is written here, once every number in it was looked at.
+libtiff see only the file written here, after every number in it was checked.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from qwenimg.common.base.safe_files import OpenFile, bad
 
-MAX_ENTRIES = 1_000  # of the table; a picture has a few dozen
+MAX_ENTRIES = 1_000  # entries of the table; an image has a few dozen
 MAX_PIECES = 100_000  # strips or tiles
 MAX_TILE = 1 << 22  # pixels of a tile, which is decoded at once
 MAX_CHANNELS = 5
@@ -21,18 +21,18 @@ _PREVIEW, _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _KIND = 254, 256, 257, 258, 259,
 _STRIPS, _ORIENTATION, _CHANNELS, _ROWS, _STRIP_BYTES = 273, 274, 277, 278, 279
 _TILE_WIDTH, _TILE_HEIGHT, _TILES, _TILE_BYTES, _PROFILE = 322, 323, 324, 325, 34675
 _OTHERS = (266, 284, 317, 320, 338, 339)  # order of bits, planes, predictor, palette, further channels, kind of numbers
-_BYTES = {1: 1, 3: 2, 4: 4, 7: 1}  # of one value, by the types that these entries have: BYTE, SHORT, LONG, UNDEFINED
+_BYTES = {1: 1, 3: 2, 4: 4, 7: 1}  # bytes of a value by the type of an entry: BYTE, SHORT, LONG, UNDEFINED
 _FORMATS = {1: "B", 3: "H", 4: "I", 7: "B"}
-_KINDS = (0, 1, 2, 3, 5)  # grey, RGB, of a palette, CMYK
+_KINDS = (0, 1, 2, 3, 5)  # grey (0 and 1), RGB, palette, CMYK
 _COMPRESSIONS = {1: "none", 5: "LZW", 8: "deflate", 32946: "deflate", 32773: "PackBits"}
 
 _Table = dict[int, tuple[int, bytes]]
-"""Of each entry its type and its bytes."""
+"""Type and bytes of each entry, by tag."""
 
 
 def first_picture(file: OpenFile, most_bytes: int) -> tuple[bytes, bool]:
-    """Return the first picture of a TIFF as a file, whose pixels take `most_bytes` there at most, and whether another
-    one follows. Raises ModelError."""
+    """Return the first image of a TIFF as a file, and whether another one follows. Raises ModelError, also for more
+    than `most_bytes` of stored pixels."""
     order = "<" if file.read(0, 2) == b"II" else ">"
     if file.size < 8 or struct.unpack(order + "H", file.read(2, 2))[0] != 42:
         _refuse(file, "is a TIFF that is not read (BigTIFF)")
@@ -46,7 +46,7 @@ def first_picture(file: OpenFile, most_bytes: int) -> tuple[bytes, bool]:
 
 
 def _table(file: OpenFile, order: str) -> tuple[_Table, int]:
-    """Return the entries of the first table that are known here, and the place of the next table."""
+    """Return the entries of the first table that are used here, and the place of the next table. Raises ModelError."""
     (at,) = struct.unpack(order + "I", file.read(4, 4))
     (count,) = struct.unpack(order + "H", _bytes(file, at, 2))
     if count > MAX_ENTRIES:
@@ -68,7 +68,7 @@ def _table(file: OpenFile, order: str) -> tuple[_Table, int]:
 
 
 def _check(file: OpenFile, numbers: Mapping[int, tuple[int, ...]]) -> None:
-    """Raise ModelError for what is not read, and for numbers that no picture has."""
+    """Raise ModelError for a kind of TIFF that is not read, and for numbers that no image has."""
     for tag in (_WIDTH, _HEIGHT, _KIND):
         if tag not in numbers:
             _refuse(file, f"is a TIFF without entry {tag}")
@@ -96,7 +96,7 @@ def _check(file: OpenFile, numbers: Mapping[int, tuple[int, ...]]) -> None:
 def _written(
     file: OpenFile, order: str, table: _Table, numbers: Mapping[int, tuple[int, ...]], most_bytes: int
 ) -> bytes:
-    """Return the file: its pieces one after the other, and a table that points to them."""
+    """Return the new file: its pieces one after the other, and a table that points to them. Raises ModelError."""
     tiled = _TILES in numbers
     offsets, lengths = (numbers.get(tag, ()) for tag in ((_TILES, _TILE_BYTES) if tiled else (_STRIPS, _STRIP_BYTES)))
     if not offsets or len(offsets) != len(lengths) or len(offsets) > MAX_PIECES:
@@ -121,7 +121,7 @@ def _written(
 
 
 def _packed(order: str, entries: _Table, at: int) -> bytes:
-    """Return a table of `entries` that begins at byte `at`, with the values that have no room in it behind it."""
+    """Return a table of `entries` that begins at byte `at`, followed by the values that are too long for an entry."""
     head, behind = bytearray(struct.pack(order + "H", len(entries))), bytearray()
     end = at + 2 + 12 * len(entries) + 4
     for tag, (kind, data) in sorted(entries.items()):

@@ -1,1 +1,1 @@
-"""The one loop from a request to a picture with its recipe; names no family."""
+"""The one loop from a request to an image with its recipe; it knows no family."""

@@ -1,4 +1,4 @@
-"""The model of a run as samplers see it: its branches, their guidance, the mask, and why a result was not finite."""
+"""The denoiser of a run for samplers: branches, guidance, mask, and the search for values that are not finite."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from qwenimg.common.pipeline.step_cache import Pass, StepCache
 from qwenimg.common.runtime.engine import Array
 from qwenimg.common.runtime.runtime import Runtime
 
-CALLS = 4  # that are remembered, to look at when a result is not finite: no step makes more
+CALLS = 4  # the last calls that are remembered, to repeat if a result is not finite: no step makes more
 
 
 @dataclass(frozen=True, eq=False)
 class Phase:
-    """A stretch of the noise levels in which the same branches are computed."""
+    """A range of noise levels with the same branches."""
 
-    above: float  # it lies above this noise level
+    above: float  # the noise level at its end
     branches: int
     passes: Sequence[Pass]  # calls of the model, each for one branch or for a batch of them
 
@@ -30,17 +30,17 @@ class Phase:
 def phases(
     plan: SamplingPlan, branches: Sequence[Branch], size: int, call: Callable[[tuple[int, ...]], Pass]
 ) -> list[Phase]:
-    """Return the phases of a run with `size` branches in one batch. call: makes the pass for the branches in these
+    """Return the phases of a run with `size` branches in one batch. call: makes the pass for the branches at these
     positions."""
-    made = cache(call)
+    cached_call = cache(call)
     return [
-        Phase(above, len(active), [made(tuple(active[i : i + size])) for i in range(0, len(active), size)])
+        Phase(above, len(active), [cached_call(tuple(active[i : i + size])) for i in range(0, len(active), size)])
         for above, active in plan.stretches(branches)
     ]
 
 
 class Denoiser:
-    """The image that the model sees in x at a noise level, for one segment of one run."""
+    """A function that returns the denoised image of x at a noise level, for one segment of one run."""
 
     def __init__(
         self,
@@ -52,8 +52,8 @@ class Denoiser:
         *,
         blend: Blend | None = None,
     ):
-        """phases: from the highest noise level on. denoised: the image from x, sigma and a prediction. combined: the
-        prediction from those of the branches, the prompt's first."""
+        """Set the parts. phases: from the highest noise level on. denoised: the image from x, sigma and a prediction.
+        combined: the prediction from those of the branches, the prompt's first."""
         self.runtime, self.title, self.phases, self.denoised = runtime, title, phases, denoised
         self.combined, self.blend = combined, blend
         self.cache: StepCache | None = None  # of the run
@@ -65,7 +65,7 @@ class Denoiser:
         return self._kept(self.denoised(x, sigma, self.combined(self._predictions(x, sigma))))
 
     def both(self, x: Array, sigma: float) -> tuple[Array, Array]:
-        """Return the image with guidance, and as predicted without the prompt (for CFG++)."""
+        """Return the image with guidance, and the image of the unconditional branch (for CFG++)."""
         x = self._shown(x, sigma)
         predictions = self._predictions(x, sigma)
         guided = self._kept(self.denoised(x, sigma, self.combined(predictions)))
@@ -74,7 +74,7 @@ class Denoiser:
         return guided, self._kept(self.denoised(x, sigma, predictions[1]))
 
     def explain(self, step: int) -> NumericsError:
-        """Runs the calls of the last step again with probes: component, block and operation of what is not finite."""
+        """Run the last step's calls again with probes. Return an error that names component, block and operation."""
         again = (partial(call, x, sigma) for x, sigma in self.calls for call in self._phase(sigma).passes)
         return self.runtime.explain(self.title, step, again)
 

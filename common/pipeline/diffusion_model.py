@@ -27,14 +27,14 @@ from qwenimg.common.weights.lora_names import Names
 class PreparedRun(Protocol):
     """One request on a model whose texts are encoded and whose denoiser is loaded."""
 
-    shapes: dict[str, str]  # what goes through the models, for --debug
+    shapes: dict[str, str]  # shapes of the models' inputs, for --debug
 
     def array(self, latents: Latents) -> Array:
-        """Return latents [1, C, h, w] as the array that the sampler moves."""
+        """Return latents [1, C, h, w] as the sampler's array."""
         ...
 
     def latents(self, x: Array) -> Latents:
-        """Return the latents of such an array, in float32."""
+        """Return the latents of a sampler's array, in float32."""
         ...
 
     def denoiser(self, segment: Segment, initial: Initial) -> Denoiser: ...
@@ -49,12 +49,12 @@ class DiffusionModel(Protocol):
     scale: int  # pixels to a latent
     channels: int  # of the latents
     guidance: Guidance
-    sees_mask: bool  # whether the model itself is given mask and masked picture
+    sees_mask: bool  # True: mask and masked image are inputs of the model itself
     few_steps: Mapping[str, FewSteps]  # by name
 
     @property
     def lora_names(self) -> Names:
-        """Names of the layers that LoRAs may change."""
+        """The names of the layers that LoRAs may change."""
         ...
 
     def plan(self, request: Request) -> SamplingPlan:
@@ -64,8 +64,8 @@ class DiffusionModel(Protocol):
     def warnings(self, request: Request) -> list[str]: ...
 
     def stages(self, request: Request, plan: SamplingPlan, shape: Shape, counted: bool = True) -> list[Stage]:
-        """Return the stages of a run in their order. Loads nothing. counted: whether the tokens of prompts are; else
-        each is taken for the longest."""
+        """Return the stages of a run in their order. Loads nothing. counted: count the tokens of prompts; else each
+        prompt counts as the longest."""
         ...
 
     def variant(self, change: Change) -> Self:
@@ -73,7 +73,7 @@ class DiffusionModel(Protocol):
         ...
 
     def check_weights(self) -> None:
-        """Read the weights that are loaded only after some steps, once, and keep none. Raises ModelError."""
+        """Read the weights that are loaded only after some steps, once, without keeping any. Raises ModelError."""
         ...
 
     def announce(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
@@ -86,28 +86,28 @@ class DiffusionModel(Protocol):
         ...
 
     def prepare(self, request: Request, plan: SamplingPlan, shape: Shape) -> AbstractContextManager[PreparedRun]:
-        """Encode the texts, load the denoiser and compute what depends on no step, for latents of `shape`; on leaving,
-        free what the run held on the device."""
+        """Encode the texts, load the denoiser and compute everything that depends on no step, for latents of `shape`.
+        At the end of the context, free the run's memory on the device."""
         ...
 
     def encode(self, pixels: NDArray[np.float32]) -> tuple[Latents, Latents]:
-        """Return mean and deviation of the latents [1, C, h, w] of pixels [1, 3, H, W] in -1..1, as the sampler sees
-        them."""
+        """Encode pixels [1, 3, H, W] in -1..1. Return mean and deviation of the latents [1, C, h, w], in the sampler's
+        scale."""
         ...
 
     def decode(self, latents: Latents) -> NDArray[Any]:
-        """Return pixels [1, 3, H, W], about -1 to 1, all finite. Raises NumericsError."""
+        """Decode latents to pixels [1, 3, H, W], about -1 to 1, all finite. Raises NumericsError."""
         ...
 
     def forget(self) -> None:
-        """Drop what was computed for later images: text states, modulation."""
+        """Drop the results that are kept for later images: text states, modulation."""
         ...
 
     def close(self) -> None: ...
 
 
 def renew(model: DiffusionModel, part: str) -> None:
-    """Free what was made under another policy of `part`: for the VAE its weights, for other parts everything."""
+    """Free everything that depends on the policy of `part`: for the VAE its weights, for other parts everything."""
     model.residents.free("vae" if part == "vae" else "")
     if part != "vae":
         model.forget()

@@ -1,6 +1,6 @@
-"""A picture and its recipe as the bytes of a file: PNG and WebP without loss, JPEG at quality 95.
+"""Encoding of an image and its recipe as a file: PNG and WebP without loss, JPEG at quality 95.
 
-A WebP with loss always halves the resolution of the colours, whatever its quality; so WebP is without.
+WebP is always lossless: with loss it would halve the resolution of the colours at any quality.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from qwenimg.common.pictures.png import encode_png, storable
 from qwenimg.common.pictures.texts import RECIPE_TAGS
 from qwenimg.common.request.recipe import XMP, Recipe, png_text
 
-QUALITY = 95  # of JPEG
-EFFORT = 20  # of WebP, 0 to 100
+QUALITY = 95  # JPEG's
+EFFORT = 20  # WebP's, 0 to 100
 JPEG = (".jpg", ".jpeg")
 MAX_JPEG_TEXT = 65_000  # bytes: a segment of a JPEG holds 65,533 with its name
-_BESIDE = 10_000  # bytes of a recipe beside its prompts, at most; the longest of the tests has 2,500
-_MAX_SIDE = {".webp": 16_383, ".jpg": 65_500, ".jpeg": 65_500}  # the formats' own, as Pillow writes them
+_BESIDE = 10_000  # the most bytes of a recipe without its prompts; the longest of the tests has 2,500
+_MAX_SIDE = {".webp": 16_383, ".jpg": 65_500, ".jpeg": 65_500}  # limits of the formats in Pillow
 _NAMESPACE = 'xmlns:qwenimg="urn:qwenimg:recipe"'
 
 
 def check(suffix: str, width: int, height: int, prompts: str) -> None:
-    """Refuses, before a picture is made, what a file that ends in `suffix` cannot hold: its size, or the texts of its
-    recipe, of which `prompts` are the long ones. Raises UsageError."""
+    """Raise UsageError, before an image is generated, for a size or prompts that a file with this `suffix` cannot hold.
+    `prompts`: the long texts of its recipe."""
     suffix = suffix.lower()
     most = _MAX_SIDE.get(suffix)
     if most is not None and max(width, height) > most:
@@ -39,11 +39,11 @@ def check(suffix: str, width: int, height: int, prompts: str) -> None:
 
 
 def encode(pixels: Uint8, recipe: Recipe | None, suffix: str) -> bytes:
-    """[H, W, 3] as the bytes of a file whose name ends in `suffix`, one of PICTURES in any case; None leaves out the
-    recipe and the mark of AI origin. The same bytes for the same input and the same Pillow. Raises UsageError for
-    another suffix, and where the format holds neither such a size nor so long a prompt.
+    """Encode [H, W, 3] as a file with this `suffix`, one of PICTURES in any case. Without a recipe the mark of AI
+    origin is left out too. The bytes are the same for the same input and the same Pillow. JPEG and WebP have the text
+    for other programs as EXIF UserComment, and our recipe in their XMP.
 
-    JPEG and WebP keep the text that other programs read as EXIF UserComment, and our recipe in their XMP."""
+    Raises UsageError for another suffix, and for a size or a prompt that the format cannot hold."""
     suffix = suffix.lower()
     if suffix not in PICTURES:
         raise UsageError(f"{suffix or 'no suffix'}: pictures are written as {', '.join(PICTURES)}; choose one of them")
@@ -74,7 +74,7 @@ def _too_long(suffix: str) -> UsageError:
 
 
 def _exif(parameters: str) -> bytes:
-    """EXIF whose UserComment is UTF-16, as AUTOMATIC1111 writes and reads it."""
+    """Return EXIF with a UserComment in UTF-16, the encoding of AUTOMATIC1111."""
     from PIL import Image
     from PIL.ExifTags import IFD, Base
 
@@ -92,5 +92,5 @@ def _xmp(recipe: str) -> bytes:
 
 
 def _escaped(text: str) -> str:
-    """JSON that XML takes as it stands."""
+    """Escape JSON so that it can stand in XML."""
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

@@ -1,8 +1,7 @@
-"""Going on under the next policy where a value is beyond the one that a picture was begun in.
+"""Continuation under the next wider policy after a value that the present one cannot represent.
 
-A picture that is made so is bit for bit the one that the policy of its recipe makes alone: its texts, its steps and its
-decoding are all of that policy. Only where a VAE falls back that encoded nothing, the latents stay, and are decoded
-again.
+Such an image is bit for bit the one that the policy in its recipe makes alone: its texts, its steps and its decoding
+all run under that policy. Only if a VAE overflows that encoded nothing, the latents stay and are decoded again.
 """
 
 from __future__ import annotations
@@ -24,19 +23,21 @@ CAUSES = (Overflow, TooLarge)
 
 @dataclass(frozen=True, kw_only=True)
 class Climb:
-    part: str  # of the model: text, transformer or vae
+    """The next wider policy after an overflow."""
+
+    part: str  # the part of the model: text, transformer or vae
     policy: str
-    line: str  # what is said of it
+    line: str  # the message
 
 
 class Fallback:
-    """`wanted`: else every overflow ends the run. `tf32`: whether this device has no float32 to climb to."""
+    """The option `--fallback`. Without `wanted`, an overflow ends the run. `tf32`: this device has no float32."""
 
     def __init__(self, model: DiffusionModel, *, wanted: bool, tf32: bool):
         self.model, self.wanted, self.tf32 = model, wanted, tf32
 
     def after(self, error: Cause) -> Climb:
-        """What to go on with. Raises `error` where there is nothing, or nothing is wanted."""
+        """Return the next wider policy after `error`. Raises `error` if there is none, or fallback is not wanted."""
         above = self._above(error) if self.wanted else None
         if above is None or (self.tf32 and above.startswith("fp32")):
             raise error
@@ -49,21 +50,21 @@ class Fallback:
         return holding(precision, error.part, error.entry.name, error.entry.residency)
 
     def climb(self, climb: Climb, warnings: list[str]) -> None:
-        """Takes the policy, for this picture and those that follow, and tells so."""
+        """Set the policy, for this image and later ones, and report it."""
         runtime = self.model.runtime
         kind, before = runtime.precision.kind, runtime.choice
         runtime.precision = parse(climb.policy, on_gpu=runtime.engine.on_gpu, kind=kind)
-        said = f"{before.fallback}; {climb.line}" if before.fallback else climb.line
-        runtime.choice = replace(before, precision=climb.policy, fallback=said)
+        lines = f"{before.fallback}; {climb.line}" if before.fallback else climb.line
+        runtime.choice = replace(before, precision=climb.policy, fallback=lines)
         renew(self.model, climb.part)
         runtime.notify("warning", climb.line)
         warnings.append(climb.line)
 
     def calling(self, call: Callable[[], T], warnings: list[str]) -> T:
-        """The result of `call` under the first policy that holds it."""
+        """Return the result of `call` under the first policy that can represent it."""
         while True:
             try:
                 return call()
             except CAUSES as error:
                 climb = self.after(error)
-            self.climb(climb, warnings)  # here, where the error no longer keeps what it failed on
+            self.climb(climb, warnings)  # outside the handler, where the error no longer holds its arrays

@@ -1,4 +1,4 @@
-"""Whether a picture fits and about how long it takes; what makes it fit is in `fit_options`."""
+"""The memory check and the time estimate of an image; `fit_options` searches for changes that make it fit."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from qwenimg.common.request.loras import Key, Loras
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.runtime import Change
 
-MUCH_LESS = 0.8  # of what was planned: what is named where that did not suffice
-# Of the matrices that the rate is measured with: a GPU's fill it, and a CPU's are those of small networks, soon done.
+MUCH_LESS = 0.8  # the share of the planned bytes within which options are suggested if the plan did not suffice
+# Sides of the matrices that measure the rate: they fill a GPU; on a CPU they are those of small networks, and quick.
 GPU_SIDE, CPU_SIDE, WARM_SIDE = 4096, 512, 256
-RATE_SECONDS = 0.1  # that are measured
+RATE_SECONDS = 0.1  # the time of a measurement
 
 
-class Fit:
-    """Of the pictures of one model, before anything is loaded for them."""
+class FitCheck:
+    """The memory check and the time estimate of one model's images, before anything is loaded for them."""
 
     def __init__(self, model: DiffusionModel):
         self.model, self.runtime, self.engine = model, model.runtime, model.runtime.engine
@@ -29,26 +29,28 @@ class Fit:
         self._last: tuple[Request, MemoryPlan] | None = None
 
     def check(self, request: Request, model: DiffusionModel) -> MemoryPlan:
-        """Return what the picture needs by `model`, which has its LoRAs. Raises DoesNotFit, with what would fit."""
-        found = needs(model, request)
-        self._last = (request, found)
-        self.engine.expect(found.largest.peak)
-        budget, stage = found.budget, found.largest
-        if not found.fits(budget):
+        """Return the memory plan of an image by `model`, which has its LoRAs. Raises DoesNotFit, with options that
+        would fit."""
+        plan = needs(model, request)
+        self._last = (request, plan)
+        self.engine.expect(plan.largest.peak)
+        budget, stage = plan.budget, plan.largest
+        if not plan.fits(budget):
             raise DoesNotFit(
                 f"{stage.title} takes {size_text(stage.peak)} in {self.runtime.precision.name}, "
                 f"{self.runtime.room_text(budget)} ({size_text(stage.weights)} are weights); "
                 f"{FitOptions(model, request, budget).sentence()}"
             )
-        return found
+        return plan
 
     def ran_out(self) -> DoesNotFit:
-        """Why the last picture ended: what was planned for it, and what takes much less."""
+        """Return the error for an allocation that failed: the plan of the last image, and options that take much
+        less."""
         if self._last is None:
             return DoesNotFit("memory ran out; close other programs")
-        request, found = self._last
-        stage = found.largest
-        budget = min(self.runtime.room(found.loaded), int(MUCH_LESS * stage.peak))
+        request, plan = self._last
+        stage = plan.largest
+        budget = min(self.runtime.room(plan.loaded), int(MUCH_LESS * stage.peak))
         options = FitOptions(self.model, request, budget, limited=False)
         return DoesNotFit(
             f"memory ran out on {self.engine.device}: {stage.title} was planned with {size_text(stage.peak)} in "
@@ -57,32 +59,32 @@ class Fit:
         )
 
     def estimate(self, request: Request, model: DiffusionModel) -> Estimate:
-        """Return memory and time of a picture by `model`, as for `check`. Raises DoesNotFit."""
-        found, rate = self.check(request, model), self._seconds_of_operation()
-        steps = steps_seconds(found, rate, self.engine.facts)
+        """Return memory and time of an image by `model`. Raises DoesNotFit like `check`."""
+        plan, rate = self.check(request, model), self._seconds_of_operation()
+        steps = steps_seconds(plan, rate, self.engine.facts)
         return Estimate(
-            memory=found.largest.peak,
-            seconds=steps + found.decoding * rate,
+            memory=plan.largest.peak,
+            seconds=steps + plan.decoding * rate,
             step=steps / self.model.plan(request).steps,
         )
 
     def _seconds_of_operation(self) -> float:
-        """At the rate of a product in the transformer's dtype, the middle one of some: other programs slow the run down
-        too. The first product of a process is much slower than the next."""
+        """Return the seconds of an operation, from the median time of a product in the transformer's dtype: other
+        programs slow the run down too. The first product of a process is much slower than the next, and does not
+        count."""
         dtype = self.runtime.precision.compute_dtype("transformer")
         if dtype not in self._rates:
             side = GPU_SIDE if self.engine.on_gpu else CPU_SIDE
             self.engine.product_seconds(WARM_SIDE, dtype)
-            found: list[float] = []
-            while sum(found) < RATE_SECONDS:
-                found.append(self.engine.product_seconds(side, dtype))
-            self._rates[dtype] = median(found) / (2 * side**3)
+            times: list[float] = []
+            while sum(times) < RATE_SECONDS:
+                times.append(self.engine.product_seconds(side, dtype))
+            self._rates[dtype] = median(times) / (2 * side**3)
         return self._rates[dtype]
 
 
 def with_loras(model: DiffusionModel, loras: Loras, request: Request, adapted: Key | None) -> DiffusionModel:
-    """Return `model` with the LoRAs of `request`: where it has others, the `adapted` ones, a variant of which nothing
-    is loaded."""
+    """Return `model` with the LoRAs of `request`. If these are not the `adapted` ones, it is an unloaded variant."""
     if loras.key(request.lora, request.lora_mode) == adapted:
         return model
     variant = model.variant(Change())

@@ -1,6 +1,5 @@
-"""Option changes that make a picture fit: fewer bits, no bits and streamed blocks, a smaller size or a larger limit; or
-one of these with a smaller size. Each is planned as the picture itself is, by an unloaded variant of the model.
-"""
+"""Option changes that make an image fit: fewer bits, no bits and streamed blocks, a smaller size or a larger limit; or
+one of these with a smaller size. Each is planned like the image itself, by an unloaded variant of the model."""
 
 from __future__ import annotations
 
@@ -20,16 +19,16 @@ from qwenimg.common.precision.precision import Precision
 from qwenimg.common.request.request import MULTIPLE, Request
 from qwenimg.common.runtime.runtime import Change, limit_for
 
-BITS = ("8", "6", "4")  # of quantized weights
-SHARES = (0.75, 0.5)  # of both sides, of smaller pictures that are tried; then halves of these, and so on
-ENOUGH = 2  # changes that fit: with fewer, a size is tried together with each
+BITS = ("8", "6", "4")  # bits of quantized weights
+SHARES = (0.75, 0.5)  # shares of both sides for smaller images that are tried; then halves of these, and so on
+ENOUGH = 2  # changes that fit; with fewer, a smaller size is tried together with each
 MEGABYTE, GIGABYTE = 10**6, 10**9
 Size = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptionChange:
-    """Options to give in place of the command's, and what the picture then takes of `budget` bytes."""
+    """Options to give in place of the command's, and the image's needs within `budget` bytes."""
 
     change: Change
     size: Size | None
@@ -63,15 +62,15 @@ class OptionChange:
 
     @property
     def text(self) -> str:
-        """`with -q 4`, `without -q and with --max-memory 12GB`"""
+        """The change in words: `with -q 4`, `without -q and with --max-memory 12GB`."""
         pairs = (("without", self.without), ("with", self.options))
         return " and ".join(f"{word} {options}" for word, options in pairs if options)
 
 
 class FitOptions:
-    """Search for option changes that make `request` fit into `budget` bytes.
+    """A search for option changes that make `request` fit into `budget` bytes.
 
-    counted: as in `DiffusionModel.stages`. limited: whether the budget is the user's limit, which may be raised."""
+    counted: as in `DiffusionModel.stages`. limited: True if the budget is the user's limit, which may be raised."""
 
     def __init__(
         self, model: DiffusionModel, request: Request, budget: int, *, counted: bool = True, limited: bool = True
@@ -82,8 +81,8 @@ class FitOptions:
         self._planned: dict[tuple[Change, Size | None], OptionChange] = {}
 
     def listed(self) -> list[OptionChange]:
-        """Return each change of weights that takes less than the one before, whether it fits or not, then what else
-        fits if the request does not."""
+        """Return each change of weights that takes less than the one before, whether it fits or not. If the request
+        does not fit, the other changes that fit follow."""
         unchanged, listed = self._plan(Change()), list[OptionChange]()
         for kind in self._kinds:
             least = unchanged.peak
@@ -110,7 +109,7 @@ class FitOptions:
         return single + self._with_size(sizes[: sizes.index(size)] if size else sizes)
 
     def sentence(self) -> str:
-        """Return what makes the request fit, for a message."""
+        """Return the changes that make the request fit, for a message."""
         if self.fitting:
             return "it fits " + " or ".join(f"{option.text} ({size_text(option.peak)})" for option in self.fitting)
         total, limit = self.model.runtime.engine.machine()
@@ -119,7 +118,7 @@ class FitOptions:
         return "no bits and no size make it fit: close other programs" + (f" or raise {limit}" if limit else "")
 
     def _with_size(self, sizes: Sequence[Size]) -> list[OptionChange]:
-        """Return the change of weights that allows the largest of `sizes`, with that size, where both are needed."""
+        """Return the change of weights that allows the largest of `sizes`, with that size, if both are needed."""
         best: list[OptionChange] = []
         for change in (change for kind in self._kinds for change in kind if not self._plan(change).fits):
             if size := self._largest(change, sizes):
@@ -127,7 +126,7 @@ class FitOptions:
         return best
 
     def _largest(self, change: Change, sizes: Sequence[Size]) -> Size | None:
-        """Return the first of `sizes`, which get smaller, that fits with `change`, as all after it then do."""
+        """Return the first of `sizes`, from large to small, that fits with `change`; then all after it fit too."""
         if not sizes or not self._plan(change, sizes[-1]).fits:
             return None
         return sizes[bisect_left(sizes, True, key=lambda size: self._plan(change, size).fits)]
@@ -153,8 +152,8 @@ class FitOptions:
 
     @cached_property
     def _kinds(self) -> tuple[list[Change], list[Change], list[Change]]:
-        """Changes of weights: fewer bits; no bits, where a limit streams blocks, since weights that are quantized while
-        loading are not streamed; a limit."""
+        """The changes of weights: fewer bits; no bits with a limit that streams blocks, since weights that are
+        quantized while loading are not streamed; a limit."""
         runtime, free = self.model.runtime, self.budget // MEGABYTE * MEGABYTE
         precision = runtime.precision
         smallest = policies.parse(precision.kind.presets["memory"], on_gpu=False, kind=precision.kind).name
@@ -169,8 +168,8 @@ class FitOptions:
         )
 
     def _least_limit(self) -> int:
-        """Return the least --max-memory, in two digits, that suffices, at most what is free; 0 if it is no larger than
-        the present one."""
+        """Return the least --max-memory, in two digits, that suffices, at most the free bytes; 0 if it is no larger
+        than the present one."""
         tight = self._model(Change(max_memory=1))
         least = limit_for(needs(tight, self.request, self.counted).largest.peak)
         limit = min(rounded_up(least), tight.runtime.free(0) // MEGABYTE * MEGABYTE)
@@ -190,13 +189,13 @@ class FitOptions:
 
 
 def needs(model: DiffusionModel, request: Request, counted: bool = True) -> MemoryPlan:
-    """Return what the picture takes; counted: as in `DiffusionModel.stages`."""
+    """Return the memory plan of the image; counted: as in `DiffusionModel.stages`."""
     stages = model.stages(request, model.plan(request), start.latent_shape(model, request), counted)
     return model.residents.plan(stages)
 
 
 def amount_text(amount: int) -> str:
-    """Return an option's value: `12GB`, `1300MB`."""
+    """Return an amount as an option's value: `12GB`, `1300MB`."""
     whole = amount % GIGABYTE == 0
     return f"{amount // GIGABYTE}GB" if whole else f"{amount // MEGABYTE}MB"
 

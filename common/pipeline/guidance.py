@@ -1,7 +1,7 @@
-"""Guidance as data: which branches a step computes, and how their predictions become one.
+"""Guidance as data: the branches of a step, and the formula that combines their predictions.
 
-A family has one `Guidance`. What it leaves open is in the fields: where guidance is off, which number of the request is
-its scale, the formula, and branches behind the unconditional one.
+A family has one `Guidance`. Its fields are the parts that differ: the scale at which guidance is off, the request's
+number that is the scale, the formula, and more branches after the unconditional one.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class Branch:
     """One prediction of a step: the prompt's, the unconditional one, or another."""
 
     prompt: str
-    steps: tuple[float, float] = (0.0, 1.0)  # shares of the steps from which on and up to which it is computed
-    options: Mapping[str, Any] = field(default_factory=dict)  # what the network is told for this branch alone
+    steps: tuple[float, float] = (0.0, 1.0)  # its first and last step, as shares of all steps
+    options: Mapping[str, Any] = field(default_factory=dict)  # the network's options for this branch alone
 
     @property
     def share(self) -> float:
-        """Share of the steps that compute it."""
+        """The share of the steps that compute it."""
         return self.steps[1] - self.steps[0]
 
 
@@ -36,18 +36,18 @@ def _guidance(request: Request) -> float:
 
 
 def _no_more(request: Request) -> tuple[Branch, ...]:
-    """Return no branches behind the unconditional one."""
+    """Return no more branches."""
     return ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guidance:
-    """How a family is guided."""
+    """The guidance of a family."""
 
-    formula: Formula  # of several predictions, in the order of their branches
-    off: float = 1.0  # scale up to which the prompt's branch is the only one; infinite for a model without others
+    formula: Formula  # combines several predictions, in the order of their branches
+    off: float = 1.0  # the scale up to which only the prompt's branch is computed; infinite for a model without others
     scale: Callable[[Request], float] = _guidance
-    more: Callable[[Request], tuple[Branch, ...]] = _no_more  # branches behind the unconditional one
+    more: Callable[[Request], tuple[Branch, ...]] = _no_more  # branches after the unconditional one
 
     def is_on(self, request: Request) -> bool:
         """Return whether the unconditional branch is computed."""
@@ -62,7 +62,7 @@ class Guidance:
         return (prompt, unconditional, *self.more(request))
 
     def combined(self, engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
-        """Return the prediction of a step; that of a single branch as it is."""
+        """Return the prediction of a step; that of a single branch unchanged."""
         return predictions[0] if len(predictions) == 1 else self.formula(engine, request, predictions)
 
 
@@ -75,7 +75,7 @@ def passes(branches: Sequence[Branch], size: int) -> float:
 
 
 def cfg(engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
-    """Return classifier-free guidance, its deviation moved to the prompt's by a share (S. Lin et al., 2023)."""
+    """Apply classifier-free guidance, with the deviation moved to the prompt's by a share (S. Lin et al., 2023)."""
     conditional, unconditional = predictions
     guided = unconditional + request.guidance * (conditional - unconditional)
     share = request.guidance_rescale
@@ -83,6 +83,6 @@ def cfg(engine: Engine, request: Request, predictions: Sequence[Array]) -> Array
 
 
 def cfg_with_norm(engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
-    """Return classifier-free guidance in which each token keeps the norm of the prompt's prediction."""
+    """Apply classifier-free guidance in which each token keeps the norm of the prompt's prediction."""
     conditional, unconditional = predictions
     return engine.guide(conditional, unconditional, request.guidance)

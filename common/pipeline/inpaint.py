@@ -1,4 +1,4 @@
-"""What a run starts from, and inpainting with any model and any sampler: outside the mask the picture is known."""
+"""The initial state of a run, and inpainting with any model and any sampler: outside the mask the image is known."""
 
 from __future__ import annotations
 
@@ -17,40 +17,41 @@ Latents: TypeAlias = NDArray[np.float32]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Mask:
-    """What of a picture is made anew. `masked` is there for a model that gets the mask itself."""
+    """The part of an image that is regenerated. `masked` is for a model that has the mask as an input."""
 
-    inside: Latents  # [1, 1, h, w], 1 where the picture is made anew
-    masked: Latents | None = None  # [1, C, h, w], latents of the picture without what the mask covers
+    inside: Latents  # [1, 1, h, w], 1 where the image is regenerated
+    masked: Latents | None = None  # [1, C, h, w], latents of the image without the masked part
 
     @property
     def channels(self) -> list[Latents]:
-        """What a model that gets the mask takes beside its latents."""
+        """The channels beside the latents for a model that has the mask as an input."""
         return [] if self.masked is None else [self.inside, self.masked]
 
     def paste(self, latents: Latents, outside: Latents | None) -> Latents:
-        """`latents` inside the mask and `outside` elsewhere; `latents` alone where the model itself gets the mask."""
+        """Return `latents` inside the mask and `outside` elsewhere; only `latents` if the model itself has the mask."""
         return latents if outside is None or self.masked is not None else np.where(self.inside > 0, latents, outside)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Initial:
-    """What a run starts from: the noise, and of a picture that is given its latents and what of them may change."""
+    """The initial state of a run: the noise, and for an initial image its latents and mask."""
 
     noise: Latents  # [1, C, h, w]
-    latents: Latents | None = None  # [1, C, h, w] of the picture to start from, as the sampler sees them
+    latents: Latents | None = None  # [1, C, h, w] of the initial image, in the sampler's scale
     mask: Mask | None = None
 
     @property
     def blends(self) -> bool:
-        """Whether the picture is kept outside a mask that the model does not get."""
+        """True if the image outside the mask is kept by blending, since the mask is no input of the model."""
         return self.mask is not None and self.latents is not None and self.mask.masked is None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Blend:
-    """Outside the mask the model gets the picture at the step's own noise level, and what it predicts is replaced by
-    the picture; a sampler then takes the noise off the picture by itself. With deterministic samplers this equals
-    blending the latents after every step, as diffusers does."""
+    """Inpainting by blending: outside the mask the model's input is the image at the step's noise level, and its
+    prediction is replaced by the image, so that a sampler removes the noise there itself.
+
+    With deterministic samplers this equals diffusers' method, which blends the latents after every step."""
 
     schedule: Schedule
     inside: Array
@@ -58,7 +59,7 @@ class Blend:
     noise: Array
 
     def shown(self, x: Array, sigma: float) -> Any:
-        if sigma == self.schedule.sigmas[0]:  # what the run starts from, which may be noise alone
+        if sigma == self.schedule.sigmas[0]:  # the initial state, which may be noise alone
             return x
         known = self.schedule.alpha(sigma) * self.latents + sigma * self.noise
         return known + self.inside * (x - known)
@@ -68,7 +69,7 @@ class Blend:
 
 
 def blend(initial: Initial, schedule: Schedule, array: Callable[[Latents], Array]) -> Blend | None:
-    """What keeps the picture outside the mask along `schedule`; None where there is no mask, or the model gets it."""
+    """Return the blending along `schedule`; None without a mask, or if the mask is an input of the model."""
     if not initial.blends:
         return None
     assert initial.mask is not None and initial.latents is not None

@@ -1,4 +1,4 @@
-"""From a prompt to a picture: the only denoise loop of the project, for every family of models and every backend."""
+"""The pipeline from a prompt to an image: the only denoise loop of the project, for every family and backend."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from qwenimg.common.pictures import pixels as image
 from qwenimg.common.pipeline import start
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel, PreparedRun
 from qwenimg.common.pipeline.fallback import CAUSES, Fallback
-from qwenimg.common.pipeline.fit import Fit, with_loras
+from qwenimg.common.pipeline.fit import FitCheck, with_loras
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment
 from qwenimg.common.pipeline.result import Result, Step
@@ -32,7 +32,7 @@ from qwenimg.common.pipeline.turns import Turns
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.prompts.check import check_said
 from qwenimg.common.request import call_options, few_steps, given, lora_text
-from qwenimg.common.request.asked import Asked
+from qwenimg.common.request.asked import CallOptions
 from qwenimg.common.request.loras import Key, Loras
 from qwenimg.common.request.option import no_effect, recorded
 from qwenimg.common.request.recipe import FORMAT, Recipe
@@ -48,11 +48,11 @@ Shape = tuple[int, int]
 
 
 class Pipeline:
-    """A model on a backend. Call it for a picture, or `stream` it for the steps as well.
+    """A model on a backend. Call it for an image, or `stream` it for the steps as well.
 
-    It draws one picture at a time: while it does, every other call, of any thread, raises PipelineBusy at once, or
-    with `wait` stands in line for its turn. A stream that ends, fails, is closed or is dropped makes it free again.
-    `with` closes it at the end of the block.
+    It draws one image at a time: meanwhile, every other call, of any thread, raises PipelineBusy at once, or with
+    `wait` waits in line for its turn. A stream that ends, fails, is closed or is dropped makes it free again. `with`
+    closes it at the end of the block.
     """
 
     def __init__(
@@ -69,75 +69,73 @@ class Pipeline:
         find_lora: Callable[[str], str] = str,
         hashes: Callable[[], Mapping[str, str]] = dict,
     ):
-        """family: the name of the model's. fallback: goes on under the next policy where a value overflows. options:
-        what it was opened with, for recipes, and `hashes` what is only known once its files are read. checkpoint: its
-        weights, without LoRAs. find_lora: gives a request's `lora` paths for names."""
+        """Create a pipeline of an opened model. family: the name of the model's. fallback: continue under the next
+        wider policy if a value overflows. options: entries of recipes; `hashes` returns those that need the files'
+        contents. checkpoint: the weights, without LoRAs. find_lora: replaces names by paths in a request's `lora`."""
         self.options, self.checkpoint, self._find_lora = dict(options or {}), checkpoint, find_lora
         self._hashes = hashes
         self.model, self.model_name, self.family, self.defaults = model, name, family, defaults
         self.runtime, self.engine = model.runtime, model.runtime.engine
         self.notify = self.runtime.notify
         self.backend, self.device = self.engine.name, self.engine.device
-        self.tf32 = tf32  # whether float32 products are rounded to fewer digits on this device
+        self.tf32 = tf32  # True: float32 products are rounded to fewer digits on this device
         self.fallback = Fallback(model, wanted=fallback, tf32=tf32)
         self.loras = Loras(model.lora_names)
-        self._adapted: Key | None = ()  # the LoRAs that the model has now; None where a change of them failed
+        self._adapted: Key | None = ()  # the LoRAs in the model now; None after a change that failed
         self._turns: Turns[Step | Result] = Turns()
-        self._fit = Fit(model)
+        self._fit = FitCheck(model)
 
     def __repr__(self) -> str:
         return f"<Pipeline {'closed · ' if self._turns.closed else ''}{self.headline()}>"
 
     @property
     def precision(self) -> Precision:
-        """Of the next picture: `fallback` may have changed it."""
+        """The policy of the next image; `fallback` may have changed it."""
         return self.runtime.precision
 
     # Public
 
     @call_options.described
-    def __call__(self, prompt: str, *, wait: bool | float = False, **asked: Unpack[Asked]) -> Result:
-        """Return a picture of `prompt`. `wait`: stand in line while the pipeline draws for another thread, for at most
-        so many seconds where it is a number. Raises QwenimgError; UnknownOption, which is a TypeError too, for other
-        keywords."""
+    def __call__(self, prompt: str, *, wait: bool | float = False, **asked: Unpack[CallOptions]) -> Result:
+        """Return an image of `prompt`. `wait`: wait in line while the pipeline draws for another thread; a number
+        limits the seconds. Raises QwenimgError; UnknownOption, which is a TypeError too, for other keywords."""
         *_, result = self.stream(prompt, wait=wait, **asked)
         assert isinstance(result, Result)
         return result
 
     @call_options.described
     def stream(
-        self, prompt: str, *, wait: bool | float = False, **asked: Unpack[Asked]
+        self, prompt: str, *, wait: bool | float = False, **asked: Unpack[CallOptions]
     ) -> Generator[Step | Result, None, None]:
-        """Yield each `Step` of the same when it is done, and the `Result` last.
+        """Yield each `Step` when it is done, and the `Result` last; arguments are those of a call.
 
         The pipeline is taken from the first `next` until the stream ends or is closed; `wait` waits in that `next`."""
         patience = given.patience(wait)
         if not patience:
             self._turns.check_free()
         settled, notes = given.asked(asked)
-        request = self.check(prompt, **cast(Asked, settled))
+        request = self.check(prompt, **cast(CallOptions, settled))
         there, guidance = self._there(request), request.guidance
-        found = (no_effect(one, asked.get(name), self.family, there, guidance) for name, one in OPTIONS.items())
-        events = self._generate(request, [*notes, *(warning for warning in found if warning)])
+        warnings = (no_effect(one, asked.get(name), self.family, there, guidance) for name, one in OPTIONS.items())
+        events = self._generate(request, [*notes, *(warning for warning in warnings if warning)])
         return self._turns.driven(events, patience)
 
     @call_options.described
-    def check(self, prompt: str, **asked: Unpack[Asked]) -> Request:
-        """What `stream` would make of the same arguments. Raises UsageError and NumericsError; loads
-        nothing."""
+    def check(self, prompt: str, **asked: Unpack[CallOptions]) -> Request:
+        """Return the request of a call. Loads nothing. Raises UsageError and NumericsError."""
         call_options.check_names(asked)
-        said = self.settled(given.asked(asked)[0])
-        picture = said.get("image")
+        values = self.settled(given.asked(asked)[0])
+        picture = values.get("image")
         if not (isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.size):
-            picture = None  # the request says what is wrong with it
-        said["width"], said["height"] = self.defaults.sides(said.get("width"), said.get("height"), picture)
-        said["seed"] = said.get("seed", random_seed())
+            picture = None  # the request refuses it with a reason
+        values["width"], values["height"] = self.defaults.sides(values.get("width"), values.get("height"), picture)
+        values["seed"] = values.get("seed", random_seed())
         usual: dict[str, Any] = asdict(self.defaults)
         del usual["qwen_sizes"]
         with_mask = usual.pop("mask_strength")
-        if "mask" in said:
+        if "mask" in values:
             usual["strength"] = with_mask
-        request = Request(**(usual | said), prompt=prompt)
+        request = Request(**(usual | values), prompt=prompt)
         check_said(prompt)
         sampler = self.model.plan(request).sampler
         if request.caches and table.find(sampler).adaptive:
@@ -151,23 +149,23 @@ class Pipeline:
         return request
 
     def settled(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """What a call asks for with its `few_steps` worked out: steps, sampler, schedule, guidance and LoRA, where it
-        does not say them itself. Raises UsageError."""
+        """Return the options of a call with the settings of its `few_steps`: steps, sampler, schedule, guidance and
+        LoRA, unless the call gives them itself. Raises UsageError."""
         self._turns.check_open()
-        found = few_steps.settled(call_options.converted(asked), self.model.few_steps)
-        return found | {"lora": self._find_lora(found["lora"])} if found.get("lora") else found
+        options = few_steps.settled(call_options.converted(asked), self.model.few_steps)
+        return options | {"lora": self._find_lora(options["lora"])} if options.get("lora") else options
 
     @call_options.described
-    def estimate(self, prompt: str, **asked: Unpack[Asked]) -> Estimate:
-        """Memory and time that the picture would take. Raises as `check` does, and DoesNotFit; loads no weight."""
+    def estimate(self, prompt: str, **asked: Unpack[CallOptions]) -> Estimate:
+        """Return the memory and time of the image. Loads no weight. Raises as `check` does, and DoesNotFit."""
         self._turns.check_process()
         request = self.check(prompt, **asked)
         return self._fit.estimate(request, with_loras(self.model, self.loras, request, self._adapted))
 
     def prepare(self, prompts: Sequence[str], clip_skip: int = 0, lora: str = "", lora_mode: str = "auto") -> None:
-        """Announces `prompts`, so that the text encoder is loaded once for all that fit into memory, and before the
-        transformer. The rest is encoded in its turn, again as much as fits. `lora`, `lora_mode`: those of the first
-        picture."""
+        """Announce `prompts`, so that the text encoder is loaded once for all that fit into memory, and before the
+        transformer. The rest is encoded when needed, again as much as fits. `lora`, `lora_mode`: those of the first
+        image."""
 
         texts = call_options.checked_prompts(prompts)
         skipped, added, mode = call_options.checked(clip_skip=clip_skip, lora=lora, lora_mode=lora_mode)
@@ -181,7 +179,7 @@ class Pipeline:
             self.fallback.calling(announced, [])
 
     def headline(self) -> str:
-        """One line: backend, device, precision map, model, and what its weights take in memory at once and in files."""
+        """Return one line: backend, device, precision, model, and its weights' bytes in files and in memory at once."""
         line = f"{self.backend} on {self.device} · {self.precision.summary()} · {self.model_name}"
         if self.checkpoint is None:
             return line
@@ -189,8 +187,8 @@ class Pipeline:
         return f"{line}, weights {size_text(stored)} in files, {size_text(held)} at a time"
 
     def compile(self, mode: str = "auto", seconds: float = 0.0) -> Decision:
-        """Decides whether the denoiser is compiled when it is next loaded: `on`, `off`, or by the preset and by what
-        that would save of a run whose steps take about so many `seconds`. Raises UsageError."""
+        """Decide whether the denoiser is compiled when it is next loaded: `on`, `off`, or by the preset and by the time
+        that it would save in a run whose steps take about `seconds`. Raises UsageError."""
         self._turns.check_open()
         wanted, kinds = self.runtime.choice.wishes.compiled, compiling.kinds(self.checkpoint)
         decision = compiling.decide(mode, self.engine.compiler(), seconds, kinds=kinds, wanted=wanted)
@@ -198,13 +196,13 @@ class Pipeline:
         return decision
 
     def free_transformer(self) -> None:
-        """Frees the transformer, some two thirds of all memory; the next picture loads it again."""
+        """Free the transformer, some two thirds of all memory; the next image loads it again."""
         with self._turns.taken():
             self.model.residents.free(DENOISERS)
 
     def close(self, *, wait: bool | float = False) -> None:
         """Free everything and close the model's files. Every later call but `close` and `headline` raises UsageError,
-        and so does every call that waits in line. `wait`: for the picture that is drawn now, as a call does."""
+        and so does every call that waits in line. `wait`: for the image that is being drawn, as in a call."""
         with self._turns.closing(given.patience(wait)) as is_open:
             if is_open:
                 self.model.close()
@@ -215,7 +213,7 @@ class Pipeline:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close the pipeline, once the picture of another thread is done; a stream of this thread ends here."""
+        """Close the pipeline, once the image of another thread is done; a stream of this thread ends here."""
         self._turns.end_mine()
         self.close(wait=True)
 
@@ -232,7 +230,7 @@ class Pipeline:
             self.runtime.clock.clear()
 
     def _climbing(self, request: Request, warnings: list[str]) -> Iterator[Step | Result]:
-        """The run, begun again under the next policy where a value overflows and `fallback` is wanted."""
+        """Yield the run's events. It starts again under the next wider policy if a value overflows, with `fallback`."""
         while True:
             try:
                 yield from self._run(request, warnings)
@@ -243,13 +241,13 @@ class Pipeline:
 
     @contextmanager
     def _in_memory(self) -> Iterator[None]:
-        """Raises DoesNotFit with the numbers of the last plan where an allocation fails."""
+        """Replace a failed allocation's error in the context by DoesNotFit with the numbers of the last plan."""
         try:
             yield
         except Exception as error:
             if isinstance(error, QwenimgError) or not out_of_memory(error):
                 raise
-            traceback.clear_frames(error.__traceback__)  # which hold arrays
+            traceback.clear_frames(error.__traceback__)  # they hold arrays
             self.model.residents.free(DENOISERS)
             raise self._fit.ran_out() from None
 
@@ -295,13 +293,13 @@ class Pipeline:
         )
 
     def _decoded(self, request: Request, latents: Latents, warnings: list[str]) -> NDArray[Any]:
-        """Pixels [1, 3, H, W]. Where the VAE has encoded for the picture too, the whole has to be of one policy."""
+        """Return pixels [1, 3, H, W]. Decoding falls back alone only if the VAE has not encoded for this image too."""
         if request.image is not None or self.model.sees_mask:
             return self.model.decode(latents)
         return self.fallback.calling(lambda: self.model.decode(latents), warnings)
 
     def _adapt(self, lora: str, mode: str) -> None:
-        """Gives the model the LoRAs that `lora` asks for, where it has others."""
+        """Replace the model's LoRAs by those of `lora`, if they differ."""
         key = self.loras.key(lora, mode)
         if key == self._adapted:
             return
@@ -322,7 +320,7 @@ class Pipeline:
         done: int,
         cache: StepCache | None,
     ) -> Iterator[tuple[Array, float, float]]:
-        """x, the noise level that its step started from, and the seconds that it took, after each step of `segment`."""
+        """Yield, after each step of `segment`, x, the noise level at the step's start, and its seconds."""
         denoiser, sigmas = run.denoiser(segment, initial), segment.schedule.sigmas
         denoiser.cache = cache
         steps = segment.solver(x, segment.schedule, denoiser, lambda: run.array(stream.normal(initial.noise.shape)))
@@ -332,7 +330,7 @@ class Pipeline:
             begun = time.perf_counter()
             try:
                 x = next(steps, None)
-            except NumericsError:  # of a sampler that looks at x itself
+            except NumericsError:  # from a sampler that reads x itself
                 raise denoiser.explain(done + i + 1) from None
             if x is None:
                 return
@@ -347,15 +345,15 @@ class Pipeline:
     # Warnings and the recipe
 
     def _there(self, request: Request) -> frozenset[str]:
-        """Return which prerequisites of options this run satisfies."""
+        """Return the `needs` of options that this run has."""
         guided, image = self.model.guidance.is_on(request), request.image is not None
         has = {"guidance": guided, "image": image, "refiner": "refiner" in self.options}
         return frozenset(name for name, is_there in has.items() if is_there)
 
     def _warnings(self, request: Request) -> list[str]:
         warning = noise.low_bits_warning(request.seed) if request.latents is None else None
-        found = [warning, *(asked.warning for asked in lora_text.parse(request.lora))]
-        return [line for line in found if line] + self.model.warnings(request)
+        lines = [warning, *(asked.warning for asked in lora_text.parse(request.lora))]
+        return [line for line in lines if line] + self.model.warnings(request)
 
     def _recipe(
         self,
@@ -379,14 +377,14 @@ class Pipeline:
             "rng": "torch-cpu" if request.latents is None else "given",
         }
         asked = recorded(OPTIONS.values(), request, self._there(request))
-        asked.pop("lora", None)  # which may have paths
+        asked.pop("lora", None)  # it may have paths
         asked |= {"sampler": plan.sampler, "schedule": plan.schedule} | self.loras.recorded(request.lora)
         if not self.model.guidance.is_on(request):  # it was not used
             asked["negative_prompt"] = ""
         if cache is not None:
             asked |= cache.recorded()
             self.notify("stage", f"step cache: {asked['step_cache_effect']}")
-        made: dict[str, Any] = {
+        hashes: dict[str, Any] = {
             "sigmas_sha256": noise.sha256(np.asarray(plan.sigmas, np.float32)),
             "noise_sha256": noise.sha256(initial),
             "tf32": self.tf32,
@@ -395,6 +393,6 @@ class Pipeline:
         }
         for key, picture in (("image_sha256", request.image), ("mask_sha256", request.mask)):
             if picture is not None:
-                made[key] = noise.sha256(picture)
-        made |= {**self._hashes(), **self.loras.hashes(request.lora)}
-        return cast(Recipe, about | asked | made | self.options)
+                hashes[key] = noise.sha256(picture)
+        hashes |= {**self._hashes(), **self.loras.hashes(request.lora)}
+        return cast(Recipe, about | asked | hashes | self.options)

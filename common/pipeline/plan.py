@@ -1,4 +1,4 @@
-"""How a request is sampled: segments of a schedule, each walked by a sampler with one denoiser."""
+"""The sampling of a request: segments of a schedule, each sampled with one denoiser."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Solver: TypeAlias = Callable[[Array, Schedule, DenoiseFunction, Noise], Iterator
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """A stretch of the schedule that one denoiser walks: all of it, or the base's or the refiner's part."""
+    """A part of the schedule that one denoiser samples: all of it, or the base's or the refiner's part."""
 
     schedule: Schedule
     solver: Solver
@@ -31,12 +31,12 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingPlan:
-    """How a request is sampled. `sigmas` are those of all segments, for the recipe."""
+    """The sampling of a request. `sigmas` are those of all segments, for the recipe."""
 
     sampler: str
     schedule: str
     segments: tuple[Segment, ...]
-    whole: bool = True  # from pure noise on, not from a picture with some
+    whole: bool = True  # True: from pure noise on, not from an image with noise
 
     @property
     def steps(self) -> int:
@@ -48,41 +48,41 @@ class SamplingPlan:
         return first + tuple(sigma for sigmas in others for sigma in sigmas[1:])
 
     def stretches(self, branches: Sequence[Branch]) -> list[tuple[float, list[int]]]:
-        """Return for each stretch of steps with the same branches the noise level above which it lies, and the
-        positions of its branches. Step i of n computes a branch while i / n is within its share of the steps."""
+        """Return, for each range of steps with the same branches, the noise level at its end and the positions of its
+        branches. Step i of n computes a branch while i / n is within the branch's share of the steps."""
         count = self.steps
         bounds = [tuple(ceil(share * count) for share in branch.steps) for branch in branches]
         ends = sorted({bound for pair in bounds for bound in pair} - {0})
         return [
             (
-                self.sigmas[end] if end < count else -1.0,  # the last stretch has no end
+                self.sigmas[end] if end < count else -1.0,  # the last range has no end
                 [i for i, (first, last) in enumerate(bounds) if first < end <= last],
             )
             for end in ends
         ]
 
     def asked(self) -> tuple[float, ...]:
-        """The noise levels at which the model will be asked, each once, in order: the coefficients of samplers that are
-        not adaptive depend on no array, so running them on a float shows them."""
+        """Return the noise levels at which the model will be called, each once, in order. The coefficients of samplers
+        that are not adaptive depend on no array, so running them on a float shows the levels."""
         return tuple(dict.fromkeys(sigma for recorder in self._recorded() for sigma in recorder.sigmas))
 
     def _recorded(self) -> list[_Recorder]:
-        """What each segment asks."""
-        found = []
+        """Return the calls of each segment, recorded by running it on a float."""
+        recorders = []
         for segment in self.segments:
-            found.append(_Recorder())
-            for _ in segment.solver(0.0, segment.schedule, found[-1], lambda: 0.0):
+            recorders.append(_Recorder())
+            for _ in segment.solver(0.0, segment.schedule, recorders[-1], lambda: 0.0):
                 pass
-        return found
+        return recorders
 
     @property
     def evaluations(self) -> int:
-        """How often the model will be asked; an adaptive sampler's steps are its own, three evaluations each."""
+        """The number of calls of the model. An adaptive sampler chooses its own steps, of three evaluations each."""
         return sum(self.calls)
 
     @property
     def calls(self) -> list[int]:
-        """The same of each segment."""
+        """The number of calls in each segment."""
         if table.find(self.sampler).adaptive:
             return [3 * (len(segment.schedule.sigmas) - 1) for segment in self.segments]
         return [recorder.calls for recorder in self._recorded()]
@@ -105,17 +105,17 @@ class _Recorder:
 
 
 def flow_plan(config: FlowMatchConfig, request: Request, tokens: int) -> SamplingPlan:
-    """For a picture of `tokens` latent tokens. Raises UsageError."""
+    """Return the sampling plan for an image of `tokens` latent tokens. Raises UsageError."""
     sampler = table.find(request.sampler or "euler")
     if not sampler.flow:
         raise UsageError(
             f"--sampler {sampler.name} has no form for flow models, such as Qwen-Image's; see qwenimg samplers"
         )
-    own = config.lightning() if request.schedule == schedules.LIGHTNING else config
+    chosen = config.lightning() if request.schedule == schedules.LIGHTNING else config
     if request.schedule not in (*OWN, schedules.LIGHTNING):
         name = clean(request.schedule, 40)
         raise UsageError(f"--schedule {name}: a flow model such as Qwen-Image has its own schedule and lightning only")
-    sigmas = flow_schedule(own, request.steps, tokens)
+    sigmas = flow_schedule(chosen, request.steps, tokens)
     if request.image is not None:
         sigmas = sigmas[_skipped(request.steps, request.strength) :]
     segment = Segment(schedule=Schedule(sigmas=sigmas, flow=True), solver=sampler.function)
@@ -124,7 +124,7 @@ def flow_plan(config: FlowMatchConfig, request: Request, tokens: int) -> Samplin
 
 
 def _skipped(steps: int, strength: float) -> int:
-    """Steps that are left out where a picture is started from, as diffusers counts them. Raises UsageError."""
+    """Return the number of steps that an initial image leaves out, counted like diffusers. Raises UsageError."""
     left_out = int(max(steps - min(steps * strength, steps), 0))
     if left_out >= steps:
         raise UsageError(f"strength {strength:g} of {steps} steps leaves none; give more steps or more strength")

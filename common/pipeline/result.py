@@ -1,4 +1,4 @@
-"""What a run yields: its steps, and the picture with everything that made it."""
+"""The results of a run: its steps, and the image with its recipe."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step of the sampler that is done."""
+    """One finished step of the sampler."""
 
     index: int  # from 1
     total: int
-    sigma: float  # the noise level that the step started from
+    sigma: float  # the noise level at the step's start
     seconds: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Result:
-    """A picture. `latents` are float32 [1, C, H/8, W/8], before the VAE's statistics."""
+    """An image. `latents` are float32 [1, C, H/8, W/8], before the VAE's statistics."""
 
     pixels: NDArray[np.uint8]  # [H, W, 3]
     latents: NDArray[np.float32]
     recipe: Recipe
     timing: dict[str, float] = field(default_factory=dict)  # seconds by stage
-    shapes: dict[str, str] = field(default_factory=dict)  # what went through the models, for --debug
+    shapes: dict[str, str] = field(default_factory=dict)  # shapes of the models' inputs, for --debug
     warnings: list[str] = field(default_factory=list)
 
     def __repr__(self) -> str:
-        """One line, without the arrays."""
+        """Return one line, without the arrays."""
         height, width = self.pixels.shape[:2]
         r = self.recipe
-        made = f"seed {r['seed']}, steps {r['steps']}, {clean(r['model'], 60)}"
-        return f"<Result {width}x{height}, {made}, {clean(r['prompt'], 60)!r}>"
+        about = f"seed {r['seed']}, steps {r['steps']}, {clean(r['model'], 60)}"
+        return f"<Result {width}x{height}, {about}, {clean(r['prompt'], 60)!r}>"
 
     @property
     def seed(self) -> int:
@@ -53,28 +53,28 @@ class Result:
 
     @property
     def image(self) -> Image:
-        """The picture as a PIL image."""
+        """The image as a PIL image."""
         from PIL import Image
 
         return Image.fromarray(self.pixels)
 
     @property
     def images(self) -> list[Image]:
-        """The picture alone in a list, as diffusers has it."""
+        """A list with only the image, as in diffusers."""
         return [self.image]
 
     def save(self, path: str | Path, *, overwrite: bool = False, metadata: bool = True) -> Path:
-        """Writes the picture with its recipe, whole or not at all, in the format that the suffix says (.png, .jpg,
-        .jpeg or .webp; .png is added where there is none); its absolute path.
+        """Write the image with its recipe, whole or not at all, in the format of the suffix (.png, .jpg, .jpeg or
+        .webp; .png is added if there is none), and return its absolute path.
 
-        Raises UsageError for a file that exists, unless `overwrite`, for another format, and for what the format does
-        not hold, and DoesNotFit for a full disk."""
+        Raises UsageError for a file that exists, unless `overwrite`, for another format, and for a size or prompt that
+        the format cannot hold, and DoesNotFit for a full disk."""
         arguments.check_flags(overwrite=overwrite, metadata=metadata)
         file = picture_path(path)
         write_atomic(file, encode(self.pixels, self.recipe if metadata else None, file.suffix), overwrite=overwrite)
         return file.absolute()
 
     def png(self, metadata: bool = True) -> bytes:
-        """The picture as a PNG file, with its recipe and the mark of AI origin unless `metadata` is false."""
+        """Return the image as a PNG file, with its recipe and the mark of AI origin unless `metadata` is false."""
         arguments.check_flags(metadata=metadata)
         return encode(self.pixels, self.recipe if metadata else None, ".png")

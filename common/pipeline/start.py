@@ -1,4 +1,4 @@
-"""From a request to what its run starts from. Random numbers are drawn in the order of diffusers."""
+"""The initial state of a request's run. Random numbers are drawn in the order of diffusers."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Shape = tuple[int, int]
 
 
 def latent_shape(model: DiffusionModel, request: Request) -> Shape:
-    """Rows and columns of the latents."""
+    """Return rows and columns of the latents."""
     width, height = sizes.render_size(request.width, request.height, model.multiple)
     return height // model.scale, width // model.scale
 
 
 def is_drawn(model: DiffusionModel, width: int, height: int) -> bool:
-    """Whether a picture of so many pixels has as many numbers of noise as can be drawn at a time."""
+    """Return whether an image of width x height needs as many numbers of noise as can be drawn at a time."""
     rows, columns = sizes.render_size(width, height, model.multiple)
     return rows * columns // model.scale**2 * model.channels >= FEWEST
 
 
 def draw(model: DiffusionModel, request: Request, generator: TorchCPUGenerator) -> Initial:
-    """Encodes the request's picture, if it has one, and draws the noise. Raises UsageError and NumericsError."""
+    """Encode the request's image, if it has one, and draw the noise. Raises UsageError and NumericsError."""
     if request.image is None:
         return Initial(noise=noise(model, request, generator))
     width, height = sizes.render_size(request.width, request.height, model.multiple)
@@ -48,13 +48,13 @@ def draw(model: DiffusionModel, request: Request, generator: TorchCPUGenerator) 
 
 
 def noise(model: DiffusionModel, request: Request, generator: TorchCPUGenerator) -> Latents:
-    """The initial noise [1, C, h, w]: the seed's, or what was given. Raises UsageError and NumericsError."""
+    """Return the initial noise [1, C, h, w]: the seed's, or the given one. Raises UsageError and NumericsError."""
     shape = (1, model.channels, *latent_shape(model, request))
     if request.latents is None:
         return generator.normal(shape)
     try:
         given = np.asarray(request.latents)
-    # Lists of several lengths, what is no number, or a range of more numbers than fit into memory
+    # Lists of several lengths, values that are no numbers, or a range of more numbers than fit into memory
     except (TypeError, ValueError, OverflowError, MemoryError):
         raise UsageError(f"latents are {clean(request.latents, 40)}; expected an array {list(shape)}") from None
     if given.shape != shape:
@@ -71,23 +71,23 @@ def noise(model: DiffusionModel, request: Request, generator: TorchCPUGenerator)
 
 
 def _encode(model: DiffusionModel, values: Latents, generator: TorchCPUGenerator) -> Latents:
-    """A sample of the picture's latents, as diffusers takes it."""
+    """Return a sample of the image's latents, drawn like diffusers."""
     mean, deviation = model.encode(values)
     return mean + deviation * generator.normal(mean.shape)
 
 
 def first(plan: SamplingPlan, initial: Initial) -> Latents:
-    """The state at the first noise level: noise alone, or the picture with noise added."""
+    """Return the state at the first noise level: noise alone, or the image with noise added."""
     schedule = plan.segments[0].schedule
     if initial.latents is None or (
         initial.mask is not None and plan.whole
-    ):  # as diffusers: a mask may start from noise
+    ):  # like diffusers: a mask may start from noise
         return initial.noise * np.float32(schedule.initial)
     sigma = schedule.sigmas[0]
     return initial.latents * np.float32(schedule.alpha(sigma)) + initial.noise * np.float32(sigma)
 
 
 def last(latents: Latents, plan: SamplingPlan, initial: Initial) -> Latents:
-    """The latents to decode: scaled as the schedule ends, the picture's own outside a mask."""
+    """Return the latents to decode, scaled for the schedule's end, with the initial image's outside a mask."""
     latents = latents * np.float32(plan.segments[-1].schedule.final)
     return latents if initial.mask is None else initial.mask.paste(latents, initial.latents)

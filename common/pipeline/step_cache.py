@@ -1,11 +1,11 @@
-"""Calls of the model that take what its deeper blocks made in a call before (`--step-cache`): first-block cache.
+"""First-block cache (`--step-cache`): calls of the model that reuse its deeper blocks' output from an earlier call.
 
-What the first block adds says how much the others' work may differ. It is compared with that of the last call that was
-computed whole, for the prompt's branch, and all branches follow: a call where it differs by at most T of its size takes
-what is kept. Sizes are means, of each row in float32 and of all rows in float64.
+The update of the first block predicts how much the others' work differs. It is compared with that of the last call that
+was computed whole, for the prompt's branch, and all branches follow: a call reuses the stored output if the update
+differs by at most T of its size. Sizes are mean absolute values, of each row in float32 and of all rows in float64.
 
-Backends round differently, so a difference that close to T may fall on either side, with this rule as with any other on
-what was computed. A recipe therefore has the calls, and a picture that is made again follows them.
+Backends round differently, so a difference that close to T may fall on either side, with this rule as with any other. A
+recipe therefore lists the cached calls, and a repeated image follows the list.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from qwenimg.common.runtime.engine import Array, Begun, Engine, Transformer, UNe
 
 @dataclass(frozen=True)
 class Pass:
-    """A call of the model for a branch of guidance or a batch of them; `asked` makes its arguments of x and sigma."""
+    """A call of the model for a branch of guidance or a batch of them; `asked` makes its arguments from x and sigma."""
 
     model: Transformer | UNet
     asked: Callable[[Array, float], tuple[Any, ...]]
@@ -39,48 +39,48 @@ class Pass:
 
 @dataclass(frozen=True)
 class _Step:
-    passes: int  # which
+    passes: int  # the number of its passes' phase
     seconds: float
     calls: int
     reused: int
 
 
 class StepCache:
-    """Of one run. Calls are counted from 1, over all its segments."""
+    """The cache of one run. Calls are counted from 1, over all its segments."""
 
     def __init__(self, engine: Engine, request: Request):
         self.engine, self.share = engine, request.step_cache
         self.listed = cached_calls.parse(request.cached_calls) if request.cached_calls else None
         self.calls, self.reused = 0, list[int]()
         self._steps: list[_Step] = []
-        self._turn = 0  # of passes
+        self._turn = 0  # the number of the present passes' phase
         self.free()
 
     def free(self) -> None:
-        """Forgets what is kept: the next call is computed whole."""
+        """Drop the stored outputs: the next call is computed whole."""
         self._passes: Sequence[Pass] = ()
         self._kept: list[Array] = []
-        self._change: tuple[Array, float] = (None, 0.0)  # that of the first block, and its size
+        self._change: tuple[Array, float] = (None, 0.0)  # the update of the first block, and its size
 
     def predictions(self, passes: Sequence[Pass], x: Array, sigma: float) -> list[Array]:
-        """What `passes` give. Those of another segment, or behind the end of guidance, are others and begin anew."""
+        """Return the predictions of `passes`. Passes of another segment or phase start without stored outputs."""
         if passes is not self._passes:
             self.free()
             self._passes, self._turn = passes, self._turn + 1
         self.calls += 1
-        found, kept, reuses = list[Array](), list[Array](), False
+        predictions, outputs, reuses = list[Array](), list[Array](), False
         for number, one in enumerate(passes):
             begun = one.begin(x, sigma)
             if number == 0:
                 reuses = self._reuses(begun.change[:1])
             prediction, deep = one.model.end(begun, self._kept[number] if reuses else None)
-            found.append(prediction)
-            kept.append(deep)
-        self._kept = kept
-        return found
+            predictions.append(prediction)
+            outputs.append(deep)
+        self._kept = outputs
+        return predictions
 
     def _reuses(self, change: Array) -> bool:
-        """Whether a call whose first block made `change` takes what is kept."""
+        """Return whether a call whose first block's update is `change` reuses the stored outputs."""
         if self.listed is not None:
             reuses = bool(self._kept) and self.calls in self.listed
         else:
@@ -95,21 +95,21 @@ class StepCache:
         return float(self.engine.row_sizes(change).mean(dtype=np.float64))
 
     def timed(self, seconds: float) -> None:
-        """Takes the time of a step that is done."""
+        """Add the time of a finished step."""
         calls = self.calls - sum(step.calls for step in self._steps)
         reused = len(self.reused) - sum(step.reused for step in self._steps)
         self._steps.append(_Step(self._turn, seconds, calls, reused))
 
     def saved(self) -> float:
-        """Seconds, as the steps say that had the same branches and were computed whole."""
-        found = 0.0
+        """Return the seconds saved, compared with whole steps of the same branches."""
+        total = 0.0
         for step in self._steps:
             whole = [s.seconds / s.calls for s in self._steps if s.passes == step.passes and s.calls and not s.reused]
             if step.reused and whole:
-                found += median(whole) * step.calls - step.seconds
-        return found
+                total += median(whole) * step.calls - step.seconds
+        return total
 
     def recorded(self) -> dict[str, str]:
-        """For the recipe: what makes the picture again, and what it did."""
-        did = f"{len(self.reused)} of {counted(self.calls, 'call')} cached, about {self.saved():.1f} s saved"
-        return {"cached_calls": cached_calls.text(self.reused), "step_cache_effect": did}
+        """Return the entries of the recipe: the cached calls, and their effect."""
+        effect = f"{len(self.reused)} of {counted(self.calls, 'call')} cached, about {self.saved():.1f} s saved"
+        return {"cached_calls": cached_calls.text(self.reused), "step_cache_effect": effect}

@@ -1,7 +1,7 @@
 """One run at a time on a pipeline: a call that finds it busy is refused at once, or waits in line for its turn.
 
-A stream that is dropped gives its turn back from the garbage collector, which may run inside of any statement of any
-thread. So nothing here holds a lock while it changes the line: each change is one operation on a list.
+A dropped stream releases its turn from the garbage collector, which may run within any statement of any thread. So
+nothing here holds a lock while it changes the line: each change is one operation on a list.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BUSY = "this pipeline is busy with another picture"
 
 @dataclass(eq=False)
 class Turn:
-    """A place in the line. `thread` is the one that drives the run; `gate` opens when the place moves to the head."""
+    """A place in the line. `thread` is the one that runs it; `gate` opens when the place moves to the head."""
 
     thread: int = field(default_factory=get_ident)
     gate: Lock = field(default_factory=Lock)
@@ -41,16 +41,16 @@ class Turns(Generic[E]):
         self._streams: WeakSet[Generator[E, None, None]] = WeakSet()
 
     def check_process(self) -> None:
-        """Raises UsageError in a forked child, where no framework has threads to draw with."""
+        """Raise UsageError in a forked child, where no framework has threads to compute with."""
         forked.check(self._process)
 
     def check_open(self) -> None:
-        """Raises UsageError once the pipeline is closed."""
+        """Raise UsageError once the pipeline is closed."""
         if self.closed:
             raise UsageError("this pipeline is closed; load the model again with qwenimg.load")
 
     def check_free(self) -> None:
-        """Raises PipelineBusy where something runs, and UsageError once the pipeline is closed or in a forked child."""
+        """Raise PipelineBusy during a run, and UsageError once the pipeline is closed or in a forked child."""
         self.check_process()
         if self._line:
             raise PipelineBusy(f"{BUSY}: wait for it (wait=True), close its stream, or load a second pipeline")
@@ -73,7 +73,7 @@ class Turns(Generic[E]):
         return stream
 
     def end_mine(self) -> None:
-        """Close the stream that holds the turn, where the thread that calls drives it."""
+        """Close the stream that holds the turn if the calling thread runs it."""
         if self._is_mine():
             for stream in list(self._streams):
                 if inspect.getgeneratorstate(stream) == inspect.GEN_SUSPENDED:
@@ -81,7 +81,7 @@ class Turns(Generic[E]):
 
     @contextmanager
     def closing(self, patience: float) -> Iterator[bool]:
-        """Hold the turn, before all who wait, and leave the pipeline closed; yields whether it was open. Raises
+        """Hold the turn, before all that wait, and leave the pipeline closed. Yields whether it was open. Raises
         PipelineBusy."""
         if self._line and not patience:
             self.check_free()
@@ -96,7 +96,7 @@ class Turns(Generic[E]):
                 turn.thread = get_ident()
 
     def _is_mine(self) -> bool:
-        """Return whether the thread that calls drives the run at the head."""
+        """Return whether the calling thread runs the head of the line."""
         return [head.thread for head in self._line[:1]] == [get_ident()]
 
     @contextmanager

@@ -1,1 +1,1 @@
-"""What is asked for: each option as one field, LoRAs and few-step recipes by name; and the recipe of a picture."""
+"""Requests: each option as one field, LoRAs and few-step recipes by name; and the recipe of an image."""

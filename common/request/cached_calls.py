@@ -1,4 +1,4 @@
-"""Which calls of the model take blocks from a call before, as `--cached-calls` and recipes have them: `3-5,7`."""
+"""The numbers of model calls that reuse blocks of an earlier call, as text: `3-5,7`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ NONE = "none"
 
 
 def parse(text: str) -> frozenset[int]:
-    """Numbers from 1. Raises UsageError."""
+    """Return the numbers of `text`, from 1. Raises UsageError."""
     if text == NONE:
         return frozenset()
-    found = set[int]()
+    numbers = set[int]()
     for part in text.split(","):
         match = re.fullmatch(r"\s*([1-9][0-9]{0,3})\s*(?:-\s*([1-9][0-9]{0,3})\s*)?", part)
         if match is None or int(match[1]) > int(match[2] or match[1]):
             raise UsageError(f"cached-calls is {clean(text, 60)!r}; expected numbers of calls, as 3-5,7, or {NONE}")
-        found |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return frozenset(found)
+        numbers |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return frozenset(numbers)
 
 
 def text(calls: Iterable[int]) -> str:
-    """The other way."""
+    """Return the text of `calls`, the inverse of `parse`."""
     ranges: list[list[int]] = []
     for call in sorted(calls):
         if ranges and ranges[-1][1] == call - 1:

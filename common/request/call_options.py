@@ -1,4 +1,4 @@
-"""What `help` and completion show of a call of a pipeline, and what is said about a keyword that it does not take.
+"""The documentation of a pipeline's call for `help` and completion, and messages about unknown keywords.
 
 Both are made from the options of a `Request`.
 """
@@ -21,7 +21,7 @@ from qwenimg.common.request.request import OPTIONS, Request
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Other libraries' names, where the nearest by its letters is another one or none.
+# Other libraries' names whose meaning the most similar name here does not have.
 ELSEWHERE = {
     "guidance_scale": "did you mean guidance?",
     "scheduler": "the solver is sampler, the noise levels are schedule",
@@ -48,7 +48,7 @@ ELSEWHERE = {
 
 
 def described(function: F) -> F:
-    """`function(self, prompt, **asked: Unpack[Asked])` with every option in its signature and its docstring."""
+    """Add every option to the signature and the docstring of `function(self, prompt, **asked: Unpack[CallOptions])`."""
     function.__signature__ = _signature(function)  # type: ignore[attr-defined]
     text = inspect.cleandoc(function.__doc__ or "")
     lines = [f"    {name}: {one.said(one.call or one.help)}" for name, one in _keywords().items()]
@@ -58,14 +58,14 @@ def described(function: F) -> F:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Raises UnknownOption for the first name that is no option."""
+    """Raise UnknownOption for the first name that is no option."""
     for name in names:
         if name not in _keywords():
             raise UnknownOption(f"unknown option {clean(name, 40)!r}: {_nearest(name)}")
 
 
 def converted(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that a call gives, each as its own type; None leaves one out. Raises UsageError."""
+    """Return the options of a call, each as its own type; None leaves one out. Raises UsageError."""
     if not isinstance(asked, Mapping):
         raise UsageError(f"asked is {shown(asked)}; expected options by their names")
     given = {name: value for name, value in asked.items() if value is not None}
@@ -74,14 +74,14 @@ def converted(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 def checked(**given: object) -> list[Any]:
     """Return the values of options, each as its own type, if some model takes them. Raises UsageError."""
-    found = [OPTIONS[name].converted(value) for name, value in given.items()]
-    for name, value in zip(given, found, strict=True):
+    values = [OPTIONS[name].converted(value) for name, value in given.items()]
+    for name, value in zip(given, values, strict=True):
         OPTIONS[name].check(value)
-    return found
+    return values
 
 
 def checked_prompts(prompts: object) -> list[str]:
-    """Return a list of prompts that each could be drawn. Raises UsageError."""
+    """Return `prompts`, checked to be a list of allowed prompts. Raises UsageError."""
     return [str(checked(prompt=one)[0]) for one in texts("prompts", prompts)]
 
 
@@ -90,9 +90,9 @@ def _nearest(name: str) -> str:
     if plain in ELSEWHERE:
         return ELSEWHERE[plain]
     known = _keywords()
-    for own, one in known.items():  # what the command line calls it besides
+    for option, one in known.items():  # by the command line's other names
         if plain.replace("_", "-") in (*one.aliases, *(flag[2:] for flag in one.flags if flag.startswith("--"))):
-            return f"did you mean {own}?"
+            return f"did you mean {option}?"
     near = difflib.get_close_matches(name[:100].lower(), known, n=1)
     return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
 
@@ -103,7 +103,7 @@ def _keywords() -> dict[str, Option]:
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     plain = inspect.signature(function)
-    kept = [p for p in plain.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    parameters = [p for p in plain.parameters.values() if p.kind is not p.VAR_KEYWORD]
     hints = get_type_hints(Request, globalns={"np": np, "NDArray": NDArray})
     options = [
         inspect.Parameter(
@@ -114,4 +114,4 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
         )
         for name, one in _keywords().items()
     ]
-    return plain.replace(parameters=[*kept, *options])
+    return plain.replace(parameters=[*parameters, *options])

@@ -1,6 +1,6 @@
-"""Distilled models and LoRAs that draw in a few steps: what of them goes together, so that one word asks for all of it.
+"""Distilled models and LoRAs for a few steps, with all settings that belong to them: one option sets them all.
 
-A row is chosen by name and number of steps. What a call says besides, such as another sampler, comes first.
+A row is chosen by name and number of steps. Other options of a call, such as another sampler, override it.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ _TEXT = re.compile(r"(?P<name>[a-z][a-z-]*)(?::(?P<steps>[0-9]{1,3}))?", re.ASCI
 
 @dataclass(frozen=True, kw_only=True)
 class FewSteps:
-    """One way to draw in a few steps. Sampler, schedule and guidance are those that it was distilled for."""
+    """One way to generate in a few steps. Sampler, schedule and guidance are those that it was distilled for."""
 
-    steps: tuple[int, ...]  # that it takes, the usual number first
+    steps: tuple[int, ...]  # the numbers of steps that it supports, the usual one first
     sampler: str
     schedule: str = ""  # "": the model's own
     guidance: float = 1.0  # 1: one branch
-    # Of numbers of steps the hub files of the LoRA, the best first; 0 is for any number. None: the model itself.
+    # Hub files of the LoRA by number of steps, the best first; 0 is any number. Without files: the model itself.
     loras: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    others: str = ""  # what draws in another number of steps
+    others: str = ""  # advice for another number of steps
 
     def settings(self, steps: int) -> dict[str, Any]:
-        """What a call asks for then, by the options' names."""
-        found = {"steps": steps, "sampler": self.sampler, "schedule": self.schedule, "guidance": self.guidance}
+        """Return the values of a call's options, by their names."""
+        values = {"steps": steps, "sampler": self.sampler, "schedule": self.schedule, "guidance": self.guidance}
         files = self.loras.get(steps, self.loras.get(0, ()))
-        return found | ({"lora": next((file for file in files if in_cache(file)), files[0])} if files else {})
+        return values | ({"lora": next((file for file in files if in_cache(file)), files[0])} if files else {})
 
 
 def parse(text: str) -> tuple[str, int | None]:
-    """Name and number of steps of `NAME[:STEPS]`. Raises UsageError."""
+    """Return name and number of steps of `NAME[:STEPS]`. Raises UsageError."""
     match = _TEXT.fullmatch(text.strip().lower())
     if match is None:
         raise UsageError(f"--few-steps {clean(text, 40)!r} is not NAME or NAME:STEPS, such as lightning:4")
@@ -45,7 +45,7 @@ def parse(text: str) -> tuple[str, int | None]:
 
 
 def settled(asked: Mapping[str, Any], known: Mapping[str, FewSteps]) -> dict[str, Any]:
-    """What a call asks for with its `few_steps` worked out by the `known` ones of a model. Raises UsageError."""
+    """Return the options of a call with the settings of its `few_steps`, one of the `known` rows. Raises UsageError."""
     rest = {name: value for name, value in asked.items() if value is not None and name != "few_steps"}
     text = asked.get("few_steps")
     if not text:
@@ -62,7 +62,7 @@ def settled(asked: Mapping[str, Any], known: Mapping[str, FewSteps]) -> dict[str
     if steps is not None and steps not in row.steps:
         made_for = ", ".join(map(str, sorted(row.steps))) + (" step" if row.steps == (1,) else " steps")
         raise UsageError(f"--few-steps {name}:{steps}: is made for {made_for}{row.others and '; ' + row.others}")
-    made = row.settings(steps or row.steps[0])
-    own = rest.pop("lora", "")
-    own = "; ".join(own) if isinstance(own, (list, tuple)) else own
-    return made | rest | {"lora": "; ".join(part for part in (made.get("lora", ""), own) if part)}
+    settings = row.settings(steps or row.steps[0])
+    lora = rest.pop("lora", "")
+    lora = "; ".join(lora) if isinstance(lora, (list, tuple)) else lora
+    return settings | rest | {"lora": "; ".join(part for part in (settings.get("lora", ""), lora) if part)}

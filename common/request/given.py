@@ -1,7 +1,7 @@
-"""What a call from Python may give in more than one form, brought to the one form that a `Request` takes.
+"""Conversion of a Python call's values to the types of a `Request`.
 
-Everything that is taken besides arrays, numbers and texts is taken here: pictures as PIL images and files, LoRAs as
-paths and with their strength beside them, bits as a number.
+Besides arrays, numbers and texts a call may have images as PIL images and files, LoRAs as paths and with their strength
+beside them, and bits as a number.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Picture: TypeAlias = "NDArray[np.uint8] | Image | str | os.PathLike[str]"
-"""A picture to start from, or a mask: an array, a PIL image, or a file."""
+"""An initial image or a mask: an array, a PIL image, or a file."""
 Lora: TypeAlias = "str | os.PathLike[str] | tuple[str | os.PathLike[str], float]"
 """One LoRA: `FILE[:SCALE]`, a path, or either with its strength."""
 Loras: TypeAlias = "Lora | Sequence[Lora]"
 
 
-def asked(said: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return what a call `said` with pictures as arrays and LoRAs as a text, and a line for each conversion of a
-    picture. Raises UsageError, and ModelError for a file."""
-    settled, notes = dict(said), list[str]()
+def asked(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the options of a call with images as arrays and LoRAs as a text, and a line for each conversion of an
+    image. Raises UsageError, and ModelError for a file."""
+    settled, notes = dict(options), list[str]()
     if settled.get("image") is not None:
         settled["image"], lines = _image(settled["image"])
         notes += lines
@@ -79,7 +79,7 @@ def _is_pil(value: object) -> bool:
 
 
 def _file(name: str, value: object) -> Path:
-    """Return the path that `value` is. Raises UsageError for what is none."""
+    """Return `value` as a path. Raises UsageError."""
     path = _path_text(value)
     if not path:
         kind = type(value).__name__ if path is None else "empty"
@@ -88,10 +88,10 @@ def _file(name: str, value: object) -> Path:
 
 
 def _path_text(value: object) -> str | None:
-    """Return a text, or the text of a path; None for anything else."""
+    """Return `value` if it is a text, or the text of a path; None for anything else."""
     try:
         path = os.fspath(value) if isinstance(value, os.PathLike) else value
-    except TypeError:  # a class whose `__fspath__` gives something else
+    except TypeError:  # a class whose `__fspath__` returns something else
         return None
     return path if isinstance(path, str) else None
 
@@ -141,11 +141,11 @@ def _number(path: str, strength: SupportsFloat) -> float:
     return number
 
 
-# Of `qwenimg.load`, and of a call's own
+# Options of `qwenimg.load`, and `wait`
 
 
 def bits(value: object) -> str | None:
-    """Return the text for `quantize`, which a number of bits may stand for. Raises UsageError."""
+    """Return the text for `quantize`, which may be a number of bits. Raises UsageError."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if value is not None and not isinstance(value, str):
@@ -155,7 +155,7 @@ def bits(value: object) -> str | None:
 
 
 def patience(wait: object) -> float:
-    """Return the seconds that a call waits for its turn: `wait` itself, 0 for False, infinity for True. Raises
+    """Return the seconds that a call waits for its turn: 0 for False, infinity for True, else `wait` itself. Raises
     UsageError."""
     if isinstance(wait, bool):
         return math.inf if wait else 0.0

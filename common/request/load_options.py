@@ -1,4 +1,4 @@
-"""What is said about a keyword that `qwenimg.load` does not take: its nearest option by meaning, else by letters."""
+"""Messages about keywords that `qwenimg.load` does not take: the nearest option by meaning, else by letters."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ELSEWHERE = {
 
 
 def check_names(unknown: Iterable[str], known: Sequence[str]) -> None:
-    """Raises UnknownOption for the first of the `unknown` keywords; `known` are those that there are."""
+    """Raise UnknownOption for the first of the `unknown` keywords. `known`: the existing ones."""
     for name in unknown:
         raise UnknownOption(f"qwenimg.load takes no {clean(name, 40)!r}: {_nearest(name, known)}")
 

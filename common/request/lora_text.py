@@ -1,4 +1,4 @@
-"""What a user writes for LoRAs: `FILE[:SCALE]`, several of them parted by semicolons."""
+"""The text of `--lora`: `FILE[:SCALE]`, several separated by semicolons."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.weights.plan import Mode
 
-NONE = "none"  # asks for no LoRA where a configuration asks for some
+NONE = "none"  # no LoRA, also if a configuration has some
 MOST = 32
 _MODES: dict[str, Mode] = {"auto": "auto", "fuse": "fuse", "side": "side"}
-LARGE = 10.0  # strength beyond which a picture is rarely meant
+LARGE = 10.0  # a larger strength is rarely intended
 
 
-class Asked(NamedTuple):
-    """One LoRA: a file, a folder or a hub id, and how strong."""
+class NamedLora(NamedTuple):
+    """One LoRA: a file, a folder or a hub id, with its strength."""
 
     name: str
     strength: float = 1.0
@@ -29,30 +29,30 @@ class Asked(NamedTuple):
         return f"--lora {clean(self.name, 60)}: a strength of {self.strength:g} is far beyond what LoRAs are made for"
 
 
-def parse(text: str) -> tuple[Asked, ...]:
-    """The LoRAs that `text` asks for, in its order. Raises UsageError."""
-    found = tuple(_one(part.strip()) for part in text.split(";") if part.strip() not in ("", NONE))
-    if len(found) > MOST:
-        raise UsageError(f"--lora: {len(found)} LoRAs; at most {MOST} are added")
-    return found
+def parse(text: str) -> tuple[NamedLora, ...]:
+    """Return the LoRAs of `text`, in its order. Raises UsageError."""
+    loras = tuple(_one(part.strip()) for part in text.split(";") if part.strip() not in ("", NONE))
+    if len(loras) > MOST:
+        raise UsageError(f"--lora: {len(loras)} LoRAs; at most {MOST} are added")
+    return loras
 
 
 def mode(text: str) -> Mode:
-    """Whether LoRAs are added to the weights or computed beside them. Raises UsageError."""
+    """Return how LoRAs are applied: merged into the weights, computed beside them, or auto. Raises UsageError."""
     if text not in _MODES:
         raise UsageError(f"--lora-mode {clean(text, 40)!r} is not one of {', '.join(modes())}")
     return _MODES[text]
 
 
 def modes() -> list[str]:
-    """What a user may choose."""
+    """Return the names of all modes."""
     return list(_MODES)
 
 
-def _one(part: str) -> Asked:
+def _one(part: str) -> NamedLora:
     name, colon, end = part.rpartition(":")
     if not colon or os.path.lexists(part):
-        return Asked(part)
+        return NamedLora(part)
     try:
         strength = float(end)
     except ValueError:
@@ -61,4 +61,4 @@ def _one(part: str) -> Asked:
         raise UsageError(f"--lora {clean(part, 80)}: no file before the colon; write FILE:SCALE")
     if not math.isfinite(strength) or abs(strength) > 1e6:
         raise UsageError(f"--lora {clean(part, 80)}: a strength is a finite number, usually 0 to 1")
-    return Asked(name, strength)
+    return NamedLora(name, strength)

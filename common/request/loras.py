@@ -1,4 +1,4 @@
-"""The LoRAs that requests ask for: found, opened once, held against the model, and kept for later pictures."""
+"""The LoRAs of requests: found, opened once, matched with the model, and kept for later images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.formats.file_hash import data_sha256
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.request import lora_text
-from qwenimg.common.request.lora_text import Asked
+from qwenimg.common.request.lora_text import NamedLora
 from qwenimg.common.weights import lora as files
 from qwenimg.common.weights.lora import Deltas, LoraFile
 from qwenimg.common.weights.lora_names import Names
@@ -28,8 +28,7 @@ _HUB = re.compile(rf"(?P<repo>{REPO})(?P<file>(?:/[\w.-]+)*)", re.ASCII)
 
 
 def find_file(name: str) -> Path:
-    """The file that `name` stands for: a path, else `owner/name` or `owner/name/file` in the cache. Raises
-    ModelError."""
+    """Find the file of `name`: a path, else `owner/name` or `owner/name/file` in the cache. Raises ModelError."""
     path = Path(os.path.expanduser(name))  # noqa: PTH111 (Path.expanduser raises for a user who does not exist)
     if os.path.lexists(path) or kind(path) is not None:
         return _inside(path) if is_folder(path) else path
@@ -37,20 +36,20 @@ def find_file(name: str) -> Path:
     if match is None:
         raise bad(path, "no such LoRA file; give a safetensors file, or owner/name[/file] of the Hugging Face cache")
     inside = match["file"].removeprefix("/")
-    found = snapshots(storage_folder(match["repo"]))
-    if not found:
+    folders = snapshots(storage_folder(match["repo"]))
+    if not folders:
         shown, where = clean(name, 100), clean(cache_folder(), 80)
         raise ModelError(f"{shown}: no such file, and not in the cache {where}; get it by: qwenimg pull {shown}")
     if not inside:
-        return _inside(found[0])
-    there = [folder / inside for folder in found if os.path.lexists(folder / inside)]
-    if not there:
+        return _inside(folders[0])
+    paths = [folder / inside for folder in folders if os.path.lexists(folder / inside)]
+    if not paths:
         raise ModelError(f"{clean(name, 120)}: is not in the cache; get it by: qwenimg pull {clean(name, 120)}")
-    return there[0]
+    return paths[0]
 
 
 def _inside(folder: Path) -> Path:
-    """The LoRA of a folder: what PEFT saved there, or its only safetensors file. Raises ModelError."""
+    """Return the LoRA in a folder: PEFT's file, or the only safetensors file. Raises ModelError."""
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".safetensors"))
     if ADAPTER in names or len(names) == 1:
         return folder / (ADAPTER if ADAPTER in names else names[0])
@@ -60,7 +59,7 @@ def _inside(folder: Path) -> Path:
 
 @dataclass(kw_only=True, eq=False)
 class _Opened:
-    """A file that is held against the model, at any strength that was asked for."""
+    """An open file whose modules match the model, at every strength that was requested."""
 
     file: LoraFile
     deltas: Deltas
@@ -69,7 +68,7 @@ class _Opened:
 
     @cached_property
     def sha256(self) -> str:
-        """The hash of the file behind its header."""
+        """The hash of the file without its header."""
         return data_sha256(self.file.file)
 
     def with_strength(self, strength: float, mode: Mode) -> Deltas:
@@ -82,29 +81,29 @@ Key: TypeAlias = "tuple[tuple[_Opened, float, str], ...]"
 
 
 class Loras:
-    """Those of one model, whose layers have `names`."""
+    """The LoRAs of one model, whose layers have `names`."""
 
     def __init__(self, names: Names):
         self.names = names
-        self._opened: dict[str, _Opened] = {}  # by what was asked for, the last used last
+        self._opened: dict[str, _Opened] = {}  # by their names in requests, the last used last
 
     def deltas(self, text: str, mode: str = "auto") -> Deltas:
-        """What a request's `lora` adds to the model, and its `lora_mode` where. Raises ModelError and UsageError; reads
-        headers and alphas."""
+        """Return the changes to the model by a request's `lora` and `lora_mode`. Only headers and alphas are read.
+        Raises ModelError and UsageError."""
         chosen = lora_text.mode(mode)
         return files.joined([self._open(one).with_strength(one.strength, chosen) for one in lora_text.parse(text)])
 
     def key(self, text: str, mode: str = "auto") -> Key:
-        """What tells the LoRAs of one request from those of another: files as they are now, strengths, and where."""
+        """Return an identity of a request's LoRAs: the files in their present state, strengths, and mode."""
         return tuple((self._open(one), one.strength, mode) for one in lora_text.parse(text) if one.strength)
 
     def lines(self, text: str) -> list[str]:
-        """Return a line for each LoRA: how many of its modules are in use. All are, since `deltas` refuses others."""
-        found = [(one, len(self._open(one).file.modules)) for one in lora_text.parse(text) if one.strength]
-        return [f"LoRA {label(one.name)}: {n} of {n} modules at strength {one.strength:g}" for one, n in found]
+        """Return a line for each LoRA with its number of modules. All are in use, since `deltas` refuses others."""
+        counts = [(one, len(self._open(one).file.modules)) for one in lora_text.parse(text) if one.strength]
+        return [f"LoRA {label(one.name)}: {n} of {n} modules at strength {one.strength:g}" for one, n in counts]
 
     def recorded(self, text: str) -> dict[str, object]:
-        """For a recipe: names without folders, and the fingerprints of the files."""
+        """Return the entries of a recipe: names without folders, and the fingerprints of the files."""
         asked = lora_text.parse(text)
         if not asked:
             return {}
@@ -112,24 +111,24 @@ class Loras:
         return {"lora": "; ".join(named), "lora_fingerprints": [self._open(one).print for one in asked]}
 
     def hashes(self, text: str) -> dict[str, object]:
-        """Return the entry of a recipe by which other programs find the files; reads them once."""
-        found = [self._open(one).sha256 for one in lora_text.parse(text)]
-        return {"lora_sha256": found} if found else {}
+        """Return the entry of a recipe by which other programs find the files. Each file is read once."""
+        hashes = [self._open(one).sha256 for one in lora_text.parse(text)]
+        return {"lora_sha256": hashes} if hashes else {}
 
     def close(self) -> None:
         for one in self._opened.values():
             one.file.close()
         self._opened.clear()
 
-    def _open(self, asked: Asked) -> _Opened:
+    def _open(self, asked: NamedLora) -> _Opened:
         path = find_file(asked.name)
-        found = self._opened.pop(asked.name, None)
-        if found is None or found.file.file.path != path or _changed(found.file):
-            found = self._read(path)
-        self._opened[asked.name] = found
+        opened = self._opened.pop(asked.name, None)
+        if opened is None or opened.file.file.path != path or _changed(opened.file):
+            opened = self._read(path)
+        self._opened[asked.name] = opened
         while len(self._opened) > KEPT:  # not closed here: weights that are loaded may be read from it again
             del self._opened[next(iter(self._opened))]
-        return found
+        return opened
 
     def _read(self, path: Path) -> _Opened:
         opened = files.read_lora(path)
@@ -141,7 +140,7 @@ class Loras:
 
 
 def in_cache(text: str) -> bool:
-    """Whether each LoRA that a picture's recipe names is a hub id, whose file the cache has: no path is opened."""
+    """Return whether each LoRA of a recipe is a hub id whose file is in the cache; no path is opened."""
     names = [asked.name for asked in lora_text.parse(text)]
     if not all(_HUB.fullmatch(name) and not os.path.lexists(name) for name in names):
         return False
@@ -152,12 +151,12 @@ def in_cache(text: str) -> bool:
 
 
 def label(name: str) -> str:
-    """What a recipe calls the LoRA `name`: a hub id as it is, of a path the last name."""
+    """Return a recipe's name for the LoRA `name`: a hub id unchanged, or the last name of a path."""
     return name if _HUB.fullmatch(name) and not os.path.lexists(name) else clean(Path(name).name, 100)
 
 
 def _changed(opened: LoraFile) -> bool:
-    """Whether another file has its name now."""
+    """Return whether the file was replaced or changed since it was opened."""
     try:
         status = opened.file.path.stat()
     except OSError:

@@ -1,6 +1,6 @@
-"""What is known of one option, as the metadata of its field in `Request` or `Opening`.
+"""The description of an option, in the metadata of its field in `Request` or `Opening`.
 
-The command line, the configuration file, the prompt file, a request in JSON, a picture's recipe, the keywords of
+The command line, the configuration file, the prompt file, a request in JSON, an image's recipe, the keywords of
 `qwenimg.load` and every check are made from it: a new option is one field, and its use. Nothing here imports numpy, for
 `qwenimg --help` reads it.
 """
@@ -23,32 +23,32 @@ _WORDS = {int: "a whole number", float: "a number", str: "a text"}
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One option. Of its field come `name`, `kind` (None: an array) and `default`."""
+    """One option. `name`, `kind` (None: an array) and `default` come from its field."""
 
-    help: str  # a phrase for the command line; {bounds} and {default} stand for theirs
-    call: str = ""  # the same for a call from Python, where that takes something else
-    python: str = ""  # the type of what such a call takes, where it is more than the field's
-    section: str = ""  # of the command line's help
+    help: str  # a phrase for the command line; {bounds} and {default} are filled in
+    call: str = ""  # the same for a call from Python, if it takes other values
+    python: str = ""  # the type for such a call, if it is wider than the field's
+    section: str = ""  # section of the command line's help
     metavar: str = ""
     flags: tuple[str, ...] = ()  # on the command line, besides --its-name
-    aliases: tuple[str, ...] = ()  # names in other programs, taken on the command line and not in its help
-    title: str = ""  # what messages call it, where that is not its name
+    aliases: tuple[str, ...] = ()  # names in other programs, accepted on the command line and not in its help
+    title: str = ""  # its name in messages, if that is another one
     least: float | None = None
     most: float | None = None
-    open: Literal["", "least", "both"] = ""  # which bounds it must not reach
+    open: Literal["", "least", "both"] = ""  # the bounds that the value must not reach
     longest: int = 2_000  # characters of a text
-    several: bool = False  # whether a text may give several of it, such as the seeds 1-4; of a path, whether it repeats
-    joined: str = ""  # what joins the texts of a list, where a list may be given too
+    several: bool = False  # True: a text may hold several values, such as the seeds 1-4; a path may be repeated
+    joined: str = ""  # the separator of several texts, if a list may be given too
     checks: Callable[[Any], object] | None = None  # raises UsageError
-    names: Callable[[], Sequence[str]] | None = None  # of all that it may be
-    words: tuple[str, ...] = ()  # all that it may be, where the command line itself refuses another one
-    again: str = ""  # the option that is given once more in place of this one, which is then not in the help
-    config: bool = False  # whether config.toml may set it
+    names: Callable[[], Sequence[str]] | None = None  # returns all values
+    words: tuple[str, ...] = ()  # all values, if the command line itself refuses others
+    again: str = ""  # the option whose second use gives this one, which is then not in the help
+    config: bool = False  # True: config.toml may set it
     recorded: Literal["", "always", "changed", "used"] = ""
-    """When a recipe has it: always, where it is not the default, or where what it `needs` is there."""
-    needs: Literal["", "guidance", "image", "refiner"] = ""  # without which it has no effect
-    families: tuple[str, ...] = ()  # of models, the only ones on which it has an effect; none: all
-    elsewhere: str = ""  # why it has none on the others
+    """When a recipe has it: always, if it is not the default, or if the run has what it `needs`."""
+    needs: Literal["", "guidance", "image", "refiner"] = ""  # without this it has no effect
+    families: tuple[str, ...] = ()  # the families of models on which it has an effect; (): all
+    elsewhere: str = ""  # why it has no effect on others
 
     name: str = ""
     kind: type | None = str
@@ -56,24 +56,24 @@ class Option:
 
     @property
     def dashed(self) -> str:
-        """Its name on the command line, without the two dashes before it."""
+        """The name on the command line, without the two dashes before it."""
         return self.name.replace("_", "-")
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """The name in messages."""
         return self.title or self.dashed
 
     @property
     def expected(self) -> str:
-        """What it is, for a message: a text, a number, ..."""
+        """The kind of value, for a message: a text, a number, ..."""
         assert self.kind is not None
         more = {self.several: "a whole number or a text", bool(self.joined): "a text or a list of texts"}
         return more.get(True, _WORDS[self.kind])
 
     @property
     def types(self) -> tuple[type, ...]:
-        """What it may be in TOML and JSON."""
+        """The types that are accepted in TOML and JSON."""
         assert self.kind is not None
         if self.joined:
             return (str, list)
@@ -83,17 +83,17 @@ class Option:
 
     @property
     def bounds(self) -> str:
-        """The numbers that it takes, in words."""
+        """The accepted numbers, in words."""
         if self.open == "both":
             return f"between {self.least} and {self.most}"
         return f"{'above ' if self.open else ''}{self.least} to {self.most}"
 
     def said(self, text: str) -> str:
-        """`text` with the bounds and the default in their places."""
+        """Return `text` with the bounds and the default filled in."""
         return text.replace("{bounds}", self.bounds).replace("{default}", str(self.default))
 
     def converted(self, value: object) -> object:
-        """`value` as an int, a float or a text; an array as it is. Raises UsageError."""
+        """Return `value` as an int, a float or a text; an array unchanged. Raises UsageError."""
         if self.kind is int:
             return whole(self.name, value)
         if self.kind is float:
@@ -105,19 +105,19 @@ class Option:
         return value
 
     def check(self, value: Any) -> None:
-        """Raises UsageError for a value, of the right type, that no model takes."""
+        """Raise UsageError for a value, of the right type, that no model accepts."""
         if self.checks is not None:
             self.checks(value)
         if self.least is None or self.most is None:
             return
         above = value > self.least if self.open else value >= self.least
         below = value < self.most if self.open == "both" else value <= self.most
-        if not (above and below):  # not a number fails as well
+        if not (above and below):  # NaN fails as well
             raise UsageError(f"{self.label} is {clean(value, 40)}; choose {self.bounds}")
 
     def fault(self, value: object) -> str | None:
-        """What `value`, read from a picture, should have been; None if it is right. An open end of its bounds counts as
-        inside: another program's picture may have it, and `check` says more."""
+        """Return what `value`, read from an image's recipe, should have been; None if it is right. Open bounds count as
+        inside: another program's image may have them, and `check` says more."""
         if self.kind is str:
             right = isinstance(value, str) and len(value) <= self.longest
             return None if right else f"a text of at most {self.longest:,} characters"
@@ -134,7 +134,7 @@ def option(default: Any, known: Option) -> Any:
 
 
 def required(known: Option) -> Any:
-    """Return such a field without a default."""
+    """Return a field that is an option without a default."""
     return field(metadata={"option": known})
 
 
@@ -154,7 +154,7 @@ def _kind(annotation: str) -> type | None:
 
 
 def recorded(options: Iterable[Option], request: object, there: frozenset[str]) -> dict[str, Any]:
-    """The values of a `request` that its picture's recipe has. `there`: of what options may need, what the run has."""
+    """Return the values of a `request` for its image's recipe. `there`: the `needs` that the run has."""
     values = [(one, getattr(request, one.name)) for one in options]
     return {
         one.name: value
@@ -166,9 +166,8 @@ def recorded(options: Iterable[Option], request: object, there: frozenset[str]) 
 
 
 def no_effect(one: Option, asked: object, family: str, there: frozenset[str], guidance: float) -> str | None:
-    """Why `asked`, the value that a call gives to an option, changes nothing: a line to warn with, else None.
-
-    `family` is that of the model, "" where it is not known. `there`: of what an option may need, what the run has."""
+    """Return a warning if `asked`, the value of an option in a call, changes nothing, else None. `family`: the model's,
+    "" if it is not known. `there`: the `needs` that the run has."""
     if asked is None or (one.recorded == "changed" and asked == one.default):
         return None
     if one.elsewhere and family and family not in one.families:
@@ -190,7 +189,7 @@ def _number(name: str, value: object) -> float:
 
 
 def whole(name: str, value: object) -> int:
-    """`value` as an int, NumPy's integers included; a UsageError for anything else."""
+    """Return `value` as an int, NumPy's integers included. Raises UsageError for anything else."""
     try:
         if isinstance(value, bool):
             raise TypeError

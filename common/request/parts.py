@@ -36,5 +36,5 @@ PARTS: Mapping[str, Option] = {name: replace(_ROWS[name], name=name, kind=Path) 
 
 
 def components_of(parts: Iterable[str]) -> frozenset[str]:
-    """Return the components that `parts`, of PARTS, are in some family, by the names of their folders."""
+    """Return the names of the components' folders for `parts`, of PARTS, in all families."""
     return frozenset(name for part in parts for name in (("transformer", "unet") if part == "transformer" else (part,)))

@@ -1,7 +1,7 @@
-"""The recipe that every picture carries: JSON for us, A1111 text for other tools, and an AI mark in XMP.
+"""The recipe of an image, stored in its file: JSON for us, A1111 text for other tools, and an AI mark in XMP.
 
-A recipe is read back only from our own JSON. The A1111 text is for viewers and other programs: there, a prompt
-that contains "Steps: 1, Seed: 2" cannot be told apart from the fields.
+A recipe is read back only from our own JSON. The A1111 text is for viewers and other programs: there, a prompt that
+contains "Steps: 1, Seed: 2" cannot be told apart from the fields.
 """
 
 # No `from __future__ import annotations`: with it, Recipe.__required_keys__ would not know NotRequired.
@@ -24,15 +24,15 @@ from qwenimg.common.sampling.table import SAMPLERS
 
 FORMAT = 1
 MAX_TEXT = 2_000  # characters of any other text
-MAX_ITEMS = 200  # of a list or a table
+MAX_ITEMS = 200  # items of a list or a table
 MAX_JSON = 5_000_000  # characters; two prompts of the largest size, \u-escaped, fit
 
 
 class Recipe(TypedDict):
-    """All that made a picture. Plain JSON. A key more or less, or another meaning, is another `format`.
+    """All that determines an image, as plain JSON. More or fewer keys, or another meaning, are another `format`.
 
-    Beside these it has what a `Request` records where it was changed or used, such as `strength`: `Option.recorded`;
-    and for each of PARTS that was given the name of the folder or file of its weights."""
+    Besides these it has the values of a `Request` that were changed or used, such as `strength` (see
+    `Option.recorded`), and for each given part of PARTS the name of the folder or file of its weights."""
 
     format: int  # 1
     version: str  # of qwenimg
@@ -49,27 +49,27 @@ class Recipe(TypedDict):
     height: int
     steps: int
     guidance: float
-    sampler: str  # as `qwenimg samplers` names it
+    sampler: str  # a name of `qwenimg samplers`
     schedule: str  # of the noise levels: model, karras, ...
     sigmas_sha256: str  # of the schedule, float32 little-endian
     noise_sha256: str  # of the initial noise, float32 little-endian
-    tf32: bool  # whether float32 products could be rounded to TF32
+    tf32: bool  # True: float32 products may have been rounded to TF32
     warnings: list[str]
     created: NotRequired[str]  # ISO 8601, UTC
-    image_sha256: NotRequired[str]  # of that picture's pixels, 8 bit
+    image_sha256: NotRequired[str]  # of the initial image's pixels, 8 bit
     mask_sha256: NotRequired[str]
     lora_fingerprints: NotRequired[list[str]]  # of the files of `lora`, in its order
-    lora_sha256: NotRequired[list[str]]  # of the same files, each behind its header
-    model_sha256: NotRequired[str]  # of the denoiser's file, or the model's, where it is one
-    refiner: NotRequired[str]  # its name, as `model`
-    fingerprints: NotRequired[dict[str, str]]  # of those that were given as a path, see `fingerprint`
-    tokenizer: NotRequired[str]  # of a single file, where it was given: the folder's name
-    prediction: NotRequired[str]  # eps, v or x0, where it was given
-    quantize: NotRequired[str]  # how weights were kept in codes, where they were
-    step_cache_effect: NotRequired[str]  # calls of the model that were cached, seconds that this saved, PSNR
+    lora_sha256: NotRequired[list[str]]  # of the same files, each without its header
+    model_sha256: NotRequired[str]  # of the denoiser's file, or the model's, if it is a single one
+    refiner: NotRequired[str]  # its name, in the form of `model`
+    fingerprints: NotRequired[dict[str, str]]  # of files that were given as a path, see `fingerprint`
+    tokenizer: NotRequired[str]  # the folder's name, if one was given
+    prediction: NotRequired[str]  # eps, v or x0, if it was given
+    quantize: NotRequired[str]  # the bits of quantized weights, if there are any
+    step_cache_effect: NotRequired[str]  # model calls that were cached, seconds saved, PSNR
 
 
-# Beside the options of a request, which know their own bounds.
+# Keys besides the options of a request, which have their own bounds.
 _TEXTS = (
     "version",
     "model",
@@ -88,7 +88,7 @@ _PREDICTIONS = ("eps", "v", "x0")
 _TABLES = ("precision", "versions", "fingerprints")
 _HASHES = ("sigmas_sha256", "noise_sha256", "image_sha256", "mask_sha256", "model_sha256")
 _HUB_FILE = re.compile(rf"{REPO}(/[\w-][\w.-]*)+\.(safetensors|gguf)", re.ASCII)
-_TAG_ENDS = re.compile(r"[<>:,\"\s]+")  # what ends the name of a LoRA in a tag, or in the list of hashes
+_TAG_ENDS = re.compile(r"[<>:,\"\s]+")  # characters that end the name of a LoRA in a tag, or in the list of hashes
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 # https://iptc.org/std/photometadata, "Digital Source Type"
@@ -109,7 +109,7 @@ XMP = """\
 
 
 def model_label(given: str) -> str:
-    """`given` if it is a name, a hub id (`owner/name`) or a file of one, else the last name of the path that it is."""
+    """Return `given` if it is a name, a hub id (`owner/name`) or a file of one, else the last name of the path."""
     deep = given.count("/") > 1 and not _HUB_FILE.fullmatch(given)
     is_path = given.startswith(("/", "~", ".")) or deep or given.endswith("/") or "\\" in given
     return PurePath(given.replace("\\", "/")).name if is_path else given
@@ -119,10 +119,10 @@ def model_label(given: str) -> str:
 
 
 def a1111_parameters(recipe: Recipe) -> str:
-    """The recipe in the grammar of AUTOMATIC1111's PNG info, which many tools and viewers read.
+    """Return the recipe in the grammar of AUTOMATIC1111's PNG info, which many tools and viewers read.
 
-    LoRAs stand in the prompt as tags, and in `Lora hashes` by the first 12 digits of what is behind their headers; the
-    model's file by the first 10 of its whole."""
+    LoRAs stand in the prompt as tags, and in `Lora hashes` with the first 12 digits of the hash of their data; the
+    model's file has the first 10 digits of the hash of the whole file."""
     rng, loras = recipe["rng"], _lora_tags(recipe)
     model_hash = {"Model hash": recipe["model_sha256"][:10]} if "model_sha256" in recipe else {}
     hashes = ", ".join(f"{name}: {sha256[:12]}" for name, _, sha256 in loras if sha256)
@@ -146,7 +146,7 @@ def a1111_parameters(recipe: Recipe) -> str:
 
 
 def _lora_tags(recipe: Recipe) -> list[tuple[str, float, str]]:
-    """Return of each LoRA the name of its file without what a tag cannot hold, its strength, and its hash or ""."""
+    """Return each LoRA's file name without characters that a tag cannot have, its strength, and its hash or ""."""
     asked = lora_text.parse(str(cast(dict[str, object], recipe).get("lora", "")))
     hashes = [*recipe.get("lora_sha256", []), *("" for _ in asked)]
     named = (_TAG_ENDS.sub("_", PurePath(one.name).name.removesuffix(".safetensors")) for one in asked)
@@ -158,9 +158,10 @@ def _quoted(value: str) -> str:
 
 
 def png_text(recipe: Recipe) -> dict[str, str]:
-    """The text of a picture: `parameters` for other tools, and `qwenimg`, ASCII JSON that keeps any text exactly.
+    """Return the texts of an image: `parameters` for other tools, and `qwenimg`, ASCII JSON that keeps any text
+    exactly.
 
-    No path goes in by the names of models; `warnings` and the rest are stored as they are."""
+    The names of models contain no path; `warnings` and the rest are stored unchanged."""
     names: dict[str, str] = {
         key: model_label(str(recipe.get(key))) for key in ("model", "refiner", *PARTS) if key in recipe
     }
@@ -172,7 +173,7 @@ def png_text(recipe: Recipe) -> dict[str, str]:
 
 
 def recipe_from_texts(texts: Mapping[str, str], path: Path) -> Recipe:
-    """The same of a picture whose `texts` are read."""
+    """Return the recipe in an image's `texts`. Raises ModelError that names `path`."""
     text = texts.get("qwenimg")
     if text is None:
         raise bad(path, "has no recipe; only a picture that qwenimg wrote with its metadata has one")
@@ -182,7 +183,7 @@ def recipe_from_texts(texts: Mapping[str, str], path: Path) -> Recipe:
 
 
 def check_recipe(value: object, path: Path) -> Recipe:
-    """`value` if it is a recipe with every key, type and bound right. Raises ModelError naming `path`."""
+    """Return `value` if it is a recipe with the right keys, types and bounds. Raises ModelError that names `path`."""
     if not isinstance(value, dict) or type(value.get("format")) is not int:
         raise bad(path, "its recipe is not an object with an integer `format`")
     if value["format"] > FORMAT:
@@ -206,7 +207,7 @@ def check_recipe(value: object, path: Path) -> Recipe:
 
 
 def _fault(key: str, value: object) -> str | None:
-    """What `value` should have been, or None if it is right."""
+    """Return what `value` should have been, or None if it is right."""
     if key in _TEXTS and not _is_text(value):
         return f"a text of at most {MAX_TEXT:,} characters"
     if key == "prediction" and value not in _PREDICTIONS:

@@ -1,7 +1,7 @@
-"""What is asked for: a prompt and the numbers that go with it, checked before anything is loaded.
+"""A request: a prompt and the numbers that go with it, checked before anything is loaded.
 
-Each field says all that the rest of the program asks about it: see `Option`. numpy is imported where it is used, for
-`qwenimg --help` reads the options.
+Each field says everything that the rest of the program needs to know about it: see `Option`. numpy is imported only
+where it is used, for `qwenimg --help` reads the options.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_SEED = 2**64 - 1
 MAX_GUIDANCE = 100
 MAX_CLIP_SKIP = 11
 _STABLE_DIFFUSION = ("stable-diffusion",)
-_SPLIT = ("qwen-image", "stable-diffusion")  # whose networks stop behind their first block where that is asked
+_SPLIT = ("qwen-image", "stable-diffusion")  # families whose networks can stop after their first block
 
 
 def _check_seed(seed: int) -> None:
@@ -68,13 +68,13 @@ def _schedules() -> Sequence[str]:
 
 
 def random_seed() -> int:
-    """Return a seed by chance, so far below 2**32 that counting up 10,000 pictures from it stays there."""
+    """Return a random seed, so far below 2**32 that counting up 10,000 images from it stays below."""
     return secrets.randbelow(2**32 - 10_000)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is asked for; checked on construction. Raises UsageError."""
+    """The options of one image, checked on construction. Raises UsageError."""
 
     prompt: str = required(Option(
         help="the prompt, whatever it looks like", section="Prompt", metavar="TEXT", flags=("-p",),
@@ -216,36 +216,36 @@ class Request:
 
     @property
     def caches(self) -> bool:
-        """Whether calls of the model may take what one before made."""
+        """True if calls of the model may reuse results of an earlier call."""
         return self.step_cache > 0 or bool(self.cached_calls)
 
 
 OPTIONS = options_of(Request)
-"""Every option of a picture, by its name."""
+"""Every option of an image, by its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Defaults:
-    """What holds where a call does not say: the recipe's values, or those for a model without one."""
+    """The values of options that a call leaves out: those of a known model, or these."""
 
     width: int = 1024
     height: int = 1024
     steps: int = 50
     guidance: float = 4.0
     negative_prompt: str = " "
-    strength: float = 0.6  # of a picture to start from
-    mask_strength: float = 0.6  # where it comes with a mask
-    qwen_sizes: bool = False  # whether it was trained for the sizes of Qwen-Image
+    strength: float = 0.6  # for an initial image
+    mask_strength: float = 0.6  # for one with a mask
+    qwen_sizes: bool = False  # True: the model was trained for the sizes of Qwen-Image
 
     def size(self, aspect: Fraction) -> tuple[int, int]:
-        """Width and height for `aspect`: those that Qwen-Image was trained for, else of about the usual area."""
+        """Return width and height for `aspect`: a size of Qwen-Image's training, else one of about the usual area."""
         if not self.qwen_sizes:
             return sizes.aspect_size(aspect, self.width * self.height)
         return sizes.ASPECT_SIZES.get(aspect) or sizes.aspect_size(aspect, sizes.ASPECT_AREA)
 
     def sides(self, width: int | None, height: int | None, picture: NDArray[np.uint8] | None = None) -> tuple[int, int]:
-        """Width and height where one or both are not said: with a `picture` [H, W, 3] to start from in its proportions,
-        else the usual ones. Raises UsageError."""
+        """Return width and height if one or both are missing: in the proportions of `picture` [H, W, 3], an initial
+        image, else the usual ones. Raises UsageError."""
         if picture is None or (width is not None and height is not None):
             return self.width if width is None else width, self.height if height is None else height
         rows, columns = picture.shape[:2]

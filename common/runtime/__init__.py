@@ -1,1 +1,1 @@
-"""Components on an engine: whether they fit, loading, timing, freeing, the search for a value that is not finite."""
+"""Components on an engine: memory checks, loading, timing, freeing, and the search for values that are not finite."""

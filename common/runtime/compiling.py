@@ -1,4 +1,4 @@
-"""Whether a denoiser is compiled: as is asked, or by the seconds that it would save against those that it takes."""
+"""The decision to compile a denoiser: by option, or by the seconds that it would save and take."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _BLOCK = re.compile(r"(.*\b(?:(?:transformer_blocks|resnets)\.\d+|attentions\.\d
 
 @dataclass(frozen=True, kw_only=True)
 class Compiler:
-    """What compiling is on an engine. Both numbers are expected, not measured."""
+    """The expected effect of compiling on an engine. Neither number is measured."""
 
-    share: float  # of a step's seconds that it saves; 0 where it saves nothing
-    seconds: float  # that it takes for each kind of block
-    about: str  # why, for a message
-    missing: str = ""  # of what it needs
+    share: float  # the share of a step's seconds that it saves; 0: nothing
+    seconds: float  # the seconds that it takes for each kind of block
+    about: str  # the reason, for a message
+    missing: str = ""  # what it needs and lacks, for a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Decision:
 
 
 def folder(framework: str) -> Path:
-    """Return where what was compiled is kept for later runs: in the user's cache. framework: its name and version."""
+    """Return the user's folder for compiled code that later runs use. framework: its name and version."""
     from platformdirs import user_cache_path
 
     return user_cache_path("qwenimg") / "compiled" / framework
@@ -48,18 +48,19 @@ def check(mode: str) -> None:
 
 
 def kinds(checkpoint: Checkpoint | None) -> int:
-    """How many kinds of blocks the denoiser has: a kind is all with weights of the same names and shapes."""
+    """Return how many kinds of blocks the denoiser has: a kind's weights have the same names and shapes."""
     blocks: dict[str, set[tuple[str, tuple[int, ...]]]] = {}
     for part in checkpoint.denoisers if checkpoint else ():
         for name, entry in part.plan.entries.items():
-            if found := _BLOCK.match(name):
-                blocks.setdefault(found[1], set()).add((found[2], entry.shape))
+            if match := _BLOCK.match(name):
+                blocks.setdefault(match[1], set()).add((match[2], entry.shape))
     return len(set(map(frozenset, blocks.values())))
 
 
 def decide(mode: str, compiler: Compiler, seconds: float, *, kinds: int = 1, wanted: bool = False) -> Decision:
     """Decide for a run whose steps take about `seconds` without compiling, by a denoiser with `kinds` kinds of blocks.
-    wanted: a preset asks for it wherever it saves anything. Raises UsageError and BackendMissing."""
+
+    wanted: a preset asks for it if it saves anything. Raises UsageError and BackendMissing."""
     check(mode)
     check_seconds(seconds=seconds)
     if mode == "on" and compiler.missing:

@@ -1,4 +1,4 @@
-"""What sees every operation of the networks, for probes and traces: the same for both backends."""
+"""Observers of every operation of the networks, for probes and traces: the same for both backends."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import TypeVar
 from qwenimg.common.runtime.engine import Observer
 
 Array = TypeVar("Array")
-# Of a context: pipelines in two threads do not see each other's.
+# By context, so that pipelines in two threads do not see each other's.
 _observers: ContextVar[tuple[Observer, ...]] = ContextVar("observers", default=())
 
 
 @contextmanager
 def observe(observer: Observer) -> Iterator[None]:
-    """Calls observer(operation, parameter path, result) after every operation of this context, in the order in which
-    observers came."""
+    """Call observer(operation, parameter path, result) after every operation of this context, in the order in which
+    observers were added."""
     token = _observers.set((*_observers.get(), observer))
     try:
         yield
@@ -26,12 +26,12 @@ def observe(observer: Observer) -> Iterator[None]:
 
 
 def observed() -> bool:
-    """Whether there is an observer in this context."""
+    """Return whether there is an observer in this context."""
     return bool(_observers.get())
 
 
 def seen(operation: str, path: str, result: Array) -> Array:
-    """`result`, once every observer has seen it."""
+    """Report `result` to every observer and return it."""
     if observed():
         for observer in _observers.get():
             observer(operation, path, result)

@@ -1,4 +1,4 @@
-"""An engine that is only described, for plans: it can be asked about its device, and it computes nothing."""
+"""An engine for plans: it describes a device and computes nothing."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class OnPaper:
     facts: Device
     workspace: Workspace
     free: int  # bytes that a run may take
-    about: str = ""  # how that follows from the memory of the machine
-    total: int = 0  # as `Engine.machine` has it, and the limit
-    limit: str = ""
-    rate: float | None  # operations a second of its products, where that was measured here
+    about: str = ""  # how `free` follows from the memory of the machine
+    total: int = 0  # the first result of `Engine.machine`
+    limit: str = ""  # the second
+    rate: float | None  # operations a second of its products, if measured here
 
     @property
     def device(self) -> str:
@@ -35,10 +35,10 @@ class OnPaper:
         return self.total, self.limit
 
     def expect(self, peak: int) -> None:
-        """It allocates nothing."""
+        """Do nothing: it allocates nothing."""
 
     def release(self) -> None:
-        """It holds nothing."""
+        """Do nothing: it holds nothing."""
 
     def product_seconds(self, side: int, dtype: str) -> float:
         assert self.rate is not None, self.name

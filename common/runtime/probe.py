@@ -1,4 +1,4 @@
-"""Where a value stopped being finite: the failing computation is run again with a look at every operation."""
+"""Search for the operation that made a value not finite: the computation runs again while all are observed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from qwenimg.common.runtime.engine import Array, Engine, NumpyArray
 class NotFinite:
     """The first operation whose result is not finite."""
 
-    where: str  # the path of its parameters, or the block around it; "" where neither is known
+    where: str  # the path of its parameters, or the block around it; "" if neither is known
     operation: str
     dtype: str  # of the result
-    largest: float | None  # of the sizes of what is finite in the result; None where nothing is
+    largest: float | None  # the largest finite absolute value of the result, or None
 
     def __str__(self) -> str:
-        found = f"operation {self.operation}, {self.dtype}"
-        return f"{self.where}, {found}" if self.where else found
+        text = f"operation {self.operation}, {self.dtype}"
+        return f"{self.where}, {text}" if self.where else text
 
     @property
     def maximum(self) -> str:
@@ -30,8 +30,8 @@ class NotFinite:
 
 
 class Overflow(NumericsError):
-    """A value that is not finite, in `part` of the model: text, transformer or vae. `found` is None where no operation
-    of the networks made it."""
+    """A value that is not finite, in `part` of the model: text, transformer or vae. `found` is its operation, None if
+    no operation of the networks made it."""
 
     def __init__(self, what: str, cure: str, part: str, found: NotFinite | None):
         super().__init__(f"{what}; {cure}")
@@ -43,16 +43,16 @@ class Overflow(NumericsError):
 
 
 class _Found(Exception):
-    """The first operation with a non-finite result; ends the second run there."""
+    """The first operation with a non-finite result; it ends the second run."""
 
     def __init__(self, found: NotFinite):
         self.found = found
 
 
 def first_non_finite(engine: Engine, run: Callable[[], object]) -> NotFinite | None:
-    """Runs `run` again; the operation whose result is the first to be non-finite, or None if all are finite.
+    """Run `run` again and return the first operation whose result is not finite, or None.
 
-    An operation without parameters of its own (attention, a gated sum) is named by the block of the last one that has.
+    An operation without parameters (attention, a gated sum) gets the block of the last one that has some.
     """
     last = ""
 
@@ -79,7 +79,7 @@ def _largest(values: NumpyArray) -> float | None:
 
 
 def _block(path: str) -> str:
-    """`transformer_blocks.3` of `transformer_blocks.3.attn.to_q`."""
+    """Return the block of a path: `transformer_blocks.3` for `transformer_blocks.3.attn.to_q`."""
     parts = path.split(".")
     numbered = [i for i, part in enumerate(parts) if part.isdigit()]
     return ".".join(parts[: numbered[0] + 1]) if numbered else parts[0]

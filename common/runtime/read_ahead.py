@@ -1,4 +1,4 @@
-"""What is next is read by a thread while what is before it is used: the same for both backends."""
+"""Reading by a thread ahead of use: the same for both backends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class ReadAhead(Generic[T]):
-    """`read` is called in the thread, with one path at a time."""
+    """A thread that calls `read` for one path at a time."""
 
     def __init__(self, read: Callable[[str], T]):
         self._read = read
@@ -18,31 +18,31 @@ class ReadAhead(Generic[T]):
         self._next: tuple[str, Future[T]] | None = None
 
     def start(self, path: str) -> None:
-        """Begins to read it."""
+        """Start to read `path`."""
         self._next = (path, self._thread.submit(self._read, path))
 
     def has(self, path: str) -> bool:
-        """Whether it is what is read, or was."""
+        """Return whether `path` is the one that is being read, or was last."""
         return self._next is not None and self._next[0] == path
 
     def take(self, path: str) -> T:
-        """It, once it is read: behind what is still being read, where that is another one. Raises what reading
-        raised."""
+        """Return the result for `path`, once it is read, after any other path that is still being read. Raises the
+        errors of `read`."""
         if not self.has(path):
             self.start(path)
         assert self._next is not None
-        (_, found), self._next = self._next, None
-        return found.result()
+        (_, result), self._next = self._next, None
+        return result.result()
 
 
 class Order:
-    """In which blocks are called, learned from the pass before."""
+    """The order in which blocks are called, learned from the last pass."""
 
     def __init__(self) -> None:
         self._after: dict[str, str] = {}
         self._last = ""
 
     def next(self, path: str) -> str | None:
-        """Notes that `path` is called, and says what was called after it the last time."""
+        """Note that `path` is called, and return the path that followed it the last time, or None."""
         self._after[self._last], self._last = path, path
         return self._after.get(path)

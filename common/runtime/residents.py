@@ -1,6 +1,6 @@
-"""The components of a model in memory: which one is opened, used again, streamed or freed for the stages of a run.
+"""The components of a model in memory: which of them is opened, used again, streamed or freed for the stages of a run.
 
-The rule is `Occupancy.arrange`. `Residents.plan` applies it to a copy of what is in memory, `Residents.enter` to the
+The rule is `Occupancy.arrange`. `Residents.plan` applies it to a copy of the state of memory, `Residents.enter` to the
 memory itself, so that a run does what its plan says.
 """
 
@@ -22,20 +22,20 @@ DENOISERS = "transformer"  # the role of transformers and UNets
 
 @dataclass(frozen=True, kw_only=True)
 class Arrangement:
-    """How a stage is run: its component with the blocks streamed that do not fit, and the split of the work."""
+    """The way to run a stage: its component with the blocks streamed that do not fit, and the split of the work."""
 
     component: Component
     split: Split
-    opens: bool  # the component is not in memory in this form
+    opens: bool  # True: the component is not in memory in this form
     weights: int  # bytes of the component in memory during the stage
     activations: int
 
 
 class Occupancy:
-    """The components in memory by name, and what a budget leaves beside them."""
+    """The components in memory by name, and the budget for others."""
 
     def __init__(self, runtime: Runtime, budget: Callable[[int], int], free: Callable[[Sequence[str]], None]):
-        """budget: returns the bytes of a run of which so many are taken by weights. free: frees components."""
+        """Start empty. budget: returns a run's bytes while its weights take so many. free: frees components."""
         self.runtime, self._budget, self._free = runtime, budget, free
         self.opened: dict[str, Component] = {}
         self.results = 0  # bytes of results that stay in memory
@@ -77,7 +77,7 @@ class Occupancy:
 
     @property
     def weights(self) -> int:
-        """Bytes of the weights in memory."""
+        """The bytes of the weights in memory."""
         return self._weights_beside("")
 
     def beside(self, name: str) -> int:
@@ -111,11 +111,11 @@ class Residents:
 
     @property
     def weights(self) -> int:
-        """Bytes of the weights in memory."""
+        """The bytes of the weights in memory."""
         return self._memory.weights
 
     def plan(self, stages: Sequence[Stage]) -> MemoryPlan:
-        """Return what a run of `stages` takes; load and free nothing."""
+        """Return the memory plan of a run of `stages`; load and free nothing."""
         budget = self.runtime.room(self.weights)
         memory = Occupancy(self.runtime, lambda loaded: budget, lambda names: None)
         memory.opened |= self._memory.opened
@@ -171,13 +171,13 @@ class Residents:
             try:
                 with self.runtime.clock.timed(f"load {name}"):
                     self.runtime.engine.refill(self._networks[name], self.runtime.plan(now), fused, branches)
-            except BaseException:  # some weights are those of before
+            except BaseException:  # some weights are still the old ones
                 self._drop([name])
                 raise
         self._memory.opened[name] = now
 
     def check_weights(self, name: str, component: Component) -> None:
-        """Read every weight of a component that is loaded only after some steps, once, and keep none. Raises
+        """Read every weight of a component that is loaded only after some steps, once, without keeping any. Raises
         ModelError."""
         if name not in self._networks and name not in self._checked:
             self.runtime.check_weights(component, name)

@@ -1,4 +1,4 @@
-"""Components on an engine: checked to fit before they are loaded, timed, and probed where a value is not finite."""
+"""Components on an engine: checked to fit before they are loaded, timed, and probed for values that are not finite."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ from qwenimg.common.weights.plan import LoadPlan
 
 Notify = Callable[[str, str], None]
 
-WEIGHTS = 0.8  # of what is free: what a preset's choice of bits leaves is for a step
-# Of --max-memory, what a plan does not count: tokenizers, Python's objects, what allocators keep. 10 to 40 MB measured.
+WEIGHTS = 0.8  # the share of free memory for weights when a preset chooses their bits; the rest is for a step
+# Parts of --max-memory that no plan counts: tokenizers, Python's objects, allocators. 10 to 40 MB measured.
 UNPLANNED, UNPLANNED_SHARE = 64 * 10**6, 1 / 8
 
 
 def plannable(max_memory: int) -> int:
-    """Bytes of --max-memory that a plan may use."""
+    """Return the bytes of --max-memory that a plan may use."""
     return max_memory - min(UNPLANNED, int(UNPLANNED_SHARE * max_memory))
 
 
 def limit_for(planned: int) -> int:
-    """The least --max-memory of which a plan may use so many bytes."""
+    """Return the least --max-memory of which a plan may use `planned` bytes."""
     return min(planned + UNPLANNED, ceil(planned / (1 - UNPLANNED_SHARE)) + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Options of a run that are to be others; None: as they are."""
+    """New values of a run's options; None keeps the present one."""
 
     precision: str | None = None
     quantize: str | None = None  # "": without it
     max_memory: int | None = None
-    converted: bool | None = None  # whether `quantize` was done once by `qwenimg convert`: to be asked what it needs
+    converted: bool | None = None  # True: `quantize` was done by `qwenimg convert`, for plans
 
 
 class Clock:
-    """Seconds by stage since it was last cleared."""
+    """The seconds of each stage since the last `clear`."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -72,7 +72,7 @@ class Clock:
 
 
 class Runtime:
-    """An engine with a precision: loads within the memory there is. `notify(kind, text)` reports stages."""
+    """An engine with a precision that loads within the free memory. `notify(kind, text)` reports stages."""
 
     def __init__(
         self,
@@ -83,20 +83,20 @@ class Runtime:
         max_memory: int | None = None,
         quantize: str | None = None,
     ):
-        """choice: the preset, and why it was chosen. max_memory: bytes that a run is to stay below; blocks are then
-        streamed where they do not all fit, as they are with a preset that asks for it. quantize: the codes that the
-        weights were asked to be kept in."""
+        """Set the options of runs. choice: the preset, and the reason for it. max_memory: the limit of a run's bytes;
+        blocks that do not fit are streamed, as with a preset that asks for it. quantize: the requested bits of the
+        weights."""
         self.engine, self.precision, self.notify, self.max_memory = engine, precision, notify, max_memory
         self.quantize = quantize
         self.choice = choice or Choice(preset="", precision=precision.name)
         self.clock = Clock()
-        self.compiles: bool | None = None  # whether the denoiser is when it is opened; None is the engine's usual
-        self.prompts: TextStore | None = None  # encoded ones that are kept on the disk
-        self._held = 0  # bytes that another run on this engine holds, and would give up for this one
+        self.compiles: bool | None = None  # of the denoiser, when it is opened; None: the engine's default
+        self.prompts: TextStore | None = None  # encoded prompts on the disk
+        self._held = 0  # bytes that another run on this engine holds, and would free for this one
 
     def changed(self, checkpoint: Checkpoint, change: Change, held: int) -> tuple[Runtime, Checkpoint]:
-        """What a run with other options would have, in place of this one, which holds so many bytes: policy and bits
-        are chosen anew where they were not asked for. It loads and reports nothing."""
+        """Return the runtime and the checkpoint of a run with other options in place of this one, which holds `held`
+        bytes, for plans: nothing is loaded or reported. Policy and bits are chosen again unless they were requested."""
         bits = (self.quantize if change.quantize is None else change.quantize) or None
         limit = self.max_memory if change.max_memory is None else change.max_memory
         choice, policy, held = self.choice, self.precision, held + self._held
@@ -105,12 +105,12 @@ class Runtime:
             checkpoint = checkpoint if bits is None else checkpoint.quantised(bits)
             checkpoint = checkpoint.converted() if change.converted else checkpoint
             choice, policy = self._chosen(checkpoint, change.precision, held)
-        found = Runtime(self.engine, policy, lambda kind, text: None, choice, limit, bits)
-        found.prompts, found._held = self.prompts, held
-        return found, found.reduced(checkpoint)
+        runtime = Runtime(self.engine, policy, lambda kind, text: None, choice, limit, bits)
+        runtime.prompts, runtime._held = self.prompts, held
+        return runtime, runtime.reduced(checkpoint)
 
     def _chosen(self, checkpoint: Checkpoint, precision: str | None, held: int) -> tuple[Choice, Precision]:
-        """As it is chosen for a run of `checkpoint` with `precision` or with what this run was asked for."""
+        """Return the choice and the policy for a run of `checkpoint` with `precision`, or with the requested one."""
         now, engine, kind = self.choice, self.engine, self.precision.kind
         asked = precision or (now.asked if now.asked and not now.fallback else self.precision.name)
         free = engine.free_memory() + held
@@ -122,16 +122,16 @@ class Runtime:
         return self.max_memory is not None or self.choice.wishes.tiled
 
     def room(self, loaded: int) -> int:
-        """Bytes that a run may take, where `loaded` are taken already."""
+        """Return the bytes that a run may take, of which `loaded` are taken already."""
         free = self.free(loaded)
         return free if self.max_memory is None else min(free, plannable(self.max_memory))
 
     def free(self, loaded: int) -> int:
-        """The same on this device without --max-memory."""
+        """Return the same without --max-memory."""
         return self.engine.free_memory() + loaded + self._held
 
     def room_text(self, room: int) -> str:
-        """The `room` of a run in a message, with what limits it."""
+        """Return `room` bytes of a run for a message, with their limit."""
         if self.max_memory is None or room != plannable(self.max_memory):
             return self.free_text(room)
         return f"--max-memory {size_text(self.max_memory)} leaves {size_text(room)}"
@@ -141,8 +141,8 @@ class Runtime:
         return f"{size_text(free)} are free on {self.engine.device}" + (f" under {limit}" if limit else "")
 
     def reduced(self, checkpoint: Checkpoint) -> Checkpoint:
-        """`checkpoint` with its weights in the preset's bits, where they leave too little room as they are and enough
-        so. Where neither does, they stay as they are: blocks whose codes are made while loading are not streamed."""
+        """Return `checkpoint` with its weights in the preset's bits if they fit only so. If they never fit, they stay
+        unchanged: blocks that are quantized while loading are not streamed."""
         room = int(WEIGHTS * self.room(0))
         if self.quantize is not None or not self.choice.wishes.bits or checkpoint.largest(self.precision) <= room:
             return checkpoint
@@ -150,7 +150,7 @@ class Runtime:
         return smaller if smaller.largest(self.precision) <= room else checkpoint
 
     def fitted(self, component: Component, room: int) -> Component:
-        """`component` with as few of its blocks streamed as leave its weights `room` bytes, where this run streams."""
+        """Return `component` with as few blocks streamed as leave its weights in `room` bytes, if this run streams."""
         if not self.streams:
             return component
         whole = self.plan(component)
@@ -158,13 +158,13 @@ class Runtime:
         return component if plan is whole else replace(component, plan=plan)
 
     def keep_prompts(self) -> None:
-        """Keeps encoded prompts on the disk, and takes those that are there."""
+        """Keep encoded prompts on the disk, and use those that are there."""
         self.prompts = TextStore(self)
 
     # Loading
 
     def open(self, component: Component, title: str, more: int = 0) -> Any:
-        """`component` on the engine, once it is known that its weights and `more` bytes fit. Raises DoesNotFit."""
+        """Open `component` on the engine after a check that its weights and `more` bytes fit. Raises DoesNotFit."""
         weights, count = self.weight_bytes(component), len(streaming.streamed_blocks(component.plan))
         streams = f", {counted(count, 'block')} streamed" if count else ""
         self.notify("stage", f"loading {title} ({size_text(weights)}{streams})")
@@ -179,35 +179,35 @@ class Runtime:
             return opened
 
     def plan(self, component: Component) -> LoadPlan:
-        """Of its weights, as they are kept in memory."""
+        """Return the plan of its weights in memory."""
         return component.stored(self.precision)
 
     def weight_bytes(self, component: Component) -> int:
-        """Bytes of the weights that are in memory at once as long as `component` is open."""
+        """Return the most bytes of its weights in memory at once while `component` is open."""
         return streaming.held(self.plan(component), self.engine.workspace.moved)
 
     def streamed_bytes(self, component: Component) -> int:
-        """Bytes of its weights that every pass reads anew."""
+        """Return the bytes of its weights that every pass reads."""
         return streaming.read(self.plan(component))
 
     def opened_bytes(self, component: Component) -> int:
-        """Bytes of the weights that are in memory before the first call, in which blocks are streamed."""
+        """Return the bytes of its weights in memory before the first call, which starts streaming."""
         passing = streaming.passing(self.plan(component), self.engine.workspace.moved)
         return self.weight_bytes(component) - passing
 
     def call_bytes(self, component: Component, activations: int, once: bool = False) -> int:
-        """Return the bytes that a call takes beside weights: its activations, what the weights in codes are decoded to
-        (`once`: as in `beside.decoded`), and what the kernels' library keeps."""
+        """Return the bytes of a call beside weights: its activations, decoded weights (`once`: as in `beside.decoded`),
+        and the packed matrices of the kernels' library."""
         workspace, plan = self.engine.workspace, self.plan(component)
         decoded = int(workspace.decoded * beside.decoded(plan, once))
         return activations + decoded + min(workspace.kept, beside.packed(plan))
 
     def loading_bytes(self, component: Component) -> int:
-        """What loading it takes beside its weights (`beside.loading`)."""
+        """Return the bytes that loading takes beside its weights (`beside.loading`)."""
         return beside.loading(self.plan(component), self.engine.workspace.moved)
 
     def check_fit(self, what: str, need: int) -> None:
-        """Raises DoesNotFit before anything is allocated."""
+        """Raise DoesNotFit if `need` bytes are not free."""
         free = self.engine.free_memory()
         if need > free:
             raise DoesNotFit(
@@ -217,27 +217,27 @@ class Runtime:
     # Values that are not finite
 
     def check_weights(self, component: Component, title: str) -> None:
-        """Reads every weight of a `component` that is loaded only when the steps are done, and keeps none, so that a
+        """Read every weight of a `component` that is loaded only after the steps, without keeping any, so that a
         damaged one costs no step. Raises ModelError."""
         self.notify("stage", f"checking {title}")
         with self.clock.timed(f"check {title}"):
             check_values(self.plan(component))
 
     def check_finite(self, array: Array, title: str, part: str, again: Callable[[], Array]) -> None:
-        """Raises Overflow that names block and operation where `array`, the result of `again`, is not finite."""
+        """Raise Overflow that names block and operation if `array`, the result of `again`, is not finite."""
         if not self.engine.finite(array):
             raise self.overflow(title, part, first_non_finite(self.engine, again))
 
     def explain(self, title: str, step: int, calls: Iterable[Callable[[], Array]]) -> NumericsError:
-        """Runs a step's `calls` of the denoiser again with probes: component, block and operation."""
+        """Run a step's `calls` again with probes. Return an error that names component, block and operation."""
         for again in calls:
-            found = first_non_finite(self.engine, again)
-            if found:
-                return self.overflow(f"{title}, step {step}", "transformer", found)
+            cause = first_non_finite(self.engine, again)
+            if cause:
+                return self.overflow(f"{title}, step {step}", "transformer", cause)
         return NumericsError(f"step {step}: non-finite latents after guidance; lower --guidance")
 
     def overflow(self, title: str, part: str, found: NotFinite | None) -> Overflow:
-        """What to say of a value of `part` that is not finite: where, in which dtype, how large, and what cures it."""
+        """Return the error for a value of `part` that is not finite: its place, dtype and size, and the remedy."""
         cure = advice(self.precision, part, "" if found is None else found.operation)
         if found is None:
             return Overflow(f"{title}: non-finite values behind its last operation", cure, part, found)

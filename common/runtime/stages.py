@@ -1,4 +1,4 @@
-"""A run as data: its stages in order, each with the component that computes it and the bytes that this takes.
+"""A run as data: its stages in order, each with the component that computes it and the bytes that it takes.
 
 A family returns the stages of a request; `Residents` plans them and runs them by one rule.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from qwenimg.common.runtime.checkpoint import Component
 
-DECODE = "decode"  # the stage behind all steps
+DECODE = "decode"  # the stage after all steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Split:
 
     @property
     def needed(self) -> int:
-        """Bytes beside the weights that must be free for this split."""
+        """The bytes beside the weights that must be free for this split."""
         return self.activations if self.spare is None else self.spare
 
 
@@ -36,15 +36,15 @@ class Stage:
     resident: str  # name of the component in memory: stages with the same name share it
     component: Component  # with all of its blocks in memory
     splits: tuple[Split, ...]  # the preferred one first, the one with the least memory last
-    title: str = ""  # what takes the memory, for messages; "": the component, or a step where it is loaded
+    title: str = ""  # its name in messages; "": the component's, or a step's if that is loaded
     wanted: int | None = None  # bytes beside the weights for which others are freed; None: those of the first split
-    keeps: bool = True  # whether the component stays in memory for later stages
-    streams: bool = True  # whether it calls the blocks, so that those that are streamed take memory
+    keeps: bool = True  # True: the component stays in memory for later stages
+    streams: bool = True  # True: it calls the blocks, so that streamed ones take memory
     results: int = 0  # bytes of results that stay in memory
-    checked: bool = True  # whether it is refused where less memory is free by then than was planned
+    checked: bool = True  # True: it is refused if less memory is free by then than was planned
     operations: float = 0.0  # multiplications and additions
 
     @property
     def frees_for(self) -> int:
-        """Bytes beside the weights for which other components are freed."""
+        """The bytes beside the weights for which other components are freed."""
         return self.splits[0].needed if self.wanted is None else self.wanted

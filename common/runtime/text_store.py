@@ -1,7 +1,7 @@
-"""Encoded prompts kept on the disk between runs, so that a text encoder is not loaded for what it has encoded before.
+"""Encoded prompts on the disk, kept between runs, so that no text encoder is loaded for the same prompt again.
 
-A file for each prompt, named by a hash of all that its states depend on. What is found there is checked and never
-trusted: a file that is not right is said in a line, ignored, and written again.
+There is a file for each prompt, named by a hash of everything that its states depend on. Files are not trusted: a wrong
+one is reported, ignored, and written again.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ _SUFFIX = ".safetensors"
 
 
 def folder() -> Path:
-    """Where they are: in XDG_CACHE_HOME, else in ~/.cache."""
+    """Return the folder: in XDG_CACHE_HOME, else in ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qwenimg" / "prompts"
 
 
 def key(runtime: Runtime, plans: Iterable[LoadPlan], asked: object) -> str | None:
-    """A hash of the weights (their fingerprint), how they are kept and computed, the backend, and `asked`: the tokens
-    and what is taken of their states. None where LoRAs change a weight: those are not kept."""
+    """Return a hash of the weights (their fingerprint), their storage and precision, the backend, and `asked`: the
+    tokens and the choice of states. None if LoRAs change a weight: such states are not kept."""
     parts: list[object] = [_FORMAT, runtime.engine.name, runtime.precision.name, asked]
     for plan in plans:
         if any(entry.deltas for entry in plan.entries.values()):
             return None
-        kept = hashlib.sha256("".join(f"{n}{e.storage}" for n, e in plan.entries.items()).encode()).hexdigest()
-        parts.append([fingerprint(plan.files), kept])
+        storage = hashlib.sha256("".join(f"{n}{e.storage}" for n, e in plan.entries.items()).encode()).hexdigest()
+        parts.append([fingerprint(plan.files), storage])
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 class TextStore:
-    """The files in a folder, together of at most `budget` bytes: the ones that were used longest ago go first."""
+    """The files in a folder, together at most `budget` bytes: the least recently used ones are removed first."""
 
     def __init__(self, runtime: Runtime, place: Path | None = None, budget: int = BUDGET):
         self.runtime, self.budget = runtime, budget
@@ -62,20 +62,20 @@ class TextStore:
         return name is not None and self._path(name).is_file()
 
     def get(self, name: str | None, shapes: Sequence[Shape]) -> list[np.ndarray] | None:
-        """The arrays that were put under `name`, float32, where a right file of these shapes is there."""
+        """Return the arrays that were put under `name`, float32, or None without a valid file of these shapes."""
         if name is None or not os.path.lexists(path := self._path(name)):
             return None
         try:
-            found = _read(path, shapes)
+            arrays = _read(path, shapes)
         except ModelError as error:
             self.runtime.notify("warning", f"{clean(error, 220)}; it is ignored")
             return None
         with contextlib.suppress(OSError):
             os.utime(path)
-        return found
+        return arrays
 
     def put(self, name: str | None, arrays: Sequence[np.ndarray]) -> None:
-        """Keeps `arrays`, float32. What cannot be written is said, and nothing else."""
+        """Store `arrays`, float32. A failure is only reported."""
         data = _written(arrays)
         if name is None or len(data) > self.budget:
             return
@@ -92,13 +92,13 @@ class TextStore:
     def _make_room(self, size: int) -> None:
         files = [(path, path.lstat()) for path in self.place.glob(f"*{_SUFFIX}")]
         files.sort(key=lambda pair: pair[1].st_mtime)
-        left = sum(status.st_size for _, status in files) + size
+        total = sum(status.st_size for _, status in files) + size
         for path, status in files:
-            if left <= self.budget:
+            if total <= self.budget:
                 break
             with contextlib.suppress(OSError):
                 path.unlink()
-                left -= status.st_size
+                total -= status.st_size
 
 
 def _written(arrays: Sequence[np.ndarray]) -> bytes:
@@ -110,26 +110,26 @@ def _written(arrays: Sequence[np.ndarray]) -> bytes:
 
 
 def _read(path: Path, shapes: Sequence[Shape]) -> list[np.ndarray]:
-    """Raises ModelError for anything that `_written` would not have written."""
+    """Read the arrays of `shapes`. Raises ModelError for any file that `_written` would not have written."""
     import numpy as np
 
     header = read_header(path)
     try:
-        found = [header.tensors.get(str(i)) for i in range(len(shapes))]
-        if len(header.tensors) != len(shapes) or [(one.dtype, one.shape) for one in found if one] != [
+        tensors = [header.tensors.get(str(i)) for i in range(len(shapes))]
+        if len(header.tensors) != len(shapes) or [(one.dtype, one.shape) for one in tensors if one] != [
             ("F32", tuple(shape)) for shape in shapes
         ]:
             raise bad(path, "does not hold the states of this prompt")
-        start, size = min(one.begin for one in found if one), 4 * sum(prod(shape) for shape in shapes)
+        start, size = min(one.begin for one in tensors if one), 4 * sum(prod(shape) for shape in shapes)
         data = header.file.read(start, size)
     finally:
         header.file.close()
     if hashlib.sha256(data).hexdigest() != header.metadata.get("sha256"):
         raise bad(path, "is damaged")
-    flat, made, at = np.frombuffer(bytearray(data), "<f4"), list[np.ndarray](), 0
+    flat, arrays, at = np.frombuffer(bytearray(data), "<f4"), list[np.ndarray](), 0
     if not np.isfinite(flat).all():
         raise bad(path, "holds values that are not finite")
     for shape in shapes:
-        made.append(flat[at : at + prod(shape)].reshape(shape))
+        arrays.append(flat[at : at + prod(shape)].reshape(shape))
         at += prod(shape)
-    return made
+    return arrays

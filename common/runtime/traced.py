@@ -1,7 +1,6 @@
-"""Calls of blocks, as they cross between a backend and numpy: what a trace records, and what can be run again alone.
+"""Calls of blocks, converted between a backend's arrays and numpy: a trace records them, and each can run again alone.
 
-A trace is of the modules themselves and not of the forwards, which know nothing of it: where nobody looks it is not
-there at all.
+A trace wraps the modules; the forwards know nothing of it. Without an observer nothing is wrapped.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from qwenimg.common.base.block import Block
 
 @dataclass(frozen=True)
 class Values:
-    """An array of a backend: its values, and the name of the dtype that it had there. float32 holds what is 16 bit,
-    int64 all whole numbers; images are [B C h w]."""
+    """An array of a backend: its values, and the name of its dtype there. float32 holds 16-bit values, int64 all whole
+    numbers; images are [B C h w]."""
 
     dtype: str
     array: NDArray[Any]
@@ -26,12 +25,12 @@ class Values:
 
 @dataclass(frozen=True)
 class Dtype:
-    """A dtype that was an argument, by its name."""
+    """A dtype as an argument, by its name."""
 
     name: str
 
 
-# Of an argument or a result: an array, a number, nothing, or several of these.
+# An argument or a result: an array, a number, nothing, or several of these.
 Tree: TypeAlias = "Values | Dtype | float | tuple[Tree, ...] | None"
 
 
@@ -46,17 +45,17 @@ class Call:
 
 
 class Look(Protocol):
-    """What looks at a traced model."""
+    """A receiver of the calls of a traced model."""
 
     def wants(self, path: str, block: Block) -> bool:
-        """Whether the call that begins is to be taken."""
+        """Return whether the call that begins is to be recorded."""
         ...
 
     def take(self, call: Call) -> None: ...
 
 
-class Blocks(Protocol):
-    """A network whose blocks run alone, each with its own weights only, which are read for the call and freed."""
+class BlockRunner(Protocol):
+    """A network whose blocks run alone, each with only its own weights, which are read for the call and freed."""
 
     def call(self, path: str, block: Block, arguments: Sequence[Tree]) -> Tree: ...
 
@@ -65,21 +64,21 @@ Crossing: TypeAlias = Callable[[Any, bool], Tree]
 
 
 def watch(model: Any, blocks: Iterable[Block], look: Look, calling: str, crossed: Crossing) -> None:
-    """Makes every module of `model` that is one of `blocks` show its calls to `look`.
+    """Make every module of `model` that is one of `blocks` report its calls to `look`.
 
     calling: the method that a call of a module runs; crossed(argument or result, whether it is an image) makes a Tree.
     """
     for path, module in list(model.named_modules()):
-        found = [block for block in blocks if block.paths.fullmatch(path)]
-        if found:
+        kinds = [block for block in blocks if block.paths.fullmatch(path)]
+        if kinds:
             kind = type(module)
-            names = {block: block.method or calling for block in found}
+            names = {block: block.method or calling for block in kinds}
             shown = {name: _shown(getattr(kind, name), path, block, look, crossed) for block, name in names.items()}
             module.__class__ = type(kind.__name__, (kind,), shown)
 
 
 def _shown(method: Callable[..., Any], path: str, block: Block, look: Look, crossed: Crossing) -> Callable[..., Any]:
-    """`method` of a module, shown to `look` where it wants to see."""
+    """Wrap `method` of a module so that it reports its calls to `look`."""
 
     def call(self: Any, *arguments: Any) -> Any:
         if not look.wants(path, block):
@@ -93,14 +92,14 @@ def _shown(method: Callable[..., Any], path: str, block: Block, look: Look, cros
 
 
 def leaves(tree: Tree) -> list[Values]:
-    """The arrays of `tree`, in order."""
+    """Return the arrays of `tree`, in order."""
     if isinstance(tree, tuple):
         return [leaf for part in tree for leaf in leaves(part)]
     return [tree] if isinstance(tree, Values) else []
 
 
 def mapped(tree: Tree, change: Callable[[Values], Tree]) -> Tree:
-    """`tree` with its arrays changed."""
+    """Return `tree` with its arrays changed."""
     if isinstance(tree, tuple):
         return tuple(mapped(part, change) for part in tree)
     return change(tree) if isinstance(tree, Values) else tree

@@ -1,4 +1,4 @@
-"""The VAE on an engine, the same for every family: two halves, each loaded when it is first used and known to fit."""
+"""The VAE on an engine, the same for every family: two halves, each loaded at its first use, if it fits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from qwenimg.common.weights.plan import LoadPlan
 
 Shape: TypeAlias = tuple[int, int]  # rows and columns of latents
 
-LARGE = 64  # latents a side, of more than which a picture is decoded in bands where the preset asks for that
+LARGE = 64  # latents a side; a preset may ask to decode larger images in bands
 
 
 class VAEHalves:
@@ -53,8 +53,8 @@ class VAEHalves:
         )
 
     def decoding(self, shape: Shape) -> Stage:
-        """Return the stage that decodes latents of `shape`. It is tried whatever is free by then: all steps are
-        done."""
+        """Return the stage that decodes latents of `shape`. It runs even if less memory is free by then than was
+        planned, since all steps are done."""
         height, width = (side * self.config.scale for side in shape)
         whole, *banded = (self._decoding(shape, rows) for rows in (None, *bands.ROWS))
         fits_whole = (Split(activations=whole, spare=2 * self._peak(shape)),) if self._is_whole(shape) else ()
@@ -91,8 +91,8 @@ class VAEHalves:
     # The run
 
     def encode(self, pixels: NDArray[np.float32]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return mean and deviation [1, z, h, w] in the VAE's own statistics of pixels [1, 3, H, W]. Raises DoesNotFit
-        and NumericsError."""
+        """Encode pixels [1, 3, H, W]. Return mean and deviation [1, z, h, w] in the VAE's own statistics. Raises
+        DoesNotFit and NumericsError."""
         height, width = (side // self.config.scale for side in pixels.shape[2:])
         encoder, split = self.residents.enter(self.encoding((height, width)))
         if split.about:
@@ -104,8 +104,8 @@ class VAEHalves:
         return mean, np.exp(0.5 * np.clip(log_variance, -30, 20))
 
     def decode(self, z: NDArray[np.float32]) -> NDArray[Any]:
-        """Return pixels [1, 3, H, W], about -1 to 1, all finite, of latents in the VAE's own statistics; in bands if
-        the whole does not fit. Raises DoesNotFit and NumericsError."""
+        """Decode latents in the VAE's own statistics to pixels [1, 3, H, W], about -1 to 1, all finite; in bands if the
+        whole does not fit. Raises DoesNotFit and NumericsError."""
         self.engine.release()
         decoder, split = self.residents.enter(self.decoding((z.shape[2], z.shape[3])))
         self.runtime.notify("stage", f"decoding {split.about}".rstrip())
@@ -137,5 +137,5 @@ def halves(plan: LoadPlan) -> dict[str, LoadPlan]:
 
 
 def decodes(name: str) -> bool:
-    """Whether decoding needs the parameter `name` of a VAE, and encoding does not."""
+    """Return whether decoding needs the parameter `name` of a VAE, and encoding does not."""
     return name.startswith(("decoder.", "post_quant_conv."))

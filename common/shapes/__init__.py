@@ -1,1 +1,1 @@
-"""The built-in model: what it draws, in which words, and the rules that judge its pictures."""
+"""The built-in model: its scenes and words, and the rules that judge its images."""

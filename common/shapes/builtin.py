@@ -1,7 +1,7 @@
-"""The built-in model: where it is, what it says of itself, and which prompts it can draw.
+"""The built-in model: its folder, its messages, and the prompts that it can draw.
 
-It has the classes and the code path of the 20 B model, and draws coloured shapes only. It is used where no model is
-named and no other is there; it never stands in for a model that was asked for.
+It has the classes and the code path of the 20 B model, and draws coloured shapes only. It is used if no model is named
+and no other is there; it never stands in for a model that was named.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from qwenimg.common.families import catalog
 
 NAME = catalog.BUILT_IN.name
 SUMS = "SHA256SUMS"
-"""The file in the folder that pins the others: a line `HASH  PATH` for each, as sha256sum writes and checks it."""
-SHOWN = 8  # unknown words that are named
+"""The file in the folder with the hashes of the others: a line `HASH  PATH` for each, in the form of sha256sum."""
+SHOWN = 8  # the most unknown words that are listed
 TRAINED_SIZES = ((128, 128), (160, 96), (96, 160), (192, 192), (256, 256), (336, 192), (192, 336))
-"""Width and height in pixels of the pictures that it learned from."""
-AREA_MARGIN = 1.05  # an aspect's size in multiples of 16 is not exactly of the area that it stands for
+"""Width and height in pixels of its training images."""
+AREA_MARGIN = 1.05  # for an aspect, whose size in multiples of 16 has not exactly the area
 
 
 def folder() -> Path:
-    """Where the model lies, whether or not it is there."""
+    """Return the model's folder, whether or not it exists."""
     return Path(str(files("qwenimg.common"))) / "data" / NAME
 
 
 def present() -> bool:
-    """Whether this installation has the model."""
+    """Return whether this installation has the model."""
     return (folder() / "model_index.json").is_file()
 
 
 def absent() -> ModelError:
-    """The error where it was asked for and is not there."""
+    """Return the error for a request for the model if it is not installed."""
     return ModelError(
         f"{NAME}: the built-in model is not in this installation ({clean(folder(), 120)}); install a released wheel, "
         f"or train one in a clone: python tools/train.py all --out FOLDER"
@@ -47,22 +47,22 @@ def absent() -> ModelError:
 
 
 def real_model() -> str:
-    """The command that fetches the default model, and what that takes."""
+    """Return the command that downloads the default model, and its size."""
     known = catalog.KNOWN[catalog.DEFAULT]
     return f"qwenimg pull {known.name} ({size_text(known.bytes)})"
 
 
 def notice(parameters: int) -> str:
-    """The line that is shown where it was not asked for by name."""
+    """Return the line that is shown if the model was not named."""
     about = f"{parameters / 1e6:.1f} M parameters, draws coloured shapes only"
     return f'built-in demo model "shapes" ({about}); real model: {real_model()}'
 
 
-# What it can draw
+# Its limits
 
 
 def check_prompts(prompts: Iterable[str]) -> None:
-    """Raises ModelError for the first prompt that names no shape at all."""
+    """Raise ModelError for the first prompt that names no shape at all."""
     from qwenimg.common.shapes.words import parse
 
     for prompt in prompts:
@@ -74,7 +74,7 @@ def check_prompts(prompts: Iterable[str]) -> None:
 
 
 def unknown_words(prompts: Iterable[str], where: str = "") -> str | None:
-    """A line that names the words of `prompts` outside its vocabulary, once each; None where it knows all."""
+    """Return a line with the words of `prompts` outside its vocabulary, once each, or None."""
     from qwenimg.common.shapes.words import parse
 
     words = list(dict.fromkeys(word for prompt in prompts for word in parse(prompt).unknown))
@@ -85,8 +85,8 @@ def unknown_words(prompts: Iterable[str], where: str = "") -> str | None:
 
 
 def other_sizes(sizes: Iterable[tuple[int, int]]) -> str | None:
-    """A line that names those of the different (width, height) that are smaller, larger or longer than what it was
-    trained at; else None."""
+    """Return a line with those of the different (width, height) that are smaller, larger or longer than its training
+    sizes, or None."""
     areas = [width * height for width, height in TRAINED_SIZES]
     longest = max(width / height for width, height in TRAINED_SIZES)
 
@@ -104,12 +104,12 @@ def other_sizes(sizes: Iterable[tuple[int, int]]) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """What it says of what is asked of it, before it is opened. By its name it is asked to draw any prompt."""
+    """Checks and warnings about a request, before the model is opened. If it was `named`, every prompt is allowed."""
 
     named: bool
 
     def check(self, prompt: str, few_steps: str | None = None) -> None:
-        """Raise ModelError for a prompt that it cannot draw and for few steps, unless it was asked for by name."""
+        """Raise ModelError for a prompt that it cannot draw, and for few steps, unless it was named."""
         if self.named:
             return
         if few_steps:
@@ -120,11 +120,11 @@ class Advice:
         check_prompts([prompt])
 
     def texts(self, prompts: Iterable[str], negatives: Iterable[str]) -> list[str]:
-        """Warnings about what the texts of a run have."""
-        found = (unknown_words(prompts), unknown_words(negatives, " of the negative prompt"))
-        return [line for line in found if line]
+        """Return warnings about the texts of a run."""
+        lines = (unknown_words(prompts), unknown_words(negatives, " of the negative prompt"))
+        return [line for line in lines if line]
 
     def sizes(self, sizes: Iterable[tuple[int, int]]) -> list[str]:
-        """Warnings about the sizes of a run, (width, height)."""
-        found = other_sizes(sizes)
-        return [found] if found else []
+        """Return warnings about the sizes of a run, (width, height)."""
+        line = other_sizes(sizes)
+        return [line] if line else []

@@ -1,22 +1,12 @@
-"""Captions under pictures: a font of this machine that has their letters, and else what they say in English."""
+"""Captions of images in English, from prompts in any language."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from qwenimg.common.shapes.words import Parsed, Thing
-
-if TYPE_CHECKING:
-    pass
-
-# With Chinese among their letters, the more readable first; names as Linux, macOS and Windows have them.
-
-
-# In English
 
 
 def english(asked: Parsed) -> str | None:
-    """What a prompt asks for, in English: `two yellow stars on a black background`. None where it names no shape."""
+    """Return what a prompt asks for in English: `two yellow stars on a black background`; None if it names no shape."""
     if not asked.things:
         return None
     first, *others = (_noun(thing) for thing in asked.things)

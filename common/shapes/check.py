@@ -1,8 +1,8 @@
-"""Whether a picture shows what its prompt asks for: rules only, so a gate made of them cannot drift.
+"""Comparison of an image with its prompt by rules only, so that a gate made of them cannot drift.
 
-Background: the median of the border. Objects: connected regions far from it. Of each the colour is the palette's
-nearest to its core, the shape the best overlap with eight templates, the size from its area, the place from its box.
-A circle must also be round: what is like none of the shapes is most like a circle.
+Background: the median of the border. Objects: connected regions far from it. An object's colour is the palette's
+nearest to that of its core, its shape the template of eight with the best overlap, its size from its area, its place
+from its box. A circle must also be round, since a lump is more like a circle than like any other shape.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ import numpy as np
 import numpy.typing as npt
 
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.shapes.fit import Fit, fit
+from qwenimg.common.shapes.fit import ShapeFit, fit
 from qwenimg.common.shapes.scenes import PALETTE, POSITIONS, SHAPES, SIZES, Floats, distance
 from qwenimg.common.shapes.words import Parsed, Thing
 
 Mask = npt.NDArray[np.bool_]
 Pixels = npt.NDArray[np.uint8]
 
-FAR = 45.0  # RGB distance from the background at which a pixel belongs to an object; objects keep `CONTRAST`
-SPECK = 0.003  # of the shorter side squared: a quarter of the smallest star, below it a region is dirt
+FAR = 45.0  # RGB distance from the background at which a pixel belongs to an object; objects have at least `CONTRAST`
+SPECK = 0.003  # of the shorter side squared: a quarter of the smallest star; a smaller region is dirt
 GRID = 40  # cells along each side of a template
 SPAN = 1.7  # half the side of the templates, in radii of a disc of the same area: the tips of a star are inside
-ALIKE = 0.65  # overlap below which a region is none of the shapes
-ROUGH = 0.2  # radii: how far a circle's edge may be out plus in; true circles, blurred ones too, reach 0.03, pears more
+ALIKE = 0.65  # a region with less overlap is none of the shapes
+ROUGH = 0.2  # largest `ShapeFit.rough` of a circle, in radii; true circles, also blurred ones, reach 0.03, pears more
 APART = 0.1  # of the side: objects nearer than this are neither left nor right of each other
-MOST = 6  # objects that a prompt may ask for: their orders are tried one by one
+MOST = 6  # the most objects of a prompt: all their orders are tried
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """One object of a picture. `x y` are the centre of its box in units of width and height; `overlap` is 0 to 1."""
+    """One object of an image. `x y` are the centre of its box in units of width and height; `overlap` is 0 to 1."""
 
     color: str
     shape: str | None
@@ -50,7 +50,7 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What is right; None is what the prompt leaves open. Colour, shape and size are of all that it asks for."""
+    """The parts of a prompt that all objects of the image have; None for a part that the prompt leaves open."""
 
     color: bool | None
     shape: bool | None
@@ -62,7 +62,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Something was asked for, and all of it is there."""
+        """True if the prompt asks for something and the image has all of it."""
         answers = {getattr(self, field.name) for field in fields(self)}
         return True in answers and False not in answers
 
@@ -70,7 +70,7 @@ class Verdict:
 def check(pixels: Pixels, asked: Parsed) -> Verdict:
     """Compare an image, uint8 [H, W, 3], with a prompt. Raises UsageError above `MOST` objects.
 
-    With several objects, those seen are matched to those wanted so that most is right."""
+    Several objects of the image are matched to those of the prompt so that the verdict is best."""
     things = [thing for thing in asked.things for _ in range(min(thing.count or 1, MOST + 1))]
     if len(things) > MOST:
         raise UsageError(f"the prompt asks for more than {MOST} shapes, which is what the checker can tell apart")
@@ -90,8 +90,8 @@ def _compare(asked: Parsed, things: list[Thing], seen: tuple[Seen, ...], backgro
         values = [getattr(thing, name) for thing in things]
         if not any(values):
             return None
-        found = [getattr(one, name) for one in seen] + [None] * (len(things) - len(seen))
-        return all(value in (None, there) for value, there in zip(values, found, strict=True))
+        in_image = [getattr(one, name) for one in seen] + [None] * (len(things) - len(seen))
+        return all(value in (None, actual) for value, actual in zip(values, in_image, strict=True))
 
     counted = bool(things) and all(thing.count for thing in asked.things)
     return Verdict(
@@ -114,19 +114,19 @@ def _related(a: Seen, relation: str, b: Seen) -> bool:
     return before and abs(axis) > max(abs(other), APART)
 
 
-# Objects of a picture
+# Objects of an image
 
 
 def look(pixels: Pixels) -> tuple[str, list[Seen]]:
-    """The background and the objects of a picture, uint8 [H, W, 3], the largest first."""
+    """Return the background and the objects of an image, uint8 [H, W, 3], the largest first."""
     offset, ground = _offset(pixels)
     seen = [_see(*region, offset, ground) for region in _regions(offset)]
     return _nearest_color(ground), [one for _, one in sorted(seen, key=lambda pair: -pair[0])]
 
 
 def ideal_overlap(pixels: Pixels) -> float:
-    """The intersection over union of the largest object, uint8 [H, W, 3], with the ideal shape that fits it best, over
-    place and size; 0 where there is no object."""
+    """Return the intersection over union of the largest object, uint8 [H, W, 3], with the ideal shape that fits it
+    best, over place and size; 0 without an object."""
     offset, _ = _offset(pixels)
     masks = [_solid(*region, offset)[0] for region in _regions(offset)]
     if not masks:
@@ -136,12 +136,12 @@ def ideal_overlap(pixels: Pixels) -> float:
     return _fit(mask, _best_shape(mask)[0]).overlap
 
 
-def _fit(mask: Mask, shape: str) -> Fit:
+def _fit(mask: Mask, shape: str) -> ShapeFit:
     return fit(mask, shape, _template(shape).area)
 
 
 def _offset(pixels: Pixels) -> tuple[Floats, Floats]:
-    """A picture less its background [H, W, 3], and that [3]."""
+    """Return an image minus its background [H, W, 3], and the background [3]."""
     assert pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3, (pixels.dtype, pixels.shape)
     image = pixels.astype(np.float32)
     border = np.concatenate((image[0], image[-1], image[:, 0], image[:, -1]))
@@ -156,7 +156,7 @@ def _regions(offset: Floats) -> list[tuple[int, int, Mask]]:
 
 
 def _solid(row: int, column: int, mask: Mask, offset: Floats) -> tuple[Mask, Floats]:
-    """`mask` without the outer half of a soft edge, which is nearer to the background; and the rest's colour [3]."""
+    """Return `mask` without the outer half of a soft edge, nearer to the background, and the rest's colour [3]."""
     offset = offset[row : row + mask.shape[0], column : column + mask.shape[1]]
     color = _core(offset, mask)
     mask = mask & (_products(offset, color) > 0.5 * _products(color, color))
@@ -164,7 +164,7 @@ def _solid(row: int, column: int, mask: Mask, offset: Floats) -> tuple[Mask, Flo
 
 
 def _see(row: int, column: int, mask: Mask, offset: Floats, ground: Floats) -> tuple[float, Seen]:
-    """The area in pixels, and what it is. `offset` [H, W, 3] is the picture less its background `ground` [3]."""
+    """Return an object's area in pixels, and what it is. `offset` [H, W, 3] is the image minus `ground` [3]."""
     height, width, _ = offset.shape
     mask, color = _solid(row, column, mask, offset)
     rows, columns = _box(mask)
@@ -185,7 +185,7 @@ def _see(row: int, column: int, mask: Mask, offset: Floats, ground: Floats) -> t
 
 
 def _core(offset: Floats, mask: Mask) -> Floats:
-    """The colour [3] of an object: the median of the half of its pixels that is farthest from the background."""
+    """Return the colour [3] of an object: the median of the half of its pixels that is farthest from the background."""
     pixels = offset[mask]
     strength = _products(pixels, pixels)
     median: Floats = np.median(pixels[strength >= np.median(strength)], axis=0)
@@ -193,7 +193,7 @@ def _core(offset: Floats, mask: Mask) -> Floats:
 
 
 def _products(a: Floats, b: Floats) -> Floats:
-    """Inner products over the last axis, of 3; much faster than `sum`."""
+    """Return inner products over the last axis, of 3; much faster than `sum`."""
     products: Floats = a[..., 0] * b[..., 0] + a[..., 1] * b[..., 1] + a[..., 2] * b[..., 2]
     return products
 
@@ -220,10 +220,10 @@ def _template(shape: str) -> _Template:
 
 
 def _best_shape(mask: Mask) -> tuple[str, float]:
-    """The shape with the best intersection over union, in the better of two alignments.
+    """Return the shape with the best intersection over union, in the better of two alignments.
 
-    By centroid and area, which blur changes little: it takes the tips of a star, and with them its box. By box, less
-    the ratio of the aspects: it tells a square whose corners are gone from a disc."""
+    By centroid and area, which a blur changes little: it removes the tips of a star, and so changes its box. By box,
+    less the ratio of the aspects: this tells a square with blurred corners from a disc."""
     by_area, by_box, aspect = _by_area(mask), _by_box(mask), _aspect(mask)
 
     def overlap(shape: str) -> float:
@@ -246,13 +246,13 @@ def _aspect(mask: Mask) -> float:
 
 
 def _by_box(mask: Mask) -> Mask:
-    """`mask` stretched to [GRID, GRID]."""
+    """Stretch `mask` to [GRID, GRID]."""
     down, across = (((np.arange(GRID) + 0.5) / GRID * side).astype(np.intp) for side in mask.shape)
     return mask[np.ix_(down, across)]
 
 
 def _by_area(mask: Mask) -> Mask:
-    """`mask` on [GRID, GRID], its centroid in the middle, its area that of a disc of diameter GRID / SPAN."""
+    """Scale `mask` to [GRID, GRID]: centroid in the middle, area of a disc of diameter GRID / SPAN."""
     reach = SPAN * (np.count_nonzero(mask) / math.pi) ** 0.5
     steps = ((np.arange(GRID) + 0.5) / GRID * 2 - 1) * reach
     down, across = (np.rint(pixels.mean() + steps).astype(np.intp) for pixels in np.nonzero(mask))
@@ -272,8 +272,8 @@ Run = tuple[int, int, int]
 
 
 def components(mask: Mask, smallest: float = 1) -> list[tuple[int, int, Mask]]:
-    """The regions of `mask` [H, W] of at least `smallest` pixels that touch by their sides: for each the first row,
-    the first column and the pixels of its box. Runs of each row are joined by union-find."""
+    """Return the regions of `mask` [H, W] of at least `smallest` pixels that touch by their sides: for each the first
+    row, the first column and the pixels of its box. Runs of each row are joined by union-find."""
     edges = np.diff(np.pad(mask, ((0, 0), (1, 1))).astype(np.int8), axis=1)
     rows, starts = np.nonzero(edges == 1)
     _, stops = np.nonzero(edges == -1)
@@ -295,7 +295,7 @@ def components(mask: Mask, smallest: float = 1) -> list[tuple[int, int, Mask]]:
 
 
 def _touching(runs: list[Run]) -> Iterator[tuple[int, int]]:
-    """Pairs of runs in neighbouring rows that share a column; `runs` is in reading order."""
+    """Yield pairs of runs in neighbouring rows that share a column; `runs` is in reading order."""
     upper = 0
     for lower, (row, start, stop) in enumerate(runs):
         while runs[upper][0] < row - 1 or (runs[upper][0] == row - 1 and runs[upper][2] <= start):

@@ -1,6 +1,6 @@
-"""What the built-in model is judged by: prompts, each with its seed and what must be seen, and the hash of its data.
+"""The prompts that judge the built-in model, each with its seed and the expected scene.
 
-All of it is fixed: the same prompts in the same order everywhere, so that two models have comparable numbers.
+All of it is fixed, the same prompts in the same order everywhere, so that the numbers of two models are comparable.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class GatePrompt:
-    """A prompt, the seed to draw it with, and what must be seen. `group` is what the threshold is of."""
+    """A prompt, its seed, and the expected scene. `group` names the threshold."""
 
     group: str
     prompt: str
@@ -39,8 +39,8 @@ class GatePrompt:
 
 
 def gate_prompts() -> list[GatePrompt]:
-    """The quality gate: 352 prompts of 88 pairs in 4 seeds ("trained", "held-out"), 176 of the same in Chinese with
-    the first 2 of those seeds, and 288 in the groups position, size, background, count, relation and
+    """Return the quality gate: 352 prompts of 88 pairs in 4 seeds ("trained", "held-out"), 176 of the same in Chinese
+    with the first 2 of those seeds, and 288 in the groups position, size, background, count, relation and
     held-out-relation. Always the same."""
     pairs = [(color, shape) for color in PALETTE for shape in SHAPES]
     prompts = []
@@ -53,9 +53,9 @@ def gate_prompts() -> list[GatePrompt]:
 
 
 def selftest_prompts() -> list[GatePrompt]:
-    """40 of the gate's prompts, spread evenly over each of its groups: the check of an installed model."""
+    """Return 40 of the gate's prompts, spread evenly over each of its groups: the check of an installed model."""
     shares = {"trained": 7, "held-out": 4, "chinese": 4, "position": 5, "size": 3, "background": 3, "count": 3}
-    shares |= {"relation": 10, "held-out-relation": 1}  # each relation twice: it is where most goes wrong
+    shares |= {"relation": 10, "held-out-relation": 1}  # each relation twice: most failures are there
     chosen = []
     for group, share in shares.items():
         members = [prompt for prompt in gate_prompts() if prompt.group == group]
@@ -106,7 +106,7 @@ def _relation_prompts() -> Iterator[GatePrompt]:
 
 
 def _spread(pairs: list[Pair]) -> Iterator[Pair]:
-    """All pairs without end, in steps that change colour and shape each time; each round begins at another pair."""
+    """Yield pairs without end, in steps that change colour and shape; each round begins at another pair."""
     return (pairs[(29 * i + 7 * (i // len(pairs))) % len(pairs)] for i in itertools.count())
 
 

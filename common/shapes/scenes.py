@@ -2,7 +2,7 @@
 
 - A shape is a signed distance in units of its radius, made of + - * / sqrt, min and max only, which round the same
   everywhere. x runs right and y runs up in a shape.
-- What training must not see is a constant here, since the quality gate asks for it.
+- Scenes that are held out from training are constants here, since the quality gate asks for them.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ PALETTE = {
     "white": (250, 250, 250),
     "gray": (135, 135, 135),
 }
-"""RGB in 0..255. No two are nearer than 92, and none touches 0 or 255, where clipping would hide an error."""
+"""RGB in 0..255. The distance of two is at least 92, and none touches 0 or 255, where clipping would hide an error."""
 
 SHAPES = ("circle", "square", "triangle", "star", "diamond", "cross", "ring", "heart")
 BACKGROUNDS = ("white", "black", "gray", "blue", "green", "yellow", "pink")
 SIZES = {"small": 0.115, "medium": 0.165, "large": 0.24}
-"""Radius by word, in units of the shorter side of the picture."""
+"""Radius by word, in units of the shorter side of the image."""
 LOW, MIDDLE, HIGH = 0.25, 0.5, 0.75
 POSITIONS = {
     "center": (MIDDLE, MIDDLE),
@@ -46,7 +46,7 @@ POSITIONS = {
 """Centre by word, in units of width and height. With sides of 64 pixels and multiples of it, each is a corner of the
 transformer's tokens, so that a shape has the same latents wherever it is."""
 RELATIONS = {"left of": "left", "right of": "right", "above": "top", "below": "bottom"}
-"""Where the first of two objects is, by what it is of the second; the fifth relation, "and", leaves it open."""
+"""The place of the first of two objects, by its relation to the second; the fifth relation, "and", leaves it open."""
 OPPOSITE = {"left": "right", "right": "left", "top": "bottom", "bottom": "top"}
 
 CONTRAST = 125.0  # an object is at least this far in RGB from its background
@@ -69,28 +69,28 @@ HELD_OUT_RELATIONS = (("red", "left of", "green"), ("blue", "above", "yellow"))
 
 
 def trained_pairs() -> list[tuple[str, str]]:
-    """The other 80 (color, shape)."""
+    """Return the 80 (color, shape) that are not held out."""
     return [(color, shape) for color in PALETTE for shape in SHAPES if (color, shape) not in HELD_OUT_PAIRS]
 
 
 def contrasts(color: str, background: str) -> bool:
-    """Whether an object of this colour may lie on this background."""
+    """Return whether an object of this colour may lie on this background."""
     difference = [a - b for a, b in zip(PALETTE[color], PALETTE[background], strict=True)]
     return sum(d * d for d in difference) >= CONTRAST**2
 
 
-# Pictures
+# Distances
 
 
 def distance(shape: str, x: Floats, y: Floats) -> Floats:
-    """Signed distance in units of the radius, negative inside, exact along edges; `x` and `y` broadcast.
+    """Return the signed distance in units of the radius, negative inside, exact along edges; `x` and `y` broadcast.
 
     The bounding box is centred on 0 and its larger side is 2 at most."""
     return _DISTANCE[shape](np.abs(x), y)
 
 
 def _length(x: Floats, y: Floats) -> Floats:
-    """Not `np.hypot`, which rounds as each platform's library does."""
+    """Return the root of x * x + y * y. `np.hypot` rounds in each platform's own way."""
     squares: Floats = x * x + y * y
     return np.sqrt(squares)
 
@@ -104,12 +104,12 @@ def _square(x: Floats, y: Floats) -> Floats:
 
 
 def _triangle(x: Floats, y: Floats) -> Floats:
-    """Equilateral with side 2, point up."""
+    """Return the distance of an equilateral triangle with side 2, point up."""
     return np.maximum(0.8660254 * x + 0.5 * y - 0.4330127, -0.8660254 - y)
 
 
 def _star(x: Floats, y: Floats) -> Floats:
-    """Five points, the inner radius 0.4 of the outer. Mirrored into one tenth of the turn, it is a half-plane."""
+    """Return the distance of a five-pointed star, inner radius 0.4: mirrored into a tenth of the turn, a half-plane."""
     y = y + 0.0954915  # the centre of its box is below the centre of its circle
     for cos, sin in ((-0.3090170, 0.9510565), (0.8090170, 0.5877853)):
         outside = np.maximum(x * cos - y * sin, 0)
@@ -120,7 +120,7 @@ def _star(x: Floats, y: Floats) -> Floats:
 
 
 def _diamond(x: Floats, y: Floats) -> Floats:
-    """A rhombus 0.72 as wide as it is high."""
+    """Return the distance of a rhombus 0.72 as wide as it is high."""
     return (x / 0.72 + np.abs(y) - 1) * 0.5843047
 
 
@@ -137,7 +137,7 @@ def _ring(x: Floats, y: Floats) -> Floats:
 
 
 def _heart(x: Floats, y: Floats) -> Floats:
-    """A square on its corner, and a disc on each of its upper sides."""
+    """Return the distance of a heart: a square on its corner, and a disc on each of its upper sides."""
     y = y + 0.0857864
     corner = (x + np.abs(y) - 0.8284271) * 0.7071068
     dx, dy = x - 0.4142136, y - 0.4142136

@@ -1,6 +1,6 @@
-"""The self-test: prompts drawn by the built-in model and judged by rules, their score, and a sheet of the pictures.
+"""The self-test: prompts drawn by the built-in model and judged by rules, their score, and a sheet of the images.
 
-It tests meaning on the machine it runs on: a wrong colour, side or shape shows where every number is still finite.
+It tests meaning on the machine it runs on: a wrong colour, side or shape shows even if every number is finite.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ JUDGED = {
     "relation": ALL,
     "held-out-relation": ALL,
 }
-"""By group of prompts, the parts of a verdict that must be right."""
+"""The parts of a verdict that must be right, by group of prompts."""
 LEAST: dict[str, float | None] = {
     "trained": 0.95,
     "held-out": 0.85,
@@ -50,12 +50,12 @@ LEAST: dict[str, float | None] = {
     "relation": 0.8,
     "held-out-relation": None,  # reported, without a threshold
 }
-"""By group, the least share that must be right."""
+"""The least share that must be right, by group."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One prompt, what was drawn for it, uint8 [H, W, 3], and what is right of that."""
+    """One prompt, its image, uint8 [H, W, 3], and the verdict."""
 
     number: int  # from 1
     asked: GatePrompt
@@ -70,7 +70,7 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """How many pictures of a group are right, and how many must be."""
+    """The number of right images of a group, and the number that must be right."""
 
     group: str
     n: int
@@ -83,8 +83,8 @@ class Score:
 
 
 def draw(pipe: Pipeline, prompts: Iterable[GatePrompt], size: tuple[int, int] | None = None) -> Iterator[Step | Answer]:
-    """Each `Step`, and for each prompt its `Answer`, at the built-in model's own steps and guidance, and at its size
-    unless width and height are given."""
+    """Generate an image for each prompt; yield each `Step` and each `Answer`. Steps and guidance are the built-in
+    model's, and its size unless `size`, width and height, is given."""
     from qwenimg.common.pipeline.result import Result
 
     r = catalog.BUILT_IN
@@ -107,29 +107,29 @@ def draw(pipe: Pipeline, prompts: Iterable[GatePrompt], size: tuple[int, int] | 
                 yield event
 
 
-# The score
+# Scores
 
 
 def least_of(group: str, n: int) -> int:
-    """How many of `n` must be right: the share rounded down, since a handful of pictures has no 95 percent."""
+    """Return how many of `n` must be right: the share rounded down, since a handful of images has no 95 percent."""
     return math.floor((LEAST[group] or 0) * n + 1e-9)
 
 
 def scores(answers: Sequence[Answer]) -> list[Score]:
-    """One for each group, in the order of `LEAST`, and "total", whose share is the mean of theirs."""
-    found, share = [], 0.0
+    """Return a score for each group, in the order of `LEAST`, and "total", whose share is their mean."""
+    groups, share = [], 0.0
     for group in LEAST:
         members = [answer for answer in answers if answer.asked.group == group]
         if members:
             right = sum(not answer.wrong for answer in members)
-            found.append(Score(group=group, n=len(members), right=right, least=least_of(group, len(members))))
+            groups.append(Score(group=group, n=len(members), right=right, least=least_of(group, len(members))))
             share += (LEAST[group] or 0) * len(members)
-    right = sum(score.right for score in found)
-    return [*found, Score(group="total", n=len(answers), right=right, least=math.floor(share + 1e-9))]
+    right = sum(score.right for score in groups)
+    return [*groups, Score(group="total", n=len(answers), right=right, least=math.floor(share + 1e-9))]
 
 
 def line(score: Score) -> str:
-    """`trained             11 of 12   at least 11   passed`"""
+    """Return a score as text: `trained 11 of 12 at least 11 passed`."""
     verdict = f"at least {score.least:<3}  {'passed' if score.passed else 'FAILED'}" if score.least else "no threshold"
     return f"{score.group:18} {score.right:3} of {score.n:<3}  {verdict}"
 
@@ -141,24 +141,24 @@ GREEN, RED, INK = (30, 160, 60), (220, 30, 35), (40, 40, 40)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tile:
-    """A picture, uint8 [H, W, 3], the lines under it, and whether it is marked right, wrong, or (None) not at all."""
+class SheetTile:
+    """An image, uint8 [H, W, 3], the lines under it, and its mark: right, wrong, or (None) no mark."""
 
     pixels: Pixels
     lines: tuple[str, ...]
     right: bool | None = None
 
 
-def tile(answer: Answer) -> Tile:
-    """The answer's picture over its prompt, which is written in English, since Pillow's own font has no Chinese."""
+def tile(answer: Answer) -> SheetTile:
+    """Return the answer's image over its prompt, in English, since Pillow's own font has no Chinese."""
     prompt = answer.asked.prompt
     shown = prompt if prompt.isascii() else f"{english(answer.asked.wanted)} ({answer.asked.group})"
     verdict = "wrong: " + ", ".join(answer.wrong) if answer.wrong else "right"
-    return Tile(pixels=answer.pixels, lines=(f"{answer.number}. {shown}", verdict), right=not answer.wrong)
+    return SheetTile(pixels=answer.pixels, lines=(f"{answer.number}. {shown}", verdict), right=not answer.wrong)
 
 
-def sheet(tiles: Sequence[Tile], columns: int, side: int = 128, font: FreeTypeFont | None = None) -> Pixels:
-    """The tiles in rows, each picture `side` pixels wide, as uint8 [H, W, 3]. `font`: Pillow's own unless given."""
+def sheet(tiles: Sequence[SheetTile], columns: int, side: int = 128, font: FreeTypeFont | None = None) -> Pixels:
+    """Return the tiles in rows, each image `side` pixels wide, as uint8 [H, W, 3]. `font`: else Pillow's own."""
     from PIL import Image, ImageDraw, ImageFont
 
     font = font or ImageFont.load_default()  # type: ignore[assignment]
@@ -182,7 +182,7 @@ def sheet(tiles: Sequence[Tile], columns: int, side: int = 128, font: FreeTypeFo
 
 
 def sheet_png(answers: Sequence[Answer]) -> bytes:
-    """The sheet of a self-test as a PNG file, marked as made by a model."""
+    """Return the sheet of a self-test as a PNG file, marked as made by a model."""
     from qwenimg.common.pictures.png import encode_png
     from qwenimg.common.request.recipe import XMP
 
@@ -199,14 +199,14 @@ def _scaled(pixels: Pixels, side: int) -> Image:
 
 
 def _wrapped(lines: Iterable[str], side: int, font: object) -> list[str]:
-    """`lines` broken at spaces and after Chinese characters, so that none is wider than `side`, unless a word is."""
-    found: list[str] = []
+    """Wrap `lines` at spaces and after Chinese characters to the width `side`, except for longer words."""
+    wrapped: list[str] = []
     for line in lines:
-        found.append("")
+        wrapped.append("")
         for word in re.findall(r"[\u3000-\u9fff\uff00-\uffef]\s*|[^\s\u3000-\u9fff\uff00-\uffef]+\s*", line):
-            longer = found[-1] + word
-            if found[-1] and font.getlength(longer.rstrip()) > side:  # type: ignore[attr-defined]
-                found.append(word)
+            longer = wrapped[-1] + word
+            if wrapped[-1] and font.getlength(longer.rstrip()) > side:  # type: ignore[attr-defined]
+                wrapped.append(word)
             else:
-                found[-1] = longer
-    return [line.rstrip() for line in found]
+                wrapped[-1] = longer
+    return [line.rstrip() for line in wrapped]

@@ -1,8 +1,8 @@
-"""Prompts of the built-in model in English and Chinese: the words that it knows, and how `parse` reads a prompt.
+"""Prompts of the built-in model in English and Chinese: its vocabulary, and the reading of a prompt.
 
-- One table of words serves both directions and the tokenizer; a word means the same wherever it stands.
-- `parse` keeps no grammar: attributes gather until a noun takes them, and what comes after a noun is given to it.
-- What a prompt leaves out is None in `Parsed`, so that a checker does not ask for it.
+- One table of words serves both directions and the tokenizer; a word always has the same meaning.
+- `parse` has no grammar: attributes are collected until a noun takes them, and attributes after a noun belong to it.
+- Parts that a prompt leaves out are None in `Parsed`, so that a checker ignores them.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ RELATION_WORDS = {
 }
 BACKGROUND_WORDS = (("background", "backdrop"), ("背景", "背景上面"))
 SAME_AS = {"星": "星星"}
-"""Words that occur in prompts and that `describe` does not write: each is read as the other one, and so is its token,
-since its embedding is written as the other's (`same_tokens`). Within a table above it would change the data."""
+"""Words of prompts that the training captions do not have: each is read as the other one, and so is its token, since
+its embedding is a copy of the other's (`same_tokens`). Within a table above it would change the data."""
 FILLERS = (
     "a an the of in on at with to is are that there it picture image drawing photo draw paint show me please side",
     "个 颗 只 枚 块 的 在 有 是 位于 上 里 中 画 请 给我 帮我 一张 一幅 图 图片 图画 画面",
@@ -76,7 +76,7 @@ LANGUAGES: tuple[Language, ...] = ("en", "zh")
 
 @dataclass(frozen=True, kw_only=True)
 class Thing:
-    """What a prompt says about an object, or about `count` that are the same; None where it says nothing."""
+    """An object of a prompt, or `count` equal ones; None for an attribute that the prompt leaves open."""
 
     shape: str
     color: str | None = None
@@ -86,7 +86,7 @@ class Thing:
 
 @dataclass(frozen=True, kw_only=True)
 class Parsed:
-    """What a prompt asks for. `position` is of the only thing, `relation` of the first of two to the second."""
+    """The scene of a prompt. `position` is that of the only thing, `relation` of the first of two to the second."""
 
     things: tuple[Thing, ...] = ()
     background: str | None = None
@@ -96,7 +96,7 @@ class Parsed:
 
     @property
     def has_noun(self) -> bool:
-        """Whether it names anything that the model can draw."""
+        """True if it names anything that the model can draw."""
         return bool(self.things)
 
 
@@ -105,7 +105,7 @@ class Parsed:
 
 @cache
 def _lexicon() -> dict[str, tuple[str, str]]:
-    """Every word and fixed phrase: its kind, and what it means there."""
+    """Return the kind and the meaning of every word and fixed phrase."""
     tables: dict[str, Mapping[str, Synonyms]] = {
         "shape": SHAPE_WORDS,
         "color": COLOR_WORDS,
@@ -131,13 +131,13 @@ def plural(noun: str) -> str:
 
 
 def vocabulary() -> set[str]:
-    """Every word that `describe` may write and `parse` knows; English phrases are split at spaces."""
+    """Return every word that captions may have and `parse` knows; English phrases are split at spaces."""
     return {word for phrase in _lexicon().keys() - SAME_AS.keys() for word in phrase.split()}
 
 
 @cache
 def _pattern() -> re.Pattern[str]:
-    """A known word or phrase, the longest that fits; an unknown word; or a mark. Chinese has no spaces."""
+    """Return the pattern of the longest known word or phrase, an unknown word, or a mark. Chinese has no spaces."""
     longest = sorted(_lexicon(), key=lambda word: (-len(word), word))
     spaced = "|".join(re.escape(word).replace(r"\ ", r"\s+") for word in longest if word.isascii())
     chinese = "|".join(re.escape(word) for word in longest if not word.isascii())
@@ -149,22 +149,22 @@ def _pattern() -> re.Pattern[str]:
 
 
 def _words(prompt: str) -> Iterator[tuple[str, str]]:
-    """(kind, meaning) of each word; ("unknown", text) of one outside the vocabulary, a run of signs being one."""
-    lexicon, end, held = _lexicon(), 0, ""
+    """Yield (kind, meaning) of each word; ("unknown", text) of one outside the vocabulary, or of a run of signs."""
+    lexicon, end, signs = _lexicon(), 0, ""
     plain = re.sub(r"['’]s\b", "", unicodedata.normalize("NFKC", prompt).lower())  # it's, the star's
     for match in _pattern().finditer(plain):
         text, apart, end = match[0], match.start() > end, match.end()
-        if held and (apart or match.lastgroup != "sign"):
-            yield "unknown", held
-            held = ""
+        if signs and (apart or match.lastgroup != "sign"):
+            yield "unknown", signs
+            signs = ""
         if match.lastgroup == "known":
             yield lexicon[" ".join(text.split())]
         elif match.lastgroup == "sign":
-            held += text
+            signs += text
         else:
             yield ("unknown", text) if match.lastgroup == "word" else ("break", "")
-    if held:
-        yield "unknown", held
+    if signs:
+        yield "unknown", signs
 
 
 @dataclass(kw_only=True)
@@ -214,7 +214,7 @@ class _Draft:
         self.ground = False
 
     def give_back(self) -> None:
-        """Attributes that no noun took belong to the noun before: "a circle in red and"."""
+        """Give attributes that no noun took to the noun before: "a circle in red and"."""
         if self.things:
             last = self.things[-1]
             self.things[-1] = replace(last, color=last.color or self.color, size=last.size or self.size)
@@ -222,7 +222,7 @@ class _Draft:
 
 
 def parse(prompt: str) -> Parsed:
-    """What `prompt` asks of a scene. Never fails: words outside the vocabulary are listed, once each, in order."""
+    """Return the scene of `prompt`. Never fails: words outside the vocabulary are listed, once each, in order."""
     draft = _Draft()
     for kind, value in _words(prompt):
         draft.read(kind, value)
@@ -232,7 +232,7 @@ def parse(prompt: str) -> Parsed:
 
 
 def _arranged(parsed: Parsed, places: list[tuple[str, int]], relations: list[str]) -> Parsed:
-    """`parsed` with its position or relation, from the words for places and relations in their order."""
+    """Return `parsed` with its position or relation, from the words for places and relations in their order."""
     sides = {side: relation for relation, side in RELATIONS.items()}
     known = [relation for relation in relations if relation in RELATIONS]
     if len(parsed.things) == 1:
@@ -252,6 +252,3 @@ def _arranged(parsed: Parsed, places: list[tuple[str, int]], relations: list[str
         if places[0][1] == 2:  # A在B的左边
             return replace(parsed, relation=relation)
     return replace(parsed, relation="and")
-
-
-# Writing

@@ -1,1 +1,1 @@
-"""What a training run is, as data: options, files and checks, but no step of it."""
+"""A training run as data: options, files and checks, but no step of it."""

@@ -3,7 +3,7 @@
 - A phase is a named span of steps with a dtype. The spans cover all steps; none is skipped.
 - Presets: conservative keeps every phase in float32, default runs `predict` in bfloat16, aggressive all but `correct`.
 - The wheel calls none of this yet: `tools/train.py` trains the built-in model with it, and LoRA training will.
-- Everything random in step N is made from (seed, N), so a run that is resumed is the run that was not interrupted.
+- Everything random in step N is made from (seed, N), so a resumed run equals an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PRESETS: dict[str, tuple[str, ...]] = {
 }
 """The phases that run in bfloat16."""
 RELATIVE_MEMORY = {"float32": 1.0, "bfloat16": 0.5, "float16": 0.5}
-"""What a step in each dtype takes of the memory of the same step in float32."""
+"""The memory of a step in each dtype, relative to the same step in float32."""
 
 MAX_STEPS = 100_000_000
 MAX_BATCH = 65_536
@@ -37,9 +37,11 @@ WARM_UP = 200  # steps until the peak, or 5 % of a shorter run
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """One stage of a training run. `stage` names its files; `rate` is AdamW's peak learning rate, and Muon's is a
-    multiple; `sizes` are (width, height) in pixels, taken in turn by the steps; `size` is a dataclass with the widths
-    of the model; `simple` counts the first steps that show one object under a plain prompt."""
+    """One stage of a training run.
+
+    `stage` names its files; `rate` is AdamW's peak learning rate, and Muon's is a multiple; `sizes` are (width, height)
+    in pixels, taken in turn by the steps; `size` is a dataclass with the widths of the model; `simple` is the number of
+    first steps that show one object under a plain prompt."""
 
     stage: str
     out: Path
@@ -83,7 +85,7 @@ def _between(name: str, value: int, least: int, most: int) -> None:
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Of the step `step` (from 0): up in a line, then down along half a cosine to `FINAL_RATE` of the peak."""
+    """Return the rate of the step `step` (from 0): up in a line, down on half a cosine to `FINAL_RATE` of the peak."""
     warm_up = max(1, min(WARM_UP, steps // 20))
     if step < warm_up:
         return peak * (step + 1) / warm_up
@@ -109,7 +111,7 @@ class TrainingPhase:
 
 
 def plan_phases(precision: str, steps: int, shares: str | None = None) -> tuple[TrainingPhase, ...]:
-    """The phases of a run: `precision` is a preset or one dtype for all, `shares` as `parse_shares` reads it.
+    """Return the phases of a run: `precision` is a preset or one dtype for all, `shares` a text for `parse_shares`.
 
     The spans are rounded so that they add up to `steps`; one may be empty in a short run. Raises UsageError.
     """
@@ -126,7 +128,7 @@ def plan_phases(precision: str, steps: int, shares: str | None = None) -> tuple[
 
 
 def phase_at(phases: Sequence[TrainingPhase], step: int) -> TrainingPhase:
-    """The phase that `step` is in."""
+    """Return the phase of `step`."""
     return next(phase for phase in phases if phase.start <= step < phase.stop)
 
 
@@ -140,7 +142,7 @@ def _preset(precision: str) -> dict[str, str]:
 
 
 def parse_shares(text: str) -> tuple[dict[str, float], dict[str, str]]:
-    """Percent of the steps, and dtypes that differ from the preset's, by phase.
+    """Return the percent of the steps, and the dtypes that differ from the preset's, by phase.
 
     Syntax: `warm-up=10,full=20,predict=60:bf16,correct=10`; a phase that is left out has no steps. Raises UsageError.
     """
@@ -171,7 +173,7 @@ def _share(name: str, text: str) -> float:
 
 
 def memory_estimate(phases: Sequence[TrainingPhase]) -> float:
-    """Memory of the run, averaged over its steps, as a share of the same run in float32 throughout.
+    """Return the memory of the run, averaged over its steps, as a share of the same run in float32 throughout.
 
     A step in 16 bits counts half: 10/20/60/10 % under the default preset is 0.1 + 0.2 + 0.6 * 0.5 + 0.1 = 0.7.
     """
@@ -179,10 +181,10 @@ def memory_estimate(phases: Sequence[TrainingPhase]) -> float:
 
 
 def weighted(phases: Sequence[TrainingPhase], by_dtype: dict[str, float]) -> float:
-    """The mean over all steps of what `by_dtype` says of each step's dtype."""
+    """Return the mean over all steps of the value in `by_dtype` for each step's dtype."""
     return sum(phase.steps * by_dtype[phase.dtype] for phase in phases) / sum(phase.steps for phase in phases)
 
 
 def describe_phases(phases: Sequence[TrainingPhase]) -> str:
-    """One line: `warm-up 0-99 fp32, full 100-299 fp32, ...`."""
+    """Return the phases in one line: `warm-up 0-99 fp32, full 100-299 fp32, ...`."""
     return ", ".join(f"{p.name} {p.start}-{p.stop - 1} {short(p.dtype)}" for p in phases if p.steps)

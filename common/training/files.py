@@ -1,8 +1,8 @@
-"""The files of a training run: those that it will write, refused before it starts, and those that it goes on from.
+"""The files of a training run: checks of its outputs before it starts, and reading of those that it continues from.
 
-Nothing here needs a framework, so that a run that cannot end well ends before one is imported. What is read is not
-trusted: only regular files are opened, and every value is checked before it is used. What is read and bad is a
-ModelError; what would be written and cannot be, a UsageError.
+Nothing here needs a framework, so that a run that must fail does so before one is imported. Files are not trusted: only
+regular files are opened, and every value is checked before it is used. A bad input file is a ModelError, an output that
+cannot be written a UsageError.
 """
 
 from __future__ import annotations
@@ -37,33 +37,33 @@ MAX_TABLE = 8 << 20  # bytes; a run of 5 million steps
 
 
 def stem(config: TrainConfig) -> Path:
-    """The name of the run's own files, without their suffixes."""
+    """Return the name of the run's own files, without their suffixes."""
     return config.out / "training" / config.stage
 
 
 def check(config: TrainConfig, outputs: Iterable[Path]) -> None:
-    """Refuse what would fail later, and change nothing: a checkpoint that is broken or of another run, and a file or
+    """Check what would fail later, and change nothing: a checkpoint that is broken or of another run, and a file or
     folder that cannot be written. `outputs` are the files that the stage writes beside those of the folder `training`.
     Raises ModelError and UsageError."""
-    own = stem(config)
-    checkpoint = own.with_suffix(".safetensors")
+    name = stem(config)
+    checkpoint = name.with_suffix(".safetensors")
     if config.resume:
         state = open_checkpoint(checkpoint, config)
         state.header.file.close()
-        read_table(own.with_suffix(".csv"), state.step)
+        read_table(name.with_suffix(".csv"), state.step)
     elif os.path.lexists(checkpoint):
         raise UsageError(f"{clean(checkpoint)}: a run is there already; go on with --resume, or move it away")
     if config.init is not None and not is_folder(config.init):
         raise ModelError(f"--init {clean(config.init, 120)}: no such folder")
-    if is_link(own.with_suffix(".log")):
-        raise UsageError(f"{clean(own.with_suffix('.log'))}: is a link, and lines would go elsewhere; move it away")
-    own_files = (own.with_suffix(suffix) for suffix in (".safetensors", ".csv", ".png", ".log"))
+    if is_link(name.with_suffix(".log")):
+        raise UsageError(f"{clean(name.with_suffix('.log'))}: is a link, and lines would go elsewhere; move it away")
+    own_files = (name.with_suffix(suffix) for suffix in (".safetensors", ".csv", ".png", ".log"))
     for path in (*own_files, *outputs):
         _check_place(path)
 
 
 def is_file(path: Path) -> bool:
-    """Whether something that is not a folder has this name. False where looking is not permitted."""
+    """Return whether something that is not a folder has this name; False without permission to look."""
     return os.path.exists(path) and not os.path.isdir(path)  # noqa: PTH110, PTH112 (Path's raise without permission)
 
 
@@ -72,7 +72,7 @@ def is_link(path: Path) -> bool:
 
 
 def _check_place(path: Path) -> None:
-    """Raises UsageError unless `path` could be written, once missing folders are made."""
+    """Raise UsageError unless `path` could be written once missing folders are made."""
     folder = path.parent
     while not os.path.lexists(folder):
         folder = folder.parent
@@ -91,33 +91,33 @@ def prepare(config: TrainConfig, outputs: Iterable[Path]) -> None:
 
 
 def resumed(out: Path, stages: Sequence[str]) -> list[str]:
-    """Of `stages` those that go on with --resume: all that have a checkpoint in `out`. Raises UsageError where there is
-    no such folder, ModelError where none has one."""
+    """Return the `stages` that --resume continues: all that have a checkpoint in `out`. Raises UsageError without such
+    a folder, ModelError without a checkpoint."""
     if not os.path.isdir(out):  # noqa: PTH112 (as above)
         raise UsageError(f"--resume: {clean(out)} does not exist; start without --resume")
-    found = [stage for stage in stages if os.path.lexists(out / "training" / f"{stage}.safetensors")]
-    if not found:
+    started = [stage for stage in stages if os.path.lexists(out / "training" / f"{stage}.safetensors")]
+    if not started:
         raise bad(out, f"no checkpoint of {' or '.join(stages)} here to resume; start without --resume")
-    return found
+    return started
 
 
 # While it runs
 
 
 def add_line(path: Path, text: str) -> None:
-    """Appends to a regular file; what cannot be written is left out, since it is printed on the terminal too."""
+    """Append a line to a regular file. A failure is ignored, since the line is printed on the terminal too."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     with contextlib.suppress(OSError), open(os.open(path, flags, 0o666), "ab", buffering=0) as file:  # noqa: PTH123
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             file.write(text.encode(errors="backslashreplace") + b"\n")
 
 
-# To go on from
+# Checkpoints
 
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """An open checkpoint: where its tensors are, the number of steps done, and the loss scaler's fields, unchecked."""
+    """An open checkpoint: its tensors, the number of steps done, and the loss scaler's fields, unchecked."""
 
     header: Header
     step: int
@@ -125,14 +125,14 @@ class State:
 
 
 def run_of(config: TrainConfig) -> dict[str, Any]:
-    """The options by which a checkpoint knows its run, as JSON has them."""
+    """Return the options that identify a checkpoint's run, as JSON values."""
     values = asdict(config)
-    found: dict[str, Any] = json.loads(json.dumps({name: values[name] for name in SAME}))
-    return found
+    options: dict[str, Any] = json.loads(json.dumps({name: values[name] for name in SAME}))
+    return options
 
 
 def open_checkpoint(path: Path, config: TrainConfig) -> State:
-    """The checkpoint `path` with its header checked; the caller closes `header.file`. Raises ModelError."""
+    """Open the checkpoint `path` and check its header; the caller closes `header.file`. Raises ModelError."""
     _check_own(path)
     if not os.path.lexists(path):
         raise bad(path, "no checkpoint here to resume; start without --resume")
@@ -152,10 +152,10 @@ def open_checkpoint(path: Path, config: TrainConfig) -> State:
 def _fields(path: Path, metadata: dict[str, str], config: TrainConfig) -> tuple[int, dict[str, object]]:
     if FORMAT not in metadata:
         raise bad(path, "is not a checkpoint of a training run; move it away or choose another --out")
-    found = strict_json(metadata[FORMAT].encode(), f"{path} (run)", depth=8, values=1000)
-    if not isinstance(found, dict) or found.keys() != {"step", "run", "scaler"}:
+    data = strict_json(metadata[FORMAT].encode(), f"{path} (run)", depth=8, values=1000)
+    if not isinstance(data, dict) or data.keys() != {"step", "run", "scaler"}:
         raise bad(path, "its header is not that of a checkpoint: step, run and scaler; move it away")
-    step, run, scaler = found["step"], found["run"], found["scaler"]
+    step, run, scaler = data["step"], data["run"], data["scaler"]
     if not isinstance(run, dict) or not isinstance(scaler, dict):
         raise bad(path, "its header has a run or a scaler that is not a table; move it away")
     _check_run(path, run, run_of(config))
@@ -169,20 +169,19 @@ def _fields(path: Path, metadata: dict[str, str], config: TrainConfig) -> tuple[
 def _check_run(path: Path, theirs: dict[str, object], ours: dict[str, object]) -> None:
     for name in SAME:
         if json.dumps(theirs.get(name)) != json.dumps(ours[name]):  # as text: 1, 1.0 and true are equal in Python
-            found = f"{name} was {clean(theirs.get(name), 60)}, now it is {clean(ours[name], 60)}"
-            raise bad(path, f"is of another run: {found}; give the same options, or another --out")
+            difference = f"{name} was {clean(theirs.get(name), 60)}, now it is {clean(ours[name], 60)}"
+            raise bad(path, f"is of another run: {difference}; give the same options, or another --out")
 
 
 def _check_own(path: Path) -> None:
-    """A run writes its files itself, and never a link."""
+    """Raise ModelError for a link: a run writes only regular files."""
     if is_link(path):
         raise bad(path, "is a link, which no run writes; copy the file here or move the link away")
 
 
 def read_table(path: Path, last: int) -> list[str]:
-    """Rows of the table `path` up to the step `last`, as text and in order; none where there is no table.
-
-    Raises ModelError for anything but a table that a run wrote."""
+    """Return the rows of the table `path` up to the step `last`, as text and in order; none without a table. Raises
+    ModelError for anything but a table that a run wrote."""
     _check_own(path)
     if not os.path.lexists(path):
         return []
@@ -205,7 +204,7 @@ def read_table(path: Path, last: int) -> list[str]:
 
 
 def _step(path: Path, number: int, line: str) -> int:
-    """The step of a row of figures, all finite."""
+    """Return the step of a row of numbers, all finite. Raises ModelError."""
     values = line.split(",")
     try:
         figures = [float(value) for name, value in zip(COLUMNS, values, strict=True) if name != "dtype"]

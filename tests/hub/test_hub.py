@@ -636,7 +636,7 @@ def test_the_command(fake, cache):
 def test_the_bar_on_a_terminal(fake, monkeypatch):
     import io
 
-    from qwenimg.cli.pull import Bar
+    from qwenimg.cli.pull import ByteBar
 
     class Terminal(io.StringIO):
         def isatty(self):
@@ -644,7 +644,7 @@ def test_the_bar_on_a_terminal(fake, monkeypatch):
 
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    bar = Bar(quiet=False)
+    bar = ByteBar(quiet=False)
     pull(REPO, echo=bar.line, progress=bar.update)
     total = bar._bar.total
     assert bar._bar.n == total > 0
@@ -658,7 +658,7 @@ def test_lines_where_there_is_no_terminal(fake, monkeypatch, capsys):
     from qwenimg.cli import pull as module
 
     monkeypatch.setattr(module, "EVERY", 0.0)
-    bar = module.Bar(quiet=False)
+    bar = module.ByteBar(quiet=False)
     bar.update(FIRST, 3 * 10**9, 4 * 10**9)
     assert capsys.readouterr().err == f"3.00 of 4.00 GB (75%), {FIRST}\n"
 

@@ -63,7 +63,7 @@ def test_a_job_is_drawn_and_told(tmp_path: Path) -> None:
     pipe, heard = FakePipeline(), Heard()
     lines = [{"prompt": "a ring", "seed": "3", "aspect": "1:1"}, {"prompt": "a cube", "num_images": 2, "guidance": 1.0}]
     outcome, wanted = drawn(pipe, Job(), lines, f"{tmp_path}/{{index}}.png", heard)
-    assert (outcome.made, outcome.failed, outcome.fatal) == (3, [], False)
+    assert (outcome.written, outcome.failed, outcome.fatal) == (3, [], False)
     assert heard.told[:5] == [("begin", 1), ("step", 1), ("step", 2), ("step", 3), ("image", 1)]
     assert recipe_from_png(tmp_path / "1.png")["seed"] == 3 and wanted[0].path == tmp_path / "1.png"
     assert pipe.asked[1]["seed"] + 1 == pipe.asked[2]["seed"] and pipe.asked[1]["guidance"] == 1.0
@@ -73,7 +73,7 @@ def test_a_job_is_drawn_and_told(tmp_path: Path) -> None:
 def test_pictures_without_a_path_go_to_the_caller() -> None:
     got: list[bytes] = []
     outcome, _ = drawn(FakePipeline(), Job(put=got.append, metadata=False), [{"prompt": "a ring"}], "-")
-    assert outcome.made == 1 and got[0].startswith(b"\x89PNG") and b"qwenimg" not in got[0]
+    assert outcome.written == 1 and got[0].startswith(b"\x89PNG") and b"qwenimg" not in got[0]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_what_fails_is_told_and_the_rest_is_drawn(tmp_path: Path, error: Excepti
     heard = Heard()
     lines = [{"prompt": "a ring", "seed": seed} for seed in ("1", "2", "3")]
     outcome, _ = drawn(FakePipeline(faults={2: error}), Job(), lines, f"{tmp_path}/{{index}}.png", heard)
-    assert (outcome.made, outcome.failed, outcome.fatal) == (made, [error], fatal)
+    assert (outcome.written, outcome.failed, outcome.fatal) == (made, [error], fatal)
     assert ("failure", type(error).__name__) in heard.told
     assert len(list(tmp_path.iterdir())) == made
 

@@ -19,9 +19,9 @@ from parity_cases import MLX, TORCH, Twin
 from qwenimg import backends
 from qwenimg.common.families import registry
 from qwenimg.common.measure import charts, precision
-from qwenimg.common.measure.activations import Block, Blocks, block_of
+from qwenimg.common.measure.activations import ActivationObserver, BlockActivations, block_of
 from qwenimg.common.measure.charts import Chart, Series
-from qwenimg.common.measure.precision import Run, recommend
+from qwenimg.common.measure.precision import PolicyRun, recommend
 
 BACKENDS = ("cpu", "mlx")
 
@@ -157,7 +157,7 @@ def test_a_chart_of_nothing_is_drawn() -> None:
 def test_blocks_by_hand(twin, tiny_folder: Path) -> None:
     side: Twin = twin()
     checkpoint = registry.open_model(tiny_folder).checkpoint
-    seen = Blocks(side.engine, checkpoint)
+    seen = ActivationObserver(side.engine, checkpoint)
     first, second = "transformer_blocks.0.attn.to_q", "transformer_blocks.1.attn.to_q"
     given = {first: [1.0, -7.0, 2.0], second: [3.0, 4.0, 5.0]}  # of the last of a batch
     seen("linear", "no.such.layer", side.array(np.full(3, 9.0), "float32"))  # of no part
@@ -172,7 +172,7 @@ def test_blocks_by_hand(twin, tiny_folder: Path) -> None:
     assert a.part == b.part == "denoiser" and a.largest == math.inf and a.at == "attn.to_q, linear"
     assert b.largest == 8.0 and b.at == "gated"
     assert a.values is not None and a.values.tolist() == given[first], "what comes after the first step is no sample"
-    other = Block(part="denoiser", name="transformer_blocks.0", values=np.array([1.0, -7.0, 5.0]))
+    other = BlockActivations(part="denoiser", name="transformer_blocks.0", values=np.array([1.0, -7.0, 5.0]))
     assert a.distance(other) == pytest.approx(3 / math.sqrt(1 + 49 + 25))
     assert a.distance(None) is None and b.distance(other) == pytest.approx(math.sqrt(1 + 1 + 9) / math.sqrt(75))
     checkpoint.close()
@@ -191,14 +191,14 @@ def test_the_block_of_a_path(path: str, block: str) -> None:
     assert block_of(path) == block
 
 
-def run(policy: str, seconds: float, error: float, pixels: float, fault: str = "") -> Run:
-    return Run(policy=policy, where="x", seconds=seconds, latents_error=error, pixels_error=pixels, fault=fault)
+def run(policy: str, seconds: float, error: float, pixels: float, fault: str = "") -> PolicyRun:
+    return PolicyRun(policy=policy, where="x", seconds=seconds, latents_error=error, pixels_error=pixels, fault=fault)
 
 
 def test_psnr() -> None:
     """A difference of 5 in every value: 10 log10(255^2 / 25)."""
     assert run("a", 1, 0, 25.0).psnr == pytest.approx(34.1514, abs=1e-4)
-    assert run("a", 1, 0, 0.0).psnr == math.inf and Run(policy="a", where="x").psnr is None
+    assert run("a", 1, 0, 0.0).psnr == math.inf and PolicyRun(policy="a", where="x").psnr is None
 
 
 def test_recommended() -> None:

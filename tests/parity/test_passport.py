@@ -27,7 +27,7 @@ from qwenimg.common.families import registry
 from qwenimg.common.parity import passport_file, report
 from qwenimg.common.parity.blocks import parts
 from qwenimg.common.parity.check import blocks as check_blocks
-from qwenimg.common.parity.passport import Figure, Kept, Passport
+from qwenimg.common.parity.passport import Figure, Passport, RecordedResult
 from qwenimg.common.parity.record import BlockRecorder, Trace
 from qwenimg.common.parity.sample import PROJECTIONS, Drawn, drawn_like, projected
 from qwenimg.common.precision.precision import FP32
@@ -514,6 +514,6 @@ def test_float64_is_kept_beside_the_result(shapes: Path) -> None:
     """What is kept of it loses nothing that could be seen beside an error of one roundoff of float32."""
     for recorded in passport_file.read(shapes).blocks:
         for kept in recorded.results:
-            assert isinstance(kept, Kept) and kept.exact is not None and kept.exact.dtype == np.float64
+            assert isinstance(kept, RecordedResult) and kept.exact is not None and kept.exact.dtype == np.float64
             assert 1 <= kept.gain < 100
         assert leaves(tuple(given for given in recorded.arguments if not isinstance(given, Drawn)))

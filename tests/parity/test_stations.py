@@ -18,7 +18,7 @@ import qwenimg
 from qwenimg.common.base.errors import DoesNotFit
 from qwenimg.common.parity import check, passport_file, record, rerun, stations, summary
 from qwenimg.common.parity.passport import Passport
-from qwenimg.common.parity.stations import FARTHEST, FLOOR, GIVEN, MARGIN, Station, judged
+from qwenimg.common.parity.stations import FARTHEST, FLOOR, INPUT_LIMIT, MARGIN, Station, judged
 from qwenimg.common.parity.tape import Tape, taped
 
 ASKED: dict[str, Any] = {
@@ -49,7 +49,7 @@ def test_a_picture_without_a_seed_has_one_for_all_its_runs() -> None:
     """The float32 reference of another noise would be as far off as a wrong picture, and hide one."""
     made = recorded(seed=None)
     assert made.picture is not None and isinstance(made.picture.asked["seed"], int)
-    own = [station.own for station in made.run if station.made]
+    own = [station.policy_error for station in made.run if station.outputs]
     print(made.picture.asked["seed"], own)
     assert own and all(one is not None and one < 0.05 for one in own)
 
@@ -58,24 +58,24 @@ def test_a_picture_without_a_seed_has_one_for_all_its_runs() -> None:
 
 
 Y = np.array([[0.5, -1, 2], [3, 1, 1]], np.float32)
-STEP = Station(name="step 1", given=(X, np.asarray(0.5)), made=(Y,), own=0.01)
-TEXT = Station(name="text_encoder 1", given=(np.array([1, 2, 3]),), made=(X,), own=0.0)
+STEP = Station(name="step 1", inputs=(X, np.asarray(0.5)), outputs=(Y,), policy_error=0.01)
+TEXT = Station(name="text_encoder 1", inputs=(np.array([1, 2, 3]),), outputs=(X,), policy_error=0.0)
 WRONG = {
-    "another token": replace(TEXT, given=(np.array([1, 2, 4]),)),
-    "one token less": replace(TEXT, given=(np.array([1, 2]),)),
-    "what enters": replace(STEP, given=(X * np.float32(1 + 3 * GIVEN), np.asarray(0.5))),
-    "another noise level": replace(STEP, given=(X, np.asarray(0.50002))),
-    "five times its own distance": replace(STEP, made=(Y + np.float32(0.05) * (Y - X),)),
-    "float32 far from float32": replace(TEXT, made=(X * np.float32(1 + 2 * FLOOR),)),
-    "not a number": replace(STEP, made=(Y * np.float32("nan"),)),
-    "not a number where it enters": replace(STEP, given=(X * np.float32("nan"), np.asarray(0.5))),
-    "infinite": replace(STEP, made=(Y * np.float32("inf"),)),
-    "zeros": replace(STEP, made=(0 * Y,)),
-    "no step at all": replace(STEP, made=(X,)),
-    "twice": replace(STEP, made=(2 * Y,)),
-    "the other sign": replace(STEP, made=(-Y,)),
-    "another shape": replace(STEP, made=(Y.T,)),
-    "one array less": replace(STEP, made=()),
+    "another token": replace(TEXT, inputs=(np.array([1, 2, 4]),)),
+    "one token less": replace(TEXT, inputs=(np.array([1, 2]),)),
+    "what enters": replace(STEP, inputs=(X * np.float32(1 + 3 * INPUT_LIMIT), np.asarray(0.5))),
+    "another noise level": replace(STEP, inputs=(X, np.asarray(0.50002))),
+    "five times its own distance": replace(STEP, outputs=(Y + np.float32(0.05) * (Y - X),)),
+    "float32 far from float32": replace(TEXT, outputs=(X * np.float32(1 + 2 * FLOOR),)),
+    "not a number": replace(STEP, outputs=(Y * np.float32("nan"),)),
+    "not a number where it enters": replace(STEP, inputs=(X * np.float32("nan"), np.asarray(0.5))),
+    "infinite": replace(STEP, outputs=(Y * np.float32("inf"),)),
+    "zeros": replace(STEP, outputs=(0 * Y,)),
+    "no step at all": replace(STEP, outputs=(X,)),
+    "twice": replace(STEP, outputs=(2 * Y,)),
+    "the other sign": replace(STEP, outputs=(-Y,)),
+    "another shape": replace(STEP, outputs=(Y.T,)),
+    "one array less": replace(STEP, outputs=()),
     "a name that was not recorded": replace(STEP, name="step 2"),
 }
 
@@ -92,19 +92,21 @@ def test_what_is_wrong_is_refused(name: str) -> None:
 
 def test_roundings_are_not() -> None:
     near = replace(
-        STEP, given=(X * np.float32(1 + 0.5 * GIVEN), np.asarray(0.5)), made=(Y + np.float32(0.025) * (Y - X),)
+        STEP,
+        inputs=(X * np.float32(1 + 0.5 * INPUT_LIMIT), np.asarray(0.5)),
+        outputs=(Y + np.float32(0.025) * (Y - X),),
     )
     assert all(not one.failures for one in judged([TEXT, STEP], [TEXT, near]))
-    lost = judged([replace(STEP, made=())], [STEP])
+    lost = judged([replace(STEP, outputs=())], [STEP])
     assert lost[0].failures == ("step 1: what it makes was not recorded",)
-    unknown = judged([replace(STEP, own=None)], [replace(STEP, made=(2 * Y,))])
+    unknown = judged([replace(STEP, policy_error=None)], [replace(STEP, outputs=(2 * Y,))])
     assert [one.allowed for one in unknown] == [None] and not unknown[0].failures, "nothing is known of it"
 
 
 def test_where_zeros_would_pass_nothing_is_judged() -> None:
     """The largest distance that is recorded still refuses a step that changes nothing."""
-    widest = replace(STEP, own=0.99 * FARTHEST)
-    assert judged([widest], [replace(STEP, made=(X,))])[0].failures
+    widest = replace(STEP, policy_error=0.99 * FARTHEST)
+    assert judged([widest], [replace(STEP, outputs=(X,))])[0].failures
 
 
 # What is recorded
@@ -118,10 +120,10 @@ def test_the_distance_from_float32_is_that_of_a_run_in_float32(passport: Passpor
     pipe.close()
     exact = {station.name: station for station in tape.stations}
     for station in passport.run:
-        if station.made:
-            now = stations.made_distance(exact[station.name], station)
-            print(f"{station.name}: {station.own:.2e}, by MLX {now:.2e}")
-            assert station.own is not None and abs(now - station.own) < 1e-5 + 0.01 * now
+        if station.outputs:
+            now = stations.output_error(exact[station.name], station)
+            print(f"{station.name}: {station.policy_error:.2e}, by MLX {now:.2e}")
+            assert station.policy_error is not None and abs(now - station.policy_error) < 1e-5 + 0.01 * now
     names = [station.name for station in passport.run]
     assert names == [
         "text_encoder 1", "text_encoder 2", "transformer.time_text_embed", "step 1", "step 2", "vae.decode",
@@ -258,7 +260,7 @@ def test_stations_are_written_as_they_were(passport: Passport, tmp_path: Path) -
     """States of 16 bit take 16 bit, and lose nothing."""
     read = passport_file.read(Path(written(tmp_path, passport)))
     for then, now in zip(passport.run, read.run, strict=True):
-        assert then.name == now.name and then.own == now.own
-        for a, b in zip((*then.given, *then.made), (*now.given, *now.made), strict=True):
+        assert then.name == now.name and then.policy_error == now.policy_error
+        for a, b in zip((*then.inputs, *then.outputs), (*now.inputs, *now.outputs), strict=True):
             assert a.shape == b.shape and np.array_equal(a, b)
     assert passport_file.encoded(read) == Path(written(tmp_path, passport)).read_bytes()

@@ -15,7 +15,7 @@ from recipe_cases import recipe_from_png
 import qwenimg
 from qwenimg import Pipeline, QwenimgError, Result, UnknownOption, UsageError
 from qwenimg.common.base import errors
-from qwenimg.common.request.asked import Asked
+from qwenimg.common.request.asked import CallOptions
 from qwenimg.common.request.request import Request
 
 SMALL: dict[str, Any] = {"width": 32, "height": 32, "steps": 1, "seed": 7}
@@ -70,13 +70,13 @@ def test_help_and_completion_show_every_option(pipe: Pipeline, method: str) -> N
     function = getattr(Pipeline, method)
     parameters = inspect.signature(function).parameters
     before = ["self", "prompt"] if method == "check" else ["self", "prompt", "wait"]
-    assert list(parameters) == [*before, *Asked.__annotations__]
-    for name in Asked.__annotations__:
+    assert list(parameters) == [*before, *CallOptions.__annotations__]
+    for name in CallOptions.__annotations__:
         assert parameters[name].kind is parameters[name].KEYWORD_ONLY and parameters[name].default is None
         assert re.search(rf"^    {name}: \S.{{5}}", function.__doc__, re.MULTILINE), name
     assert "steps: 1 to 1000" in pydoc.plain(pydoc.render_doc(pipe))
     assert "refine_at" in pydoc.plain(pydoc.render_doc(getattr(pipe, method)))
-    assert Asked.__annotations__.keys() | {"prompt"} == Request.__dataclass_fields__.keys()
+    assert CallOptions.__annotations__.keys() | {"prompt"} == Request.__dataclass_fields__.keys()
 
 
 def test_a_pipeline_is_called_by_what_its_signature_says(pipe: Pipeline) -> None:

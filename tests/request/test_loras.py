@@ -21,7 +21,7 @@ import qwenimg
 from qwenimg import ModelError, Pipeline, UsageError
 from qwenimg.common.families.describe import describe
 from qwenimg.common.jobs.replay import read_replay
-from qwenimg.common.request.lora_text import Asked, parse
+from qwenimg.common.request.lora_text import NamedLora, parse
 from qwenimg.common.request.recipe import png_text
 
 ASKED: dict[str, Any] = {"width": 52, "height": 36, "steps": 2, "guidance": 3.0, "seed": 7}
@@ -146,15 +146,15 @@ def test_a_refiner_keeps_its_own_weights(folders: dict[str, Path], tmp_path: Pat
 
 def test_the_ways_to_write_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert parse("a.safetensors") == (Asked("a.safetensors"),)
+    assert parse("a.safetensors") == (NamedLora("a.safetensors"),)
     assert parse(" a.safetensors:0.5;b:-1 ; c/d:1e-1") == (
-        Asked("a.safetensors", 0.5),
-        Asked("b", -1),
-        Asked("c/d", 0.1),
+        NamedLora("a.safetensors", 0.5),
+        NamedLora("b", -1),
+        NamedLora("c/d", 0.1),
     )
     assert parse("") == parse(" ; ") == parse("none") == ()
     Path("x:0.5").touch()
-    assert parse("x:0.5") == (Asked("x:0.5"),)  # a file of that name
+    assert parse("x:0.5") == (NamedLora("x:0.5"),)  # a file of that name
     for text, says in (
         ("a:nan", "finite"), ("a:inf", "finite"), ("a:-inf", "finite"), ("a:1e9", "finite"), ("a:", "no number"),
         ("a:x", "'x' is no number"), (":0.5", "no file"), ("; ".join("abcdefghijk" * 3), "at most 32"),

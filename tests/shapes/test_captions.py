@@ -11,7 +11,7 @@ from PIL import ImageFont
 
 from qwenimg.common.shapes import captions
 from qwenimg.common.shapes.gate import gate_prompts
-from qwenimg.common.shapes.selftest import Tile, _wrapped, sheet
+from qwenimg.common.shapes.selftest import SheetTile, _wrapped, sheet
 from qwenimg.common.shapes.words import parse
 
 LATIN = next(Path("/usr/share/fonts").rglob("DejaVuSans.ttf"), None) if Path("/usr/share/fonts").is_dir() else None
@@ -61,7 +61,7 @@ def test_whatever_font_is_found_has_the_letters():
     print(font and font.path)
     if font is not None:
         assert fonts.has_all(font, "一个红色的圆")
-        page = sheet([Tile(pixels=np.full((16, 16, 3), 128, np.uint8), lines=("一个红色的圆" * 9,))], 1, 128, font)
+        page = sheet([SheetTile(pixels=np.full((16, 16, 3), 128, np.uint8), lines=("一个红色的圆" * 9,))], 1, 128, font)
         assert page.std() > 0
 
 

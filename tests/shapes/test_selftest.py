@@ -26,7 +26,7 @@ from qwenimg.common.pictures.png import read_text
 from qwenimg.common.shapes import builtin, gate, selftest
 from qwenimg.common.shapes.check import Verdict, check
 from qwenimg.common.shapes.gate import selftest_prompts
-from qwenimg.common.shapes.selftest import Answer, Tile
+from qwenimg.common.shapes.selftest import Answer, SheetTile
 from qwenimg.common.shapes.words import parse
 
 PROMPTS = selftest_prompts()
@@ -186,13 +186,13 @@ def test_the_sheet_is_a_png(draws: Callable[..., Truthful], tmp_path: Path, name
 
 def test_a_picture_is_on_the_sheet_as_it_is():
     pictures = [np.full((128, 128, 3), value, np.uint8) for value in (10, 90, 200)]
-    page = selftest.sheet([Tile(pixels=p, lines=("a b",)) for p in pictures], columns=2)
+    page = selftest.sheet([SheetTile(pixels=p, lines=("a b",)) for p in pictures], columns=2)
     across, down = 128 + 2 * selftest.MARGIN, page.shape[0] // 2
     for i, picture in enumerate(pictures):
         top, left = i // 2 * down + selftest.MARGIN, i % 2 * across + selftest.MARGIN
         assert (page[top : top + 128, left : left + 128] == picture).all()
         assert (page[top - 1, left : left + 128] == 255).all()  # no mark
-    large = selftest.sheet([Tile(pixels=np.zeros((512, 256, 3), np.uint8), lines=())], columns=1)
+    large = selftest.sheet([SheetTile(pixels=np.zeros((512, 256, 3), np.uint8), lines=())], columns=1)
     assert (large[selftest.MARGIN : selftest.MARGIN + 256, selftest.MARGIN : selftest.MARGIN + 128] == 0).all()
 
 

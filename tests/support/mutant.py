@@ -216,7 +216,9 @@ class Judge:
                 pipe.close()
         failures = [f"{one.name}: {why}" for one in judged for why in one.failures] + list(drawn.failures)
         assert failures == [], (backend, variant.name, variant.precision, failures)
-        stations = max(one.made / one.allowed for one in drawn.stations if one.made is not None and one.allowed)
+        stations = max(
+            one.output_error / one.allowed for one in drawn.stations if one.output_error is not None and one.allowed
+        )
         return max(figure.error / figure.allowed for one in judged for figure in one.figures), stations
 
     def caught(self, backend: str, mutant: Mutant, *, planted: bool = True) -> list[str]:

@@ -1,1 +1,1 @@
-"""Training of the built-in model, which is built on torch alone: what was trained runs on both backends."""
+"""Training of the built-in model, on torch alone; the trained model runs on both backends."""

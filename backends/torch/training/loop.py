@@ -1,8 +1,8 @@
-"""Training on torch: the loop, of whatever stage it is given. Only this backend trains.
+"""Training on torch: the loop for any stage. Only this backend trains.
 
-- The wheel calls it nowhere yet: `tools/train.py` trains the built-in model with it, and LoRA training will.
+- The wheel does not call it yet: `tools/train.py` trains the built-in model with it, and LoRA training will.
 - A batch is made in a thread while the step before it runs. On a CPU, threads take a part of each batch.
-- The weights that are written are an exponential average of those that are trained.
+- The saved weights are an exponential average of the trained ones.
 - On the CPU a run that was killed and resumed equals the unbroken one bit for bit.
 """
 
@@ -30,13 +30,13 @@ from qwenimg.common.training import config as training
 from qwenimg.common.training import files
 from qwenimg.common.training.config import TrainConfig
 
-CLIP = 1.0  # longest gradient
+CLIP = 1.0  # the longest gradient
 AVERAGE = 0.999  # decay of the average once it is warm
 LOG_EVERY = 50  # steps
-AT_ONCE = 4  # parts of a step on a CPU: with more of them Python itself takes longer than the products
+AT_ONCE = 4  # the most parts of a step on a CPU: with more, Python itself takes longer than the products
 
 
-class Stage(Protocol):
+class TrainingStage(Protocol):
     @property
     def model(self) -> torch.nn.Module: ...
     def blocks(self) -> list[torch.nn.Module]: ...
@@ -47,11 +47,11 @@ class Stage(Protocol):
     def write(self, weights: Mapping[str, Tensor]) -> None: ...
 
 
-MakeStage = Callable[[TrainConfig, torch.device, Callable[[str], None]], Stage]
+MakeStage = Callable[[TrainConfig, torch.device, Callable[[str], None]], TrainingStage]
 
 
 class Run:
-    """One stage from where it is to its last step. `outputs` are the files that the stage writes."""
+    """One stage from its present step to its last. `outputs` are the files that the stage writes."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Run:
         self.precision = MixedPrecision(self.phases, device, progress.scaler, self.tell, self.workers)
 
     def say(self, tell: Callable[[str], None]) -> Callable[[str], None]:
-        """`tell`, and the log's lines."""
+        """Return a function that calls `tell` and adds the line to the log."""
 
         def both(text: str) -> None:
             tell(text)
@@ -114,10 +114,10 @@ class Run:
         return load_checkpoint(self.checkpoint, self.config, self._tensors())
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Everything that a checkpoint holds, as the tensors that are in use."""
-        found: dict[str, Tensor] = {f"model.{name}": p for name, p in self.parameters.items()}
-        found |= {f"average.{name}": value for name, value in self.average.items()}
-        return found | self.optimizer.state()
+        """Return all tensors of a checkpoint; they are those in use."""
+        tensors: dict[str, Tensor] = {f"model.{name}": p for name, p in self.parameters.items()}
+        tensors |= {f"average.{name}": value for name, value in self.average.items()}
+        return tensors | self.optimizer.state()
 
     # Steps
 
@@ -151,7 +151,8 @@ class Run:
         self._tell_memory()
 
     def one_step(self, batch: Any) -> tuple[float, float]:
-        """Loss and length of the gradient before clipping. Raises NumericsError, nothing having changed."""
+        """Run one step. Return the loss and the unclipped gradient's length. Raises NumericsError, and changes nothing
+        then."""
         config, step = self.config, self.step
         loss = self.precision.gradients(step, self._parts(batch), list(self.parameters.values()))
         length = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), CLIP))
@@ -165,7 +166,7 @@ class Run:
         return loss, length
 
     def _parts(self, batch: Any) -> list[Part]:
-        """The batch in parts of about one size: `accumulate` of them, times what is computed at once."""
+        """Split the batch into parts of about one size: `accumulate` of them, times the parts that run at once."""
         count = self.stage.count(self.step)
         parts = min(count, self.config.accumulate * self.at_once)
         edges = [count * i // parts for i in range(parts + 1)]
@@ -175,7 +176,7 @@ class Run:
     # Reports and checkpoints
 
     def _report(self, loss: float, length: float, rate: float) -> None:
-        """`loss` is the mean since the last report; `rate`, steps per second."""
+        """Report the step. `loss` is the mean since the last report; `rate`, steps per second."""
         config, scaler = self.config, self.precision.scaler
         dtype = self.precision.dtype(self.step - 1)
         self.log.row(
@@ -190,15 +191,15 @@ class Run:
             images_per_second=f"{rate * config.batch:.1f}",
         )
         self.log.write()
-        left = time.strftime("%H:%M:%S", time.gmtime((config.steps - self.step) / rate))
+        remaining = time.strftime("%H:%M:%S", time.gmtime((config.steps - self.step) / rate))
         self.tell(
             f"{config.stage} {self.step}/{config.steps}  loss {loss:.4f}  {dtype}  {rate * config.batch:.1f} images/s"
-            f"  {left} left"
+            f"  {remaining} left"
         )
 
     def save(self) -> None:
-        """The folder with the average of the weights, then the checkpoint: a run that is killed between the two writes
-        the folder again. Raises NumericsError before either where a value of them is not finite."""
+        """Save the folder with the average of the weights, then the checkpoint: a run that is killed between the two
+        writes the folder again. Raises NumericsError before either if a value is not finite."""
         check_finite(self.step, self._tensors())
         self.stage.write(self.average)
         save_checkpoint(self.checkpoint, self.config, Progress(self.step, self.precision.scaler), self._tensors())
@@ -221,7 +222,7 @@ class Run:
 
 
 def _checkpoint_blocks(blocks: list[torch.nn.Module]) -> None:
-    """Each block keeps its input only and runs again in the backward."""
+    """Make each block keep only its input, and run again in the backward."""
     for block in blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 

@@ -1,8 +1,8 @@
-"""What turns gradients into steps: Muon for the matrices inside transformer blocks, AdamW for all else.
+"""The optimizer: Muon for the matrices inside transformer blocks, AdamW for all other parameters.
 
-Muon (K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024) takes the momentum of a
-matrix and makes all its singular values about 1 before it is added, so that rare directions learn as fast as common
-ones. On this model it needs about half as many pictures as AdamW alone.
+Muon (K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024) takes the momentum of a matrix
+and makes all its singular values about 1 before it is added, so that rare directions learn as fast as common ones. On
+this model it needs about half as many images as AdamW alone.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import Tensor
 from torch.nn import Parameter
 
 BETAS = (0.9, 0.99)
-DECAY = 0.01  # of weights with two axes or more
+DECAY = 0.01  # for weights with two axes or more
 MOMENTUM = 0.95
 MUON_RATE = 40.0  # times AdamW's: an orthogonal step is that much longer than it looks
 STEPS = 5  # Newton-Schulz iterations
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of x, x x' x and x x' x x' x: singular values end in 0.7 to 1.2
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # for x, x x' x and x x' x x' x: singular values end in 0.7 to 1.2
 
 
 class Optimizer:
-    """Steps of all `parameters`; those named in `matrices`, with two axes each, are Muon's."""
+    """The optimizer of all `parameters`; those named in `matrices`, with two axes each, are Muon's."""
 
     def __init__(self, parameters: Mapping[str, Parameter], matrices: Collection[str]):
         self.parameters = parameters
@@ -42,15 +42,15 @@ class Optimizer:
             }
 
     def state(self) -> dict[str, Tensor]:
-        """All that a checkpoint must keep, as the tensors that are in use."""
-        found = {f"momentum.{name}": value for name, value in self.momentum.items()}
+        """Return all tensors of its state for a checkpoint; they are those in use."""
+        tensors = {f"momentum.{name}": value for name, value in self.momentum.items()}
         for name, p in self.parameters.items():
             if name not in self.momentum:
-                found |= {f"{key}.{name}": value for key, value in self.adam.state[p].items()}
-        return found
+                tensors |= {f"{key}.{name}": value for key, value in self.adam.state[p].items()}
+        return tensors
 
     def step(self, rate: float) -> None:
-        """One step with the gradients that the parameters have; AdamW's rate is `rate`."""
+        """Apply the parameters' gradients; AdamW's rate is `rate`."""
         for group in self.adam.param_groups:
             group["lr"] = rate
         self.adam.step()
@@ -63,7 +63,7 @@ class Optimizer:
                 self._muon(shape, names, MUON_RATE * rate)
 
     def _muon(self, shape: tuple[int, ...], names: list[str], rate: float) -> None:
-        """All matrices of one shape at once: many small products cost the most in being started."""
+        """Update all matrices of one shape at once: many small products mostly cost the time to start them."""
         weights: list[Tensor] = [self.parameters[name] for name in names]
         gradients = [p.grad for p in weights if p.grad is not None]
         momentum = [self.momentum[name] for name in names]
@@ -75,7 +75,7 @@ class Optimizer:
 
 
 def orthogonal(x: Tensor) -> Tensor:
-    """Matrices [N, rows, columns] with their singular values brought near 1, by Newton and Schulz's iteration."""
+    """Move the singular values of matrices [N, rows, columns] near 1, by Newton and Schulz's iteration."""
     a, b, c = COEFFICIENTS
     tall = x.shape[1] > x.shape[2]
     x = x.mT if tall else x

@@ -1,8 +1,8 @@
 """Mixed precision in training: the dtype of each step, autocast, and a loss scaler for float16.
 
-- Parameters, their averages and the optimiser stay float32; a phase's dtype is what products compute in.
-- No step is skipped: where a float16 gradient overflows, the same step is done again with a smaller scale.
-- When the scale collapses, float16 is given up for bfloat16, and a line says so.
+- Parameters, their averages and the optimizer stay float32; a phase's dtype is that of its products.
+- No step is skipped: if a float16 gradient overflows, the same step runs again with a smaller scale.
+- When the scale collapses, bfloat16 replaces float16, and a line says so.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.training.config import MAX_STEPS, TrainingPhase, phase_at
 
 Part = tuple[float, Callable[[], Tensor]]
-"""A share of a step's batch, and what computes its mean loss."""
+"""A share of a step's batch, and a function that computes its mean loss."""
 COUNT = {"min": 0, "max": 32 * MAX_STEPS}  # a step may back off more than once
-MOST = 2.0**64  # of a loss scale, so that scaled float32 stays far from its end
+MOST = 2.0**64  # the largest loss scale: scaled float32 stays far below its maximum
 
 
 @dataclass
@@ -49,13 +49,13 @@ class LossScaler:
             raise ValueError(f"the loss scale {self.scale:g} is not between {self.least:g} and {self.largest:g}")
 
     def finite(self) -> None:
-        """After a step whose gradients were finite."""
+        """Count a step whose gradients were finite."""
         self.good += 1
         if self.good >= self.interval and self.scale < self.largest:
             self.scale, self.good, self.growths = self.scale * 2, 0, self.growths + 1
 
     def overflow(self) -> None:
-        """After a step whose gradients were not."""
+        """Count a step whose gradients were not finite, and lower the scale."""
         self.good, self.back_offs = 0, self.back_offs + 1
         if self.scale / 2 < self.least:
             self.collapsed = True
@@ -64,8 +64,8 @@ class LossScaler:
 
 
 class MixedPrecision:
-    """Gradients of a run's steps in the dtypes of its phases. `scaler` is part of a checkpoint; `workers`, where
-    there are any, compute parts of a step at once."""
+    """The gradients of a run's steps in the dtypes of its phases. `scaler` is part of a checkpoint; `workers`, if there
+    are any, compute parts of a step at once."""
 
     def __init__(
         self,
@@ -76,17 +76,17 @@ class MixedPrecision:
         workers: Workers | None = None,
     ):
         self.phases, self.device, self.scaler, self.tell, self.workers = phases, device, scaler, tell, workers
-        self.kept: dict[str, int] = {}  # bytes that a forward keeps for the backward, by dtype
+        self.kept: dict[str, int] = {}  # bytes of activations for the backward, by dtype
 
     def dtype(self, step: int) -> str:
-        """What products of this step compute in."""
+        """Return the dtype of this step's products."""
         dtype = phase_at(self.phases, step).dtype
         return "bfloat16" if dtype == "float16" and self.scaler.collapsed else dtype
 
     def gradients(self, step: int, parts: Sequence[Part], parameters: Sequence[Tensor]) -> float:
-        """Puts the gradients of the step into the parameters and returns its mean loss.
+        """Put the gradients of the step into the parameters and return its mean loss.
 
-        Raises NumericsError where the loss is not finite in float32 or bfloat16.
+        Raises NumericsError if the loss is not finite in float32 or bfloat16.
         """
         while True:
             dtype = self.dtype(step)
@@ -110,11 +110,11 @@ class MixedPrecision:
 
     def _backward(self, dtype: str, parts: Sequence[Part], parameters: Sequence[Tensor], scale: float) -> float:
         compute = partial(self._part, dtype, parameters, scale)
-        found = map(compute, parts) if self.workers is None else self.workers.map(compute, parts)
+        results = map(compute, parts) if self.workers is None else self.workers.map(compute, parts)
         for parameter in parameters:
             parameter.grad = None
         total, kept = 0.0, 0
-        for loss, gradients, size in found:  # in the order of the parts, so that sums are the same each time
+        for loss, gradients, size in results:  # in the order of the parts, so that sums are the same each time
             total, kept = total + loss, max(kept, size)
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 if gradient is not None:
@@ -126,8 +126,8 @@ class MixedPrecision:
     def _part(
         self, dtype: str, parameters: Sequence[Tensor], scale: float, part: Part
     ) -> tuple[float, Sequence[Tensor | None], int]:
-        """Loss and gradients of one part, times its share; and, the first time that a dtype is used, the bytes that
-        its forward keeps for the backward."""
+        """Return loss and gradients of one part, times its share, and, the first time that a dtype is used, the bytes
+        of activations that its forward keeps for the backward."""
         share, compute = part
         storages: dict[int, int] = {}
 
@@ -150,7 +150,7 @@ def _all_finite(tensors: Sequence[Tensor]) -> bool:
 
 
 def recommend(device: torch.device) -> tuple[str, str]:
-    """What `--precision auto` is on this device, and why."""
+    """Return the value of `--precision auto` on this device, and why."""
     if device.type == "cpu":
         return "fp32", "on a CPU 16-bit convolutions and small products are slower than fp32"
     if torch.cuda.is_bf16_supported(including_emulation=False):

@@ -1,8 +1,8 @@
-"""What a run leaves on the disk while it goes: checkpoints, and the loss as a table and a curve.
+"""The files of a running training: checkpoints, and the loss as a table and a curve.
 
 A checkpoint is one safetensors file, written beside the old one, synced and renamed: kill -9 at any moment leaves a
-whole one. It holds parameters, their average and the optimiser's moments; its header says which run it belongs to.
-There are no states of random generators to keep, since each step makes its own from (seed, step).
+whole one. It holds parameters, their average and the optimizer's moments; its header identifies its run. It needs no
+states of random generators, since each step makes its own from (seed, step).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from qwenimg.common.training.files import COLUMNS, FORMAT, State, open_checkpoin
 
 @dataclass
 class Progress:
-    """Where a run is: the number of steps done, and the loss scaler's state."""
+    """The state of a run: the number of steps done, and the loss scaler."""
 
     step: int
     scaler: LossScaler
@@ -41,19 +41,19 @@ class Progress:
 
 
 def check_finite(step: int, tensors: Mapping[str, Tensor]) -> None:
-    """Raises NumericsError naming the first of `tensors` that has a value which is not finite."""
+    """Raise NumericsError that names the first of `tensors` with a value that is not finite."""
     for name, value in tensors.items():
         if not is_finite(value):
             raise NumericsError(f"step {step}: {name} is not finite, and is not written")
 
 
 def is_finite(x: Tensor) -> bool:
-    """Without the memory that a mask of x would take."""
+    """Return whether all values are finite, without the memory of a mask of x."""
     return x.numel() == 0 or bool(torch.isfinite(torch.stack(torch.aminmax(x.detach()))).all())
 
 
 def save_checkpoint(path: Path, config: TrainConfig, progress: Progress, tensors: Mapping[str, Tensor]) -> None:
-    """Raises NumericsError, and DoesNotFit where the disk is full; the old checkpoint is then still there."""
+    """Save a checkpoint. Raises NumericsError, and DoesNotFit for a full disk; the old checkpoint stays then."""
     check_finite(progress.step, tensors)
     header = {"step": progress.step, "run": run_of(config), "scaler": asdict(progress.scaler)}
     values = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -61,16 +61,16 @@ def save_checkpoint(path: Path, config: TrainConfig, progress: Progress, tensors
 
 
 def load_checkpoint(path: Path, config: TrainConfig, tensors: Mapping[str, Tensor]) -> Progress:
-    """Copies the checkpoint's values into `tensors`, all of them or none. Raises ModelError."""
+    """Copy the checkpoint's values into `tensors`, all of them or none. Raises ModelError."""
     state = open_checkpoint(path, config)
     with closing(state.header.file):
         progress = Progress(state.step, _scaler(path, state))
         _check_tensors(path, state.header, tensors)
-        found = {name: _read(state, name) for name in tensors}
+        values = {name: _read(state, name) for name in tensors}
         state.header.file.check_unchanged()
     with torch.no_grad():
         for name, tensor in tensors.items():
-            tensor.copy_(found[name])
+            tensor.copy_(values[name])
     return progress
 
 
@@ -81,7 +81,7 @@ def _scaler(path: Path, state: State) -> LossScaler:
 
 
 def _check_tensors(path: Path, header: Header, tensors: Mapping[str, Tensor]) -> None:
-    """Of each tensor its name, dtype and shape; the model, its average and the optimiser are what is expected."""
+    """Raise ModelError unless the checkpoint has the names, dtypes and shapes of `tensors`."""
     missing, extra = tensors.keys() - header.tensors.keys(), header.tensors.keys() - tensors.keys()
     for what, names in (("lacks", missing), ("holds unknown", extra)):
         if names:
@@ -89,8 +89,8 @@ def _check_tensors(path: Path, header: Header, tensors: Mapping[str, Tensor]) ->
     for name, tensor in tensors.items():
         stored = header.tensors[name]
         if (stored.dtype, stored.shape) != ("F32", tuple(tensor.shape)):
-            found = f"{stored.dtype} {clean(list(stored.shape), 60)}, expected F32 {list(tensor.shape)}"
-            raise bad(path, f"tensor '{clean(name, 80)}' is {found}: use the --out of its own run, or move it away")
+            actual = f"{stored.dtype} {clean(list(stored.shape), 60)}, expected F32 {list(tensor.shape)}"
+            raise bad(path, f"tensor '{clean(name, 80)}' is {actual}: use the --out of its own run, or move it away")
 
 
 def _read(state: State, name: str) -> Tensor:
@@ -102,7 +102,8 @@ def _read(state: State, name: str) -> Tensor:
 
 
 def _fault(name: str, value: Tensor, steps: int) -> str | None:
-    """What no run can have written: beside what is not finite, a mean of squares below 0 and an impossible count."""
+    """Return a fault that no run can have written: values that are not finite or not possible for this name; else
+    None."""
     if not is_finite(value):
         return f"has {int((~torch.isfinite(value)).sum())} non-finite values"
     least, most = (float(x) for x in torch.aminmax(value))
@@ -117,7 +118,7 @@ def _fault(name: str, value: Tensor, steps: int) -> str | None:
 
 
 class Log:
-    """Rows of figures; `write` replaces the table `.csv` and the curve `.png`."""
+    """Rows of numbers; `write` replaces the table `.csv` and the curve `.png`."""
 
     def __init__(self, stem: Path, start: int):
         self.stem = stem
@@ -135,7 +136,7 @@ class Log:
 
 
 def curve(points: list[tuple[float, float]], width: int = 640, height: int = 400) -> bytes:
-    """A PNG of loss over steps; the loss on a logarithmic axis, with its ends written on it."""
+    """Return a PNG of the loss over steps, on a logarithmic axis with its ends labelled."""
     import math
 
     from PIL import Image, ImageDraw

@@ -1,7 +1,7 @@
 """Threads that compute at once, each with cores of its own.
 
 A small model's operations take a millisecond each, and to split every one of them over the cores costs more than it
-gains: all wait for the slowest, thousands of times in a step. So each thread takes a part of the batch instead.
+gains: all wait for the slowest, thousands of times in a step. So each thread takes a part of the batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 class Workers:
-    """`count` threads whose torch operations use `cores` each, whatever is set in other threads afterwards."""
+    """A pool of `count` threads whose torch operations use `cores` each, whatever other threads set later."""
 
     def __init__(self, count: int, cores: int):
         self.count = count
@@ -31,16 +31,16 @@ class Workers:
         return self._pool.submit(function, value)
 
     def map(self, function: Callable[[T], R], values: Iterable[T]) -> Iterator[R]:
-        """The results in the order of `values`."""
+        """Return the results in the order of `values`."""
         return self._pool.map(function, values)
 
     def stop(self) -> None:
-        """Waits for nothing."""
+        """Stop the threads without waiting for them."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _start(cores: int, ready: Barrier) -> None:
-    """Each thread takes exactly one of these."""
+    """Set the cores of a thread; each thread runs this exactly once."""
     ready.wait()
     torch.set_num_threads(cores)
-    torch.get_num_threads()  # a thread's first question settles the number, which would else follow the main thread's
+    torch.get_num_threads()  # the first call in a thread fixes the number, which would else follow the main thread's
