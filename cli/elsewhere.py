@@ -98,5 +98,5 @@ def unknown(option: str, known: Iterable[str]) -> str:
 def backend(name: str) -> str:
     """Return a suggestion for a `name` that is no backend, or ""."""
     plain = name.strip().lower().partition(":")[0]
-    meant = plain if plain in BACKENDS.values() else BACKENDS.get(plain)
-    return f" Did you mean {meant}?" if meant else ""
+    suggestion = plain if plain in BACKENDS.values() else BACKENDS.get(plain)
+    return f" Did you mean {suggestion}?" if suggestion else ""

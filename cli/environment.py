@@ -55,8 +55,8 @@ def unknown(command: click.Command) -> list[str]:
 def _line(name: str, spelled: Mapping[str, str], known: set[str]) -> str:
     ends = {other.removeprefix(PREFIX): other for other in sorted(known)}
     near = get_close_matches(name.removeprefix(PREFIX), ends, 1, 0.7)
-    meant = spelled.get(name) or (ends[near[0]] if near else None)
-    hint = f"; did you mean {meant}?" if meant else ""
+    suggestion = spelled.get(name) or (ends[near[0]] if near else None)
+    hint = f"; did you mean {suggestion}?" if suggestion else ""
     return f"{clean(name, 60)} in the environment is no option's name and is not used{hint}"
 
 

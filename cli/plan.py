@@ -83,8 +83,8 @@ class _Plan:
 
 def _options_of_generate(command: _F) -> _F:
     """Add the options of generate to `command`, also those that change no bytes."""
-    taken = [param for param in generate.params if isinstance(param, click.Option) and param.name != "version"]
-    command.__click_params__ = [*reversed(taken), *getattr(command, "__click_params__", [])]  # type: ignore[attr-defined]
+    options = [param for param in generate.params if isinstance(param, click.Option) and param.name != "version"]
+    command.__click_params__ = [*reversed(options), *getattr(command, "__click_params__", [])]  # type: ignore[attr-defined]
     return command
 
 

@@ -59,13 +59,13 @@ class RunPrinter:
         """Print the first line, with the memory and the time of all images together; a long time gets a line of its
         own."""
         most, seconds = max(one.memory for one in expected), sum(one.seconds for one in expected)
-        held, self._held = self._held or [], None
+        waiting, self._held = self._held or [], None
         self._expected = expected
         self._line(f"{text} · {estimate.summary(most, seconds)}")
         if seconds > estimate.LONG:
             takes = f"this takes {duration(seconds)} on this device"
             self.notify("warning", f"{takes}; fewer pixels, steps or pictures take less")
-        for line in held:
+        for line in waiting:
             streams.say(line)
 
     def decided(self, mode: str, decision: Decision) -> None:
@@ -77,8 +77,8 @@ class RunPrinter:
     def give_up(self) -> None:
         """Print the warnings that still wait for a headline that will not come, so that the error stands alone behind
         them, and close the bar."""
-        held, self._held = self._held or [], None
-        for line in held:
+        waiting, self._held = self._held or [], None
+        for line in waiting:
             if line.startswith(WARNING):
                 streams.say(line)
         self._bar.close()

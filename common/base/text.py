@@ -52,7 +52,7 @@ class _Start(reprlib.Repr):
         self.maxstring = self.maxother = count
 
     def repr_int(self, x: int, level: int) -> str:
-        """Write the length of a large integer: Python takes the square of its digits, and at most 4,300 of them."""
+        """Write a large integer as its number of digits: Python converts at most 4,300 digits, in quadratic time."""
         digits = int(x.bit_length() * 0.30103) + 1
         return repr(x) if x.bit_length() <= BITS else f"<an integer of about {digits:,} digits>"
 

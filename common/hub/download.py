@@ -58,9 +58,9 @@ def fetch(
     `blob` appears complete and verified, or not at all. Only one process at a time may write beside `blob`. Raises
     ModelError (server or hash at fault), DoesNotFit (disk full) and UsageError (no permission)."""
     part, note = _beside(blob, PART), _beside(blob, NOTE)
-    kept = bytes_kept(wanted, blob)
+    received = bytes_kept(wanted, blob)
     try:
-        if not kept:
+        if not received:
             create(part).close()
             with create(note) as file:
                 file.write(json.dumps({"etag": wanted.digest, "commit": commit, "size": wanted.size}).encode())
@@ -72,7 +72,7 @@ def fetch(
         part.unlink()
     except OSError as error:
         raise _disk_error(wanted, blob, error) from None
-    if not kept:
+    if not received:
         raise ModelError(
             f"{wanted.path}: what came has another hash than the hub lists, and was deleted; "
             f"pull again, and if it stays so, check HF_ENDPOINT and the proxy"

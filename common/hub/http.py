@@ -92,7 +92,8 @@ def address_fault(url: str) -> str | None:
 
 
 class Interrupted(Exception):
-    """A failure worth another try, after `wait` seconds. `moved`: much data had come, so failures in a row restart."""
+    """A failure worth another try, after `wait` seconds. `moved`: much data had come, so the count of failures
+    restarts."""
 
     def __init__(self, reason: str, *, wait: float = 0.0) -> None:
         super().__init__(reason)

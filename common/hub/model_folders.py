@@ -70,8 +70,8 @@ class ModelFolders:
             return str(path)
         if _is_local(name):
             near = catalog.nearest(name) if kind_ == "model" else None
-            meant = f"; did you mean {near}?" if near else ""
-            raise ModelError(f"{clean(name, 60)}: no such file, nor {self._searched(kind_)}{meant}")
+            suggestion = f"; did you mean {near}?" if near else ""
+            raise ModelError(f"{clean(name, 60)}: no such file, nor {self._searched(kind_)}{suggestion}")
         return name
 
     def of_any_kind(self, name: str) -> str:

@@ -143,16 +143,16 @@ def _download(work: _Work, files: list[Wanted], progress: Progress) -> None:
     """Bring every file into the snapshot. The lock must be held."""
     absent = {f.digest: f for f in files if not _is_here(work, f)}
     total = sum(f.size for f in absent.values())
-    kept = sum(bytes_kept(f, work.blob(f)) for f in absent.values())
-    _tell(work, len(absent), total, kept)
-    if total - kept >= requirements.LARGE:
+    received = sum(bytes_kept(f, work.blob(f)) for f in absent.values())
+    _tell(work, len(absent), total, received)
+    if total - received >= requirements.LARGE:
         sizes = Counter[str]()
         for f in files:
             sizes[f.path.partition("/")[0]] += f.size
         work.echo(requirements.machine_text(catalog.find(work.repo), max(sizes.values())))
     cache_files.make_folder(work.cache, work.blob(files[0]).parent)
     done = 0  # bytes of the files that are complete
-    ahead = kept  # bytes kept of the files that are not begun
+    ahead = received  # bytes received earlier of the files that are still to come
     for wanted in files:
         if wanted.digest in absent and not _is_here(work, wanted):
             blob = work.blob(wanted)
@@ -195,22 +195,24 @@ def _is_here(work: _Work, wanted: Wanted) -> bool:
     return any(cache_files.is_inside(work.cache, path, wanted.size) for path in paths)
 
 
-def _tell(work: _Work, count: int, total: int, kept: int) -> None:
+def _tell(work: _Work, count: int, total: int, received: int) -> None:
     """Announce what will be fetched. Raises DoesNotFit if the disk has too little space."""
     head = f"{work.repo} at commit {work.commit[:12]}"
     if not count:
         work.echo(f"{head} is complete in the cache already")
         return
     free = shutil.disk_usage(work.storage).free
-    have = f", {amounts.size_text(kept)} of them kept from before" if kept else ""
-    if total - kept > free:
+    have = f", {amounts.size_text(received)} of them kept from before" if received else ""
+    if total - received > free:
         raise DoesNotFit(
-            f"{head}: {amounts.size_text(total - kept)} to fetch, {amounts.size_text(free)} free in "
+            f"{head}: {amounts.size_text(total - received)} to fetch, {amounts.size_text(free)} free in "
             f"{clean(work.storage.parent, 100)}: free some, or set HF_HUB_CACHE to a folder on another disk"
         )
     files = amounts.counted(count, "file")
     size = amounts.size_text(total)
-    work.echo(f"{head}: {files}, {size}{have}{requirements.time_text(total - kept)}; {amounts.size_text(free)} free")
+    work.echo(
+        f"{head}: {files}, {size}{have}{requirements.time_text(total - received)}; {amounts.size_text(free)} free"
+    )
 
 
 def _link(work: _Work, wanted: Wanted) -> None:

@@ -207,9 +207,9 @@ def find_repo(given: str) -> tuple[str, KnownModel | None]:
     if known or _HUB_ID.fullmatch(given):
         return (known.repo if known and known.repo else given), known
     near = catalog.nearest(given)
-    meant = f"did you mean {near}? " if near else ""
+    suggestion = f"did you mean {near}? " if near else ""
     raise ModelError(
-        f"'{shown}': no such folder or model; {meant}known models are {', '.join(catalog.KNOWN)} "
+        f"'{shown}': no such folder or model; {suggestion}known models are {', '.join(catalog.KNOWN)} "
         f"(qwenimg models); others by folder or by hub id (owner/name)"
     )
 

@@ -64,11 +64,11 @@ class Graph:
             if not isinstance(value, list):
                 return value
             source = self.nodes.get(str(value[0])) if value else None
-            held = [name for name in HELD if source is not None and name in source.inputs]
-            if source is None or not held:
+            names = [name for name in HELD if source is not None and name in source.inputs]
+            if source is None or not names:
                 raise NotPlain(f"its {key} comes from a {'missing' if source is None else clean(source.kind, 40)} node")
             self.seen.add(source.kind)
-            value = source.inputs[held[0]]
+            value = source.inputs[names[0]]
         raise NotPlain(f"its {key} runs in a circle")
 
 

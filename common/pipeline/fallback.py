@@ -31,7 +31,8 @@ class Climb:
 
 
 class Fallback:
-    """The option `--fallback`. Without `wanted`, an overflow ends the run. `tf32`: this device has no float32."""
+    """The option `--fallback`. Without `wanted`, an overflow ends the run. `tf32`: float32 is not exact on this
+    device."""
 
     def __init__(self, model: DiffusionModel, *, wanted: bool, tf32: bool):
         self.model, self.wanted, self.tf32 = model, wanted, tf32

@@ -73,7 +73,7 @@ def decide(mode: str, compiler: Compiler, seconds: float, *, kinds: int = 1, wan
         return Decision(on=False, line=f"--compile auto: off, since {compiler.about}")
     if wanted:
         return Decision(on=True, line="--compile auto: on, as the preset has it")
-    saved, taken = compiler.share * seconds, compiler.seconds * max(1, kinds)
-    on = saved > taken
-    expected = f"it would save {duration(saved)} and take {duration(taken)}, as far as {compiler.about}"
+    saved, cost = compiler.share * seconds, compiler.seconds * max(1, kinds)
+    on = saved > cost
+    expected = f"it would save {duration(saved)} and take {duration(cost)}, as far as {compiler.about}"
     return Decision(on=on, line=f"--compile auto: {'on' if on else 'off'}, since {expected}")

@@ -50,7 +50,8 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The parts of a prompt that all objects of the image have; None for a part that the prompt leaves open."""
+    """The correctness of each part of a prompt in the image, of all objects together; None for a part that the prompt
+    leaves open."""
 
     color: bool | None
     shape: bool | None

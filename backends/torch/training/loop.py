@@ -210,13 +210,13 @@ class Run:
         return f"the last checkpoint, {clean('/'.join(self.checkpoint.parts[-2:]))}, is whole: go on with --resume"
 
     def _tell_memory(self) -> None:
-        kept = self.precision.kept
-        shown = ", ".join(f"{value / 1e6:.1f} MB in {dtype}" for dtype, value in kept.items())
-        if not kept:
+        activations = self.precision.kept
+        shown = ", ".join(f"{value / 1e6:.1f} MB in {dtype}" for dtype, value in activations.items())
+        if not activations:
             return
         text = f"memory: activations kept for the backward take {shown}"
-        if "float32" in kept and all(phase.dtype in kept for phase in self.phases if phase.steps):
-            share = training.weighted(self.phases, {d: v / kept["float32"] for d, v in kept.items()})
+        if "float32" in activations and all(phase.dtype in activations for phase in self.phases if phase.steps):
+            share = training.weighted(self.phases, {d: v / activations["float32"] for d, v in activations.items()})
             text += f"; over the run {share:.0%} of fp32's, estimated {training.memory_estimate(self.phases):.0%}"
         self.tell(text)
 

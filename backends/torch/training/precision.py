@@ -113,14 +113,14 @@ class MixedPrecision:
         results = map(compute, parts) if self.workers is None else self.workers.map(compute, parts)
         for parameter in parameters:
             parameter.grad = None
-        total, kept = 0.0, 0
+        total, largest = 0.0, 0
         for loss, gradients, size in results:  # in the order of the parts, so that sums are the same each time
-            total, kept = total + loss, max(kept, size)
+            total, largest = total + loss, max(largest, size)
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 if gradient is not None:
                     parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         at_once = 1 if self.workers is None else min(self.workers.count, len(parts))
-        self.kept.setdefault(dtype, kept * at_once)
+        self.kept.setdefault(dtype, largest * at_once)
         return total
 
     def _part(
