@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
 from importlib.metadata import version
+from itertools import count
 from typing import TYPE_CHECKING
 
 from qwenimg.common.base import forked
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from qwenimg.common.runtime.engine import Engine
 
 NAMES = ("auto", "mlx", "cuda", "cpu")
+_NUMBERED = re.compile("cuda:(0|[1-9][0-9]?)")  # one of several GPUs
 PLACED = ("mlx:cpu", "mlx:gpu")  # for comparisons: MLX on that device, while no other is loaded
 MISSING = "not available: "  # how `available` begins the reason of a missing backend
 _LOADED_BY: dict[str, int] = {}  # the process that first loaded a package
@@ -33,14 +36,19 @@ def installed(name: str) -> bool:
     return importlib.util.find_spec(_PACKAGES[name]) is not None
 
 
+def known(name: str) -> bool:
+    """Return whether `name` is one of NAMES or an NVIDIA GPU by its number, such as `cuda:1`."""
+    return name in NAMES or _NUMBERED.fullmatch(name) is not None
+
+
 def load(name: str = "auto") -> Engine:
     """Return the engine of backend `name`.
 
-    `mlx` is MLX's default device (Metal, its CUDA build, else the CPU); `cuda` is torch on an NVIDIA GPU; `cpu` is
-    torch on the CPU; `auto` is mlx on Metal, else cuda, else cpu, else mlx on the CPU. Raises BackendMissing where the
-    package or the device is missing: never a silent change.
+    `mlx` is MLX's default device (Metal, its CUDA build, else the CPU); `cuda` is torch on the first NVIDIA GPU,
+    `cuda:1` on the second; `cpu` is torch on the CPU; `auto` is mlx on Metal, else cuda, else cpu, else mlx on the
+    CPU. Raises BackendMissing where the package or the device is missing: never a silent change.
     """
-    if name not in (*NAMES, *PLACED):
+    if not known(name) and name not in PLACED:
         raise UsageError(f"backend {clean(name, 40)!r} is not one of {', '.join(NAMES)}")
     _set_allocator()
     if name == "auto":
@@ -64,7 +72,7 @@ def load(name: str = "auto") -> Engine:
         raise BackendMissing(
             f"--backend {name}: {package} is installed but does not load ({clean(error, 80)}); install it again"
         ) from None
-    return TorchEngine(name)
+    return TorchEngine(name, int(place or 0))
 
 
 def available() -> dict[str, str]:
@@ -75,6 +83,12 @@ def available() -> dict[str, str]:
             devices[name] = load(name).device
         except BackendMissing as error:
             devices[name] = f"{MISSING}{error}"
+    if not devices["cuda"].startswith(MISSING):
+        for number in count(1):
+            try:
+                devices[f"cuda:{number}"] = load(f"cuda:{number}").device
+            except BackendMissing:  # the number after the last
+                break
     return devices
 
 

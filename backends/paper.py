@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qwenimg.backends import NAMES, installed, workspaces
+from qwenimg.backends import NAMES, installed, known, workspaces
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.base.text import clean
@@ -41,13 +41,14 @@ def on_paper(name: str, memory: int | None, machine: Machine | None = None) -> O
     machine: one that is not here. memory: bytes that are free, or that `machine` has; None: the bytes of this machine,
     or those that `machine` comes with. Raises UsageError and BackendMissing.
     """
-    if name not in NAMES:
+    if not known(name):
         raise UsageError(f"backend {clean(name, 40)!r} is not one of {', '.join(NAMES)}")
     if machine is not None:
         return _elsewhere(name, memory, machine)
     name = _choose() if name == "auto" else name
+    name, _, place = name.partition(":")
     if name == "cuda":
-        return _cuda(memory)
+        return _cuda(memory, int(place or 0))
     if name == "mlx" and sys.platform == "darwin":
         return _mac(memory)
     on_mlx = name == "mlx"
@@ -72,7 +73,7 @@ def backend_of(device: str, name: str) -> str:
     """Return the backend of a card or chip, by its title. Raises UsageError if `name`, which the user asked for, is
     another one."""
     needed = "mlx" if device.startswith("Apple") else "cuda"
-    if name not in ("auto", needed):
+    if name.partition(":")[0] not in ("auto", needed):
         raise UsageError(f"--backend {name}: {device} is a device of --backend {needed}")
     return needed
 
@@ -124,20 +125,21 @@ def _share_text(memory: int, whom: str, free: int) -> str:
     return f"of {total} {whom} may have {size_text(free)}"
 
 
-def _cuda(memory: int | None) -> OnPaper:
-    """Return the card of this machine, or any card with `memory` bytes."""
-    here = _card()
+def _cuda(memory: int | None, number: int) -> OnPaper:
+    """Return the card `number` of this machine, or any card with `memory` bytes."""
+    here = _card(number)
     if not here and memory is None:
-        raise BackendMissing("--backend cuda: no NVIDIA GPU is here; name one with --on, or say its --memory")
+        which = f"cuda:{number}: no NVIDIA GPU of this number" if number else "cuda: no NVIDIA GPU"
+        raise BackendMissing(f"--backend {which} is here; name one with --on, or say its --memory")
     card, major, minor, free = here or ("an NVIDIA GPU", *MODERN, 0)
     return _nvidia(memory or free, card, (major, minor))
 
 
-def _card() -> tuple[str, int, int, int] | None:
-    """Return name, compute capability and free bytes of the first card, or None."""
+def _card(number: int = 0) -> tuple[str, int, int, int] | None:
+    """Return name, compute capability and free bytes of the card `number`, or None."""
     text = _answer("nvidia-smi", "--query-gpu=name,compute_cap,memory.free", "--format=csv,noheader,nounits")
     try:
-        name, capability, free = text.splitlines()[0].rsplit(", ", 2)
+        name, capability, free = text.splitlines()[number].rsplit(", ", 2)
         major, minor = capability.split(".")
         return name, int(major), int(minor), int(free) << 20
     except (IndexError, ValueError):  # no card, or no driver that says so much

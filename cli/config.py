@@ -72,10 +72,10 @@ def defaults() -> dict[str, Any]:
 
 def _check(values: Mapping[str, Any]) -> None:
     """Raise UsageError for a value that its option would refuse."""
-    from qwenimg.backends import NAMES
+    from qwenimg.backends import NAMES, known
 
     backend = values.get("backend", "auto")
-    if backend not in NAMES:
+    if not isinstance(backend, str) or not known(backend):
         raise UsageError(f"backend is {clean(backend, 40)!r}; choose one of {', '.join(NAMES)}")
     fields.check(fields.fields({name: value for name, value in values.items() if name in SAID}))
     for name in (name for name in OPENING if name in values):

@@ -20,7 +20,7 @@ def devices(as_json: bool) -> None:
         click.echo(json.dumps({"backends": rows}))
         return
     for name, device in reports.items():
-        click.echo(f"{name:5} {clean(device, 280)}")
+        click.echo(f"{name:6} {clean(device, 280)}")
 
 
 def _row(name: str, reason: str, text: str) -> dict[str, object]:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from qwenimg.backends import known
 from qwenimg.cli import elsewhere
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
@@ -29,9 +30,11 @@ TEXTS = _Texts()
 
 
 class Backend(click.Choice[str]):
-    """The name of a backend. For other programs' names, the error suggests ours."""
+    """The name of a backend, or of a GPU such as `cuda:1`. For other programs' names, the error suggests ours."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if known(str(value)):
+            return str(value)
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter as error:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from qwenimg.backends import NAMES, PLACED
+from qwenimg.backends import NAMES, PLACED, known
 from qwenimg.cli import options, places, streams
 from qwenimg.cli.help import HELP_NAMES
 from qwenimg.common.base.errors import NumericsError, UsageError
@@ -370,7 +370,7 @@ def _here() -> list[str]:
 def _several(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     for name in names:
-        if name not in _BACKENDS[1:]:
+        if name == "auto" or not (known(name) or name in PLACED):
             raise UsageError(
                 f"--backends {clean(text, 40)!r}: {clean(name, 20)!r} is not one of {', '.join(_BACKENDS[1:])}"
             )

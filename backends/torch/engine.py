@@ -40,17 +40,22 @@ def has_cuda() -> bool:
 
 
 class TorchEngine:
-    def __init__(self, name: str):
+    def __init__(self, name: str, number: int = 0):
+        """Choose the device: `cpu`, or `cuda` with the number of the GPU. Raises BackendMissing."""
         if name == "cuda" and not has_cuda():
             raise BackendMissing(
                 "--backend cuda: torch sees no NVIDIA GPU here; use --backend cpu, or install a CUDA build of torch"
             )
+        count = torch.cuda.device_count() if name == "cuda" else 1
+        if number >= count:
+            there = "only cuda:0 is" if count == 1 else f"cuda:0 to cuda:{count - 1} are"
+            raise BackendMissing(f"--backend cuda:{number}: of NVIDIA GPUs {there} here")
         self.name = name
         self.on_gpu = name == "cuda"
         self.workspace = TORCH if self.on_gpu else TORCH_CPU
-        self._device = torch.device("cuda" if self.on_gpu else "cpu")
+        self._device = torch.device("cuda", number) if self.on_gpu else torch.device("cpu")
         threads = counted(torch.get_num_threads(), "thread")
-        self.device = torch.cuda.get_device_name() if self.on_gpu else f"CPU (torch, {threads})"
+        self.device = torch.cuda.get_device_name(self._device) if self.on_gpu else f"CPU (torch, {threads})"
         self.facts = self._facts()
         self._compiles = False
         torch.backends.cuda.matmul.allow_tf32 = False
@@ -141,8 +146,8 @@ class TorchEngine:
         still give."""
         if not self.on_gpu:
             return free_ram()
-        free, _ = torch.cuda.mem_get_info()
-        return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return free + torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
 
     def machine(self) -> tuple[int, str]:
         return (0, "") if self.on_gpu else machine_ram()
@@ -150,8 +155,8 @@ class TorchEngine:
     def peak_memory(self) -> int | None:
         if not self.on_gpu:
             return ram_peak()
-        peak = torch.cuda.max_memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
+        peak = torch.cuda.max_memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
         return peak
 
     def expect(self, peak: int) -> None:
@@ -162,7 +167,8 @@ class TorchEngine:
 
     def release(self) -> None:
         if self.on_gpu:
-            torch.cuda.empty_cache()
+            with torch.cuda.device(self._device):
+                torch.cuda.empty_cache()
         else:
             allocator.give_back_heap()
 
@@ -192,7 +198,7 @@ class TorchEngine:
 
     def _facts(self) -> Device:
         if self.on_gpu:
-            return devices.nvidia(self.device, torch.cuda.get_device_capability())
+            return devices.nvidia(self.device, torch.cuda.get_device_capability(self._device))
         return devices.cpu(self.device, bf16=multiplies(torch.bfloat16, "cpu"))
 
     def versions(self) -> dict[str, str]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Self, Unpack, cast
 
 import numpy as np
@@ -270,7 +271,8 @@ class Pipeline:
                 for moved, sigma, seconds in self._walk(run, segment, x, initial, stream, done, cache):
                     x, done = moved, done + 1
                     self.runtime.clock.add("steps", seconds)
-                    yield Step(index=done, total=max(plan.steps, done), sigma=sigma, seconds=seconds)
+                    read = partial(run.latents, moved)
+                    yield Step(index=done, total=max(plan.steps, done), sigma=sigma, seconds=seconds, read=read)
             latents = start.last(run.latents(x), plan, initial)
             shapes = dict(run.shapes)
             del x

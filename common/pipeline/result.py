@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Step:
     """One finished step of the sampler."""
 
@@ -27,6 +28,13 @@ class Step:
     total: int
     sigma: float  # the noise level at the step's start
     seconds: float
+    read: Callable[[], NDArray[np.float32]] = field(repr=False)
+
+    @property
+    def latents(self) -> NDArray[np.float32]:
+        """The latents after this step, with the noise that is left: float32 [1, C, H/8, W/8]. Every use copies them
+        from the device, also after later steps; a step that is not used copies nothing."""
+        return self.read()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

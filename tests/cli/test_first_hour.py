@@ -63,7 +63,6 @@ def test_a_backend_of_another_name_is_answered_with_ours(command: str) -> None:
         (["bench", "--on", "3060"], "qwenimg plan --on 3060"),
         (["edit", "a.png", "make it blue"], "not built yet"),
         (["benchmark"], "qwenimg bench"),
-        (["x", "--backend", "cuda:0"], "Did you mean cuda?"),
         (["x", "--precision", "fp8"], "-q 8"),
         (["x", "--denoise", "0.5"], "--strength"),
         (["x", "--image-strength", "0.5"], "runs backwards"),

@@ -154,6 +154,22 @@ def test_a_picture_to_start_from_and_a_mask(shared: Callable[[str], Pipeline], b
 
 
 @each(PATHS)
+def test_a_step_has_its_latents(shared: Callable[[str], Pipeline], backend: str) -> None:
+    """Those of the last step go to the VAE, scaled if the schedule does not end at 0. All are there after the run."""
+    during, steps = [], []
+    for event in shared(backend).stream(PROMPT, **ASKED):
+        if isinstance(event, Result):
+            scale = np.linalg.norm(event.latents) / np.linalg.norm(during[-1])
+            assert relative(scale * during[-1], event.latents) < 1e-6 and abs(scale - 1) < 0.01
+        else:
+            during.append(event.latents)
+            steps.append(event)
+    assert len(steps) == ASKED["steps"] and all(one.dtype == np.float32 for one in during)
+    assert not np.array_equal(during[0], during[1])
+    assert [step.latents.tobytes() for step in steps] == [one.tobytes() for one in during]
+
+
+@each(PATHS)
 def test_given_latents_replace_the_noise(shared: Callable[[str], Pipeline], backend: str) -> None:
     pipe = shared(backend)
     seeded = pipe(PROMPT, **BRIEF)

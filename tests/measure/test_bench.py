@@ -26,7 +26,13 @@ class Clockwork:
 
     def stream(self, prompt: str, *, steps: int, **options: Any):
         for i in range(steps):
-            yield Step(index=i + 1, total=steps, sigma=1.0, seconds=0.5 + (9 if i == 0 else 0))
+            yield Step(
+                index=i + 1,
+                total=steps,
+                sigma=1.0,
+                seconds=0.5 + (9 if i == 0 else 0),
+                read=lambda: np.zeros((1, 4, 8, 8), "f4"),
+            )
         yield SimpleNamespace(timing={"decode": 1.0}, steps=steps)
 
 

@@ -79,7 +79,9 @@ class FakePipeline:
         self.asked.append({**asked, "steps": steps, "guidance": guidance, "seed": seed, "latents": latents, **lora})
         for i in range(steps):
             time.sleep(self.pause)
-            yield Step(index=i + 1, total=steps, sigma=1 - i / steps, seconds=0.25)
+            yield Step(
+                index=i + 1, total=steps, sigma=1 - i / steps, seconds=0.25, read=lambda: np.zeros((1, 4, 8, 8), "f4")
+            )
         if seed in self.faults:
             raise self.faults[seed]
         warnings = [f"width {width} is odd"] if width % 2 else []
