@@ -16,11 +16,11 @@ from qwenimg.common.base.safe_files import bad, is_file, open_regular
 from qwenimg.common.base.text import clean
 from qwenimg.common.codes.affine import Affine
 from qwenimg.common.families import repository
-from qwenimg.common.families.components import QUANTIZATION, read_config
 from qwenimg.common.families.registry import Opened
 from qwenimg.common.formats.files import MAX_SHARDS
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.networks.network import Network
+from qwenimg.common.parts.components import QUANTIZATION, read_config
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.weights.plan import Entry
 from qwenimg.common.weights.storage import Codes, Dense, Packed

@@ -14,7 +14,6 @@ from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog, registry, repository
 from qwenimg.common.families.choices import Prediction
-from qwenimg.common.families.components import read_config
 from qwenimg.common.families.describe_lora import describe_lora, is_lora
 from qwenimg.common.families.description import Description, in_memory, listed, summary, weights_summary
 from qwenimg.common.families.registry import Opened
@@ -22,6 +21,7 @@ from qwenimg.common.formats import gguf
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header, Stored
+from qwenimg.common.parts.components import read_config
 from qwenimg.common.precision import precision
 from qwenimg.common.weights import keys, quantise
 from qwenimg.common.weights.lora_names import Names

@@ -23,10 +23,10 @@ from qwenimg.common.base.config import read_json
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.components import open_component, read_config
 from qwenimg.common.families.family import Family
 from qwenimg.common.networks import params
 from qwenimg.common.networks.network import Network
+from qwenimg.common.parts.components import open_component, read_config
 from qwenimg.common.pipeline import inpaint
 from qwenimg.common.pipeline.denoiser import Denoiser, phases
 from qwenimg.common.pipeline.guidance import Guidance, cfg, passes

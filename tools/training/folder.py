@@ -21,7 +21,6 @@ from qwenimg.common.base.atomic_files import make_folder, write_atomic
 from qwenimg.common.base.errors import ModelError, NumericsError
 from qwenimg.common.base.safe_files import bad, open_regular
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.components import open_component, read_config
 from qwenimg.common.families.qwen_image.small_files import INDEX, SCHEDULER
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.safetensors import read_header
@@ -29,6 +28,7 @@ from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
+from qwenimg.common.parts.components import open_component, read_config
 from qwenimg.common.shapes import words as shapes_words
 from qwenimg.common.weights.plan import LoadPlan
 from training import tokenizer

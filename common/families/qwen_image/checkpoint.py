@@ -13,7 +13,6 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.components import open_component, read_config
 from qwenimg.common.families.qwen_image import mflux
 from qwenimg.common.families.qwen_image.layouts import CHANNELS_LAST, RENAMES
 from qwenimg.common.families.qwen_image.small_files import SCHEDULER
@@ -21,6 +20,7 @@ from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
+from qwenimg.common.parts.components import open_component, read_config
 from qwenimg.common.prompts import qwen
 from qwenimg.common.prompts.qwen import QwenTokenizer
 from qwenimg.common.runtime.checkpoint import Checkpoint, TokenizerFiles

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from qwenimg.common.base.config import parse
-from qwenimg.common.families.components import absent_tokenizer, on_paper
 from qwenimg.common.families.qwen_image.small_files import SCHEDULER
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
+from qwenimg.common.parts.components import absent_tokenizer, on_paper
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
 

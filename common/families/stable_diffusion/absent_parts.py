@@ -13,7 +13,6 @@ from typing import Any
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.components import on_paper
 from qwenimg.common.families.stable_diffusion.ldm_configs import HEAD_DIM, KINDS, Text
 from qwenimg.common.families.stable_diffusion.published import models, vae
 from qwenimg.common.families.stable_diffusion.single_file import SingleFile
@@ -21,14 +20,10 @@ from qwenimg.common.networks import clip, kl_vae, unet
 from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.parts.components import on_paper
 from qwenimg.common.runtime.checkpoint import Component
 
 _OPTIONS = {"unet": "--unet", "vae": "--vae"}  # all others are text encoders
-
-
-def is_absent(part: Component) -> bool:
-    """Return whether `part` only stands in for one that is nowhere."""
-    return not part.plan.files
 
 
 def lacks(source: Path, names: Iterable[str], *, parts_help: bool = True) -> ModelError:

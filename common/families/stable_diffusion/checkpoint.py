@@ -13,15 +13,8 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices, Prediction
-from qwenimg.common.families.components import component, on_paper, open_component, read_config
 from qwenimg.common.families.stable_diffusion import single_file
-from qwenimg.common.families.stable_diffusion.absent_parts import (
-    absent_of_file,
-    is_absent,
-    lacks,
-    may_be_given,
-    stand_ins,
-)
+from qwenimg.common.families.stable_diffusion.absent_parts import absent_of_file, lacks, may_be_given, stand_ins
 from qwenimg.common.families.stable_diffusion.find_tokenizer import find_clip_tokenizer
 from qwenimg.common.families.stable_diffusion.ldm_configs import KINDS
 from qwenimg.common.families.stable_diffusion.single_file import PREDICTIONS, SingleFile
@@ -32,6 +25,7 @@ from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.parts.components import component, is_absent, on_paper, open_component, read_config
 from qwenimg.common.prompts import clip as clip_tokenizer
 from qwenimg.common.prompts.clip import CLIPTokenizer
 from qwenimg.common.request.parts import PARTS

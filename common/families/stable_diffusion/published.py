@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwenimg.common.families.components import absent_tokenizer, on_paper
 from qwenimg.common.networks import clip, kl_vae, unet
 from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.parts.components import absent_tokenizer, on_paper
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling.discrete import parse_diffusion
 

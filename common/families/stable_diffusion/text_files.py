@@ -13,14 +13,13 @@ from pathlib import Path
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad, is_folder
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.components import component, open_component, read_config
 from qwenimg.common.families.stable_diffusion import ldm_keys
-from qwenimg.common.families.stable_diffusion.absent_parts import is_absent
 from qwenimg.common.families.stable_diffusion.ldm_configs import Text, clip_config
 from qwenimg.common.formats.files import first
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header, Stored
 from qwenimg.common.networks import clip
+from qwenimg.common.parts.components import component, is_absent, open_component, read_config
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import as_stored

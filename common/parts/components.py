@@ -1,4 +1,4 @@
-"""Components of a folder in diffusers layout: a configuration read, and the headers held against its manifest."""
+"""Components from a folder or file: a configuration is read, and the headers are held against its manifest."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from qwenimg.common.weights import plan as plans
 from qwenimg.common.weights.plan import LoadPlan, Uses
 
 QUANTIZATION = ("quantization", "quantization_config")
-"""What MLX's tools write of the codes that weights are kept in. Their tensors say it as well, and count."""
+"""Fields where MLX's tools write how weights are quantized. The tensors say it as well, and count."""
 
 
 def read_config(network: Network, folder: Path, refused: Mapping[str, str] | None = None) -> Any:
-    """The configuration of `network` in `folder`. `refused`: starts of other classes' names, and why they are not
+    """Read the configuration of `network` in `folder`. `refused`: starts of other classes' names, and why they are not
     supported. Raises ModelError."""
     path = folder / "config.json"
     data = read_json(path)
@@ -41,12 +41,12 @@ def read_config(network: Network, folder: Path, refused: Mapping[str, str] | Non
 
 
 def _check_quantization(path: Path, data: Mapping[str, object]) -> None:
-    """Raises ModelError for weights that another program keeps in codes of its own."""
+    """Raise ModelError for weights that another program quantized in its own way."""
     for key in QUANTIZATION:
-        said = data.get(key) or {}
-        if not isinstance(said, Mapping):
-            raise ModelError(f"{clean(path)}: '{key}' is {clean(said, 40)}; expected a table")
-        if (method := said.get("quant_method")) is not None:
+        table = data.get(key) or {}
+        if not isinstance(table, Mapping):
+            raise ModelError(f"{clean(path)}: '{key}' is {clean(table, 40)}; expected a table")
+        if (method := table.get("quant_method")) is not None:
             raise ModelError(
                 f"{clean(path)}: the weights are quantised by {clean(method, 40)!r}, which is not read; "
                 "use the model's own weights, with -q for fewer bits"
@@ -54,25 +54,30 @@ def _check_quantization(path: Path, data: Mapping[str, object]) -> None:
 
 
 def component(network: Network, config: Any, plan: LoadPlan, *, whole: bool = False) -> Component:
-    """`whole`: it is to be written again, so that tables stay in codes too."""
-    kept = quantise.keep(plan, frozenset() if whole else network.tables)
+    """Return `network` with the weights of `plan`. `whole`: it is written again, so that tables stay quantized."""
+    stored = quantise.keep(plan, frozenset() if whole else network.tables)
     return Component(
         network=network.name,
         role=network.role,
         config=config,
-        plan=kept,
+        plan=stored,
         blocks=network.blocks,
         streamable=network.streamable,
     )
 
 
 def on_paper(network: Network, config: Any, dtype: str) -> Component:
-    """`network` with weights that are nowhere, of `dtype` where they are published."""
+    """Return `network` with weights that are nowhere, of `dtype` where they are published."""
     return component(network, config, papers.plan(network.role, network.uses(network.manifest(config)), dtype))
 
 
+def is_absent(part: Component) -> bool:
+    """Return whether `part` stands in for one that is nowhere."""
+    return not part.plan.files
+
+
 def absent_tokenizer(name: str) -> TokenizerFiles:
-    """That of the model `name`, of which no file is here."""
+    """Return the tokenizer of the model `name`, of which no file is here: it raises ModelError."""
 
     def read(path: Path) -> Any:
         raise ModelError(f"{name}: its tokenizer is not here; get it by: qwenimg pull {name}")
@@ -90,10 +95,10 @@ def open_component(
     channels_last: str = "",
     whole: bool = False,
 ) -> Component:
-    """`network` with the weights in the folder or file `path`; `title` stands in messages. `rename` gives, of a
-    manifest, other programs' names of its tensors; without it they are the network's. `channels_last`: see
-    `keys.plan`. `whole`: with all of its tensors as they are stored. What no forward uses may be missing. Raises
-    ModelError."""
+    """Open `network` with the weights in the folder or file `path`; `title` stands in messages. `rename` makes, of a
+    manifest, a function from other programs' names of its tensors; without it names are the network's.
+    `channels_last`: see `keys.plan`. `whole`: with all tensors as they are stored. What no forward uses may be missing.
+    Raises ModelError."""
     manifest = network.manifest(config)
     names = rename(manifest) if rename else network.rename
 
