@@ -10,9 +10,10 @@ from typing import Literal
 from qwenimg.common.base import hf_cache
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import catalog, registry, repository
-from qwenimg.common.families.catalog import KnownModel, Piece
-from qwenimg.common.families.stable_diffusion.find_tokenizer import is_tokenizer
+from qwenimg.common.families.catalog import KnownModel
 from qwenimg.common.hub import resolve
+from qwenimg.common.parts.clip_tokenizer import is_tokenizer
+from qwenimg.common.parts.piece import CLIP_TOKENIZER, QWEN_IMAGE_FILES, Piece
 from qwenimg.common.request.parts import PARTS
 from qwenimg.common.shapes import builtin
 
@@ -40,7 +41,7 @@ def entries() -> list[ListedModel]:
     named = [_known_model(known) for known in catalog.KNOWN.values()]
     return [
         *named,
-        *map(_piece, (catalog.CLIP_TOKENIZER, catalog.QWEN_IMAGE_FILES)),
+        *map(_piece, (CLIP_TOKENIZER, QWEN_IMAGE_FILES)),
         *_others({entry.repo for entry in named}),
     ]
 
@@ -65,7 +66,7 @@ def _known_model(known: KnownModel) -> ListedModel:
 
 def _piece(piece: Piece) -> ListedModel:
     folders = hf_cache.snapshots(hf_cache.storage_folder(piece.repo))
-    has = is_tokenizer if piece is catalog.CLIP_TOKENIZER else _has_small_files
+    has = is_tokenizer if piece is CLIP_TOKENIZER else _has_small_files
     here: Here = "yes" if any(map(has, folders)) else "no"
     return ListedModel(
         name=piece.name,

@@ -10,10 +10,11 @@ from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.base.text import clean, shown_path
-from qwenimg.common.families import catalog, file_kind, registry
+from qwenimg.common.families import file_kind, registry
 from qwenimg.common.families.file_kind import FileKind
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.hub.model_folders import ModelFolders, read_folders
+from qwenimg.common.parts.piece import QWEN_IMAGE_FILES
 from qwenimg.common.request.parts import PARTS
 
 
@@ -38,7 +39,7 @@ def _beside(kind: FileKind, name: str) -> str:
     if not kind.is_part or kind.family is None or not kind.family.parts_alone:
         return f"{file}, beside the model that it belongs to (-m)"
     others = [part for part in PARTS if part in file_kind.FLAGS and part != kind.option]
-    piece = catalog.QWEN_IMAGE_FILES
+    piece = QWEN_IMAGE_FILES
     tokenizer = f"its tokenizer is {size_text(piece.bytes)}, qwenimg pull {piece.name}"
     return f"{file}, beside {file_kind.listed_flags(others)}; {tokenizer}"
 

@@ -30,6 +30,7 @@ from qwenimg.common.families.catalog import KnownModel
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.families.repository import has_weights, lacks
 from qwenimg.common.formats.files import PICKLES
+from qwenimg.common.parts.piece import QWEN_IMAGE_FILES
 from qwenimg.common.request.parts import PARTS
 from qwenimg.common.shapes import builtin
 
@@ -225,7 +226,7 @@ def _parts_missing(known: KnownModel, folders: list[Path], without: frozenset[st
 
     missing = [part for part in _QWEN_PARTS if part not in without]
     has_tokenizer = TOKENIZER in without or any(lacks(folder, frozenset(_QWEN_PARTS)) is None for folder in folders)
-    piece = catalog.QWEN_IMAGE_FILES
+    piece = QWEN_IMAGE_FILES
     when = " with the network on" if offline or is_offline() else ""
     ways = [f"give {file_kind.listed_flags(missing)}"] if missing else []
     if not has_tokenizer:

@@ -6,7 +6,7 @@ Unusual here:
 - ViT-L pads with `<|endoftext|>`; the OpenCLIP encoders pad with "!" (id 0). As in transformers a padding token is a
   special one, so that with those every "!" of a prompt is that token, and never part of a "!!" or of a word's end.
 - Single files carry no tokenizer. All published models have the same vocabulary of 49,408 tokens, so that of any of
-  them serves: `clip_tokenizer_places` finds one.
+  them serves: `parts.clip_tokenizer` finds one.
 """
 
 from __future__ import annotations

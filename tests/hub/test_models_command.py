@@ -19,6 +19,7 @@ from qwenimg.common.base import hf_cache
 from qwenimg.common.families import catalog, repository
 from qwenimg.common.hub import requirements, resolve
 from qwenimg.common.hub.pull import pull
+from qwenimg.common.parts.piece import CLIP_TOKENIZER
 
 
 def listed() -> dict[str, dict]:
@@ -58,7 +59,7 @@ def test_what_is_here(fake, cache) -> None:
         shutil.copytree(folder.parent.parent, storage, symlinks=True)
         if name == "sd15":
             (storage / "snapshots" / COMMIT / "vae" / "config.json").unlink()
-    write_tiny_clip_tokenizer(hf_cache.storage_folder(catalog.CLIP_TOKENIZER.repo) / "snapshots" / COMMIT)
+    write_tiny_clip_tokenizer(hf_cache.storage_folder(CLIP_TOKENIZER.repo) / "snapshots" / COMMIT)
     entries = listed()
     found = {name: entry["here"] for name, entry in entries.items() if entry["here"] != "no"}
     pieces = dict.fromkeys(("clip-tokenizer", "qwen-image-files"), "yes")

@@ -13,9 +13,9 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.hf_cache import find_cached
 from qwenimg.common.base.safe_files import is_folder
 from qwenimg.common.base.text import clean
-from qwenimg.common.families import catalog
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import read_header
+from qwenimg.common.parts.piece import QWEN_IMAGE_FILES
 
 _BLOCK = "transformer_blocks.0."
 _SIGNS = (f"{_BLOCK}img_mod_linear.", f"{_BLOCK}attn.attn_to_out.", f"{_BLOCK}img_ff.")
@@ -45,7 +45,7 @@ def layout(folder: Path) -> str | None:
 
 def tokenizer(folder: Path, given: Path | None) -> Path:
     """That which was `given`, that of the folder, or that of the hub's cache. Raises ModelError."""
-    own, piece = folder / "tokenizer", catalog.QWEN_IMAGE_FILES
+    own, piece = folder / "tokenizer", QWEN_IMAGE_FILES
     if given is not None:
         return given / "tokenizer" if is_folder(given / "tokenizer") else given
     found = own if is_folder(own) else find_cached(f"{piece.repo}/tokenizer")

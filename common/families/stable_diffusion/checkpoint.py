@@ -15,21 +15,18 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices, Prediction
 from qwenimg.common.families.stable_diffusion import single_file
 from qwenimg.common.families.stable_diffusion.absent_parts import absent_of_file, lacks, may_be_given, stand_ins
-from qwenimg.common.families.stable_diffusion.find_tokenizer import find_clip_tokenizer
 from qwenimg.common.families.stable_diffusion.ldm_configs import KINDS
 from qwenimg.common.families.stable_diffusion.single_file import PREDICTIONS, SingleFile
 from qwenimg.common.families.stable_diffusion.text_files import open_text
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.networks import clip, kl_vae, unet
-from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.parts.clip_tokenizer import find_clip_tokenizer, tokenizer_files
 from qwenimg.common.parts.components import component, is_absent, on_paper, open_component, read_config
-from qwenimg.common.prompts import clip as clip_tokenizer
-from qwenimg.common.prompts.clip import CLIPTokenizer
 from qwenimg.common.request.parts import PARTS
-from qwenimg.common.runtime.checkpoint import Checkpoint, Component, TokenizerFiles
+from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.sampling.discrete import parse_diffusion
 from qwenimg.common.weights.plan import closed_on_failure
 
@@ -118,7 +115,7 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
         )
         checkpoint = with_parts(checkpoint, choices, sdxl=sdxl, faults=faults)
         tokenizers = {
-            name: _tokenizer(folder / name.replace("text_encoder", "tokenizer"), text.config)
+            name: tokenizer_files(folder / name.replace("text_encoder", "tokenizer"), text.config)
             for name, text in checkpoint.texts.items()
         }
         return replace(checkpoint, tokenizers=tokenizers)
@@ -129,17 +126,6 @@ def _kind(sdxl: bool, texts: list[str], config: UNetConfig | None) -> str:
     if sdxl:
         return "sdxl" if "" in texts else "sdxl-refiner"
     return "sd2" if config is not None and config.cross_attention_dim == clip.OPEN_CLIP_H.hidden_size else "sd1"
-
-
-def _tokenizer(path: Path, config: CLIPConfig, pad: str | None = None) -> TokenizerFiles:
-    """`pad`: the padding token where the tokenizer is another model's."""
-
-    def read(folder: Path) -> CLIPTokenizer:
-        found = clip_tokenizer.load(folder, pad)
-        found.check_vocabulary(config.vocab_size)
-        return found
-
-    return TokenizerFiles(path=path, read=read)
 
 
 def open_file(path: Path, choices: Choices) -> Checkpoint:
@@ -169,7 +155,7 @@ def open_file(path: Path, choices: Choices) -> Checkpoint:
         size = max(text.config.vocab_size for text in checkpoint.texts.values())
         tokenizer = find_clip_tokenizer(path, size, choices.tokenizer, choices.tokenizer_of_base)
         tokenizers = {
-            name: _tokenizer(tokenizer, text.config, found.pads[name]) for name, text in checkpoint.texts.items()
+            name: tokenizer_files(tokenizer, text.config, found.pads[name]) for name, text in checkpoint.texts.items()
         }
         stack.pop_all()
         return replace(checkpoint, tokenizers=tokenizers)

@@ -14,11 +14,12 @@ from tiny_clip import tiny_clip_vocabulary, write_tiny_clip_tokenizer
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import catalog
-from qwenimg.common.families.stable_diffusion import find_tokenizer
-from qwenimg.common.families.stable_diffusion.find_tokenizer import find_clip_tokenizer
 from qwenimg.common.hub import resolve
 from qwenimg.common.hub.origin import label
 from qwenimg.common.hub.pull import pull
+from qwenimg.common.parts import clip_tokenizer
+from qwenimg.common.parts.clip_tokenizer import find_clip_tokenizer
+from qwenimg.common.parts.piece import CLIP_TOKENIZER
 
 SIZE = len(tiny_clip_vocabulary()[0])
 SNAPSHOTS = ("snapshots", "a" * 40)
@@ -56,7 +57,7 @@ def test_the_nearest_comes_first(file: Path, cache: Path, tmp_path: Path) -> Non
         storage(cache, "someone/finetune") / "tokenizer",
         near / "stable-diffusion-v1-5" / "tokenizer",
         tmp_path / "home" / "Documents" / "ComfyUI" / "comfy" / "sd1_tokenizer",
-        tmp_path / "home" / "stable-diffusion-webui-forge" / find_tokenizer.INSIDE[2],
+        tmp_path / "home" / "stable-diffusion-webui-forge" / clip_tokenizer.INSIDE[2],
         tmp_path / "home" / "Fooocus" / "ldm_patched" / "modules" / "sd1_tokenizer",
         tmp_path / "home" / "ComfyUI" / "comfy" / "sd1_tokenizer",
         tmp_path / "work" / "ComfyUI" / "comfy" / "sd1_tokenizer",
@@ -89,7 +90,7 @@ def test_one_that_does_not_fit_is_passed_over(file: Path, cache: Path) -> None:
     assert find_clip_tokenizer(file, SIZE) == good
     vocab.unlink()
     with vocab.open("wb") as large:
-        large.truncate(find_tokenizer.MAX_BYTES + 1)
+        large.truncate(clip_tokenizer.MAX_BYTES + 1)
     assert find_clip_tokenizer(file, SIZE) == good
     assert "none that fits" in refused(find_clip_tokenizer, file, SIZE + 1)
 
@@ -121,9 +122,9 @@ def test_a_recipe_holds_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.fixture
 def published(fake, file, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """The hub with the repository of the tokenizer, which holds a whole model, too."""
-    piece = replace(catalog.CLIP_TOKENIZER, repo=REPO)
+    piece = replace(CLIP_TOKENIZER, repo=REPO)
     monkeypatch.setattr(catalog, "CLIP_TOKENIZER", piece)
-    monkeypatch.setattr(find_tokenizer, "REPOS", (REPO,))
+    monkeypatch.setattr(clip_tokenizer, "REPOS", (REPO,))
     write_tiny_clip_tokenizer(tmp_path / "published")
     fake.files = {path.name: path.read_bytes() for path in (tmp_path / "published").iterdir()}
     fake.files |= {"model.safetensors": bytes(99), "tokenizer.json": b"{}", "config.json": b"{}", "README.md": b""}
@@ -134,7 +135,7 @@ def published(fake, file, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 def test_pull_fetches_the_vocabulary_alone(published, file: Path, name: str) -> None:
     lines: list[str] = []
     folder = pull(name, echo=lines.append, progress=lambda *_: None)
-    assert {path.name for path in folder.iterdir()} == set(catalog.CLIP_TOKENIZER.files)
+    assert {path.name for path in folder.iterdir()} == set(CLIP_TOKENIZER.files)
     assert "4 files" in lines[0] and folder.name == COMMIT and published.data_requests == []
     assert find_clip_tokenizer(file, SIZE) == folder
     again: list[str] = []

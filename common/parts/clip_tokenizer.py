@@ -1,4 +1,4 @@
-"""Where a tokenizer for a Stable Diffusion file is on this machine: other programs have the same one."""
+"""CLIP tokenizers of folders, and where one for a single file is on this machine: other programs have the same one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import absolute, bad
 from qwenimg.common.base.text import clean
-from qwenimg.common.families import catalog
+from qwenimg.common.networks.clip import CLIPConfig
+from qwenimg.common.parts.piece import CLIP_TOKENIZER
 from qwenimg.common.prompts import clip
+from qwenimg.common.prompts.clip import CLIPTokenizer
+from qwenimg.common.runtime.checkpoint import TokenizerFiles
 
 FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"))  # either is a tokenizer
 MAX_BYTES = 6 << 20  # of CLIP's 1 to 3.6 MB; Qwen's of 7 MB is not read
@@ -22,7 +25,7 @@ MAX_ENTRIES = 500  # of a folder that is looked through
 MAX_PARENTS = 5  # folders above the file, in search of the program that it belongs to
 # Models whose tokenizer is CLIP's own, in the order in which they are looked for in the hub's cache.
 REPOS = (
-    catalog.CLIP_TOKENIZER.repo,
+    CLIP_TOKENIZER.repo,
     "stable-diffusion-v1-5/stable-diffusion-v1-5",
     "runwayml/stable-diffusion-v1-5",
     "CompVis/stable-diffusion-v1-4",
@@ -50,30 +53,41 @@ PROGRAMS = (
 APPLICATIONS = ("/Applications/ComfyUI.app/Contents/Resources/ComfyUI", "/opt/ComfyUI", "/workspace/ComfyUI")
 
 
+def tokenizer_files(path: Path, config: CLIPConfig, pad: str | None = None) -> TokenizerFiles:
+    """Return the tokenizer in `path` for the text encoder of `config`. `pad`: its padding token, if the tokenizer is
+    another model's."""
+
+    def read(folder: Path) -> CLIPTokenizer:
+        tokenizer = clip.load(folder, pad)
+        tokenizer.check_vocabulary(config.vocab_size)
+        return tokenizer
+
+    return TokenizerFiles(path=path, read=read)
+
+
 def find_clip_tokenizer(file: Path, size: int, given: Path | None = None, also: Path | None = None) -> Path:
-    """The folder of a tokenizer for the single file `file`, whose text encoders have `size` embeddings.
+    """Find the folder of a tokenizer for the single file `file`, whose text encoders have `size` embeddings.
 
     That is the user's own if `given`, else the first that fits: next to the file, `also`, in the hub's cache, in the
     folder of another program. Raises ModelError, which says where it was looked for and what to do."""
     if given is not None:
-        found = next((f for f in (given, given / "tokenizer") if is_tokenizer(f)), None)
-        if found is None:
+        folder = next((f for f in (given, given / "tokenizer") if is_tokenizer(f)), None)
+        if folder is None:
             raise bad(given, "holds no tokenizer: give a folder with tokenizer.json, or vocab.json and merges.txt")
-        clip.load(found, clip.EOS_PAD).check_vocabulary(size)
-        return found
+        clip.load(folder, clip.EOS_PAD).check_vocabulary(size)
+        return folder
     for folder in islice(filter(is_tokenizer, places(file, also)), MAX_TRIED):
         if fits(folder, size):
             return folder
-    piece = catalog.CLIP_TOKENIZER
     raise ModelError(
         f"{clean(file.name, 60)}: needs CLIP's vocabulary, which single files do not hold, and none that fits is in "
-        f"tokenizer/ or beside it, in the hub's cache or in a ComfyUI: qwenimg pull {piece.name} "
-        f"({size_text(piece.bytes)}), or --tokenizer FOLDER"
+        f"tokenizer/ or beside it, in the hub's cache or in a ComfyUI: qwenimg pull {CLIP_TOKENIZER.name} "
+        f"({size_text(CLIP_TOKENIZER.bytes)}), or --tokenizer FOLDER"
     )
 
 
 def places(file: Path, also: Path | None = None) -> Iterator[Path]:
-    """Folders that may be a tokenizer for `file`, the nearest first; each is looked for when it is asked for."""
+    """Yield the folders that may be a tokenizer for `file`, the nearest first; each is looked for when it is taken."""
     here = absolute(file).parent  # a link's own folder
     yield from (here / "tokenizer", here)
     if also is not None:
@@ -98,14 +112,14 @@ def _of_model(storage: Path) -> Iterator[Path]:
 
 def _entries(folder: Path) -> list[Path]:
     try:
-        with os.scandir(folder) as found:
-            return sorted(Path(entry.path) for entry in islice(found, MAX_ENTRIES) if entry.is_dir())
+        with os.scandir(folder) as entries:
+            return sorted(Path(entry.path) for entry in islice(entries, MAX_ENTRIES) if entry.is_dir())
     except OSError:
         return []
 
 
 def is_tokenizer(folder: Path) -> bool:
-    """Whether the files of a tokenizer of CLIP's size are in `folder`; a tokenizer.json comes first."""
+    """Return whether the files of a tokenizer of CLIP's size are in `folder`; a tokenizer.json comes first."""
     whole, parts = FILES
     names = whole if os.path.lexists(folder / whole[0]) else parts
     return all(_is_small_file(folder / name) for name in names)
@@ -119,7 +133,7 @@ def _is_small_file(path: Path) -> bool:
 
 
 def fits(folder: Path, size: int) -> bool:
-    """Whether the tokenizer in `folder` is of CLIP's form and has `size` tokens."""
+    """Return whether the tokenizer in `folder` is of CLIP's form and has `size` tokens."""
     try:
         clip.load(folder, clip.EOS_PAD).check_vocabulary(size)
     except ModelError:

@@ -1,0 +1,44 @@
+"""Files that a model needs and does not bring along, by the name under which `qwenimg pull` fetches them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Files of one repository; the first two must be there."""
+
+    name: str
+    repo: str
+    title: str
+    bytes: int
+    license: str
+    purpose: str
+    files: tuple[str, ...]
+
+
+CLIP_TOKENIZER = Piece(
+    name="clip-tokenizer",
+    repo="openai/clip-vit-large-patch14",
+    title="the vocabulary of CLIP",
+    bytes=1_500_000,
+    license="MIT",
+    purpose="the words of a Stable Diffusion model in one file",
+    files=("vocab.json", "merges.txt", "tokenizer_config.json", "special_tokens_map.json"),
+)
+QWEN_IMAGE_FILES = Piece(
+    name="qwen-image-files",
+    repo="Qwen/Qwen-Image",
+    title="the small files of Qwen-Image",
+    bytes=4_700_000,
+    license="Apache-2.0",
+    purpose="tokenizer and configurations, where the weights are in other files",
+    files=(
+        "model_index.json",
+        "scheduler/scheduler_config.json",
+        *(f"{part}/config.json" for part in ("transformer", "text_encoder", "vae")),
+        *(f"tokenizer/{name}.json" for name in ("vocab", "tokenizer", "tokenizer_config", "added_tokens")),
+        *(f"tokenizer/{name}" for name in ("merges.txt", "special_tokens_map.json")),
+    ),
+)
