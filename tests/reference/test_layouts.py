@@ -18,12 +18,13 @@ from safetensors.torch import load_file, save_file
 from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.describe import describe
-from qwenimg.common.families.stable_diffusion import ldm_keys, single_file
+from qwenimg.common.families.stable_diffusion import single_file, unet_keys
 from qwenimg.common.families.stable_diffusion.single_file import SingleFile, open_file
 from qwenimg.common.networks import clip, kl_vae, unet
 from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.parts import ldm_keys
 from qwenimg.common.sampling.discrete import parse_diffusion
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import LoadPlan
@@ -437,7 +438,7 @@ def test_every_ignored_name_is_ignored(made: Callable[[str], Made], tmp_path: Pa
     tensors = dict(made("sd2").tensors)
     before = open_file(made("sd2").file)
     before.close()
-    names = [*ldm_keys.IGNORED, *(prefix + "x" for prefix in ldm_keys.IGNORED_PREFIXES)]
+    names = [*unet_keys.IGNORED, *(prefix + "x" for prefix in unet_keys.IGNORED_PREFIXES)]
     names += [f"cond_stage_model.{name}" for name in ldm_keys.IGNORED_TEXT]
     new = {name: torch.ones(2) for name in names if name not in tensors and name != "v_pred"}
     save_file(tensors | new, tmp_path / "a.safetensors")

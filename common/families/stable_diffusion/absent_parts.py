@@ -13,7 +13,7 @@ from typing import Any
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.stable_diffusion.ldm_configs import HEAD_DIM, KINDS, Text
+from qwenimg.common.families.stable_diffusion.kinds import KINDS
 from qwenimg.common.families.stable_diffusion.published import models, vae
 from qwenimg.common.families.stable_diffusion.single_file import SingleFile
 from qwenimg.common.networks import clip, kl_vae, unet
@@ -21,6 +21,7 @@ from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.parts.components import on_paper
+from qwenimg.common.parts.ldm_configs import HEAD_DIM, Text
 from qwenimg.common.runtime.checkpoint import Component
 
 _OPTIONS = {"unet": "--unet", "vae": "--vae"}  # all others are text encoders

@@ -15,14 +15,14 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices, Prediction
 from qwenimg.common.families.stable_diffusion import single_file
 from qwenimg.common.families.stable_diffusion.absent_parts import absent_of_file, lacks, may_be_given, stand_ins
-from qwenimg.common.families.stable_diffusion.ldm_configs import KINDS
+from qwenimg.common.families.stable_diffusion.kinds import KINDS
 from qwenimg.common.families.stable_diffusion.single_file import PREDICTIONS, SingleFile
-from qwenimg.common.families.stable_diffusion.text_files import open_text
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.networks import clip, kl_vae, unet
 from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.parts.clip_files import open_text
 from qwenimg.common.parts.clip_tokenizer import find_clip_tokenizer, tokenizer_files
 from qwenimg.common.parts.components import component, is_absent, on_paper, open_component, read_config
 from qwenimg.common.request.parts import PARTS

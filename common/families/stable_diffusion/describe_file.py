@@ -6,8 +6,9 @@ from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.description import Description, in_memory, summary
-from qwenimg.common.families.stable_diffusion import single_file, text_files
+from qwenimg.common.families.stable_diffusion import single_file
 from qwenimg.common.formats.stored import Header
+from qwenimg.common.parts import clip_files
 
 # A tensor that only this part has under diffusers' names.
 _SIGNS = {"transformer": "time_embedding.linear_1.weight", "vae": "decoder.mid_block.resnets.0.norm1.weight"}
@@ -15,7 +16,7 @@ _SIGNS = {"transformer": "time_embedding.linear_1.weight", "vae": "decoder.mid_b
 
 def part_of(header: Header) -> str | None:
     """Return `model` for a whole model in one file, else which part it is; None for another file."""
-    if text_files.described(header.tensors) is not None:
+    if clip_files.described(header.tensors) is not None:
         return "text_encoder"
     if single_file.reads(header):
         found = single_file.detect(header)
@@ -28,7 +29,7 @@ def part_of(header: Header) -> str | None:
 
 def describe_file(header: Header, prediction: Prediction | None) -> Description | None:
     """Its type and the reasons for it, its models, and what does not fit; None for another file."""
-    if (text := text_files.described(header.tensors)) is not None:
+    if (text := clip_files.described(header.tensors)) is not None:
         return Description(lines=[f"layout: {text}", summary("file", header.tensors)])
     if not single_file.is_single_file(header.tensors):
         return None

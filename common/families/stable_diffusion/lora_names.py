@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from qwenimg.common.base.shape import Manifest
-from qwenimg.common.families.stable_diffusion import ldm_keys
+from qwenimg.common.families.stable_diffusion.unet_keys import unet_places
 from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.weights.lora_names import (
@@ -40,7 +40,7 @@ def text_part(name: str, weights: Manifest, *, two: bool) -> ComponentNames:
 
 def _unet(config: UNetConfig, weights: Manifest) -> ComponentNames:
     stored = [name for name in weights if name.endswith(".weight")]
-    places = ldm_keys.unet_places(stored, config, "")
+    places = unet_places(stored, config, "")
     others: Others = {
         path: [places[f"{path}.weight"].key.removesuffix(".weight"), *_processor(path)] for path in _paths(stored)
     }

@@ -14,18 +14,8 @@ from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Prediction
-from qwenimg.common.families.stable_diffusion import ldm_keys
-from qwenimg.common.families.stable_diffusion.ldm_configs import (
-    FIRST,
-    KINDS,
-    Text,
-    behind,
-    clip_config,
-    stored_vae,
-    unet_config,
-    vae_config,
-)
-from qwenimg.common.families.stable_diffusion.ldm_keys import Places
+from qwenimg.common.families.stable_diffusion import unet_keys
+from qwenimg.common.families.stable_diffusion.kinds import FIRST, KINDS, unet_config
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header, Stored
@@ -33,6 +23,9 @@ from qwenimg.common.networks import clip, kl_vae, unet
 from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.parts import ldm_keys
+from qwenimg.common.parts.ldm_configs import Text, behind, clip_config, stored_vae, vae_config
+from qwenimg.common.parts.ldm_keys import Places
 from qwenimg.common.weights.keys import check_architecture, plan_places
 from qwenimg.common.weights.plan import LoadPlan, Uses, as_stored
 
@@ -244,9 +237,10 @@ def _opened(header: Header, found: Detected) -> SingleFile:
     if found.unet is not None and found.kind is not None:
         unet_made = unet_config(path, behind(header, found.unet), found.kind, found.prediction)
         stored = unet.manifest(unet_made)
-        plan("unet", ldm_keys.unet_places(stored, unet_made, found.unet), stored, unet.uses(stored))
+        plan("unet", unet_keys.unet_places(stored, unet_made, found.unet), stored, unet.uses(stored))
     if found.vae is not None:
-        vae_made = vae_config(path, behind(header, found.vae), KINDS[found.kind or "sd1"])
+        kind, shapes = KINDS[found.kind or "sd1"], behind(header, found.vae)
+        vae_made = vae_config(path, shapes, scaling_factor=kind.scaling_factor, sample_size=kind.sample_size)
         wanted = kl_vae.manifest(vae_made)
         places = ldm_keys.vae_places(wanted, vae_made, found.vae)
         plan("vae", places, stored_vae(header, places, wanted), as_stored(wanted))
@@ -281,7 +275,7 @@ def _text_places(header: Header, text: Text, prefix: str, manifest: Manifest) ->
 
 
 def _is_ignored(key: str) -> bool:
-    if key in ldm_keys.IGNORED or key.startswith(ldm_keys.IGNORED_PREFIXES):
+    if key in unet_keys.IGNORED or key.startswith(unet_keys.IGNORED_PREFIXES):
         return True
     for owner in ("cond_stage_model.1.", "cond_stage_model.", "conditioner.embedders.0.", "conditioner.embedders.1."):
         if key.startswith(owner):

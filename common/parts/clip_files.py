@@ -13,13 +13,13 @@ from pathlib import Path
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad, is_folder
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.stable_diffusion import ldm_keys
-from qwenimg.common.families.stable_diffusion.ldm_configs import Text, clip_config
 from qwenimg.common.formats.files import first
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header, Stored
 from qwenimg.common.networks import clip
+from qwenimg.common.parts import ldm_keys
 from qwenimg.common.parts.components import component, is_absent, open_component, read_config
+from qwenimg.common.parts.ldm_configs import Text, clip_config
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import as_stored
@@ -32,7 +32,7 @@ _OPEN_NOT_NEEDED = ("logit_scale", "attn_mask", "text_projection")
 
 
 def find(tensors: Mapping[str, Stored]) -> tuple[str, bool, int] | None:
-    """Of a text encoder alone the prefix of its names, whether they are OpenCLIP's, and its width; None of another."""
+    """Find the prefix of a text encoder's names, whether they are OpenCLIP's, and its width; None in another file."""
     for sign, open_clip in ((_TOKENS, False), (_OPEN_TOKENS, True)):
         key = next((name for name in tensors if name == sign or name.endswith(f".{sign}")), None)
         if key is not None and len(tensors[key].shape) == 2:
@@ -44,11 +44,11 @@ def find(tensors: Mapping[str, Stored]) -> tuple[str, bool, int] | None:
 
 
 def described(tensors: Mapping[str, Stored]) -> str | None:
-    """What a text encoder alone is, and by what; None of another file."""
-    found = find(tensors)
-    if found is None or any(not name.startswith(found[0]) for name in tensors):
+    """Describe a text encoder that is alone in its file; None of another file."""
+    layout = find(tensors)
+    if layout is None or any(not name.startswith(layout[0]) for name in tensors):
         return None
-    prefix, open_clip, width = found
+    prefix, open_clip, width = layout
     names = "OpenCLIP's names" if open_clip else "transformers' names"
     behind = f" behind {clean(prefix, 60)}" if prefix else ""
     what = WIDTHS.get(width, "a CLIP text encoder")
@@ -56,17 +56,17 @@ def described(tensors: Mapping[str, Stored]) -> str | None:
 
 
 def open_text(checkpoint: Checkpoint, path: Path) -> tuple[str, Component]:
-    """The text encoder in the folder or file `path`, and which of the model's it is. Raises ModelError."""
+    """Open the text encoder in the folder or file `path`; return which of the model's it is too. Raises ModelError."""
     if is_folder(path):
         config = read_config(clip.NETWORK, path)
         name = _slot(checkpoint, config.hidden_size, path)
         return name, open_component(clip.NETWORK, path, config, name)
     header = read_header(path)
     try:
-        found = find(header.tensors)
-        if found is None:
+        layout = find(header.tensors)
+        if layout is None:
             raise bad(path, "holds no CLIP text encoder: no text_model.encoder.layers or transformer.resblocks")
-        prefix, open_clip, width = found
+        prefix, open_clip, width = layout
         name = _slot(checkpoint, width, path)
         config = checkpoint[name].config
         if is_absent(checkpoint[name]):
@@ -88,14 +88,15 @@ def open_text(checkpoint: Checkpoint, path: Path) -> tuple[str, Component]:
 
 
 def _slot(checkpoint: Checkpoint, width: int, path: Path) -> str:
-    found = next((name for name, part in checkpoint.texts.items() if part.config.hidden_size == width), None)
-    if found is None:
-        own = " and ".join(str(part.config.hidden_size) for part in checkpoint.texts.values())
+    """Return which of the model's text encoders is so wide. Raise ModelError."""
+    component_name = next((name for name, part in checkpoint.texts.items() if part.config.hidden_size == width), None)
+    if component_name is None:
+        widths = " and ".join(str(part.config.hidden_size) for part in checkpoint.texts.values())
         what = WIDTHS.get(width, f"a text encoder of width {width}")
         raise ModelError(
-            f"{clean(path, 120)}: is {what}; {clean(checkpoint.source.name, 60)} takes width {own} ({width} found)"
+            f"{clean(path, 120)}: is {what}; {clean(checkpoint.source.name, 60)} takes width {widths} ({width} found)"
         )
-    return found
+    return component_name
 
 
 def _own_config(header: Header, prefix: str, open_clip: bool, name: str, published: clip.CLIPConfig) -> clip.CLIPConfig:
@@ -121,5 +122,5 @@ def _open_clip(header: Header, prefix: str, name: str, config: clip.CLIPConfig) 
 
 
 def _spare_layers(config: clip.CLIPConfig) -> range:
-    """Of OpenCLIP-H those that Stable Diffusion 2 never uses."""
+    """Return the layers of OpenCLIP-H that Stable Diffusion 2 never uses."""
     return range(config.num_hidden_layers, ldm_keys.CLIP_H_LAYERS + 1 if config.projection_dim is None else 0)

@@ -1,11 +1,9 @@
-"""Where a Stable Diffusion checkpoint in one file (CompVis, "ldm" names) has each parameter: strings only.
+"""Where checkpoints in CompVis's own names ("ldm") have each parameter of a VAE or a CLIP: strings only.
 
 A map goes from the manifest's names to the file's. So what is missing and what is unknown both follow from the
 manifest, and no tensor is taken by a rule that happens to match it.
 
 What is unusual about these files:
-- the UNet counts its blocks through, downsamplers included: block b, layer j of the down blocks is `input_blocks`
-  number 1 + (layers of the blocks before, each with its downsampler) + j;
 - the VAE numbers its decoder's levels from the last to the first, and stores attention as 1x1 convolutions;
 - OpenCLIP has q, k and v in one matrix, and its projection with rows and columns exchanged;
 - OpenCLIP-H has its 24th layer there, which Stable Diffusion 2 never uses;
@@ -16,36 +14,16 @@ What is unusual about these files:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from qwenimg.common.networks.kl_vae import KLVAEConfig
-from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.weights.keys import Place
 
 Places = dict[str, Place]
 
 CLIP_H_LAYERS = 23  # of OpenCLIP-H that are used
 
-# What a file may hold beside the models, as whole names or as prefixes that end in a dot.
-IGNORED = frozenset(
-    {
-        # the noise schedule, which follows from the type of the model
-        "alphas_cumprod", "alphas_cumprod_prev", "betas", "log_one_minus_alphas_cumprod", "logvar",
-        "posterior_log_variance_clipped", "posterior_mean_coef1", "posterior_mean_coef2", "posterior_variance",
-        "sqrt_alphas_cumprod", "sqrt_one_minus_alphas_cumprod", "sqrt_recip_alphas_cumprod",
-        "sqrt_recipm1_alphas_cumprod", "scale_factor", "denoiser.sigmas", "global_step",
-        # markers: see `single_file`
-        "v_pred", "ztsnr",
-    }
-)  # fmt: skip
-IGNORED_PREFIXES = (
-    "model_ema.",  # averaged weights, a second copy of the UNet under names without dots
-    "first_stage_model.loss.",  # the VAE's discriminator and perceptual loss, for training
-    "first_stage_model.model_ema.",
-    "loss.",
-    "embedding_manager.",  # of textual inversion during training
-)
-# Of a text encoder, behind its prefix: buffers, and what belongs to CLIP's image side.
+# What a file may hold of a text encoder, behind its prefix: buffers, and what belongs to CLIP's image side.
 IGNORED_TEXT = frozenset(
     {
         "logit_scale",
@@ -60,26 +38,6 @@ IGNORED_TEXT = frozenset(
     }
 )
 
-_RESNET = {
-    "norm1": "in_layers.0",
-    "conv1": "in_layers.2",
-    "time_emb_proj": "emb_layers.1",
-    "norm2": "out_layers.0",
-    "conv2": "out_layers.3",
-    "conv_shortcut": "skip_connection",
-}
-_UNET_ENDS = {
-    "conv_in": "input_blocks.0.0",
-    "time_embedding.linear_1": "time_embed.0",
-    "time_embedding.linear_2": "time_embed.2",
-    "add_embedding.linear_1": "label_emb.0.0",
-    "add_embedding.linear_2": "label_emb.0.2",
-    "conv_norm_out": "out.0",
-    "conv_out": "out.2",
-    "mid_block.resnets.0": "middle_block.0",
-    "mid_block.attentions.0": "middle_block.1",
-    "mid_block.resnets.1": "middle_block.2",
-}
 _VAE_PARTS = {
     "mid_block.resnets.0": "mid.block_1",
     "mid_block.resnets.1": "mid.block_2",
@@ -110,32 +68,26 @@ _PROJECTION = re.compile(r"(?P<attention>.+\.self_attn)\.(?P<part>[qkv]_proj)\.(
 _VAE_BLOCK = re.compile(r"(?P<way>down|up)_blocks\.(?P<level>\d+)\.(?P<rest>.+)")
 
 
-def unet_places(names: Iterable[str], config: UNetConfig, prefix: str) -> Places:
-    """Of each parameter of the UNet its tensor behind `prefix`."""
-    paths = _unet_paths(config)
-    return {name: Place(prefix + _unet_key(name, paths)) for name in names}
-
-
 def vae_places(names: Iterable[str], config: KLVAEConfig, prefix: str) -> Places:
-    """Of each parameter of the VAE its tensor behind `prefix`."""
+    """Map each parameter of the VAE to its tensor behind `prefix`."""
     levels = len(config.block_out_channels)
     return {name: Place(prefix + _vae_key(name, levels)) for name in names}
 
 
 def clip_places(names: Iterable[str], prefix: str) -> Places:
-    """Of each parameter of a CLIP in transformers' names its tensor behind `prefix`."""
+    """Map each parameter of a CLIP in transformers' names to its tensor behind `prefix`."""
     return {name: Place(prefix + name) for name in names}
 
 
 def open_clip_places(names: Iterable[str], prefix: str) -> Places:
-    """Of each parameter of a CLIP in OpenCLIP's names its place behind `prefix`."""
-    return {name: (found := _open_clip(name))._replace(key=prefix + found.key) for name in names}
+    """Map each parameter of a CLIP in OpenCLIP's names to its place behind `prefix`."""
+    return {name: (place := _open_clip(name))._replace(key=prefix + place.key) for name in names}
 
 
 def converted_places(names: Iterable[str], prefix: str, fused: bool) -> Places:
-    """Of each parameter of OpenCLIP's text encoder its place where stable-diffusion.cpp gave it transformers' names;
-    `fused`: with q, k and v still in one matrix."""
-    return {name: (found := _converted(name, fused))._replace(key=prefix + found.key) for name in names}
+    """Map each parameter of OpenCLIP's text encoder to its place where stable-diffusion.cpp gave it
+    transformers' names; `fused`: with q, k and v still in one matrix."""
+    return {name: (place := _converted(name, fused))._replace(key=prefix + place.key) for name in names}
 
 
 def _converted(name: str, fused: bool) -> Place:
@@ -148,39 +100,6 @@ def _converted(name: str, fused: bool) -> Place:
     return Place(key, part=_FUSED[projection["part"]], parts=3)
 
 
-def _unet_paths(config: UNetConfig) -> Mapping[str, str]:
-    """{path of a block's part: its path in the file}."""
-    paths = dict(_UNET_ENDS)
-    number = 1
-    for i, level in enumerate(config.down):
-        for j in range(len(level.resnets)):
-            paths[f"down_blocks.{i}.resnets.{j}"] = f"input_blocks.{number}.0"
-            paths[f"down_blocks.{i}.attentions.{j}"] = f"input_blocks.{number}.1"
-            number += 1
-        if level.resampled:
-            paths[f"down_blocks.{i}.downsamplers.0.conv"] = f"input_blocks.{number}.0.op"
-            number += 1
-    number = 0
-    for i, level in enumerate(config.up):
-        for j in range(len(level.resnets)):
-            paths[f"up_blocks.{i}.resnets.{j}"] = f"output_blocks.{number}.0"
-            paths[f"up_blocks.{i}.attentions.{j}"] = f"output_blocks.{number}.1"
-            number += 1
-        paths[f"up_blocks.{i}.upsamplers.0.conv"] = f"output_blocks.{number - 1}.{2 if level.depth else 1}.conv"
-    return paths
-
-
-def _unet_key(name: str, paths: Mapping[str, str]) -> str:
-    owner, _, rest = name.rpartition(".")
-    while owner not in paths:
-        owner, _, part = owner.rpartition(".")
-        rest = f"{part}.{rest}"
-    if ".resnets." in owner:
-        part, _, leaf = rest.rpartition(".")
-        rest = f"{_RESNET[part]}.{leaf}"
-    return f"{paths[owner]}.{rest}"
-
-
 def _vae_key(name: str, levels: int) -> str:
     side, _, rest = name.partition(".")
     if side not in ("encoder", "decoder"):
@@ -190,9 +109,9 @@ def _vae_key(name: str, levels: int) -> str:
         inner = block["rest"].replace("resnets.", "block.").replace("conv_shortcut", "nin_shortcut")
         inner = inner.replace("downsamplers.0", "downsample").replace("upsamplers.0", "upsample")
         return f"{side}.{block['way']}.{level}.{inner}"
-    for part, found in _VAE_PARTS.items():
+    for part, path in _VAE_PARTS.items():
         if rest.startswith(part + "."):
-            return f"{side}.{found}{rest.removeprefix(part)}"
+            return f"{side}.{path}{rest.removeprefix(part)}"
     return name
 
 
