@@ -23,10 +23,11 @@ from mutants_qwen import (
     weight_transposed,
 )
 
-from qwenimg.common.families.stable_diffusion import expert, texts
+from qwenimg.common.families.stable_diffusion import expert
 from qwenimg.common.families.stable_diffusion.model import StableDiffusion
 from qwenimg.common.networks import clip
 from qwenimg.common.numbers import timesteps
+from qwenimg.common.parts.clip_texts import ClipTexts
 from qwenimg.common.pipeline.guidance import Guidance
 from qwenimg.common.runtime.vae import VAEHalves
 from qwenimg.common.sampling import discrete, schedules
@@ -259,7 +260,7 @@ def encoders_exchanged(patch: Patch) -> None:
         states, pooled = made(encoder, *rest)
         return np.roll(states, states.shape[2] // 3, axis=2), pooled
 
-    patch.around(texts.ClipTexts, "states", moved)
+    patch.around(ClipTexts, "states", moved)
 
 
 def guidance_sign(patch: Patch) -> None:

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 # What may be called while a module is imported: it makes a constant or describes a function, and touches nothing.
 AT_IMPORT = {
     "TypeVar": "a type",
+    "abstractmethod": "describes a method that a subclass has",
     "get_args": "a constant",
     "Block": "a constant: a frozen dataclass",
     "Guidance": "a constant: a frozen dataclass",

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
 from qwenimg.common.families.stable_diffusion import memory
-from qwenimg.common.families.stable_diffusion.texts import ClipTexts
 from qwenimg.common.memory import operations
 from qwenimg.common.memory.memory import scores
 from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.numbers import timesteps
+from qwenimg.common.parts.clip_texts import ClipTexts
 from qwenimg.common.pipeline.guidance import Guidance, cfg, passes
 from qwenimg.common.pipeline.inpaint import Latents
 from qwenimg.common.request.request import Request
@@ -50,7 +50,7 @@ class Expert:
         self.checkpoint, self.residents, self.runtime = checkpoint, residents, residents.runtime
         self.facts = checkpoints.facts(checkpoint)
         self.unet_config: UNetConfig = checkpoint["unet"].config
-        self.texts = ClipTexts(checkpoint, residents)
+        self.texts = ClipTexts(residents, checkpoint, sdxl=self.facts.sdxl)
 
     def conditioning(self, request: Request) -> Conditioning:
         prompts = [branch.prompt for branch in GUIDANCE.branches(request)]
@@ -85,10 +85,8 @@ class Expert:
 
     def encoding(self, request: Request, counted: bool) -> list[Stage]:
         """Return the stages that encode the texts of `request`; where they are not counted, one chunk of each."""
-        prompts = [branch.prompt for branch in GUIDANCE.branches(request)]
-        if self.texts.has(prompts, request.clip_skip):
-            return []
-        return self.texts.stages(max(map(self.texts.chunks, [*prompts, ""])) if counted else 1)
+        keys = self.texts.keys([branch.prompt for branch in GUIDANCE.branches(request)], request.clip_skip)
+        return [] if self.texts.has(keys) else self.texts.stages(keys, counted)
 
     def steps(self, request: Request, shape: Shape, calls: int) -> Stage:
         """Return the stage of the UNet, which is called `calls` times: all branches of guidance go in one batch if

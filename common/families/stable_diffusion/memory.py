@@ -1,17 +1,10 @@
-"""What a step of a Stable Diffusion UNet takes, and its text."""
+"""What a step of a Stable Diffusion UNet takes."""
 
 from __future__ import annotations
 
-from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.unet import UNetConfig
-from qwenimg.common.prompts.weighted import LENGTH
 
 UNET_BUFFERS = 30  # arrays of the UNet's first level that a step has in memory at its peak
-
-
-def text_peak(config: CLIPConfig, chunks: int) -> int:
-    """Bytes of activations of a text encoder, in float32: of its feed-forward two widths, and six of its stream."""
-    return chunks * LENGTH * (2 * config.intermediate_size + 6 * config.hidden_size) * 4
 
 
 def step_peak(config: UNetConfig, branches: int, height: int, width: int) -> int:

@@ -97,7 +97,7 @@ class StableDiffusion:
 
     def announce(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
         for expert in self.experts():
-            expert.texts.announce(prompts, clip_skip)
+            expert.texts.announce(expert.texts.keys(prompts, clip_skip))
 
     def adapt(self, deltas: Deltas) -> None:
         self.base.adapt(deltas)  # LoRAs are made for the base, whose layers the refiner's names would only resemble

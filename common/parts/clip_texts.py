@@ -1,0 +1,108 @@
+"""Prompts as the text states of one or more CLIPs, which stand side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwenimg.common.base.shape import Shape
+from qwenimg.common.networks import clip
+from qwenimg.common.networks.clip import CLIPConfig
+from qwenimg.common.parts.texts import States, Texts
+from qwenimg.common.prompts import weighted
+from qwenimg.common.prompts.weighted import LENGTH, Chunk
+from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.runtime.engine import ClipEncoder
+from qwenimg.common.runtime.residents import Residents
+from qwenimg.common.runtime.stages import Stage
+
+Float32 = NDArray[np.float32]
+ClipKey = tuple[str, int]  # a prompt, and how many layers are skipped at the end of each CLIP
+
+
+class ClipTexts(Texts[ClipKey]):
+    """The text encoders of a model that are CLIPs: of a prompt the states [chunks 77 C] of each, and the last one's
+    pooled vector [P]."""
+
+    feed_forward = 2
+
+    def __init__(self, residents: Residents, checkpoint: Checkpoint, *, sdxl: bool):
+        super().__init__(residents, checkpoint.texts)
+        self.sdxl = sdxl
+        self._tokenizers = [checkpoint.tokenizers[name] for name in self.encoders]
+
+    def keys(self, prompts: Sequence[str], clip_skip: int) -> list[ClipKey]:
+        """Return the keys of `prompts`, and behind the first that of the empty prompt, whose chunk fills up shorter
+        ones."""
+        return [(prompt, clip_skip) for prompt in (*prompts[:1], "", *prompts[1:])]
+
+    def states(self, prompts: Sequence[str], clip_skip: int = 0) -> tuple[Float32, Float32]:
+        """Return states [B 77n C] with n chunks for all, side by side in C, and pooled vectors [B P]."""
+        first, empty, *rest = self.arrays(self.keys(prompts, clip_skip))
+        count = max(len(states[0]) for states in (first, *rest))
+        joined = [_joined(states, empty, count) for states in (first, *rest)]
+        return np.stack(joined), np.stack([states[-1] for states in (first, *rest)])
+
+    def chunks(self, prompt: str) -> list[list[Chunk]]:
+        """Return the chunks of `prompt` for each text encoder, of 77 tokens each."""
+        return weighted.prompt_chunks([files.tokenizer for files in self._tokenizers], prompt)
+
+    def shapes(self, key: ClipKey) -> list[Shape]:
+        """Return the shapes of the states of each text encoder, and of the pooled vector."""
+        count, configs = len(self.chunks(key[0])[0]), [component.config for component in self.encoders.values()]
+        pooled = configs[-1].projection_dim or configs[-1].hidden_size
+        return [*((count, LENGTH, config.hidden_size) for config in configs), (pooled,)]
+
+    def tokens(self, key: ClipKey) -> list[object]:
+        """Return the prompt's tokens with their weights, and the layers that are skipped."""
+        prompt, clip_skip = key
+        return [repr(self.chunks(prompt)), self.sdxl, clip_skip]
+
+    def stages(self, keys: Iterable[ClipKey], counted: bool) -> list[Stage]:
+        """Return the stages that encode `keys`, one for each text encoder; where tokens are not counted, one chunk."""
+        count = max(len(self.chunks(prompt)[0]) for prompt, _ in keys) if counted else 1
+        return [self.stage(component, count, LENGTH) for component in self.encoders.values()]
+
+    def encode(self, keys: Sequence[ClipKey]) -> Iterator[States]:
+        """Encode `keys` by one text encoder after the other."""
+        prompts = [self.chunks(prompt) for prompt, _ in keys]
+        count = max(len(chunks[0]) for chunks in prompts)
+        parts = [
+            list(
+                self.run(
+                    self.stage(component, count, LENGTH),
+                    partial(self._encoded, component.config),
+                    [(chunks[i], clip_skip) for chunks, (_, clip_skip) in zip(prompts, keys, strict=True)],
+                )
+            )
+            for i, component in enumerate(self.encoders.values())
+        ]
+        for one in zip(*parts, strict=True):
+            yield *(states for states, _ in one), one[-1][1]
+
+    def _encoded(
+        self, config: CLIPConfig, encoder: ClipEncoder, prompt: tuple[Sequence[Chunk], int]
+    ) -> tuple[Float32, Float32]:
+        """Return the weighted states [chunks 77 C] and the first chunk's pooled vector [P]."""
+        engine, (chunks, clip_skip) = self.runtime.engine, prompt
+        skipped, normed = clip.used_states(config, self.sdxl, clip_skip)
+        ids = [chunk.ids for chunk in chunks]
+        states, pooled = encoder.encode(ids, skipped, normed)
+        self.runtime.check_finite(states, "text encoder", "text", lambda: encoder.encode(ids, skipped, normed)[0])
+        weighed = weighted.apply_weights(engine.numpy(states), chunks)
+        return weighed.reshape(len(chunks), LENGTH, -1), engine.numpy(pooled)[0]
+
+
+def _joined(states: States, empty: States, count: int) -> Float32:
+    """Return the states side by side in their channels, each with the empty prompt's chunk up to `count`: [77n C]."""
+    pairs = zip(states[:-1], empty[:-1], strict=True)
+    return np.concatenate([_filled(chunks, fill, count) for chunks, fill in pairs], axis=-1)
+
+
+def _filled(states: Float32, empty: Float32, count: int) -> Float32:
+    """[chunks 77 C] -> [77n C] with the empty prompt's chunk up to `count`."""
+    joined = np.concatenate([states] + [empty] * (count - len(states)))
+    return joined.reshape(-1, joined.shape[-1])

@@ -1,0 +1,150 @@
+"""The text states of prompts: encoded once, kept in memory and, where the user asks for it, on the disk.
+
+They are kept in the system's memory, where thousands of them do not take the device's. A text encoder is opened for the
+prompts that are new, encodes those that are announced for later too, as far as the budget goes, and is freed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwenimg.common.base.shape import Shape
+from qwenimg.common.memory.memory import scores
+from qwenimg.common.runtime import text_store
+from qwenimg.common.runtime.checkpoint import Component
+from qwenimg.common.runtime.residents import Residents
+from qwenimg.common.runtime.stages import Split, Stage
+
+BUDGET = 2**30  # bytes; a prompt of 512 tokens of Qwen-Image takes 7.3 MB
+
+States = tuple[NDArray[np.float32], ...]  # the arrays that one prompt is encoded to
+Key = TypeVar("Key", bound=Hashable)
+Prompt = TypeVar("Prompt")
+Encoded = TypeVar("Encoded")
+
+
+class Texts(ABC, Generic[Key]):
+    """The text states of a model, up to `budget` bytes. A key is a prompt with the options that change its states."""
+
+    feed_forward: int  # arrays of the feed-forward's width that a text encoder has in memory at its peak
+
+    def __init__(self, residents: Residents, encoders: Mapping[str, Component]):
+        self.residents, self.runtime, self.encoders = residents, residents.runtime, encoders
+        self.budget = BUDGET
+        self._kept: dict[Key, States] = {}
+        self._announced: list[Key] = []
+
+    # What a kind of text encoders says
+
+    @abstractmethod
+    def shapes(self, key: Key) -> list[Shape]:
+        """Return the shapes of the states of `key`."""
+
+    @abstractmethod
+    def tokens(self, key: Key) -> list[object]:
+        """Return what the states of `key` depend on beside weights: its tokens, and which states are taken."""
+
+    @abstractmethod
+    def encode(self, keys: Sequence[Key]) -> Iterable[States]:
+        """Open the text encoders and yield the states of each of `keys`."""
+
+    # What a model asks
+
+    def has(self, keys: Iterable[Key]) -> bool:
+        """Return whether the states of all `keys` are there without a text encoder."""
+        store = self.runtime.prompts
+        return all(key in self._kept or (store is not None and store.has(self._name(key))) for key in keys)
+
+    def announce(self, keys: Iterable[Key]) -> None:
+        """Encode the first of `keys` now with as many others as fit into the budget, the rest when it is needed."""
+        self._announced = list(dict.fromkeys(keys))
+        self.arrays(self._announced[:1])
+
+    def arrays(self, needed: Sequence[Key]) -> list[States]:
+        """Return the states of `needed`, encoded where they are neither in memory nor on the disk."""
+        missing = [key for key in self._chosen(needed) if not self._read(key)]
+        for key, states in zip(missing, self.encode(missing) if missing else (), strict=True):
+            self._kept[key] = states
+            if self.runtime.prompts is not None:
+                self.runtime.prompts.put(self._name(key), states)
+        return [self._kept[key] for key in needed]
+
+    def renew(self, encoders: Mapping[str, Component]) -> None:
+        """Take `encoders` for those of before, and forget what LoRAs change."""
+        if not all(self.encoders[name].plan.same_deltas(now.plan) for name, now in encoders.items()):
+            self.forget()
+        self.encoders = encoders
+
+    def forget(self) -> None:
+        """Drop all states, of encoders that have changed. What is announced stays so."""
+        self._kept.clear()
+
+    def close(self) -> None:
+        """Drop all states and what is announced."""
+        self._kept.clear()
+        self._announced.clear()
+
+    # Which prompts are encoded
+
+    def _chosen(self, needed: Sequence[Key]) -> list[Key]:
+        """Return what to encode: nothing where all of `needed` is here, else the rest of it and, of what was announced
+        from its first on, as much as the budget holds."""
+        if all(key in self._kept for key in needed):
+            return []
+        if self._bytes > self.budget // 2:
+            self._kept = {key: self._kept[key] for key in needed if key in self._kept}
+        after = self._announced.index(needed[0]) if needed[0] in self._announced else len(self._announced)
+        left, chosen = self.budget - self._bytes, list[Key]()
+        for key in dict.fromkeys([*needed, *self._announced[after:]]):
+            if key in self._kept:
+                continue
+            left -= 4 * sum(map(prod, self.shapes(key)))
+            if left < 0 and key not in needed:
+                break
+            chosen.append(key)
+        return chosen
+
+    @property
+    def _bytes(self) -> int:
+        return sum(array.nbytes for states in self._kept.values() for array in states)
+
+    def _read(self, key: Key) -> bool:
+        """Read the states of `key` from the disk; return whether they are there."""
+        store = self.runtime.prompts
+        states = None if store is None else store.get(self._name(key), self.shapes(key))
+        if states is not None:
+            self._kept[key] = tuple(states)
+        return states is not None
+
+    def _name(self, key: Key) -> str | None:
+        plans = [self.runtime.plan(component) for component in self.encoders.values()]
+        return text_store.key(self.runtime, plans, self.tokens(key))
+
+    # For the encoding
+
+    def stage(self, component: Component, sequences: int, length: int) -> Stage:
+        """Return the stage that encodes `sequences` of `length` tokens each at once. Its activations, in float32, are
+        those of its feed-forward and six of its stream, and the scores of its attention."""
+        config, most = component.config, self.runtime.engine.workspace.score_bytes
+        widths = self.feed_forward * config.intermediate_size + 6 * config.hidden_size
+        held = scores(config.num_attention_heads, sequences, length, most)
+        activations = self.runtime.call_bytes(component, sequences * length * widths * 4 + held)
+        splits = (Split(activations=activations),)
+        return Stage(name="text", resident="text encoder", component=component, splits=splits, keeps=False)
+
+    def run(
+        self, stage: Stage, encode: Callable[[Any, Prompt], Encoded], prompts: Iterable[Prompt]
+    ) -> Iterator[Encoded]:
+        """Open the text encoder of `stage`, yield what `encode` makes of each of `prompts`, and free it."""
+        encoder, _ = self.residents.enter(stage)
+        with self.runtime.clock.timed("encode"):
+            for prompt in prompts:
+                yield encode(encoder, prompt)
+        del encoder
+        self.runtime.engine.release()
