@@ -1,12 +1,12 @@
-"""Prompts to token ids, with the Qwen2 tokenizer of a model folder.
+"""Prompts to token ids in a template, with the Qwen2 tokenizer of a model folder.
 
 Unusual here:
 
 - The files are only data (`vocabulary`, `added_tokens`); the pipeline (NFC, split, bytes, BPE) is built
   here, so a file cannot bring a normalizer or a regex of its own.
 - Text that spells a special token, such as `<|im_end|>`, becomes that token, in a prompt too, as in transformers.
-- The first 34 states of a filled template are dropped after the text encoder, whatever their tokens are. With
-  Qwen's vocabulary they are the system prompt; with one that splits it otherwise diffusers drops 34 as well.
+- The first states of a filled template are dropped after the text encoder, whatever their tokens are. With Qwen's
+  vocabulary they are the system prompt; with one that splits it otherwise diffusers drops as many.
 """
 
 from __future__ import annotations
@@ -24,25 +24,40 @@ from qwenimg.common.prompts.vocabulary import REGEX, Vocabulary, guarded, read_v
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-TEMPLATE = (
-    "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, "
-    "spatial relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n"
-    "<|im_start|>assistant\n"
-)
-DROPPED = 34  # tokens of TEMPLATE before the prompt
-MAX_TOKENS = 1024  # tokens kept after the dropped ones
-
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """The ids of a filled template, and how many ids were cut off its end."""
+    """The ids of a filled template, and how many tokens at its end condition no image."""
 
     ids: tuple[int, ...]
-    truncated: int
+    lost: int
 
-    def lost(self, limit: int) -> int:
-        """How many tokens at the end do not condition the image, if at most `limit` after the dropped do."""
-        return self.truncated + max(0, len(self.ids) - DROPPED - limit)
+
+@dataclass(frozen=True, kw_only=True)
+class Template:
+    """A text around the prompts for a language model, and which of its states condition an image."""
+
+    text: str  # the prompt stands for `{}`
+    dropped: int  # tokens of `text` before the prompt, whose states are dropped
+    limit: int  # tokens behind those that are encoded: all others are cut off
+    seen: int  # tokens behind those whose states condition an image
+
+    def fill(self, tokenizer: QwenTokenizer, prompt: str) -> PromptTokens:
+        """Return the ids with `prompt` in its place, cut on the right as diffusers does. Raises the errors of
+        `check_prompt`, and ModelError if the vocabulary is so unlike the template's that nothing is left."""
+        check_prompt(prompt)
+        ids = tokenizer.ids(self.text.replace("{}", prompt))
+        if len(ids) <= self.dropped:
+            refuse(
+                tokenizer.file,
+                f"the filled prompt template has {len(ids)} tokens, of which {self.dropped} are dropped",
+            )
+        lost = len(ids) - self.dropped - self.used(len(ids))
+        return PromptTokens(tuple(ids[: self.dropped + self.limit]), lost)
+
+    def used(self, length: int) -> int:
+        """Return how many states of `length` tokens condition an image."""
+        return min(self.seen, length - self.dropped)
 
 
 class QwenTokenizer:
@@ -73,28 +88,6 @@ def load(folder: Path) -> QwenTokenizer:
     """The tokenizer in `folder`; ModelError if it is missing, broken, or not of the published Qwen2 form."""
     vocabulary = read_vocabulary(folder)
     return QwenTokenizer(vocabulary, read_added(folder, vocabulary))
-
-
-def prompt_ids(tokenizer: QwenTokenizer, prompt: str) -> PromptTokens:
-    """TEMPLATE filled with `prompt`, as ids, cut on the right to DROPPED + MAX_TOKENS as diffusers does.
-
-    The conditioning is the text encoder's hidden states [DROPPED:] of these ids. Errors: those of
-    `check_prompt`; ModelError if the vocabulary is so unlike Qwen's that nothing is left.
-    """
-    check_prompt(prompt)
-    ids = tokenizer.ids(TEMPLATE.replace("{}", prompt))
-    if len(ids) <= DROPPED:
-        refuse(
-            tokenizer.file,
-            f"the filled prompt template has {len(ids)} tokens, of which {DROPPED} are dropped",
-        )
-    kept = ids[: DROPPED + MAX_TOKENS]
-    return PromptTokens(tuple(kept), len(ids) - len(kept))
-
-
-def length(tokenizer: QwenTokenizer, text: str) -> int:
-    """Tokens of a prompt in the template."""
-    return len(prompt_ids(tokenizer, text).ids)
 
 
 def _build(vocabulary: Vocabulary, added: dict[str, Added]) -> Tokenizer:

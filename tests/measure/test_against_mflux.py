@@ -109,7 +109,7 @@ def test_the_peer_is_given_what_ours_takes(
     assert [int(call["t"]) for call in calls] == [t for steps in (2, 2, 3) for t in range(steps) for _ in range(2)]
     pipe = qwenimg.load(thin, "mlx", "fp32")
     asked = {n: pipe.check("a red circle", width=64, height=48, guidance=guidance, steps=n) for n in (2, 3)}
-    texts = [pipe.engine.numpy(x) for x in pipe.model.states([asked[2].prompt, asked[2].negative_prompt])]  # type: ignore[attr-defined]
+    texts = [pipe.engine.numpy(x) for x in pipe.model.texts.states([asked[2].prompt, asked[2].negative_prompt])]  # type: ignore[attr-defined]
     assert texts[0].shape != texts[1].shape
     for i, call in enumerate(calls):
         sigmas = pipe.model.plan(asked[len(call["sigmas"]) - 1]).sigmas

@@ -25,7 +25,6 @@ from qwenimg.common.numbers import noise, packing, rope
 from qwenimg.common.parity.parity import Case, Output
 from qwenimg.common.pipeline import plan as sampling_plan
 from qwenimg.common.pipeline.pipeline import Pipeline
-from qwenimg.common.prompts import qwen
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
 
 BACKENDS = ("cpu", "mlx")
@@ -143,7 +142,8 @@ def shift_for_other_size(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:
 
 
 def template_one_token_off(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:
-    patch.setattr(qwen, "DROPPED", qwen.DROPPED + 1)
+    template = pipe.model.texts.template
+    patch.setattr(pipe.model.texts, "template", replace(template, dropped=template.dropped + 1))
 
 
 def wrong_text_mask(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:

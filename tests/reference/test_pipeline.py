@@ -402,7 +402,7 @@ def test_texts_beyond_the_limit_are_encoded_in_their_turn(tiny_folder: Path, bac
     first = sum(text.startswith("loading text encoder (") for text in told)
     pictures = [pipe(prompt, width=32, height=32, steps=1, seed=0).latents.tobytes() for prompt in prompts[:4]]
     assert first == 1 and 1 < sum(text.startswith("loading text encoder (") for text in told) <= 4
-    assert sum(states.nbytes for states in pipe.model.texts._kept.values()) <= 8000
+    assert sum(states.nbytes for (states,) in pipe.model.texts._kept.values()) <= 8000
     fresh = shared(tiny_folder, backend)
     assert pictures == [fresh(prompt, width=32, height=32, steps=1, seed=0).latents.tobytes() for prompt in prompts[:4]]
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from tiny_tokenizer import tiny_special_ids, tiny_vocabulary, tokenizer_config, tokenizer_json, write_tiny_tokenizer
 
 from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.families.qwen_image.family import TEMPLATE
 from qwenimg.common.prompts import check, vocabulary
 from qwenimg.common.prompts import qwen as ours
 from qwenimg.common.prompts.vocabulary import REGEX
@@ -95,7 +97,7 @@ def reference(folders: dict[str, Path]) -> Any:
 
 def assert_same_ids(folder: Path, reference: Any) -> None:
     tokenizer = ours.load(folder)
-    texts = [*PROMPTS, *(ours.TEMPLATE.replace("{}", prompt) for prompt in PROMPTS)]
+    texts = [*PROMPTS, *(TEMPLATE.text.replace("{}", prompt) for prompt in PROMPTS)]
     for text in texts:
         assert tokenizer.encode(text) == reference(text)["input_ids"], text[:60]
     print(f"{folder.name}: {len(texts)} texts with the same ids, largest {tokenizer.largest_id}")
@@ -182,33 +184,36 @@ def test_template_and_dropped_tokens_are_those_of_diffusers(tokenizer: ours.Qwen
     from diffusers import QwenImagePipeline
 
     pipeline = QwenImagePipeline(scheduler=None, vae=None, text_encoder=None, tokenizer=None, transformer=None)
-    assert pipeline.prompt_template_encode == ours.TEMPLATE
-    assert pipeline.prompt_template_encode_start_idx == ours.DROPPED
-    assert pipeline.tokenizer_max_length == ours.MAX_TOKENS
-    before = tokenizer.encode(ours.TEMPLATE.split("{}")[0])
-    assert len(before) == ours.DROPPED
-    tokens = ours.prompt_ids(tokenizer, "a {} circle")
-    assert list(tokens.ids[: ours.DROPPED]) == before
-    assert len(tokens.ids) == ours.DROPPED + len(tokenizer.encode("a {} circle")) + 5
-    assert tokens.truncated == 0
+    assert pipeline.prompt_template_encode == TEMPLATE.text
+    assert pipeline.prompt_template_encode_start_idx == TEMPLATE.dropped
+    assert pipeline.tokenizer_max_length == TEMPLATE.limit
+    before = tokenizer.encode(TEMPLATE.text.split("{}")[0])
+    assert len(before) == TEMPLATE.dropped
+    tokens = TEMPLATE.fill(tokenizer, "a {} circle")
+    assert list(tokens.ids[: TEMPLATE.dropped]) == before
+    assert len(tokens.ids) == TEMPLATE.dropped + len(tokenizer.encode("a {} circle")) + 5
+    assert tokens.lost == 0
 
 
 @pytest.mark.parametrize("prompt", [" red" * 1019, " red" * 1020, "one" + " big red circle" * 500, "红" * 9999])
 def test_truncation_is_that_of_the_reference_call(tokenizer: ours.QwenTokenizer, reference: Any, prompt: str) -> None:
-    text = ours.TEMPLATE.format(prompt)
+    text = TEMPLATE.text.format(prompt)
     expected = reference([text], max_length=1024 + 34, padding=True, truncation=True)["input_ids"][0]
     full = reference([text])["input_ids"][0]
-    tokens = ours.prompt_ids(tokenizer, prompt)
-    print(f"{len(full)} tokens, cut {tokens.truncated}")
+    tokens = TEMPLATE.fill(tokenizer, prompt)
+    print(f"{len(full)} tokens, {tokens.lost} lost")
     assert list(tokens.ids) == expected
     assert len(tokens.ids) == min(len(full), 1024 + 34)
-    assert tokens.truncated == len(full) - len(expected)
+    assert replace(TEMPLATE, seen=TEMPLATE.limit).fill(tokenizer, prompt).lost == len(full) - len(expected)
 
 
-def test_lost_counts_what_a_limit_leaves_out() -> None:
-    tokens = ours.PromptTokens(tuple(range(34 + 600)), truncated=7)
-    assert [tokens.lost(limit) for limit in (512, 599, 600, 1024)] == [95, 8, 7, 7]
-    assert ours.PromptTokens(tuple(range(40)), truncated=0).lost(512) == 0
+def test_lost_counts_what_a_limit_leaves_out(tokenizer: ours.QwenTokenizer) -> None:
+    prompt, limited = " red" * 600, replace(TEMPLATE, limit=598)
+    counts = [replace(limited, seen=seen).fill(tokenizer, prompt) for seen in (512, 597, 598)]
+    length = len(TEMPLATE.fill(tokenizer, prompt).ids) - TEMPLATE.dropped
+    assert [tokens.lost for tokens in counts] == [length - 512, length - 597, length - 598]
+    assert {len(tokens.ids) for tokens in counts} == {TEMPLATE.dropped + 598}
+    assert TEMPLATE.fill(tokenizer, "a red circle").lost == 0
 
 
 def test_every_id_is_below_the_size_of_the_embedding_table(tokenizer: ours.QwenTokenizer) -> None:
@@ -222,14 +227,14 @@ def test_every_id_is_below_the_size_of_the_embedding_table(tokenizer: ours.QwenT
 
 
 def test_a_million_characters(tokenizer: ours.QwenTokenizer) -> None:
-    for call in (tokenizer.encode, lambda prompt: ours.prompt_ids(tokenizer, prompt)):
+    for call in (tokenizer.encode, lambda prompt: TEMPLATE.fill(tokenizer, prompt)):
         with pytest.raises(UsageError, match="1000000 characters"):
             call("x" * 1_000_000)
-    assert len(ours.prompt_ids(tokenizer, "x" * check.MAX_CHARACTERS).ids) == 1024 + 34
+    assert len(TEMPLATE.fill(tokenizer, "x" * check.MAX_CHARACTERS).ids) == 1024 + 34
 
 
 def test_a_byte_that_is_not_text(tokenizer: ours.QwenTokenizer) -> None:
-    for call in (tokenizer.encode, lambda prompt: ours.prompt_ids(tokenizer, prompt)):
+    for call in (tokenizer.encode, lambda prompt: TEMPLATE.fill(tokenizer, prompt)):
         with pytest.raises(UsageError, match=r"\\udcff\) at character 3") as caught:
             call("a \udcff")
         assert str(caught.value).isprintable()

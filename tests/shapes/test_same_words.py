@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from training import folder as train_folder
 from training import tokenizer as bpe
 
+from qwenimg.common.families.qwen_image.family import TEMPLATE
 from qwenimg.common.prompts import qwen
 from qwenimg.common.shapes import builtin, words
 from qwenimg.common.shapes.gate import gate_prompts
@@ -36,7 +37,7 @@ def test_data_and_vocabulary_do_not_have_them():
     assert path.read_bytes() == bpe.files(tokens)[path.name]
     tokenizer = qwen.load(path.parent)
     of_words = {tokens.ids[bpe.spelled(word)] for word in SAME_AS}
-    asked = {token for one in gate_prompts() for token in qwen.prompt_ids(tokenizer, one.prompt).ids}
+    asked = {token for one in gate_prompts() for token in TEMPLATE.fill(tokenizer, one.prompt).ids}
     assert not of_words & asked  # so the gate's figures are of these weights too
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from mutant import Mutant, Patch
 
+from qwenimg.common.families.qwen_image import family
 from qwenimg.common.families.qwen_image.model import QwenImage
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.numbers import packing, rope
@@ -14,7 +16,6 @@ from qwenimg.common.pictures import pixels
 from qwenimg.common.pipeline import plan
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.residency import ONCE
-from qwenimg.common.prompts import qwen
 from qwenimg.common.runtime.vae import VAEHalves
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
 from qwenimg.common.weights import lora
@@ -231,7 +232,7 @@ def time_as_sigma(patch: Patch) -> None:
 
 
 def template_one_token_off(patch: Patch) -> None:
-    patch.set(qwen, "DROPPED", qwen.DROPPED + 1)
+    patch.set(family, "TEMPLATE", replace(family.TEMPLATE, dropped=family.TEMPLATE.dropped + 1))
 
 
 def rows_and_columns_swapped(patch: Patch) -> None:
@@ -280,7 +281,7 @@ def time_plus_one(patch: Patch) -> None:
 
 
 def template_without_last_newline(patch: Patch) -> None:
-    patch.set(qwen, "TEMPLATE", qwen.TEMPLATE[:-1])
+    patch.set(family, "TEMPLATE", replace(family.TEMPLATE, text=family.TEMPLATE.text[:-1]))
 
 
 # Behind the steps

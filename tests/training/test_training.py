@@ -38,6 +38,7 @@ from qwenimg.backends.torch.training import optimizer as train_optimizer
 from qwenimg.backends.torch.training import state as train_state
 from qwenimg.common.base import atomic_files
 from qwenimg.common.base.errors import DoesNotFit, ModelError, NumericsError, UsageError
+from qwenimg.common.families.qwen_image.family import TEMPLATE
 from qwenimg.common.numbers import noise, timesteps
 from qwenimg.common.prompts import qwen
 from qwenimg.common.shapes import words as shapes_words
@@ -152,8 +153,8 @@ def test_latents_are_standardised(trained: Path):
 
 def test_template_is_34_tokens(trained: Path):
     tokenizer = qwen.load(trained / "tokenizer")
-    prefix = tokenizer.encode(qwen.TEMPLATE.split("{}")[0])
-    assert len(prefix) == qwen.DROPPED
+    prefix = tokenizer.encode(TEMPLATE.text.split("{}")[0])
+    assert len(prefix) == TEMPLATE.dropped
     words = {word: len(tokenizer.encode(word)) for word in (" red", " circle", " background", "红色", "三角形")}
     print(words)
     assert set(words.values()) == {1}

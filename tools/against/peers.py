@@ -86,7 +86,7 @@ class Job:
             pipe.check(work.prompt, width=work.width, height=work.height, guidance=work.guidance, steps=steps)
             for steps in (work.few, work.many)
         )
-        prompt, negative = map(pipe.engine.numpy, model.states([few.prompt, few.negative_prompt]))
+        prompt, negative = map(pipe.engine.numpy, model.texts.states([few.prompt, few.negative_prompt]))
         given: dict[str, Any] = {"prompt": prompt, "negative": negative}
         given |= {str(request.steps): np.array(model.plan(request).sigmas) for request in (few, many)}
         np.savez(self.given, **given)

@@ -27,6 +27,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import open_regular
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.qwen_image.checkpoint import open_folder
+from qwenimg.common.families.qwen_image.family import TEMPLATE
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.networks.qwen_dit import TIME_CHANNELS, QwenDiTConfig
 from qwenimg.common.numbers import packing
@@ -131,13 +132,13 @@ class DiTStage:
             velocity=on_device(torch.from_numpy(packing.pack(made.noise - made.latents))),
             features=on_device(torch.from_numpy(time_features(made.levels))),
             text=self._states(ids),
-            lengths=[length - qwen.DROPPED for length in lengths],
+            lengths=[length - TEMPLATE.dropped for length in lengths],
             shape=(1, rows, columns),
         )
 
     def _by_length(self, batch: Batch) -> tuple[Batch, np.ndarray, list[int]]:
         """The batch in the order of its prompts' lengths; its token ids [B S], padded; and the lengths."""
-        unsorted = [qwen.prompt_ids(self.tokenizer, prompt).ids for prompt in batch.prompts]
+        unsorted = [TEMPLATE.fill(self.tokenizer, prompt).ids for prompt in batch.prompts]
         order = sorted(range(len(unsorted)), key=lambda i: len(unsorted[i]))
         found = [unsorted[i] for i in order]
         table, lengths = padded(found)
@@ -150,7 +151,7 @@ class DiTStage:
         """What the text encoder makes of ids [B S], without the template's: [B S-34 C]."""
         with torch.no_grad():
             on_device = torch.from_numpy(ids).to(self.device)
-            return states_of(self.text_encoder, self.text, on_device)[:, qwen.DROPPED :]
+            return states_of(self.text_encoder, self.text, on_device)[:, TEMPLATE.dropped :]
 
     # Loss
 

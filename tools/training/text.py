@@ -18,6 +18,7 @@ from torch import Tensor
 
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.qwen_vl import QwenTextEncoder
+from qwenimg.common.families.qwen_image.family import TEMPLATE
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
 from qwenimg.common.numbers import rope
 from qwenimg.common.prompts import qwen
@@ -107,7 +108,7 @@ class TextStage:
         rng = generator(self.config.seed, TEXT_KIND, step)
         scenes = [train_scenes.random_scene(rng) for _ in range(self.config.batch)]
         prompts = [prompt(scene, rng, simple=False, drop=False) for scene in scenes]
-        ids, lengths = padded([qwen.prompt_ids(self.tokenizer, text).ids for text in prompts])
+        ids, lengths = padded([TEMPLATE.fill(self.tokenizer, text).ids for text in prompts])
         answers = np.array([answers_of(scene) for scene in scenes])
         values = (ids, np.array(lengths) - 1, answers)
         return Texts(*(torch.from_numpy(value).to(self.device) for value in values))

@@ -11,17 +11,26 @@ from qwenimg.common.families.qwen_image.published import published
 from qwenimg.common.families.qwen_image.small_files import small_files
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.precision.precision import MMDIT
+from qwenimg.common.prompts.qwen import Template
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.runtime import Runtime
 
+TEMPLATE = Template(
+    text="<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, "
+    "spatial relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n"
+    "<|im_start|>assistant\n",
+    dropped=34,
+    limit=1024,
+    seen=512,
+)
 PUBLISHED_WIDTH = 3072
 """Of the published transformer. One that was made smaller by leaving out layers keeps it, a toy has less."""
 
 
 def _model(runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None) -> QwenImage:
     assert refiner is None
-    return QwenImage(runtime, checkpoint)
+    return QwenImage(runtime, checkpoint, TEMPLATE)
 
 
 def _defaults(checkpoint: Checkpoint) -> Defaults:

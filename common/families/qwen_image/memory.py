@@ -1,17 +1,11 @@
-"""What a step of Qwen-Image takes, its text and its modulation: bytes and operations."""
+"""What a step of Qwen-Image takes, and its modulation: bytes and operations."""
 
 from __future__ import annotations
 
 from qwenimg.common.base.found_once import found_once
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.qwen_vl import QwenVLConfig
 from qwenimg.common.precision.residency import ONCE
 from qwenimg.common.weights.plan import LoadPlan
-
-
-def text_peak(config: QwenVLConfig, tokens: int) -> int:
-    """Bytes of activations of the text encoder, in float32: of its feed-forward three widths, and six of its stream."""
-    return tokens * (3 * config.intermediate_size + 6 * config.hidden_size) * 4
 
 
 def step_peak(config: QwenDiTConfig, branches: int, tokens: int) -> int:

@@ -19,24 +19,22 @@ from qwenimg.common.families.qwen_image.run import QwenRun
 from qwenimg.common.memory.memory import scores
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.numbers import sizes
+from qwenimg.common.parts.template_texts import TemplateTexts
 from qwenimg.common.pipeline.guidance import Guidance, cfg_with_norm, passes
 from qwenimg.common.pipeline.inpaint import Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, flow_plan
 from qwenimg.common.precision.residency import ONCE
-from qwenimg.common.prompts import qwen
+from qwenimg.common.prompts.qwen import Template
 from qwenimg.common.request.request import MULTIPLE, Request
-from qwenimg.common.runtime import text_store
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.runtime.engine import Array, Modulation, TextEncoder
+from qwenimg.common.runtime.engine import Modulation
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.stages import Split, Stage
-from qwenimg.common.runtime.text_cache import TextCache
 from qwenimg.common.runtime.vae import Shape, VAEHalves
 from qwenimg.common.weights.lora import Deltas
 from qwenimg.common.weights.lora_names import Names
 
-TEXT_TOKENS = 512  # of a prompt that the transformer sees, as in the reference
 KEPT_SCHEDULES = 2  # whose modulation is kept: 442 MB for 50 steps of the 20 B model
 BATCHED_TOKENS = 1024  # images of at most this many tokens leave a GPU idle: both branches of guidance go in one batch
 
@@ -49,14 +47,14 @@ class QwenImage:
     guidance = Guidance(formula=cfg_with_norm)
     sees_mask = False
 
-    def __init__(self, runtime: Runtime, checkpoint: Checkpoint):
+    def __init__(self, runtime: Runtime, checkpoint: Checkpoint, template: Template):
         self.runtime, self.engine, self.checkpoint = runtime, runtime.engine, checkpoint
         self.schedule_config = checkpoint.scheduler
         self.config, self.vae_config = checkpoint["transformer"].config, checkpoint["vae"].config
         self.scale, self.channels = self.vae_config.scale, self.vae_config.z_dim
-        self.texts: TextCache[str, NDArray[np.float32]] = TextCache()
         self.few_steps = few_steps.few_steps(str(checkpoint.source))
         self.residents = Residents(runtime)
+        self.texts = TemplateTexts(self.residents, checkpoint, template)
         self.vae = VAEHalves(self.residents, checkpoint["vae"], self.vae_config.base_dim)
         self._modulations: dict[tuple[float, ...], Modulation] = {}
 
@@ -64,41 +62,28 @@ class QwenImage:
     def lora_names(self) -> Names:
         return lora_names.names(self.checkpoint)
 
-    @property
-    def tokenizer(self) -> Any:
-        return self.checkpoint.tokenizers["text_encoder"].tokenizer
-
     def plan(self, request: Request) -> SamplingPlan:
         rows, columns = sizes.render_size(request.width, request.height, MULTIPLE)
         return flow_plan(self.schedule_config, request, rows * columns // MULTIPLE**2)
 
     def warnings(self, request: Request) -> list[str]:
-        lines = []
+        lines, seen = [], self.texts.template.seen
         for name, branch in zip(("prompt", "negative prompt"), self.guidance.branches(request), strict=False):
-            lost = qwen.prompt_ids(self.tokenizer, branch.prompt).lost(TEXT_TOKENS)
-            if lost:
-                lines.append(f"the {name} is cut: the model sees its first {TEXT_TOKENS} tokens, not the last {lost}")
+            if lost := self.texts.fill(branch.prompt).lost:
+                lines.append(f"the {name} is cut: the model sees its first {seen} tokens, not the last {lost}")
         return lines
 
     def stages(self, request: Request, plan: SamplingPlan, shape: Shape, counted: bool = True) -> list[Stage]:
-        texts = [branch.prompt for branch in self.guidance.branches(request)]
-        lengths = [qwen.length(self.tokenizer, text) if counted else TEXT_TOKENS + qwen.DROPPED for text in texts]
-        seen = [min(TEXT_TOKENS, length - qwen.DROPPED) for length in lengths]
-        known = all(text in self.texts or self._is_kept(text) for text in texts)
+        prompts, template = [branch.prompt for branch in self.guidance.branches(request)], self.texts.template
+        longest = template.dropped + template.seen
+        lengths = [len(self.texts.fill(prompt).ids) if counted else longest for prompt in prompts]
+        seen = [template.used(length) for length in lengths]
         return [
             *([] if request.image is None else [self.vae.encoding(shape)]),
-            *([] if known else [self._encoding(max(lengths))]),
+            *([] if self.texts.has(prompts) else [self.texts.encoding(max(lengths))]),
             *self.steps(request, plan, shape[0] * shape[1] // self.config.patch_size**2, seen),
             self.vae.decoding(shape),
         ]
-
-    def _encoding(self, tokens: int) -> Stage:
-        """Return the stage that encodes prompts of at most `tokens` tokens, the template's among them."""
-        component = self.checkpoint["text_encoder"]
-        held = scores(component.config.num_attention_heads, 1, tokens, self.engine.workspace.score_bytes)
-        activations = self.runtime.call_bytes(component, memory.text_peak(component.config, tokens) + held)
-        splits = (Split(activations=activations),)
-        return Stage(name="text", resident="text encoder", component=component, splits=splits, keeps=False)
 
     def steps(self, request: Request, plan: SamplingPlan, tokens: int, seen: Sequence[int]) -> list[Stage]:
         """Return the stages of the transformer: the modulation, unless it is known, and all steps. `tokens`: of the
@@ -164,21 +149,19 @@ class QwenImage:
         gains = self.engine.on_gpu and tokens <= BATCHED_TOKENS
         return list(dict.fromkeys([count, 1])) if gains else [1]
 
-    def _seen(self, text: str) -> int:
-        """Tokens of a prompt that the transformer sees."""
-        return min(TEXT_TOKENS, qwen.length(self.tokenizer, text) - qwen.DROPPED)
-
     def variant(self, change: Change) -> QwenImage:
-        return QwenImage(*self.runtime.changed(self.checkpoint, change, self.residents.weights))
+        return QwenImage(*self.runtime.changed(self.checkpoint, change, self.residents.weights), self.texts.template)
 
     def check_weights(self) -> None:
         self.vae.check_weights()
 
+    def announce(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
+        self.texts.announce(prompts)
+
     def adapt(self, deltas: Deltas) -> None:
         before, self.checkpoint = self.checkpoint, self.checkpoint.with_deltas(deltas)
         now = self.checkpoint
-        if not before["text_encoder"].plan.same_deltas(now["text_encoder"].plan):
-            self.texts.forget()
+        self.texts.renew(now.texts)
         if not before["transformer"].plan.when(ONCE).same_deltas(now["transformer"].plan):
             self._modulations.clear()
         if not before["transformer"].plan.same_deltas(now["transformer"].plan):
@@ -193,59 +176,6 @@ class QwenImage:
             yield run
         finally:
             run.close()
-
-    # Text
-
-    def announce(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
-        self.texts.announce(prompts)
-        self._encode_missing(list(prompts)[:1])
-
-    def states(self, prompts: Sequence[str]) -> list[Array]:
-        """Of each prompt the text states [1, S, C], on the device."""
-        self._encode_missing(prompts)
-        return [self.engine.array(self.texts[prompt]) for prompt in prompts]
-
-    def _encode_missing(self, needed: Sequence[str]) -> None:
-        missing = [text for text in self.texts.to_encode(needed, self._state_bytes) if not self._taken(text)]
-        if not missing:
-            return
-        longest = max(qwen.length(self.tokenizer, text) for text in missing)
-        encoder, _ = self.residents.enter(self._encoding(longest))
-        with self.runtime.clock.timed("encode"):
-            for prompt in missing:
-                self.texts[prompt] = self._encode(encoder, qwen.prompt_ids(self.tokenizer, prompt).ids)
-                if self.runtime.prompts is not None:
-                    self.runtime.prompts.put(self._key(prompt), [self.texts[prompt]])
-        del encoder
-        self.engine.release()
-
-    def _taken(self, prompt: str) -> bool:
-        """Whether the states of `prompt` were on the disk, and are in memory now."""
-        if self.runtime.prompts is None:
-            return False
-        shape = (1, self._seen(prompt), self.config.joint_attention_dim)
-        found = self.runtime.prompts.get(self._key(prompt), [shape])
-        if found is not None:
-            self.texts[prompt] = found[0]
-        return found is not None
-
-    def _is_kept(self, prompt: str) -> bool:
-        return self.runtime.prompts is not None and self.runtime.prompts.has(self._key(prompt))
-
-    def _key(self, prompt: str) -> str | None:
-        plan = self.runtime.plan(self.checkpoint["text_encoder"])
-        ids = list(qwen.prompt_ids(self.tokenizer, prompt).ids)
-        return text_store.key(self.runtime, [plan], [ids, qwen.DROPPED, TEXT_TOKENS])
-
-    def _state_bytes(self, prompt: str) -> int:
-        return self._seen(prompt) * int(self.config.joint_attention_dim) * 4
-
-    def _encode(self, encoder: TextEncoder, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Text states [1, S, C] without the template's."""
-        states = encoder.encode(ids)
-        self.runtime.check_finite(states, "text encoder", "text", lambda: encoder.encode(ids))
-        kept = self.engine.numpy(states)[:, qwen.DROPPED : qwen.DROPPED + TEXT_TOKENS]
-        return np.ascontiguousarray(kept, np.float32)
 
     # Transformer
 
@@ -284,7 +214,7 @@ class QwenImage:
         self._modulations.clear()
 
     def close(self) -> None:
-        self.texts.clear()
+        self.texts.close()
         self._modulations.clear()
         self.residents.free()
         self.checkpoint.close()

@@ -28,7 +28,7 @@ class QwenRun:
         self.model, self.request, self.grid = model, request, grid
         self.rows = {sigma: i for i, sigma in enumerate(plan.asked())}  # of the modulation
         branches, tokens = model.guidance.branches(request), grid[1] * grid[2]
-        texts = model.states([branch.prompt for branch in branches])
+        texts = model.texts.states([branch.prompt for branch in branches])
         stages = model.steps(request, plan, tokens, [text.shape[1] for text in texts])
         self.modulation = model.modulation(model.timesteps(plan), stages[0])
         self.transformer, split = model.residents.enter(stages[-1])

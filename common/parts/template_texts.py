@@ -1,0 +1,65 @@
+"""Prompts as the text states of a language model that reads them in a template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from qwenimg.common.base.shape import Shape
+from qwenimg.common.parts.texts import States, Texts
+from qwenimg.common.prompts.qwen import PromptTokens, Template
+from qwenimg.common.runtime.checkpoint import Checkpoint, Component
+from qwenimg.common.runtime.engine import Array, TextEncoder
+from qwenimg.common.runtime.residents import Residents
+from qwenimg.common.runtime.stages import Stage
+
+
+class TemplateTexts(Texts[str]):
+    """The text states [1 S C] of prompts in a `template`."""
+
+    feed_forward = 3  # it is gated
+
+    def __init__(self, residents: Residents, checkpoint: Checkpoint, template: Template):
+        super().__init__(residents, checkpoint.texts)
+        self.template = template
+        [self._tokenizer] = checkpoint.tokenizers.values()
+
+    @property
+    def encoder(self) -> Component:
+        """The language model."""
+        [component] = self.encoders.values()
+        return component
+
+    def fill(self, prompt: str) -> PromptTokens:
+        """Return the tokens of `prompt` in the template."""
+        return self.template.fill(self._tokenizer.tokenizer, prompt)
+
+    def states(self, prompts: Sequence[str]) -> list[Array]:
+        """Return the states of each prompt on the device."""
+        return [self.runtime.engine.array(states) for (states,) in self.arrays(prompts)]
+
+    def shapes(self, key: str) -> list[Shape]:
+        """Return the shape of the states that condition an image."""
+        return [(1, self.template.used(len(self.fill(key).ids)), self.encoder.config.hidden_size)]
+
+    def tokens(self, key: str) -> list[object]:
+        """Return the ids, and which of their states condition an image."""
+        return [list(self.fill(key).ids), self.template.dropped, self.template.seen]
+
+    def encoding(self, length: int) -> Stage:
+        """Return the stage that encodes prompts of at most `length` tokens, the template's among them."""
+        return self.stage(self.encoder, 1, length)
+
+    def encode(self, keys: Sequence[str]) -> Iterator[States]:
+        """Encode one prompt after the other."""
+        prompts = [self.fill(key).ids for key in keys]
+        return self.run(self.encoding(max(map(len, prompts))), self._encoded, prompts)
+
+    def _encoded(self, encoder: TextEncoder, ids: Sequence[int]) -> States:
+        """Return the states without the template's."""
+        states = encoder.encode(ids)
+        self.runtime.check_finite(states, "text encoder", "text", lambda: encoder.encode(ids))
+        start = self.template.dropped
+        used = self.runtime.engine.numpy(states)[:, start : start + self.template.seen]
+        return (np.ascontiguousarray(used, np.float32),)
