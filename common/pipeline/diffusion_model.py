@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
+from qwenimg.common.parts.vae import Shape, VAEHalves
 from qwenimg.common.pipeline.denoiser import Denoiser
 from qwenimg.common.pipeline.guidance import Guidance
 from qwenimg.common.pipeline.inpaint import Initial, Latents
@@ -19,7 +17,6 @@ from qwenimg.common.runtime.engine import Array
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.stages import Stage
-from qwenimg.common.runtime.vae import Shape
 from qwenimg.common.weights.lora import Deltas
 from qwenimg.common.weights.lora_names import Names
 
@@ -45,6 +42,7 @@ class DiffusionModel(Protocol):
 
     runtime: Runtime
     residents: Residents
+    vae: VAEHalves
     multiple: int  # pixels: sizes are rendered at the next multiple and cropped
     scale: int  # pixels to a latent
     channels: int  # of the latents
@@ -88,15 +86,6 @@ class DiffusionModel(Protocol):
     def prepare(self, request: Request, plan: SamplingPlan, shape: Shape) -> AbstractContextManager[PreparedRun]:
         """Encode the texts, load the denoiser and compute everything that depends on no step, for latents of `shape`.
         At the end of the context, free the run's memory on the device."""
-        ...
-
-    def encode(self, pixels: NDArray[np.float32]) -> tuple[Latents, Latents]:
-        """Encode pixels [1, 3, H, W] in -1..1. Return mean and deviation of the latents [1, C, h, w], in the sampler's
-        scale."""
-        ...
-
-    def decode(self, latents: Latents) -> NDArray[Any]:
-        """Decode latents to pixels [1, 3, H, W], about -1 to 1, all finite. Raises NumericsError."""
         ...
 
     def forget(self) -> None:

@@ -297,8 +297,8 @@ class Pipeline:
     def _decoded(self, request: Request, latents: Latents, warnings: list[str]) -> NDArray[Any]:
         """Return pixels [1, 3, H, W]. Decoding falls back alone only if the VAE has not encoded for this image too."""
         if request.image is not None or self.model.sees_mask:
-            return self.model.decode(latents)
-        return self.fallback.calling(lambda: self.model.decode(latents), warnings)
+            return self.model.vae.decode(latents)
+        return self.fallback.calling(lambda: self.model.vae.decode(latents), warnings)
 
     def _adapt(self, lora: str, mode: str) -> None:
         """Replace the model's LoRAs by those of `lora`, if they differ."""

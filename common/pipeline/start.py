@@ -72,7 +72,7 @@ def noise(model: DiffusionModel, request: Request, generator: TorchCPUGenerator)
 
 def _encode(model: DiffusionModel, values: Latents, generator: TorchCPUGenerator) -> Latents:
     """Return a sample of the image's latents, drawn like diffusers."""
-    mean, deviation = model.encode(values)
+    mean, deviation = model.vae.encode(values)
     return mean + deviation * generator.normal(mean.shape)
 
 

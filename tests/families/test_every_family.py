@@ -292,7 +292,7 @@ def refused(pipe: Pipeline) -> None:
 
 def decoder_failed(pipe: Pipeline) -> None:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(StoppedError):
-        patch.setattr(pipe.model, "decode", stopped)
+        patch.setattr(pipe.model.vae, "decode", stopped)
         pipe(PROMPT, **BRIEF)
 
 

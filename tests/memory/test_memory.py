@@ -25,9 +25,9 @@ from qwenimg.common.memory import bands, memory
 from qwenimg.common.networks import qwen_vae
 from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
+from qwenimg.common.parts.vae import decodes
 from qwenimg.common.precision.precision import FP32, FP64
 from qwenimg.common.precision.residency import ALWAYS
-from qwenimg.common.runtime.vae import decodes
 from qwenimg.common.weights import keys
 
 BACKENDS = ("cpu", "mlx")
@@ -307,8 +307,8 @@ def test_a_vae_that_does_not_fit_is_refused_before_it_is_read(
     monkeypatch.setattr(OpenFile, "fill", lambda self, view, begin: touched.append(self.path.name))
     monkeypatch.setattr(pipe.engine, "free_memory", lambda: 1000)
     for half, use in (
-        ("decoder", lambda: pipe.model.decode(np.zeros((1, pipe.model.channels, 4, 4), np.float32))),
-        ("encoder", lambda: pipe.model.encode(np.zeros((1, 3, 32, 32), np.float32))),
+        ("decoder", lambda: pipe.model.vae.decode(np.zeros((1, pipe.model.channels, 4, 4), np.float32))),
+        ("encoder", lambda: pipe.model.vae.encode(np.zeros((1, 3, 32, 32), np.float32))),
     ):
         with pytest.raises(DoesNotFit, match=f"^the vae {half} takes .* in fp32, 1.0 kB are free") as caught:
             use()

@@ -23,6 +23,7 @@ import qwenimg
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.numbers import noise, packing, rope
 from qwenimg.common.parity.parity import Case, Output
+from qwenimg.common.parts.vae import standardized
 from qwenimg.common.pipeline import plan as sampling_plan
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
@@ -70,7 +71,7 @@ def exact_pixels(tiny_folder: Path) -> np.ndarray:
 
 def pixels(pipe: Pipeline, exact: np.ndarray) -> Verdict:
     """Our pixels, before they become integers, against diffusers'."""
-    made = pipe.model.decode(INITIAL)
+    made = pipe.model.vae.decode(INITIAL)
     case = Case(component="vae.decoder", dtype="float32", returned="float32", blocks=14)
     return judge(case, exact, {pipe.backend: Output(values=made, dtype=str(made.dtype))})
 
@@ -209,7 +210,8 @@ STATISTICS = {
 @pytest.mark.parametrize("fault", STATISTICS)
 def test_wrong_vae_scale_is_caught(tiny_folder: Path, exact_pixels, backend: str, fault: str) -> None:
     pipe = load(tiny_folder, backend)
-    pipe.model.vae_config = STATISTICS[fault](pipe.model.vae_config)
+    config = STATISTICS[fault](pipe.model.vae.config)
+    pipe.model.vae.statistics = standardized(config.latents_mean, config.latents_std)
     verdict = pixels(pipe, exact_pixels)
     print(f"{fault:<26} {backend:<4} error / allowed: {verdict.worst:.3g}")
     assert not verdict.ok

@@ -58,7 +58,7 @@ def places(pipe: qwenimg.Pipeline) -> Iterator[tuple[object, str]]:
     """Where an allocation may fail: loading, a step, decoding."""
     yield pipe.engine, "open"
     yield pipe.engine, "finite"
-    yield pipe.model, "decode"
+    yield pipe.model.vae, "decode"
 
 
 @pytest.mark.parametrize(("backend", "error"), ERRORS, ids=lambda value: str(value)[:24])

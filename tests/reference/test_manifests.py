@@ -22,7 +22,7 @@ from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
-from qwenimg.common.runtime.vae import decodes
+from qwenimg.common.parts.vae import decodes
 
 # The configurations as they are published, fields that the forward does not use included.
 PUBLISHED_DIT = {

@@ -9,14 +9,14 @@ import numpy as np
 from mutant import Mutant, Patch
 
 from qwenimg.common.families.qwen_image import family
-from qwenimg.common.families.qwen_image.model import QwenImage
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.numbers import packing, rope
+from qwenimg.common.parts import vae
+from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pictures import pixels
 from qwenimg.common.pipeline import plan
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.residency import ONCE
-from qwenimg.common.runtime.vae import VAEHalves
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
 from qwenimg.common.weights import lora
 
@@ -288,12 +288,12 @@ def template_without_last_newline(patch: Patch) -> None:
 
 
 def no_latents_mean(patch: Patch) -> None:
-    patch.around(QwenImage, "_statistics", lambda made, model: (0.0 * made(model)[0], made(model)[1]))
+    patch.around(vae, "standardized", lambda made, mean, std: made([0.0] * len(mean), std))
 
 
 def latents_std_off(share: float) -> Any:
     def plant(patch: Patch) -> None:
-        patch.around(QwenImage, "_statistics", lambda made, m: (made(m)[0], made(m)[1] * np.float32(1 + share)))
+        patch.around(vae, "standardized", lambda made, mean, std: made(mean, [(1 + share) * one for one in std]))
 
     plant.__name__ = f"latents_std_{share:g}_off"
     return plant

@@ -24,12 +24,12 @@ from mutants_qwen import (
 )
 
 from qwenimg.common.families.stable_diffusion import expert
-from qwenimg.common.families.stable_diffusion.model import StableDiffusion
 from qwenimg.common.networks import clip
 from qwenimg.common.numbers import timesteps
+from qwenimg.common.parts import vae
 from qwenimg.common.parts.clip_texts import ClipTexts
+from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pipeline.guidance import Guidance
-from qwenimg.common.runtime.vae import VAEHalves
 from qwenimg.common.sampling import discrete, schedules
 
 # The UNet
@@ -286,9 +286,7 @@ def frequencies_shifted(patch: Patch) -> None:
 
 def scale_of_another_model(name: str, ratio: float) -> Any:
     def plant(patch: Patch) -> None:
-        patch.around(
-            StableDiffusion, "_statistics", lambda made, model: (made(model)[0] * np.float32(ratio), made(model)[1])
-        )
+        patch.around(vae, "scaled", lambda made, scale, shift: made(scale * ratio, shift))
 
     plant.__name__ = name
     return plant

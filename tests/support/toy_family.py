@@ -27,6 +27,7 @@ from qwenimg.common.families.family import Family
 from qwenimg.common.networks import params
 from qwenimg.common.networks.network import Network
 from qwenimg.common.parts.components import open_component, read_config
+from qwenimg.common.parts.vae import Shape
 from qwenimg.common.pipeline import inpaint
 from qwenimg.common.pipeline.denoiser import Denoiser, phases
 from qwenimg.common.pipeline.guidance import Guidance, cfg, passes
@@ -40,7 +41,6 @@ from qwenimg.common.runtime.engine import Array
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.stages import Split, Stage
-from qwenimg.common.runtime.vae import Shape
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
 
 HERE = Path(__file__).parent
@@ -70,6 +70,16 @@ NETWORK = Network(name="toy", role="transformer", kind="ToyDenoiser", config=Toy
 # The family, as a folder of `common/families` says it
 
 
+class ToyVAE:
+    def encode(self, pixels: Latents) -> tuple[Latents, Latents]:
+        b, c, h, w = pixels.shape
+        mean = pixels.reshape(b, c, h // SCALE, SCALE, w // SCALE, SCALE).mean((3, 5))
+        return mean, np.zeros_like(mean)
+
+    def decode(self, latents: Latents) -> Latents:
+        return latents.repeat(SCALE, 2).repeat(SCALE, 3)
+
+
 class ToyModel:
     """A latent is the mean of its pixels; the prompt is how often each letter comes in it."""
 
@@ -83,7 +93,7 @@ class ToyModel:
         self.runtime, self.checkpoint = runtime, checkpoint
         self.component = checkpoint["denoiser"]
         self.channels = self.component.config.channels
-        self.residents = Residents(runtime)
+        self.residents, self.vae = Residents(runtime), ToyVAE()
 
     def plan(self, request: Request) -> SamplingPlan:
         return flow_plan(self.checkpoint.scheduler, request, request.width * request.height // SCALE**2)
@@ -113,14 +123,6 @@ class ToyModel:
     def prepare(self, request: Request, plan: SamplingPlan, shape: tuple[int, int]) -> Iterator[ToyRun]:
         network, _ = self.residents.enter(self.stages(request, plan, shape)[0])
         yield ToyRun(self, network, request, plan, shape)
-
-    def encode(self, pixels: Latents) -> tuple[Latents, Latents]:
-        b, c, h, w = pixels.shape
-        mean = pixels.reshape(b, c, h // SCALE, SCALE, w // SCALE, SCALE).mean((3, 5))
-        return mean, np.zeros_like(mean)
-
-    def decode(self, latents: Latents) -> Latents:
-        return latents.repeat(SCALE, 2).repeat(SCALE, 3)
 
     def forget(self) -> None: ...
 

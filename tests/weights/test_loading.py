@@ -27,9 +27,9 @@ from qwenimg.common.families.qwen_image import checkpoint as model
 from qwenimg.common.formats.stored import TensorSlice
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.parts.vae import decodes
 from qwenimg.common.precision.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, Precision
 from qwenimg.common.precision.residency import ALWAYS, ONCE
-from qwenimg.common.runtime.vae import decodes
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.storage import Dense

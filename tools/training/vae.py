@@ -18,8 +18,8 @@ from torch import Tensor
 from qwenimg.backends.torch import load, ops
 from qwenimg.backends.torch.networks.qwen_vae import QwenImageVAE
 from qwenimg.common.base.errors import NumericsError
+from qwenimg.common.parts.vae import decodes
 from qwenimg.common.precision.precision import FP32
-from qwenimg.common.runtime.vae import decodes
 from qwenimg.common.training.config import TrainConfig
 from qwenimg.common.weights.plan import LoadPlan
 from training import folder as train_folder

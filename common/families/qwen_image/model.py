@@ -9,19 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from qwenimg.common.families.qwen_image import few_steps, lora_names, memory
 from qwenimg.common.families.qwen_image.run import QwenRun
 from qwenimg.common.memory.memory import scores
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.numbers import sizes
+from qwenimg.common.parts import vae
 from qwenimg.common.parts.template_texts import TemplateTexts
+from qwenimg.common.parts.vae import Shape, VAEHalves
 from qwenimg.common.pipeline.guidance import Guidance, cfg_with_norm, passes
-from qwenimg.common.pipeline.inpaint import Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, flow_plan
 from qwenimg.common.precision.residency import ONCE
 from qwenimg.common.prompts.qwen import Template
@@ -31,7 +28,6 @@ from qwenimg.common.runtime.engine import Modulation
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.stages import Split, Stage
-from qwenimg.common.runtime.vae import Shape, VAEHalves
 from qwenimg.common.weights.lora import Deltas
 from qwenimg.common.weights.lora_names import Names
 
@@ -50,12 +46,13 @@ class QwenImage:
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint, template: Template):
         self.runtime, self.engine, self.checkpoint = runtime, runtime.engine, checkpoint
         self.schedule_config = checkpoint.scheduler
-        self.config, self.vae_config = checkpoint["transformer"].config, checkpoint["vae"].config
-        self.scale, self.channels = self.vae_config.scale, self.vae_config.z_dim
+        self.config, vae_config = checkpoint["transformer"].config, checkpoint["vae"].config
+        self.scale, self.channels = vae_config.scale, vae_config.z_dim
         self.few_steps = few_steps.few_steps(str(checkpoint.source))
         self.residents = Residents(runtime)
         self.texts = TemplateTexts(self.residents, checkpoint, template)
-        self.vae = VAEHalves(self.residents, checkpoint["vae"], self.vae_config.base_dim)
+        statistics = vae.standardized(vae_config.latents_mean, vae_config.latents_std)
+        self.vae = VAEHalves(self.residents, checkpoint["vae"], vae_config.base_dim, statistics)
         self._modulations: dict[tuple[float, ...], Modulation] = {}
 
     @cached_property
@@ -192,22 +189,6 @@ class QwenImage:
                 modulation = transformer.modulate(features)
         self._modulations[timesteps] = modulation
         return modulation
-
-    # Latents
-
-    def encode(self, pixels: NDArray[np.float32]) -> tuple[Latents, Latents]:
-        mean, std = self._statistics()
-        center, deviation = self.vae.encode(pixels)
-        return ((center - mean) / std).astype(np.float32), (deviation / std).astype(np.float32)
-
-    def decode(self, latents: Latents) -> NDArray[Any]:
-        mean, std = self._statistics()
-        return self.vae.decode(latents * std + mean)
-
-    def _statistics(self) -> tuple[Latents, Latents]:
-        config = self.vae_config
-        mean, std = (np.asarray(v, np.float32)[:, None, None] for v in (config.latents_mean, config.latents_std))
-        return mean, std
 
     def forget(self) -> None:
         self.texts.forget()

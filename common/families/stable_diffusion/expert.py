@@ -17,13 +17,13 @@ from qwenimg.common.memory.memory import scores
 from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.numbers import timesteps
 from qwenimg.common.parts.clip_texts import ClipTexts
+from qwenimg.common.parts.vae import Shape
 from qwenimg.common.pipeline.guidance import Guidance, cfg, passes
 from qwenimg.common.pipeline.inpaint import Latents
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.stages import Split, Stage
-from qwenimg.common.runtime.vae import Shape
 from qwenimg.common.weights.lora import Deltas
 
 GUIDANCE = Guidance(formula=cfg)

@@ -13,13 +13,14 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
 from qwenimg.common.families.stable_diffusion import few_steps, lora_names
 from qwenimg.common.families.stable_diffusion.expert import GUIDANCE, Expert, sinusoids
 from qwenimg.common.networks import clip
 from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.parts import vae
+from qwenimg.common.parts.vae import Shape, VAEHalves
 from qwenimg.common.pipeline import inpaint
 from qwenimg.common.pipeline.denoiser import Denoiser, phases
 from qwenimg.common.pipeline.inpaint import Initial, Latents
@@ -31,7 +32,6 @@ from qwenimg.common.runtime.engine import Array, Engine
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.stages import Stage
-from qwenimg.common.runtime.vae import Shape, VAEHalves
 from qwenimg.common.sampling import discrete, schedules, table
 from qwenimg.common.sampling.table import Sampler
 from qwenimg.common.weights.lora import Deltas
@@ -48,15 +48,16 @@ class StableDiffusion:
         self.residents = Residents(runtime)
         self.base = Expert(checkpoint, self.residents)
         self.refiner = None if refiner is None else Expert(refiner, self.residents)
-        self.vae_config = checkpoint["vae"].config
-        self.scale = self.multiple = self.vae_config.scale
-        self.channels = self.vae_config.latent_channels
+        vae_config = checkpoint["vae"].config
+        self.scale = self.multiple = vae_config.scale
+        self.channels = vae_config.latent_channels
         self.sees_mask = self.base.facts.sees_mask
         config: UNetConfig = checkpoint["unet"].config
         self.few_steps = few_steps.few_steps(
             config.cross_attention_dim, sdxl=self.base.facts.sdxl, predicts=checkpoint.scheduler.prediction_type
         )
-        self.vae = VAEHalves(self.residents, checkpoint["vae"], self.vae_config.block_out_channels[0])
+        statistics = vae.scaled(vae_config.scaling_factor, vae_config.shift_factor or 0)
+        self.vae = VAEHalves(self.residents, checkpoint["vae"], vae_config.block_out_channels[0], statistics)
 
     @cached_property
     def lora_names(self) -> Names:
@@ -119,20 +120,6 @@ class StableDiffusion:
     def experts(self) -> list[Expert]:
         return [self.base] if self.refiner is None else [self.base, self.refiner]
 
-    # Latents
-
-    def encode(self, pixels: NDArray[np.float32]) -> tuple[Latents, Latents]:
-        scale, shift = self._statistics()
-        mean, deviation = self.vae.encode(pixels)
-        return (mean - shift) * scale, deviation * scale
-
-    def decode(self, latents: Latents) -> NDArray[Any]:
-        scale, shift = self._statistics()
-        return self.vae.decode(latents / scale + shift)
-
-    def _statistics(self) -> tuple[np.float32, np.float32]:
-        return np.float32(self.vae_config.scaling_factor), np.float32(self.vae_config.shift_factor or 0)
-
     def forget(self) -> None:
         for expert in self.experts():
             expert.texts.forget()
@@ -192,7 +179,7 @@ class DiffusionRun:
             return initial.mask.channels
         everything = np.ones_like(initial.noise[:, :1])
         height, width = (side * self.model.scale for side in initial.noise.shape[2:])
-        return [everything, self.model.encode(np.zeros((1, 3, height, width), np.float32))[0]]
+        return [everything, self.model.vae.encode(np.zeros((1, 3, height, width), np.float32))[0]]
 
     def array(self, latents: Latents) -> Array:
         return self.model.engine.array(latents)

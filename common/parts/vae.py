@@ -1,9 +1,11 @@
-"""The VAE on an engine, the same for every family: two halves, each loaded at its first use, if it fits."""
+"""The VAE on an engine, the same for every family: two halves, each loaded at its first use, if it fits; and the
+statistics of its latents, which the sampler does not see.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,17 +22,41 @@ from qwenimg.common.runtime.stages import DECODE, Split, Stage
 from qwenimg.common.weights.plan import LoadPlan
 
 Shape: TypeAlias = tuple[int, int]  # rows and columns of latents
+Float32: TypeAlias = NDArray[np.float32]
 
 LARGE = 64  # latents a side; a preset may ask to decode larger images in bands
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistics:
+    """The shift and the scale of a VAE's latents, which the sampler sees without: numbers, or one for each channel
+    [C 1 1]. To divide by a deviation and to multiply by its inverse differ in the last bit."""
+
+    shift: Float32 | np.float32
+    scale: Float32 | np.float32
+    remove: np.ufunc
+    restore: np.ufunc
+
+
+def scaled(scale: float, shift: float) -> Statistics:
+    """Return the statistics of latents that are multiplied by `scale`."""
+    return Statistics(shift=np.float32(shift), scale=np.float32(scale), remove=np.multiply, restore=np.divide)
+
+
+def standardized(mean: Sequence[float], std: Sequence[float]) -> Statistics:
+    """Return the statistics of latents that are divided by the standard deviation of their channel."""
+    shift, scale = (np.asarray(values, np.float32)[:, None, None] for values in (mean, std))
+    return Statistics(shift=shift, scale=scale, remove=np.divide, restore=np.multiply)
 
 
 class VAEHalves:
     """The encoder and the decoder of a VAE, each a component of its own. `width`: channels of the encoder's first
     level."""
 
-    def __init__(self, residents: Residents, component: Component, width: int):
+    def __init__(self, residents: Residents, component: Component, width: int, statistics: Statistics):
         self.residents, self.runtime, self.engine = residents, residents.runtime, residents.runtime.engine
         self.component, self.config, self.width = component, component.config, width
+        self.statistics = statistics
         self._parts = {half: replace(component, plan=plan) for half, plan in halves(component.plan).items()}
 
     @property
@@ -90,9 +116,9 @@ class VAEHalves:
 
     # The run
 
-    def encode(self, pixels: NDArray[np.float32]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Encode pixels [1, 3, H, W]. Return mean and deviation [1, z, h, w] in the VAE's own statistics. Raises
-        DoesNotFit and NumericsError."""
+    def encode(self, pixels: Float32) -> tuple[Float32, Float32]:
+        """Encode pixels [1, 3, H, W] in -1..1. Return mean and deviation of the latents [1, z, h, w], in the sampler's
+        scale. Raises DoesNotFit and NumericsError."""
         height, width = (side // self.config.scale for side in pixels.shape[2:])
         encoder, split = self.residents.enter(self.encoding((height, width)))
         if split.about:
@@ -101,11 +127,13 @@ class VAEHalves:
             moments = encoder.encode(pixels, split.size)
         self._check_finite(moments, "vae encoder", lambda: encoder.encode(pixels, split.size))
         mean, log_variance = np.split(moments, 2, axis=1)
-        return mean, np.exp(0.5 * np.clip(log_variance, -30, 20))
+        deviation, known = np.exp(0.5 * np.clip(log_variance, -30, 20)), self.statistics
+        return known.remove(mean - known.shift, known.scale), known.remove(deviation, known.scale)
 
-    def decode(self, z: NDArray[np.float32]) -> NDArray[Any]:
-        """Decode latents in the VAE's own statistics to pixels [1, 3, H, W], about -1 to 1, all finite; in bands if the
+    def decode(self, latents: Float32) -> NDArray[Any]:
+        """Decode latents in the sampler's scale to pixels [1, 3, H, W], about -1 to 1, all finite; in bands if the
         whole does not fit. Raises DoesNotFit and NumericsError."""
+        z = self.statistics.restore(latents, self.statistics.scale) + self.statistics.shift
         self.engine.release()
         decoder, split = self.residents.enter(self.decoding((z.shape[2], z.shape[3])))
         self.runtime.notify("stage", f"decoding {split.about}".rstrip())
@@ -133,6 +161,7 @@ def _in_bands(activations: Iterable[int]) -> Iterator[Split]:
 
 @found_once
 def halves(plan: LoadPlan) -> dict[str, LoadPlan]:
+    """Return the plans of the decoder and of the encoder."""
     return {"decoder": plan.only(decodes), "encoder": plan.only(lambda name: not decodes(name))}
 
 
