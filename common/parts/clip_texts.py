@@ -42,9 +42,9 @@ class ClipTexts(Texts[ClipKey]):
     def states(self, prompts: Sequence[str], clip_skip: int = 0) -> tuple[Float32, Float32]:
         """Return states [B 77n C] with n chunks for all, side by side in C, and pooled vectors [B P]."""
         first, empty, *rest = self.arrays(self.keys(prompts, clip_skip))
-        count = max(len(states[0]) for states in (first, *rest))
-        joined = [_joined(states, empty, count) for states in (first, *rest)]
-        return np.stack(joined), np.stack([states[-1] for states in (first, *rest)])
+        rows = [first, *rest]
+        count = max(len(states[0]) for states in rows)
+        return np.stack([_joined(states, empty, count) for states in rows]), np.stack([states[-1] for states in rows])
 
     def chunks(self, prompt: str) -> list[list[Chunk]]:
         """Return the chunks of `prompt` for each text encoder, of 77 tokens each."""
@@ -61,34 +61,27 @@ class ClipTexts(Texts[ClipKey]):
         prompt, clip_skip = key
         return [repr(self.chunks(prompt)), self.sdxl, clip_skip]
 
-    def stages(self, keys: Iterable[ClipKey], counted: bool) -> list[Stage]:
+    def stages(self, keys: Iterable[ClipKey], counted: bool = True) -> list[Stage]:
         """Return the stages that encode `keys`, one for each text encoder; where tokens are not counted, one chunk."""
         count = max(len(self.chunks(prompt)[0]) for prompt, _ in keys) if counted else 1
         return [self.stage(component, count, LENGTH) for component in self.encoders.values()]
 
     def encode(self, keys: Sequence[ClipKey]) -> Iterator[States]:
         """Encode `keys` by one text encoder after the other."""
-        prompts = [self.chunks(prompt) for prompt, _ in keys]
-        count = max(len(chunks[0]) for chunks in prompts)
+        prompts = [(self.chunks(prompt), clip_skip) for prompt, clip_skip in keys]
         parts = [
-            list(
-                self.run(
-                    self.stage(component, count, LENGTH),
-                    partial(self._encoded, component.config),
-                    [(chunks[i], clip_skip) for chunks, (_, clip_skip) in zip(prompts, keys, strict=True)],
-                )
-            )
-            for i, component in enumerate(self.encoders.values())
+            list(self.run(stage, partial(self._encoded, i, stage.component.config), prompts))
+            for i, stage in enumerate(self.stages(keys))
         ]
         for one in zip(*parts, strict=True):
             yield *(states for states, _ in one), one[-1][1]
 
     def _encoded(
-        self, config: CLIPConfig, encoder: ClipEncoder, prompt: tuple[Sequence[Chunk], int]
+        self, index: int, config: CLIPConfig, encoder: ClipEncoder, prompt: tuple[list[list[Chunk]], int]
     ) -> tuple[Float32, Float32]:
-        """Return the weighted states [chunks 77 C] and the first chunk's pooled vector [P]."""
-        engine, (chunks, clip_skip) = self.runtime.engine, prompt
-        skipped, normed = clip.used_states(config, self.sdxl, clip_skip)
+        """Return the weighted states [chunks 77 C] and the first chunk's pooled vector [P] of one text encoder."""
+        engine, chunks = self.runtime.engine, prompt[0][index]
+        skipped, normed = clip.used_states(config, self.sdxl, prompt[1])
         ids = [chunk.ids for chunk in chunks]
         states, pooled = encoder.encode(ids, skipped, normed)
         self.runtime.check_finite(states, "text encoder", "text", lambda: encoder.encode(ids, skipped, normed)[0])

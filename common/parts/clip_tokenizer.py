@@ -1,4 +1,4 @@
-"""CLIP tokenizers of folders, and where one for a single file is on this machine: other programs have the same one."""
+"""Search for the CLIP tokenizer of a single file on this machine: other programs have the same one."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import absolute, bad
 from qwenimg.common.base.text import clean
-from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.parts.piece import CLIP_TOKENIZER
 from qwenimg.common.prompts import clip
-from qwenimg.common.prompts.clip import CLIPTokenizer
-from qwenimg.common.runtime.checkpoint import TokenizerFiles
 
 FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"))  # either is a tokenizer
 MAX_BYTES = 6 << 20  # of CLIP's 1 to 3.6 MB; Qwen's of 7 MB is not read
@@ -51,18 +48,6 @@ PROGRAMS = (
     "StabilityMatrix/Packages/ComfyUI",
 )
 APPLICATIONS = ("/Applications/ComfyUI.app/Contents/Resources/ComfyUI", "/opt/ComfyUI", "/workspace/ComfyUI")
-
-
-def tokenizer_files(path: Path, config: CLIPConfig, pad: str | None = None) -> TokenizerFiles:
-    """Return the tokenizer in `path` for the text encoder of `config`. `pad`: its padding token, if the tokenizer is
-    another model's."""
-
-    def read(folder: Path) -> CLIPTokenizer:
-        tokenizer = clip.load(folder, pad)
-        tokenizer.check_vocabulary(config.vocab_size)
-        return tokenizer
-
-    return TokenizerFiles(path=path, read=read)
 
 
 def find_clip_tokenizer(file: Path, size: int, given: Path | None = None, also: Path | None = None) -> Path:

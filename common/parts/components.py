@@ -76,6 +76,17 @@ def is_absent(part: Component) -> bool:
     return not part.plan.files
 
 
+def open_tokenizer(path: Path, load: Callable[[Path], Any], config: Any) -> TokenizerFiles:
+    """Return the tokenizer in the folder `path`, which `load` reads, for the text encoder of `config`."""
+
+    def read(folder: Path) -> Any:
+        tokenizer = load(folder)
+        tokenizer.check_vocabulary(config.vocab_size)
+        return tokenizer
+
+    return TokenizerFiles(path=path, read=read)
+
+
 def absent_tokenizer(name: str) -> TokenizerFiles:
     """Return the tokenizer of the model `name`, of which no file is here: it raises ModelError."""
 

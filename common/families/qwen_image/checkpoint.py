@@ -4,7 +4,6 @@ before a weight is read."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,9 @@ from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
-from qwenimg.common.parts.components import open_component, read_config
+from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
 from qwenimg.common.prompts import qwen
-from qwenimg.common.prompts.qwen import QwenTokenizer
-from qwenimg.common.runtime.checkpoint import Checkpoint, TokenizerFiles
+from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
 from qwenimg.common.weights.plan import closed_on_failure
 
@@ -52,7 +50,6 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
         for name in _NETWORKS
     }
     _check_fit(folder, configs["transformer"], configs["text_encoder"], configs["vae"])
-    vocabulary: int = configs["text_encoder"].vocab_size
     scheduler = folder / "scheduler" / "scheduler_config.json"
     tokenizer = folder / "tokenizer" if has_tokenizer else mflux.tokenizer(folder, choices.tokenizer)
     components = {}
@@ -71,7 +68,7 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
     return Checkpoint(
         source=folder,
         components=components,
-        tokenizers={"text_encoder": TokenizerFiles(path=tokenizer, read=partial(_read_tokenizer, vocabulary))},
+        tokenizers={"text_encoder": open_tokenizer(tokenizer, qwen.load, configs["text_encoder"])},
         scheduler=_scheduler(read_json(scheduler) if whole else SCHEDULER, scheduler),
     )
 
@@ -82,12 +79,6 @@ def _config(name: str, folders: list[Path], *, published: bool) -> Any:
     if found is None and published:
         return _NETWORKS[name].config()
     return read_config(_NETWORKS[name], found or folders[-1], REFUSED)
-
-
-def _read_tokenizer(vocabulary: int, folder: Path) -> QwenTokenizer:
-    found = qwen.load(folder)
-    found.check_vocabulary(vocabulary)
-    return found
 
 
 def _scheduler(data: Mapping[str, object], path: Path) -> FlowMatchConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.parts.clip_files import open_text
-from qwenimg.common.parts.clip_tokenizer import find_clip_tokenizer, tokenizer_files
-from qwenimg.common.parts.components import component, is_absent, on_paper, open_component, read_config
+from qwenimg.common.parts.clip_tokenizer import find_clip_tokenizer
+from qwenimg.common.parts.components import component, is_absent, on_paper, open_component, open_tokenizer, read_config
+from qwenimg.common.prompts import clip as clip_tokenizer
 from qwenimg.common.request.parts import PARTS
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.sampling.discrete import parse_diffusion
@@ -115,7 +117,7 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
         )
         checkpoint = with_parts(checkpoint, choices, sdxl=sdxl, faults=faults)
         tokenizers = {
-            name: tokenizer_files(folder / name.replace("text_encoder", "tokenizer"), text.config)
+            name: open_tokenizer(folder / name.replace("text_encoder", "tokenizer"), clip_tokenizer.load, text.config)
             for name, text in checkpoint.texts.items()
         }
         return replace(checkpoint, tokenizers=tokenizers)
@@ -155,7 +157,8 @@ def open_file(path: Path, choices: Choices) -> Checkpoint:
         size = max(text.config.vocab_size for text in checkpoint.texts.values())
         tokenizer = find_clip_tokenizer(path, size, choices.tokenizer, choices.tokenizer_of_base)
         tokenizers = {
-            name: tokenizer_files(tokenizer, text.config, found.pads[name]) for name, text in checkpoint.texts.items()
+            name: open_tokenizer(tokenizer, partial(clip_tokenizer.load, pad=found.pads[name]), text.config)
+            for name, text in checkpoint.texts.items()
         }
         stack.pop_all()
         return replace(checkpoint, tokenizers=tokenizers)
