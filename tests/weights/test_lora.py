@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -451,6 +452,18 @@ def test_patterns_that_take_long_together_are_refused(tmp_path: Path, monkeypatc
     assert "take too long" in refusal(GOOD, tmp_path, peft(alpha_pattern=patterns))
     many = {str(i): 1 for i in range(module_patterns.MAX_PATTERNS + 1)}
     assert "at most 5000 are read" in refusal(GOOD, tmp_path, peft(alpha_pattern=many))
+    wide = {f"{i}".rjust(module_patterns.MAX_PATTERN, "a"): 1 for i in range(600)}
+    assert "characters together; at most 300000 are read" in refusal(GOOD, tmp_path, peft(alpha_pattern=wide))
+
+
+def test_finding_a_class_in_long_names_counts_as_the_steps_that_it_takes() -> None:
+    """90 patterns of 100 classes each, no two alike, and 3,000 long names took minutes within the limit of steps."""
+    classes = [f"[^{chr(0x4E00 + i)}]*" for i in range(9_000)]
+    patterns = ["".join(classes[i : i + 100]) + "Z" for i in range(0, len(classes), 100)]
+    started = time.process_time()
+    with pytest.raises(ValueError, match="take too long"):
+        module_patterns.first_matches(patterns, [f"{'a.' * 250}{i}" for i in range(3_000)])
+    assert time.process_time() - started < 60  # 2 on a core from 2018
 
 
 def test_a_pickle_is_never_read(tmp_path: Path) -> None:
