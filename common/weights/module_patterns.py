@@ -62,11 +62,12 @@ _Part: TypeAlias = _Atom | _Edge | _Sequence | _Choice | _Repeat
 
 
 class _Pattern(NamedTuple):
-    """A pattern; `plain` if it is `length` single characters and nothing else, like a name."""
+    """A pattern; `plain` if it is `length` single characters like a name, with at most an edge around it."""
 
     part: _Part
     plain: re.Pattern[str] | None
     length: int
+    from_start: bool  # as in the `^name` of each module that diffusers writes
 
 
 def first_matches(patterns: Iterable[str], names: Iterable[str]) -> dict[str, str]:
@@ -108,9 +109,11 @@ def _parse(pattern: str) -> _Pattern:
             raise ValueError("a ')' closes no group")
     except ValueError as error:
         raise ValueError(f"pattern '{clean(pattern, 60)}' is not read: {error}") from None
-    atoms = part.parts if isinstance(part, _Sequence) else (part,)
+    parts = part.parts if isinstance(part, _Sequence) else (part,)
+    from_start = parts[:1] == (_Edge(end=False),)
+    atoms = parts[from_start : -1 if parts[-1:] == (_Edge(end=True),) else None]
     plain = all(isinstance(atom, _Atom) for atom in atoms)
-    return _Pattern(part, re.compile(pattern) if plain else None, len(atoms))
+    return _Pattern(part, re.compile(pattern) if plain else None, len(atoms), from_start)
 
 
 def _tokens(pattern: str) -> Iterator[re.Match[str]]:
@@ -222,7 +225,8 @@ class _Search:
         self._count()
         if pattern.plain is not None:
             name, start = places.name, len(places.name) - pattern.length
-            return start >= 0 and name[start - 1 : start] in ("", ".") and bool(pattern.plain.fullmatch(name, start))
+            begins = start == 0 or (start > 0 and name[start - 1] == "." and not pattern.from_start)
+            return begins and bool(pattern.plain.fullmatch(name, start))
         return bool(self._after(pattern.part, places, places.starts) & places.end)
 
     def _after(self, part: _Part, places: _Places, at: int) -> int:

@@ -466,6 +466,17 @@ def test_finding_a_class_in_long_names_counts_as_the_steps_that_it_takes() -> No
     assert time.process_time() - started < 60  # 2 on a core from 2018
 
 
+@pytest.mark.parametrize("form", ["{}", "^{}", "{}$", "^{}$"])
+def test_a_pattern_for_each_module_of_a_large_model_is_read(form: str) -> None:
+    """Diffusers writes `^name` for every module whose rank is not the commonest."""
+    layers = ("attn.to_q", "attn.add_q_proj", "attn.to_out.0", "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mod.1")
+    names = [
+        f"transformer_blocks.{i}.{layer}{twin}" for i in range(60) for layer in layers for twin in ("", "_b", "_c")
+    ]
+    patterns = [form.format(name.replace(".", "\\.")) for name in names]
+    assert module_patterns.first_matches(patterns, names) == dict(zip(names, patterns, strict=True))
+
+
 def test_a_pickle_is_never_read(tmp_path: Path) -> None:
     file = tmp_path / "a.safetensors"
     torch.save({"a.lora_A.weight": DOWN}, file)
