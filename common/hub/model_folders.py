@@ -112,7 +112,7 @@ class ModelFolders:
         for folder in (*self.folders[kind_], *self.given):
             yield from (path for each in spelled if _is_model(path := folder / each, kind_))
         if os.sep not in name:
-            folders = [below for folder in self.folders[kind_] for below in _below(folder)]
+            folders = (below for folder in self.folders[kind_] for below in _below(folder))
             yield from (path for folder in folders for each in spelled if _is_model(path := folder / each, kind_))
 
 
