@@ -126,6 +126,12 @@ def folders(shared_folder: Path) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
+def tiny(tiny_folder: Path, folders: dict[str, Path]) -> dict[str, Path]:
+    """The tiny folders of all families that have files, by kind."""
+    return {"qwen": tiny_folder} | folders
+
+
+@pytest.fixture(scope="session")
 def overflowing(shared_folder: Path, tiny_folder: Path, folders: dict[str, Path]) -> Callable[[str], Path]:
     """The tiny folder of a case in `overflow_models`, which some dtype does not hold."""
     from overflow_models import CASES, changed

@@ -62,9 +62,9 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def folder(kind: str, tiny_folder: Path, folders: dict[str, Path], toy_networks: Path) -> Path:
+def folder(kind: str, tiny: dict[str, Path], toy_networks: Path) -> Path:
     toy = toy_networks / "model"
-    return places(tiny_folder, folders, toy if toy.exists() else write_toy(toy))[kind]
+    return places(tiny, toy if toy.exists() else write_toy(toy))[kind]
 
 
 @pytest.fixture
@@ -73,8 +73,8 @@ def family(folder: Path) -> Family:
 
 
 @pytest.fixture
-def load(kind: str, folder: Path, folders: dict[str, Path]) -> Opener:
-    return opener(kind, folder, folders)
+def load(kind: str, folder: Path, tiny: dict[str, Path]) -> Opener:
+    return opener(kind, folder, tiny)
 
 
 @pytest.fixture(scope="module")

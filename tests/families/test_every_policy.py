@@ -36,8 +36,8 @@ def limits() -> dict[str, float]:
 
 
 @pytest.fixture
-def load(kind: str, tiny_folder: Path, folders: dict[str, Path]) -> Opener:
-    return opener(kind, places(tiny_folder, folders, tiny_folder)[kind], folders)
+def load(kind: str, tiny: dict[str, Path]) -> Opener:
+    return opener(kind, places(tiny, tiny["qwen"])[kind], tiny)
 
 
 def mixed(kind: DenoiserKind, seed: str) -> list[str]:
