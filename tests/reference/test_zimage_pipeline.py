@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import filelock
 import numpy as np
 import oracle_zimage
 import pytest
-from tiny_zimage import write_tiny_zimage
 
 import qwenimg
 from qwenimg.common.base.errors import UsageError
@@ -26,15 +24,6 @@ CASES = [
     ("a blue square " * 40, "x", 64, 64, 3, 0.5),
     ("一个红色的圆在左边", "", 128, 64, 5, 4.0),  # as many tokens as need no pads
 ]
-
-
-@pytest.fixture(scope="session")
-def tiny_zimage(shared_folder: Path) -> Path:
-    folder = shared_folder / "tiny-z-image"
-    with filelock.FileLock(f"{folder}.lock"):
-        if not folder.exists():
-            write_tiny_zimage(folder)
-    return folder
 
 
 def relative(a: np.ndarray, b: np.ndarray) -> float:

@@ -20,6 +20,7 @@ KINDS = {
     "sdxl": "stable-diffusion",
     "inpaint": "stable-diffusion",
     "sdxl+refiner": "stable-diffusion",
+    "z-image": "z-image",
     "toy": "toy",
 }
 ASKED: dict[str, Any] = {"width": 52, "height": 36, "steps": 3, "guidance": 3.0, "seed": 7}

@@ -18,17 +18,17 @@ from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling import flow_match
 from qwenimg.common.weights.plan import closed_on_failure
 
-NETWORKS = {"transformer": zimage_dit.NETWORK, "text_encoder": qwen3.NETWORK, "vae": kl_vae.NETWORK}
+_NETWORKS = {"transformer": zimage_dit.NETWORK, "text_encoder": qwen3.NETWORK, "vae": kl_vae.NETWORK}
 
 
 def open_folder(folder: Path, choices: Choices) -> Checkpoint:
     """Read every configuration and header of `folder` and hold them against the manifests. Raises ModelError."""
-    configs = {name: read_config(network, folder / name) for name, network in NETWORKS.items()}
+    configs = {name: read_config(network, folder / name) for name, network in _NETWORKS.items()}
     _check_fit(folder, configs["transformer"], configs["text_encoder"], configs["vae"])
     scheduler = folder / "scheduler" / "scheduler_config.json"
     components = {}
     with closed_on_failure() as keep:
-        for name, network in NETWORKS.items():
+        for name, network in _NETWORKS.items():
             components[name] = open_component(network, folder / name, configs[name], name, whole=choices.whole)
             keep(components[name].plan)
     return Checkpoint(

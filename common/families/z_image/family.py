@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.z_image.checkpoint import NETWORKS, open_folder
+from qwenimg.common.families.z_image.checkpoint import open_folder
 from qwenimg.common.families.z_image.model import ZImage
+from qwenimg.common.networks import kl_vae, qwen3, zimage_dit
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
@@ -43,7 +44,7 @@ FAMILY = Family(
     title="Z-Image",
     pipelines=frozenset({"ZImagePipeline"}),
     refused={"ZImage": "is a Z-Image model that edits or controls images: this version makes images from text only"},
-    networks=tuple(NETWORKS.values()),
+    networks=(zimage_dit.NETWORK, qwen3.NETWORK, kl_vae.NETWORK),
     denoiser="transformer",
     components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
