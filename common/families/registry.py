@@ -18,6 +18,7 @@ from qwenimg.common.families.family import Family
 from qwenimg.common.families.file_kind import FileKind
 from qwenimg.common.families.qwen_image.family import FAMILY as QWEN_IMAGE
 from qwenimg.common.families.stable_diffusion.family import FAMILY as STABLE_DIFFUSION
+from qwenimg.common.families.z_image.family import FAMILY as Z_IMAGE
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import read_header
@@ -27,7 +28,7 @@ from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.weights import quantise
 
-FAMILIES: tuple[Family, ...] = (QWEN_IMAGE, STABLE_DIFFUSION)
+FAMILIES: tuple[Family, ...] = (QWEN_IMAGE, STABLE_DIFFUSION, Z_IMAGE)
 NOTE = "qwenimg.json"
 """In a folder that `convert` writes: what it is made of. While it is built, that it is ours."""
 
