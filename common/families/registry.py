@@ -63,11 +63,9 @@ def open_model(path: Path, choices: Choices | None = None) -> Opened:
     if choices.quantize is not None:
         quantise.parse(choices.quantize)  # before files are opened
     family = of_file(path) if is_file(path) else of_folder(path)
-    for choice in choices.made():
-        if choice not in family.choices:
-            able = " and ".join(other.title for other in FAMILIES if choice in other.choices)
-            option = choice.replace("_", "-")
-            raise UsageError(f"--{option} is for {able}; {clean(path, 80)} is another model")
+    if (choice := next((one for one in choices.made() if one not in family.choices), None)) is not None:
+        able, option = titles(lambda other: choice in other.choices), choice.replace("_", "-")
+        raise UsageError(f"--{option} is for {able}; {clean(path, 80)} is another model")
     made_of = None if "transformer" in choices.parts else _made_of(path, family)
     checkpoint = family.open(path, choices)
     if choices.quantize is not None:
@@ -183,7 +181,8 @@ def of_file(path: Path) -> Family:
 
 def titles(chosen: Callable[[Family], bool]) -> str:
     """The names of the families that are `chosen`, for a message."""
-    return " and ".join(family.title for family in FAMILIES if chosen(family))
+    *others, last = (family.title for family in FAMILIES if chosen(family))
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def check_precision(text: str) -> None:
