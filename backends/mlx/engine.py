@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
@@ -64,8 +65,8 @@ class MLXEngine:
             return Compiler(share=0.0, seconds=10, about="a CPU gains nothing from it", missing=compile.missing())
         return Compiler(share=0.03, seconds=0, about="chains of a few operations compile in a moment")
 
-    def compile(self, opened: Any, on: bool, autotune: bool) -> str:
-        line = ""
+    def compile(self, opened: Any, modules: re.Pattern[str] | None, autotune: bool) -> str:
+        line, on = "", modules is not None
         if on:
             mx.enable_compile()
         if on and not self.on_gpu:

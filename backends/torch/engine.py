@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -84,11 +85,11 @@ class TorchEngine:
         cached = any(compiling.folder(f"torch-{torch.__version__}-{platform.machine()}").glob("*"))
         return Compiler(share=0.13, seconds=10 if cached else 40, about="figures on paper say", missing=missing)
 
-    def compile(self, opened: Any, on: bool, autotune: bool) -> str:
-        if not on:
+    def compile(self, opened: Any, modules: re.Pattern[str] | None, autotune: bool) -> str:
+        if modules is None:
             return ""
         folder = compiling.folder(f"torch-{torch.__version__}-{platform.machine()}")
-        line = compile.compile(opened.model, folder, autotune=autotune and self.on_gpu)
+        line = compile.compile(opened.model, modules, folder, autotune=autotune and self.on_gpu)
         self._compiles = True
         return line
 

@@ -125,6 +125,7 @@ NETWORK = Network(
     ignored=IGNORED_CONFIG,
     blocks=re.compile(r"transformer_blocks\.(\d+)\..*\.weight"),
     streamable=re.compile(r"(transformer_blocks\.\d+)\."),
+    compiled=re.compile(r"transformer_blocks\.\d+"),
     tables=frozenset({"time_text_embed.addition_t_embedding.weight"}),
     traced=(
         Block(name="block", paths=re.compile(r"transformer_blocks\.\d+"), streams=2, depth=1),

@@ -297,6 +297,7 @@ NETWORK = Network(
     blocks=re.compile(r".*\.attentions\.\d+\..*\.weight"),
     # the projections of the text to keys and values are not needed by the block's own call
     streamable=re.compile(r"(.*\.(?:resnets|transformer_blocks|downsamplers|upsamplers)\.\d+)\.(?!attn2\.to_[kv]\.)"),
+    compiled=re.compile(r".*\.(?:resnets|transformer_blocks)\.\d+|.*\.attentions\.\d+\.norm"),
     traced=(
         Block(name="resnet", paths=re.compile(r".*\.resnets\.\d+"), image=True, streams=1, depth=1),
         Block(name="attention", paths=re.compile(r".*\.attentions\.\d+"), image=True, streams=1),

@@ -63,6 +63,7 @@ def component(network: Network, config: Any, plan: LoadPlan, *, whole: bool = Fa
         plan=stored,
         blocks=network.blocks,
         streamable=network.streamable,
+        compiled=network.compiled,
     )
 
 

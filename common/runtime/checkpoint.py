@@ -27,6 +27,7 @@ class Component:
     plan: LoadPlan
     blocks: re.Pattern[str] | None = None  # weights of its blocks, which may stay quantized
     streamable: re.Pattern[str] | None = None  # weights that may be streamed; a group: the module whose call needs them
+    compiled: re.Pattern[str] | None = None  # of a denoiser, the paths of the modules that are compiled one by one
 
     def stored(self, precision: Precision) -> LoadPlan:
         """Return the plan of its weights in memory under a policy."""

@@ -5,6 +5,7 @@ Arrays that stay on the backend are `Array`; all others are numpy in float32.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias
@@ -118,10 +119,11 @@ class Engine(Protocol):
         """Return the expected effect of compiling a denoiser here."""
         ...
 
-    def compile(self, opened: Any, on: bool, autotune: bool) -> str:
+    def compile(self, opened: Any, modules: re.Pattern[str] | None, autotune: bool) -> str:
         """Set whether the next calls of `opened`, a denoiser, are compiled; results are the same up to rounding. Return
-        a message for the user, such as why no folder keeps the compiled code, or "". autotune: also search for the
-        fastest kernels, if the framework can."""
+        a message for the user, such as why no folder keeps the compiled code, or "". modules: the paths of those that
+        are compiled, by a framework that compiles modules; None: nothing is. autotune: also search for the fastest
+        kernels, if the framework can."""
         ...
 
     def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str], branches: Iterable[str]) -> None:

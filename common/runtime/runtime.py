@@ -173,7 +173,8 @@ class Runtime:
             opened = self.engine.open(component.network, component.config, self.plan(component), self.precision)
             if self.compiles is not None and component.role == "transformer":
                 on = self.compiles and not count  # streamed blocks are not always in memory
-                line = self.engine.compile(opened, on, autotune=self.choice.wishes.compiled)
+                modules = component.compiled if on else None
+                line = self.engine.compile(opened, modules, autotune=self.choice.wishes.compiled)
                 if line:
                     self.notify("notice", line)
             return opened

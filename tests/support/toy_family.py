@@ -65,7 +65,14 @@ def manifest(config: ToyConfig) -> Manifest:
     )
 
 
-NETWORK = Network(name="toy", role="transformer", kind="ToyDenoiser", config=ToyConfig, manifest=manifest)
+NETWORK = Network(
+    name="toy",
+    role="transformer",
+    kind="ToyDenoiser",
+    config=ToyConfig,
+    manifest=manifest,
+    compiled=re.compile("norm_out|proj_out"),
+)
 
 # The family, as a folder of `common/families` says it
 
