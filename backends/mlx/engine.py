@@ -16,10 +16,10 @@ from mlx.core import array as Array
 from qwenimg.backends.mlx import compile, load, ops, stream
 from qwenimg.backends.mlx.blocks import NetworkBlocks
 from qwenimg.backends.mlx.kernel_files import kernel_files, name_gpu_folder
-from qwenimg.backends.mlx.ops import crossing
+from qwenimg.backends.mlx.ops import crossing, images
 from qwenimg.backends.mlx.ops.functions import on_gpu
 from qwenimg.backends.workspaces import MLX_CPU, MLX_GPU
-from qwenimg.common.base.block import Block
+from qwenimg.common.base.block import Block, DeepBlocks
 from qwenimg.common.base.errors import BackendMissing
 from qwenimg.common.memory import allocator
 from qwenimg.common.memory.memory import free_ram, machine_ram
@@ -31,6 +31,7 @@ from qwenimg.common.runtime import traced
 from qwenimg.common.runtime.compiling import Compiler
 from qwenimg.common.runtime.engine import NumpyArray, Observer
 from qwenimg.common.runtime.observers import observe
+from qwenimg.common.runtime.skipping import Skipping
 from qwenimg.common.weights import streaming
 from qwenimg.common.weights.plan import LoadPlan
 
@@ -59,6 +60,9 @@ class MLXEngine:
         if streaming.streamed_blocks(plan):
             opened.streamed = stream.Stream(opened.model, plan)
         return opened
+
+    def skip(self, opened: Any, deep: DeepBlocks) -> None:
+        opened.skipping = Skipping(opened.model, deep, images.to_bchw, ops.async_eval)
 
     def compiler(self) -> Compiler:
         if not self.on_gpu:

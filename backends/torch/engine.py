@@ -15,11 +15,11 @@ from torch import Tensor
 
 from qwenimg.backends.torch import compile, load, ops, stream
 from qwenimg.backends.torch.blocks import NetworkBlocks
-from qwenimg.backends.torch.ops import crossing
+from qwenimg.backends.torch.ops import crossing, images
 from qwenimg.backends.torch.ops.cpu import multiplies
 from qwenimg.backends.workspaces import TORCH, TORCH_CPU
 from qwenimg.common.base.amounts import counted
-from qwenimg.common.base.block import Block
+from qwenimg.common.base.block import Block, DeepBlocks
 from qwenimg.common.base.errors import BackendMissing
 from qwenimg.common.memory import allocator
 from qwenimg.common.memory.memory import free_ram, machine_ram, ram_peak
@@ -31,6 +31,7 @@ from qwenimg.common.runtime import compiling, traced
 from qwenimg.common.runtime.compiling import Compiler
 from qwenimg.common.runtime.engine import NumpyArray, Observer
 from qwenimg.common.runtime.observers import observe
+from qwenimg.common.runtime.skipping import Skipping
 from qwenimg.common.weights import streaming
 from qwenimg.common.weights.plan import LoadPlan
 
@@ -72,6 +73,9 @@ class TorchEngine:
         if streaming.streamed_blocks(plan):
             opened.streamed = stream.Stream(opened.model, plan, self._device)
         return opened
+
+    def skip(self, opened: Any, deep: DeepBlocks) -> None:
+        opened.skipping = Skipping(opened.model, deep, images.to_bchw, ops.async_eval)
 
     def compiler(self) -> Compiler:
         """Return what compiling takes and saves here.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from qwenimg.common.base.block import Block
+from qwenimg.common.base.block import Block, DeepBlocks
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.weights.plan import Uses, as_stored
 
@@ -36,6 +36,7 @@ class Network:
     blocks: re.Pattern[str] | None = None  # weights of blocks that may stay quantized; a group: the block's number
     streamable: re.Pattern[str] | None = None  # weights that may be streamed; a group: the module whose call needs them
     compiled: re.Pattern[str] | None = None  # of a denoiser, the paths of the modules that are compiled one by one
+    deep: Callable[[Any], DeepBlocks] | None = None  # from a denoiser's config, the blocks that a step cache skips
     tables: frozenset[str] = frozenset()  # matrices that are looked up and not multiplied
     traced: tuple[Block, ...] = ()  # the kinds of its modules that are compared between backends
     architectures: frozenset[str] = frozenset()  # the architecture in the header of its GGUF files

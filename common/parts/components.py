@@ -64,6 +64,7 @@ def component(network: Network, config: Any, plan: LoadPlan, *, whole: bool = Fa
         blocks=network.blocks,
         streamable=network.streamable,
         compiled=network.compiled,
+        deep=network.deep(config) if network.deep else None,
     )
 
 

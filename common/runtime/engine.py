@@ -12,11 +12,12 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from qwenimg.common.base.block import Block
+from qwenimg.common.base.block import Block, DeepBlocks
 from qwenimg.common.memory.workspace import Workspace
 from qwenimg.common.precision.devices import Device
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.runtime.compiling import Compiler
+from qwenimg.common.runtime.skipping import Skipping
 from qwenimg.common.runtime.traced import BlockRunner, Look
 from qwenimg.common.weights.plan import LoadPlan
 
@@ -27,8 +28,6 @@ NumpyArray: TypeAlias = "np.ndarray[Any, Any]"
 Condition: TypeAlias = Any
 # All shifts, scales and gates of a whole schedule.
 Modulation: TypeAlias = Any
-# A call of a denoiser after its first block, whose update `change` [B ...] predicts how much the others' differ.
-Begun: TypeAlias = Any
 # Called with the operation, the parameter path ("" for an operation without one) and its result.
 Observer: TypeAlias = Callable[[str, str, Array], None]
 
@@ -40,6 +39,8 @@ class TextEncoder(Protocol):
 
 
 class Transformer(Protocol):
+    skipping: Skipping
+
     def modulate(self, features: NumpyArray, addition: int = 0) -> Modulation:
         """Return all modulation for timestep sinusoids [T, 256]; its weights are read block by block and freed."""
         ...
@@ -50,15 +51,6 @@ class Transformer(Protocol):
 
     def predict(self, latents: Array, condition: Condition, modulation: Modulation, step: int) -> Array:
         """Predict the velocity [B, L, C] in float32 for packed latents [1 or B, L, C] at the schedule's `step`."""
-        ...
-
-    def begin(self, latents: Array, condition: Condition, modulation: Modulation, step: int) -> Begun:
-        """Run the call of `predict` up to the first block."""
-        ...
-
-    def end(self, begun: Begun, kept: Array | None = None) -> tuple[Array, Array]:
-        """Run the rest of it. Return the prediction, and the output of the other blocks. `kept`: that output of an
-        earlier call, which replaces the other blocks."""
         ...
 
 
@@ -84,21 +76,14 @@ class ClipEncoder(Protocol):
 
 
 class UNet(Protocol):
+    skipping: Skipping
+
     def condition(self, texts: NumpyArray, addition: NumpyArray | None) -> Condition:
         """Prepare text states [B, S, C], and for SDXL pooled text and sinusoids of the sizes [B, A]."""
         ...
 
     def predict(self, latents: Array, features: NumpyArray, condition: Condition) -> Array:
         """Return the prediction [B, C, h, w] in float32 for latents [1, C', h, w] and sinusoids of the time [1, C0]."""
-        ...
-
-    def begin(self, latents: Array, features: NumpyArray, condition: Condition) -> Begun:
-        """Run the call of `predict` up to the first down block."""
-        ...
-
-    def end(self, begun: Begun, kept: Array | None = None) -> tuple[Array, Array]:
-        """Run the rest of it. Return the prediction, and the input of the last up block. `kept`: that input in an
-        earlier call, which replaces the deeper blocks."""
         ...
 
 
@@ -113,6 +98,11 @@ class Engine(Protocol):
         """Open `network`, a file of `common/networks/`, as a TextEncoder, Transformer, VAE, ClipEncoder or UNet.
 
         Reads the weights of `plan`, a result of `stored(precision)`, that are always needed."""
+        ...
+
+    def skip(self, opened: Any, deep: DeepBlocks) -> None:
+        """Give `opened`, a denoiser, its `skipping`: calls through it can skip the `deep` blocks, which are then not
+        streamed either."""
         ...
 
     def compiler(self) -> Compiler:

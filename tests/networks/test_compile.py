@@ -26,6 +26,7 @@ from qwenimg.backends.mlx import compile as compiling_mlx
 from qwenimg.backends.torch import compile as compiling_torch
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.vae import WIDE
+from qwenimg.common.base.block import DeepBlocks
 from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.network import Network
@@ -39,6 +40,7 @@ from qwenimg.common.precision.presets import Choice
 from qwenimg.common.runtime import compiling
 from qwenimg.common.runtime.compiling import Compiler
 from qwenimg.common.runtime.observers import observe
+from qwenimg.common.runtime.skipping import Skipping
 from qwenimg.common.weights.plan import LoadPlan
 
 DIT = QwenDiTConfig(
@@ -163,6 +165,17 @@ def test_modules_are_compiled_by_their_paths_and_not_by_the_names_of_classes(tmp
         for layer in model["layers"]:
             layer(torch.ones(2, 3))
     assert counted() == (1, 0), "both layers share one graph"
+
+
+def test_blocks_that_calls_can_skip_share_compiled_code(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(Odd(), Odd(), Odd())
+    deep = DeepBlocks(behind="0", paths=("1", "2"), adds=True)
+    skipping = Skipping(model, deep, lambda x: x, lambda x: x)
+    compiling_torch.compile(model, re.compile(r"\d+"), tmp_path, backend="eager")
+    with torch.inference_mode():
+        whole, added = skipping.run(lambda: model(torch.ones(2, 3)), lambda update: None)
+        reused, _ = skipping.run(lambda: model(torch.ones(2, 3)), lambda update: added)
+    assert counted() == (1, 0) and torch.allclose(whole, reused, atol=1e-6)
 
 
 def test_paths_without_a_module_are_an_error(tmp_path: Path) -> None:
