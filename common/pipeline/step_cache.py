@@ -14,25 +14,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Any
 
 import numpy as np
 
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.request import cached_calls
 from qwenimg.common.request.request import Request
-from qwenimg.common.runtime.engine import Array, Engine, Transformer, UNet
+from qwenimg.common.runtime.engine import Array, Condition, DenoiserNetwork, Engine, TimeStep
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A call of the model for a branch of guidance or a batch of them; `asked` makes its arguments from x and sigma."""
+    """A call of the network for a branch of guidance or a batch of them. inputs: its latents and step from x and
+    sigma."""
 
-    model: Transformer | UNet
-    asked: Callable[[Array, float], tuple[Any, ...]]
+    network: DenoiserNetwork
+    condition: Condition
+    inputs: Callable[[Array, float], tuple[Array, TimeStep]]
 
     def __call__(self, x: Array, sigma: float) -> Array:
-        return self.model.predict(*self.asked(x, sigma))
+        return self.network.predict(*self.inputs(x, sigma), self.condition)
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class StepCache:
             self._passes, self._turn = passes, self._turn + 1
         self.calls += 1
         results = [
-            one.model.skipping.run(partial(one, x, sigma), partial(self._reused, number))
+            one.network.skipping.run(partial(one, x, sigma), partial(self._reused, number))
             for number, one in enumerate(passes)
         ]
         self._kept = [output for _, output in results]

@@ -28,6 +28,8 @@ NumpyArray: TypeAlias = "np.ndarray[Any, Any]"
 Condition: TypeAlias = Any
 # All shifts, scales and gates of a whole schedule.
 Modulation: TypeAlias = Any
+# The time of a step as its network takes it: the modulation of the schedule and a row of it, or sinusoids [1, C].
+TimeStep: TypeAlias = Any
 # Called with the operation, the parameter path ("" for an operation without one) and its result.
 Observer: TypeAlias = Callable[[str, str, Array], None]
 
@@ -38,19 +40,27 @@ class TextEncoder(Protocol):
         ...
 
 
-class Transformer(Protocol):
-    skipping: Skipping
+class DenoiserNetwork(Protocol):
+    """A network that predicts noise, velocity or image."""
 
+    skipping: Skipping  # if its row names deep blocks
+
+    def condition(self, texts: Any, extra: Any) -> Condition:
+        """Prepare texts once for a prompt. `extra`, what else the network is told of the image, has its own form.
+
+        Qwen-Image takes texts [1, S_i, C] and shapes (frames, rows, columns in tokens), Z-Image one text [1, S, C] and
+        rows and columns, a UNet texts [B, S, C] and for SDXL pooled text and sinusoids of the sizes [B, A]."""
+        ...
+
+    def predict(self, x: Array, step: TimeStep, condition: Condition) -> Array:
+        """Return the prediction in float32 for each text of `condition`, for x of one image or of as many: packed
+        latents [1 or B, L, C], or latents [1, C, h, w]."""
+        ...
+
+
+class Transformer(DenoiserNetwork, Protocol):
     def modulate(self, features: NumpyArray, addition: int = 0) -> Modulation:
         """Return all modulation for timestep sinusoids [T, 256]; its weights are read block by block and freed."""
-        ...
-
-    def condition(self, texts: Sequence[Array], shapes: Sequence[tuple[int, int, int]]) -> Condition:
-        """Prepare a batch of texts, each [1, S_i, C], for images of `shapes` (frames, rows, columns in tokens)."""
-        ...
-
-    def predict(self, latents: Array, condition: Condition, modulation: Modulation, step: int) -> Array:
-        """Predict the velocity [B, L, C] in float32 for packed latents [1 or B, L, C] at the schedule's `step`."""
         ...
 
 
@@ -75,18 +85,6 @@ class ClipEncoder(Protocol):
         ...
 
 
-class UNet(Protocol):
-    skipping: Skipping
-
-    def condition(self, texts: NumpyArray, addition: NumpyArray | None) -> Condition:
-        """Prepare text states [B, S, C], and for SDXL pooled text and sinusoids of the sizes [B, A]."""
-        ...
-
-    def predict(self, latents: Array, features: NumpyArray, condition: Condition) -> Array:
-        """Return the prediction [B, C, h, w] in float32 for latents [1, C', h, w] and sinusoids of the time [1, C0]."""
-        ...
-
-
 class Engine(Protocol):
     name: str  # a value of --backend
     device: str  # shown in messages: "Apple M4 Max", "NVIDIA H200", "CPU (torch, 8 threads)"
@@ -95,7 +93,7 @@ class Engine(Protocol):
     workspace: Workspace
 
     def open(self, network: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:
-        """Open `network`, a file of `common/networks/`, as a TextEncoder, Transformer, VAE, ClipEncoder or UNet.
+        """Open `network`, a file of `common/networks/`, as a TextEncoder, DenoiserNetwork, VAE or ClipEncoder.
 
         Reads the weights of `plan`, a result of `stored(precision)`, that are always needed."""
         ...

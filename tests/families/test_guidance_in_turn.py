@@ -88,8 +88,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         component, split = enter(residents, stage)
         predict = type(component).predict if stage.resident == "unet" else None
         if predict is not None:
-            component.predict = lambda x, features, condition: (
-                seen.append(condition.branches) or predict(component, x, features, condition)
+            component.predict = lambda x, step, condition: (
+                seen.append(condition.branches) or predict(component, x, step, condition)
             )
         return component, split
 

@@ -87,7 +87,7 @@ def dit(policy: str, exact: bool = False) -> tuple[Any, Run]:
         condition = made.condition(texts, [(1, height // 2, width // 2)])
         modulation = made.modulate(np.linspace(-1, 1, 256)[None])
         latents = torch.randn(1, height * width // 4, 64, generator=generator)
-        return made.predict(latents, condition, modulation, 0)
+        return made.predict(latents, (modulation, 0), condition)
 
     return made, run
 

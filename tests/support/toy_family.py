@@ -167,7 +167,7 @@ class ToyRun:
         branch = self.branches[positions[0]]
         text = letters(branch.prompt)
         text[..., branch.options.get("letters", 26) :] = 0
-        return Pass(self.network, lambda x, sigma: (x, text))
+        return Pass(self.network, text, lambda x, sigma: (x, None))
 
 
 def letters(text: str) -> Latents:

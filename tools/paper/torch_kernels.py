@@ -60,7 +60,7 @@ def _transformer(component: Any, config: Any, case: Case) -> Forward:
     condition = component.condition(texts, [(1, rows, columns)])
     modulation = component.modulate(np.zeros((1, 256)))
     latents = torch.empty(1, rows * columns, config.in_channels, device=component.device)
-    return lambda: component.predict(latents, condition, modulation, 0)
+    return lambda: component.predict(latents, (modulation, 0), condition)
 
 
 def _unet(component: Any, config: Any, case: Case) -> Forward:

@@ -295,8 +295,8 @@ class Component:
         return Condition(self.model.context(ops.table(texts, self.dtype)), extra, len(texts))
 
     @ops.computes
-    def predict(self, latents: Array, features: NumpyArray, condition: Condition) -> Array:
-        """Predict [B 4, h, w] for latents [1 C, h, w], both in the order of the pipeline."""
-        x = images.from_bchw(ops.repeated(latents, condition.branches))
-        prediction = self.model(x, ops.table(features, self.dtype), condition.context, condition.addition)
+    def predict(self, x: Array, step: NumpyArray, condition: Condition) -> Array:
+        """Predict [B 4, h, w] for x [1 C, h, w], both in the order of the pipeline, and sinusoids of the time."""
+        latents, features = ops.repeated(x, condition.branches), ops.table(step, self.dtype)
+        prediction = self.model(images.from_bchw(latents), features, condition.context, condition.addition)
         return images.to_bchw(ops.at_least_float32(prediction))

@@ -267,9 +267,11 @@ class Component:
         )
 
     @ops.computes
-    def predict(self, latents: Tensor, condition: Condition, modulation: Modulation, step: int) -> Tensor:
-        mods, final = modulation.at(step, condition.index is not None)
-        latents = ops.repeated(latents, condition.txt.shape[0])
+    def predict(self, x: Tensor, step: tuple[Modulation, int], condition: Condition) -> Tensor:
+        """Predict the velocity [B L out] for packed latents x [1 or B, L, in] at a row of the modulation."""
+        modulation, row = step
+        mods, final = modulation.at(row, condition.index is not None)
+        latents = ops.repeated(x, condition.txt.shape[0])
         velocity = self.model(latents, condition.txt, mods, final, condition.rope, condition.index, condition.mask)
         return ops.at_least_float32(velocity)
 

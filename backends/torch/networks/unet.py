@@ -296,8 +296,8 @@ class Component:
         return Condition(self.model.context(ops.table(texts, self.dtype, self.device)), extra, len(texts))
 
     @ops.computes
-    def predict(self, latents: Tensor, features: NumpyArray, condition: Condition) -> Tensor:
-        """Predict [B 4, h, w] for latents [1 C, h, w], both in the order of the pipeline."""
-        x = images.from_bchw(ops.repeated(latents, condition.branches))
-        prediction = self.model(x, ops.table(features, self.dtype, self.device), condition.context, condition.addition)
+    def predict(self, x: Tensor, step: NumpyArray, condition: Condition) -> Tensor:
+        """Predict [B 4, h, w] for x [1 C, h, w], both in the order of the pipeline, and sinusoids of the time."""
+        latents, features = ops.repeated(x, condition.branches), ops.table(step, self.dtype, self.device)
+        prediction = self.model(images.from_bchw(latents), features, condition.context, condition.addition)
         return images.to_bchw(ops.at_least_float32(prediction))
