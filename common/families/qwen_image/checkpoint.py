@@ -36,9 +36,9 @@ _SCHEDULER_IGNORED = frozenset({"steps_offset", "max_sigma"})
 
 
 def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
-    """Reads every configuration and header of `folder` and holds them against the manifests; the parts that `choices`
-    has elsewhere are read from there. What comes without a configuration takes that of `folder`. Raises ModelError.
-    """
+    """Read every configuration and header of `folder` and check them against the manifests. Parts that `choices` has
+    elsewhere are read from there; one without a configuration takes that of `folder`. Raises ModelError and
+    UsageError."""
     choices = choices or Choices()
     whole = is_file(folder / "model_index.json")
     has_tokenizer = whole and is_folder(folder / "tokenizer")
@@ -75,14 +75,14 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
 
 def _config(name: str, folders: list[Path], *, published: bool) -> Any:
     """Return the configuration in the first of `folders` that has one, else the `published` one. Raise ModelError."""
-    found = next((folder for folder in folders if is_file(folder / "config.json")), None)
-    if found is None and published:
+    source = next((folder for folder in folders if is_file(folder / "config.json")), None)
+    if source is None and published:
         return _NETWORKS[name].config()
-    return read_config(_NETWORKS[name], found or folders[-1], REFUSED)
+    return read_config(_NETWORKS[name], source or folders[-1], REFUSED)
 
 
 def _scheduler(data: Mapping[str, object], path: Path) -> FlowMatchConfig:
-    """Raises ModelError."""
+    """Read the scheduler's configuration from `data`. Raise ModelError."""
     expected = SCHEDULER["_class_name"]
     name = data.get("_class_name", expected)
     if name != expected:
@@ -91,7 +91,7 @@ def _scheduler(data: Mapping[str, object], path: Path) -> FlowMatchConfig:
 
 
 def _check_fit(folder: Path, dit: QwenDiTConfig, text: QwenVLConfig, vae: QwenVAEConfig) -> None:
-    """Raises ModelError where the components of a folder do not belong together."""
+    """Check that the components of a folder belong together. Raise ModelError."""
     if dit.joint_attention_dim != text.hidden_size:
         raise ModelError(
             f"{clean(folder)}: the transformer wants text states of {dit.joint_attention_dim} channels, "
