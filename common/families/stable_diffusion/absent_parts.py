@@ -44,7 +44,7 @@ def may_be_given(choices: Choices) -> frozenset[str]:
 
 def absent_of_file(opened: SingleFile, choices: Choices) -> dict[str, Component]:
     """Return a stand-in for each part that a single file lacks. Raise ModelError if `choices` do not give the part."""
-    kind, absent = opened.found.kind, opened.found.lacks
+    kind, absent = opened.detected.kind, opened.detected.lacks
     if kind is None:
         raise lacks(opened.path, absent, parts_help=False)
     return stand_ins(opened.path, kind, absent, opened.unet, opened.texts, choices)

@@ -134,30 +134,30 @@ def open_file(path: Path, choices: Choices) -> Checkpoint:
     """Open the model in the file `path` and the parts that are elsewhere, with the chosen tokenizer or one on this
     machine. Raises ModelError and UsageError."""
     opened = single_file.open_file(path, choices.prediction)
-    found = opened.found
+    detected = opened.detected
     with ExitStack() as stack:
         stack.callback(opened.close)
-        components = absent_of_file(opened, choices) if found.lacks else {}
+        components = absent_of_file(opened, choices) if detected.lacks else {}
         rows: dict[str, tuple[Network, Any]] = {
             "unet": (unet.NETWORK, opened.unet),
             "vae": (kl_vae.NETWORK, opened.vae),
         }
         rows |= {name: (clip.NETWORK, config) for name, config in opened.texts.items()}
         components |= {name: component(*rows[name], plan, whole=choices.whole) for name, plan in opened.plans.items()}
-        names = ["unet", "vae", *(text.component for text in KINDS[found.kind or "sd1"].texts)]
+        names = ["unet", "vae", *(text.component for text in KINDS[detected.kind or "sd1"].texts)]
         checkpoint = Checkpoint(
             source=path,
             components={name: components[name] for name in names},
             tokenizers={},
-            scheduler=parse_diffusion(single_file.scheduler_fields(found), path),
-            zeros_for_empty=found.kind == "sdxl",
+            scheduler=parse_diffusion(single_file.scheduler_fields(detected), path),
+            zeros_for_empty=detected.kind == "sdxl",
         )
-        checkpoint = with_parts(checkpoint, choices, sdxl=found.kind in ("sdxl", "sdxl-refiner"))
+        checkpoint = with_parts(checkpoint, choices, sdxl=detected.kind in ("sdxl", "sdxl-refiner"))
         stack.callback(checkpoint.close)
         size = max(text.config.vocab_size for text in checkpoint.texts.values())
         tokenizer = find_clip_tokenizer(path, size, choices.tokenizer, choices.tokenizer_of_base)
         tokenizers = {
-            name: open_tokenizer(tokenizer, partial(clip_tokenizer.load, pad=found.pads[name]), text.config)
+            name: open_tokenizer(tokenizer, partial(clip_tokenizer.load, pad=detected.pads[name]), text.config)
             for name, text in checkpoint.texts.items()
         }
         stack.pop_all()

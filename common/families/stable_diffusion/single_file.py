@@ -71,7 +71,7 @@ class SingleFile:
     used with."""
 
     path: Path
-    found: Detected
+    detected: Detected
     unet: UNetConfig | None
     vae: KLVAEConfig | None
     texts: dict[str, CLIPConfig]
@@ -197,34 +197,34 @@ def open_file(path: Path, prediction: Prediction | None = None) -> SingleFile:
     another shape or in a dtype that is not read."""
     header = read_header(path)
     try:
-        found = detect(header, prediction)
-        return _opened(header, found)
+        detected = detect(header, prediction)
+        return _opened(header, detected)
     except BaseException:
         header.file.close()
         raise
 
 
-def scheduler_fields(found: Detected) -> dict[str, object]:
+def scheduler_fields(detected: Detected) -> dict[str, object]:
     """Return the content of `scheduler/scheduler_config.json` in the published folder of this type."""
     common: dict[str, object] = {
         "beta_end": 0.012,
         "beta_schedule": "scaled_linear",
         "beta_start": 0.00085,
         "num_train_timesteps": 1000,
-        "prediction_type": PREDICTIONS[found.prediction],
+        "prediction_type": PREDICTIONS[detected.prediction],
         "steps_offset": 1,
     }
-    if found.zero_snr:  # as its authors sample it: the last timestep must be among the steps
+    if detected.zero_snr:  # as its authors sample it: the last timestep must be among the steps
         common |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
-    if found.kind in ("sdxl", "sdxl-refiner"):
-        spacing = {} if found.zero_snr else {"timestep_spacing": "leading"}
+    if detected.kind in ("sdxl", "sdxl-refiner"):
+        spacing = {} if detected.zero_snr else {"timestep_spacing": "leading"}
         return {"_class_name": "EulerDiscreteScheduler", "interpolation_type": "linear", **common, **spacing}
-    if found.kind == "sd2" or found.zero_snr:
+    if detected.kind == "sd2" or detected.zero_snr:
         return {"_class_name": "DDIMScheduler", "clip_sample": False, "set_alpha_to_one": False, **common}
     return {"_class_name": "PNDMScheduler", "set_alpha_to_one": False, "skip_prk_steps": True, **common}
 
 
-def _opened(header: Header, found: Detected) -> SingleFile:
+def _opened(header: Header, detected: Detected) -> SingleFile:
     path = header.file.path
     plans: dict[str, LoadPlan] = {}
     used: set[str] = set()
@@ -234,29 +234,29 @@ def _opened(header: Header, found: Detected) -> SingleFile:
         used.update(plans[component].known)
 
     of_unet = of_vae = None
-    if found.unet is not None and found.kind is not None:
-        of_unet = unet_config(path, behind(header, found.unet), found.kind, found.prediction)
+    if detected.unet is not None and detected.kind is not None:
+        of_unet = unet_config(path, behind(header, detected.unet), detected.kind, detected.prediction)
         stored = unet.manifest(of_unet)
-        plan("unet", unet_keys.unet_places(stored, of_unet, found.unet), stored, unet.uses(stored))
-    if found.vae is not None:
-        kind, shapes = KINDS[found.kind or "sd1"], behind(header, found.vae)
+        plan("unet", unet_keys.unet_places(stored, of_unet, detected.unet), stored, unet.uses(stored))
+    if detected.vae is not None:
+        kind, shapes = KINDS[detected.kind or "sd1"], behind(header, detected.vae)
         of_vae = vae_config(path, shapes, scaling_factor=kind.scaling_factor, sample_size=kind.sample_size)
         wanted = kl_vae.manifest(of_vae)
-        places = ldm_keys.vae_places(wanted, of_vae, found.vae)
+        places = ldm_keys.vae_places(wanted, of_vae, detected.vae)
         plan("vae", places, stored_vae(header, places, wanted), as_stored(wanted))
     texts = {}
-    for text in found.texts:
+    for text in detected.texts:
         prefix, config = clip_config(path, header, text)
         texts[text.component], manifest = config, clip.manifest(config)
         plan(text.component, _text_places(header, text, prefix, manifest), manifest, as_stored(manifest))
     unknown = [key for key in header.tensors if key not in used and not _is_ignored(key)]
     if unknown:
         more = f" (and {len(unknown) - 1} more)" if unknown[1:] else ""
-        title = KINDS[found.kind].title if found.kind else "a VAE"
+        title = KINDS[detected.kind].title if detected.kind else "a VAE"
         raise bad(path, f"holds unknown tensor '{clean(unknown[0], 100)}'{more}: not {title} as it is published")
     return SingleFile(
         path=path,
-        found=found,
+        detected=detected,
         unet=of_unet,
         vae=of_vae,
         texts=texts,
