@@ -13,7 +13,7 @@ from importlib import import_module
 import click
 
 from qwenimg.cli import near
-from qwenimg.cli.generate import generate
+from qwenimg.cli.commands.generate import generate
 from qwenimg.cli.help import COMMANDS, HELP_NAMES, RESERVED
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
@@ -31,7 +31,7 @@ class Words(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(import_module(f"qwenimg.cli.{cmd_name}"), cmd_name)
+        command: click.Command = getattr(import_module(f"qwenimg.cli.commands.{cmd_name}"), cmd_name)
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

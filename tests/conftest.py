@@ -126,6 +126,24 @@ def folders(shared_folder: Path) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
+def tiny_zimage(shared_folder: Path) -> Path:
+    """A tiny Z-Image folder written by diffusers; see `tiny_zimage`."""
+    folder = shared_folder / "tiny-z-image"
+    with filelock.FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            from tiny_zimage import write_tiny_zimage
+
+            write_tiny_zimage(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_folder: Path, tiny_zimage: Path, folders: dict[str, Path]) -> dict[str, Path]:
+    """The tiny folders of all families that have files, by kind."""
+    return {"qwen": tiny_folder, "z-image": tiny_zimage} | folders
+
+
+@pytest.fixture(scope="session")
 def overflowing(shared_folder: Path, tiny_folder: Path, folders: dict[str, Path]) -> Callable[[str], Path]:
     """The tiny folder of a case in `overflow_models`, which some dtype does not hold."""
     from overflow_models import CASES, changed

@@ -70,13 +70,17 @@ class KernelFiles:
             reason = private_folder.make(self.kept)
             self._keeps = not reason
             self.folder, fault = _new_folder(None if reason else self.kept)
+            if self.folder is not None and self._keeps:
+                _sweep(self.kept)
+                try:
+                    self._copy()
+                except OSError as error:  # a full disk, to which a compiler could not write either
+                    leftovers.remove(self.folder)
+                    self.folder, fault = None, f"kernels of earlier runs cannot be copied: {error.strerror}"
             if self.folder is None:
                 return f"nothing is compiled: {fault}"
             os.environ["TMPDIR"] = str(self.folder)
             atexit.register(self.close)
-            if self._keeps:
-                _sweep(self.kept)
-                self._copy()
             return f"compiled kernels are not kept for later runs: {reason}" if reason else ""
 
     def close(self) -> None:
@@ -91,7 +95,8 @@ class KernelFiles:
         leftovers.remove(self.folder)
 
     def _copy(self) -> None:
-        """Copy kept kernels that are whole and load. Remove the others, which the compiler makes again."""
+        """Copy kept kernels that are whole and load. Remove the others, which the compiler makes again. Raises
+        OSError."""
         assert self.folder is not None
         self._known.clear()
         folder = _libraries(self.folder)

@@ -18,6 +18,7 @@ from qwenimg.common.families.family import Family
 from qwenimg.common.families.file_kind import FileKind
 from qwenimg.common.families.qwen_image.family import FAMILY as QWEN_IMAGE
 from qwenimg.common.families.stable_diffusion.family import FAMILY as STABLE_DIFFUSION
+from qwenimg.common.families.z_image.family import FAMILY as Z_IMAGE
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import read_header
@@ -27,7 +28,7 @@ from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.weights import quantise
 
-FAMILIES: tuple[Family, ...] = (QWEN_IMAGE, STABLE_DIFFUSION)
+FAMILIES: tuple[Family, ...] = (QWEN_IMAGE, STABLE_DIFFUSION, Z_IMAGE)
 NOTE = "qwenimg.json"
 """The file in which `convert` notes the model of which a folder is made. It also marks an unfinished folder."""
 
@@ -62,11 +63,9 @@ def open_model(path: Path, choices: Choices | None = None) -> Opened:
     if choices.quantize is not None:
         quantise.parse(choices.quantize)  # before files are opened
     family = of_file(path) if is_file(path) else of_folder(path)
-    for choice in choices.made():
-        if choice not in family.choices:
-            able = " and ".join(other.title for other in FAMILIES if choice in other.choices)
-            option = choice.replace("_", "-")
-            raise UsageError(f"--{option} is for {able}; {clean(path, 80)} is another model")
+    if (choice := next((one for one in choices.made() if one not in family.choices), None)) is not None:
+        able, option = titles(lambda other: choice in other.choices), choice.replace("_", "-")
+        raise UsageError(f"--{option} is for {able}; {clean(path, 80)} is another model")
     made_of = None if "transformer" in choices.parts else _made_of(path, family)
     checkpoint = family.open(path, choices)
     if choices.quantize is not None:
@@ -181,7 +180,8 @@ def of_file(path: Path) -> Family:
 
 def titles(chosen: Callable[[Family], bool]) -> str:
     """Return the names of the families that are `chosen`, for a message."""
-    return " and ".join(family.title for family in FAMILIES if chosen(family))
+    *others, last = (family.title for family in FAMILIES if chosen(family))
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def check_precision(text: str) -> None:

@@ -49,7 +49,7 @@ INVOKE_BASES = ("sd-1", "sd-2", "sdxl", "sdxl-refiner", "qwen-image", "any")
 """InvokeAI has `models/BASE/TYPE/NAME`, in newer versions `models/KEY/NAME`, where the key does not tell the kind."""
 _KEY = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 SUFFIXES = (".safetensors", ".gguf")
-MAX_ENTRIES = 20_000  # files and folders that are searched for one name
+MAX_ENTRIES = 200_000  # files and folders that are searched for one name: half a second
 MAX_DEPTH = 4
 
 
@@ -112,9 +112,8 @@ class ModelFolders:
         for folder in (*self.folders[kind_], *self.given):
             yield from (path for each in spelled if _is_model(path := folder / each, kind_))
         if os.sep not in name:
-            wanted = set(spelled)
-            for folder in self.folders[kind_]:
-                yield from (path for path in _below(folder) if path.name in wanted and _is_model(path, kind_))
+            folders = (below for folder in self.folders[kind_] for below in _below(folder))
+            yield from (path for folder in folders for each in spelled if _is_model(path := folder / each, kind_))
 
 
 def read_folders(given: Sequence[Path]) -> ModelFolders:
@@ -190,22 +189,34 @@ def _is_model(path: Path, kind_: str) -> bool:
 
 
 def _below(root: Path) -> Iterator[Path]:
-    """Yield the files and folders in `root` and below it, the nearest first, up to MAX_ENTRIES and MAX_DEPTH."""
+    """Yield the folders below `root`, each once, the nearest first: up to MAX_DEPTH, and until MAX_ENTRIES are read."""
     budget, level = MAX_ENTRIES, [root]
-    for _ in range(MAX_DEPTH):
+    seen: set[tuple[int, int]] = set()
+    for _ in range(MAX_DEPTH - 1):
         deeper: list[Path] = []
         for folder in level:
             try:
                 with os.scandir(folder) as entries:
                     names = []
-                    for entry in entries:
+                    for entry in islice(entries, budget):
                         budget -= 1
-                        if budget < 0:
-                            return
-                        names.append((entry.name, entry.is_dir()))
-            except (OSError, ValueError):
+                        identity = _folder_identity(entry)
+                        if identity is not None and identity not in seen:
+                            seen.add(identity)
+                            names.append(entry.name)
+            except OSError:
                 continue
-            for name, is_dir in sorted(names):
-                yield folder / name
-                deeper += [folder / name] if is_dir and not name.startswith(".") else []
+            deeper += [folder / name for name in sorted(names)]
+        yield from deeper
         level = deeper
+
+
+def _folder_identity(entry: os.DirEntry[str]) -> tuple[int, int] | None:
+    """Return device and inode of a folder that is searched, so that links back to it end; None for anything else."""
+    try:
+        if entry.name.startswith(".") or not entry.is_dir():
+            return None
+        status = entry.stat()
+    except OSError:  # no permission, or a link to itself
+        return None
+    return status.st_dev, status.st_ino

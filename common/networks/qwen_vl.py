@@ -20,7 +20,7 @@ from typing import Any
 from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
-from qwenimg.common.networks import params
+from qwenimg.common.networks import language_model, params
 from qwenimg.common.networks.network import Network
 
 MODEL_TYPE = "qwen2_5_vl"
@@ -72,25 +72,8 @@ class QwenVLConfig:
 
 
 def language_fields(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of `QwenVLConfig` from a flat or nested config.json. Raises ModelError for an unsupported
-    value."""
-    if data.get("model_type", MODEL_TYPE) != MODEL_TYPE:
-        raise ModelError(f"model_type {data['model_type']!r} is not supported; expected {MODEL_TYPE!r}")
-    text = data.get("text_config", data)
-    if not isinstance(text, Mapping):
-        raise ModelError("text_config is not an object")
-    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    if not isinstance(rope, Mapping):
-        raise ModelError("rope_parameters is not an object")
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ("default", "mrope"):
-        raise ModelError(f"RoPE of type {kind!r} is not supported; expected 'default' or 'mrope'")
-    if text.get("hidden_act", "silu") != "silu":
-        raise ModelError(f"hidden_act {text['hidden_act']!r} is not supported; expected 'silu'")
-    if text.get("use_sliding_window"):
-        raise ModelError("use_sliding_window is true: sliding-window attention is not supported")
-    values = {name: text[name] for name in QwenVLConfig.__dataclass_fields__ if name in text}
-    return {"rope_theta": rope["rope_theta"]} | values if "rope_theta" in rope else values
+    """Return the fields of `QwenVLConfig` from a config.json. Raises ModelError for an unsupported value."""
+    return language_model.language_fields(data, QwenVLConfig, MODEL_TYPE)
 
 
 def manifest(config: QwenVLConfig) -> Manifest:

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable
 
 from qwenimg.common.networks.kl_vae import KLVAEConfig
-from qwenimg.common.weights.keys import Place
+from qwenimg.common.weights.keys import Place, Rows
 
 Places = dict[str, Place]
 
@@ -62,7 +62,7 @@ _OPEN_CLIP_ENDS = {
     "final_layer_norm.bias": "ln_final.bias",
     "text_projection.weight": "text_projection",
 }
-_FUSED = {"q_proj": 0, "k_proj": 1, "v_proj": 2}
+_FUSED = ("q_proj", "k_proj", "v_proj")  # thirds of the rows of one tensor
 _LAYER = re.compile(r"encoder\.layers\.(?P<layer>\d+)\.(?P<part>.+)\.(?P<leaf>weight|bias)")
 _PROJECTION = re.compile(r"(?P<attention>.+\.self_attn)\.(?P<part>[qkv]_proj)\.(?P<leaf>weight|bias)")
 _VAE_BLOCK = re.compile(r"(?P<way>down|up)_blocks\.(?P<level>\d+)\.(?P<rest>.+)")
@@ -97,7 +97,12 @@ def _converted(name: str, fused: bool) -> Place:
     if projection is None:
         return Place(name)
     key = f"{projection['attention']}.in_proj.{projection['leaf']}"
-    return Place(key, part=_FUSED[projection["part"]], parts=3)
+    return Place(key, _third(projection["part"]))
+
+
+def _third(projection: str) -> Rows:
+    index = _FUSED.index(projection)
+    return Rows(index, index + 1, len(_FUSED))
 
 
 def _vae_key(name: str, levels: int) -> str:
@@ -122,5 +127,5 @@ def _open_clip(name: str) -> Place:
     block = f"transformer.resblocks.{layer['layer']}"
     projection = layer["part"].removeprefix("self_attn.")
     if projection in _FUSED:
-        return Place(f"{block}.attn.in_proj_{layer['leaf']}", part=_FUSED[projection], parts=3)
+        return Place(f"{block}.attn.in_proj_{layer['leaf']}", _third(projection))
     return Place(f"{block}.{_OPEN_CLIP[layer['part']]}.{layer['leaf']}")

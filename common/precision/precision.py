@@ -86,6 +86,7 @@ class DenoiserKind:
     # The factor of inputs in float16 that are scaled down, since they or their products exceed 65504
     scales: Mapping[re.Pattern[str], float] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)  # the text encoder's dtype, by base, where it differs
+    refused: Mapping[str, str] = field(default_factory=dict)  # dtypes that it does not compute in, each with the reason
     rounds_time: bool = False  # whether timesteps can be rounded as in diffusers' half precision
 
     def place(self, key: str, residency: Residency) -> str | None:
@@ -262,6 +263,7 @@ def parse(text: str, *, on_gpu: bool, kind: DenoiserKind = MMDIT) -> Precision:
         base = kind.prefers[0] if on_gpu else "fp32"
     if base not in kind.bases:
         known = ", ".join(kind.bases)
+        _check_dtype(text, kind, dtype_named(base.partition("-")[0]))
         fewer = (
             "; weights in fewer bits are -q 8, 6 or 4"
             if re.fullmatch(r"\D*[468]", base)
@@ -276,7 +278,14 @@ def parse(text: str, *, on_gpu: bool, kind: DenoiserKind = MMDIT) -> Precision:
                 f"--precision {clean(text, 40)!r}: cannot read {clean(override, 40)!r}; syntax: {kind.syntax}"
             )
         precision = changed
+    _check_dtype(text, kind, precision.transformer)
     return replace(precision, name=",".join([base, *overrides]))
+
+
+def _check_dtype(text: str, kind: DenoiserKind, dtype: str | None) -> None:
+    """Raise UsageError if the denoiser of `kind` does not compute in `dtype`, which the policy `text` asks for."""
+    if dtype is not None and dtype in kind.refused:
+        raise UsageError(f"--precision {clean(text, 40)!r}: {kind.refused[dtype]}; use one of {', '.join(kind.bases)}")
 
 
 def _override(precision: Precision, override: str) -> Precision | None:

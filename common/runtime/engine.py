@@ -34,7 +34,7 @@ Observer: TypeAlias = Callable[[str, str, Array], None]
 
 class TextEncoder(Protocol):
     def encode(self, ids: Sequence[int]) -> Array:
-        """Return the last hidden states after the final norm, [1, S, C], evaluated."""
+        """Return the hidden states that condition an image, [1, S, C], evaluated."""
         ...
 
 

@@ -7,16 +7,21 @@ image. Sampling integrates from sigma = 1 (noise) to sigma = 0 (image).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.base.amounts import counted
+from qwenimg.common.base.config import parse
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.sampling.types import MAX_STEPS
 
+CLASS_NAME = "FlowMatchEulerDiscreteScheduler"
+_IGNORED = frozenset({"steps_offset", "max_sigma"})
 _LARGEST_SHIFT = 100.0
 _LARGEST_MU = 80.0  # exp(mu) stays below the largest float32
 LIGHTNING_SHIFT = 1.0986122886681098  # ln 3: Qwen-Image-Lightning was distilled with a shift of 3
@@ -89,6 +94,15 @@ class FlowMatchConfig:
     def timestep(self, sigma: float) -> float:
         """Return the model's timestep of a noise level, as float32 arithmetic has it: 0 to `num_train_timesteps`."""
         return float(np.float32(sigma) * np.float32(self.num_train_timesteps))
+
+
+def read_config(data: Mapping[str, object], path: Path) -> FlowMatchConfig:
+    """Return the configuration of a flow-match scheduler from `data`, the content of the file `path`. Raises
+    ModelError."""
+    name = data.get("_class_name", CLASS_NAME)
+    if name != CLASS_NAME:
+        raise ModelError(f"{clean(path)}: is of class {clean(name, 60)!r}; expected {CLASS_NAME!r}")
+    return parse(FlowMatchConfig, data, source=path, ignored=_IGNORED)
 
 
 def flow_schedule(config: FlowMatchConfig, steps: int, tokens: int) -> tuple[float, ...]:

@@ -29,13 +29,19 @@ Named = dict[str, Source]  # by parameter, in the order of files and bytes
 Rename = Callable[[str], str | None]
 
 
+class Rows(NamedTuple):
+    """A range of a tensor's rows, from `begin` to `end` in units of the `of`-th part of them."""
+
+    begin: int = 0
+    end: int = 1
+    of: int = 1
+
+
 class Place(NamedTuple):
-    """The place of a parameter in a file of another layout: a tensor, or the `part`-th of its `parts` equal ranges
-    of rows."""
+    """The place of a parameter in a file of another layout: a tensor, or a range of its rows."""
 
     key: str
-    part: int = 0
-    parts: int = 1
+    rows: Rows = Rows()
     decode: Decode | None = None
 
 
@@ -186,7 +192,8 @@ def _expected_at(places: Mapping[str, Place], manifest: Manifest) -> dict[str, S
     shapes = {}
     for name, place in places.items():
         shape = manifest[name][::-1] if place.decode == "transposed" else manifest[name]
-        shapes[place.key] = (shape[0] * place.parts, *shape[1:]) if place.parts > 1 else shape
+        begin, end, of = place.rows
+        shapes[place.key] = (shape[0] * of // (end - begin), *shape[1:]) if of > 1 else shape
     return shapes
 
 
@@ -194,15 +201,16 @@ def _part(source: Source, place: Place) -> Source:
     """Return the rows that `place` names, of every piece that has rows. Rows that do not divide stay whole, and fail
     the check of shapes."""
     rows = source.shape[0] if source.shape else 0
-    if place.parts == 1 or not rows or rows % place.parts:
+    begin, end, of = place.rows
+    if of == 1 or not rows or rows % of:
         return source._replace(decode=place.decode)
 
     def cut(piece: TensorSlice) -> TensorSlice:
         if piece.shape[:1] != (rows,):
             return piece  # such as one scale for all
-        size = (piece.end - piece.begin) // place.parts
-        begin = piece.begin + place.part * size
-        return piece._replace(shape=(rows // place.parts, *piece.shape[1:]), begin=begin, end=begin + size)
+        size = (piece.end - piece.begin) // of
+        shape = (rows // of * (end - begin), *piece.shape[1:])
+        return piece._replace(shape=shape, begin=piece.begin + begin * size, end=piece.begin + end * size)
 
     return source._replace(pieces=tuple(cut(piece) for piece in source.pieces), decode=place.decode)
 

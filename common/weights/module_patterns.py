@@ -18,8 +18,9 @@ from qwenimg.common.base.text import clean
 
 MAX_PATTERN = 512  # characters; as many as a name of a tensor has
 MAX_PATTERNS = 5_000
+MAX_CHARACTERS = 300_000  # of all patterns; 3,000 names of modules with 80 each are 240,000
 MAX_DEPTH = 20  # groups in groups
-MAX_STEPS = 4_000_000  # for all names together: some seconds
+MAX_STEPS = 4_000_000  # for all names together: some seconds, as each takes a third of a microsecond
 
 _ESCAPE = r"\\(?:[dDsSwW]|[^A-Za-z0-9])"
 _CLASS = rf"\[\^?\]?(?:{_ESCAPE}|(?!--)[^\]\\\[&|~])*\]"
@@ -34,6 +35,7 @@ class _Atom(NamedTuple):
     """One character, as a regular expression."""
 
     text: str
+    compiled: re.Pattern[str]
 
 
 class _Edge(NamedTuple):
@@ -60,11 +62,12 @@ _Part: TypeAlias = _Atom | _Edge | _Sequence | _Choice | _Repeat
 
 
 class _Pattern(NamedTuple):
-    """A pattern; `plain` if it is `length` single characters and nothing else, like a name."""
+    """A pattern; `plain` if it is `length` single characters like a name, with at most an edge around it."""
 
     part: _Part
     plain: re.Pattern[str] | None
     length: int
+    from_start: bool  # as in the `^name` of each module that diffusers writes
 
 
 def first_matches(patterns: Iterable[str], names: Iterable[str]) -> dict[str, str]:
@@ -73,9 +76,12 @@ def first_matches(patterns: Iterable[str], names: Iterable[str]) -> dict[str, st
     Raises ValueError for a pattern that cannot be read, for one that matches none of `names`, and if both together take
     too long.
     """
+    patterns = tuple(patterns)
+    if len(patterns) > MAX_PATTERNS:
+        raise ValueError(f"has {len(patterns)} patterns; at most {MAX_PATTERNS} are read")
+    if (characters := sum(map(len, patterns))) > MAX_CHARACTERS:
+        raise ValueError(f"has patterns of {characters} characters together; at most {MAX_CHARACTERS} are read")
     parsed = {pattern: _parse(pattern) for pattern in patterns}
-    if len(parsed) > MAX_PATTERNS:
-        raise ValueError(f"has {len(parsed)} patterns; at most {MAX_PATTERNS} are read")
     search, places = _Search(), [_Places(name) for name in dict.fromkeys(names)]
     matches: dict[str, str] = {}
     for place in places:
@@ -103,9 +109,11 @@ def _parse(pattern: str) -> _Pattern:
             raise ValueError("a ')' closes no group")
     except ValueError as error:
         raise ValueError(f"pattern '{clean(pattern, 60)}' is not read: {error}") from None
-    atoms = part.parts if isinstance(part, _Sequence) else (part,)
+    parts = part.parts if isinstance(part, _Sequence) else (part,)
+    from_start = parts[:1] == (_Edge(end=False),)
+    atoms = parts[from_start : -1 if parts[-1:] == (_Edge(end=True),) else None]
     plain = all(isinstance(atom, _Atom) for atom in atoms)
-    return _Pattern(part, re.compile(pattern) if plain else None, len(atoms))
+    return _Pattern(part, re.compile(pattern) if plain else None, len(atoms), from_start)
 
 
 def _tokens(pattern: str) -> Iterator[re.Match[str]]:
@@ -137,8 +145,7 @@ def _sequence(tokens: list[re.Match[str]], at: int, depth: int) -> tuple[_Sequen
     while at < len(tokens) and tokens[at].lastgroup not in ("or", "close"):
         token = tokens[at]
         if token.lastgroup == "atom":
-            _compiled(token[0])
-            parts.append(_Atom(token[0]))
+            parts.append(_Atom(token[0], _compiled(token[0])))
         elif token.lastgroup == "edge":
             parts.append(_Edge(token[0] == "$"))
         elif token.lastgroup == "open":
@@ -198,13 +205,14 @@ class _Places:
         self.starts = 1 | sum(2 << i for i, character in enumerate(name) if character == ".")  # behind `(.*\.)?`
         self._of_atoms: dict[str, int] = {}
 
-    def of(self, atom: str) -> int:
-        """Return the positions before a character that `atom` matches."""
-        places = self._of_atoms.get(atom)
-        if places is None:
-            places = sum(1 << match.start() for match in _compiled(atom).finditer(self.name))
-            self._of_atoms[atom] = places
-        return places
+    def of(self, atom: _Atom) -> tuple[int, int]:
+        """Return the positions before a character that `atom` matches, and the steps that it took to find them."""
+        places = self._of_atoms.get(atom.text)
+        if places is not None:
+            return places, 0
+        places = sum(1 << match.start() for match in atom.compiled.finditer(self.name))
+        self._of_atoms[atom.text] = places
+        return places, 8 + len(self.name) // 32 + places.bit_count()  # as long as so many other steps
 
 
 class _Search:
@@ -217,14 +225,17 @@ class _Search:
         self._count()
         if pattern.plain is not None:
             name, start = places.name, len(places.name) - pattern.length
-            return start >= 0 and name[start - 1 : start] in ("", ".") and bool(pattern.plain.fullmatch(name, start))
+            begins = start == 0 or (start > 0 and name[start - 1] == "." and not pattern.from_start)
+            return begins and bool(pattern.plain.fullmatch(name, start))
         return bool(self._after(pattern.part, places, places.starts) & places.end)
 
     def _after(self, part: _Part, places: _Places, at: int) -> int:
         """Return the positions behind `part` if it begins at one of the positions `at`."""
         self._count()
         if isinstance(part, _Atom):
-            return (at & places.of(part.text)) << 1
+            of_atom, steps = places.of(part)
+            self._count(steps)
+            return (at & of_atom) << 1
         if isinstance(part, _Edge):
             return at & (places.end if part.end else 1)
         if isinstance(part, _Choice):
@@ -250,7 +261,7 @@ class _Search:
             times += 1
         return behind
 
-    def _count(self) -> None:
-        self._steps += 1
+    def _count(self, steps: int = 1) -> None:
+        self._steps += steps
         if self._steps > MAX_STEPS:
             raise ValueError("has patterns that take too long to match")

@@ -107,11 +107,14 @@ def _of_modules(config: Mapping[str, Any], modules: list[str]) -> dict[str, Modu
             f"has init_lora_weights '{clean(start, 30)}', which changes the model's own weights too: save the LoRA "
             "converted, with PEFT's path_initial_model_for_weight_conversion"
         )
+    rslora = config.get("use_rslora") or False
+    if not isinstance(rslora, bool):
+        raise ValueError(f"use_rslora is {clean(rslora, 30)!r}, not true or false")
     configs = {}
     for module, name in names.items():
         module_alpha, rank = alphas.get(name, alpha), ranks.get(name, config.get("r"))
-        if module_alpha is not None:
-            configs[module] = ModuleConfig(_alpha(module_alpha), _rank(rank), config.get("use_rslora") is True)
+        if module_alpha is not None or name in alphas:
+            configs[module] = ModuleConfig(_alpha(module_alpha), _rank(rank), rslora)
     return configs
 
 

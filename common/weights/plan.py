@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 20  # values of a tensor that are read at once
 
-# The change from a stored tensor to its use, beside dropping dimensions of 1: rows and columns exchanged; or the last
-# tap [O I kh kw] of a causal convolution over time [O I T kh kw], all that one frame uses: those before it see zeros.
-Decode = Literal["transposed", "last_tap"]
+# The change from a stored tensor to its use, beside dropping dimensions of 1: rows and columns exchanged; the last tap
+# [O I kh kw] of a causal convolution over time [O I T kh kw], all that one frame uses, since those before it see zeros;
+# or the two halves of the rows swapped, such as scale and shift in another order.
+Decode = Literal["transposed", "last_tap", "swapped"]
 
 
 class Code(Protocol):
@@ -302,6 +303,8 @@ def read(entry: Entry) -> np.ndarray:
         array = array[:, :, -1]
     if source.decode == "transposed":
         array = array.T
+    if source.decode == "swapped":
+        array = np.roll(array, len(array) // 2, axis=0)
     array = np.ascontiguousarray(array).reshape(entry.shape)
     return fused(widened(array), entry.fused) if entry.fused else array
 

@@ -170,12 +170,12 @@ def test_no_bfloat16_through_numpy():
 
 def test_no_work_at_import():
     reason = "declares click options, as click's own decorators do"
-    declares = {("cli/generate.py", name): reason for name in ("_of_pictures(", "parts.")}
-    declares |= {("cli/parity.py", name): reason for name in ("_asking(", "_opening(", "parity.command(")}
-    declares[("cli/plan.py", "_options_of_generate(")] = declares[("cli/places.py", "Backend(")] = reason
+    declares = {("cli/commands/generate.py", name): reason for name in ("_of_pictures(", "parts.")}
+    declares |= {("cli/commands/parity.py", name): reason for name in ("_asking(", "_opening(", "parity.command(")}
+    declares[("cli/commands/plan.py", "_options_of_generate(")] = declares[("cli/places.py", "Backend(")] = reason
     opening = ("bench", "convert", "doctor", "generate", "info", "models", "parity", "precision", "selftest")
-    declares |= {(f"cli/{name}.py", "places."): reason for name in opening}
-    declares[("cli/parity.py", "options.Backend(")] = reason
+    declares |= {(f"cli/commands/{name}.py", "places."): reason for name in opening}
+    declares[("cli/commands/parity.py", "options.Backend(")] = reason
     assert broken(rules.work_at_import, PACKAGE, declares) == []
 
 

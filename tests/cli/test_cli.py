@@ -21,7 +21,7 @@ from recipe_cases import recipe_from_png
 
 import qwenimg
 from qwenimg import Result
-from qwenimg.cli.generate import generate
+from qwenimg.cli.commands.generate import generate
 from qwenimg.cli.help import COMMANDS, RESERVED, SECTIONS
 from qwenimg.cli.words import command_place
 from qwenimg.common.base import atomic_files
@@ -992,7 +992,7 @@ def test_info_of_what_is_neither(library: Library) -> None:
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(qwenimg.backends, "available", lambda: {"mlx": "M9\x1b", "cuda": "not available: no card"})
-    assert cli("devices").out.decode() == "mlx   M9\\x1b\ncuda  not available: no card\n"
+    assert cli("devices").out.decode() == "mlx    M9\\x1b\ncuda   not available: no card\n"
     assert json.loads(cli("devices", "--json").out) == {
         "backends": [
             {"name": "mlx", "available": True, "device": "M9\x1b", "reason": None},

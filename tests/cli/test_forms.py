@@ -10,7 +10,7 @@ import pytest
 
 import qwenimg
 from qwenimg import UsageError
-from qwenimg.cli.generate import generate
+from qwenimg.cli.commands.generate import generate
 from qwenimg.cli.main import run
 
 # Of each option one value that no model takes.

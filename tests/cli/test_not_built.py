@@ -9,11 +9,11 @@ import pytest
 from cli_runner import Library, cli
 
 from qwenimg.cli import near
-from qwenimg.cli.bench import bench
+from qwenimg.cli.commands.bench import bench
+from qwenimg.cli.commands.generate import generate
+from qwenimg.cli.commands.plan import plan
 from qwenimg.cli.elsewhere import BACKENDS, LIKE, OPTIONS, unknown
-from qwenimg.cli.generate import generate
 from qwenimg.cli.help import COMMANDS
-from qwenimg.cli.plan import plan
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.prompts.check import check_prompt
 

@@ -12,6 +12,7 @@ from cli_runner import cli
 from recipe_cases import recipe_from_png
 
 import qwenimg
+from qwenimg.common.families.registry import FAMILIES
 from qwenimg.common.runtime.runtime import UNPLANNED_SHARE, WEIGHTS
 
 SMALL = ("--size", "64x48", "--steps", "1", "-m", "shapes", "--backend", "cpu")
@@ -23,7 +24,7 @@ def test_the_presets_are_listed() -> None:
     assert ran.code == 0 and all(name in text for name in ("quality", "balanced", "fast", "memory", "auto", "bf16"))
     rows = json.loads(cli("presets", "--json").out)["presets"]
     assert [row["name"] for row in rows] == ["quality", "balanced", "fast", "memory"]
-    assert all(row["precision"].keys() == {"qwen-image", "stable-diffusion"} for row in rows)
+    assert all(row["precision"].keys() == {family.name for family in FAMILIES} for row in rows)
 
 
 def test_auto_is_told_and_recorded_with_its_reason(tmp_path: Path) -> None:

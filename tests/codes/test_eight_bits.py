@@ -10,7 +10,7 @@ from qwenimg.backends.mlx import load as mlx_load
 from qwenimg.backends.torch import load as torch_load
 from qwenimg.common.codes.eight_bits import EightBits, table
 from qwenimg.common.formats.safetensors import read_header
-from qwenimg.common.weights.keys import Place, plan, plan_places
+from qwenimg.common.weights.keys import Place, Rows, plan, plan_places
 from qwenimg.common.weights.plan import as_stored, read
 
 DTYPES = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
@@ -60,7 +60,7 @@ def test_a_range_of_rows(tmp_path):
     path = tmp_path / "a.safetensors"
     safetensors.torch.save_file({"qkv": joined}, path)
     header = read_header(path)
-    places = {name: Place("qkv", part, 3) for part, name in enumerate("qkv")}
+    places = {name: Place("qkv", Rows(part, part + 1, 3)) for part, name in enumerate("qkv")}
     manifest = dict.fromkeys("qkv", (2, 5))
     made = plan_places(header, "text", places, manifest, as_stored(manifest))
     for part, name in enumerate("qkv"):

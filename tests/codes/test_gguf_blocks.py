@@ -161,7 +161,9 @@ def test_a_range_of_rows_and_a_true_shape(tmp_path: Path) -> None:
     write(tmp_path / "a.gguf", {"qkv": (fused, "Q4_K"), "conv": (conv, "Q8_0")}, None, {"conv": (16, 16, 3, 3)})
     header = gguf_header(tmp_path / "a.gguf")
     manifest = {**dict.fromkeys("qkv", (2, 256)), "conv": (16, 16, 3, 3)}
-    places = {name: keys.Place("qkv", part, 3) for part, name in enumerate("qkv")} | {"conv": keys.Place("conv")}
+    places = {name: keys.Place("qkv", keys.Rows(part, part + 1, 3)) for part, name in enumerate("qkv")} | {
+        "conv": keys.Place("conv")
+    }
     plan = quantise.keep(keys.plan_places(header, "text", places, manifest, keys.as_stored(manifest)), frozenset())
     for part, name in enumerate("qkv"):
         expected = reference(fused, "Q4_K")[2 * part : 2 * part + 2]

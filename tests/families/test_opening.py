@@ -17,7 +17,7 @@ from rules import ROOT, sources
 
 import qwenimg
 from qwenimg.cli import config
-from qwenimg.cli.generate import generate
+from qwenimg.cli.commands.generate import generate
 from qwenimg.cli.help import SECTIONS
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families.opening import OPENING, Opening, from_call, opening_of
@@ -140,7 +140,7 @@ def test_a_new_option_is_one_field_and_a_new_part_one_row(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "uses"),
     [
-        ("cache_prompts", {"common/hub/open_model.py", "common/runtime/text_store.py", "cli/plan.py"}),
+        ("cache_prompts", {"common/hub/open_model.py", "common/runtime/text_store.py", "cli/commands/plan.py"}),
         ("text_encoder_2", {"common/weights/lora_names.py", "common/weights/peft_config.py"}),  # a LoRA's names
     ],
 )

@@ -41,12 +41,10 @@ def with_toy(monkeypatch: pytest.MonkeyPatch, toy: Path) -> None:
 
 
 @pytest.fixture
-def load(
-    kind: str, backend: str, toy: Path, tiny_folder: Path, folders: dict[str, Path]
-) -> Callable[[int | None], Pipeline]:
+def load(kind: str, backend: str, toy: Path, tiny: dict[str, Path]) -> Callable[[int | None], Pipeline]:
     model = toy / "model"
-    folder = places(tiny_folder, folders, model if model.exists() else write_toy(model))[kind]
-    return lambda limit: opener(kind, folder, folders)(backend, max_memory=limit)
+    folder = places(tiny, model if model.exists() else write_toy(model))[kind]
+    return lambda limit: opener(kind, folder, tiny)(backend, max_memory=limit)
 
 
 def planned(pipe: Pipeline, asked: dict[str, Any]) -> list[Row]:

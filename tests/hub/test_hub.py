@@ -572,7 +572,7 @@ def environment(cache):
     }
 
 
-COMMAND = [sys.executable, "-c", "from qwenimg.cli.pull import pull; pull()"]
+COMMAND = [sys.executable, "-c", "from qwenimg.cli.commands.pull import pull; pull()"]
 
 
 def wait_for(condition, seconds=300):
@@ -620,7 +620,7 @@ def test_two_processes_at_once_fetch_each_byte_once(fake, cache, tmp_path):
 
 
 def test_the_command(fake, cache):
-    from qwenimg.cli.pull import pull as command
+    from qwenimg.cli.commands.pull import pull as command
 
     told = CliRunner().invoke(command, [REPO], catch_exceptions=False)
     assert told.exit_code == 0 and told.stdout == f"{resolve.resolve(REPO).folder}\n"
@@ -636,7 +636,7 @@ def test_the_command(fake, cache):
 def test_the_bar_on_a_terminal(fake, monkeypatch):
     import io
 
-    from qwenimg.cli.pull import ByteBar
+    from qwenimg.cli.commands.pull import ByteBar
 
     class Terminal(io.StringIO):
         def isatty(self):
@@ -655,7 +655,7 @@ def test_the_bar_on_a_terminal(fake, monkeypatch):
 
 
 def test_lines_where_there_is_no_terminal(fake, monkeypatch, capsys):
-    from qwenimg.cli import pull as module
+    from qwenimg.cli.commands import pull as module
 
     monkeypatch.setattr(module, "EVERY", 0.0)
     bar = module.ByteBar(quiet=False)

@@ -290,6 +290,44 @@ def test_a_search_ends(comfy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert time.process_time() - start < 1
 
 
+@pytest.mark.parametrize("link", ["itself", ".", "..", "nothing", "/proc/1/root", "/dev"])
+def test_a_link_hides_no_file_beside_it(link: str, tmp_path: Path) -> None:
+    """One to itself, which nothing can be asked of, and those that lead back, nowhere, and out."""
+    wanted = write(tmp_path / "loras/style/a.safetensors")
+    for folder in (wanted.parent, wanted.parent.parent):
+        (folder / "itself").symlink_to(link)
+    assert read_folders([tmp_path]).locate("a", "lora") == str(wanted)
+
+
+def test_links_that_lead_back_are_followed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four deep, 30 of them make a million folders out of one."""
+    wanted = write(tmp_path / "loras/z/a/a.safetensors")
+    for i in range(30):
+        (tmp_path / f"loras/{i}").symlink_to(".")
+    monkeypatch.setattr(model_folders, "MAX_ENTRIES", 100)
+    assert read_folders([tmp_path]).locate("a", "lora") == str(wanted)
+
+
+def test_a_file_is_found_among_more_than_are_looked_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder below: each folder is asked for the name, and not searched for it."""
+    wanted = write(tmp_path / "loras/style/wanted.safetensors")
+    for i in range(100):
+        write(tmp_path / f"loras/style/{i}.safetensors")
+    monkeypatch.setattr(model_folders, "MAX_ENTRIES", 50)
+    assert read_folders([tmp_path]).locate("wanted", "lora") == str(wanted)
+
+
+@pytest.mark.parametrize("place", ["loras", "loras/style"])
+def test_a_pipe_or_device_of_that_name_is_not_opened(place: str, tmp_path: Path) -> None:
+    folder = tmp_path / place
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "pipe.safetensors")
+    (folder / "zero.safetensors").symlink_to("/dev/zero")
+    for name in ("pipe", "zero", "zero.safetensors"):
+        with pytest.raises(ModelError, match="no such file, nor a loras"):
+            read_folders([tmp_path]).locate(name, "lora")
+
+
 def test_a_picture_of_what_was_found_by_name(
     tiny_folder: Path, comfy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from hub_cases import FIRST, Usage, pulled
 from refusals import refused
 from tiny_clip import write_tiny_clip_tokenizer
 
-from qwenimg.cli.models import models
+from qwenimg.cli.commands.models import models
 from qwenimg.common.base import hf_cache
 from qwenimg.common.families import catalog, repository
 from qwenimg.common.hub import requirements, resolve

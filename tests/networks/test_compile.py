@@ -289,6 +289,7 @@ def test_compiled_chains_of_mlx_compute_what_the_eager_do(policy: str, mlx_compi
     freqs = nn.rope_freqs(mx.cos(angle), mx.sin(angle))
     chains = {
         "norm_modulate": lambda: nn.norm_modulate(given["x"], given["shift"], given["scale"], out, 1e-6),
+        "scaled": lambda: nn.scaled(given["x"], given["scale"], out),
         "gated": lambda: nn.gated(given["x"], given["gate"], low),
         "add": lambda: nn.add(given["x"], low),
         "rotate_pairs": lambda: nn.rotate_pairs(heads, freqs, out),

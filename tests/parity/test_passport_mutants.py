@@ -50,7 +50,7 @@ def check(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         return contextlib.nullcontext(opened[key])
 
     monkeypatch.setattr(qwenimg, "open_pipeline", shared)
-    monkeypatch.setattr("qwenimg.cli.parity.closing", lambda shared: shared)
+    monkeypatch.setattr("qwenimg.cli.commands.parity.closing", lambda shared: shared)
     yield lambda path, *options: cli("parity", "check", str(path), "--backend", request.param, *options)
     for pipe in opened.values():
         pipe.close()

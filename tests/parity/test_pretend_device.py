@@ -35,14 +35,13 @@ LIKE_OTHERS = ("sd21", "sdxl")
 def pipes(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
-    tiny_folder: Path,
-    folders: dict[str, Path],
+    tiny: dict[str, Path],
     tmp_path: Path,
 ) -> list[Pipeline]:
     """The same model on the CPU and on the pretend device."""
     add_toy(monkeypatch, tmp_path / "networks")
-    kind, found = request.param, places(tiny_folder, folders, write_toy(tmp_path / "toy"))
-    load = opener(kind, found[kind], folders)
+    kind, found = request.param, places(tiny, write_toy(tmp_path / "toy"))
+    load = opener(kind, found[kind], tiny)
     on_cpu = load("cpu")
     monkeypatch.setattr(backends, "load", lambda name: pretend_engine())
     return [on_cpu, load("cpu")]

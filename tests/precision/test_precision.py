@@ -288,6 +288,14 @@ def test_what_the_other_family_has_is_refused(text: str, kind: DenoiserKind) -> 
     assert str(caught.value).endswith(kind.syntax)
 
 
+@pytest.mark.parametrize("text", ["fp16", "float16", "fp16-plain", "bf16,transformer=fp16", "fp16,text=bf16"])
+def test_a_dtype_that_a_kind_refuses_is_refused_with_its_reason(text: str) -> None:
+    kind = replace(MMDIT, bases=("fp32", "bf16"), prefers=("bf16",), refused={"float16": "its activations exceed it"})
+    with pytest.raises(UsageError, match="its activations exceed it; use one of fp32, bf16"):
+        parse(text, on_gpu=False, kind=kind)
+    assert parse("bf16,text=fp16", on_gpu=False, kind=kind).text == "float16"
+
+
 def test_every_weight_of_the_unet_has_its_dtype() -> None:
     """Of the whole manifest: in fp16 a weight is float32 exactly if it belongs to a place."""
     wide = {key for key in KEYS if SD_BASES["fp16"].weight_dtype("unet", key) == "float32"}

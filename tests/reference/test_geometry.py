@@ -149,6 +149,15 @@ def test_channel_order_of_a_token():
     c, y, x = np.meshgrid(np.arange(3), np.arange(4), np.arange(6), indexing="ij")
     tokens = packing.pack((100 * c + 10 * y + x)[None])
     assert tokens[0, 1 * 3 + 2].tolist() == [24, 25, 34, 35, 124, 125, 134, 135, 224, 225, 234, 235]
+    last = packing.pack((100 * c + 10 * y + x)[None], channels_last=True)
+    assert last[0, 1 * 3 + 2].tolist() == [24, 124, 224, 25, 125, 225, 34, 134, 234, 35, 135, 235]
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_unpacking_is_the_inverse(channels_last):
+    x = np.random.default_rng(0).standard_normal((2, 3, 6, 10))
+    tokens = packing.pack(x, channels_last=channels_last)
+    assert np.array_equal(packing.unpack(tokens, 6, 10, channels_last=channels_last), x)
 
 
 def test_odd_latents_are_refused():

@@ -491,7 +491,7 @@ def test_description_of_component_folders(made: Callable[[str], Made], kind: str
 def test_info_prints_it(made: Callable[[str], Made], tmp_path: Path) -> None:
     from click.testing import CliRunner
 
-    from qwenimg.cli.info import info
+    from qwenimg.cli.commands.info import info
 
     result = CliRunner().invoke(info, [str(made("sd2").file)], catch_exceptions=False)
     print(result.output)

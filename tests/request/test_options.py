@@ -16,7 +16,7 @@ import write_asked
 from rules import ROOT, sources
 
 from qwenimg.cli import config
-from qwenimg.cli.generate import generate
+from qwenimg.cli.commands.generate import generate
 from qwenimg.cli.main import run
 from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError
 from qwenimg.common.families.registry import FAMILIES

@@ -22,9 +22,9 @@ pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="MLX compiles fo
 
 HANGS = 300  # seconds after which a process is taken for stuck; no test waits for them
 # Runs a chain of operations as one kernel, and prints what was told and which kernels were known before. VANISH: the
-# folder of the process is removed before.
+# folder of the process is removed before. FULL: no file may be as long as a kernel.
 RUN = """
-import json, os, shutil, sys, tempfile
+import json, os, resource, shutil, sys, tempfile
 from pathlib import Path
 import mlx.core as mx
 from qwenimg.backends.mlx import compile
@@ -35,6 +35,8 @@ compiling.folder = lambda name: Path(sys.argv[1])
 os.environ["VICTIM"] = str(os.getpid())
 mx.set_default_device(mx.cpu)
 before = tempfile.gettempdir()
+if "FULL" in os.environ:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 line = kernel_files().open()
 known = sorted(kernel_files()._known)
 assert tempfile.gettempdir() == before
@@ -213,6 +215,13 @@ def test_where_no_folder_can_be_made_nothing_is_compiled(tmp_path: Path) -> None
         line, _ = run(tmp_path / "kept", TMPDIR=str(temporary))
         assert line.startswith("nothing is compiled: "), line
         assert list(temporary.iterdir()) == []
+
+
+def test_where_a_kept_kernel_cannot_be_copied_nothing_is_compiled(kept: Path) -> None:
+    """A full disk: the picture is drawn all the same, and the kernel stays for a later run."""
+    line, known = run(kept, FULL="1")
+    assert line.startswith("nothing is compiled: kernels of earlier runs cannot be copied: ") and known == []
+    assert run(kept)[1] != []
 
 
 def test_a_folder_that_vanishes_is_made_again(kept: Path) -> None:

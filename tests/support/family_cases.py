@@ -20,6 +20,7 @@ KINDS = {
     "sdxl": "stable-diffusion",
     "inpaint": "stable-diffusion",
     "sdxl+refiner": "stable-diffusion",
+    "z-image": "z-image",
     "toy": "toy",
 }
 ASKED: dict[str, Any] = {"width": 52, "height": 36, "steps": 3, "guidance": 3.0, "seed": 7}
@@ -36,21 +37,17 @@ TASKS: dict[str, dict[str, Any]] = {
 }
 
 
-def places(tiny_qwen: Path, tiny_sd: dict[str, Path], toy: Path) -> dict[str, Path]:
+def places(tiny: dict[str, Path], toy: Path) -> dict[str, Path]:
     """The folder of each kind."""
-    return (
-        {"qwen": tiny_qwen, "toy": toy}
-        | {kind: tiny_sd[kind.partition("+")[0]] for kind in KINDS if "sd" in kind}
-        | {"inpaint": tiny_sd["inpaint"]}
-    )
+    return {kind: (tiny | {"toy": toy})[kind.partition("+")[0]] for kind in KINDS}
 
 
 Opener = Callable[..., Pipeline]
 
 
-def opener(kind: str, folder: Path, tiny_sd: dict[str, Path]) -> Opener:
+def opener(kind: str, folder: Path, tiny: dict[str, Path]) -> Opener:
     """Opens the kind's model on a backend, in float32 unless it is told another precision."""
-    more = {"refiner": tiny_sd["refiner"]} if kind == "sdxl+refiner" else {}
+    more = {"refiner": tiny["refiner"]} if kind == "sdxl+refiner" else {}
 
     def opened(backend: str, precision: str = "fp32", **options: Any) -> Pipeline:
         return qwenimg.load(folder, backend=backend, precision=precision, **(more | options))

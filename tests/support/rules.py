@@ -19,6 +19,7 @@ AT_IMPORT = {
     "get_args": "a constant",
     "Block": "a constant: a frozen dataclass",
     "Guidance": "a constant: a frozen dataclass",
+    "DenoiserKind": "a constant: a frozen dataclass",
     "Text": "a constant: a frozen dataclass",
     "Template": "a constant: a frozen dataclass",
     "ParamSpec": "a type",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -360,6 +361,9 @@ METADATA |= {
     "no rank": (peft(r=True), "r is 'True', not a whole number"),
     "rank 0": (peft(r=0), "r is '0', not a whole number"),
     "alpha by a pattern": (peft(alpha_pattern={"to_q": [1]}), "lora_alpha is '[1]', not a number"),
+    "no alpha by a pattern": (peft(alpha_pattern={"to_q": None}), "lora_alpha is 'None', not a number"),
+    "rank-stabilised, as a text": (peft(use_rslora="true"), "use_rslora is 'true', not true or false"),
+    "rank-stabilised, as a number": (peft(use_rslora=1), "use_rslora is '1', not true or false"),
     "a list of patterns": (peft(alpha_pattern=["to_q"]), "alpha_pattern is \"['to_q']\", not an object"),
     "of no module": (peft(alpha_pattern={"to_q": 1, "to_k": 2}), "alpha_pattern pattern 'to_k' matches none"),
     "of no module, ranks": (peft(rank_pattern={"attn": 4}), "rank_pattern pattern 'attn' matches none"),
@@ -451,6 +455,29 @@ def test_patterns_that_take_long_together_are_refused(tmp_path: Path, monkeypatc
     assert "take too long" in refusal(GOOD, tmp_path, peft(alpha_pattern=patterns))
     many = {str(i): 1 for i in range(module_patterns.MAX_PATTERNS + 1)}
     assert "at most 5000 are read" in refusal(GOOD, tmp_path, peft(alpha_pattern=many))
+    wide = {f"{i}".rjust(module_patterns.MAX_PATTERN, "a"): 1 for i in range(600)}
+    assert "characters together; at most 300000 are read" in refusal(GOOD, tmp_path, peft(alpha_pattern=wide))
+
+
+def test_finding_a_class_in_long_names_counts_as_the_steps_that_it_takes() -> None:
+    """90 patterns of 100 classes each, no two alike, and 3,000 long names took minutes within the limit of steps."""
+    classes = [f"[^{chr(0x4E00 + i)}]*" for i in range(9_000)]
+    patterns = ["".join(classes[i : i + 100]) + "Z" for i in range(0, len(classes), 100)]
+    started = time.process_time()
+    with pytest.raises(ValueError, match="take too long"):
+        module_patterns.first_matches(patterns, [f"{'a.' * 250}{i}" for i in range(3_000)])
+    assert time.process_time() - started < 60  # 2 on a core from 2018
+
+
+@pytest.mark.parametrize("form", ["{}", "^{}", "{}$", "^{}$"])
+def test_a_pattern_for_each_module_of_a_large_model_is_read(form: str) -> None:
+    """Diffusers writes `^name` for every module whose rank is not the commonest."""
+    layers = ("attn.to_q", "attn.add_q_proj", "attn.to_out.0", "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mod.1")
+    names = [
+        f"transformer_blocks.{i}.{layer}{twin}" for i in range(60) for layer in layers for twin in ("", "_b", "_c")
+    ]
+    patterns = [form.format(name.replace(".", "\\.")) for name in names]
+    assert module_patterns.first_matches(patterns, names) == dict(zip(names, patterns, strict=True))
 
 
 def test_a_pickle_is_never_read(tmp_path: Path) -> None:

@@ -48,6 +48,22 @@ def norm_modulate(x: Array, shift: Array, scale: Array, dtype: mx.Dtype, eps: fl
     return seen("norm_modulate", "", _modulated(dtype)(normed, shift, scale))
 
 
+def unit_norm(x: Array, eps: float) -> Array:
+    """Return LayerNorm(x) without gain and bias over the last axis, in float32, and float32 out."""
+    return mx.fast.layer_norm(at_least_float32(x), None, None, eps)
+
+
+def scaled(x: Array, scale: Array, dtype: mx.Dtype) -> Array:
+    """Return x * (1 + scale) for x [B L C], computed in the wider dtype of both, and cast to `dtype` once at the
+    end."""
+    return seen("scaled", "", _scaled(dtype)(x, scale))
+
+
+@cache
+def _scaled(dtype: mx.Dtype) -> Callable[..., Array]:
+    return fused(lambda x, scale: (x * (1 + scale)).astype(dtype))
+
+
 def gated(x: Array, gate: Array, update: Array) -> Array:
     """Return x + gate * update in x's dtype."""
     return seen("gated", "", _gated(x, gate, update))
@@ -117,6 +133,10 @@ def rotate_halves(x: Array, cos: Array, sin: Array) -> Array:
 def silu(x: Array) -> Array:
     wide = at_least_float32(x)
     return (wide * mx.sigmoid(wide)).astype(x.dtype)
+
+
+def tanh(x: Array) -> Array:
+    return mx.tanh(x)
 
 
 def norm_silu(norm: Callable[[Array], Array], x: Array) -> Array:

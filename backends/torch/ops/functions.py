@@ -52,6 +52,18 @@ def norm_modulate(x: Tensor, shift: Tensor, scale: Tensor, dtype: torch.dtype, e
     return seen("norm_modulate", "", result.to(dtype))
 
 
+def unit_norm(x: Tensor, eps: float) -> Tensor:
+    """Return LayerNorm(x) without gain and bias over the last axis, in float32, and float32 out."""
+    x = at_least_float32(x)
+    return F.layer_norm(x, x.shape[-1:], eps=eps)
+
+
+def scaled(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return x * (1 + scale) for x [B L C], computed in the wider dtype of both, and cast to `dtype` once at the
+    end."""
+    return seen("scaled", "", (x * (1 + scale)).to(dtype))
+
+
 def gated(x: Tensor, gate: Tensor, update: Tensor) -> Tensor:
     """Return x + gate * update in x's dtype."""
     return seen("gated", "", torch.addcmul(x, gate.to(x.dtype), _castable(update, x)))
@@ -124,6 +136,10 @@ def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def silu(x: Tensor) -> Tensor:
     return F.silu(x)
+
+
+def tanh(x: Tensor) -> Tensor:
+    return torch.tanh(x)
 
 
 def norm_silu(norm: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

@@ -3,11 +3,10 @@ before a weight is read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qwenimg.common.base.config import parse, read_json
+from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import is_file, is_folder
 from qwenimg.common.base.text import clean
@@ -22,7 +21,7 @@ from qwenimg.common.networks.qwen_vl import QwenVLConfig
 from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
 from qwenimg.common.prompts import qwen
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.sampling.flow_match import FlowMatchConfig
+from qwenimg.common.sampling import flow_match
 from qwenimg.common.weights.plan import closed_on_failure
 
 # The start of a class's name, and why it is not supported.
@@ -32,7 +31,6 @@ REFUSED = {
     "QwenImageEdit": "is a Qwen-Image-Edit model, which edits images: this version makes images from text only",
 }
 _NETWORKS = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen_vl.NETWORK, "vae": qwen_vae.NETWORK}
-_SCHEDULER_IGNORED = frozenset({"steps_offset", "max_sigma"})
 
 
 def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
@@ -69,7 +67,7 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
         source=folder,
         components=components,
         tokenizers={"text_encoder": open_tokenizer(tokenizer, qwen.load, configs["text_encoder"])},
-        scheduler=_scheduler(read_json(scheduler) if whole else SCHEDULER, scheduler),
+        scheduler=flow_match.read_config(read_json(scheduler) if whole else SCHEDULER, scheduler),
     )
 
 
@@ -79,15 +77,6 @@ def _config(name: str, folders: list[Path], *, published: bool) -> Any:
     if source is None and published:
         return _NETWORKS[name].config()
     return read_config(_NETWORKS[name], source or folders[-1], REFUSED)
-
-
-def _scheduler(data: Mapping[str, object], path: Path) -> FlowMatchConfig:
-    """Read the scheduler's configuration from `data`. Raise ModelError."""
-    expected = SCHEDULER["_class_name"]
-    name = data.get("_class_name", expected)
-    if name != expected:
-        raise ModelError(f"{clean(path)}: is of class {clean(name, 60)!r}; expected {expected!r}")
-    return parse(FlowMatchConfig, data, source=path, ignored=_SCHEDULER_IGNORED)
 
 
 def _check_fit(folder: Path, dit: QwenDiTConfig, text: QwenVLConfig, vae: QwenVAEConfig) -> None:

@@ -73,7 +73,7 @@ def pull(name: str | None, verify: bool, quiet: bool) -> None:
     if name is None:
         if verify:
             raise UsageError("--verify needs the NAME of a model; `qwenimg models` lists them")
-        from qwenimg.cli.models import table
+        from qwenimg.cli.commands.models import table
 
         click.echo(table())
         return

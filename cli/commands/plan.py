@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from qwenimg.cli import parts, places, streams
-from qwenimg.cli.generate import generate
+from qwenimg.cli.commands.generate import generate
 from qwenimg.common.base.errors import UsageError
 
 if TYPE_CHECKING:

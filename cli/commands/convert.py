@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from qwenimg.cli import places, streams
+from qwenimg.cli.commands.pull import ByteBar
 from qwenimg.cli.options import TEXTS
-from qwenimg.cli.pull import ByteBar
 from qwenimg.common.base.amounts import counted, size_text
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.request.parts import PARTS

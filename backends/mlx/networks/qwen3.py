@@ -1,0 +1,113 @@
+# Translated from the file of this name in backends/torch by `make twins`: edit that one.
+"""Qwen3 as a text encoder. What is unusual about it: `qwenimg.common.networks.qwen3`.
+
+B batch, S tokens, H query heads, D head dim, C hidden size. Attribute paths are checkpoint keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import mlx.nn
+from mlx.core import array as Array
+
+from qwenimg.backends.mlx import load, ops
+from qwenimg.common.networks.qwen3 import Qwen3Config
+from qwenimg.common.numbers.rope import text_rope
+from qwenimg.common.precision.precision import Precision
+from qwenimg.common.precision.residency import ALWAYS
+from qwenimg.common.weights.plan import LoadPlan
+
+Pair = tuple[Array, Array]
+
+# Layers
+
+
+class Attention(mlx.nn.Module):
+    def __init__(self, config: Qwen3Config):
+        super().__init__()
+        self.head_dim = config.head_dim
+        queries = config.num_attention_heads * config.head_dim
+        keys = config.num_key_value_heads * config.head_dim
+        self.q_proj = ops.Linear(config.hidden_size, queries, bias=False)
+        self.k_proj = ops.Linear(config.hidden_size, keys, bias=False)
+        self.v_proj = ops.Linear(config.hidden_size, keys, bias=False)
+        self.o_proj = ops.Linear(queries, config.hidden_size, bias=False)
+        self.q_norm = ops.RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.k_norm = ops.RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.attend = ops.Attend()
+
+    def heads(self, x: Array) -> Array:
+        """[B S H*D] -> [B S H D]."""
+        return x.reshape(*x.shape[:2], -1, self.head_dim)
+
+    def __call__(self, x: Array, rope: Pair) -> Array:
+        """[B S C] -> [B S C], causal."""
+        q = ops.rotate_halves(self.q_norm(self.heads(self.q_proj(x))), *rope)
+        k = ops.rotate_halves(self.k_norm(self.heads(self.k_proj(x))), *rope)
+        v = self.attend.values(self.heads(self.v_proj(x)))
+        return self.o_proj(self.attend.result(ops.attention(q, k, v, causal=True)))
+
+
+class MLP(mlx.nn.Module):
+    def __init__(self, config: Qwen3Config):
+        super().__init__()
+        self.gate_proj = ops.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = ops.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = ops.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def __call__(self, x: Array) -> Array:
+        return self.down_proj(ops.swiglu(self.gate_proj(x), self.up_proj(x)))
+
+
+class DecoderLayer(mlx.nn.Module):
+    def __init__(self, config: Qwen3Config):
+        super().__init__()
+        self.input_layernorm = ops.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = ops.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config)
+
+    def __call__(self, x: Array, rope: Pair) -> Array:
+        """[B S C] -> [B S C]."""
+        x = ops.residual(x, self.self_attn(self.input_layernorm(x), rope))
+        return ops.residual(x, self.mlp(self.post_attention_layernorm(x)))
+
+
+# Model
+
+
+class Qwen3TextEncoder(mlx.nn.Module):
+    def __init__(self, config: Qwen3Config, stream: mx.Dtype):
+        super().__init__()
+        self.stream = stream
+        self.embed_tokens = ops.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = [DecoderLayer(config) for _ in range(config.used_layers)]
+
+    def __call__(self, ids: Array, rope: Pair) -> Array:
+        """Return the hidden states before the last layer [B S C], float32, for token ids [B S] and RoPE tables [S
+        D/2]."""
+        x = ops.stream(self.embed_tokens(ids), self.stream)
+        for layer in self.layers:
+            x = layer(x, rope)
+        return ops.at_least_float32(x)
+
+
+# Component
+
+
+class Component:
+    def __init__(self, config: Qwen3Config, plan: LoadPlan, precision: Precision):
+        self.config = config
+        stream = ops.DTYPES[precision.residual_dtype("text")]
+        self.model = load.empty(lambda: Qwen3TextEncoder(config, stream), precision, "text")
+        load.fill(self.model, plan.when(ALWAYS))
+        self.table_dtype = ops.DTYPES[precision.compute_dtype("text")]
+
+    @ops.computes
+    def encode(self, ids: Sequence[int]) -> Array:
+        """Encode the token ids of one prompt to [1 S C], evaluated."""
+        table = text_rope(len(ids), self.config.head_dim, self.config.rope_theta)
+        cos, sin = (ops.table(part, self.table_dtype) for part in table)
+        return ops.eval(self.model(ops.placed([list(ids)]), (cos, sin)))

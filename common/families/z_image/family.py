@@ -1,0 +1,57 @@
+"""Z-Image as a row."""
+
+from __future__ import annotations
+
+import re
+
+from qwenimg.common.families.family import Family
+from qwenimg.common.families.z_image.checkpoint import open_folder
+from qwenimg.common.families.z_image.model import ZImage
+from qwenimg.common.networks import kl_vae, qwen3, zimage_dit
+from qwenimg.common.precision.precision import PLACES, DenoiserKind
+from qwenimg.common.request.request import Defaults
+from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.runtime.runtime import Runtime
+
+KIND = DenoiserKind(
+    denoiser="transformer",
+    places={
+        **PLACES,
+        "final_norm": "final_layer, its modulation included; the prediction stays float32 for the sampler (switchable)",
+        "residual": "the residual streams of transformer and text encoder, from the embedders and pad tokens on",
+        "timestep": "the timestep and its sinusoid",
+    },
+    bases=("fp32", "bf16", "bf16-plain"),
+    presets={"quality": "fp32", "balanced": "bf16", "fast": "bf16-plain", "memory": "bf16"},
+    prefers=("bf16",),
+    syntax="BASE[,text|transformer|vae=DTYPE][,final_norm=fp32|off][,attention=fused|fp32][,matmul=fp32]",
+    keys={
+        "final_norm": re.compile(r"final_layer\."),
+        "residual": re.compile(r"(x_embedder|cap_embedder\.1|x_pad_token|cap_pad_token)\."),
+        "modulation": re.compile(r"t_embedder\.|.*\.adaLN_modulation\."),  # made in every step
+    },
+    refused={"float16": "Z-Image's activations exceed float16"},
+)
+
+
+def _model(runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None) -> ZImage:
+    assert refiner is None
+    return ZImage(runtime, checkpoint)
+
+
+FAMILY = Family(
+    name="z-image",
+    title="Z-Image",
+    pipelines=frozenset({"ZImagePipeline"}),
+    refused={"ZImage": "is a Z-Image model that edits or controls images: this version makes images from text only"},
+    networks=(zimage_dit.NETWORK, qwen3.NETWORK, kl_vae.NETWORK),
+    denoiser="transformer",
+    components=(("transformer",), ("text_encoder",), ("vae",)),
+    precision=KIND,
+    published=lambda name: None,
+    open=open_folder,
+    model=_model,
+    defaults=lambda checkpoint: Defaults(steps=8, guidance=0.0, negative_prompt=""),
+    described=lambda folder: "Z-Image, text to image",
+    part=lambda header: None,
+)

@@ -1,0 +1,125 @@
+"""Z-Image: text states and the prediction for the denoise loop.
+
+Text is encoded and its encoder freed before the transformer is loaded, so the peak of memory is the largest component
+and not the sum. The branches of guidance run in turn, since texts of different length have different positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from qwenimg.common.families.z_image import memory
+from qwenimg.common.families.z_image.run import ZImageRun
+from qwenimg.common.memory.memory import scores
+from qwenimg.common.networks.zimage_conditioning import padded
+from qwenimg.common.networks.zimage_dit import PATCH
+from qwenimg.common.numbers import sizes
+from qwenimg.common.parts import vae
+from qwenimg.common.parts.template_texts import TemplateTexts
+from qwenimg.common.parts.vae import Shape, VAEHalves
+from qwenimg.common.pipeline.guidance import Guidance, passes
+from qwenimg.common.pipeline.plan import SamplingPlan, flow_plan
+from qwenimg.common.prompts.qwen import Template
+from qwenimg.common.request.few_steps import FewSteps
+from qwenimg.common.request.request import MULTIPLE, Request
+from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.runtime.engine import Array, Engine
+from qwenimg.common.runtime.residents import Residents
+from qwenimg.common.runtime.runtime import Change, Runtime
+from qwenimg.common.runtime.stages import Split, Stage
+from qwenimg.common.weights.lora import Deltas
+from qwenimg.common.weights.lora_names import Names
+
+TEMPLATE = Template(text="<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n", dropped=0, limit=512, seen=512)
+
+
+def _from_conditional(engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
+    """Apply classifier-free guidance that counts from the prompt's prediction: its scale is one less than the usual."""
+    conditional, unconditional = predictions
+    return conditional + request.guidance * (conditional - unconditional)
+
+
+class ZImage:
+    """A Z-Image model for `Pipeline`."""
+
+    multiple = MULTIPLE
+    guidance = Guidance(formula=_from_conditional, off=0.0)
+    sees_mask = False
+    lora_names: Names = ()
+
+    def __init__(self, runtime: Runtime, checkpoint: Checkpoint):
+        self.runtime, self.engine, self.checkpoint = runtime, runtime.engine, checkpoint
+        self.schedule_config = checkpoint.scheduler
+        self.config, vae_config = checkpoint["transformer"].config, checkpoint["vae"].config
+        self.scale, self.channels = vae_config.scale, vae_config.latent_channels
+        self.few_steps: Mapping[str, FewSteps] = {}
+        self.residents = Residents(runtime)
+        self.texts = TemplateTexts(self.residents, checkpoint, TEMPLATE)
+        statistics = vae.scaled(vae_config.scaling_factor, vae_config.shift_factor or 0.0)
+        self.vae = VAEHalves(self.residents, checkpoint["vae"], vae_config.block_out_channels[0], statistics)
+
+    def plan(self, request: Request) -> SamplingPlan:
+        rows, columns = sizes.render_size(request.width, request.height, MULTIPLE)
+        return flow_plan(self.schedule_config, request, rows * columns // MULTIPLE**2)
+
+    def warnings(self, request: Request) -> list[str]:
+        lines = []
+        for name, branch in zip(("prompt", "negative prompt"), self.guidance.branches(request), strict=False):
+            if lost := self.texts.fill(branch.prompt).lost:
+                lines.append(f"the {name} is cut: the model sees {TEMPLATE.seen} tokens, not the last {lost}")
+        return lines
+
+    def stages(self, request: Request, plan: SamplingPlan, shape: Shape, counted: bool = True) -> list[Stage]:
+        prompts = [branch.prompt for branch in self.guidance.branches(request)]
+        lengths = [len(self.texts.fill(prompt).ids) if counted else TEMPLATE.seen for prompt in prompts]
+        return [
+            *([] if request.image is None else [self.vae.encoding(shape)]),
+            *([] if self.texts.has(prompts) else [self.texts.encoding(max(lengths))]),
+            self.steps(request, plan, shape[0] * shape[1] // PATCH**2, lengths),
+            self.vae.decoding(shape),
+        ]
+
+    def steps(self, request: Request, plan: SamplingPlan, tokens: int, lengths: Sequence[int]) -> Stage:
+        """Return the stage of all steps. `tokens`: of the image; `lengths`: of each branch's text."""
+        branches, every = self.guidance.branches(request), [padded(tokens) + padded(length) for length in lengths]
+        component, longest = self.checkpoint["transformer"], max(every)
+        held = scores(self.config.n_heads, 1, longest, self.engine.workspace.score_bytes)
+        activations = self.runtime.call_bytes(component, memory.step_peak(self.config, longest) + held)
+        operations = (memory.step_operations(self.config, count) for count in every)
+        evaluated = sum(branch.share * one for branch, one in zip(branches, operations, strict=True))
+        return Stage(
+            name="denoise",
+            resident="transformer",
+            component=component,
+            splits=(Split(activations=activations, size=1, passes=plan.evaluations * passes(branches, 1)),),
+            operations=plan.evaluations * evaluated,
+        )
+
+    def variant(self, change: Change) -> ZImage:
+        return ZImage(*self.runtime.changed(self.checkpoint, change, self.residents.weights))
+
+    def check_weights(self) -> None:
+        self.vae.check_weights()
+
+    def announce(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
+        self.texts.announce(prompts)
+
+    def adapt(self, deltas: Deltas) -> None:
+        assert not deltas, "no layer has a name for LoRAs"
+
+    @contextmanager
+    def prepare(self, request: Request, plan: SamplingPlan, shape: Shape) -> Iterator[ZImageRun]:
+        run = ZImageRun(self, request, plan, (shape[0] // PATCH, shape[1] // PATCH))
+        try:
+            yield run
+        finally:
+            run.close()
+
+    def forget(self) -> None:
+        self.texts.forget()
+
+    def close(self) -> None:
+        self.texts.close()
+        self.residents.free()
+        self.checkpoint.close()

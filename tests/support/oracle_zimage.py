@@ -1,0 +1,44 @@
+"""diffusers' Z-Image pipeline as the reference for the whole way, one prompt and one image at a time."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+
+@cache
+def pipeline(folder: Path) -> Any:
+    import diffusers
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    diffusers.utils.logging.set_verbosity_error()
+    pipe = diffusers.ZImagePipeline.from_pretrained(folder, torch_dtype=torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def generate(
+    folder: Path, prompt: str, latents: np.ndarray, *, negative_prompt: str = "", steps: int = 8, guidance: float = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """diffusers' final latents [1, C, h, w] and pixels [H, W, 3] as uint8 values in float64."""
+    pipe = pipeline(folder)
+    final = pipe(
+        prompt=prompt,
+        negative_prompt=negative_prompt,
+        guidance_scale=guidance,
+        width=latents.shape[3] * 8,
+        height=latents.shape[2] * 8,
+        num_inference_steps=steps,
+        latents=torch.from_numpy(latents),
+        output_type="latent",
+    ).images
+    config = pipe.vae.config
+    with torch.no_grad():
+        pixels = pipe.vae.decode(final / config.scaling_factor + config.shift_factor, return_dict=False)[0]
+    image = pipe.image_processor.postprocess(pixels, output_type="np")[0]
+    return final.numpy(), (image * 255).round().astype(np.float64)

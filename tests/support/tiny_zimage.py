@@ -1,0 +1,107 @@
+"""A tiny Z-Image folder, written by diffusers itself, with nothing in it that is all ones or zeros.
+
+Odd widths, more layers than one of each kind, fewer key than query heads, heads wider than the stream in the text
+encoder, every norm, bias and pad token non-trivial, Z-Image-Turbo's own scheduler configuration.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny_model import randomise
+from tiny_tokenizer import tiny_vocabulary, write_tiny_tokenizer
+
+SCHEDULER = {"num_train_timesteps": 1000, "shift": 3.0, "use_dynamic_shifting": False}
+DIT: dict[str, Any] = {
+    "in_channels": 16,
+    "dim": 66,
+    "n_layers": 3,
+    "n_refiner_layers": 2,
+    "n_heads": 3,
+    "n_kv_heads": 3,
+    "cap_feat_dim": 60,
+    "axes_dims": [6, 8, 8],
+    "axes_lens": [640, 48, 48],
+}
+TEXT = {
+    "hidden_size": 60,
+    "intermediate_size": 88,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 14,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 4096,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    "tie_word_embeddings": True,
+}
+VAE = {
+    "block_out_channels": [6, 12, 12, 18],
+    "down_block_types": ["DownEncoderBlock2D"] * 4,
+    "up_block_types": ["UpDecoderBlock2D"] * 4,
+    "layers_per_block": 1,
+    "latent_channels": 16,
+    "norm_num_groups": 3,
+    "scaling_factor": 0.3611,
+    "shift_factor": 0.1159,
+    "use_quant_conv": False,
+    "use_post_quant_conv": False,
+}
+CHAT = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def tiny_dit(seed: int = 1, **changes: object) -> torch.nn.Module:
+    """diffusers' transformer with the tiny configuration, float32, randomised."""
+    from diffusers import ZImageTransformer2DModel
+
+    model = ZImageTransformer2DModel(**(DIT | changes))
+    randomise(model, seed)
+    generator = torch.Generator().manual_seed(seed + 100)
+    gain = model.cap_embedder[0].weight  # a norm by no name
+    gain.data.copy_(1 + 0.3 * torch.randn(gain.shape, generator=generator))
+    for pad in (model.x_pad_token, model.cap_pad_token):
+        pad.data.copy_(torch.randn(pad.shape, generator=generator))
+    return model.eval()
+
+
+def tiny_text_encoder(seed: int = 3, **changes: object) -> torch.nn.Module:
+    from transformers import Qwen3Config, Qwen3Model
+
+    model = Qwen3Model(Qwen3Config(**(TEXT | {"vocab_size": len(tiny_vocabulary()[0]) + 14} | changes)))
+    randomise(model, seed)
+    return model.eval()
+
+
+def tiny_vae(seed: int = 2) -> torch.nn.Module:
+    from diffusers import AutoencoderKL
+
+    model = AutoencoderKL(**VAE)
+    randomise(model, seed)
+    return model.eval()
+
+
+def write_tiny_zimage(folder: Path, shard: str = "400KB") -> None:
+    """Write the whole folder through ZImagePipeline.save_pretrained, with shards of at most `shard`."""
+    from diffusers import FlowMatchEulerDiscreteScheduler, ZImagePipeline
+    from transformers import Qwen2Tokenizer
+
+    tokenizer_folder = folder.parent / f"{folder.name}-tokenizer"
+    write_tiny_tokenizer(tokenizer_folder)
+    config = tokenizer_folder / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": CHAT}))
+    pipeline = ZImagePipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(**SCHEDULER),
+        vae=tiny_vae(),
+        text_encoder=tiny_text_encoder(),
+        tokenizer=Qwen2Tokenizer.from_pretrained(tokenizer_folder),
+        transformer=tiny_dit(),
+    )
+    part = folder.with_suffix(".part")
+    pipeline.save_pretrained(part, max_shard_size=shard)
+    part.rename(folder)
